@@ -1,0 +1,2 @@
+//! The slackline command line.
+fn main() {}

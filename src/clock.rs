@@ -1,0 +1,174 @@
+//! The numbers that staleness is made of: versions, clocks, workers and the table of who has come how far.
+//!
+//! Pure: no bytes, keys, threads or wall clocks.
+
+use core::fmt;
+use serde::{Deserialize, Serialize};
+
+/// Names one worker of a server. Small and dense: a server with room for `n` workers uses `0..n`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct WorkerId(pub u16);
+
+impl fmt::Display for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "worker {}", self.0)
+    }
+}
+
+/// Number of iterations that a worker has completed; starts at 0, only grows.
+///
+/// The gradient that a worker computes while its clock is `c` *belongs to clock* `c`; publishing it makes the
+/// clock `c + 1`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Clock(pub u64);
+
+impl Clock {
+    /// The clock after this one.
+    pub const fn next(self) -> Clock {
+        Clock(self.0 + 1)
+    }
+
+    /// The smallest clock that every worker must have reached so that a reader at this clock keeps bound `staleness`:
+    /// `max(0, clock - staleness)`.
+    pub const fn needed(self, staleness: u64) -> Clock {
+        Clock(self.0.saturating_sub(staleness))
+    }
+}
+
+/// Number of updates applied to a shard; starts at 0 (the initial parameters), only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Version(pub u64);
+
+impl Version {
+    /// The version after this one.
+    pub const fn next(self) -> Version {
+        Version(self.0 + 1)
+    }
+
+    /// How many versions `self` is behind `latest`; zero if it is not.
+    pub const fn behind(self, latest: Version) -> u64 {
+        latest.0.saturating_sub(self.0)
+    }
+}
+
+/// Which clock each worker has reached, and the smallest of them.
+///
+/// The smallest clock never moves back: a worker that joins later starts at it (see [`ClockTable::join`]).
+///
+/// ```
+/// use slackline::clock::{Clock, ClockTable, WorkerId};
+/// let mut table = ClockTable::default();
+/// table.join(WorkerId(0));
+/// table.join(WorkerId(1));
+/// table.advance(WorkerId(0), Clock(3));
+/// assert_eq!(table.smallest(), Clock(0));
+/// table.advance(WorkerId(1), Clock(2));
+/// assert_eq!(table.smallest(), Clock(2));
+/// table.leave(WorkerId(1));
+/// assert_eq!(table.smallest(), Clock(3));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct ClockTable {
+    clocks: Vec<Option<Clock>>,
+    smallest: Clock,
+}
+
+impl ClockTable {
+    /// Takes a worker in and returns the clock it starts at: the smallest of all.
+    pub fn join(&mut self, worker: WorkerId) -> Clock {
+        let index = usize::from(worker.0);
+        if self.clocks.len() <= index {
+            self.clocks.resize(index + 1, None);
+        }
+        self.clocks[index] = Some(self.smallest);
+        self.smallest
+    }
+
+    /// Takes a worker out. The smallest clock may grow by it.
+    pub fn leave(&mut self, worker: WorkerId) {
+        if let Some(entry) = self.clocks.get_mut(usize::from(worker.0)) {
+            *entry = None;
+        }
+        self.settle();
+    }
+
+    /// Notes that `worker` has reached `clock`; ignored for a worker that is not in, or that would move back.
+    /// Returns true if the smallest clock moved.
+    pub fn advance(&mut self, worker: WorkerId, clock: Clock) -> bool {
+        match self.clocks.get_mut(usize::from(worker.0)) {
+            Some(Some(entry)) if *entry < clock => *entry = clock,
+            _ => return false,
+        }
+        self.settle()
+    }
+
+    fn settle(&mut self) -> bool {
+        let before = self.smallest;
+        if let Some(smallest) = self.clocks.iter().flatten().min() {
+            self.smallest = before.max(*smallest);
+        }
+        self.smallest != before
+    }
+
+    /// The smallest clock over the workers that are in. With nobody in it stays where it was.
+    pub fn smallest(&self) -> Clock {
+        self.smallest
+    }
+
+    /// The clock of one worker, if it is in.
+    pub fn get(&self, worker: WorkerId) -> Option<Clock> {
+        self.clocks.get(usize::from(worker.0)).copied().flatten()
+    }
+
+    /// The workers that are in, in order of their ids, with their clocks.
+    pub fn iter(&self) -> impl Iterator<Item = (WorkerId, Clock)> + '_ {
+        self.clocks.iter().enumerate().filter_map(|(id, clock)| Some((WorkerId(id as u16), (*clock)?)))
+    }
+
+    /// How many workers are in.
+    pub fn len(&self) -> usize {
+        self.clocks.iter().flatten().count()
+    }
+
+    /// True if no worker is in.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_joiner_starts_at_the_smallest_clock_and_never_pulls_it_back() {
+        let mut table = ClockTable::default();
+        table.join(WorkerId(0));
+        table.advance(WorkerId(0), Clock(7));
+        assert_eq!(table.join(WorkerId(1)), Clock(7));
+        assert_eq!(table.smallest(), Clock(7));
+    }
+
+    #[test]
+    fn a_leaver_frees_those_who_waited_for_it() {
+        let mut table = ClockTable::default();
+        table.join(WorkerId(0));
+        table.join(WorkerId(1));
+        table.advance(WorkerId(0), Clock(4));
+        assert_eq!(table.smallest(), Clock(0));
+        table.leave(WorkerId(1));
+        assert_eq!(table.smallest(), Clock(4));
+        table.leave(WorkerId(0));
+        assert_eq!(table.smallest(), Clock(4));
+    }
+
+    #[test]
+    fn a_clock_that_moves_back_is_ignored() {
+        let mut table = ClockTable::default();
+        table.join(WorkerId(0));
+        assert!(table.advance(WorkerId(0), Clock(4)));
+        assert!(!table.advance(WorkerId(0), Clock(3)));
+        assert!(!table.advance(WorkerId(9), Clock(3)));
+        assert_eq!(table.get(WorkerId(0)), Some(Clock(4)));
+    }
+}

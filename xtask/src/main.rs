@@ -1,0 +1,2 @@
+//! Build chores that need only cargo.
+fn main() {}
