@@ -1,0 +1,255 @@
+//! Host memory: anonymous, on huge pages, or backed by a sealed memfd that another process can map.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::VolatileSlice;
+
+/// Bytes in one ordinary page: what payloads are aligned to.
+pub const PAGE_SIZE: usize = 4096;
+
+/// From this length on a mapping asks for transparent huge pages: one of them is 2 MiB.
+const HUGE_ADVICE_FROM: usize = 4 << 20;
+
+/// Memory could not be had or mapped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// A length of zero, or one that no address space holds.
+    #[error("cannot map {bytes} bytes of memory: a length must lie between 1 and {max}", max = isize::MAX)]
+    Length {
+        /// The length asked for.
+        bytes: usize,
+    },
+    /// The system refused the mapping.
+    #[error("cannot map {bytes} bytes of {kind} memory: {source}; {remedy}")]
+    Map {
+        /// The length asked for.
+        bytes: usize,
+        /// "anonymous", "huge-page" or "shared".
+        kind: &'static str,
+        /// What the system said.
+        source: io::Error,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// A descriptor that a peer passed is not a memory file sealed against shrinking, or is shorter than was said.
+    #[error(
+        "the memory file that the peer passed cannot be trusted: {reason}; the peer must be a slackline process"
+    )]
+    Untrusted {
+        /// What was wrong with it.
+        reason: String,
+    },
+}
+
+#[derive(Debug)]
+enum Backing {
+    Private,
+    SharedFile(OwnedFd),
+}
+
+/// One mapping of host memory; unmapped when dropped.
+///
+/// ```
+/// use slackline::mem::HostMemory;
+/// let memory = HostMemory::anonymous(4096)?;
+/// memory.as_volatile().store_u64(8, 42);
+/// assert_eq!(memory.as_volatile().load_u64(8), 42);
+/// # Ok::<(), slackline::mem::MemoryError>(())
+/// ```
+#[derive(Debug)]
+pub struct HostMemory {
+    map: MmapRaw,
+    backing: Backing,
+    writable: bool,
+}
+
+impl HostMemory {
+    /// `bytes` of zeroed private memory; transparent huge pages are asked for where it is long enough.
+    pub fn anonymous(bytes: usize) -> Result<Self, MemoryError> {
+        check_length(bytes)?;
+        let map = MmapOptions::new().len(bytes).map_anon().map(MmapRaw::from).map_err(|source| {
+            MemoryError::Map { bytes, kind: "anonymous", source, remedy: "ask for less, or free memory" }
+        })?;
+        Ok(Self { map, backing: Backing::Private, writable: true }.advised())
+    }
+
+    /// `bytes` (rounded up to 2 MiB) of zeroed private memory on explicitly reserved huge pages.
+    pub fn huge_pages(bytes: usize) -> Result<Self, MemoryError> {
+        const HUGE_PAGE: usize = 2 << 20;
+        check_length(bytes)?;
+        let rounded = bytes.checked_next_multiple_of(HUGE_PAGE).ok_or(MemoryError::Length { bytes })?;
+        check_length(rounded)?;
+        let map = MmapOptions::new().len(rounded).huge(Some(21)).map_anon().map(MmapRaw::from).map_err(
+            |source| MemoryError::Map {
+                bytes: rounded,
+                kind: "huge-page",
+                source,
+                remedy: "reserve pages with `sysctl vm.nr_hugepages=N` (2 MiB each), or use anonymous memory",
+            },
+        )?;
+        Ok(Self { map, backing: Backing::Private, writable: true })
+    }
+
+    /// `bytes` of zeroed memory in a memfd that has no name, can be passed to another process, and is sealed so
+    /// that nobody can change its size (a shrunken file would kill a reader with SIGBUS).
+    pub fn shared(bytes: usize) -> Result<Self, MemoryError> {
+        check_length(bytes)?;
+        let refuse = |errno: rustix::io::Errno| MemoryError::Map {
+            bytes,
+            kind: "shared",
+            source: errno.into(),
+            remedy: "ask for less, or raise the limit on shared memory (size of /dev/shm, memory cgroup)",
+        };
+        let file = rustix::fs::memfd_create("slackline", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(refuse)?;
+        rustix::fs::ftruncate(&file, bytes as u64).map_err(refuse)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).map_err(refuse)?;
+        let map = MmapOptions::new().len(bytes).map_raw(&file).map_err(|source| MemoryError::Map {
+            bytes,
+            kind: "shared",
+            source,
+            remedy: "ask for less, or raise the limit on address space (ulimit -v)",
+        })?;
+        Ok(Self { map, backing: Backing::SharedFile(file), writable: true }.advised())
+    }
+
+    /// Maps a memfd that another process passed. It must be sealed against resizing and hold at least `bytes`.
+    pub fn from_peer(file: OwnedFd, bytes: usize, writable: bool) -> Result<Self, MemoryError> {
+        check_length(bytes)?;
+        let untrusted = |reason: String| MemoryError::Untrusted { reason };
+        let seals = rustix::fs::fcntl_get_seals(&file)
+            .map_err(|errno| untrusted(format!("it has no seals ({})", io::Error::from(errno))))?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(untrusted("it is not sealed against shrinking".into()));
+        }
+        let size = rustix::fs::fstat(&file)
+            .map_err(|errno| untrusted(format!("its size cannot be read ({})", io::Error::from(errno))))?
+            .st_size;
+        if u64::try_from(size).map_or(true, |size| size < bytes as u64) {
+            return Err(untrusted(format!("it holds {size} bytes where {bytes} were promised")));
+        }
+        let file = File::from(file);
+        let mut options = MmapOptions::new();
+        options.len(bytes);
+        let map = if writable { options.map_raw(&file) } else { options.map_raw_read_only(&file) };
+        let map = map.map_err(|source| MemoryError::Map {
+            bytes,
+            kind: "shared",
+            source,
+            remedy: "ask for less, or raise the limit on address space (ulimit -v)",
+        })?;
+        Ok(Self { map, backing: Backing::SharedFile(file.into()), writable }.advised())
+    }
+
+    /// From here on nobody can make a new writable mapping of this memory; existing ones stay as they are.
+    /// Peers that get its descriptor can only read.
+    pub fn seal_against_new_writers(&self) -> Result<(), MemoryError> {
+        let Backing::SharedFile(file) = &self.backing else { return Ok(()) };
+        rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE).map_err(|errno| MemoryError::Map {
+            bytes: self.len(),
+            kind: "shared",
+            source: errno.into(),
+            remedy: "Linux 5.1 or later is needed to grant memory read-only",
+        })
+    }
+
+    /// The descriptor to pass to a peer, if this memory can be shared at all.
+    pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.backing {
+            Backing::Private => None,
+            Backing::SharedFile(file) => Some(file.as_fd()),
+        }
+    }
+
+    /// Length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// False if the mapping is read-only: a store through it would kill the process.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// All of it, for volatile access.
+    pub fn as_volatile(&self) -> VolatileSlice<'_> {
+        // SAFETY: the mapping is `len` bytes long and lives as long as `self`, which the slice borrows.
+        unsafe { VolatileSlice::new(self.map.as_mut_ptr(), self.map.len(), self.writable) }
+    }
+
+    fn advised(self) -> Self {
+        if self.len() >= HUGE_ADVICE_FROM {
+            // Only advice: with it refused, the memory is slower and nothing else.
+            if let Err(error) = self.map.advise(memmap2::Advice::HugePage) {
+                tracing::debug!(bytes = self.len(), %error, "no transparent huge pages");
+            }
+        }
+        self
+    }
+}
+
+fn check_length(bytes: usize) -> Result<(), MemoryError> {
+    if bytes == 0 || bytes > isize::MAX as usize { Err(MemoryError::Length { bytes }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_cannot_be_shrunk_under_a_reader() {
+        let memory = HostMemory::shared(8192).unwrap();
+        let file = memory.shared_file().unwrap();
+        assert!(rustix::fs::ftruncate(file, 4096).is_err());
+        assert!(rustix::fs::ftruncate(file, 16384).is_err());
+    }
+
+    #[test]
+    fn two_mappings_of_one_file_see_each_other() {
+        let memory = HostMemory::shared(8192).unwrap();
+        let file = memory.shared_file().unwrap().try_clone_to_owned().unwrap();
+        let other = HostMemory::from_peer(file, 8192, true).unwrap();
+        memory.as_volatile().store_u64(4096, 77);
+        assert_eq!(other.as_volatile().load_u64(4096), 77);
+    }
+
+    #[test]
+    fn memory_sealed_for_readers_cannot_be_mapped_writable() {
+        let memory = HostMemory::shared(4096).unwrap();
+        memory.seal_against_new_writers().unwrap();
+        let file = || memory.shared_file().unwrap().try_clone_to_owned().unwrap();
+        assert!(HostMemory::from_peer(file(), 4096, true).is_err());
+        let reader = HostMemory::from_peer(file(), 4096, false).unwrap();
+        memory.as_volatile().store_u64(0, 5);
+        assert_eq!(reader.as_volatile().load_u64(0), 5);
+    }
+
+    #[test]
+    fn an_unsealed_or_short_file_of_a_peer_is_refused() {
+        let unsealed =
+            rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&unsealed, 4096).unwrap();
+        let error = HostMemory::from_peer(unsealed, 4096, false).unwrap_err();
+        assert!(error.to_string().contains("not sealed against shrinking"), "{error}");
+
+        let memory = HostMemory::shared(4096).unwrap();
+        let file = memory.shared_file().unwrap().try_clone_to_owned().unwrap();
+        let error = HostMemory::from_peer(file, 8192, false).unwrap_err();
+        assert!(error.to_string().contains("holds 4096 bytes where 8192"), "{error}");
+    }
+
+    #[test]
+    fn impossible_lengths_are_errors() {
+        assert!(HostMemory::anonymous(0).is_err());
+        assert!(HostMemory::anonymous(usize::MAX).is_err());
+        let error = HostMemory::shared(isize::MAX as usize).unwrap_err();
+        assert!(error.to_string().contains("ask for less"), "{error}");
+    }
+}

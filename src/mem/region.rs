@@ -1,0 +1,237 @@
+//! Registered memory, slices of it, and the keys that name it to a peer.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{HostMemory, VolatileSlice};
+
+bitflags::bitflags! {
+    /// What a peer that holds the key of a region may do with it. The owner itself may always read and write.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Access: u32 {
+        /// Peers may read.
+        const REMOTE_READ = 1;
+        /// Peers may write.
+        const REMOTE_WRITE = 2;
+        /// Peers may fetch-add and compare-swap.
+        const REMOTE_ATOMIC = 4;
+        /// No peer may do anything: the source or destination of one's own requests.
+        const LOCAL = 0;
+    }
+}
+
+/// A range that does not lie inside what it was taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("range of {len} bytes at offset {offset} does not lie inside {available} bytes")]
+pub struct OutOfBounds {
+    /// First byte asked for.
+    pub offset: u64,
+    /// Bytes asked for.
+    pub len: u64,
+    /// Bytes there are.
+    pub available: u64,
+}
+
+fn check_range(offset: u64, len: u64, available: u64) -> Result<(), OutOfBounds> {
+    match offset.checked_add(len) {
+        Some(end) if end <= available => Ok(()),
+        _ => Err(OutOfBounds { offset, len, available }),
+    }
+}
+
+/// What the local device calls a region (verbs: lkey); means nothing elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LocalKey(pub u32);
+
+/// What a peer must present to reach a region (verbs: rkey; elsewhere a random grant).
+///
+/// Its value is not shown by `Debug`: keys do not belong into logs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RemoteKey(pub u64);
+
+impl fmt::Debug for RemoteKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RemoteKey(..)")
+    }
+}
+
+/// What a transport keeps for a region it registered; undone when dropped, which is before the memory goes.
+pub trait Registration: Send + Sync {}
+impl Registration for () {}
+
+struct Inner {
+    // Dropped in order of declaration: the registration first, then the memory.
+    _registration: Box<dyn Registration>,
+    local_key: LocalKey,
+    access: Access,
+    memory: HostMemory,
+}
+
+/// Memory registered with a transport. Cheap to clone; the memory lives until the last clone is gone, and every
+/// request in flight holds one.
+#[derive(Clone)]
+pub struct MemoryRegion {
+    inner: Arc<Inner>,
+}
+
+impl MemoryRegion {
+    /// Ties memory to its registration. For transports; everybody else calls `Transport::register`.
+    pub fn new(
+        memory: HostMemory,
+        access: Access,
+        local_key: LocalKey,
+        registration: impl Registration + 'static,
+    ) -> Self {
+        let inner = Inner { _registration: Box::new(registration), local_key, access, memory };
+        MemoryRegion { inner: Arc::new(inner) }
+    }
+
+    /// Length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> usize {
+        self.inner.memory.len()
+    }
+
+    /// What peers may do.
+    pub fn access(&self) -> Access {
+        self.inner.access
+    }
+
+    /// The key that the local device knows it by.
+    pub fn local_key(&self) -> LocalKey {
+        self.inner.local_key
+    }
+
+    /// The memory behind it.
+    pub fn memory(&self) -> &HostMemory {
+        &self.inner.memory
+    }
+
+    /// All of it, for volatile access.
+    pub fn as_volatile(&self) -> VolatileSlice<'_> {
+        self.inner.memory.as_volatile()
+    }
+
+    /// `len` bytes from `offset` on.
+    pub fn slice(&self, offset: usize, len: usize) -> Result<LocalSlice, OutOfBounds> {
+        check_range(offset as u64, len as u64, self.len() as u64)?;
+        Ok(LocalSlice { region: self.clone(), offset, len })
+    }
+
+    /// The whole region as a slice.
+    pub fn whole(&self) -> LocalSlice {
+        LocalSlice { region: self.clone(), offset: 0, len: self.len() }
+    }
+
+    /// True if both are one registration.
+    pub fn same_as(&self, other: &MemoryRegion) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryRegion").field("len", &self.len()).field("access", &self.access()).finish()
+    }
+}
+
+/// A range of a local region that keeps the region alive.
+#[derive(Clone, Debug)]
+pub struct LocalSlice {
+    region: MemoryRegion,
+    offset: usize,
+    len: usize,
+}
+
+impl LocalSlice {
+    /// The region it is a part of.
+    pub fn region(&self) -> &MemoryRegion {
+        &self.region
+    }
+
+    /// Where in the region it begins, in bytes.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if the range is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// `len` bytes from `offset` (counted from the slice's own begin) on.
+    pub fn slice(&self, offset: usize, len: usize) -> Result<LocalSlice, OutOfBounds> {
+        check_range(offset as u64, len as u64, self.len as u64)?;
+        Ok(LocalSlice { region: self.region.clone(), offset: self.offset + offset, len })
+    }
+
+    /// The bytes, for volatile access.
+    #[inline]
+    pub fn as_volatile(&self) -> VolatileSlice<'_> {
+        self.region.as_volatile().subslice(self.offset, self.len)
+    }
+}
+
+/// A range of a peer's region: a key, and an offset into what the key names. Plain data; travels in handshakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RemoteSlice {
+    /// Names the region at the peer.
+    pub key: RemoteKey,
+    /// First byte, counted from the begin of the region.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl RemoteSlice {
+    /// `len` bytes from `offset` (counted from the slice's own begin) on.
+    #[inline]
+    pub fn slice(&self, offset: u64, len: u64) -> Result<RemoteSlice, OutOfBounds> {
+        check_range(offset, len, self.len)?;
+        let begin =
+            self.offset.checked_add(offset).ok_or(OutOfBounds { offset, len, available: self.len })?;
+        Ok(RemoteSlice { key: self.key, offset: begin, len })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_overflow_are_out_of_bounds() {
+        let memory = HostMemory::anonymous(64).unwrap();
+        let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey(0), ());
+        assert!(region.slice(usize::MAX, 2).is_err());
+        assert!(region.slice(60, 5).is_err());
+        assert!(region.slice(64, 0).is_ok());
+        let remote = RemoteSlice { key: RemoteKey(1), offset: 16, len: 32 };
+        assert!(remote.slice(u64::MAX, 1).is_err());
+        assert!(remote.slice(1, u64::MAX).is_err());
+        assert_eq!(remote.slice(8, 8).unwrap().offset, 24);
+        let hostile = RemoteSlice { key: RemoteKey(1), offset: u64::MAX, len: 32 };
+        assert!(hostile.slice(8, 8).is_err());
+    }
+
+    #[test]
+    fn a_slice_keeps_its_region_alive() {
+        let memory = HostMemory::anonymous(64).unwrap();
+        let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey(0), ());
+        let slice = region.slice(8, 8).unwrap();
+        drop(region);
+        slice.as_volatile().store_u64(0, 3);
+        assert_eq!(slice.as_volatile().load_u64(0), 3);
+    }
+
+    #[test]
+    fn keys_do_not_show_in_debug_output() {
+        assert!(!format!("{:?}", RemoteKey(123_456_789)).contains("123"));
+    }
+}

@@ -1,0 +1,82 @@
+//! Where a peer listens.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Where a peer listens. Written as `@name` (shared memory, a name that vanishes with its process) or as a path with
+/// a `/` in it (shared memory, a socket file).
+///
+/// ```
+/// use slackline::transport::Address;
+/// let address: Address = "@job-7".parse()?;
+/// assert_eq!(address.to_string(), "@job-7");
+/// # Ok::<(), slackline::transport::AddressError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Address {
+    /// A Unix socket in the abstract name space: gone with the process that listens.
+    Abstract(String),
+    /// A Unix socket file, in a folder that only its owner may enter.
+    Path(PathBuf),
+}
+
+/// A text that is no address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no address: write @NAME (1 to 100 bytes) or a path with a / in it")]
+pub struct AddressError {
+    text: String,
+}
+
+impl Address {
+    /// A name in the abstract name space that nobody can guess.
+    pub fn random() -> Address {
+        let mut bytes = [0; 16];
+        // Without a random source the name would be guessable; peers are checked by their credentials all the same.
+        if let Err(error) = getrandom::fill(&mut bytes) {
+            tracing::warn!(%error, "no random source: the address can be guessed");
+            bytes[..4].copy_from_slice(&std::process::id().to_le_bytes());
+        }
+        Address::Abstract(format!("slackline-{:032x}", u128::from_le_bytes(bytes)))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Abstract(name) => write!(f, "@{name}"),
+            Address::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        match text.strip_prefix('@') {
+            Some(name) if (1..=100).contains(&name.len()) && !name.contains('\0') => {
+                Ok(Address::Abstract(name.to_owned()))
+            }
+            None if text.contains('/') && !text.contains('\0') => Ok(Address::Path(text.into())),
+            _ => Err(AddressError { text: text.to_owned() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_round_trip_and_rubbish_is_refused() {
+        for text in ["@x", "/run/user/0/s", "./s"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        for text in ["", "@", "name", "@a\0b", "a/\0"] {
+            assert!(text.parse::<Address>().is_err(), "{text:?}");
+        }
+        assert_ne!(Address::random(), Address::random());
+    }
+}

@@ -1,0 +1,155 @@
+//! What can go wrong between peers, one narrow type per operation.
+
+use std::io;
+
+use super::Address;
+use crate::mem::MemoryError;
+
+/// Memory could not be registered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The memory itself could not be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The transport cannot let peers reach memory of this kind.
+    #[error("cannot register private memory for remote access over {transport}: use {use_instead}")]
+    NotShareable {
+        /// The transport's name.
+        transport: &'static str,
+        /// What to use instead.
+        use_instead: &'static str,
+    },
+}
+
+/// A connection could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The address is of a kind that the transport does not speak.
+    #[error("cannot {operation} at {address} over {transport}: it takes {takes}")]
+    WrongAddress {
+        /// "listen" or "connect".
+        operation: &'static str,
+        /// The address.
+        address: Address,
+        /// The transport's name.
+        transport: &'static str,
+        /// What it takes.
+        takes: &'static str,
+    },
+    /// The system refused.
+    #[error("cannot {operation} at {address}: {source}; {remedy}")]
+    System {
+        /// "listen", "connect", "accept", ...
+        operation: &'static str,
+        /// The address.
+        address: Address,
+        /// What the system said.
+        source: io::Error,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// The socket belongs to another user.
+    #[error(
+        "the peer at {address} runs as user {theirs}, this process as user {ours}: \
+         shared memory is passed only between processes of one user; start both as the same user"
+    )]
+    AnotherUser {
+        /// The address.
+        address: Address,
+        /// The peer's user id.
+        theirs: u32,
+        /// This process's user id.
+        ours: u32,
+    },
+    /// The peer turned us away.
+    #[error("the peer at {address} refused: {reason}")]
+    Refused {
+        /// The address.
+        address: Address,
+        /// What it said.
+        reason: String,
+    },
+    /// The peer is not a slackline process, or one of another wire version.
+    #[error("the peer at {address} does not speak this protocol: {reason}")]
+    Protocol {
+        /// The address.
+        address: Address,
+        /// What was wrong.
+        reason: String,
+    },
+    /// The memory that goes with the connection could not be mapped or granted.
+    #[error("cannot share memory with the peer at {address}: {source}")]
+    Memory {
+        /// The address.
+        address: Address,
+        /// What was wrong.
+        source: MemoryError,
+    },
+    /// The peer went away in the middle of the handshake.
+    #[error(
+        "the peer at {address} closed the connection during the handshake; look at its log for the reason"
+    )]
+    Closed {
+        /// The address.
+        address: Address,
+    },
+}
+
+/// The connection to a peer is gone.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the connection to the peer is gone: {reason}")]
+pub struct Disconnected {
+    /// Why, as far as this side can tell.
+    pub reason: &'static str,
+}
+
+/// A batch was not posted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// No room for the whole batch: poll completions, then post it again. Not a failure.
+    #[error(
+        "the queue has room for {free} more requests, the batch has {batch}: poll completions and post again"
+    )]
+    QueueFull {
+        /// Requests that would still fit.
+        free: usize,
+        /// Requests in the batch.
+        batch: usize,
+    },
+    /// A batch longer than the queue itself can never be posted.
+    #[error("a batch of {batch} requests can never fit a queue of {depth}: cut it")]
+    BatchTooLong {
+        /// Requests in the batch.
+        batch: usize,
+        /// Depth of the queue.
+        depth: usize,
+    },
+    /// A request whose local and remote lengths differ, or an atomic that is not one aligned word.
+    #[error("request {index} of the batch is malformed: {reason}")]
+    Malformed {
+        /// Which one.
+        index: usize,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The peer is gone.
+    #[error(transparent)]
+    Disconnected(#[from] Disconnected),
+}
+
+/// A request failed. The endpoint is disconnected from then on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompletionError {
+    /// The key is unknown to the target, the range lies outside of what it granted, or the right is missing.
+    #[error(
+        "the target refused access: unknown key, range outside of the grant, or a right that was not granted"
+    )]
+    RemoteAccess,
+    /// The request was posted behind one that failed, or the connection ended before it ran.
+    #[error("the request was flushed: the connection failed before it ran")]
+    Flushed,
+}

@@ -1,0 +1,186 @@
+//! The contract between parameter memory and whatever carries bytes: verbs, shared memory, TCP, a simulator.
+//!
+//! A [`Transport`] registers memory, listens and connects. A connected peer is an [`Endpoint`]: batches of one-sided
+//! [`WorkRequest`]s go in, [`WorkCompletion`]s come out. What every backend promises, and all that the layers above
+//! may rely on:
+//!
+//! 1. **Order of writes.** The writes of one endpoint become visible at the target in the order they were posted
+//!    (one RC queue pair, announcing regions without relaxed ordering). Nothing orders the bytes *inside* one write,
+//!    except that an aligned 8-byte word never tears.
+//! 2. **Reads promise nothing** but whole aligned 8-byte words: a READ is not a snapshot, its bytes may be fetched in
+//!    any order, and more than once. A READ posted after the completion of another sees memory no older than that
+//!    one did. A WRITE posted after a READ waits for it only if it carries [`Flags::FENCE`].
+//! 3. **Complete means done.** A write is complete when the target's memory has it, a read when the local memory has
+//!    it. A request in flight owns its local memory (it holds the [`LocalSlice`](crate::mem::LocalSlice)) until its
+//!    completion, or until its endpoint is dropped.
+//! 4. **Full is not failed.** [`PostError::QueueFull`] means: poll, then post again. Nothing of the batch was posted.
+//! 5. **Errors stay where they happen.** A request that the target refuses completes in error; from then on that
+//!    endpoint is [disconnected](Disconnected), and no other one notices.
+//! 6. **No silent retry** of anything that is not idempotent. After an error nobody knows whether an atomic ran.
+//! 7. **Words have one kind of writer.** [`Capabilities::atomics`] says among whom fetch-add and compare-swap are
+//!    atomic; nothing in this library needs them.
+
+mod address;
+mod error;
+mod local;
+
+mod work;
+
+use std::task::Poll;
+
+pub use address::{Address, AddressError};
+pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
+pub use local::LocalEndpoint;
+pub use work::{Flags, Inline, Operation, WorkCompletion, WorkRequest, WorkRequestId};
+
+use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
+use crate::time::{Duration, Instant};
+
+/// Longest message that may travel in a handshake, in bytes. Checked before anything is allocated.
+pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
+
+/// Most regions that may be granted in one handshake.
+pub const MAX_GRANTS: usize = 16;
+
+/// Most handshakes that a listener keeps pending; more wait in the system's queue.
+pub const MAX_PENDING_HANDSHAKES: usize = 64;
+
+/// How long a stranger may take over its handshake.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Among whom remote atomics are atomic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtomicDomain {
+    /// There are none.
+    None,
+    /// Among requests through one device; a CPU's own atomics race with them.
+    Device,
+    /// Among all CPUs of the host and requests alike.
+    Host,
+}
+
+/// What a transport can do. Ask, never assume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The transport's name as the command line spells it.
+    pub name: &'static str,
+    /// Requests that may be outstanding on one endpoint.
+    pub queue_depth: usize,
+    /// Longest single request in bytes.
+    pub max_request_bytes: usize,
+    /// Among whom atomics are atomic.
+    pub atomics: AtomicDomain,
+    /// True if a peer's memory can be reached by loads and stores ([`Endpoint::map`]).
+    pub in_place: bool,
+}
+
+/// What one side says and grants in a handshake.
+#[derive(Debug, Default)]
+pub struct Offer {
+    /// Bytes for the layer above.
+    pub message: Vec<u8>,
+    /// Memory that the peer may use from now on, as its region's [`Access`] says.
+    pub grants: Vec<LocalSlice>,
+}
+
+/// What the other side said and granted in a handshake. Untrusted until the layer above has checked it.
+#[derive(Debug, Default)]
+pub struct Received {
+    /// Bytes for the layer above.
+    pub message: Vec<u8>,
+    /// What it granted, in its order.
+    pub grants: Vec<RemoteSlice>,
+}
+
+/// A way to reach peers.
+pub trait Transport: Send + Sync + 'static {
+    /// One connected peer.
+    type Endpoint: Endpoint;
+    /// Where peers arrive.
+    type Listener: Listener<Endpoint = Self::Endpoint>;
+    /// A connection in the making.
+    type Connecting: Connecting<Endpoint = Self::Endpoint>;
+
+    /// What this transport can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Registers memory, so that requests may use it and, as `access` allows, peers may reach it once it is granted.
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError>;
+
+    /// Allocates `bytes` of zeroed memory of the kind this transport serves best, and registers it.
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError>;
+
+    /// Begins to listen at `address`.
+    fn listen(&self, address: &Address) -> Result<Self::Listener, ConnectError>;
+
+    /// Begins to connect to a listener, saying and granting `offer`. Never blocks; poll the result.
+    fn connect(&self, address: &Address, offer: Offer) -> Result<Self::Connecting, ConnectError>;
+}
+
+/// Where peers arrive.
+pub trait Listener: Send {
+    /// One connected peer.
+    type Endpoint: Endpoint;
+    /// A peer that has said its part and waits for an answer.
+    type Incoming: Incoming<Endpoint = Self::Endpoint>;
+
+    /// Where others reach this listener.
+    fn address(&self) -> Address;
+
+    /// Moves pending handshakes on and returns the next one that is ready. Never blocks. At most
+    /// [`MAX_PENDING_HANDSHAKES`] are kept, each for [`HANDSHAKE_TIMEOUT`]; a stranger's mistakes are dropped and
+    /// logged, never returned.
+    fn poll(&mut self, now: Instant) -> Option<Self::Incoming>;
+}
+
+/// A peer that has said its part and waits for an answer.
+pub trait Incoming {
+    /// What the answer makes.
+    type Endpoint: Endpoint;
+
+    /// What the peer said and granted. Untrusted.
+    fn received(&self) -> &Received;
+
+    /// Takes the peer in, answering and granting `offer`.
+    fn accept(self, offer: Offer) -> Result<Self::Endpoint, ConnectError>;
+
+    /// Turns the peer away; `reason` is what its user will read.
+    fn refuse(self, reason: &str);
+}
+
+/// A connection in the making.
+pub trait Connecting: Send {
+    /// What it becomes.
+    type Endpoint: Endpoint;
+
+    /// Moves the handshake on. Never blocks. After `Ready` it must not be polled again.
+    fn poll(&mut self, now: Instant) -> Poll<Result<(Self::Endpoint, Received), ConnectError>>;
+}
+
+/// One connected peer. Dropping it ends the connection and frees whatever requests still owned.
+pub trait Endpoint: Send {
+    /// Hands a batch over, in order, all or nothing. On a full queue nothing was posted: poll and try again.
+    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError>;
+
+    /// Takes the next completion, if there is one. Never blocks.
+    ///
+    /// Requests complete in order of posting. Unsignalled ones are heard of only when they fail.
+    fn poll(&mut self) -> Option<WorkCompletion>;
+
+    /// Asks whether the peer is still there, as far as this side can tell at once. May cost a system call: for
+    /// waits, not for the data path.
+    fn check(&mut self) -> Result<(), Disconnected>;
+
+    /// The peer's memory itself, where this transport shares it; `None` elsewhere, or if the slice was not granted.
+    fn map(&self, remote: &RemoteSlice) -> Option<LocalSlice>;
+
+    /// A handle that sets one granted word from another thread: for heartbeats, which must not wait for the thread
+    /// that computes.
+    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError>;
+}
+
+/// Sets one word at a peer. See [`Endpoint::beacon`].
+pub trait Beacon: Send {
+    /// Sets the word.
+    fn set(&mut self, value: u64) -> Result<(), Disconnected>;
+}

@@ -1,0 +1,155 @@
+//! Work requests and their completions.
+
+use super::CompletionError;
+use crate::mem::{LocalSlice, RemoteSlice, Streaming};
+
+/// Names a request in its completion. The poster chooses it; backends only hand it back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct WorkRequestId(pub u64);
+
+bitflags::bitflags! {
+    /// How a request is to be treated.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Flags: u8 {
+        /// Report its completion. Unsignalled requests are heard of only if they fail.
+        const SIGNALLED = 1;
+        /// Begin only after all earlier reads and atomics of this endpoint have completed.
+        const FENCE = 2;
+    }
+}
+
+/// Up to 64 bytes that travel in the request itself: a word or a header. Words are little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inline {
+    words: [u64; 8],
+    len: u8,
+}
+
+impl Inline {
+    /// One word.
+    #[inline]
+    pub fn word(value: u64) -> Inline {
+        let mut words = [0; 8];
+        words[0] = value;
+        Inline { words, len: 1 }
+    }
+
+    /// Eight words: one cache line.
+    #[inline]
+    pub fn line(words: [u64; 8]) -> Inline {
+        Inline { words, len: 8 }
+    }
+
+    /// The words.
+    #[inline]
+    pub fn words(&self) -> &[u64] {
+        &self.words[..usize::from(self.len)]
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len_bytes(&self) -> u64 {
+        u64::from(self.len) * 8
+    }
+}
+
+/// What a request does. Local and remote ranges must be of one length; atomics work on one aligned word.
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// Local memory into the peer's.
+    Write {
+        /// From here.
+        local: LocalSlice,
+        /// To there.
+        remote: RemoteSlice,
+        /// Whether the copy should go past the caches, where a CPU makes it. A hint.
+        streaming: Streaming,
+    },
+    /// A few words into the peer's memory.
+    WriteInline {
+        /// The words.
+        data: Inline,
+        /// To there.
+        remote: RemoteSlice,
+    },
+    /// The peer's memory into local memory.
+    Read {
+        /// To here.
+        local: LocalSlice,
+        /// From there.
+        remote: RemoteSlice,
+        /// Whether the copy should go past the caches, where a CPU makes it. A hint.
+        streaming: Streaming,
+    },
+    /// Adds to a word of the peer; what it was before comes into `local`.
+    FetchAdd {
+        /// Gets the old value.
+        local: LocalSlice,
+        /// The word.
+        remote: RemoteSlice,
+        /// What to add.
+        add: u64,
+    },
+    /// Stores `swap` into a word of the peer if it equals `compare`; what it was before comes into `local`.
+    CompareSwap {
+        /// Gets the old value.
+        local: LocalSlice,
+        /// The word.
+        remote: RemoteSlice,
+        /// What it must be.
+        compare: u64,
+        /// What it becomes.
+        swap: u64,
+    },
+}
+
+/// One one-sided operation.
+#[derive(Clone, Debug)]
+pub struct WorkRequest {
+    /// Comes back in the completion.
+    pub id: WorkRequestId,
+    /// What to do.
+    pub operation: Operation,
+    /// How.
+    pub flags: Flags,
+}
+
+impl WorkRequest {
+    /// A signalled request without a fence.
+    pub fn signalled(id: u64, operation: Operation) -> WorkRequest {
+        WorkRequest { id: WorkRequestId(id), operation, flags: Flags::SIGNALLED }
+    }
+
+    /// An unsignalled request without a fence.
+    pub fn unsignalled(id: u64, operation: Operation) -> WorkRequest {
+        WorkRequest { id: WorkRequestId(id), operation, flags: Flags::empty() }
+    }
+
+    /// What is wrong with the request as it stands, before any peer is asked.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        let same = |local: &LocalSlice, remote: &RemoteSlice| local.len() as u64 == remote.len;
+        match &self.operation {
+            Operation::Write { local, remote, .. } | Operation::Read { local, remote, .. } => {
+                same(local, remote).then_some(()).ok_or("the local and the remote range differ in length")
+            }
+            Operation::WriteInline { data, remote } => (data.len_bytes() == remote.len)
+                .then_some(())
+                .ok_or("the data and the remote range differ in length"),
+            Operation::FetchAdd { local, remote, .. } | Operation::CompareSwap { local, remote, .. } => {
+                let aligned = local.offset().is_multiple_of(8) && remote.offset.is_multiple_of(8);
+                (local.len() == 8 && remote.len == 8 && aligned)
+                    .then_some(())
+                    .ok_or("an atomic works on one word of 8 bytes, aligned on both sides")
+            }
+        }
+    }
+}
+
+/// A request is done, or has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkCompletion {
+    /// The request's id.
+    pub id: WorkRequestId,
+    /// How it ended.
+    pub result: Result<(), CompletionError>,
+}
