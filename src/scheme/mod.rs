@@ -1,0 +1,241 @@
+//! Synchronisation schemes: how long to wait, for whom, and what to fold in.
+//!
+//! A scheme is a pair of pure state machines: a [`ServerScheme`] beside each shard and a [`WorkerScheme`] beside each
+//! worker. They know clocks, versions, workers and numbers; no bytes, keys, threads, sockets or wall clocks. They are
+//! told the time and what happened, and answer with what to do, so the same object runs under a real server, in a
+//! property test and in a simulation of ten thousand workers.
+//!
+//! The driver's loop, on both sides:
+//!
+//! 1. `handle_event(now, event)` for everything that happened;
+//! 2. `handle_timeout(now)` once `poll_timeout()` has passed;
+//! 3. `poll_action()` until it returns `None`, carrying out each action before asking for the next.
+//!
+//! Where the schemes of the literature fit:
+//!
+//! | scheme | server | worker |
+//! | --- | --- | --- |
+//! | BSP | folds clock `c` of all workers at once | needs all of clock `c - 1` |
+//! | ASP | folds each gradient as it comes | never waits |
+//! | SSP(s) | as ASP | uses its copy while its clock is at most `s` behind, else pulls |
+//! | ESSP(s) | as ASP, pushes whenever the smallest clock moves | as SSP, over copies that are pushed to it |
+//! | BAP(s) | folds whole clocks in order, `slots() = s + 1` | runs at most `s` versions ahead |
+//! | VAP | as SSP | gates on [`WorkerEvent::Published`]'s magnitude |
+//! | DBW | folds the first `k` of a version, [`ServerAction::Drop`]s the late, [`ServerAction::Interrupt`]s the slow; learns from [`ServerEvent::Applied`]'s statistics and the times of arrival | pulls after each version |
+//! | ABS | folds `K` admissible ones, interrupts the too stale | as ASP |
+//! | DS-Sync | none | [`WorkerAction::Average`] with its group of this round, no server |
+#![forbid(unsafe_code)]
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+use crate::clock::{Clock, Version, WorkerId};
+use crate::time::Instant;
+
+/// Names one gradient within one life of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GradientId {
+    /// Whose.
+    pub worker: WorkerId,
+    /// The clock it was computed in.
+    pub clock: Clock,
+}
+
+/// A gradient's part in an update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share {
+    /// Which gradient.
+    pub gradient: GradientId,
+    /// What it counts in the sum.
+    pub weight: f32,
+}
+
+/// What the aggregation pass can say about the gradients it folded.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Statistics {
+    /// Squared Euclidean norm of the mean gradient, where it was measured.
+    pub mean_norm_squared: Option<f64>,
+    /// Trace of the covariance of one gradient, where it was measured.
+    pub variance: Option<f64>,
+    /// Mean of the losses that came with the gradients, where they did.
+    pub loss: Option<f64>,
+}
+
+/// What happened at a server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ServerEvent {
+    /// A worker was taken in; its clock begins at `clock`.
+    Joined {
+        /// Who.
+        worker: WorkerId,
+        /// Where it begins.
+        clock: Clock,
+    },
+    /// A worker left or was evicted; its gradients that were not applied are void.
+    Left {
+        /// Who.
+        worker: WorkerId,
+    },
+    /// A whole gradient lies in a slot. Those of one worker come in the order of their clocks.
+    Arrived {
+        /// Which.
+        gradient: GradientId,
+        /// The version it was computed from.
+        base: Version,
+        /// The loss that came with it.
+        loss: Option<f32>,
+    },
+    /// An update was applied and can be read.
+    Applied {
+        /// The version it made.
+        version: Version,
+        /// What the pass measured.
+        statistics: Statistics,
+    },
+}
+
+/// What a server should do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ServerAction {
+    /// The shares handed out beside this action will be folded next if they all come: whatever has landed of them may
+    /// be summed before the last byte. Binds nobody.
+    Expect,
+    /// Fold the shares handed out beside this action into one new version. All of them have arrived.
+    Apply,
+    /// Consume a gradient without folding it in.
+    Drop {
+        /// Which.
+        gradient: GradientId,
+    },
+    /// Ask a worker to abandon what it computes and to pull.
+    Interrupt {
+        /// Whom.
+        worker: WorkerId,
+    },
+    /// Push the newest version to the workers that take pushes.
+    Push,
+}
+
+/// The server's half of a scheme.
+pub trait ServerScheme: Send {
+    /// Takes note of what happened.
+    fn handle_event(&mut self, now: Instant, event: ServerEvent);
+
+    /// Takes note that `poll_timeout` has passed.
+    fn handle_timeout(&mut self, _now: Instant) {}
+
+    /// When to be woken, if at all.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    /// What to do next. [`ServerAction::Expect`] and [`ServerAction::Apply`] fill `shares`, which the driver clears
+    /// and reuses, ordered by worker and clock.
+    fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction>;
+
+    /// The smallest clock whose gradients may still be missing from the newest version: every gradient of an earlier
+    /// clock, of every worker that is in, has been folded in or dropped. Never moves back.
+    fn smallest_clock(&self) -> Clock;
+}
+
+/// What happened at a worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum WorkerEvent {
+    /// The worker was taken in; its clock begins at `clock`.
+    Joined {
+        /// Where it begins.
+        clock: Clock,
+    },
+    /// The worker holds a copy of the parameters: pulled, or pushed to it.
+    Holds {
+        /// Its version; over several shards, the smallest.
+        version: Version,
+        /// The copy holds all gradients of earlier clocks; over several shards, the smallest.
+        smallest_clock: Clock,
+    },
+    /// The gradient of the worker's clock was announced (to all shards): the clock moves on by one.
+    Published {
+        /// Largest magnitude of its elements, where it was measured.
+        magnitude: Option<f32>,
+    },
+    /// The server asked to abandon the running computation. The clock stays.
+    Interrupted,
+    /// The group average of `round` is in the local parameters.
+    Averaged {
+        /// Which round.
+        round: u64,
+    },
+    /// A member of the job joined or left.
+    Membership {
+        /// Members now.
+        workers: usize,
+    },
+}
+
+/// What a copy of the parameters must satisfy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bound {
+    /// It holds all gradients of clocks before this one.
+    pub smallest_clock: Clock,
+    /// It is at least this version.
+    pub version: Version,
+}
+
+impl Bound {
+    /// Anything that was ever published.
+    pub const NONE: Bound = Bound { smallest_clock: Clock(0), version: Version(0) };
+
+    /// All gradients of clocks before `clock`.
+    pub const fn clock(clock: Clock) -> Bound {
+        Bound { smallest_clock: clock, version: Version(0) }
+    }
+
+    /// At least `version`.
+    pub const fn version(version: Version) -> Bound {
+        Bound { smallest_clock: Clock(0), version }
+    }
+
+    /// True if a copy of `version` that holds all clocks before `smallest_clock` satisfies it.
+    pub fn is_met_by(&self, version: Version, smallest_clock: Clock) -> bool {
+        version >= self.version && smallest_clock >= self.smallest_clock
+    }
+}
+
+/// What a worker should do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum WorkerAction {
+    /// Bring the newest copy that satisfies the bound (waiting for one if need be): by pulling, or out of the pushed
+    /// ones. Answered by [`WorkerEvent::Holds`].
+    Refresh {
+        /// What it must satisfy.
+        bound: Bound,
+    },
+    /// Compute a gradient on the copy at hand and publish it. Answered by [`WorkerEvent::Published`] or
+    /// [`WorkerEvent::Interrupted`].
+    Compute,
+    /// Average the parameters with the members of this worker's group of this round; without a server. Answered by
+    /// [`WorkerEvent::Averaged`].
+    Average {
+        /// Which round; the group is a pure function of it.
+        round: u64,
+    },
+}
+
+/// The worker's half of a scheme.
+pub trait WorkerScheme: Send {
+    /// Takes note of what happened.
+    fn handle_event(&mut self, now: Instant, event: WorkerEvent);
+
+    /// Takes note that `poll_timeout` has passed.
+    fn handle_timeout(&mut self, _now: Instant) {}
+
+    /// When to be woken, if at all.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    /// What to do next.
+    fn poll_action(&mut self) -> Option<WorkerAction>;
+}
