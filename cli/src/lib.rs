@@ -4,4 +4,4 @@
 //! what lets the library under it hold the same parameters in any kind of memory.
 
 pub mod data;
-// pub mod model;
+pub mod model;

@@ -32,7 +32,7 @@ pub enum DataError {
 
     /// The table, written out in full, is larger than the loader holds.
     #[error(
-        "{}: {rows} examples of {columns} values are more than the {limit} values that can be held in memory; \
+        "{}: {rows} examples of {columns} values are more than the {limit} values that can be held; \
          use fewer examples or columns",
         file.display()
     )]
@@ -51,8 +51,8 @@ pub enum DataError {
 
     /// It is text of another kind.
     #[error(
-        "{}: neither CSV nor LIBSVM: no line has a comma or an index:value pair; separate the values by commas, \
-         with the label last",
+        "{}: neither CSV nor LIBSVM: no line has a comma or an index:value pair; \
+         separate the values by commas, with the label last",
         file.display()
     )]
     UnknownText { file: PathBuf },
@@ -63,7 +63,8 @@ pub enum DataError {
 
     /// A number that no feature can have.
     #[error(
-        "{}:{line}: `{value}` is not a finite number in single precision; remove the line or replace the value",
+        "{}:{line}: `{value}` is not a finite number in single precision; \
+         remove the line or replace the value",
         file.display()
     )]
     NotFinite { file: PathBuf, line: usize, value: String },

@@ -6,8 +6,8 @@
 //! | Format | Recognised by | Features become |
 //! |--------|---------------|-----------------|
 //! | IDX    | its magic number; the labels lie in a second file beside it | value / 255 |
-//! | CSV    | a comma in its first line; the label is the last value of each line | value / largest absolute value of the file |
-//! | LIBSVM | an `index:value` in its first line; the label is first, indices start at 1 | likewise |
+//! | CSV    | a comma in its first line; the label is last | value / the file's largest absolute value |
+//! | LIBSVM | an `index:value` in its first line; the label is first | likewise |
 //!
 //! So features lie in \[0, 1\], or in \[-1, 1\] where a text file holds negative values. One scale per
 //! file, not one per column: pixels keep their meaning, and a zero stays a zero.

@@ -173,7 +173,7 @@ fn text_refusals_name_the_line_the_cause_and_the_remedy() {
     let cases: &[(&[u8], &str)] = &[
         (
             b"1,2,0\n\n1,1\n",
-            "f:3: 2 values where line 1 has 3; every line needs the same number of values with the label last",
+            "f:3: 2 values where line 1 has 3; every line needs the same number of values with the label",
         ),
         (
             b"1,2,0\n1,nan,1\n",

@@ -71,8 +71,8 @@ pub(super) fn label(file: &Path, line: usize, value: &str) -> Result<u64, DataEr
     let Ok(number) = value.parse::<f64>() else {
         return Err(DataError::BadNumber { file: file.to_owned(), line, value: quote(value) });
     };
-    // NaN fails the first comparison, infinity the second.
-    if number >= 0.0 && number < LABEL_MAX && number.fract() == 0.0 {
+    // The range has neither NaN nor infinity in it.
+    if (0.0..LABEL_MAX).contains(&number) && number.fract() == 0.0 {
         Ok(number as u64)
     } else {
         Err(DataError::BadLabel { file: file.to_owned(), line, value: quote(value) })
