@@ -1,0 +1,65 @@
+//! LIBSVM: `label index:value index:value ...`, where values not named are zero.
+
+use std::path::Path;
+
+use super::{DataError, Table, VALUES_MAX, text};
+
+/// Parses the whole file.
+pub(super) fn parse(file: &Path, text: &str) -> Result<Table, DataError> {
+    let too_many =
+        |rows, columns| DataError::TooManyValues { file: file.to_owned(), rows, columns, limit: VALUES_MAX };
+    // Kept as written until the last line, for only then is the width known and its size checked.
+    let mut pairs = Vec::new();
+    let mut pairs_end = Vec::new();
+    let mut labels = Vec::new();
+    let mut columns = 0;
+    let mut first_line = None;
+    for (line, content) in text::lines(text) {
+        let content = content.split('#').next().unwrap_or_default();
+        let mut words = content.split_ascii_whitespace();
+        let Some(label) = words.next() else { continue };
+        labels.push(text::label(file, line, label)?);
+        first_line.get_or_insert(line);
+        let mut previous = 0;
+        for word in words {
+            let (index, value) = pair(file, line, word)?;
+            if index <= previous {
+                return Err(DataError::BadIndex { file: file.to_owned(), line, index, previous });
+            }
+            pairs.push((index - 1, value));
+            previous = index;
+        }
+        pairs_end.push(pairs.len());
+        columns = columns.max(previous as usize);
+        if pairs.len() > VALUES_MAX {
+            return Err(too_many(labels.len(), columns));
+        }
+    }
+
+    let rows = labels.len();
+    let Some(line) = first_line else {
+        return Err(DataError::Empty { file: file.to_owned() });
+    };
+    if columns == 0 {
+        return Err(DataError::NoFeatures { file: file.to_owned(), line });
+    }
+    let values = rows.checked_mul(columns).filter(|values| *values <= VALUES_MAX);
+    let values = values.ok_or_else(|| too_many(rows, columns))?;
+    let mut features = vec![0.0; values];
+    let mut start = 0;
+    for (row, end) in features.chunks_exact_mut(columns).zip(pairs_end) {
+        for &(column, value) in &pairs[start..end] {
+            row[column as usize] = value;
+        }
+        start = end;
+    }
+    Ok(Table { features, labels, columns })
+}
+
+/// Takes `index:value` apart.
+fn pair(file: &Path, line: usize, word: &str) -> Result<(u32, f32), DataError> {
+    let bad = || DataError::BadPair { file: file.to_owned(), line, value: text::quote(word) };
+    let (index, value) = word.split_once(':').ok_or_else(bad)?;
+    let index = index.parse().map_err(|_| bad())?;
+    Ok((index, text::feature(file, line, value)?))
+}

@@ -1,0 +1,7 @@
+//! What the `slackline` command line is made of: the data it trains on and the models it trains.
+//!
+//! Nothing here touches shared memory or the network. A model is one flat slice of `f32`, which is
+//! what lets the library under it hold the same parameters in any kind of memory.
+
+pub mod data;
+pub mod model;

@@ -1,0 +1,96 @@
+//! Which examples each worker takes at each step.
+
+use thiserror::Error;
+
+use crate::data::random::{Purpose, Random};
+
+/// Batches that cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs)] // each message says what its fields hold
+pub enum BatchesError {
+    /// There are no workers or the batches are empty.
+    #[error("{workers} workers with batches of {batch} take no examples; use at least 1 of each")]
+    Nothing { workers: usize, batch: usize },
+
+    /// The worker does not exist.
+    #[error("there is no worker {worker} among {workers}; they are numbered from 0")]
+    NoSuchWorker { worker: usize, workers: usize },
+
+    /// One step needs more examples than there are.
+    #[error(
+        "{workers} workers with batches of {batch} need more than the {rows} examples there are; \
+         use a smaller batch or fewer workers"
+    )]
+    TooLarge { workers: usize, batch: usize, rows: usize },
+}
+
+/// The examples that one worker takes, step by step.
+///
+/// Each epoch shuffles all examples, in an order that depends on the seed and the epoch only, and cuts
+/// the order into steps of `workers * batch` examples. Of each step, worker `i` takes the `i`-th
+/// `batch`. So at every step `n` workers with batches of `b` take together exactly what one worker with
+/// batches of `n * b` takes, and a distributed run can be held against a serial one. The examples
+/// left over at the end of an epoch wait for a later one.
+#[derive(Clone, Debug)]
+pub struct Batches {
+    seed: u64,
+    worker: usize,
+    workers: usize,
+    batch: usize,
+    /// All examples in the order of `epoch`.
+    order: Vec<usize>,
+    epoch: u64,
+}
+
+impl Batches {
+    /// The batches of `worker` (from 0) out of `workers` over a training set of `rows` examples.
+    ///
+    /// # Errors
+    ///
+    /// If one step would need more examples than there are, or none.
+    pub fn new(
+        seed: u64,
+        worker: usize,
+        workers: usize,
+        rows: usize,
+        batch: usize,
+    ) -> Result<Self, BatchesError> {
+        if workers == 0 || batch == 0 {
+            return Err(BatchesError::Nothing { workers, batch });
+        }
+        if worker >= workers {
+            return Err(BatchesError::NoSuchWorker { worker, workers });
+        }
+        if workers.checked_mul(batch).is_none_or(|step| step > rows) {
+            return Err(BatchesError::TooLarge { workers, batch, rows });
+        }
+        let mut batches = Self { seed, worker, workers, batch, order: vec![0; rows], epoch: 0 };
+        batches.shuffle(0);
+        Ok(batches)
+    }
+
+    /// Whole steps in one epoch: at least 1.
+    pub fn steps_per_epoch(&self) -> usize {
+        self.order.len() / (self.workers * self.batch)
+    }
+
+    /// The examples of this worker at `step`, counted from 0 over all epochs.
+    ///
+    /// Steps may be asked for in any order; within one epoch each costs nothing.
+    pub fn rows(&mut self, step: u64) -> &[usize] {
+        let steps = self.steps_per_epoch() as u64;
+        let epoch = step / steps;
+        if epoch != self.epoch {
+            self.shuffle(epoch);
+        }
+        let start = ((step % steps) as usize * self.workers + self.worker) * self.batch;
+        &self.order[start..][..self.batch]
+    }
+
+    /// Puts the examples in the order of `epoch`, which must not depend on the order they are in.
+    fn shuffle(&mut self, epoch: u64) {
+        self.order.iter_mut().enumerate().for_each(|(row, place)| *place = row);
+        Random::new(self.seed, Purpose::Epoch, epoch).shuffle(&mut self.order);
+        self.epoch = epoch;
+    }
+}

@@ -1,0 +1,243 @@
+//! Claims about the models and the batches.
+
+use super::{Batches, BatchesError, HIDDEN_DEFAULT, ModelKind, ModelSpec, ModelSpecError, Scratch};
+use crate::data::random::{Purpose, Random};
+use crate::data::{Dataset, Split, digits};
+
+const KINDS: [ModelKind; 2] = [ModelKind::Softmax, ModelKind::Mlp];
+
+/// Plain gradient descent with momentum 0.9 by one worker; gives the test accuracy.
+fn train(kind: ModelKind, split: &Split, batch: usize, epochs: usize, rate: f32) -> f32 {
+    let spec = ModelSpec::new(kind, split.train.columns, split.train.classes, HIDDEN_DEFAULT).unwrap();
+    let mut parameters = spec.initialise(2);
+    let (mut velocity, mut gradient) = (vec![0.0; parameters.len()], vec![0.0; parameters.len()]);
+    let mut scratch = Scratch::default();
+    let mut batches = Batches::new(2, 0, 1, split.train.rows(), batch).unwrap();
+    for step in 0..epochs * batches.steps_per_epoch() {
+        let rows = batches.rows(step as u64);
+        spec.loss_and_gradient(&parameters, &split.train, rows, &mut gradient, &mut scratch);
+        for ((parameter, velocity), gradient) in parameters.iter_mut().zip(&mut velocity).zip(&gradient) {
+            *velocity = 0.9 * *velocity - rate * gradient;
+            *parameter += *velocity;
+        }
+    }
+    spec.evaluate(&parameters, &split.test).accuracy
+}
+
+#[test]
+fn serial_softmax_reaches_95_percent_on_the_digits() {
+    let accuracy = train(ModelKind::Softmax, &digits(), 32, 30, 0.1);
+    assert!(accuracy >= 0.95, "accuracy {accuracy}");
+}
+
+#[test]
+fn serial_mlp_reaches_97_percent_on_the_digits() {
+    let accuracy = train(ModelKind::Mlp, &digits(), 32, 30, 0.1);
+    assert!(accuracy >= 0.97, "accuracy {accuracy}");
+}
+
+/// The loss in f64, with plain loops that share nothing with the code under test.
+fn reference_loss(spec: &ModelSpec, parameters: &[f64], data: &Dataset, rows: &[usize]) -> f64 {
+    let layer = |input: &[f64], parameters: &[f64], outputs: usize| -> Vec<f64> {
+        let bias = &parameters[outputs * input.len()..];
+        (0..outputs)
+            .map(|output| {
+                let weight = &parameters[output * input.len()..][..input.len()];
+                bias[output] + weight.iter().zip(input).map(|(weight, value)| weight * value).sum::<f64>()
+            })
+            .collect()
+    };
+    let mut loss = 0.0;
+    for row in rows {
+        let mut input: Vec<f64> = data.row(*row).iter().map(|value| f64::from(*value)).collect();
+        let mut start = 0;
+        if spec.kind() == ModelKind::Mlp {
+            start = (input.len() + 1) * spec.hidden();
+            input = layer(&input, parameters, spec.hidden());
+            input.iter_mut().for_each(|value| *value = value.max(0.0));
+        }
+        let scores = layer(&input, &parameters[start..], spec.classes());
+        let sum: f64 = scores.iter().map(|score| score.exp()).sum();
+        loss += sum.ln() - scores[data.labels[*row] as usize];
+    }
+    loss / rows.len() as f64
+}
+
+/// A small data set with a width that is no multiple of anything.
+fn small() -> Dataset {
+    let mut random = Random::new(3, Purpose::Split, 0);
+    let (rows, columns, classes) = (11, 37, 3);
+    let features = (0..rows * columns).map(|_| random.symmetric()).collect();
+    Dataset { features, labels: (0..rows as u32).map(|row| row % classes).collect(), columns, classes: 3 }
+}
+
+#[test]
+fn gradients_agree_with_differences_of_the_loss() {
+    let data = small();
+    let rows = [0, 3, 4, 4, 10];
+    for kind in KINDS {
+        let spec = ModelSpec::new(kind, data.columns, data.classes, 5).unwrap();
+        // Softmax regression starts at zero, a point too special to test at.
+        let mut random = Random::new(5, Purpose::Parameters, 0);
+        let parameters: Vec<f32> = (0..spec.parameters()).map(|_| random.symmetric()).collect();
+        let mut gradient = vec![f32::NAN; parameters.len()];
+        let loss = spec.loss_and_gradient(&parameters, &data, &rows, &mut gradient, &mut Scratch::default());
+
+        let mut exact: Vec<f64> = parameters.iter().map(|value| f64::from(*value)).collect();
+        let expected = reference_loss(&spec, &exact, &data, &rows);
+        assert!((f64::from(loss) - expected).abs() < 1e-6 * expected, "{spec}: loss {loss}, not {expected}");
+        for index in 0..exact.len() {
+            let step = 1e-5;
+            let middle = exact[index];
+            exact[index] = middle + step;
+            let above = reference_loss(&spec, &exact, &data, &rows);
+            exact[index] = middle - step;
+            let below = reference_loss(&spec, &exact, &data, &rows);
+            exact[index] = middle;
+            let expected = (above - below) / (2.0 * step);
+            let found = f64::from(gradient[index]);
+            assert!((found - expected).abs() < 1e-6, "{spec}: gradient {index} is {found}, not {expected}");
+        }
+    }
+}
+
+#[test]
+fn evaluation_agrees_with_the_loss_over_all_rows() {
+    let data = digits().train; // more rows than are evaluated at a time
+    let rows: Vec<usize> = (0..data.rows()).collect();
+    for kind in KINDS {
+        let spec = ModelSpec::new(kind, 64, 10, 7).unwrap();
+        let parameters = spec.initialise(9);
+        let mut gradient = vec![0.0; parameters.len()];
+        let loss = spec.loss_and_gradient(&parameters, &data, &rows, &mut gradient, &mut Scratch::default());
+        let evaluation = spec.evaluate(&parameters, &data);
+        assert_eq!(evaluation.loss, loss);
+        assert!((0.0..0.5).contains(&evaluation.accuracy));
+    }
+}
+
+#[test]
+fn an_untrained_softmax_knows_nothing() {
+    let data = digits().test;
+    let spec = ModelSpec::new(ModelKind::Softmax, 64, 10, 0).unwrap();
+    let evaluation = spec.evaluate(&spec.initialise(0), &data);
+    assert!((evaluation.loss - 10f32.ln()).abs() < 1e-6, "loss {}", evaluation.loss);
+}
+
+#[test]
+fn a_diverged_model_shows_as_nan_and_does_not_panic() {
+    let data = small();
+    for kind in KINDS {
+        let spec = ModelSpec::new(kind, data.columns, data.classes, 5).unwrap();
+        let parameters = vec![f32::NAN; spec.parameters()];
+        let mut gradient = parameters.clone();
+        let loss = spec.loss_and_gradient(&parameters, &data, &[0], &mut gradient, &mut Scratch::default());
+        assert!(loss.is_nan() && spec.evaluate(&parameters, &data).loss.is_nan());
+    }
+}
+
+#[test]
+fn scratch_does_not_grow_after_the_first_batch() {
+    let data = small();
+    let spec = ModelSpec::new(ModelKind::Mlp, data.columns, data.classes, 5).unwrap();
+    let parameters = spec.initialise(2);
+    let mut gradient = vec![0.0; parameters.len()];
+    let mut scratch = Scratch::default();
+    let mut places = Vec::new();
+    for rows in [&[0, 1, 2, 3][..], &[4], &[5, 6, 7, 8]] {
+        spec.loss_and_gradient(&parameters, &data, rows, &mut gradient, &mut scratch);
+        places.push(scratch.places());
+    }
+    assert!(places.iter().all(|place| *place == places[0]));
+}
+
+#[test]
+fn initial_parameters_never_change_and_have_the_variance_of_he() {
+    let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, 64).unwrap();
+    let parameters = spec.initialise(7);
+    assert_eq!(parameters.len(), 64 * 64 + 64 + 64 * 10 + 10);
+    assert_eq!(
+        parameters[..3].iter().map(|value| value.to_bits()).collect::<Vec<_>>(),
+        [1032556654, 1048595348, 3177235713]
+    );
+    let weights = &parameters[..64 * 64];
+    let variance = weights.iter().map(|value| value * value).sum::<f32>() / weights.len() as f32;
+    assert!((variance - 2.0 / 64.0).abs() < 0.002, "variance {variance}");
+    assert_ne!(parameters, spec.initialise(8));
+}
+
+#[test]
+fn tensors_lie_one_after_the_other_and_cover_the_parameters() {
+    let spec = ModelSpec::new(ModelKind::Mlp, 4, 3, 2).unwrap();
+    let tensors: Vec<_> = spec.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+    let expected = [
+        ("hidden.weight", vec![2, 4]),
+        ("hidden.bias", vec![2]),
+        ("output.weight", vec![3, 2]),
+        ("output.bias", vec![3]),
+    ];
+    assert_eq!(tensors, expected);
+    for kind in KINDS {
+        let spec = ModelSpec::new(kind, 4, 3, 2).unwrap();
+        let sum: usize = spec.tensors().iter().map(super::TensorSpec::parameters).sum();
+        assert_eq!(sum, spec.parameters());
+    }
+}
+
+#[test]
+fn impossible_models_are_refused() {
+    let refused =
+        |kind, columns, classes, hidden| ModelSpec::new(kind, columns, classes, hidden).unwrap_err();
+    for (columns, classes, hidden) in [(0, 2, 1), (1, 1, 1), (1, 2, 0)] {
+        let error = refused(ModelKind::Mlp, columns, classes, hidden);
+        assert!(matches!(error, ModelSpecError::TooSmall { .. }));
+    }
+    for kind in KINDS {
+        let error = refused(kind, usize::MAX, usize::MAX, usize::MAX);
+        assert!(matches!(error, ModelSpecError::TooLarge { .. }));
+    }
+    assert!("forest".parse::<ModelKind>().is_err());
+    for kind in KINDS {
+        assert_eq!(kind.to_string().parse(), Ok(kind));
+    }
+}
+
+#[test]
+fn workers_take_together_what_one_serial_loop_takes() {
+    let (rows, workers, batch) = (103, 3, 7);
+    let mut serial = Batches::new(5, 0, 1, rows, workers * batch).unwrap();
+    let mut parts: Vec<_> =
+        (0..workers).map(|worker| Batches::new(5, worker, workers, rows, batch).unwrap()).collect();
+    assert_eq!(serial.steps_per_epoch(), 4);
+    for step in 0..10 {
+        assert_eq!(parts[0].steps_per_epoch(), serial.steps_per_epoch());
+        let together: Vec<usize> = parts.iter_mut().flat_map(|part| part.rows(step).to_vec()).collect();
+        assert_eq!(together, serial.rows(step));
+    }
+}
+
+#[test]
+fn an_epoch_takes_no_example_twice_and_the_next_has_another_order() {
+    let mut batches = Batches::new(5, 0, 1, 100, 10).unwrap();
+    let epoch = |batches: &mut Batches, epoch: u64| -> Vec<usize> {
+        (epoch * 10..epoch * 10 + 10).flat_map(|step| batches.rows(step).to_vec()).collect()
+    };
+    let (first, second) = (epoch(&mut batches, 0), epoch(&mut batches, 1));
+    assert_ne!(first, second);
+    // Going back gives the same again: the order depends on the epoch, not on what came before.
+    assert_eq!(epoch(&mut batches, 0), first);
+    for mut order in [first, second] {
+        order.sort_unstable();
+        assert_eq!(order, (0..100).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn batches_that_cannot_be_are_refused() {
+    let refused = |worker, workers, batch| Batches::new(0, worker, workers, 10, batch).unwrap_err();
+    assert!(matches!(refused(0, 0, 1), BatchesError::Nothing { .. }));
+    assert!(matches!(refused(0, 1, 0), BatchesError::Nothing { .. }));
+    assert!(matches!(refused(2, 2, 1), BatchesError::NoSuchWorker { .. }));
+    assert!(matches!(refused(0, 2, 6), BatchesError::TooLarge { .. }));
+    assert!(matches!(refused(0, 2, usize::MAX), BatchesError::TooLarge { .. }));
+}
