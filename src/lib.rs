@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod kernel;
 pub mod mem;
+pub mod param;
 pub mod scheme;
 pub mod table;
 pub mod time;

@@ -1,0 +1,136 @@
+//! A peer's desk as the owner of the shard sees it: the page that this one peer writes, and its slots.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use super::frames;
+use super::layout::{LINE, SlotGeometry, SlotHeader, desk, encoding_word, landed_chunks};
+use crate::clock::Clock;
+use crate::kernel;
+use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, VolatileSlice};
+
+/// What one peer writes in the owner's memory: its words, and its gradients. The owner only reads it, trusts nothing
+/// of it, and no other peer can reach it.
+#[derive(Clone, Debug)]
+pub struct Desk {
+    page: MemoryRegion,
+    slots: Option<(MemoryRegion, SlotGeometry)>,
+}
+
+/// Why a slot was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlotFault {
+    Clock,
+    Epoch,
+    Length,
+    Encoding,
+    Checksum,
+}
+
+impl std::fmt::Display for SlotFault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            SlotFault::Clock => "its gradient's header names another clock than the one it announced",
+            SlotFault::Epoch => "its gradient was written for another life of this server",
+            SlotFault::Length => "its gradient's header has another length than was agreed",
+            SlotFault::Encoding => "its gradient's header has another encoding than was agreed",
+            SlotFault::Checksum => "its gradient does not match its checksum",
+        })
+    }
+}
+
+impl Desk {
+    /// Bytes of the page of a peer with so many slots (none for a reader).
+    pub fn page_bytes(slots: u16) -> usize {
+        desk::bytes(usize::from(slots))
+    }
+
+    /// Over a zeroed page and, for a worker, its slots. `clock` is where the worker begins.
+    ///
+    /// # Panics
+    /// If a region is shorter than the geometry needs; both are the owner's own.
+    pub fn new(page: MemoryRegion, slots: Option<(MemoryRegion, SlotGeometry)>, clock: Clock) -> Desk {
+        let count = slots.as_ref().map_or(0, |(_, geometry)| geometry.slots);
+        assert!(page.len() >= Self::page_bytes(count), "page too short");
+        if let Some((region, geometry)) = &slots {
+            assert!(geometry.is_sound() && region.len() as u64 >= geometry.bytes(), "slots too short");
+        }
+        // The one word of the page that the owner writes, before the peer knows of it.
+        page.as_volatile().store(desk::PUBLISHED, clock.0, Relaxed);
+        Desk { page, slots }
+    }
+
+    /// Gradients of clocks before this one are announced.
+    pub fn published(&self) -> Clock {
+        // Acquire: the slot's header and payload were written before the announcement.
+        Clock(self.page.as_volatile().load(desk::PUBLISHED, Acquire))
+    }
+
+    /// Chunks that have landed of the gradient of `clock`, which may not be announced yet.
+    pub fn landed(&self, clock: Clock) -> usize {
+        landed_chunks(self.page.as_volatile().load(desk::LANDED, Acquire), clock.0)
+    }
+
+    /// The peer's heartbeat: changes while the peer lives.
+    pub fn heartbeat(&self) -> u64 {
+        self.page.as_volatile().load(desk::HEARTBEAT, Relaxed)
+    }
+
+    /// Whether the peer pins `frame`.
+    pub fn pins(&self, frame: u8) -> bool {
+        frames::pins(&self.page.as_volatile().subslice(desk::PIN, 8), frame)
+    }
+
+    /// How the slots lie, for a worker.
+    pub fn slot_geometry(&self) -> Option<&SlotGeometry> {
+        self.slots.as_ref().map(|(_, geometry)| geometry)
+    }
+
+    /// The payload of the gradient of `clock`, where it lies.
+    pub fn payload(&self, clock: Clock) -> Option<LocalSlice> {
+        let (region, geometry) = self.slots.as_ref()?;
+        let offset = geometry.stride() as usize * geometry.slot_of(clock);
+        region.slice(offset, geometry.payload_bytes() as usize).ok()
+    }
+
+    /// Header of the announced gradient of `clock`, if it is what it should be.
+    pub(crate) fn header(&self, clock: Clock, epoch: u64) -> Result<SlotHeader, SlotFault> {
+        let (_, geometry) = self.slots.as_ref().ok_or(SlotFault::Length)?;
+        let line = self.page.as_volatile().subslice(desk::slot_header(geometry.slot_of(clock)), LINE);
+        let header = SlotHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed)));
+        if header.epoch != epoch {
+            return Err(SlotFault::Epoch);
+        }
+        if header.clock != clock {
+            return Err(SlotFault::Clock);
+        }
+        if header.bytes != geometry.payload_bytes() {
+            return Err(SlotFault::Length);
+        }
+        if header.encoding != encoding_word(geometry.encoding) {
+            return Err(SlotFault::Encoding);
+        }
+        if header.checksum != 0 {
+            let payload = self.payload(clock).ok_or(SlotFault::Length)?;
+            if slot_checksum(&header, payload.as_volatile()) != header.checksum {
+                return Err(SlotFault::Checksum);
+            }
+        }
+        Ok(header)
+    }
+
+    /// What the peer is granted: its page, then its slots if it has any.
+    pub fn grants(&self) -> Result<Vec<LocalSlice>, OutOfBounds> {
+        let slots = self.slots.as_ref().map(|(region, _)| region.whole());
+        Ok([self.page.whole()].into_iter().chain(slots).collect())
+    }
+}
+
+/// CRC-64 over epoch, clock, bytes and payload; never 0, which stands for "none".
+pub(super) fn slot_checksum(header: &SlotHeader, payload: VolatileSlice<'_>) -> u64 {
+    let mut seed = [0; 24];
+    for (place, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.clock.0, header.bytes]) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    let seed = kernel::crc64(VolatileSlice::from_ref(&seed), 0);
+    kernel::crc64(payload, seed).max(1)
+}

@@ -1,0 +1,280 @@
+//! The frames of a shard as their owner writes them.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+use super::layout::{
+    ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, LINE, Latest, MAGIC, landed_word, peer_line,
+};
+use crate::clock::{Clock, Version};
+use crate::kernel;
+use crate::mem::{LocalSlice, MemoryRegion, fence};
+
+/// A frame is pinned by a reader and may not be written now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pinned;
+
+/// Where the writers of one frame say how much of it is whole.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    word: LocalSlice,
+    sequence: u64,
+}
+
+impl Progress {
+    /// The first `chunks` chunks are whole; all that was stored into them comes before this. Never goes back, so that
+    /// several threads may say it, and a late one that belongs to an abandoned attempt says nothing.
+    pub fn raise(&self, chunks: usize) {
+        self.word.as_volatile().raise(0, landed_word(self.sequence, chunks));
+    }
+}
+
+/// The control page and the frames of one shard, in the hands of their owner: the only writer of every word here.
+///
+/// Writing a version is [`begin`](Self::begin), fill the payload, [`commit`](Self::commit), in a frame that is not
+/// the latest one and that nobody pins. In between, a reader that still copies this frame finds its header changed.
+#[derive(Debug)]
+pub struct Frames {
+    control: MemoryRegion,
+    payload: MemoryRegion,
+    layout: ControlLayout,
+    geometry: FrameGeometry,
+    epoch: u64,
+    latest: Latest,
+    checksums: bool,
+}
+
+impl Frames {
+    /// Lays out a zeroed control page, and frame 0 as version 0: its payload is whatever `payload` holds there.
+    ///
+    /// # Panics
+    /// If the regions are shorter than the layout needs or the geometry is not sound; both are the owner's own.
+    pub fn new(
+        control: MemoryRegion,
+        payload: MemoryRegion,
+        layout: ControlLayout,
+        geometry: FrameGeometry,
+        epoch: u64,
+    ) -> Frames {
+        assert!(geometry.is_sound() && layout.frames == geometry.frames, "frames that cannot be: {geometry:?}");
+        assert!(control.len() >= layout.bytes() && payload.len() as u64 >= geometry.bytes(), "regions too short");
+        let latest = Latest { version: Version(0), frame: 0 };
+        let frames = Frames { control, payload, layout, geometry, epoch, latest, checksums: false };
+        let constants = [
+            MAGIC,
+            LAYOUT_VERSION,
+            epoch,
+            u64::from(layout.frames),
+            geometry.payload_bytes,
+            geometry.chunk_bytes,
+            u64::from(layout.peers),
+            0,
+        ];
+        let memory = frames.control.as_volatile();
+        for (index, word) in constants.into_iter().enumerate() {
+            memory.store(index * 8, word, Relaxed);
+        }
+        frames.write_header(0, FrameHeader { bytes: geometry.payload_bytes, epoch, ..FrameHeader::default() });
+        memory.store(ControlLayout::LATEST, latest.to_word(), Release);
+        frames
+    }
+
+    /// Whether [`commit`](Self::commit) computes a checksum over each payload: one more pass over it.
+    pub fn set_checksums(&mut self, on: bool) {
+        self.checksums = on;
+        if on && self.latest.version == Version(0) {
+            let mut header = self.header(self.latest.frame);
+            header.checksum = self.checksum(self.latest.frame, &header);
+            self.write_header(self.latest.frame, header);
+        }
+    }
+
+    /// How the frames lie.
+    pub fn geometry(&self) -> &FrameGeometry {
+        &self.geometry
+    }
+
+    /// How the control page lies.
+    pub fn layout(&self) -> &ControlLayout {
+        &self.layout
+    }
+
+    /// This life of the owner.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The version that readers find now, and its frame.
+    pub fn latest(&self) -> Latest {
+        self.latest
+    }
+
+    /// The control page's region.
+    pub fn control(&self) -> &MemoryRegion {
+        &self.control
+    }
+
+    /// The frames' region.
+    pub fn region(&self) -> &MemoryRegion {
+        &self.payload
+    }
+
+    /// The payload of one frame.
+    pub fn payload(&self, frame: u8) -> LocalSlice {
+        let offset = self.geometry.stride() * u64::from(frame);
+        let slice = self.payload.slice(offset as usize, self.geometry.payload_bytes as usize);
+        slice.expect("the constructor checked that the region holds all frames")
+    }
+
+    /// Where to say how many chunks of `frame`, which is being written, are whole.
+    pub fn progress(&self, frame: u8) -> Progress {
+        let offset = self.layout.frame_header(frame) + FrameHeader::LANDED;
+        let word = self.control.slice(offset, 8).expect("inside the control page");
+        Progress { word, sequence: self.header(frame).sequence }
+    }
+
+    /// Begins to write `version` into a frame that is neither the latest nor pinned; `is_pinned` is asked by frame.
+    /// Returns which frame it is, or [`Pinned`] if there is none.
+    pub fn begin(&mut self, version: Version, is_pinned: impl Fn(u8) -> bool) -> Result<u8, Pinned> {
+        for step in 1..self.geometry.frames {
+            let frame = ((u16::from(self.latest.frame) + u16::from(step)) % u16::from(self.geometry.frames)) as u8;
+            if !is_pinned(frame) && self.mark(frame, version, &is_pinned) {
+                return Ok(frame);
+            }
+        }
+        Err(Pinned)
+    }
+
+    /// Marks a frame as being written. False, with the frame as it was, if a pin came in between.
+    fn mark(&self, frame: u8, version: Version, is_pinned: &impl Fn(u8) -> bool) -> bool {
+        let header_at = self.layout.frame_header(frame);
+        let memory = self.control.as_volatile();
+        let before = memory.load(header_at + FrameHeader::SEQUENCE, Relaxed);
+        let odd = if before.is_multiple_of(2) { before + 1 } else { before + 2 };
+        memory.store(header_at + FrameHeader::SEQUENCE, odd, Relaxed);
+        // Dekker's pattern with `Pins::pin`: here the sequence is stored and the pins are loaded, there the pin is
+        // stored and the sequence loaded, with a full fence between store and load on both sides, so that at least
+        // one of the two sees the other. The same fence keeps the payload's stores (whatever stores them: a CPU, past
+        // its caches or not) behind the odd sequence.
+        fence(SeqCst);
+        if is_pinned(frame) {
+            memory.store(header_at + FrameHeader::SEQUENCE, before, Release);
+            return false;
+        }
+        let header =
+            FrameHeader { sequence: odd, version, epoch: self.epoch, bytes: self.geometry.payload_bytes, ..FrameHeader::default() };
+        self.write_header(frame, header);
+        // Followers learn where to look; after the header, so that they never follow an old one.
+        memory.store(ControlLayout::WRITING, Latest { version, frame }.to_word(), Release);
+        true
+    }
+
+    /// Begins the frame that is being written anew: what followers have copied of it is void.
+    pub fn restart(&mut self, frame: u8, version: Version) {
+        assert_ne!(frame, self.latest.frame, "the latest frame is never written");
+        // Nobody can pin a frame that is being written, so none needs to be asked.
+        let marked = self.mark(frame, version, &|_| false);
+        debug_assert!(marked);
+    }
+
+    /// Ends writing: the frame is `version`, whole, and the latest.
+    pub fn commit(&mut self, frame: u8, version: Version, smallest_clock: Clock) {
+        assert_ne!(frame, self.latest.frame, "the latest frame is never written");
+        let memory = self.control.as_volatile();
+        let mut header = self.header(frame);
+        debug_assert!(!header.is_whole() && header.version == version);
+        header.smallest_clock = smallest_clock;
+        header.landed = landed_word(header.sequence, self.geometry.chunks());
+        if self.checksums {
+            header.checksum = self.checksum(frame, &header);
+        }
+        let odd = header.sequence;
+        self.write_header(frame, header);
+        // The payload and the rest of the header come before the even sequence.
+        #[cfg(not(slackline_mutant = "commit_fence"))]
+        fence(Release);
+        memory.store(self.layout.frame_header(frame) + FrameHeader::SEQUENCE, odd + 1, Relaxed);
+        self.latest = Latest { version, frame };
+        // The frame is whole before it is announced.
+        memory.store(ControlLayout::LATEST, self.latest.to_word(), Release);
+        memory.store(ControlLayout::SMALLEST_CLOCK, smallest_clock.0, Release);
+        memory.store(ControlLayout::WRITING, 0, Release);
+    }
+
+    /// Announces a smallest clock that moved without a new version (a worker left, a gradient was dropped). The
+    /// latest frame holds all earlier clocks of those who are in, so its header says so, too.
+    pub fn set_smallest_clock(&mut self, smallest_clock: Clock) {
+        let memory = self.control.as_volatile();
+        // A single word of a whole frame's header: readers take the old or the new one, both are true.
+        let header_at = self.layout.frame_header(self.latest.frame);
+        memory.store(header_at + FrameHeader::SMALLEST_CLOCK, smallest_clock.0, Release);
+        memory.store(ControlLayout::SMALLEST_CLOCK, smallest_clock.0, Release);
+    }
+
+    /// Beats the owner's heart.
+    pub fn beat(&self, count: u64) {
+        self.control.as_volatile().store(ControlLayout::HEARTBEAT, count, Relaxed);
+    }
+
+    /// Header of a frame, as this owner last wrote it.
+    pub fn header(&self, frame: u8) -> FrameHeader {
+        let line = self.control.as_volatile().subslice(self.layout.frame_header(frame), LINE);
+        FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed)))
+    }
+
+    fn write_header(&self, frame: u8, header: FrameHeader) {
+        let line = self.control.as_volatile().subslice(self.layout.frame_header(frame), LINE);
+        for (index, word) in header.to_words().into_iter().enumerate() {
+            line.store(index * 8, word, Relaxed);
+        }
+    }
+
+    fn checksum(&self, frame: u8, header: &FrameHeader) -> u64 {
+        frame_checksum(header, &self.payload(frame))
+    }
+
+    /// Opens a peer's line: it is a member from here on.
+    pub fn open_line(&self, peer: u16, clock: Clock, generation: u64) {
+        let line = self.peer_line(peer);
+        line.store(peer_line::CONSUMED, clock.0, Relaxed);
+        line.store(peer_line::INTERRUPTS, 0, Relaxed);
+        line.store(peer_line::GENERATION, generation, Relaxed);
+        line.store(peer_line::STATE, peer_line::STATE_MEMBER, Release);
+    }
+
+    /// Marks a peer as evicted.
+    pub fn close_line(&self, peer: u16) {
+        self.peer_line(peer).store(peer_line::STATE, peer_line::STATE_EVICTED, Release);
+    }
+
+    /// Gives a worker its slots back up to (not including) `clock`.
+    pub fn set_consumed(&self, peer: u16, clock: Clock) {
+        // After this store the worker may overwrite the slot: all reads of it come before.
+        self.peer_line(peer).store(peer_line::CONSUMED, clock.0, Release);
+    }
+
+    /// Asks a worker to abandon what it computes.
+    pub fn interrupt(&self, peer: u16) {
+        let line = self.peer_line(peer);
+        let count = line.load(peer_line::INTERRUPTS, Relaxed);
+        line.store(peer_line::INTERRUPTS, count + 1, Release);
+    }
+
+    fn peer_line(&self, peer: u16) -> crate::mem::VolatileSlice<'_> {
+        self.control.as_volatile().subslice(self.layout.peer_line(peer), LINE)
+    }
+}
+
+/// Whether a pin word names `frame`. Acquire: what the reader did before it let go comes before the next write.
+pub(super) fn pins(word: &crate::mem::VolatileSlice<'_>, frame: u8) -> bool {
+    word.load(0, Acquire) == u64::from(frame) + 1
+}
+
+/// CRC-64 over epoch, version, bytes and payload; never 0, which stands for "none".
+pub(super) fn frame_checksum(header: &FrameHeader, payload: &LocalSlice) -> u64 {
+    let mut seed = [0; 24];
+    for (place, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.version.0, header.bytes]) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    let seed = kernel::crc64(crate::mem::VolatileSlice::from_ref(&seed), 0);
+    kernel::crc64(payload.as_volatile(), seed).max(1)
+}

@@ -1,0 +1,260 @@
+//! What peers say to each other before any memory is shared.
+//!
+//! A message is the layout version in its first words, so that peers of different versions can say so to each other,
+//! and a body behind it that only peers of one version decode.
+
+use serde::{Deserialize, Serialize};
+
+use super::layout::{ControlLayout, FrameGeometry, LAYOUT_VERSION, MAGIC, SlotGeometry};
+use crate::clock::Clock;
+use crate::mem::RemoteSlice;
+use crate::scheme;
+use crate::table::{ElementType, Table};
+
+/// One life of a server: a random number.
+pub type Epoch = u64;
+
+/// A message that cannot be understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// Not one of ours.
+    #[error("its message is not slackline's")]
+    Foreign,
+    /// Another version of this library.
+    #[error("it speaks layout version {theirs}, this process version {LAYOUT_VERSION}: run the same slackline on both sides")]
+    Version {
+        /// What it speaks.
+        theirs: u64,
+    },
+    /// Rubbish behind a good begin.
+    #[error("its message is damaged: {reason}")]
+    Damaged {
+        /// What is wrong.
+        reason: &'static str,
+    },
+}
+
+/// What a peer wants to be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Role {
+    /// Publishes gradients in this encoding and reads parameters.
+    Worker {
+        /// Encoding of its gradients.
+        encoding: ElementType,
+        /// The scheme it keeps; must be the server's.
+        scheme: scheme::Config,
+    },
+    /// Reads parameters.
+    Reader,
+    /// Only asks what there is, and goes.
+    Inquirer,
+}
+
+/// A peer's own frames, that the owner shall push into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushGrant {
+    /// Layout of the control page granted first.
+    pub layout: ControlLayout,
+    /// Layout of the frames granted second.
+    pub geometry: FrameGeometry,
+}
+
+/// The first thing a peer says. With a [`PushGrant`] it grants a control page and frames, in this order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// What it wants to be.
+    pub role: Role,
+    /// Where it wants new versions pushed to.
+    pub push: Option<PushGrant>,
+}
+
+/// The owner's answer. Grants that go with it, in this order: the control page, the frames, the peer's page and, for a
+/// worker, its slots; none for an inquirer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// This life of the owner.
+    pub epoch: Epoch,
+    /// The peer's line of the control page; a worker's id.
+    pub peer: u16,
+    /// The clock a worker begins at.
+    pub clock: Clock,
+    /// The whole table.
+    pub table: Table,
+    /// Which shard of the table this is, counted from 0.
+    pub shard: u16,
+    /// How many there are.
+    pub shards: u16,
+    /// Layout of the control page.
+    pub layout: ControlLayout,
+    /// Layout of the frames.
+    pub geometry: FrameGeometry,
+    /// Layout of a worker's slots.
+    pub slots: Option<SlotGeometry>,
+    /// How long a peer may be silent before it is taken for dead, in nanoseconds.
+    pub lease_ns: u64,
+    /// The scheme that the owner keeps, if it takes workers.
+    pub scheme: Option<scheme::Config>,
+}
+
+fn encode(body: &impl Serialize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend_from_slice(&MAGIC.to_le_bytes());
+    bytes.extend_from_slice(&LAYOUT_VERSION.to_le_bytes());
+    // Serialising to a Vec cannot fail for types without maps of unknown length, and there are none.
+    postcard::to_extend(body, bytes).expect("handshake messages always serialise")
+}
+
+fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, HandshakeError> {
+    let (magic, rest) = bytes.split_first_chunk::<8>().ok_or(HandshakeError::Foreign)?;
+    if u64::from_le_bytes(*magic) != MAGIC {
+        return Err(HandshakeError::Foreign);
+    }
+    let (version, body) = rest.split_first_chunk::<8>().ok_or(HandshakeError::Foreign)?;
+    let theirs = u64::from_le_bytes(*version);
+    if theirs != LAYOUT_VERSION {
+        return Err(HandshakeError::Version { theirs });
+    }
+    let (value, rest) =
+        postcard::take_from_bytes(body).map_err(|_| HandshakeError::Damaged { reason: "its body does not decode" })?;
+    if rest.is_empty() { Ok(value) } else { Err(HandshakeError::Damaged { reason: "bytes behind its end" }) }
+}
+
+fn check(condition: bool, reason: &'static str) -> Result<(), HandshakeError> {
+    if condition { Ok(()) } else { Err(HandshakeError::Damaged { reason }) }
+}
+
+impl Hello {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// From bytes and grants that a stranger sent: everything that is computed with later is checked here.
+    pub fn decode(bytes: &[u8], grants: &[RemoteSlice]) -> Result<Hello, HandshakeError> {
+        let hello: Hello = decode(bytes)?;
+        match &hello.push {
+            None => check(grants.is_empty(), "grants that nobody asked for")?,
+            Some(push) => {
+                check(push.geometry.is_sound() && push.layout.frames == push.geometry.frames, "frames that cannot be")?;
+                check(grants.len() == 2, "a push needs two grants")?;
+                check(grants[0].len >= push.layout.bytes() as u64, "a control page too short")?;
+                check(grants[1].len >= push.geometry.bytes(), "frames too short")?;
+            }
+        }
+        Ok(hello)
+    }
+}
+
+impl Welcome {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// From bytes and grants that a server sent: everything that is computed with later is checked here.
+    pub fn decode(bytes: &[u8], role: &Role, grants: &[RemoteSlice]) -> Result<Welcome, HandshakeError> {
+        let welcome: Welcome = decode(bytes)?;
+        check(welcome.geometry.is_sound() && welcome.layout.frames == welcome.geometry.frames, "frames that cannot be")?;
+        check(welcome.peer < welcome.layout.peers, "a peer number out of range")?;
+        let range = welcome.range().ok_or(HandshakeError::Damaged { reason: "a shard that the table does not have" })?;
+        check(range.end - range.start == welcome.geometry.payload_bytes, "frames of another length than the shard")?;
+        if *role == Role::Inquirer {
+            return Ok(welcome);
+        }
+        let wants_slots = matches!(role, Role::Worker { .. });
+        check(grants.len() == 3 + usize::from(wants_slots), "another number of grants than there should be")?;
+        check(grants[0].len >= welcome.layout.bytes() as u64, "a control page too short")?;
+        check(grants[1].len >= welcome.geometry.bytes(), "frames too short")?;
+        let count = welcome.slots.map_or(0, |slots| slots.slots);
+        check(grants[2].len >= super::Desk::page_bytes(count) as u64, "a peer's page too short")?;
+        if let Role::Worker { encoding, .. } = role {
+            let slots = welcome.slots.ok_or(HandshakeError::Damaged { reason: "no slots for a worker" })?;
+            check(slots.is_sound() && slots.encoding == *encoding, "slots that cannot be")?;
+            check(slots.elements * 4 == welcome.geometry.payload_bytes, "slots of another length than the shard")?;
+            check(slots.chunk_elements * 4 == welcome.geometry.chunk_bytes, "slots cut otherwise than the frames")?;
+            check(grants[3].len >= slots.bytes(), "slots too short")?;
+        }
+        Ok(welcome)
+    }
+
+    /// The bytes of the table that this shard holds.
+    pub fn range(&self) -> Option<std::ops::Range<u64>> {
+        self.table.shards(usize::from(self.shards)).ok()?.get(usize::from(self.shard)).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::RemoteKey;
+    use proptest::prelude::*;
+
+    fn welcome() -> (Welcome, Vec<RemoteSlice>) {
+        let table = Table::flat(100, ElementType::F32).unwrap();
+        let welcome = Welcome {
+            epoch: 7,
+            peer: 1,
+            clock: Clock(3),
+            table,
+            shard: 0,
+            shards: 1,
+            layout: ControlLayout { peers: 4, frames: 3 },
+            geometry: FrameGeometry { frames: 3, payload_bytes: 400, chunk_bytes: 128 },
+            slots: None,
+            lease_ns: 1,
+            scheme: None,
+        };
+        let grant = |len| RemoteSlice { key: RemoteKey(1), offset: 0, len };
+        (welcome, vec![grant(4096), grant(3 * 4096), grant(4096)])
+    }
+
+    #[test]
+    fn messages_round_trip() {
+        let (welcome, grants) = welcome();
+        assert_eq!(Welcome::decode(&welcome.encode(), &Role::Reader, &grants), Ok(welcome));
+        let hello = Hello { role: Role::Reader, push: None };
+        assert_eq!(Hello::decode(&hello.encode(), &[]), Ok(hello));
+    }
+
+    #[test]
+    fn a_peer_of_another_layout_version_is_told_both_versions() {
+        let mut bytes = Hello { role: Role::Reader, push: None }.encode();
+        bytes[8] = 9;
+        let error = Hello::decode(&bytes, &[]).unwrap_err();
+        assert_eq!(error, HandshakeError::Version { theirs: 9 });
+        assert!(error.to_string().contains("layout version 9, this process version 1"));
+    }
+
+    #[test]
+    fn grants_shorter_than_the_geometry_are_refused() {
+        let (welcome, grants) = welcome();
+        for index in 0..grants.len() {
+            let mut short = grants.clone();
+            short[index].len = 64;
+            assert!(Welcome::decode(&welcome.encode(), &Role::Reader, &short).is_err());
+        }
+        assert!(Welcome::decode(&welcome.encode(), &Role::Reader, &grants[..2]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_of_a_stranger_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), good in any::<bool>()) {
+            if good {
+                bytes.splice(0..0, [MAGIC.to_le_bytes(), LAYOUT_VERSION.to_le_bytes()].concat());
+            }
+            let grants = vec![RemoteSlice { key: RemoteKey(1), offset: 0, len: u64::MAX }; 3];
+            let _ = Hello::decode(&bytes, &grants[..2]);
+            let _ = Welcome::decode(&bytes, &Role::Reader, &grants);
+        }
+
+        #[test]
+        fn a_damaged_welcome_never_panics(at in 16usize..60, value in any::<u8>()) {
+            let (welcome, grants) = welcome();
+            let mut bytes = welcome.encode();
+            let at = at % bytes.len();
+            bytes[at] = value;
+            let _ = Welcome::decode(&bytes, &Role::Reader, &grants);
+        }
+    }
+}

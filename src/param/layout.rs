@@ -1,0 +1,422 @@
+//! Where each word lies. Pure: offsets and headers, no memory.
+//!
+//! All words are little-endian u64, aligned to 8 bytes, each with one kind of writer. Words of different writers lie
+//! on different cache lines.
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::{Clock, Version};
+use crate::table::ElementType;
+
+/// Version of the layout and of the handshake. Peers of different versions refuse each other.
+pub const LAYOUT_VERSION: u64 = 1;
+
+/// First word of a control page: "SLACKLIN" in ASCII.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"SLACKLIN");
+
+/// One cache line, and one header.
+pub(super) const LINE: usize = 64;
+
+const PAGE: usize = crate::mem::PAGE_SIZE;
+
+/// Most frames: the index must fit a byte of [`Latest`].
+pub(super) const MAX_FRAMES: usize = 255;
+
+/// Most chunks of a shard: the count must fit the low bits of the landed word.
+pub(super) const MAX_CHUNKS: usize = (1 << LANDED_BITS) - 1;
+
+const LANDED_BITS: u32 = 24;
+
+/// Which version is the latest and which frame holds it: one word, so that both change at once.
+///
+/// The low 8 bits are the frame, the others the version (2^56 versions: at a million a second, 2,000 years).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latest {
+    /// The version.
+    pub version: Version,
+    /// Index of its frame.
+    pub frame: u8,
+}
+
+impl Latest {
+    /// As a word.
+    pub fn to_word(self) -> u64 {
+        self.version.0 << 8 | u64::from(self.frame)
+    }
+
+    /// From a word.
+    pub fn from_word(word: u64) -> Latest {
+        Latest { version: Version(word >> 8), frame: word as u8 }
+    }
+}
+
+/// How the control page of a shard is laid out: two lines, then a line per peer, then a header per frame.
+///
+/// ```text
+/// line 0      magic, layout version, epoch, frames, payload bytes, chunk bytes, peers, 0     server, once
+/// line 1      latest, smallest clock, writing, heartbeat, 0...                               server
+/// line 2+i    peer i: consumed clock, interrupt count, generation, state, 0...               server
+/// headers     frame f: see FrameHeader                                                       server
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControlLayout {
+    /// Peers there is room for.
+    pub peers: u16,
+    /// Frames there are.
+    pub frames: u8,
+}
+
+impl ControlLayout {
+    pub(super) const EPOCH: usize = 16;
+    /// Line 1, which readers poll.
+    pub(super) const STATUS: usize = LINE;
+    pub(super) const LATEST: usize = LINE;
+    pub(super) const SMALLEST_CLOCK: usize = LINE + 8;
+    pub(super) const WRITING: usize = LINE + 16;
+    pub(super) const HEARTBEAT: usize = LINE + 24;
+
+    pub(super) fn peer_line(&self, peer: u16) -> usize {
+        (2 + usize::from(peer)) * LINE
+    }
+
+    pub(super) fn frame_header(&self, frame: u8) -> usize {
+        (2 + usize::from(self.peers) + usize::from(frame)) * LINE
+    }
+
+    /// Bytes of the control page.
+    pub fn bytes(&self) -> usize {
+        ((2 + usize::from(self.peers) + usize::from(self.frames)) * LINE).next_multiple_of(PAGE)
+    }
+}
+
+/// Offsets in a peer's line of the control page.
+pub(super) mod peer_line {
+    pub(crate) const CONSUMED: usize = 0;
+    pub(crate) const INTERRUPTS: usize = 8;
+    pub(crate) const GENERATION: usize = 16;
+    pub(crate) const STATE: usize = 24;
+
+    pub(crate) const STATE_MEMBER: u64 = 1;
+    pub(crate) const STATE_EVICTED: u64 = 2;
+}
+
+/// Offsets in a peer's desk: the page that this one peer writes.
+///
+/// ```text
+/// line 0      published clock, landed chunks      worker
+/// line 1      heartbeat                           worker
+/// line 2      pin                                 reader
+/// line 3+d    header of slot d                    worker
+/// ```
+pub(super) mod desk {
+    use super::LINE;
+
+    pub(crate) const PUBLISHED: usize = 0;
+    pub(crate) const LANDED: usize = 8;
+    pub(crate) const HEARTBEAT: usize = LINE;
+    pub(crate) const PIN: usize = 2 * LINE;
+
+    pub(crate) fn slot_header(slot: usize) -> usize {
+        (3 + slot) * LINE
+    }
+
+    pub(crate) fn bytes(slots: usize) -> usize {
+        ((3 + slots) * LINE).next_multiple_of(super::PAGE)
+    }
+}
+
+/// How many chunks of which attempt have landed, in one word that only grows: `attempt` is a gradient's clock, or the
+/// sequence of a frame that is being written. Without it a count left over from an earlier attempt could be taken for
+/// this one's.
+pub(super) fn landed_word(attempt: u64, chunks: usize) -> u64 {
+    attempt << LANDED_BITS | chunks as u64
+}
+
+/// How many chunks of `attempt` have landed as far as `word` says; none if it speaks of another attempt.
+pub(super) fn landed_chunks(word: u64, attempt: u64) -> usize {
+    if word >> LANDED_BITS == attempt << LANDED_BITS >> LANDED_BITS {
+        (word & ((1 << LANDED_BITS) - 1)) as usize
+    } else {
+        0
+    }
+}
+
+/// How the frames of a shard lie in their region: one after the other, each beginning on a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrameGeometry {
+    /// How many there are.
+    pub frames: u8,
+    /// Bytes of payload in each.
+    pub payload_bytes: u64,
+    /// Bytes of one chunk of it; the last may be shorter. A multiple of a cache line.
+    pub chunk_bytes: u64,
+}
+
+impl FrameGeometry {
+    /// Bytes from the begin of one frame to that of the next.
+    pub fn stride(&self) -> u64 {
+        self.payload_bytes.next_multiple_of(PAGE as u64)
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        self.stride() * u64::from(self.frames)
+    }
+
+    /// Chunks in one frame.
+    pub fn chunks(&self) -> usize {
+        self.payload_bytes.div_ceil(self.chunk_bytes) as usize
+    }
+
+    /// True if nothing in it overflows, divides by zero or is larger than its word. To be asked of a geometry that a
+    /// peer sent before anything is computed from it.
+    pub fn is_sound(&self) -> bool {
+        self.frames >= 2
+            && usize::from(self.frames) <= MAX_FRAMES
+            && (1..=1 << 48).contains(&self.payload_bytes)
+            && self.chunk_bytes >= LINE as u64
+            && self.chunk_bytes <= 1 << 48
+            && self.chunk_bytes.is_multiple_of(LINE as u64)
+            && self.chunks() <= MAX_CHUNKS
+    }
+}
+
+/// How a worker's slots lie in their region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotGeometry {
+    /// How many there are.
+    pub slots: u16,
+    /// What gradients are made of.
+    pub encoding: ElementType,
+    /// Elements of one gradient.
+    pub elements: u64,
+    /// Elements of one chunk; the last may be shorter. As many as a frame's chunk has.
+    pub chunk_elements: u64,
+}
+
+impl SlotGeometry {
+    /// Bytes of one gradient.
+    pub fn payload_bytes(&self) -> u64 {
+        self.elements * self.encoding.bytes() as u64
+    }
+
+    /// Bytes from the begin of one slot to that of the next.
+    pub fn stride(&self) -> u64 {
+        self.payload_bytes().next_multiple_of(PAGE as u64)
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        self.stride() * u64::from(self.slots)
+    }
+
+    /// Bytes of one chunk.
+    pub fn chunk_bytes(&self) -> u64 {
+        self.chunk_elements * self.encoding.bytes() as u64
+    }
+
+    /// Chunks in one gradient.
+    pub fn chunks(&self) -> usize {
+        self.elements.div_ceil(self.chunk_elements) as usize
+    }
+
+    /// As [`FrameGeometry::is_sound`].
+    pub fn is_sound(&self) -> bool {
+        (1..=1024).contains(&self.slots)
+            && (1..=1 << 46).contains(&self.elements)
+            && (1..=1 << 46).contains(&self.chunk_elements)
+            && self.chunks() <= MAX_CHUNKS
+    }
+
+    /// The slot that the gradient of `clock` goes to.
+    pub fn slot_of(&self, clock: Clock) -> usize {
+        (clock.0 % u64::from(self.slots)) as usize
+    }
+}
+
+/// Header of a frame: eight words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// Odd while the frame is being written, even when it is whole; never the same twice in the life of a frame
+    /// except when a frame that was about to be written turns out to be pinned.
+    pub sequence: u64,
+    /// Version of the payload.
+    pub version: Version,
+    /// Life of the server that wrote it.
+    pub epoch: u64,
+    /// Bytes of the payload.
+    pub bytes: u64,
+    /// CRC-64 over epoch, version, bytes and payload, or 0 where it is not asked for.
+    pub checksum: u64,
+    /// The payload holds all gradients of clocks before this one.
+    pub smallest_clock: Clock,
+    /// Which attempt at the frame (its odd sequence) and how many chunks are whole already, in one word. Changes
+    /// while the frame is being written.
+    pub landed: u64,
+}
+
+impl FrameHeader {
+    pub(super) const SEQUENCE: usize = 0;
+    pub(super) const SMALLEST_CLOCK: usize = 40;
+    pub(super) const LANDED: usize = 56;
+
+    /// Chunks that are whole while the frame is being written.
+    pub(super) fn landed_chunks(&self) -> usize {
+        landed_chunks(self.landed, self.sequence)
+    }
+
+    /// True if `self` and `later` describe the same whole payload.
+    pub(super) fn same_payload(&self, later: &FrameHeader) -> bool {
+        let essence = |h: &FrameHeader| (h.sequence, h.version, h.epoch, h.bytes, h.checksum);
+        essence(self) == essence(later)
+    }
+
+    /// As words.
+    pub fn to_words(self) -> [u64; 8] {
+        [
+            self.sequence,
+            self.version.0,
+            self.epoch,
+            self.bytes,
+            self.checksum,
+            self.smallest_clock.0,
+            0,
+            self.landed,
+        ]
+    }
+
+    /// From words.
+    pub fn from_words(words: [u64; 8]) -> FrameHeader {
+        FrameHeader {
+            sequence: words[0],
+            version: Version(words[1]),
+            epoch: words[2],
+            bytes: words[3],
+            checksum: words[4],
+            smallest_clock: Clock(words[5]),
+            landed: words[7],
+        }
+    }
+
+    /// True if the frame is whole as far as its header says.
+    pub fn is_whole(&self) -> bool {
+        self.sequence.is_multiple_of(2)
+    }
+}
+
+/// Header of a slot: eight words.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SlotHeader {
+    /// The clock that the gradient belongs to.
+    pub clock: Clock,
+    /// The version it was computed from.
+    pub base: Version,
+    /// Life of the server it was meant for.
+    pub epoch: u64,
+    /// Bytes of the payload.
+    pub bytes: u64,
+    /// Encoding of the payload: 0 f32, 1 bf16, 2 f16.
+    pub encoding: u64,
+    /// CRC-64 over epoch, clock, bytes and payload, or 0 where it is not asked for.
+    pub checksum: u64,
+    /// The worker's loss on its batch, if it told one.
+    pub loss: Option<f32>,
+}
+
+impl SlotHeader {
+    /// As words.
+    pub fn to_words(self) -> [u64; 8] {
+        let loss = self.loss.map_or(0, |loss| 1 << 32 | u64::from(loss.to_bits()));
+        [self.clock.0, self.base.0, self.epoch, self.bytes, self.encoding, self.checksum, loss, 0]
+    }
+
+    /// From words.
+    pub fn from_words(words: [u64; 8]) -> SlotHeader {
+        SlotHeader {
+            clock: Clock(words[0]),
+            base: Version(words[1]),
+            epoch: words[2],
+            bytes: words[3],
+            encoding: words[4],
+            checksum: words[5],
+            loss: (words[6] >> 32 == 1).then(|| f32::from_bits(words[6] as u32)),
+        }
+    }
+}
+
+/// The number that stands for an encoding in a slot header.
+pub(super) fn encoding_word(encoding: ElementType) -> u64 {
+    match encoding {
+        ElementType::F32 => 0,
+        ElementType::Bf16 => 1,
+        ElementType::F16 => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_and_words_round_trip() {
+        let latest = Latest { version: Version((1 << 56) - 1), frame: 255 };
+        assert_eq!(Latest::from_word(latest.to_word()), latest);
+
+        let frame = FrameHeader {
+            sequence: 3,
+            version: Version(9),
+            epoch: 77,
+            bytes: 4096,
+            checksum: 1,
+            smallest_clock: Clock(4),
+            landed: 12,
+        };
+        assert_eq!(FrameHeader::from_words(frame.to_words()), frame);
+
+        for loss in [None, Some(0.0), Some(-1.5)] {
+            let slot = SlotHeader { clock: Clock(1), epoch: 5, loss, ..SlotHeader::default() };
+            assert_eq!(SlotHeader::from_words(slot.to_words()), slot);
+        }
+        assert_eq!(landed_chunks(landed_word(7, 96), 7), 96);
+        assert_eq!(landed_chunks(landed_word(7, 96), 8), 0);
+    }
+
+    #[test]
+    fn words_of_different_writers_lie_on_different_lines() {
+        let layout = ControlLayout { peers: 3, frames: 3 };
+        let mut lines = vec![0, ControlLayout::STATUS / LINE];
+        lines.extend((0..3).map(|peer| layout.peer_line(peer) / LINE));
+        lines.extend((0..3).map(|frame| layout.frame_header(frame) / LINE));
+        let mut distinct = lines.clone();
+        distinct.dedup();
+        assert_eq!(lines, distinct);
+        assert!(layout.bytes() >= (lines.len()) * LINE);
+        assert_ne!(desk::PUBLISHED / LINE, desk::HEARTBEAT / LINE);
+        assert_ne!(desk::HEARTBEAT / LINE, desk::PIN / LINE);
+    }
+
+    #[test]
+    fn geometries_that_overflow_are_not_sound() {
+        let good = FrameGeometry { frames: 3, payload_bytes: 100, chunk_bytes: 64 };
+        assert!(good.is_sound());
+        for bad in [
+            FrameGeometry { frames: 1, ..good },
+            FrameGeometry { payload_bytes: 0, ..good },
+            FrameGeometry { payload_bytes: u64::MAX, ..good },
+            FrameGeometry { chunk_bytes: 0, ..good },
+            FrameGeometry { chunk_bytes: 65, ..good },
+            FrameGeometry { payload_bytes: 1 << 40, ..good },
+        ] {
+            assert!(!bad.is_sound(), "{bad:?}");
+        }
+        let good = SlotGeometry { slots: 2, encoding: ElementType::F32, elements: 10, chunk_elements: 4 };
+        assert!(good.is_sound());
+        for bad in [
+            SlotGeometry { slots: 0, ..good },
+            SlotGeometry { elements: u64::MAX, ..good },
+            SlotGeometry { chunk_elements: 0, ..good },
+        ] {
+            assert!(!bad.is_sound(), "{bad:?}");
+        }
+    }
+}

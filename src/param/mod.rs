@@ -1,0 +1,24 @@
+//! Parameter memory: control page, frames and slots, and the operations on them.
+//!
+//! The owner of a shard holds [`Frames`] and a [`Desk`] for each peer; peers hold a [`Pull`] and a [`Publish`], state
+//! machines that post requests to an endpoint and are told of their completions. `docs/design.md` has the layout to
+//! the byte and the argument for each fence.
+#![forbid(unsafe_code)]
+
+mod desk;
+mod frames;
+mod handshake;
+mod layout;
+mod pin;
+mod publish;
+mod pull;
+mod push;
+
+pub use desk::Desk;
+pub use frames::{Frames, Pinned as FramePinned};
+pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Role, Welcome};
+pub use layout::{ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, Latest, SlotGeometry, SlotHeader};
+pub use pin::{PinError, PinnedFrame, Pins};
+pub use publish::{Publish, PublishError, Source};
+pub use pull::{Consistency, FrameSource, Pull, PullError, PullOptions, Pulled};
+pub use push::Push;

@@ -1,0 +1,136 @@
+//! Pin: read a frame in place, without a copy, where its memory is mapped.
+//!
+//! The reader stores which frame it wants to keep into its own pin word and looks at the frame's header afterwards;
+//! the owner marks the header and looks at the pins afterwards. With a full fence between the store and the load on
+//! both sides at least one of the two sees the other: either the reader finds the frame being written and lets go, or
+//! the owner finds the pin and takes another frame.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+use super::layout::{ControlLayout, FrameHeader, LINE, Latest, desk};
+use super::{FrameSource, Pulled};
+use crate::mem::{LocalSlice, RemoteSlice, VolatileSlice, fence};
+use crate::scheme::Bound;
+use crate::transport::Endpoint;
+
+/// A frame cannot be pinned at all.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PinError {
+    /// The memory is not mapped into this process.
+    #[error("cannot read in place: this transport does not share the server's memory; pull a copy instead")]
+    NotMapped,
+    /// The frame belongs to another life of its owner.
+    #[error("the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; connect again")]
+    Epoch {
+        /// The life that this connection belongs to.
+        expected: u64,
+        /// The life that wrote the frame.
+        found: u64,
+    },
+    /// The owner's memory cannot be true.
+    #[error("the control page names frame {frame} of {frames}: the owner's memory is damaged")]
+    Damaged {
+        /// The frame it names.
+        frame: u8,
+        /// How many there are.
+        frames: u8,
+    },
+}
+
+/// Pins frames of one source, one at a time.
+#[derive(Debug)]
+pub struct Pins {
+    source: FrameSource,
+    control: LocalSlice,
+    frames: LocalSlice,
+    word: LocalSlice,
+}
+
+impl Pins {
+    /// Maps what is needed. `page` is this peer's own page.
+    pub fn new(endpoint: &impl Endpoint, source: &FrameSource, page: &RemoteSlice) -> Result<Pins, PinError> {
+        let word = page.slice(desk::PIN as u64, 8).map_err(|_| PinError::NotMapped)?;
+        let map = |remote: &RemoteSlice| endpoint.map(remote).ok_or(PinError::NotMapped);
+        Ok(Pins { source: *source, control: map(&source.control)?, frames: map(&source.frames)?, word: map(&word)? })
+    }
+
+    /// Pins the newest version if it satisfies `bound`; `None` if it does not yet. Never waits.
+    pub fn pin(&mut self, bound: Bound) -> Result<Option<PinnedFrame<'_>>, PinError> {
+        let mut retries = 0;
+        loop {
+            let control = self.control.as_volatile();
+            let latest = Latest::from_word(control.load(ControlLayout::LATEST, Acquire));
+            if latest.frame >= self.source.geometry.frames {
+                let frames = self.source.geometry.frames;
+                return Err(PinError::Damaged { frame: latest.frame, frames });
+            }
+            if latest.version < bound.version {
+                return Ok(None);
+            }
+            self.word.as_volatile().store(0, u64::from(latest.frame) + 1, Relaxed);
+            #[cfg(not(slackline_mutant = "pin_fence"))]
+            fence(SeqCst);
+            let line = control.subslice(self.source.layout.frame_header(latest.frame), LINE);
+            let header = FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Acquire)));
+            if !header.is_whole() || header.version != latest.version {
+                // It was being reused: another version is the latest by now, or will be in a moment.
+                self.release();
+                retries += 1;
+                std::hint::spin_loop();
+                continue;
+            }
+            if header.epoch != self.source.epoch {
+                self.release();
+                return Err(PinError::Epoch { expected: self.source.epoch, found: header.epoch });
+            }
+            if !bound.is_met_by(header.version, header.smallest_clock) {
+                self.release();
+                return Ok(None);
+            }
+            let newest = Latest::from_word(control.load(ControlLayout::LATEST, Relaxed)).version;
+            let pulled = Pulled {
+                version: header.version,
+                epoch: header.epoch,
+                smallest_clock: header.smallest_clock,
+                behind: header.version.behind(newest),
+                retries,
+            };
+            return Ok(Some(PinnedFrame { frame: latest.frame, pulled, pins: self }));
+        }
+    }
+
+    fn release(&self) {
+        // All loads of the frame come before the owner may write it.
+        self.word.as_volatile().store(0, 0, Release);
+    }
+}
+
+/// A frame that its owner will not touch while this lives (and while this process is taken for alive).
+#[derive(Debug)]
+pub struct PinnedFrame<'a> {
+    frame: u8,
+    pulled: Pulled,
+    pins: &'a mut Pins,
+}
+
+impl PinnedFrame<'_> {
+    /// Which version it is.
+    pub fn pulled(&self) -> Pulled {
+        self.pulled
+    }
+
+    /// Its bytes, in place. Nobody writes them while the pin is held, but they are the owner's: copy what is checked
+    /// before it is used.
+    pub fn bytes(&self) -> VolatileSlice<'_> {
+        let geometry = &self.pins.source.geometry;
+        let offset = geometry.stride() * u64::from(self.frame);
+        self.pins.frames.as_volatile().subslice(offset as usize, geometry.payload_bytes as usize)
+    }
+}
+
+impl Drop for PinnedFrame<'_> {
+    fn drop(&mut self) {
+        self.pins.release();
+    }
+}

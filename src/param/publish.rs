@@ -1,0 +1,351 @@
+//! Publish: write a gradient into a free slot, then announce it.
+//!
+//! On one endpoint, in order: the payload (chunk by chunk, each followed by the count of chunks that have landed, so
+//! that the server can begin before the last byte), the slot's header, the published clock. The server trusts nothing
+//! before the clock has moved.
+
+use super::layout::{SlotGeometry, SlotHeader, desk, encoding_word, landed_word, peer_line};
+use super::{Welcome, desk as desk_of_owner};
+use crate::clock::{Clock, Version};
+use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
+use crate::transport::{
+    CompletionError, Disconnected, Endpoint, Inline, Operation, PostError, WorkCompletion, WorkRequest,
+};
+
+/// Where a gradient comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Registered memory of this process, in the slots' encoding.
+    Memory(LocalSlice),
+    /// The slot itself: the worker computed straight into it.
+    Slot,
+}
+
+/// A publish failed for good.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PublishError {
+    /// The gradient has another length than the shard.
+    #[error("cannot publish {bytes} bytes as a gradient of {slot_bytes}: give one of the shard's length and encoding")]
+    Length {
+        /// Bytes of the gradient.
+        bytes: usize,
+        /// Bytes of a slot's payload.
+        slot_bytes: u64,
+    },
+    /// A publish is under way already.
+    #[error("a publish is under way already: finish it first")]
+    Busy,
+    /// The server is gone. Whether it took the gradient is not known, unless it was announced.
+    #[error(transparent)]
+    Disconnected(#[from] Disconnected),
+    /// A request failed.
+    #[error("a write to the server's memory failed, the gradient may be lost: {0}")]
+    Completion(#[from] CompletionError),
+    /// A request could not be posted.
+    #[error("a write to the server's memory could not be posted: {0}")]
+    Post(PostError),
+    /// The grants do not cover the layout.
+    #[error("the server's grants do not cover its layout: {0}")]
+    Grants(#[from] OutOfBounds),
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Idle,
+    /// Read the consumed word next.
+    NeedCredit,
+    Credit,
+    /// A slot is free.
+    Reserved,
+    Writing {
+        header: SlotHeader,
+        chunk: usize,
+    },
+    /// Everything is posted.
+    Flushing,
+    Done,
+}
+
+/// Chunks in one batch: long enough to keep a queue busy, short enough not to fill it.
+const CHUNKS_PER_BATCH: usize = 8;
+
+/// Ids of a publish's requests have this bit.
+pub(crate) const PUBLISH_TAG: u64 = 1 << 62;
+
+/// Writes one worker's gradients into its slots at one server. A state machine, driven as [`Pull`](super::Pull) is.
+#[derive(Debug)]
+pub struct Publish {
+    page: RemoteSlice,
+    slots: RemoteSlice,
+    consumed_word: RemoteSlice,
+    geometry: SlotGeometry,
+    epoch: u64,
+    scratch: LocalSlice,
+    checksums: bool,
+    clock: Clock,
+    consumed: Clock,
+    /// What is to be written once a slot is free.
+    pending: Option<(Source, SlotHeader)>,
+    state: State,
+    outstanding: u32,
+    failed: Option<CompletionError>,
+    batch: Vec<WorkRequest>,
+}
+
+impl Publish {
+    /// Bytes of local memory that a publish needs for itself.
+    pub const SCRATCH_BYTES: usize = 8;
+
+    /// From an owner's answer to a worker and what it granted, with [`SCRATCH_BYTES`](Self::SCRATCH_BYTES) of
+    /// registered memory of its own. `None` if the answer was not to a worker.
+    pub fn new(
+        welcome: &Welcome,
+        grants: &[RemoteSlice],
+        scratch: LocalSlice,
+    ) -> Result<Option<Publish>, OutOfBounds> {
+        let ([control, _, page, slots], Some(geometry)) = (grants, welcome.slots) else { return Ok(None) };
+        let consumed_at = welcome.layout.peer_line(welcome.peer) + peer_line::CONSUMED;
+        Ok(Some(Publish {
+            page: *page,
+            slots: *slots,
+            consumed_word: control.slice(consumed_at as u64, 8)?,
+            geometry,
+            epoch: welcome.epoch,
+            scratch,
+            checksums: false,
+            clock: welcome.clock,
+            consumed: welcome.clock,
+            pending: None,
+            state: State::Idle,
+            outstanding: 0,
+            failed: None,
+            batch: Vec::with_capacity(2 * CHUNKS_PER_BATCH + 2),
+        }))
+    }
+
+    /// Whether each gradient carries a checksum: one more pass over it.
+    pub fn set_checksums(&mut self, on: bool) {
+        self.checksums = on;
+    }
+
+    /// The clock of the gradient that is published next.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// How the slots lie.
+    pub fn geometry(&self) -> &SlotGeometry {
+        &self.geometry
+    }
+
+    /// Begins to wait for a free slot, for a worker that wants to compute straight into it. Then
+    /// [`reserved`](Self::reserved) says where it is, and a publish of [`Source::Slot`] announces it.
+    pub fn reserve(&mut self) -> Result<(), PublishError> {
+        match self.state {
+            State::Idle => self.state = State::NeedCredit,
+            State::NeedCredit | State::Credit | State::Reserved => {}
+            _ => return Err(PublishError::Busy),
+        }
+        Ok(())
+    }
+
+    /// The slot that was reserved.
+    pub fn reserved(&self) -> Option<RemoteSlice> {
+        matches!(self.state, State::Reserved).then(|| self.slot()).and_then(Result::ok)
+    }
+
+    /// Begins to publish the gradient of this worker's clock, computed from version `base`.
+    pub fn start(&mut self, source: Source, base: Version, loss: Option<f32>) -> Result<(), PublishError> {
+        if self.pending.is_some() || !matches!(self.state, State::Idle | State::NeedCredit | State::Credit | State::Reserved) {
+            return Err(PublishError::Busy);
+        }
+        if let Source::Memory(memory) = &source
+            && memory.len() as u64 != self.geometry.payload_bytes()
+        {
+            return Err(PublishError::Length { bytes: memory.len(), slot_bytes: self.geometry.payload_bytes() });
+        }
+        let mut header = SlotHeader {
+            clock: self.clock,
+            base,
+            epoch: self.epoch,
+            bytes: self.geometry.payload_bytes(),
+            encoding: encoding_word(self.geometry.encoding),
+            checksum: 0,
+            loss,
+        };
+        if self.checksums
+            && let Source::Memory(memory) = &source
+        {
+            header.checksum = desk_of_owner::slot_checksum(&header, memory.as_volatile());
+        }
+        self.pending = Some((source, header));
+        if matches!(self.state, State::Idle) {
+            self.state = State::NeedCredit;
+        }
+        Ok(())
+    }
+
+    /// True while a gradient is being published.
+    pub fn is_active(&self) -> bool {
+        self.pending.is_some() || self.outstanding > 0
+    }
+
+    /// True once, when the gradient is announced and its memory is free again. The clock has moved on.
+    pub fn take(&mut self) -> bool {
+        if !matches!(self.state, State::Done) {
+            return false;
+        }
+        self.state = State::Idle;
+        true
+    }
+
+    /// Takes a completion of one of its own requests.
+    pub fn complete(&mut self, completion: WorkCompletion) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+        if let Err(error) = completion.result {
+            self.failed = Some(error);
+        }
+    }
+
+    /// Goes as far as it can without waiting. True if it got anywhere.
+    pub fn advance(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PublishError> {
+        if let Some(error) = self.failed.take() {
+            (self.state, self.pending) = (State::Idle, None);
+            return Err(error.into());
+        }
+        match self.state.clone() {
+            State::Idle | State::Done => Ok(false),
+            State::NeedCredit => self.ask_for_credit(endpoint),
+            State::Credit if self.outstanding > 0 => Ok(false),
+            State::Credit => {
+                self.consumed = Clock(self.scratch.as_volatile().load_u64(0));
+                self.state = State::NeedCredit;
+                Ok(self.has_credit())
+            }
+            State::Reserved => match &self.pending {
+                None => Ok(false),
+                Some((source, header)) => {
+                    let chunk = if matches!(source, Source::Slot) { self.geometry.chunks() } else { 0 };
+                    self.state = State::Writing { header: *header, chunk };
+                    Ok(true)
+                }
+            },
+            State::Writing { header, chunk } => self.write(endpoint, header, chunk),
+            State::Flushing if self.outstanding > 0 => Ok(false),
+            State::Flushing => {
+                self.clock = self.clock.next();
+                self.pending = None;
+                self.state = State::Done;
+                Ok(true)
+            }
+        }
+    }
+
+    fn has_credit(&self) -> bool {
+        #[cfg(not(slackline_mutant = "credit"))]
+        return self.clock.0.saturating_sub(self.consumed.0) < u64::from(self.geometry.slots);
+        #[cfg(slackline_mutant = "credit")]
+        return true;
+    }
+
+    fn ask_for_credit(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PublishError> {
+        if self.has_credit() {
+            self.state = State::Reserved;
+            return Ok(true);
+        }
+        let operation = Operation::Read {
+            local: self.scratch.clone(),
+            remote: self.consumed_word,
+            streaming: Streaming::Never,
+        };
+        let posted = self.post(endpoint, &[WorkRequest::signalled(PUBLISH_TAG, operation)])?;
+        if posted {
+            self.state = State::Credit;
+        }
+        Ok(posted)
+    }
+
+    /// Posts the next batch: chunks, and after the last of them the header and the announcement.
+    fn write(
+        &mut self,
+        endpoint: &mut impl Endpoint,
+        header: SlotHeader,
+        first: usize,
+    ) -> Result<bool, PublishError> {
+        let chunks = self.geometry.chunks();
+        let end = chunks.min(first + CHUNKS_PER_BATCH);
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.clear();
+        let built = self.build(&mut batch, header, first..end);
+        let posted = built.and_then(|()| self.post(endpoint, &batch));
+        batch.clear();
+        self.batch = batch;
+        if posted? {
+            self.state = if end == chunks { State::Flushing } else { State::Writing { header, chunk: end } };
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    fn build(
+        &self,
+        batch: &mut Vec<WorkRequest>,
+        header: SlotHeader,
+        range: std::ops::Range<usize>,
+    ) -> Result<(), PublishError> {
+        let geometry = &self.geometry;
+        let (chunks, last) = (geometry.chunks(), range.end);
+        let (slot, total_bytes) = (self.slot()?, geometry.payload_bytes() as usize);
+        if let Some((Source::Memory(memory), _)) = &self.pending {
+            for chunk in range {
+                let begin = chunk as u64 * geometry.chunk_bytes();
+                let len = geometry.chunk_bytes().min(geometry.payload_bytes() - begin);
+                batch.push(WorkRequest::unsignalled(
+                    PUBLISH_TAG,
+                    Operation::Write {
+                        local: memory.slice(begin as usize, len as usize)?,
+                        remote: slot.slice(begin, len)?,
+                        streaming: Streaming::PieceOf { total_bytes },
+                    },
+                ));
+                if chunks > 1 {
+                    let landed = landed_word(header.clock.0, chunk + 1);
+                    batch.push(self.inline(self.page.slice(desk::LANDED as u64, 8)?, Inline::word(landed)));
+                }
+            }
+        }
+        if last == chunks {
+            let header_at = desk::slot_header(geometry.slot_of(header.clock)) as u64;
+            batch.push(self.inline(self.page.slice(header_at, 64)?, Inline::line(header.to_words())));
+            let announced = Inline::word(header.clock.next().0);
+            batch.push(self.inline(self.page.slice(desk::PUBLISHED as u64, 8)?, announced));
+        }
+        // One completion a batch: it frees the queue, and the last one says that all is done.
+        if let Some(request) = batch.last_mut() {
+            request.flags |= crate::transport::Flags::SIGNALLED;
+        }
+        Ok(())
+    }
+
+    fn inline(&self, remote: RemoteSlice, data: Inline) -> WorkRequest {
+        WorkRequest::unsignalled(PUBLISH_TAG, Operation::WriteInline { data, remote })
+    }
+
+    fn slot(&self) -> Result<RemoteSlice, OutOfBounds> {
+        let offset = self.geometry.stride() * self.geometry.slot_of(self.clock) as u64;
+        self.slots.slice(offset, self.geometry.payload_bytes())
+    }
+
+    fn post(&mut self, endpoint: &mut impl Endpoint, requests: &[WorkRequest]) -> Result<bool, PublishError> {
+        match endpoint.post(requests) {
+            Ok(()) => {
+                self.outstanding += 1;
+                Ok(true)
+            }
+            Err(PostError::QueueFull { .. }) => Ok(false),
+            Err(PostError::Disconnected(gone)) => Err(gone.into()),
+            Err(error) => Err(PublishError::Post(error)),
+        }
+    }
+}

@@ -1,0 +1,525 @@
+//! Pull: read a frame and prove that it is one version, whole.
+//!
+//! READ the status line, READ the frame's header, wait, READ the payload, wait, READ the header again: accept if it
+//! is unchanged, complete and of this epoch, otherwise start over and count the retry. Each step waits for the
+//! completion of the one before, and nothing is assumed about the order of bytes inside one READ.
+
+use std::ops::Range;
+
+use super::layout::{ControlLayout, FrameGeometry, FrameHeader, LINE, Latest};
+use super::{Welcome, frames};
+use crate::clock::{Clock, Version};
+use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming};
+use crate::scheme::Bound;
+use crate::transport::{
+    CompletionError, Disconnected, Endpoint, Operation, PostError, WorkCompletion, WorkRequest,
+};
+
+/// Where a reader finds a shard's frames.
+#[derive(Clone, Copy, Debug)]
+pub struct FrameSource {
+    /// The control page.
+    pub control: RemoteSlice,
+    /// The frames.
+    pub frames: RemoteSlice,
+    /// Layout of the control page.
+    pub layout: ControlLayout,
+    /// Layout of the frames.
+    pub geometry: FrameGeometry,
+    /// The owner's life; frames of any other are void.
+    pub epoch: u64,
+}
+
+impl FrameSource {
+    /// From an owner's answer and what it granted.
+    pub fn new(welcome: &Welcome, grants: &[RemoteSlice]) -> Option<FrameSource> {
+        let [control, frames, ..] = grants else { return None };
+        let Welcome { layout, geometry, epoch, .. } = *welcome;
+        Some(FrameSource { control: *control, frames: *frames, layout, geometry, epoch })
+    }
+
+    fn status(&self) -> Result<RemoteSlice, OutOfBounds> {
+        self.control.slice(ControlLayout::STATUS as u64, LINE as u64)
+    }
+
+    fn header(&self, frame: u8) -> Result<RemoteSlice, OutOfBounds> {
+        self.control.slice(self.layout.frame_header(frame) as u64, LINE as u64)
+    }
+
+    fn payload(&self, frame: u8, range: Range<u64>) -> Result<RemoteSlice, OutOfBounds> {
+        self.frames.slice(self.geometry.stride() * u64::from(frame) + range.start, range.end - range.start)
+    }
+}
+
+/// What a pull accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Consistency {
+    /// The bytes of exactly one version.
+    #[default]
+    Whole,
+    /// Whatever is there: possibly a mixture of versions, with the version number of none of them. For measuring
+    /// what the check costs, and for showing that a test finds its absence.
+    Mixture,
+}
+
+/// How to pull.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PullOptions {
+    /// What to accept.
+    pub consistency: Consistency,
+    /// Begin to copy a frame that satisfies the bound while it is being written, chunk by chunk, and accept it only
+    /// once it is whole.
+    pub follow: bool,
+    /// Check the owner's checksum over the copy, where there is one: one more pass over it.
+    pub checksum: bool,
+}
+
+/// A version that was pulled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pulled {
+    /// Its number.
+    pub version: Version,
+    /// The life of the owner that it belongs to.
+    pub epoch: u64,
+    /// It holds all gradients of clocks before this one.
+    pub smallest_clock: Clock,
+    /// How many versions it was behind the owner's latest when the copy was complete: its age.
+    pub behind: u64,
+    /// How often the frame changed under the copy and it was begun anew.
+    pub retries: u64,
+}
+
+/// A pull failed for good.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PullError {
+    /// The destination has another length than the shard.
+    #[error("cannot pull {shard_bytes} bytes into {bytes}: give a destination of the shard's length")]
+    Destination {
+        /// Bytes of the destination.
+        bytes: usize,
+        /// Bytes of the shard.
+        shard_bytes: u64,
+    },
+    /// A pull is under way already.
+    #[error("a pull is under way already: finish it first")]
+    Busy,
+    /// The frame belongs to another life of its owner.
+    #[error("the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; connect again")]
+    Epoch {
+        /// The life that this connection belongs to.
+        expected: u64,
+        /// The life that wrote the frame.
+        found: u64,
+    },
+    /// The frame's header cannot be true.
+    #[error("the frame's header says {found} bytes, the shard has {expected}: the owner's memory is damaged")]
+    Damaged {
+        /// Bytes of the shard.
+        expected: u64,
+        /// What the header says.
+        found: u64,
+    },
+    /// The bytes are not those that the owner wrote, though the frame did not change.
+    #[error("version {version:?} does not match its checksum: the transport or the memory damaged it")]
+    Checksum {
+        /// Whose bytes.
+        version: Version,
+    },
+    /// The owner is gone.
+    #[error(transparent)]
+    Disconnected(#[from] Disconnected),
+    /// A request failed.
+    #[error("a read of the owner's memory failed: {0}")]
+    Completion(#[from] CompletionError),
+    /// A request could not be posted.
+    #[error("a read of the owner's memory could not be posted: {0}")]
+    Post(PostError),
+    /// The grants do not cover the layout.
+    #[error("the owner's grants do not cover its layout: {0}")]
+    Grants(#[from] OutOfBounds),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Idle,
+    /// Read the status line next.
+    Begin,
+    Status,
+    Header {
+        latest: Latest,
+    },
+    Payload {
+        before: FrameHeader,
+        frame: u8,
+        copied: u64,
+    },
+    Verify {
+        before: FrameHeader,
+    },
+    /// Read the header of the frame that is being written next.
+    FollowBegin {
+        follow: Follow,
+    },
+    FollowHeader {
+        follow: Follow,
+    },
+    FollowPayload {
+        follow: Follow,
+    },
+    Done(Pulled),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Follow {
+    frame: u8,
+    version: Version,
+    /// Odd sequence of the attempt that is followed, once it is known.
+    sequence: Option<u64>,
+    chunks: usize,
+}
+
+/// Reads frames of one source through an endpoint. A state machine: [`start`](Self::start), then
+/// [`advance`](Self::advance) and [`complete`](Self::complete) until [`take`](Self::take) returns something.
+#[derive(Debug)]
+pub struct Pull {
+    source: FrameSource,
+    /// Three lines: status, header before, header after.
+    scratch: LocalSlice,
+    into: Option<LocalSlice>,
+    options: PullOptions,
+    bound: Bound,
+    state: State,
+    outstanding: u32,
+    failed: Option<CompletionError>,
+    retries: u64,
+    seen: Bound,
+}
+
+/// Ids of a pull's requests have this bit, so that whoever owns the endpoint knows where completions belong.
+pub(crate) const PULL_TAG: u64 = 1 << 63;
+
+const STATUS_LINE: usize = 0;
+const BEFORE_LINE: usize = LINE;
+const AFTER_LINE: usize = 2 * LINE;
+
+/// Longest single READ of payload: keeps any transport's pipeline busy and any queue short.
+const MAX_READ_BYTES: u64 = 1 << 30;
+
+impl Pull {
+    /// Bytes of local memory that a pull needs for itself.
+    pub const SCRATCH_BYTES: usize = 3 * LINE;
+
+    /// A pull from `source`, with [`SCRATCH_BYTES`](Self::SCRATCH_BYTES) of registered memory of its own.
+    pub fn new(source: FrameSource, scratch: &MemoryRegion) -> Result<Pull, OutOfBounds> {
+        Ok(Pull {
+            source,
+            scratch: scratch.slice(0, Self::SCRATCH_BYTES)?,
+            into: None,
+            options: PullOptions::default(),
+            bound: Bound::NONE,
+            state: State::Idle,
+            outstanding: 0,
+            failed: None,
+            retries: 0,
+            seen: Bound::NONE,
+        })
+    }
+
+    /// Where it reads.
+    pub fn source(&self) -> &FrameSource {
+        &self.source
+    }
+
+    /// Begins to pull the newest version that satisfies `bound` into `into`.
+    pub fn start(&mut self, bound: Bound, into: LocalSlice, options: PullOptions) -> Result<(), PullError> {
+        if !matches!(self.state, State::Idle) || self.outstanding > 0 {
+            return Err(PullError::Busy);
+        }
+        if into.len() as u64 != self.source.geometry.payload_bytes {
+            return Err(PullError::Destination {
+                bytes: into.len(),
+                shard_bytes: self.source.geometry.payload_bytes,
+            });
+        }
+        self.into = Some(into);
+        self.bound = bound;
+        self.options = options;
+        self.retries = 0;
+        self.state = State::Begin;
+        Ok(())
+    }
+
+    /// True between `start` and the result.
+    pub fn is_active(&self) -> bool {
+        !matches!(self.state, State::Idle)
+    }
+
+    /// Gives up waiting. Reads in flight still own the destination until they have completed.
+    pub fn cancel(&mut self) {
+        self.state = State::Idle;
+    }
+
+    /// The newest version and smallest clock seen so far, whether they satisfied the bound or not.
+    pub fn seen(&self) -> Bound {
+        self.seen
+    }
+
+    /// The result, once there is one.
+    pub fn take(&mut self) -> Option<Pulled> {
+        let State::Done(pulled) = self.state else { return None };
+        self.state = State::Idle;
+        self.into = None;
+        Some(pulled)
+    }
+
+    /// Takes a completion of one of its own requests.
+    pub fn complete(&mut self, completion: WorkCompletion) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+        if let Err(error) = completion.result {
+            self.failed = Some(error);
+        }
+    }
+
+    /// Goes as far as it can without waiting. True if it got anywhere.
+    pub fn advance(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        if self.outstanding > 0 {
+            return Ok(false);
+        }
+        if let Some(error) = self.failed.take() {
+            self.state = State::Idle;
+            return Err(error.into());
+        }
+        match self.step(endpoint) {
+            Ok(progress) => Ok(progress),
+            Err(error) => {
+                self.state = State::Idle;
+                Err(error)
+            }
+        }
+    }
+
+    fn step(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        match self.state {
+            State::Idle | State::Done(_) => Ok(false),
+            State::Begin => {
+                let request = self.line(STATUS_LINE, self.source.status()?)?;
+                self.post(endpoint, &[request], State::Status)
+            }
+            State::Status => self.on_status(endpoint),
+            State::Header { latest } => self.on_header(endpoint, latest),
+            State::Payload { before, frame, copied } => self.on_payload(endpoint, before, frame, copied),
+            State::Verify { before } => self.on_verify(before),
+            State::FollowBegin { follow } => {
+                let request = self.line(BEFORE_LINE, self.source.header(follow.frame)?)?;
+                self.post(endpoint, &[request], State::FollowHeader { follow })
+            }
+            State::FollowHeader { follow } => self.on_follow(endpoint, follow),
+            State::FollowPayload { follow } => {
+                self.state = State::FollowBegin { follow };
+                Ok(true)
+            }
+        }
+    }
+
+    fn on_status(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        let (latest, smallest_clock, writing) = self.status();
+        self.seen = Bound { version: latest.version, smallest_clock };
+        if usize::from(latest.frame) >= usize::from(self.source.geometry.frames) {
+            return Err(PullError::Damaged { expected: self.source.geometry.payload_bytes, found: 0 });
+        }
+        if self.bound.is_met_by(latest.version, smallest_clock) {
+            let request = self.line(BEFORE_LINE, self.source.header(latest.frame)?)?;
+            return self.post(endpoint, &[request], State::Header { latest });
+        }
+        if self.options.follow && writing.version > latest.version && writing.frame < self.source.geometry.frames {
+            // What the frame will be is known only at its end: it is followed in the hope that it satisfies the
+            // bound, by a reader that would do nothing but wait otherwise.
+            let follow = Follow { frame: writing.frame, version: writing.version, sequence: None, chunks: 0 };
+            self.state = State::FollowBegin { follow };
+            return Ok(true);
+        }
+        self.state = State::Begin;
+        Ok(false)
+    }
+
+    fn on_header(&mut self, endpoint: &mut impl Endpoint, latest: Latest) -> Result<bool, PullError> {
+        let before = self.header(BEFORE_LINE);
+        if self.options.consistency == Consistency::Whole {
+            if !before.is_whole() || before.version != latest.version {
+                return Ok(self.retry());
+            }
+            self.check_header(&before)?;
+            if !self.bound.is_met_by(before.version, before.smallest_clock) {
+                self.state = State::Begin;
+                return Ok(false);
+            }
+        }
+        self.on_payload(endpoint, before, latest.frame, 0)
+    }
+
+    fn on_payload(
+        &mut self,
+        endpoint: &mut impl Endpoint,
+        before: FrameHeader,
+        frame: u8,
+        copied: u64,
+    ) -> Result<bool, PullError> {
+        let total = self.source.geometry.payload_bytes;
+        if copied < total {
+            let end = total.min(copied + MAX_READ_BYTES);
+            let request = self.payload(frame, copied..end)?;
+            return self.post(endpoint, &[request], State::Payload { before, frame, copied: end });
+        }
+        let requests = [
+            self.line(AFTER_LINE, self.source.header(frame)?)?,
+            self.line(STATUS_LINE, self.source.status()?)?,
+        ];
+        self.post(endpoint, &requests, State::Verify { before })
+    }
+
+    fn on_verify(&mut self, before: FrameHeader) -> Result<bool, PullError> {
+        let after = self.header(AFTER_LINE);
+        #[cfg(not(slackline_mutant = "second_header"))]
+        let unchanged = before.same_payload(&after);
+        #[cfg(slackline_mutant = "second_header")]
+        let unchanged = after.epoch == before.epoch;
+        if !unchanged && self.options.consistency == Consistency::Whole {
+            return Ok(self.retry());
+        }
+        self.accept(before)
+    }
+
+    fn on_follow(&mut self, endpoint: &mut impl Endpoint, mut follow: Follow) -> Result<bool, PullError> {
+        let header = self.header(BEFORE_LINE);
+        let total = self.source.geometry.chunks();
+        let begun = follow.sequence.is_some();
+        let attempt = *follow.sequence.get_or_insert(header.sequence);
+        if header.version != follow.version {
+            return Ok(self.retry());
+        }
+        if !begun && header.is_whole() {
+            // It was committed before the first look: pull it in the ordinary way.
+            self.state = State::Begin;
+            return Ok(true);
+        }
+        if header.sequence == attempt + 1 {
+            self.check_header(&header)?;
+            if follow.chunks == total {
+                // This header was read after the last byte, and it says that the attempt ended whole.
+                if !self.bound.is_met_by(header.version, header.smallest_clock) {
+                    self.state = State::Begin;
+                    return Ok(false);
+                }
+                return self.accept(header);
+            }
+            let copied = follow.chunks as u64 * self.source.geometry.chunk_bytes;
+            return self.on_payload(endpoint, header, follow.frame, copied);
+        }
+        if header.sequence != attempt {
+            return Ok(self.retry());
+        }
+        let landed = header.landed_chunks().min(total);
+        if landed <= follow.chunks {
+            self.state = State::FollowBegin { follow };
+            return Ok(false);
+        }
+        let geometry = &self.source.geometry;
+        let begin = follow.chunks as u64 * geometry.chunk_bytes;
+        let end = (landed as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
+        let request = self.payload(follow.frame, begin..end)?;
+        follow.chunks = landed;
+        self.post(endpoint, &[request], State::FollowPayload { follow })
+    }
+
+    fn accept(&mut self, header: FrameHeader) -> Result<bool, PullError> {
+        // Bytes of a frame may satisfy the bound no longer being the latest; its own header decides.
+        let whole = self.options.consistency == Consistency::Whole;
+        if whole && !self.bound.is_met_by(header.version, header.smallest_clock) {
+            self.state = State::Begin;
+            return Ok(false);
+        }
+        if self.options.checksum
+            && header.checksum != 0
+            && let Some(into) = &self.into
+            && frames::frame_checksum(&header, into) != header.checksum
+        {
+            return Err(PullError::Checksum { version: header.version });
+        }
+        let (latest, ..) = self.status();
+        self.seen = Bound { version: latest.version.max(header.version), smallest_clock: header.smallest_clock };
+        self.state = State::Done(Pulled {
+            version: header.version,
+            epoch: header.epoch,
+            smallest_clock: header.smallest_clock,
+            behind: header.version.behind(latest.version),
+            retries: self.retries,
+        });
+        Ok(true)
+    }
+
+    fn retry(&mut self) -> bool {
+        self.retries += 1;
+        self.state = State::Begin;
+        true
+    }
+
+    fn check_header(&self, header: &FrameHeader) -> Result<(), PullError> {
+        if header.epoch != self.source.epoch {
+            return Err(PullError::Epoch { expected: self.source.epoch, found: header.epoch });
+        }
+        let expected = self.source.geometry.payload_bytes;
+        if header.bytes != expected {
+            return Err(PullError::Damaged { expected, found: header.bytes });
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> (Latest, Clock, Latest) {
+        let line = self.scratch.as_volatile();
+        let word = |offset: usize| line.load_u64(STATUS_LINE + offset - ControlLayout::STATUS);
+        (
+            Latest::from_word(word(ControlLayout::LATEST)),
+            Clock(word(ControlLayout::SMALLEST_CLOCK)),
+            Latest::from_word(word(ControlLayout::WRITING)),
+        )
+    }
+
+    fn header(&self, line: usize) -> FrameHeader {
+        let scratch = self.scratch.as_volatile();
+        FrameHeader::from_words(std::array::from_fn(|index| scratch.load_u64(line + index * 8)))
+    }
+
+    fn line(&self, line: usize, remote: RemoteSlice) -> Result<WorkRequest, PullError> {
+        let local = self.scratch.slice(line, LINE)?;
+        let operation = Operation::Read { local, remote, streaming: Streaming::Never };
+        Ok(WorkRequest::signalled(PULL_TAG, operation))
+    }
+
+    fn payload(&self, frame: u8, range: Range<u64>) -> Result<WorkRequest, PullError> {
+        let total_bytes = self.source.geometry.payload_bytes as usize;
+        let into = self.into.as_ref().ok_or(PullError::Busy)?;
+        let local = into.slice(range.start as usize, (range.end - range.start) as usize)?;
+        let remote = self.source.payload(frame, range)?;
+        let operation = Operation::Read { local, remote, streaming: Streaming::PieceOf { total_bytes } };
+        Ok(WorkRequest::signalled(PULL_TAG, operation))
+    }
+
+    fn post(
+        &mut self,
+        endpoint: &mut impl Endpoint,
+        requests: &[WorkRequest],
+        next: State,
+    ) -> Result<bool, PullError> {
+        match endpoint.post(requests) {
+            Ok(()) => {
+                self.outstanding = requests.len() as u32;
+                self.state = next;
+                Ok(true)
+            }
+            Err(PostError::QueueFull { .. }) => Ok(false),
+            Err(PostError::Disconnected(gone)) => Err(gone.into()),
+            Err(error) => Err(PullError::Post(error)),
+        }
+    }
+}
