@@ -1,7 +1,8 @@
 //! The step that looks for memory errors in the tests that touch shared memory.
 //!
-//! With a nightly toolchain: AddressSanitizer. Without: the same tests under valgrind, which is slower and sees less
-//! (no overflow inside a stack frame or between neighbours in one mapping). With neither the step fails.
+//! With a nightly toolchain: AddressSanitizer. Without: the same tests under valgrind, which is slower and
+//! sees less (no overflow inside a stack frame or between neighbours in one mapping). With neither the step
+//! fails.
 
 use crate::cmd::Cmd;
 use crate::needs::Need;
@@ -10,12 +11,12 @@ use crate::steps::Step;
 
 /// What runs under AddressSanitizer: a package, and which of its test targets.
 ///
-/// To add one, name its target: `("slackline", &["--lib", "--test", "transport"])`. One that is listed but does not
-/// exist fails the step.
+/// To add one, name its target: `("slackline", &["--lib", "--test", "transport"])`. One that is listed but
+/// does not exist fails the step.
 const TARGETS: &[(&str, &[&str])] = &[("slackline", &["--lib"])];
 
-/// Valgrind's command line; cargo puts the test binary and its arguments after it. It exits with 99 when it found
-/// something, since test binaries use small numbers.
+/// Valgrind's command line; cargo puts the test binary and its arguments after it. It exits with 99 when it
+/// found something, since test binaries use small numbers.
 const VALGRIND: &str =
     "valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite";
 

@@ -55,7 +55,8 @@ impl Cmd {
         self.env(name, &value)
     }
 
-    /// Builds in a folder of its own under cargo's target directory: other flags would otherwise rebuild everything.
+    /// Builds in a folder of its own under cargo's target directory: other flags would otherwise rebuild
+    /// everything.
     pub(crate) fn target(mut self, folder: &'static str) -> Cmd {
         self.target = Some(folder);
         self

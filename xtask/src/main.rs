@@ -1,7 +1,7 @@
 //! Build chores that need only cargo: `cargo xtask <command>`.
 //!
-//! A command is one file that ends up as one [`Command`] in [`COMMANDS`]. Exit status: 0 done, 1 a check failed or
-//! something it needs is missing, 2 called wrongly.
+//! A command is one file that ends up as one [`Command`] in [`COMMANDS`]. Exit status: 0 done, 1 a check
+//! failed or something that it needs is missing, 2 called wrongly.
 
 mod asan;
 mod cmd;
@@ -26,7 +26,7 @@ struct Command {
     run: fn(&Site, &[String]) -> Result<(), Failure>,
 }
 
-/// Every subcommand. To add one: a file with a `pub(crate) const COMMAND: Command`, its `mod`, and its name here.
+/// Every subcommand. To add one: a file with a `pub(crate) const COMMAND: Command`, its `mod`, its name here.
 const COMMANDS: &[Command] = &[test::COMMAND, miri::COMMAND];
 
 fn main() -> ExitCode {

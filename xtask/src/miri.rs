@@ -1,4 +1,5 @@
-//! `cargo xtask miri`: the tests of the pure modules in Miri, which sees undefined behaviour that no run shows.
+//! `cargo xtask miri`: the tests of the pure modules in Miri, which sees undefined behaviour that a run
+//! hides.
 //!
 //! Not a step of `cargo xtask test`: Miri comes with some nightlies only, and takes minutes.
 
@@ -10,7 +11,7 @@ use crate::site::Site;
 pub(crate) const COMMAND: Command =
     Command { name: "miri", arguments: "", about: "the tests of the pure modules, in Miri", run };
 
-/// The modules whose tests Miri can run: no mapped memory, sockets or processes. One whose tests are not found fails.
+/// The modules whose tests Miri can run: no mapped memory, sockets or processes. One without tests fails.
 const MODULES: &[&str] = &["clock", "time"];
 
 /// Property tests draw this many cases: Miri is some hundred times slower than the machine.

@@ -1,4 +1,5 @@
-//! What the steps need to have installed: looked for before they run, installed where we may, named where not.
+//! What the steps need to have installed: looked for before they run, installed where we may, named where
+//! not.
 
 use crate::cmd::Cmd;
 use crate::failure::Failure;
@@ -50,8 +51,8 @@ impl Need {
     }
 }
 
-/// Makes sure that everything is there, installing what is not if rustup is here, or if we are root and apt-get is
-/// here. Otherwise names all that is missing, with the commands that install it.
+/// Makes sure that everything is there, installing what is not if rustup is here, or if we are root and
+/// apt-get is here. Otherwise names all that is missing, with the commands that install it.
 pub(crate) fn ensure(site: &Site, needs: &[Need]) -> Result<(), Failure> {
     let mut missing = missing(site, needs);
     if missing.is_empty() {
