@@ -1,8 +1,8 @@
 //! The step that looks for memory errors in the tests that touch shared memory.
 //!
 //! With a nightly toolchain: AddressSanitizer. Without: the same tests under valgrind, which is slower and
-//! sees less (no overflow inside a stack frame or between neighbours in one mapping). With neither the step
-//! fails.
+//! sees less (no overflow inside a stack frame or between neighbours in one mapping). With neither, valgrind
+//! is installed, or the run fails and says how to.
 
 use crate::cmd::Cmd;
 use crate::needs::Need;
@@ -17,8 +17,10 @@ const TARGETS: &[(&str, &[&str])] = &[("slackline", &["--lib"])];
 
 /// Valgrind's command line; cargo puts the test binary and its arguments after it. It exits with 99 when it
 /// found something, since test binaries use small numbers.
-const VALGRIND: &str =
-    "valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite";
+const VALGRIND: &str = concat!(
+    "valgrind --quiet --error-exitcode=99",
+    " --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite"
+);
 
 /// The step, with whichever of the two tools this machine has.
 pub(crate) fn step(site: &Site) -> Step {

@@ -55,8 +55,7 @@ impl Cmd {
         self.env(name, &value)
     }
 
-    /// Builds in a folder of its own under cargo's target directory: other flags would otherwise rebuild
-    /// everything.
+    /// Builds in a folder of its own under cargo's target directory, so that other flags rebuild nothing there.
     pub(crate) fn target(mut self, folder: &'static str) -> Cmd {
         self.target = Some(folder);
         self

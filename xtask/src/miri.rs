@@ -1,5 +1,4 @@
-//! `cargo xtask miri`: the tests of the pure modules in Miri, which sees undefined behaviour that a run
-//! hides.
+//! `cargo xtask miri`: the tests of the pure modules in Miri, which sees what a mere run hides.
 //!
 //! Not a step of `cargo xtask test`: Miri comes with some nightlies only, and takes minutes.
 

@@ -1,5 +1,4 @@
-//! What the steps need to have installed: looked for before they run, installed where we may, named where
-//! not.
+//! What the steps need to have installed: looked for first, installed where we may, named where not.
 
 use crate::cmd::Cmd;
 use crate::failure::Failure;

@@ -26,10 +26,18 @@ struct Slow {
 
 /// The slow suites. Nothing is ignored: what plain `cargo test` leaves out stands here.
 ///
-/// To add one, write `tests/<name>.rs` of a package, give that package's Cargo.toml `[[test]] name =
-/// "<name>" test = false`, so that plain `cargo test` leaves it out, and add a line such as `Slow { name:
-/// "litmus", package: "slackline", about: "the memory protocol, under every order that hardware has" }`. A
-/// suite that is listed but does not exist fails its step.
+/// To add one, write `tests/litmus.rs` of a package, keep it out of plain `cargo test` in that package's
+/// Cargo.toml, and list it here:
+///
+/// ```text
+/// [[test]]
+/// name = "litmus"
+/// test = false
+///
+/// Slow { name: "litmus", package: "slackline", about: "the memory protocol under every order it may meet" },
+/// ```
+///
+/// A suite that is listed but does not exist fails its step.
 const SLOW: &[Slow] = &[];
 
 /// Every step, for this machine.
