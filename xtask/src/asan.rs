@@ -41,9 +41,10 @@ fn command(site: &Site, package: &str, targets: &[&str]) -> Cmd {
             .arg(&site.host)
             .flags("RUSTFLAGS", "-Zsanitizer=address")
             .target("asan")
+            .suite()
     } else {
         let host = site.host.to_uppercase().replace(['-', '.'], "_");
-        Cmd::new("cargo", &arguments).env(&format!("CARGO_TARGET_{host}_RUNNER"), VALGRIND)
+        Cmd::new("cargo", &arguments).env(&format!("CARGO_TARGET_{host}_RUNNER"), VALGRIND).suite()
     }
 }
 

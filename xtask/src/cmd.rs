@@ -15,6 +15,7 @@ pub(crate) struct Cmd {
     /// Folder under cargo's target directory to build in, instead of that directory itself.
     target: Option<&'static str>,
     nightly: bool,
+    suite: bool,
 }
 
 impl Cmd {
@@ -26,6 +27,7 @@ impl Cmd {
             environment: Vec::new(),
             target: None,
             nightly: false,
+            suite: false,
         }
     }
 
@@ -55,9 +57,15 @@ impl Cmd {
         self.env(name, &value)
     }
 
-    /// Builds in a folder of its own under cargo's target directory, so that other flags rebuild nothing there.
+    /// Builds in a folder of its own under cargo's target directory, since other flags rebuild all.
     pub(crate) fn target(mut self, folder: &'static str) -> Cmd {
         self.target = Some(folder);
+        self
+    }
+
+    /// Says that this is `cargo test` on a suite that has tests: finding none is then a failure, not a success.
+    pub(crate) fn suite(mut self) -> Cmd {
+        self.suite = true;
         self
     }
 
@@ -82,6 +90,9 @@ impl Cmd {
     /// Runs it with our own standard streams; fails if it does.
     pub(crate) fn run(&self, site: &Site) -> Result<(), Failure> {
         match self.command(site).status() {
+            Ok(status) if status.success() && self.suite && self.tests(site) == 0 => {
+                Err(Failure::Check { what: self.to_string(), status: "there is no test in it".into() })
+            }
             Ok(status) if status.success() => Ok(()),
             Ok(status) => Err(Failure::Check { what: self.to_string(), status: status.to_string() }),
             Err(error) => Err(Failure::Missing {
@@ -89,6 +100,12 @@ impl Cmd {
                 remedy: format!("install `{}` and put it in the PATH", self.program),
             }),
         }
+    }
+
+    /// How many tests it would run.
+    fn tests(&self, site: &Site) -> usize {
+        let list = self.clone().arg("--").arg("--list").output(site).unwrap_or_default();
+        list.lines().filter(|line| line.ends_with(": test")).count()
     }
 
     /// Runs it in silence; its standard output if it succeeded.
