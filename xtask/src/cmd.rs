@@ -63,7 +63,7 @@ impl Cmd {
         self
     }
 
-    /// Says that this is `cargo test` on a suite that has tests: finding none is then a failure, not a success.
+    /// Says that this is `cargo test` on a suite that has tests: to find none is then a failure.
     pub(crate) fn suite(mut self) -> Cmd {
         self.suite = true;
         self
@@ -148,5 +148,14 @@ mod tests {
             cmd.to_string(),
             "CARGO_TARGET_DIR=target/loom X='--cfg loom' cargo +nightly test -- 'a b'"
         );
+    }
+
+    #[test]
+    fn a_suite_without_tests_fails() {
+        let site = Site { root: "/".into(), target: "/".into(), host: String::new(), nightly: false };
+        assert!(Cmd::new("true", &[]).run(&site).is_ok());
+        assert!(Cmd::new("true", &[]).suite().run(&site).is_err());
+        assert!(Cmd::new("sh", &["-c", "echo '0 tests'"]).suite().run(&site).is_err());
+        assert!(Cmd::new("sh", &["-c", "echo 'a_claim: test'"]).suite().run(&site).is_ok());
     }
 }
