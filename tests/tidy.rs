@@ -1,0 +1,700 @@
+//! The house rules that a machine can hold: who may import whom, where unsafe may stand, how wide a line is.
+//!
+//! Sources are read as text: comments, strings and characters are taken out, what is left is cut into
+//! words. That is enough here, and sees code under every `cfg`. Paths are written with `/`, relative to the
+//! workspace root.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+// ---------------------------------------------------------------------- the rules
+
+/// What one module directly under `src/` may do.
+struct Row {
+    module: &'static str,
+    /// The other modules that it may name.
+    may_use: &'static [&'static str],
+    /// Whether its file begins with `#![forbid(unsafe_code)]`.
+    forbids_unsafe: bool,
+}
+
+const fn row(module: &'static str, may_use: &'static [&'static str], forbids_unsafe: bool) -> Row {
+    Row { module, may_use, forbids_unsafe }
+}
+
+/// The import table. A module that has no row here fails; `lib.rs` may name anything.
+const MODULES: &[Row] = &[
+    row("error", &["clock", "time"], false),
+    row("time", &["clock", "error"], false),
+    row("clock", &["error", "time"], false),
+    row("mem", &["error", "time"], false),
+    row("kernel", &["mem", "error"], false),
+    row("cuda", &["mem", "error"], false),
+    row("table", &["error"], true),
+    row("transport", &["mem", "kernel", "error", "time"], false),
+    row("scheme", &["clock", "time"], true),
+    row("param", &["transport", "mem", "kernel", "table", "clock", "time", "error"], true),
+    row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time", "error"], true),
+    row("sim", &["node", "transport", "scheme", "mem", "clock", "time", "error"], true),
+];
+
+/// The backends of `transport`, besides every folder under `src/transport/`. Only `lib.rs` and
+/// `src/transport/mod.rs` name one; whoever uses a transport is generic over the trait.
+const BACKENDS: &[&str] = &["shm", "tcp", "verbs"];
+
+/// The places where the word `unsafe` may stand in code.
+const UNSAFE_PLACES: &[&str] =
+    &["src/mem/", "src/kernel/", "src/transport/shm/", "src/transport/verbs/", "src/cuda/", "ffi/src/"];
+
+const COLUMNS_MAX: usize = 110;
+const LINES_MAX: usize = 800;
+
+/// Generated files keep the width and length that their generator gave them.
+const GENERATED: &str = "/sys.rs";
+
+// ---------------------------------------------------------------------- the claims
+
+#[test]
+fn every_module_has_a_row_and_names_only_what_its_row_allows() {
+    let backends = backends();
+    hold(&[".rs"], |file, text| imports(file, text, &backends));
+}
+
+#[test]
+fn unsafe_stands_only_in_the_listed_places() {
+    hold(&[".rs"], misplaced_unsafe);
+}
+
+#[test]
+fn the_modules_above_the_pointers_forbid_unsafe_code() {
+    hold(&[".rs"], missing_forbid);
+}
+
+#[test]
+fn every_unsafe_block_and_impl_states_its_argument() {
+    hold(&[".rs"], unargued_unsafe);
+}
+
+#[test]
+fn no_line_is_too_wide_and_no_file_too_long() {
+    hold(&[".rs"], too_big);
+}
+
+#[test]
+fn nothing_is_left_to_do_and_the_library_prints_nothing() {
+    hold(&[".rs"], left_behind);
+}
+
+#[test]
+fn no_line_holds_a_tab_or_ends_in_a_blank() {
+    hold(&[".rs", ".md", ".toml"], blanks);
+}
+
+/// Panics with all that `check` finds in the files whose names end so.
+fn hold(extensions: &[&str], check: impl Fn(&str, &str) -> Vec<String>) {
+    let files: Vec<_> = extensions.iter().flat_map(|extension| files(extension)).collect();
+    assert!(!files.is_empty(), "found no {extensions:?} file: the walk is broken");
+    let mut offences = String::new();
+    for (file, text) in &files {
+        for offence in check(file, text) {
+            writeln!(offences, "  {offence}").unwrap();
+        }
+    }
+    assert!(offences.is_empty(), "\n{offences}");
+}
+
+// ---------------------------------------------------------------------- the checks
+
+/// Offences against the import table: `file:line: what`.
+fn imports(file: &str, text: &str, backends: &[String]) -> Vec<String> {
+    let Some(module) = module_path(file) else { return Vec::new() };
+    let Some(top) = module.first().cloned() else { return Vec::new() };
+    let Some(row) = MODULES.iter().find(|row| row.module == top) else {
+        return vec![format!("{file}:1: module `{top}` has no row in tests/tidy.rs; give it one")];
+    };
+    let is_backend =
+        |path: &[String]| path.len() > 1 && path[0] == "transport" && backends.contains(&path[1]);
+    let mut offences = Vec::new();
+    for (line, path) in paths(&shipped(&words(text)), &module) {
+        let name = path.join("::");
+        let Some(first) = path.first() else { continue };
+        let own_backend = is_backend(&module) && module[..2] == path[..path.len().min(2)];
+        if *first != top && !MODULES.iter().any(|row| row.module == first) {
+            offences
+                .push(format!("{file}:{line}: `crate::{name}` does not begin with a module of the table"));
+        } else if *first != top && !row.may_use.contains(&first.as_str()) {
+            let allowed = row.may_use.join(", ");
+            offences.push(format!("{file}:{line}: `{top}` names `{name}`; it may use: {allowed}"));
+        } else if is_backend(&path) && !own_backend && module != ["transport"] {
+            offences.push(format!("{file}:{line}: names the backend `{name}`; be generic over the trait"));
+        }
+    }
+    offences.dedup();
+    offences
+}
+
+fn misplaced_unsafe(file: &str, text: &str) -> Vec<String> {
+    if UNSAFE_PLACES.iter().any(|place| file.starts_with(place)) {
+        return Vec::new();
+    }
+    let found = words(text).into_iter().filter(|word| word.text == "unsafe");
+    found.map(|word| format!("{file}:{}: `unsafe` may not stand here", word.line)).collect()
+}
+
+fn missing_forbid(file: &str, text: &str) -> Vec<String> {
+    let is_top =
+        |row: &&Row| file == format!("src/{}.rs", row.module) || file == format!("src/{}/mod.rs", row.module);
+    let Some(row) = MODULES.iter().find(is_top).filter(|row| row.forbids_unsafe) else { return Vec::new() };
+    let words = words(text);
+    let mut rest = words.as_slice();
+    // The inner attributes at the top of the file; nothing else can come before them.
+    while starts(rest, &["#", "!", "["]) {
+        if starts(&rest[3..], &["forbid", "(", "unsafe_code", ")", "]"]) {
+            return Vec::new();
+        }
+        rest = &rest[closing(rest, 2)..];
+    }
+    vec![format!("{file}:1: `{}` must begin with #![forbid(unsafe_code)]", row.module)]
+}
+
+/// Every `unsafe {` and `unsafe impl` has `// SAFETY:` directly above: above its line, or above the
+/// statement that its line continues. Clippy checks the same where it sees the code; this also sees what is
+/// under another `cfg`.
+fn unargued_unsafe(file: &str, text: &str) -> Vec<String> {
+    let words = words(text);
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let is_argued = |line: usize| {
+        let mut comment_seen = false;
+        for above in lines[..line - 1].iter().rev() {
+            if let Some(comment) = above.strip_prefix("//") {
+                comment_seen = true;
+                if comment.trim_start().starts_with("SAFETY:") {
+                    return true;
+                }
+            } else if !above.starts_with("#[") && (comment_seen || ends_a_statement(above)) {
+                return false;
+            }
+        }
+        false
+    };
+    let mut offences = Vec::new();
+    for pair in words.windows(2) {
+        let opens = pair[1].text == "{" || pair[1].text == "impl";
+        if pair[0].text == "unsafe" && opens && !is_argued(pair[0].line) {
+            offences.push(format!("{file}:{}: no `// SAFETY:` directly above", pair[0].line));
+        }
+    }
+    offences
+}
+
+/// True unless the next line continues this one.
+fn ends_a_statement(line: &str) -> bool {
+    line.is_empty() || line.ends_with([';', '{', '}', ','])
+}
+
+fn too_big(file: &str, text: &str) -> Vec<String> {
+    if file.ends_with(GENERATED) {
+        return Vec::new();
+    }
+    let mut offences = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let columns = line.chars().count();
+        if columns > COLUMNS_MAX {
+            offences.push(format!("{file}:{}: {columns} columns; the most is {COLUMNS_MAX}", index + 1));
+        }
+    }
+    let lines = text.lines().count();
+    if lines > LINES_MAX {
+        offences.push(format!("{file}:{lines}: {lines} lines; the most is {LINES_MAX}: split it by noun"));
+    }
+    offences
+}
+
+fn left_behind(file: &str, text: &str) -> Vec<String> {
+    let unfinished = ["todo", "unimplemented", "dbg"];
+    let printing = ["println", "eprintln", "print", "eprint"];
+    let is_library = file.starts_with("src/");
+    let mut offences = Vec::new();
+    for pair in words(text).windows(2).filter(|pair| pair[1].text == "!") {
+        let (name, line) = (pair[0].text.as_str(), pair[0].line);
+        if unfinished.contains(&name) {
+            offences.push(format!("{file}:{line}: `{name}!` is left behind"));
+        } else if is_library && printing.contains(&name) {
+            offences.push(format!("{file}:{line}: `{name}!`, but the library prints nothing; use tracing"));
+        }
+    }
+    offences
+}
+
+fn blanks(file: &str, text: &str) -> Vec<String> {
+    let mut offences = Vec::new();
+    for (index, line) in text.split('\n').enumerate() {
+        if line.contains('\t') {
+            offences.push(format!("{file}:{}: a tab", index + 1));
+        }
+        if line.ends_with(char::is_whitespace) {
+            offences.push(format!("{file}:{}: a blank at the end of the line", index + 1));
+        }
+    }
+    offences
+}
+
+// ---------------------------------------------------------------------- modules and paths
+
+/// The module that a file under `src/` is, as its path from the crate root; none for files of other packages.
+fn module_path(file: &str) -> Option<Vec<String>> {
+    let inner = file.strip_prefix("src/")?.strip_suffix(".rs")?;
+    let inner = inner.strip_suffix("/mod").unwrap_or(inner);
+    Some(if inner == "lib" { Vec::new() } else { inner.split('/').map(String::from).collect() })
+}
+
+/// All paths in code that begin with `crate`, `self` or `super`, resolved from the crate root, with their
+/// lines; and those that begin with a bare `transport`, the one alias that would hide a backend.
+fn paths(words: &[Word], file_module: &[String]) -> Vec<(usize, Vec<String>)> {
+    let mut found = Vec::new();
+    let mut depth = 0;
+    // Modules written inside this file that we stand in, with the depth of braces outside each.
+    let mut inline: Vec<(usize, String)> = Vec::new();
+    for at in 0..words.len() {
+        match words[at].text.as_str() {
+            "{" => depth += 1,
+            "}" => {
+                depth -= 1;
+                inline.retain(|(outside, _)| *outside < depth);
+            }
+            "mod" if words.get(at + 2).is_some_and(|word| word.text == "{") => {
+                inline.push((depth, words[at + 1].text.clone()));
+            }
+            "crate" | "self" | "super" | "transport" => {
+                let begins = at == 0 || words[at - 1].text != "::";
+                if !begins || words.get(at + 1).is_none_or(|word| word.text != "::") {
+                    continue;
+                }
+                let mut here = file_module.to_vec();
+                here.extend(inline.iter().map(|(_, name)| name.clone()));
+                let mut trees = Vec::new();
+                tree(words, at, &[], &mut trees);
+                found.extend(trees.into_iter().map(|(line, path)| (line, resolve(&here, &path))));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Reads one path, or one tree of `use`, from `words[at]` on; returns where it ends.
+fn tree(words: &[Word], at: usize, prefix: &[String], found: &mut Vec<(usize, Vec<String>)>) -> usize {
+    let (mut at, mut path) = (at, prefix.to_vec());
+    while let Some(word) = words.get(at) {
+        if word.text == "{" {
+            at += 1;
+            while words.get(at).is_some_and(|word| word.text != "}") {
+                at = tree(words, at, &path, found);
+                // A rename, and the comma.
+                while words.get(at).is_some_and(|word| !["}", ","].contains(&word.text.as_str())) {
+                    at += 1;
+                }
+                at += usize::from(words.get(at).is_some_and(|word| word.text == ","));
+            }
+            return at + 1;
+        }
+        let is_name = word.text == "*" || word.text.starts_with(|c: char| c.is_alphabetic() || c == '_');
+        // In `a::{self, b}`, `self` is `a`.
+        if is_name && (word.text != "self" || path.is_empty()) {
+            path.push(word.text.clone());
+        }
+        if is_name && words.get(at + 1).is_some_and(|word| word.text == "::") {
+            at += 2;
+        } else {
+            found.push((word.line, path));
+            return at + 1;
+        }
+    }
+    at
+}
+
+/// The path from the crate root of a path that begins with `crate`, `self`, `super` or a name of the root.
+fn resolve(here: &[String], path: &[String]) -> Vec<String> {
+    let mut base = if matches!(path[0].as_str(), "self" | "super") { here.to_vec() } else { Vec::new() };
+    for name in path {
+        match name.as_str() {
+            "crate" | "self" => {}
+            "super" => drop(base.pop()),
+            _ => base.push(name.clone()),
+        }
+    }
+    base
+}
+
+/// The words that are not in a module under `#[cfg(test)]`: what ships.
+fn shipped(words: &[Word]) -> Vec<Word> {
+    let mut kept = Vec::new();
+    let mut at = 0;
+    while at < words.len() {
+        match test_module(&words[at..]) {
+            Some(length) => at += length,
+            None => {
+                kept.push(words[at].clone());
+                at += 1;
+            }
+        }
+    }
+    kept
+}
+
+/// The number of words of the `#[cfg(test)] mod name { ... }` that begins here, if one does.
+fn test_module(words: &[Word]) -> Option<usize> {
+    if !starts(words, &["#", "[", "cfg", "("]) {
+        return None;
+    }
+    let mut at = closing(words, 1);
+    let condition = &words[..at];
+    let has = |name: &str| condition.iter().any(|word| word.text == name);
+    if !has("test") || has("not") || has("any") {
+        return None;
+    }
+    while starts(&words[at..], &["#", "["]) {
+        at += closing(&words[at..], 1);
+    }
+    if words.get(at)?.text == "mod" && words.get(at + 2)?.text == "{" {
+        return Some(at + closing(&words[at..], 2));
+    }
+    None
+}
+
+fn starts(words: &[Word], with: &[&str]) -> bool {
+    words.len() >= with.len() && words.iter().zip(with).all(|(word, text)| word.text == *text)
+}
+
+/// The index after the bracket that closes the one at `open`.
+fn closing(words: &[Word], open: usize) -> usize {
+    let mut depth = 0;
+    for (index, word) in words.iter().enumerate().skip(open) {
+        match word.text.as_str() {
+            "(" | "[" | "{" => depth += 1,
+            ")" | "]" | "}" => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return index + 1;
+        }
+    }
+    words.len()
+}
+
+// ---------------------------------------------------------------------- words and files
+
+/// A name, a number, `::` or one other sign, and the line that it stands on.
+#[derive(Clone, Debug)]
+struct Word {
+    line: usize,
+    text: String,
+}
+
+/// Cuts code into words, leaving out comments, strings, characters and lifetimes.
+fn words(text: &str) -> Vec<Word> {
+    let chars: Vec<char> = text.chars().collect();
+    let (mut words, mut at, mut line) = (Vec::new(), 0, 1);
+    while at < chars.len() {
+        let (end, text) = word(&chars, at);
+        if let Some(text) = text {
+            words.push(Word { line, text });
+        }
+        line += chars[at..end].iter().filter(|c| **c == '\n').count();
+        at = end;
+    }
+    words
+}
+
+/// What begins at `at`: where it ends, and its text if it is code.
+fn word(chars: &[char], at: usize) -> (usize, Option<String>) {
+    let peek = |offset: usize| chars.get(at + offset).copied().unwrap_or('\n');
+    let is_name = |c: &char| c.is_alphanumeric() || *c == '_';
+    match (chars[at], peek(1)) {
+        ('/', '/') => (at + chars[at..].iter().take_while(|c| **c != '\n').count(), None),
+        ('/', '*') => (block_comment(chars, at), None),
+        ('"', _) => (string(chars, at), None),
+        ('\'', '\\') => (at + 3 + chars[at + 3..].iter().take_while(|c| **c != '\'').count() + 1, None),
+        ('\'', _) if peek(2) == '\'' => (at + 3, None),
+        ('\'', _) => (at + 1 + chars[at + 1..].iter().take_while(|c| is_name(c)).count(), None),
+        (':', ':') => (at + 2, Some("::".into())),
+        (c, _) if is_name(&c) => {
+            let name: String = chars[at..].iter().take_while(|c| is_name(c)).collect();
+            let end = at + name.chars().count();
+            let hashes = chars[end..].iter().take_while(|c| **c == '#').count();
+            let quoted = chars.get(end + hashes) == Some(&'"');
+            match name.as_str() {
+                "r" | "br" | "cr" if quoted => (raw_string(chars, end + hashes, hashes), None),
+                // A raw name: `r#type` is no keyword.
+                "r" if hashes == 1 => (end + 1, None),
+                "b" | "c" if hashes == 0 && quoted => (end, None),
+                _ => (end, Some(name)),
+            }
+        }
+        (c, _) if c.is_whitespace() => (at + 1, None),
+        (c, _) => (at + 1, Some(c.into())),
+    }
+}
+
+fn block_comment(chars: &[char], mut at: usize) -> usize {
+    let mut depth = 0;
+    while at + 1 < chars.len() {
+        match (chars[at], chars[at + 1]) {
+            ('/', '*') => (depth, at) = (depth + 1, at + 2),
+            ('*', '/') => (depth, at) = (depth - 1, at + 2),
+            _ => at += 1,
+        }
+        if depth == 0 {
+            return at;
+        }
+    }
+    chars.len()
+}
+
+fn string(chars: &[char], open: usize) -> usize {
+    let mut at = open + 1;
+    while at < chars.len() {
+        match chars[at] {
+            '\\' => at += 2,
+            '"' => return at + 1,
+            _ => at += 1,
+        }
+    }
+    chars.len()
+}
+
+fn raw_string(chars: &[char], open: usize, hashes: usize) -> usize {
+    let closes = |at: usize| {
+        chars[at] == '"' && chars[at + 1..].iter().take(hashes).filter(|c| **c == '#').count() == hashes
+    };
+    (open + 1..chars.len()).find(|at| closes(*at)).map_or(chars.len(), |at| at + 1 + hashes)
+}
+
+/// The backends of `transport`: those listed, and every folder beside them.
+fn backends() -> Vec<String> {
+    let mut backends: Vec<String> = BACKENDS.iter().map(|name| name.to_string()).collect();
+    for (file, _) in files(".rs") {
+        if let Some((folder, _)) = file.strip_prefix("src/transport/").and_then(|rest| rest.split_once('/')) {
+            backends.push(folder.into());
+        }
+    }
+    backends
+}
+
+/// Every file of the workspace whose name ends so, with its text, in order; not what is built or hidden.
+fn files(extension: &str) -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    walk(root, "", extension, &mut found);
+    found.sort();
+    found
+}
+
+fn walk(folder: &Path, prefix: &str, extension: &str, found: &mut Vec<(String, String)>) {
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    for entry in entries {
+        let entry = entry.expect("an entry of a folder that we can read");
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = format!("{prefix}{name}");
+        let kind = entry.file_type().unwrap_or_else(|error| panic!("{path}: {error}"));
+        let is_hidden = name.starts_with('.') && ![".cargo", ".ci", ".rustfmt.toml"].contains(&name.as_str());
+        if kind.is_dir() && !is_hidden && name != "target" {
+            walk(&entry.path(), &format!("{path}/"), extension, found);
+        } else if kind.is_file() && !is_hidden && name.ends_with(extension) {
+            let text = std::fs::read(entry.path()).unwrap_or_else(|error| panic!("{path}: {error}"));
+            found.push((path, String::from_utf8_lossy(&text).into_owned()));
+        }
+    }
+}
+
+// ---------------------------------------------------------------------- the checks, checked
+
+mod the_checks {
+    use super::*;
+
+    fn import(file: &str, text: &str) -> Vec<String> {
+        imports(file, text, &["shm".into(), "tcp".into()])
+    }
+
+    fn texts(text: &str) -> Vec<String> {
+        words(text).into_iter().map(|word| word.text).collect()
+    }
+
+    #[test]
+    fn catch_every_way_to_name_a_module_past_the_table() {
+        for text in [
+            "use crate::mem::Region;",
+            "use crate::mem;",
+            "use crate::{clock::Clock, mem::{Region as R}};",
+            "use crate::{clock::Clock, mem as m};",
+            "fn f() { crate::mem::map(4) }",
+            "fn f(x: &crate::mem::Region) {}",
+            "use super::super::mem::Region;",
+            "mod inner { use super::super::super::mem::Region; }",
+            "mod inner {} use super::super::mem::Region;",
+            "macro_rules! m { () => { $crate::mem::map() } }",
+            "#[cfg(not(test))] mod real { use crate::mem::Region; }",
+            "pub(in crate::mem) fn f() {}",
+        ] {
+            assert_eq!(import("src/scheme/ssp.rs", text).len(), 1, "{text}");
+        }
+        assert_eq!(import("src/clock.rs", "use super::mem::Region;").len(), 1);
+        assert_eq!(
+            import("src/mem/mod.rs", "\nuse crate::sim::Cluster;"),
+            ["src/mem/mod.rs:2: `mem` names `sim::Cluster`; it may use: error, time"]
+        );
+    }
+
+    #[test]
+    fn catch_names_of_the_crate_root_and_modules_without_a_row() {
+        assert_eq!(import("src/node/mod.rs", "use crate::Error;").len(), 1);
+        assert_eq!(import("src/node/mod.rs", "use crate::*;").len(), 1);
+        assert_eq!(import("src/node/mod.rs", "use super::*;").len(), 1);
+        assert_eq!(import("src/surprise.rs", "").len(), 1);
+        assert_eq!(import("src/surprise/part.rs", "").len(), 1);
+    }
+
+    #[test]
+    fn catch_whoever_names_a_backend() {
+        for (file, text) in [
+            ("src/param/frames.rs", "use crate::transport::shm::Shm;"),
+            ("src/param/frames.rs", "use crate::transport::{Transport, shm};"),
+            ("src/param/frames.rs", "use crate::transport; fn f() { transport::shm::open() }"),
+            ("src/node/mod.rs", "use crate::transport::tcp;"),
+            ("src/transport/tcp/mod.rs", "use super::shm::Shm;"),
+            ("src/transport/tcp/wire.rs", "use super::super::shm::Shm;"),
+            ("src/transport/tcp.rs", "use crate::transport::shm::Shm;"),
+            ("src/transport/work.rs", "use super::shm::Shm;"),
+        ] {
+            assert_eq!(import(file, text).len(), 1, "{file}: {text}");
+        }
+    }
+
+    #[test]
+    fn let_pass_what_the_table_allows() {
+        for (file, text) in [
+            ("src/lib.rs", "pub use crate::transport::shm::Shm; pub use crate::node::Worker;"),
+            ("src/scheme/ssp.rs", "use super::{Action, Event}; use crate::{clock::Clock, time::Instant};"),
+            ("src/scheme/ssp.rs", "use std::mem; use core::time::Duration; fn f() { mem::swap() }"),
+            (
+                "src/scheme/ssp.rs",
+                "// use crate::mem;\n/* crate::mem::x */ const S: &str = \"crate::mem::x\";",
+            ),
+            ("src/scheme/ssp.rs", "fn f() {}\n#[cfg(test)]\nmod tests { use crate::{sim::Cluster, mem}; }"),
+            ("src/scheme/ssp.rs", "#[cfg(all(test, unix))] #[allow(x)] mod tests { use crate::mem; }"),
+            ("src/scheme/ssp.rs", "mod inner { use super::super::Event; use self::x; }"),
+            ("src/scheme/ssp.rs", "pub(crate) fn f(self: &Self) -> Self { self.x() }"),
+            ("src/param/frames.rs", "use crate::transport::{self, Transport, work::WorkRequest};"),
+            ("src/transport/tcp/wire.rs", "use super::Frame; use crate::transport::{tcp::x, Transport};"),
+            ("src/transport/mod.rs", "pub mod shm; pub use self::shm::Shm;"),
+            ("cli/src/main.rs", "use crate::surprise::x;"),
+            ("tests/transport.rs", "use crate::surprise::x;"),
+        ] {
+            assert_eq!(import(file, text), [""; 0], "{file}: {text}");
+        }
+    }
+
+    #[test]
+    fn catch_unsafe_outside_its_places_and_only_there() {
+        for file in ["src/node/mod.rs", "src/transport/tcp/mod.rs", "src/lib.rs", "cli/src/main.rs"] {
+            assert_eq!(
+                misplaced_unsafe(file, "fn f() {\n    unsafe { g() }\n}"),
+                [format!("{file}:2: `unsafe` may not stand here")]
+            );
+        }
+        assert_eq!(misplaced_unsafe("tests/loom.rs", "unsafe impl Send for X {}").len(), 1);
+        assert_eq!(misplaced_unsafe("ffi/tests/smoke.rs", "#[unsafe(no_mangle)]").len(), 1);
+        assert!(misplaced_unsafe("src/mem/word.rs", "unsafe { g() }").is_empty());
+        assert!(
+            misplaced_unsafe("src/lib.rs", "#![forbid(unsafe_code)] // unsafe\nf(\"unsafe\")").is_empty()
+        );
+    }
+
+    #[test]
+    fn catch_a_module_that_does_not_forbid_unsafe_code_at_its_top() {
+        for text in
+            ["", "//! #![forbid(unsafe_code)]", "#![deny(unsafe_code)]", "mod x { #![forbid(unsafe_code)] }"]
+        {
+            assert_eq!(missing_forbid("src/scheme/mod.rs", text).len(), 1, "{text}");
+        }
+        assert_eq!(missing_forbid("src/table.rs", "").len(), 1);
+        let good = "//! Doc.\n#![deny(clippy::disallowed_methods)]\n#![forbid(unsafe_code)]\nuse x;";
+        assert!(missing_forbid("src/scheme/mod.rs", good).is_empty());
+        assert!(missing_forbid("src/mem/mod.rs", "").is_empty());
+        assert!(missing_forbid("src/scheme/ssp.rs", "").is_empty());
+    }
+
+    #[test]
+    fn catch_unsafe_without_an_argument_directly_above() {
+        for text in [
+            "fn f() {\n    unsafe { g() }\n}",
+            "unsafe impl Send for X {}",
+            "// SAFETY: one.\nlet x = unsafe { g() };\nlet y = unsafe { h() };",
+            "// SAFETY: far.\n\nunsafe { g() }",
+            "// SAFETY: above another statement.\nlet x = 1;\n// And a remark.\nunsafe { g() }",
+            "// safe, trust me\nunsafe { g() }",
+            "// SAFETY: the arm before.\n0 => unsafe { g() },\n1 => unsafe { h() },",
+        ] {
+            assert_eq!(unargued_unsafe("x.rs", text).len(), 1, "{text}");
+        }
+        for text in [
+            "// SAFETY: because\n// of this.\nunsafe { g() }",
+            "// SAFETY: because.\n#[allow(x)]\nunsafe impl Send for X {}",
+            "// SAFETY: because.\nlet x =\n    unsafe { g() };",
+            "unsafe fn f();\nunsafe extern \"C\" {}\n// unsafe { }",
+        ] {
+            assert_eq!(unargued_unsafe("x.rs", text), [""; 0], "{text}");
+        }
+    }
+
+    #[test]
+    fn catch_what_is_too_wide_or_too_long_or_left_behind() {
+        assert_eq!(too_big("src/x.rs", &"é".repeat(COLUMNS_MAX + 1)).len(), 1);
+        assert!(too_big("src/x.rs", &"é".repeat(COLUMNS_MAX)).is_empty());
+        assert_eq!(too_big("src/x.rs", &"\n".repeat(LINES_MAX + 1)).len(), 1);
+        assert!(too_big("src/x.rs", &"\n".repeat(LINES_MAX)).is_empty());
+        assert!(too_big("src/transport/verbs/sys.rs", &"x\n".repeat(LINES_MAX + 1)).is_empty());
+
+        assert_eq!(left_behind("cli/src/main.rs", "fn f() { todo!() }").len(), 1);
+        assert_eq!(left_behind("tests/x.rs", "unimplemented!(); dbg!(x)").len(), 2);
+        assert_eq!(left_behind("src/x.rs", "println!(); eprintln!(); print!(); eprint!()").len(), 4);
+        assert!(left_behind("cli/src/main.rs", "println!()").is_empty());
+        assert!(left_behind("src/x.rs", "/// println!()\nfn f() { writeln!(x) }").is_empty());
+    }
+
+    #[test]
+    fn catch_tabs_and_trailing_blanks() {
+        assert_eq!(
+            blanks("x.md", "a\tb\nc \nd"),
+            ["x.md:1: a tab", "x.md:2: a blank at the end of the line"]
+        );
+        assert_eq!(blanks("x.md", "a\r\n").len(), 1);
+        assert!(blanks("x.md", "a b\n\nc\n").is_empty());
+    }
+
+    #[test]
+    fn see_code_only() {
+        assert_eq!(texts("a /* b /* c */ d */ e // f\ng"), ["a", "e", "g"]);
+        assert_eq!(
+            texts(r#"a("b \" c", 'd', '"', '\'', '\u{1F600}', b"e", b'f', 'g')"#).concat(),
+            "a(,,,,,,b,)"
+        );
+        assert_eq!(texts(r##"r#"a " b"# c r"d\" e"##), ["c", "e"]);
+        assert_eq!(
+            texts("fn f<'a>(x: &'a str) -> &'static str"),
+            ["fn", "f", "<", ">", "(", "x", ":", "&", "str", ")", "-", ">", "&", "str"]
+        );
+        assert_eq!(words("\"a\nb\"\nc")[0].line, 3);
+        assert_eq!(texts("r#type b c"), ["type", "b", "c"]);
+    }
+
+    #[test]
+    fn walk_the_whole_workspace() {
+        let files = files(".rs");
+        for file in ["src/lib.rs", "build.rs", "tests/tidy.rs", "xtask/src/main.rs", "cli/src/main.rs"] {
+            assert!(files.iter().any(|(path, _)| path == file), "{file} was not visited");
+        }
+        assert!(super::files(".toml").iter().any(|(path, _)| path == ".cargo/config.toml"));
+        assert!(!files.iter().any(|(path, _)| path.starts_with("target/")));
+    }
+}

@@ -1,0 +1,161 @@
+//! A command line that can be shown before it is run.
+
+use crate::failure::Failure;
+use crate::site::Site;
+use std::fmt;
+use std::process::{Command, Stdio};
+
+/// A program, its arguments, and the environment that it needs beyond ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cmd {
+    program: String,
+    arguments: Vec<String>,
+    /// Shown, in shell notation, before the program.
+    environment: Vec<(String, String)>,
+    /// Folder under cargo's target directory to build in, instead of that directory itself.
+    target: Option<&'static str>,
+    nightly: bool,
+    suite: bool,
+}
+
+impl Cmd {
+    /// A program with its arguments, in the default toolchain.
+    pub(crate) fn new(program: &str, arguments: &[&str]) -> Cmd {
+        Cmd {
+            program: program.into(),
+            arguments: arguments.iter().map(|argument| argument.to_string()).collect(),
+            environment: Vec::new(),
+            target: None,
+            nightly: false,
+            suite: false,
+        }
+    }
+
+    /// A program of the nightly toolchain with its arguments.
+    pub(crate) fn nightly(program: &str, arguments: &[&str]) -> Cmd {
+        Cmd { nightly: true, ..Cmd::new(program, arguments) }
+    }
+
+    /// Appends one argument.
+    pub(crate) fn arg(mut self, argument: &str) -> Cmd {
+        self.arguments.push(argument.into());
+        self
+    }
+
+    /// Sets an environment variable.
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Cmd {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Adds to the compiler flags (`RUSTFLAGS`, `RUSTDOCFLAGS`) that the caller already has.
+    pub(crate) fn flags(self, name: &str, more: &str) -> Cmd {
+        let value = match std::env::var(name) {
+            Ok(flags) if !flags.trim().is_empty() => format!("{flags} {more}"),
+            _ => more.into(),
+        };
+        self.env(name, &value)
+    }
+
+    /// Builds in a folder of its own under cargo's target directory, since other flags rebuild all.
+    pub(crate) fn target(mut self, folder: &'static str) -> Cmd {
+        self.target = Some(folder);
+        self
+    }
+
+    /// Says that this is `cargo test` on a suite that has tests: to find none is then a failure.
+    pub(crate) fn suite(mut self) -> Cmd {
+        self.suite = true;
+        self
+    }
+
+    fn command(&self, site: &Site) -> Command {
+        let mut command = if self.nightly {
+            // Not `cargo +nightly`: the outer cargo may have put its own toolchain's cargo first in the path.
+            let mut command = Command::new("rustup");
+            command
+                .args(["run", "nightly", &self.program])
+                .env_remove("CARGO")
+                .env_remove("RUSTUP_TOOLCHAIN");
+            command
+        } else {
+            Command::new(&self.program)
+        };
+        let target = self.target.map_or_else(|| site.target.clone(), |folder| site.target.join(folder));
+        command.args(&self.arguments).current_dir(&site.root).env("CARGO_TARGET_DIR", target);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    /// Runs it with our own standard streams; fails if it does.
+    pub(crate) fn run(&self, site: &Site) -> Result<(), Failure> {
+        match self.command(site).status() {
+            Ok(status) if status.success() && self.suite && self.tests(site) == 0 => {
+                Err(Failure::Check { what: self.to_string(), status: "there is no test in it".into() })
+            }
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(Failure::Check { what: self.to_string(), status: status.to_string() }),
+            Err(error) => Err(Failure::Missing {
+                what: format!("cannot run `{}`: {error}", self.program),
+                remedy: format!("install `{}` and put it in the PATH", self.program),
+            }),
+        }
+    }
+
+    /// How many tests it would run.
+    fn tests(&self, site: &Site) -> usize {
+        let list = self.clone().arg("--").arg("--list").output(site).unwrap_or_default();
+        list.lines().filter(|line| line.ends_with(": test")).count()
+    }
+
+    /// Runs it in silence; its standard output if it succeeded.
+    pub(crate) fn output(&self, site: &Site) -> Option<String> {
+        let output = self.command(site).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+impl fmt::Display for Cmd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(folder) = self.target {
+            write!(f, "CARGO_TARGET_DIR=target/{folder} ")?;
+        }
+        for (name, value) in &self.environment {
+            write!(f, "{name}={} ", quoted(value))?;
+        }
+        match (self.nightly, self.program.as_str()) {
+            (true, "cargo") => write!(f, "cargo +nightly")?,
+            (true, program) => write!(f, "rustup run nightly {program}")?,
+            (false, program) => write!(f, "{program}")?,
+        }
+        self.arguments.iter().try_for_each(|argument| write!(f, " {}", quoted(argument)))
+    }
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{word}'") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_shown_as_one_would_type_it() {
+        let cmd = Cmd::nightly("cargo", &["test", "--", "a b"]).env("X", "--cfg loom").target("loom");
+        assert_eq!(
+            cmd.to_string(),
+            "CARGO_TARGET_DIR=target/loom X='--cfg loom' cargo +nightly test -- 'a b'"
+        );
+    }
+
+    #[test]
+    fn a_suite_without_tests_fails() {
+        let site = Site { root: "/".into(), target: "/".into(), host: String::new(), nightly: false };
+        assert!(Cmd::new("true", &[]).run(&site).is_ok());
+        assert!(Cmd::new("true", &[]).suite().run(&site).is_err());
+        assert!(Cmd::new("sh", &["-c", "echo '0 tests'"]).suite().run(&site).is_err());
+        assert!(Cmd::new("sh", &["-c", "echo 'a_claim: test'"]).suite().run(&site).is_ok());
+    }
+}
