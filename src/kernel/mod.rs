@@ -1,9 +1,25 @@
 //! Arithmetic over shared memory: summing gradients and stepping an optimiser in one pass.
 #![allow(unsafe_code)]
 
+mod check;
+mod checksum;
+mod convert;
+mod lanes;
 mod optimizer;
+mod rule;
+mod sweep;
+mod triad;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
+#[cfg(test)]
+mod tests;
+
+pub use check::{FoldError, Operand};
+pub use checksum::crc64;
+pub use convert::{decode, encode};
 pub use optimizer::{AdamParameters, Optimizer};
+pub use triad::triad;
 
 use crate::mem::VolatileSlice;
 use crate::table::ElementType;
@@ -49,4 +65,50 @@ pub struct Fold<'a> {
     pub states: &'a [Pass<'a>],
     /// Write past the caches: for folds over more than they hold.
     pub streaming: bool,
+}
+
+impl Fold<'_> {
+    /// Does it.
+    ///
+    /// For each parameter the weighted gradients are added in the order given, from the left, the first being
+    /// `weight * gradient` itself; then the optimiser's formulas follow as they are written there. Every operation is
+    /// rounded once, to f32, whichever vectors the processor has; only the payload and sign of a NaN are unspecified.
+    /// Results are in place, streamed ones too, and ordered before every later store when this returns.
+    ///
+    /// ```
+    /// use slackline::kernel::{Fold, Gradient, Optimizer, Pass};
+    /// use slackline::mem::HostMemory;
+    /// use slackline::table::ElementType;
+    ///
+    /// let memory = HostMemory::anonymous(4096)?;
+    /// let [from, to, gradient] = [0, 1024, 2048].map(|at| memory.as_volatile().subslice(at, 4));
+    /// from.write(&1f32.to_le_bytes());
+    /// gradient.write(&4f32.to_le_bytes());
+    /// let fold = Fold {
+    ///     gradients: &[Gradient { elements: gradient, weight: 0.5 }],
+    ///     encoding: ElementType::F32,
+    ///     optimizer: Optimizer::Sgd { weight_decay: 0.0 },
+    ///     learning_rate: 0.25,
+    ///     step: 1,
+    ///     parameters: Pass { from, to },
+    ///     states: &[],
+    ///     streaming: false,
+    /// };
+    /// fold.run()?;
+    /// let mut parameter = [0; 4];
+    /// to.read(&mut parameter);
+    /// assert_eq!(f32::from_le_bytes(parameter), 0.5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn run(&self) -> Result<(), FoldError> {
+        self.run_on(lanes::Level::best())
+    }
+
+    fn run_on(&self, level: lanes::Level) -> Result<(), FoldError> {
+        check::check(self)?;
+        // SAFETY: checked just above: every range is as long as the fold needs, the destinations are writable and
+        // overlap nothing; `VolatileSlice` vouches for the memory behind them while `self` borrows it.
+        unsafe { sweep::fold(self, level) };
+        Ok(())
+    }
 }

@@ -1,0 +1,108 @@
+//! How near a fold comes to the memory's bandwidth: bytes it moves per second over those of STREAM's triad.
+//!
+//! `cargo bench --bench kernel -- [PARAMETERS] [ROUNDS]` (100,000,000 and 5 if not given). Needs 40 bytes of memory per
+//! parameter. Folds and triads take turns within a round, so that a busy machine is busy for both.
+
+use std::sync::Barrier;
+use std::time::Instant;
+
+use slackline::kernel::{AdamParameters, Fold, Gradient, Optimizer, Pass, crc64, triad};
+use slackline::mem::{HostMemory, VolatileSlice};
+use slackline::table::ElementType;
+
+const GRADIENTS: usize = 4;
+
+fn main() {
+    let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse::<usize>().ok());
+    let parameters = numbers.next().unwrap_or(100_000_000);
+    let rounds = numbers.next().unwrap_or(5);
+    // Four gradients, then parameters and two states, from and to.
+    let arrays: Vec<HostMemory> =
+        (0..GRADIENTS + 6).map(|_| HostMemory::anonymous(parameters * 4).expect("memory")).collect();
+    for array in &arrays {
+        fill(array.as_volatile());
+    }
+    let slices: Vec<_> = arrays.iter().map(HostMemory::as_volatile).collect();
+    println!("{parameters} parameters, k = {GRADIENTS}, f32; GB/s and their ratio, median of {rounds} rounds");
+    for threads in [1, 2] {
+        let mut runs: Vec<(&str, usize, Box<dyn Fn(&[VolatileSlice<'_>]) + Sync>, Vec<f64>)> = vec![
+            ("triad", 12, Box::new(|s| triad(s[0], s[1], s[2], 0.5)), Vec::new()),
+            ("SGD", 24, Box::new(|s| sgd(s)), Vec::new()),
+            ("AdamW", 40, Box::new(|s| adamw(s)), Vec::new()),
+        ];
+        for _ in 0..rounds {
+            for (_, bytes, run, rates) in &mut runs {
+                let seconds = time(&slices, threads, run.as_ref());
+                rates.push((*bytes * parameters) as f64 / seconds / 1e9);
+            }
+        }
+        for (name, _, _, rates) in &runs {
+            let ratios = rates.iter().zip(&runs[0].3).map(|(rate, triad)| rate / triad).collect();
+            println!("{threads} threads  {name:6} {:6.2} GB/s  {:.2} of triad", median(rates.clone()), median(ratios));
+        }
+    }
+    let seconds = time(&slices[..1], 1, &|slices| {
+        std::hint::black_box(crc64(slices[0], 0));
+    });
+    println!("crc64 {:.2} GB/s", (parameters * 4) as f64 / seconds / 1e9);
+}
+
+fn sgd(s: &[VolatileSlice<'_>]) {
+    fold(s, Optimizer::Sgd { weight_decay: 0.0 }, &[]);
+}
+
+fn adamw(s: &[VolatileSlice<'_>]) {
+    let states = [Pass { from: s[6], to: s[7] }, Pass { from: s[8], to: s[9] }];
+    fold(s, Optimizer::AdamW(AdamParameters::new(0.01)), &states);
+}
+
+fn fold(s: &[VolatileSlice<'_>], optimizer: Optimizer, states: &[Pass<'_>]) {
+    let gradients: Vec<_> =
+        s[..GRADIENTS].iter().map(|elements| Gradient { elements: *elements, weight: 0.25 }).collect();
+    let fold = Fold {
+        gradients: &gradients,
+        encoding: ElementType::F32,
+        optimizer,
+        learning_rate: 1e-3,
+        step: 10,
+        parameters: Pass { from: s[4], to: s[5] },
+        states,
+        streaming: true,
+    };
+    fold.run().expect("a fold");
+}
+
+/// Seconds that `threads` threads take for their parts of the arrays.
+fn time(slices: &[VolatileSlice<'_>], threads: usize, run: &(dyn Fn(&[VolatileSlice<'_>]) + Sync)) -> f64 {
+    let len = slices[0].len() / threads / 64 * 64;
+    let barrier = Barrier::new(threads + 1);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|thread| {
+                let parts: Vec<_> = slices.iter().map(|slice| slice.subslice(thread * len, len)).collect();
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    let begin = Instant::now();
+                    run(&parts);
+                    begin.elapsed().as_secs_f64()
+                })
+            })
+            .collect();
+        barrier.wait();
+        workers.into_iter().map(|worker| worker.join().expect("a worker")).fold(0.0, f64::max)
+    })
+}
+
+fn fill(slice: VolatileSlice<'_>) {
+    let piece: Vec<u8> = (0..1 << 18).flat_map(|i: u32| (1e-3 * (i % 7 + 1) as f32).to_le_bytes()).collect();
+    for at in (0..slice.len()).step_by(piece.len()) {
+        let len = piece.len().min(slice.len() - at);
+        slice.subslice(at, len).write(&piece[..len]);
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

@@ -1,0 +1,131 @@
+//! Vectors of f32, from one lane to sixteen, with the same bits in every lane.
+
+/// Which vectors the processor at hand has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    /// One f32 at a time: every processor.
+    Scalar,
+    /// 256 bits: AVX2 and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// 512 bits: AVX-512F.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// The widest there is.
+    pub(super) fn best() -> Level {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                return Level::Avx512;
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+                return Level::Avx2;
+            }
+        }
+        Level::Scalar
+    }
+}
+
+/// `COUNT` f32 that are worked on at once. Every operation is one IEEE operation per lane, rounded once.
+///
+/// Loads form no reference and read each byte once: what another writer leaves there becomes a number, and nothing
+/// but arithmetic depends on it.
+///
+/// # Safety
+///
+/// All functions may be called only on a processor that has the vectors. Loads and stores need `COUNT` elements of
+/// valid memory behind the pointer, of any alignment, but that [`stream`](Lanes::stream) needs it aligned to the
+/// vector where that is wider than one f32.
+pub(super) trait Lanes: Copy {
+    /// How many.
+    const COUNT: usize;
+    /// All lanes the same.
+    unsafe fn splat(value: f32) -> Self;
+    /// Loads f32.
+    unsafe fn load_f32(from: *const u8) -> Self;
+    /// Loads bfloat16 and widens it, which is exact.
+    unsafe fn load_bf16(from: *const u8) -> Self;
+    /// Loads half precision and widens it, which is exact.
+    unsafe fn load_f16(from: *const u8) -> Self;
+    /// `self + other`.
+    unsafe fn add(self, other: Self) -> Self;
+    /// `self - other`.
+    unsafe fn sub(self, other: Self) -> Self;
+    /// `self * other`.
+    unsafe fn mul(self, other: Self) -> Self;
+    /// `self / other`.
+    unsafe fn div(self, other: Self) -> Self;
+    /// The square root.
+    unsafe fn sqrt(self) -> Self;
+    /// Stores f32.
+    unsafe fn store(self, to: *mut u8);
+    /// Stores f32 past the caches, where the processor can; [`stream_end`] orders it.
+    unsafe fn stream(self, to: *mut u8);
+}
+
+/// Orders streamed stores before every later store.
+pub(super) fn stream_end() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has SSE.
+    unsafe {
+        core::arch::x86_64::_mm_sfence();
+    }
+}
+
+impl Lanes for f32 {
+    const COUNT: usize = 1;
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        value
+    }
+    #[inline(always)]
+    unsafe fn load_f32(from: *const u8) -> Self {
+        // SAFETY: the caller's promise: 4 bytes, of any alignment.
+        f32::from_bits(u32::from_le(unsafe { from.cast::<u32>().read_unaligned() }))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u8) -> Self {
+        // SAFETY: the caller's promise: 2 bytes, of any alignment.
+        let bits = u16::from_le(unsafe { from.cast::<u16>().read_unaligned() });
+        f32::from_bits(u32::from(bits) << 16)
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> Self {
+        // SAFETY: the caller's promise: 2 bytes, of any alignment.
+        let bits = u16::from_le(unsafe { from.cast::<u16>().read_unaligned() });
+        half::f16::from_bits(bits).to_f32()
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        self + other
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        self - other
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        self * other
+    }
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        self / other
+    }
+    #[inline(always)]
+    unsafe fn sqrt(self) -> Self {
+        self.sqrt()
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: the caller's promise: 4 writable bytes, of any alignment.
+        unsafe { to.cast::<u32>().write_unaligned(self.to_bits().to_le()) };
+    }
+    #[inline(always)]
+    unsafe fn stream(self, to: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store(to) };
+    }
+}

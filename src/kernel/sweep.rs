@@ -1,0 +1,240 @@
+//! The loop of a fold: one pass over memory, as wide as the processor's vectors.
+
+use core::ops::Range;
+
+use super::lanes::{self, Lanes, Level};
+use super::rule::{Adam, Momentum, Rule, Sgd};
+use super::{Fold, Gradient, Optimizer};
+use crate::table::ElementType;
+
+/// Vectors of each stream in one turn of the loop.
+const UNROLL: usize = 4;
+/// How far ahead of the loads lines are asked for, in bytes of f32.
+const AHEAD: usize = 0;
+
+/// Where a fold reads and writes.
+#[derive(Clone, Copy)]
+struct Work<'a> {
+    gradients: &'a [Gradient<'a>],
+    from: [*const u8; 3],
+    to: [*mut u8; 3],
+    stream: bool,
+}
+
+/// Does the fold.
+///
+/// # Safety
+///
+/// [`check`](super::check::check) must have passed, and the processor must have the vectors of `level`.
+pub(super) unsafe fn fold(fold: &Fold<'_>, level: Level) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match level {
+            Level::Scalar => by_encoding::<Scalar>(fold),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => by_encoding::<x86::Avx2>(fold),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => by_encoding::<x86::Avx512>(fold),
+        }
+    }
+}
+
+/// How gradients are encoded.
+trait Element {
+    /// Bytes of one.
+    const BYTES: usize;
+    /// # Safety
+    /// As for [`Lanes`].
+    unsafe fn load<V: Lanes>(from: *const u8) -> V;
+}
+
+macro_rules! element {
+    ($name:ident, $bytes:literal, $load:ident) => {
+        struct $name;
+        impl Element for $name {
+            const BYTES: usize = $bytes;
+            #[inline(always)]
+            unsafe fn load<V: Lanes>(from: *const u8) -> V {
+                // SAFETY: the caller's promise.
+                unsafe { V::$load(from) }
+            }
+        }
+    };
+}
+element!(F32, 4, load_f32);
+element!(Bf16, 2, load_bf16);
+element!(F16, 2, load_f16);
+
+/// The loop, compiled for one kind of vector.
+trait Path {
+    /// Elements in one turn of the loop.
+    const TURN: usize;
+    /// # Safety
+    /// As for [`turns`].
+    unsafe fn run<E: Element, R: Rule, const K: usize>(work: &Work<'_>, rule: R, range: Range<usize>);
+}
+
+struct Scalar;
+impl Path for Scalar {
+    const TURN: usize = UNROLL;
+    unsafe fn run<E: Element, R: Rule, const K: usize>(work: &Work<'_>, rule: R, range: Range<usize>) {
+        // SAFETY: the caller's promise; every processor has f32.
+        unsafe { turns::<f32, E, R, 0, UNROLL>(work, rule, range) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use core::arch::x86_64::{__m256, __m512};
+
+    use super::*;
+
+    pub(super) struct Avx2;
+    impl Path for Avx2 {
+        const TURN: usize = 8 * UNROLL;
+        unsafe fn run<E: Element, R: Rule, const K: usize>(work: &Work<'_>, rule: R, range: Range<usize>) {
+            #[target_feature(enable = "avx2,f16c")]
+            unsafe fn with<E: Element, R: Rule, const K: usize>(work: &Work<'_>, rule: R, range: Range<usize>) {
+                // SAFETY: the caller's promise.
+                unsafe { turns::<__m256, E, R, K, UNROLL>(work, rule, range) }
+            }
+            // SAFETY: the caller's promise; this path is taken only where the processor has both features.
+            unsafe { with::<E, R, K>(work, rule, range) }
+        }
+    }
+
+    pub(super) struct Avx512;
+    impl Path for Avx512 {
+        const TURN: usize = 16 * UNROLL;
+        unsafe fn run<E: Element, R: Rule, const K: usize>(work: &Work<'_>, rule: R, range: Range<usize>) {
+            #[target_feature(enable = "avx512f")]
+            unsafe fn with<E: Element, R: Rule, const K: usize>(work: &Work<'_>, rule: R, range: Range<usize>) {
+                // SAFETY: the caller's promise.
+                unsafe { turns::<__m512, E, R, K, UNROLL>(work, rule, range) }
+            }
+            // SAFETY: the caller's promise; this path is taken only where the processor has the feature.
+            unsafe { with::<E, R, K>(work, rule, range) }
+        }
+    }
+}
+
+unsafe fn by_encoding<P: Path>(fold: &Fold<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match fold.encoding {
+            ElementType::F32 => by_optimizer::<P, F32>(fold),
+            ElementType::Bf16 => by_optimizer::<P, Bf16>(fold),
+            ElementType::F16 => by_optimizer::<P, F16>(fold),
+        }
+    }
+}
+
+unsafe fn by_optimizer<P: Path, E: Element>(fold: &Fold<'_>) {
+    let rate = fold.learning_rate;
+    // SAFETY: the caller's promise; each rule has as many states as its optimiser.
+    unsafe {
+        match fold.optimizer {
+            Optimizer::Sgd { weight_decay: decay } => by_count::<P, E, _>(fold, Sgd { rate, decay }),
+            Optimizer::Momentum { momentum, weight_decay: decay } => {
+                by_count::<P, E, _>(fold, Momentum { rate, momentum, decay })
+            }
+            Optimizer::Adam(adam) => {
+                by_count::<P, E, _>(fold, Adam::<false>::new(adam, rate, fold.step))
+            }
+            Optimizer::AdamW(adam) => {
+                by_count::<P, E, _>(fold, Adam::<true>::new(adam, rate, fold.step))
+            }
+        }
+    }
+}
+
+unsafe fn by_count<P: Path, E: Element, R: Rule>(fold: &Fold<'_>, rule: R) {
+    // SAFETY: the caller's promise; K is the number of gradients, or 0 where that is read at run time.
+    unsafe {
+        match fold.gradients.len() {
+            1 => split::<P, E, R, 1>(fold, rule),
+            2 => split::<P, E, R, 2>(fold, rule),
+            4 => split::<P, E, R, 4>(fold, rule),
+            _ => split::<P, E, R, 0>(fold, rule),
+        }
+    }
+}
+
+/// Cuts the range into a head up to the first cache line of the destination, whole turns, and a tail; head and tail
+/// are done one element at a time.
+unsafe fn split<P: Path, E: Element, R: Rule, const K: usize>(fold: &Fold<'_>, rule: R) {
+    let count = fold.parameters.from.len() / 4;
+    let mut work = Work {
+        gradients: fold.gradients,
+        from: [fold.parameters.from.as_ptr(); 3],
+        to: [fold.parameters.to.as_ptr(); 3],
+        stream: false,
+    };
+    for (index, state) in fold.states.iter().enumerate() {
+        work.from[index + 1] = state.from.as_ptr();
+        work.to[index + 1] = state.to.as_ptr();
+    }
+    let begins = work.to.map(|to| to.addr() % 64);
+    let head = if begins[0].is_multiple_of(4) { ((64 - begins[0]) % 64 / 4).min(count) } else { 0 };
+    // Streaming stores must be aligned: after the head they are if all destinations lie alike on their lines.
+    work.stream =
+        fold.streaming && begins[0].is_multiple_of(4) && begins.iter().all(|begin| *begin == begins[0]);
+    let body = (count - head) / P::TURN * P::TURN;
+    // SAFETY: the three ranges are in order and end at `count`, which all operands hold, as the caller checked; the
+    // body is whole turns, and where it streams it begins at a cache line of every destination.
+    unsafe {
+        turns::<f32, E, R, 0, 1>(&work, rule, 0..head);
+        P::run::<E, R, K>(&work, rule, head..head + body);
+        turns::<f32, E, R, 0, 1>(&work, rule, head + body..count);
+    }
+    if work.stream {
+        lanes::stream_end();
+    }
+}
+
+/// The loop itself. `K` is the number of gradients, or 0 to ask `work`; `U` vectors are done in each turn.
+///
+/// # Safety
+///
+/// As for [`Lanes`]; every operand holds the elements of `range`, which is whole turns; if `work.stream`, the
+/// destinations are aligned to the vector at `range.start`.
+#[inline(always)]
+unsafe fn turns<V: Lanes, E: Element, R: Rule, const K: usize, const U: usize>(
+    work: &Work<'_>,
+    rule: R,
+    range: Range<usize>,
+) {
+    let k = if K == 0 { work.gradients.len() } else { K };
+    let Work { from, to, stream, .. } = *work;
+    let gradients = &work.gradients[..k];
+    let mut at = range.start;
+    while at < range.end {
+        // SAFETY: [1] `at + U * COUNT <= range.end`, since the range is whole turns, so each access lies inside its
+        // operand; [2] alignment of streaming stores and the vectors themselves are the caller's promise.
+        unsafe {
+            let mut sum = [V::splat(0.0); U];
+            for (index, gradient) in gradients.iter().enumerate() {
+                let from = gradient.elements.as_ptr().cast_const();
+                let weight = V::splat(gradient.weight);
+                for (lane, sum) in sum.iter_mut().enumerate() {
+                    let place = from.add((at + lane * V::COUNT) * E::BYTES);
+                    let term = weight.mul(E::load::<V>(place));
+                    *sum = if index == 0 { term } else { sum.add(term) };
+                }
+            }
+            for (lane, sum) in sum.into_iter().enumerate() {
+                let byte = (at + lane * V::COUNT) * 4;
+                let mut states = [sum; 2];
+                for (state, from) in states.iter_mut().zip(&from[1..]).take(R::STATES) {
+                    *state = V::load_f32(from.add(byte));
+                }
+                let parameter = rule.step(sum, V::load_f32(from[0].add(byte)), &mut states);
+                let results = [parameter, states[0], states[1]];
+                for (result, to) in results.into_iter().zip(to).take(1 + R::STATES) {
+                    if stream { result.stream(to.add(byte)) } else { result.store(to.add(byte)) }
+                }
+            }
+        }
+        at += U * V::COUNT;
+    }
+}
