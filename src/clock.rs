@@ -3,6 +3,8 @@
 //! Pure: no bytes, keys, threads or wall clocks.
 
 use core::fmt;
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// Names one worker of a server. Small and dense: a server with room for `n` workers uses `0..n`.
@@ -25,7 +27,7 @@ pub struct Clock(pub u64);
 impl Clock {
     /// The clock after this one.
     pub const fn next(self) -> Clock {
-        Clock(self.0 + 1)
+        Clock(self.0.saturating_add(1))
     }
 
     /// The smallest clock that every worker must have reached so that a reader at this clock keeps bound `staleness`:
@@ -67,44 +69,69 @@ impl Version {
 /// table.leave(WorkerId(1));
 /// assert_eq!(table.smallest(), Clock(3));
 /// ```
+///
+/// Beside the clocks it counts how many workers stand at each: workers that wait for each other stand at few, so a
+/// step costs the logarithm of a small number, and no memory is asked for once the table has seen its widest spread.
 #[derive(Clone, Debug, Default)]
 pub struct ClockTable {
     clocks: Vec<Option<Clock>>,
+    /// How many workers stand at each clock; no entry is zero.
+    standing: BTreeMap<Clock, usize>,
+    workers: usize,
     smallest: Clock,
 }
 
 impl ClockTable {
     /// Takes a worker in and returns the clock it starts at: the smallest of all.
     pub fn join(&mut self, worker: WorkerId) -> Clock {
+        self.join_at(worker, self.smallest)
+    }
+
+    /// Takes a worker in at `clock`, or at the smallest clock if that is greater, and returns where it starts. In an
+    /// empty table the smallest clock moves up to it.
+    pub fn join_at(&mut self, worker: WorkerId, clock: Clock) -> Clock {
         let index = usize::from(worker.0);
         if self.clocks.len() <= index {
             self.clocks.resize(index + 1, None);
         }
-        self.clocks[index] = Some(self.smallest);
-        self.smallest
+        let start = clock.max(self.smallest);
+        self.place(index, Some(start));
+        start
     }
 
-    /// Takes a worker out. The smallest clock may grow by it.
-    pub fn leave(&mut self, worker: WorkerId) {
-        if let Some(entry) = self.clocks.get_mut(usize::from(worker.0)) {
-            *entry = None;
-        }
-        self.settle();
+    /// Takes a worker out. The smallest clock may grow by it; returns true if it did.
+    pub fn leave(&mut self, worker: WorkerId) -> bool {
+        let index = usize::from(worker.0);
+        index < self.clocks.len() && self.place(index, None)
     }
 
     /// Notes that `worker` has reached `clock`; ignored for a worker that is not in, or that would move back.
     /// Returns true if the smallest clock moved.
     pub fn advance(&mut self, worker: WorkerId, clock: Clock) -> bool {
-        match self.clocks.get_mut(usize::from(worker.0)) {
-            Some(Some(entry)) if *entry < clock => *entry = clock,
-            _ => return false,
+        let index = usize::from(worker.0);
+        match self.clocks.get(index) {
+            Some(Some(reached)) if *reached < clock => self.place(index, Some(clock)),
+            _ => false,
         }
-        self.settle()
     }
 
-    fn settle(&mut self) -> bool {
+    fn place(&mut self, index: usize, clock: Option<Clock>) -> bool {
+        // In before out: a map that never runs empty keeps its memory.
+        if let Some(clock) = clock {
+            *self.standing.entry(clock).or_default() += 1;
+            self.workers += 1;
+        }
+        if let Some(old) = std::mem::replace(&mut self.clocks[index], clock) {
+            self.workers -= 1;
+            if let Some(count) = self.standing.get_mut(&old) {
+                *count -= 1;
+                if *count == 0 {
+                    self.standing.remove(&old);
+                }
+            }
+        }
         let before = self.smallest;
-        if let Some(smallest) = self.clocks.iter().flatten().min() {
+        if let Some((smallest, _)) = self.standing.first_key_value() {
             self.smallest = before.max(*smallest);
         }
         self.smallest != before
@@ -127,12 +154,12 @@ impl ClockTable {
 
     /// How many workers are in.
     pub fn len(&self) -> usize {
-        self.clocks.iter().flatten().count()
+        self.workers
     }
 
     /// True if no worker is in.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.workers == 0
     }
 }
 
@@ -170,5 +197,36 @@ mod tests {
         assert!(!table.advance(WorkerId(0), Clock(3)));
         assert!(!table.advance(WorkerId(9), Clock(3)));
         assert_eq!(table.get(WorkerId(0)), Some(Clock(4)));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_table_agrees_with_one_that_looks_at_everybody(
+            steps in proptest::collection::vec((0u8..4, 0u16..6, 0u64..40), 0..200),
+        ) {
+            let mut table = ClockTable::default();
+            let mut naive = [None::<Clock>; 6];
+            let mut smallest = Clock(0);
+            for (step, worker, clock) in steps {
+                let (id, entry) = (WorkerId(worker), &mut naive[usize::from(worker)]);
+                let clock = Clock(clock);
+                match step {
+                    0 => *entry = Some(table.join(id)),
+                    1 => *entry = Some(table.join_at(id, clock)),
+                    2 => {
+                        table.leave(id);
+                        *entry = None;
+                    }
+                    _ => {
+                        table.advance(id, clock);
+                        *entry = entry.map(|reached| reached.max(clock));
+                    }
+                }
+                smallest = naive.iter().flatten().min().map_or(smallest, |least| smallest.max(*least));
+                assert_eq!(table.smallest(), smallest);
+                assert_eq!(table.len(), naive.iter().flatten().count());
+                assert_eq!(table.get(id), naive[usize::from(worker)]);
+            }
+        }
     }
 }

@@ -22,10 +22,17 @@
 //! | BAP(s) | folds whole clocks in order, `slots() = s + 1` | runs at most `s` versions ahead |
 //! | VAP | as SSP | gates on [`WorkerEvent::Published`]'s magnitude |
 //! | DBW | folds the first `k` of a version, [`ServerAction::Drop`]s the late, [`ServerAction::Interrupt`]s the slow; learns from [`ServerEvent::Applied`]'s statistics and the times of arrival | pulls after each version |
-//! | ABS | folds `K` admissible ones, interrupts the too stale | as ASP |
+//! | ABS | folds `K` admissible ones, interrupts the too stale | pulls once its gradient is [`WorkerEvent::Consumed`] |
 //! | DS-Sync | none | [`WorkerAction::Average`] with its group of this round, no server |
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod bsp;
+mod config;
+mod gate;
+mod ssp;
+
+pub use config::{Config, ConfigError, DEFAULT_STALENESS};
 
 use crate::clock::{Clock, Version, WorkerId};
 use crate::time::Instant;
@@ -107,7 +114,8 @@ pub enum ServerAction {
         /// Which.
         gradient: GradientId,
     },
-    /// Ask a worker to abandon what it computes and to pull.
+    /// Ask a worker to abandon what it computes and to pull. The driver sends the newest version along, and a worker
+    /// that already computes on that version, or a later one, is not disturbed: the request was overtaken.
     Interrupt {
         /// Whom.
         worker: WorkerId,
@@ -161,6 +169,12 @@ pub enum WorkerEvent {
     },
     /// The server asked to abandon the running computation. The clock stays.
     Interrupted,
+    /// The server has consumed (folded in or dropped) the worker's gradients of clocks before `clock`, and a copy
+    /// brought from here on shows it. For schemes whose workers wait for their own gradients.
+    Consumed {
+        /// The first clock that it has not.
+        clock: Clock,
+    },
     /// The group average of `round` is in the local parameters.
     Averaged {
         /// Which round.
@@ -212,7 +226,7 @@ pub enum WorkerAction {
         /// What it must satisfy.
         bound: Bound,
     },
-    /// Compute a gradient on the copy at hand and publish it. Answered by [`WorkerEvent::Published`] or
+    /// Compute a gradient on the copy at hand and publish it; without a server, make a local step. Answered by [`WorkerEvent::Published`] or
     /// [`WorkerEvent::Interrupted`].
     Compute,
     /// Average the parameters with the members of this worker's group of this round; without a server. Answered by

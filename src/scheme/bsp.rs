@@ -1,0 +1,149 @@
+//! Bulk synchronous: one update per clock, out of the gradients of everybody.
+
+use std::collections::VecDeque;
+
+use super::gate::{Member, Members};
+use super::{GradientId, ServerAction, ServerEvent, ServerScheme, Share};
+use crate::clock::Clock;
+use crate::time::Instant;
+
+/// Folds the gradients of clock `r` of all members at once, each with weight `1/k` for `k` gradients.
+///
+/// A worker belongs to every round from the clock it joins at. One that leaves takes its gradient out of the round,
+/// and if all others are there the round goes on without it. Once a round is handed out for folding it is closed: one
+/// that joins at that clock before the fold is done gets its gradient of that clock dropped.
+///
+/// What no sane driver sends is ignored: a gradient that is not its worker's next, one of a worker that is not in,
+/// joining twice, leaving twice, an `Applied` that nobody asked for.
+#[derive(Debug)]
+pub(super) struct BspServer {
+    members: Members,
+    open: bool,
+    round: Clock,
+    /// Members of this round whose gradient has arrived.
+    arrived: usize,
+    /// Members of this round whose gradient has not.
+    missing: usize,
+    /// This round was handed out and is not applied yet.
+    folding: bool,
+    /// Who is in this round has changed since the last `Expect`.
+    changed: bool,
+    late: VecDeque<GradientId>,
+}
+
+impl BspServer {
+    pub(super) fn new(workers: usize) -> BspServer {
+        BspServer {
+            members: Members::new(workers),
+            open: false,
+            round: Clock(0),
+            arrived: 0,
+            missing: 0,
+            folding: false,
+            changed: false,
+            late: VecDeque::new(),
+        }
+    }
+
+    /// Counts who is in this round; once a round, or when its members change.
+    fn count(&mut self) {
+        if !self.open || self.folding {
+            return;
+        }
+        if self.members.iter().all(|(_, member)| member.start > self.round) {
+            // Nobody is in this round: on to the first that somebody is in.
+            if let Some(start) = self.members.iter().map(|(_, member)| member.start).min() {
+                self.round = start;
+            }
+        }
+        (self.arrived, self.missing) = (0, 0);
+        for (_, member) in self.members.iter().filter(|(_, member)| member.start <= self.round) {
+            match member.next > self.round {
+                true => self.arrived += 1,
+                false => self.missing += 1,
+            }
+        }
+        self.changed = true;
+    }
+
+    fn arrive(&mut self, gradient: GradientId, before: Member) {
+        if !self.open {
+            return; // Counted when the gate opens.
+        }
+        // All gradients of a round that is being folded had arrived: this one came too late to be in it.
+        let closed = if self.folding { self.round.next() } else { self.round };
+        if gradient.clock < closed {
+            self.late.push_back(gradient);
+        } else if !self.folding && before.next == self.round {
+            self.missing -= 1;
+            self.arrived += 1;
+        }
+    }
+
+    fn hand_out(&self, shares: &mut Vec<Share>) {
+        let weight = 1.0 / (self.arrived + self.missing) as f32;
+        shares.clear();
+        shares.extend(
+            self.members
+                .iter()
+                .filter(|(_, member)| member.start <= self.round)
+                .map(|(worker, _)| Share { gradient: GradientId { worker, clock: self.round }, weight }),
+        );
+    }
+}
+
+impl ServerScheme for BspServer {
+    fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
+        match event {
+            ServerEvent::Joined { worker, clock } => {
+                if self.members.join(worker, clock) {
+                    let opened = !self.open && self.members.complete();
+                    self.open |= opened;
+                    self.count();
+                }
+            }
+            ServerEvent::Left { worker } => {
+                if self.members.leave(worker).is_some() {
+                    self.late.retain(|gradient| gradient.worker != worker);
+                    self.count();
+                }
+            }
+            ServerEvent::Arrived { gradient, .. } => {
+                if let Some(before) = self.members.arrive(gradient.worker, gradient.clock) {
+                    self.arrive(gradient, before);
+                }
+            }
+            ServerEvent::Applied { .. } => {
+                if self.folding {
+                    self.folding = false;
+                    self.round = self.round.next();
+                    self.count();
+                }
+            }
+        }
+    }
+
+    fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
+        if let Some(gradient) = self.late.pop_front() {
+            return Some(ServerAction::Drop { gradient });
+        }
+        if !self.open || self.folding {
+            return None;
+        }
+        if self.missing == 0 && self.arrived > 0 {
+            self.hand_out(shares);
+            self.folding = true;
+            return Some(ServerAction::Apply);
+        }
+        if self.changed && self.missing > 0 {
+            self.changed = false;
+            self.hand_out(shares);
+            return Some(ServerAction::Expect);
+        }
+        None
+    }
+
+    fn smallest_clock(&self) -> Clock {
+        self.round
+    }
+}

@@ -1,0 +1,119 @@
+//! The opening gate and the members: what the server halves have in common.
+
+use crate::clock::{Clock, WorkerId};
+
+/// Where a worker that is in stands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    /// The clock it began at.
+    pub(super) start: Clock,
+    /// The clock of its next gradient to arrive.
+    pub(super) next: Clock,
+}
+
+/// Who is in, and whether as many have come as the job expects.
+///
+/// The gate opens once that many different workers have joined, and stays open. One that joined and left again has
+/// had its turn: a job does not wait for ever for a worker that died in its first minute.
+#[derive(Debug)]
+pub(super) struct Members {
+    expected: usize,
+    /// By worker id.
+    rows: Vec<Row>,
+    seen: usize,
+    present: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Row {
+    has_joined: bool,
+    member: Option<Member>,
+}
+
+impl Members {
+    pub(super) fn new(expected: usize) -> Members {
+        Members { expected, rows: Vec::new(), seen: 0, present: 0 }
+    }
+
+    /// True once as many have joined as the job expects.
+    pub(super) fn complete(&self) -> bool {
+        self.seen >= self.expected
+    }
+
+    /// How many are in.
+    pub(super) fn len(&self) -> usize {
+        self.present
+    }
+
+    /// Takes a worker in; false if it is in already.
+    pub(super) fn join(&mut self, worker: WorkerId, clock: Clock) -> bool {
+        let index = usize::from(worker.0);
+        if self.rows.len() <= index {
+            self.rows.resize(index + 1, Row::default());
+        }
+        let row = &mut self.rows[index];
+        if row.member.is_some() {
+            return false;
+        }
+        self.seen += usize::from(!row.has_joined);
+        row.has_joined = true;
+        row.member = Some(Member { start: clock, next: clock });
+        self.present += 1;
+        true
+    }
+
+    /// Takes a worker out and says where it stood; `None` if it was not in.
+    pub(super) fn leave(&mut self, worker: WorkerId) -> Option<Member> {
+        let member = self.rows.get_mut(usize::from(worker.0))?.member.take()?;
+        self.present -= 1;
+        Some(member)
+    }
+
+    /// Notes the arrival of a gradient and says where its worker stood before it; `None` if the worker is not in or
+    /// this is not its next gradient.
+    pub(super) fn arrive(&mut self, worker: WorkerId, clock: Clock) -> Option<Member> {
+        let member = self.rows.get_mut(usize::from(worker.0))?.member.as_mut()?;
+        if member.next != clock {
+            return None;
+        }
+        let before = *member;
+        member.next = clock.next();
+        Some(before)
+    }
+
+    /// Those who are in, in order of their ids.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (WorkerId, Member)> + '_ {
+        self.rows.iter().zip(0u16..).filter_map(|(row, id)| Some((WorkerId(id), row.member?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_comes_twice_opens_the_gate_only_once() {
+        let mut members = Members::new(2);
+        assert!(members.join(WorkerId(3), Clock(0)));
+        assert!(!members.join(WorkerId(3), Clock(0)));
+        assert!(members.leave(WorkerId(3)).is_some());
+        assert!(members.leave(WorkerId(3)).is_none());
+        assert!(members.join(WorkerId(3), Clock(0)));
+        assert!(!members.complete());
+        assert!(members.join(WorkerId(0), Clock(0)));
+        assert!(members.complete());
+        members.leave(WorkerId(0));
+        assert!(members.complete());
+        assert_eq!(members.len(), 1);
+    }
+
+    #[test]
+    fn only_the_next_gradient_of_a_member_arrives() {
+        let mut members = Members::new(1);
+        assert!(members.arrive(WorkerId(0), Clock(0)).is_none());
+        members.join(WorkerId(0), Clock(5));
+        assert!(members.arrive(WorkerId(0), Clock(6)).is_none());
+        assert!(members.arrive(WorkerId(0), Clock(5)).is_some());
+        assert!(members.arrive(WorkerId(0), Clock(5)).is_none());
+    }
+}

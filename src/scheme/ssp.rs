@@ -1,0 +1,236 @@
+//! Stale synchronous parallel and its relatives: ASP below it, ESSP above it.
+//!
+//! SSP is from Ho et al., *More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server*, NIPS
+//! 2013; ESSP from Dai et al., *High-Performance Distributed ML at Scale through Parameter Server Consistency Models*,
+//! AAAI 2015, arXiv 1410.8043. A reader at clock `c` under staleness `s` sees every gradient of clocks before `c - s`,
+//! and whatever newer ones happen to be there.
+
+use std::collections::VecDeque;
+
+use super::gate::Members;
+use super::{
+    Bound, GradientId, ServerAction, ServerEvent, ServerScheme, Share, WorkerAction, WorkerEvent,
+    WorkerScheme,
+};
+use crate::clock::{Clock, ClockTable, Version};
+use crate::time::Instant;
+
+/// Folds each gradient alone, in order of arrival, with weight `1/members`, so that a clock of everybody moves the
+/// parameters as far as one of BSP does.
+///
+/// The smallest clock is that of what has been applied, not of what has arrived. With `pushes`, a push follows
+/// whenever it moves, after all updates of the clocks before it, and whenever a worker joins, so that the newcomer
+/// gets a copy; moves and newcomers between two polls share one push.
+///
+/// What no sane driver sends is ignored: a gradient that is not its worker's next, one of a worker that is not in,
+/// joining twice, leaving twice, an `Applied` that nobody asked for.
+#[derive(Debug)]
+pub(super) struct SspServer {
+    members: Members,
+    open: bool,
+    /// What has been applied; filled when the gate opens.
+    folded: ClockTable,
+    queue: VecDeque<GradientId>,
+    fold: Fold,
+    expected: Option<GradientId>,
+    pushes: bool,
+    push_is_due: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fold {
+    Idle,
+    Running(GradientId),
+    /// Running, but the worker has left: its clock is nobody's now, even if the worker comes back before the end.
+    Orphaned,
+}
+
+impl SspServer {
+    pub(super) fn new(workers: usize, pushes: bool) -> SspServer {
+        SspServer {
+            members: Members::new(workers),
+            open: false,
+            folded: ClockTable::default(),
+            queue: VecDeque::new(),
+            fold: Fold::Idle,
+            expected: None,
+            pushes,
+            push_is_due: false,
+        }
+    }
+
+    fn open(&mut self) {
+        self.open = true;
+        let mut starts: Vec<_> = self.members.iter().map(|(worker, member)| (member.start, worker)).collect();
+        // Those furthest behind first: the table never moves back.
+        starts.sort_unstable();
+        for (start, worker) in starts {
+            self.folded.join_at(worker, start);
+        }
+    }
+
+    fn share(&self, gradient: GradientId, shares: &mut Vec<Share>) {
+        shares.clear();
+        shares.push(Share { gradient, weight: 1.0 / self.members.len() as f32 });
+    }
+
+    /// With one member only, its next gradient is the next to be folded.
+    fn expect(&mut self) -> Option<GradientId> {
+        if self.members.len() != 1 {
+            return None;
+        }
+        let (worker, member) = self.members.iter().next()?;
+        let gradient = GradientId { worker, clock: member.next };
+        (self.expected.replace(gradient) != Some(gradient)).then_some(gradient)
+    }
+}
+
+impl ServerScheme for SspServer {
+    fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
+        let before = self.folded.smallest();
+        match event {
+            ServerEvent::Joined { worker, clock } => {
+                if !self.members.join(worker, clock) {
+                    return;
+                }
+                if self.open {
+                    self.folded.join_at(worker, clock);
+                } else if self.members.complete() {
+                    self.open();
+                }
+                self.push_is_due = self.pushes;
+            }
+            ServerEvent::Left { worker } => {
+                if self.members.leave(worker).is_none() {
+                    return;
+                }
+                self.queue.retain(|gradient| gradient.worker != worker);
+                if matches!(self.fold, Fold::Running(gradient) if gradient.worker == worker) {
+                    self.fold = Fold::Orphaned;
+                }
+                self.expected = None;
+                self.folded.leave(worker);
+            }
+            ServerEvent::Arrived { gradient, .. } => {
+                if self.members.arrive(gradient.worker, gradient.clock).is_some() {
+                    self.queue.push_back(gradient);
+                }
+            }
+            ServerEvent::Applied { .. } => {
+                if let Fold::Running(gradient) = std::mem::replace(&mut self.fold, Fold::Idle) {
+                    self.folded.advance(gradient.worker, gradient.clock.next());
+                }
+            }
+        }
+        self.push_is_due |= self.pushes && self.folded.smallest() != before;
+    }
+
+    fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
+        if std::mem::take(&mut self.push_is_due) {
+            return Some(ServerAction::Push);
+        }
+        if !self.open || self.fold != Fold::Idle {
+            return None;
+        }
+        if let Some(gradient) = self.queue.pop_front() {
+            self.share(gradient, shares);
+            self.fold = Fold::Running(gradient);
+            return Some(ServerAction::Apply);
+        }
+        let gradient = self.expect()?;
+        self.share(gradient, shares);
+        Some(ServerAction::Expect)
+    }
+
+    fn smallest_clock(&self) -> Clock {
+        self.folded.smallest()
+    }
+}
+
+/// The worker's half of all four: it keeps a bound on the copy that it computes on, and differs only in how large the
+/// bound is and in whether a copy that still satisfies it is used again.
+///
+/// A clock begins with the copy and ends with the gradient announced; an interruption begins it again. `Joined` begins
+/// everything again. Answers to questions that were not asked are ignored, save that a copy counts whenever it comes.
+#[derive(Debug)]
+pub(super) struct Reader {
+    /// `None`: unbounded.
+    staleness: Option<u64>,
+    reuses: bool,
+    clock: Clock,
+    copy: Option<(Version, Clock)>,
+    step: Step,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Step {
+    Out,
+    RefreshIsDue,
+    Refreshing,
+    ComputeIsDue,
+    Computing,
+}
+
+impl Reader {
+    /// Takes the newest copy at every clock: BSP at staleness 0, ASP with none, ESSP over pushed copies.
+    pub(super) fn fresh(staleness: Option<u64>) -> Reader {
+        Reader { staleness, reuses: false, clock: Clock(0), copy: None, step: Step::Out }
+    }
+
+    /// Uses its copy as long as that satisfies the bound: SSP.
+    pub(super) fn reusing(staleness: u64) -> Reader {
+        Reader { reuses: true, ..Reader::fresh(Some(staleness)) }
+    }
+
+    fn bound(&self) -> Bound {
+        self.staleness.map_or(Bound::NONE, |staleness| Bound::clock(self.clock.needed(staleness)))
+    }
+
+    fn holds_enough(&self) -> bool {
+        self.copy.is_some_and(|(version, smallest_clock)| self.bound().is_met_by(version, smallest_clock))
+    }
+
+    fn begin(&mut self) {
+        self.step = if self.reuses && self.holds_enough() { Step::ComputeIsDue } else { Step::RefreshIsDue };
+    }
+}
+
+impl WorkerScheme for Reader {
+    fn handle_event(&mut self, _now: Instant, event: WorkerEvent) {
+        match event {
+            WorkerEvent::Joined { clock } => {
+                self.clock = clock;
+                self.copy = None; // Another life of the server may have made it.
+                self.begin();
+            }
+            WorkerEvent::Holds { version, smallest_clock } => {
+                self.copy = Some((version, smallest_clock));
+                if self.step == Step::Refreshing {
+                    self.step = if self.holds_enough() { Step::ComputeIsDue } else { Step::RefreshIsDue };
+                }
+            }
+            WorkerEvent::Published { .. } if self.step == Step::Computing => {
+                self.clock = self.clock.next();
+                self.begin();
+            }
+            WorkerEvent::Interrupted if matches!(self.step, Step::ComputeIsDue | Step::Computing) => {
+                self.step = Step::RefreshIsDue;
+            }
+            _ => {}
+        }
+    }
+
+    fn poll_action(&mut self) -> Option<WorkerAction> {
+        match self.step {
+            Step::RefreshIsDue => {
+                self.step = Step::Refreshing;
+                Some(WorkerAction::Refresh { bound: self.bound() })
+            }
+            Step::ComputeIsDue => {
+                self.step = Step::Computing;
+                Some(WorkerAction::Compute)
+            }
+            Step::Out | Step::Refreshing | Step::Computing => None,
+        }
+    }
+}
