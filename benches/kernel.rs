@@ -23,7 +23,9 @@ fn main() {
         fill(array.as_volatile());
     }
     let slices: Vec<_> = arrays.iter().map(HostMemory::as_volatile).collect();
-    println!("{parameters} parameters, k = {GRADIENTS}, f32; GB/s and their ratio, median of {rounds} rounds");
+    println!(
+        "{parameters} parameters, k = {GRADIENTS}, f32; GB/s and their ratio, median of {rounds} rounds"
+    );
     for threads in [1, 2] {
         let mut runs: Vec<(&str, usize, Box<dyn Fn(&[VolatileSlice<'_>]) + Sync>, Vec<f64>)> = vec![
             ("triad", 12, Box::new(|s| triad(s[0], s[1], s[2], 0.5)), Vec::new()),
@@ -38,7 +40,11 @@ fn main() {
         }
         for (name, _, _, rates) in &runs {
             let ratios = rates.iter().zip(&runs[0].3).map(|(rate, triad)| rate / triad).collect();
-            println!("{threads} threads  {name:6} {:6.2} GB/s  {:.2} of triad", median(rates.clone()), median(ratios));
+            println!(
+                "{threads} threads  {name:6} {:6.2} GB/s  {:.2} of triad",
+                median(rates.clone()),
+                median(ratios)
+            );
         }
     }
     let seconds = time(&slices[..1], 1, &|slices| {

@@ -30,8 +30,8 @@ impl Clock {
         Clock(self.0.saturating_add(1))
     }
 
-    /// The smallest clock that every worker must have reached so that a reader at this clock keeps bound `staleness`:
-    /// `max(0, clock - staleness)`.
+    /// The smallest clock that every worker must have reached so that a reader at this clock keeps a bound of
+    /// `staleness`: `max(0, clock - staleness)`.
     pub const fn needed(self, staleness: u64) -> Clock {
         Clock(self.0.saturating_sub(staleness))
     }

@@ -94,7 +94,11 @@ mod x86 {
         const TURN: usize = 8 * UNROLL;
         unsafe fn run<E: Element, R: Rule, const K: usize>(work: &Work<'_>, rule: R, range: Range<usize>) {
             #[target_feature(enable = "avx2,f16c")]
-            unsafe fn with<E: Element, R: Rule, const K: usize>(work: &Work<'_>, rule: R, range: Range<usize>) {
+            unsafe fn with<E: Element, R: Rule, const K: usize>(
+                work: &Work<'_>,
+                rule: R,
+                range: Range<usize>,
+            ) {
                 // SAFETY: the caller's promise.
                 unsafe { turns::<__m256, E, R, K, UNROLL>(work, rule, range) }
             }
@@ -108,7 +112,11 @@ mod x86 {
         const TURN: usize = 16 * UNROLL;
         unsafe fn run<E: Element, R: Rule, const K: usize>(work: &Work<'_>, rule: R, range: Range<usize>) {
             #[target_feature(enable = "avx512f")]
-            unsafe fn with<E: Element, R: Rule, const K: usize>(work: &Work<'_>, rule: R, range: Range<usize>) {
+            unsafe fn with<E: Element, R: Rule, const K: usize>(
+                work: &Work<'_>,
+                rule: R,
+                range: Range<usize>,
+            ) {
                 // SAFETY: the caller's promise.
                 unsafe { turns::<__m512, E, R, K, UNROLL>(work, rule, range) }
             }
@@ -138,12 +146,8 @@ unsafe fn by_optimizer<P: Path, E: Element>(fold: &Fold<'_>) {
             Optimizer::Momentum { momentum, weight_decay: decay } => {
                 by_count::<P, E, _>(fold, Momentum { rate, momentum, decay })
             }
-            Optimizer::Adam(adam) => {
-                by_count::<P, E, _>(fold, Adam::<false>::new(adam, rate, fold.step))
-            }
-            Optimizer::AdamW(adam) => {
-                by_count::<P, E, _>(fold, Adam::<true>::new(adam, rate, fold.step))
-            }
+            Optimizer::Adam(adam) => by_count::<P, E, _>(fold, Adam::<false>::new(adam, rate, fold.step)),
+            Optimizer::AdamW(adam) => by_count::<P, E, _>(fold, Adam::<true>::new(adam, rate, fold.step)),
         }
     }
 }

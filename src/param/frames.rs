@@ -55,8 +55,14 @@ impl Frames {
         geometry: FrameGeometry,
         epoch: u64,
     ) -> Frames {
-        assert!(geometry.is_sound() && layout.frames == geometry.frames, "frames that cannot be: {geometry:?}");
-        assert!(control.len() >= layout.bytes() && payload.len() as u64 >= geometry.bytes(), "regions too short");
+        assert!(
+            geometry.is_sound() && layout.frames == geometry.frames,
+            "frames that cannot be: {geometry:?}"
+        );
+        assert!(
+            control.len() >= layout.bytes() && payload.len() as u64 >= geometry.bytes(),
+            "regions too short"
+        );
         let latest = Latest { version: Version(0), frame: 0 };
         let frames = Frames { control, payload, layout, geometry, epoch, latest, checksums: false };
         let constants = [
@@ -73,7 +79,8 @@ impl Frames {
         for (index, word) in constants.into_iter().enumerate() {
             memory.store(index * 8, word, Relaxed);
         }
-        frames.write_header(0, FrameHeader { bytes: geometry.payload_bytes, epoch, ..FrameHeader::default() });
+        frames
+            .write_header(0, FrameHeader { bytes: geometry.payload_bytes, epoch, ..FrameHeader::default() });
         memory.store(ControlLayout::LATEST, latest.to_word(), Release);
         frames
     }
@@ -136,7 +143,8 @@ impl Frames {
     /// Returns which frame it is, or [`Pinned`] if there is none.
     pub fn begin(&mut self, version: Version, is_pinned: impl Fn(u8) -> bool) -> Result<u8, Pinned> {
         for step in 1..self.geometry.frames {
-            let frame = ((u16::from(self.latest.frame) + u16::from(step)) % u16::from(self.geometry.frames)) as u8;
+            let frame =
+                ((u16::from(self.latest.frame) + u16::from(step)) % u16::from(self.geometry.frames)) as u8;
             if !is_pinned(frame) && self.mark(frame, version, &is_pinned) {
                 return Ok(frame);
             }
@@ -160,8 +168,13 @@ impl Frames {
             memory.store(header_at + FrameHeader::SEQUENCE, before, Release);
             return false;
         }
-        let header =
-            FrameHeader { sequence: odd, version, epoch: self.epoch, bytes: self.geometry.payload_bytes, ..FrameHeader::default() };
+        let header = FrameHeader {
+            sequence: odd,
+            version,
+            epoch: self.epoch,
+            bytes: self.geometry.payload_bytes,
+            ..FrameHeader::default()
+        };
         self.write_header(frame, header);
         // Followers learn where to look; after the header, so that they never follow an old one.
         memory.store(ControlLayout::WRITING, Latest { version, frame }.to_word(), Release);

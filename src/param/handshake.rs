@@ -22,7 +22,9 @@ pub enum HandshakeError {
     #[error("its message is not slackline's")]
     Foreign,
     /// Another version of this library.
-    #[error("it speaks layout version {theirs}, this process version {LAYOUT_VERSION}: run the same slackline on both sides")]
+    #[error(
+        "it speaks layout version {theirs}, this process version {LAYOUT_VERSION}: run the same slackline on both sides"
+    )]
     Version {
         /// What it speaks.
         theirs: u64,
@@ -115,8 +117,8 @@ fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, HandshakeError> 
     if theirs != LAYOUT_VERSION {
         return Err(HandshakeError::Version { theirs });
     }
-    let (value, rest) =
-        postcard::take_from_bytes(body).map_err(|_| HandshakeError::Damaged { reason: "its body does not decode" })?;
+    let (value, rest) = postcard::take_from_bytes(body)
+        .map_err(|_| HandshakeError::Damaged { reason: "its body does not decode" })?;
     if rest.is_empty() { Ok(value) } else { Err(HandshakeError::Damaged { reason: "bytes behind its end" }) }
 }
 
@@ -136,7 +138,10 @@ impl Hello {
         match &hello.push {
             None => check(grants.is_empty(), "grants that nobody asked for")?,
             Some(push) => {
-                check(push.geometry.is_sound() && push.layout.frames == push.geometry.frames, "frames that cannot be")?;
+                check(
+                    push.geometry.is_sound() && push.layout.frames == push.geometry.frames,
+                    "frames that cannot be",
+                )?;
                 check(grants.len() == 2, "a push needs two grants")?;
                 check(grants[0].len >= push.layout.bytes() as u64, "a control page too short")?;
                 check(grants[1].len >= push.geometry.bytes(), "frames too short")?;
@@ -155,10 +160,18 @@ impl Welcome {
     /// From bytes and grants that a server sent: everything that is computed with later is checked here.
     pub fn decode(bytes: &[u8], role: &Role, grants: &[RemoteSlice]) -> Result<Welcome, HandshakeError> {
         let welcome: Welcome = decode(bytes)?;
-        check(welcome.geometry.is_sound() && welcome.layout.frames == welcome.geometry.frames, "frames that cannot be")?;
+        check(
+            welcome.geometry.is_sound() && welcome.layout.frames == welcome.geometry.frames,
+            "frames that cannot be",
+        )?;
         check(welcome.peer < welcome.layout.peers, "a peer number out of range")?;
-        let range = welcome.range().ok_or(HandshakeError::Damaged { reason: "a shard that the table does not have" })?;
-        check(range.end - range.start == welcome.geometry.payload_bytes, "frames of another length than the shard")?;
+        let range = welcome
+            .range()
+            .ok_or(HandshakeError::Damaged { reason: "a shard that the table does not have" })?;
+        check(
+            range.end - range.start == welcome.geometry.payload_bytes,
+            "frames of another length than the shard",
+        )?;
         if *role == Role::Inquirer {
             return Ok(welcome);
         }
@@ -171,8 +184,14 @@ impl Welcome {
         if let Role::Worker { encoding, .. } = role {
             let slots = welcome.slots.ok_or(HandshakeError::Damaged { reason: "no slots for a worker" })?;
             check(slots.is_sound() && slots.encoding == *encoding, "slots that cannot be")?;
-            check(slots.elements * 4 == welcome.geometry.payload_bytes, "slots of another length than the shard")?;
-            check(slots.chunk_elements * 4 == welcome.geometry.chunk_bytes, "slots cut otherwise than the frames")?;
+            check(
+                slots.elements * 4 == welcome.geometry.payload_bytes,
+                "slots of another length than the shard",
+            )?;
+            check(
+                slots.chunk_elements * 4 == welcome.geometry.chunk_bytes,
+                "slots cut otherwise than the frames",
+            )?;
             check(grants[3].len >= slots.bytes(), "slots too short")?;
         }
         Ok(welcome)

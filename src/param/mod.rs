@@ -17,7 +17,9 @@ mod push;
 pub use desk::Desk;
 pub use frames::{Frames, Pinned as FramePinned};
 pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Role, Welcome};
-pub use layout::{ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, Latest, SlotGeometry, SlotHeader};
+pub use layout::{
+    ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, Latest, SlotGeometry, SlotHeader,
+};
 pub use pin::{PinError, PinnedFrame, Pins};
 pub use publish::{Publish, PublishError, Source};
 pub use pull::{Consistency, FrameSource, Pull, PullError, PullOptions, Pulled};

@@ -21,7 +21,9 @@ pub enum PinError {
     #[error("cannot read in place: this transport does not share the server's memory; pull a copy instead")]
     NotMapped,
     /// The frame belongs to another life of its owner.
-    #[error("the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; connect again")]
+    #[error(
+        "the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; connect again"
+    )]
     Epoch {
         /// The life that this connection belongs to.
         expected: u64,
@@ -52,7 +54,12 @@ impl Pins {
     pub fn new(endpoint: &impl Endpoint, source: &FrameSource, page: &RemoteSlice) -> Result<Pins, PinError> {
         let word = page.slice(desk::PIN as u64, 8).map_err(|_| PinError::NotMapped)?;
         let map = |remote: &RemoteSlice| endpoint.map(remote).ok_or(PinError::NotMapped);
-        Ok(Pins { source: *source, control: map(&source.control)?, frames: map(&source.frames)?, word: map(&word)? })
+        Ok(Pins {
+            source: *source,
+            control: map(&source.control)?,
+            frames: map(&source.frames)?,
+            word: map(&word)?,
+        })
     }
 
     /// Pins the newest version if it satisfies `bound`; `None` if it does not yet. Never waits.

@@ -26,7 +26,9 @@ pub enum Source {
 #[non_exhaustive]
 pub enum PublishError {
     /// The gradient has another length than the shard.
-    #[error("cannot publish {bytes} bytes as a gradient of {slot_bytes}: give one of the shard's length and encoding")]
+    #[error(
+        "cannot publish {bytes} bytes as a gradient of {slot_bytes}: give one of the shard's length and encoding"
+    )]
     Length {
         /// Bytes of the gradient.
         bytes: usize,
@@ -157,13 +159,18 @@ impl Publish {
 
     /// Begins to publish the gradient of this worker's clock, computed from version `base`.
     pub fn start(&mut self, source: Source, base: Version, loss: Option<f32>) -> Result<(), PublishError> {
-        if self.pending.is_some() || !matches!(self.state, State::Idle | State::NeedCredit | State::Credit | State::Reserved) {
+        if self.pending.is_some()
+            || !matches!(self.state, State::Idle | State::NeedCredit | State::Credit | State::Reserved)
+        {
             return Err(PublishError::Busy);
         }
         if let Source::Memory(memory) = &source
             && memory.len() as u64 != self.geometry.payload_bytes()
         {
-            return Err(PublishError::Length { bytes: memory.len(), slot_bytes: self.geometry.payload_bytes() });
+            return Err(PublishError::Length {
+                bytes: memory.len(),
+                slot_bytes: self.geometry.payload_bytes(),
+            });
         }
         let mut header = SlotHeader {
             clock: self.clock,

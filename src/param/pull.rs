@@ -105,7 +105,9 @@ pub enum PullError {
     #[error("a pull is under way already: finish it first")]
     Busy,
     /// The frame belongs to another life of its owner.
-    #[error("the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; connect again")]
+    #[error(
+        "the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; connect again"
+    )]
     Epoch {
         /// The life that this connection belongs to.
         expected: u64,
@@ -332,7 +334,10 @@ impl Pull {
             let request = self.line(BEFORE_LINE, self.source.header(latest.frame)?)?;
             return self.post(endpoint, &[request], State::Header { latest });
         }
-        if self.options.follow && writing.version > latest.version && writing.frame < self.source.geometry.frames {
+        if self.options.follow
+            && writing.version > latest.version
+            && writing.frame < self.source.geometry.frames
+        {
             // What the frame will be is known only at its end: it is followed in the hope that it satisfies the
             // bound, by a reader that would do nothing but wait otherwise.
             let follow = Follow { frame: writing.frame, version: writing.version, sequence: None, chunks: 0 };
@@ -447,7 +452,8 @@ impl Pull {
             return Err(PullError::Checksum { version: header.version });
         }
         let (latest, ..) = self.status();
-        self.seen = Bound { version: latest.version.max(header.version), smallest_clock: header.smallest_clock };
+        self.seen =
+            Bound { version: latest.version.max(header.version), smallest_clock: header.smallest_clock };
         self.state = State::Done(Pulled {
             version: header.version,
             epoch: header.epoch,
