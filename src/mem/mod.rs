@@ -5,12 +5,14 @@
 //! at any moment.
 #![allow(unsafe_code)]
 
+mod buffer;
 mod copy;
 mod fence;
 mod host;
 mod region;
 mod volatile;
 
+pub use buffer::Buffer;
 pub use copy::{Streaming, streaming_threshold};
 pub use fence::fence;
 pub use host::{HostMemory, MemoryError, PAGE_SIZE};

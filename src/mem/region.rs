@@ -125,6 +125,13 @@ impl MemoryRegion {
         LocalSlice { region: self.clone(), offset: 0, len: self.len() }
     }
 
+    /// True if there is no other clone of it, and no slice.
+    pub(super) fn is_unshared(&self) -> bool {
+        // A clone can only be made from one that exists, and the caller holds the only one: the count cannot rise
+        // behind its back. Acquire (inside) pairs with the release of the last clone dropped elsewhere.
+        Arc::strong_count(&self.inner) == 1
+    }
+
     /// True if both are one registration.
     pub fn same_as(&self, other: &MemoryRegion) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)

@@ -6,7 +6,7 @@ use super::frames;
 use super::layout::{LINE, SlotGeometry, SlotHeader, desk, encoding_word, landed_chunks};
 use crate::clock::Clock;
 use crate::kernel;
-use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, VolatileSlice};
+use crate::mem::{LocalSlice, MemoryRegion, VolatileSlice};
 
 /// What one peer writes in the owner's memory: its words, and its gradients. The owner only reads it, trusts nothing
 /// of it, and no other peer can reach it.
@@ -18,11 +18,16 @@ pub struct Desk {
 
 /// Why a slot was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SlotFault {
+pub enum SlotFault {
+    /// Another clock than the one announced.
     Clock,
+    /// Another life of the server.
     Epoch,
+    /// Another length than was agreed.
     Length,
+    /// Another encoding than was agreed.
     Encoding,
+    /// Bytes that do not match their checksum.
     Checksum,
 }
 
@@ -93,10 +98,9 @@ impl Desk {
     }
 
     /// Header of the announced gradient of `clock`, if it is what it should be.
-    pub(crate) fn header(&self, clock: Clock, epoch: u64) -> Result<SlotHeader, SlotFault> {
+    pub fn header(&self, clock: Clock, epoch: u64) -> Result<SlotHeader, SlotFault> {
         let (_, geometry) = self.slots.as_ref().ok_or(SlotFault::Length)?;
-        let line = self.page.as_volatile().subslice(desk::slot_header(geometry.slot_of(clock)), LINE);
-        let header = SlotHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed)));
+        let header = self.line(clock).ok_or(SlotFault::Length)?;
         if header.epoch != epoch {
             return Err(SlotFault::Epoch);
         }
@@ -118,10 +122,22 @@ impl Desk {
         Ok(header)
     }
 
+    /// The loss that came with the announced gradient of `clock`.
+    pub fn loss(&self, clock: Clock, epoch: u64) -> Option<f32> {
+        let header = self.line(clock)?;
+        (header.clock == clock && header.epoch == epoch).then_some(header.loss)?
+    }
+
+    fn line(&self, clock: Clock) -> Option<SlotHeader> {
+        let (_, geometry) = self.slots.as_ref()?;
+        let line = self.page.as_volatile().subslice(desk::slot_header(geometry.slot_of(clock)), LINE);
+        Some(SlotHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed))))
+    }
+
     /// What the peer is granted: its page, then its slots if it has any.
-    pub fn grants(&self) -> Result<Vec<LocalSlice>, OutOfBounds> {
+    pub fn grants(&self) -> impl Iterator<Item = LocalSlice> + '_ {
         let slots = self.slots.as_ref().map(|(region, _)| region.whole());
-        Ok([self.page.whole()].into_iter().chain(slots).collect())
+        std::iter::once(self.page.whole()).chain(slots)
     }
 }
 

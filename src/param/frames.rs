@@ -88,11 +88,15 @@ impl Frames {
     /// Whether [`commit`](Self::commit) computes a checksum over each payload: one more pass over it.
     pub fn set_checksums(&mut self, on: bool) {
         self.checksums = on;
-        if on && self.latest.version == Version(0) {
-            let mut header = self.header(self.latest.frame);
+    }
+
+    /// Completes version 0 once its payload is in place: before the first peer joins.
+    pub fn seal_initial(&mut self) {
+        let mut header = self.header(self.latest.frame);
+        if self.checksums {
             header.checksum = self.checksum(self.latest.frame, &header);
-            self.write_header(self.latest.frame, header);
         }
+        self.write_header(self.latest.frame, header);
     }
 
     /// How the frames lie.

@@ -39,6 +39,9 @@ pub struct Latest {
 }
 
 impl Latest {
+    /// Stands in a page that nothing was pushed to yet.
+    pub const NONE: Latest = Latest { version: Version(0), frame: u8::MAX };
+
     /// As a word.
     pub fn to_word(self) -> u64 {
         self.version.0 << 8 | u64::from(self.frame)
@@ -67,7 +70,6 @@ pub struct ControlLayout {
 }
 
 impl ControlLayout {
-    pub(super) const EPOCH: usize = 16;
     /// Line 1, which readers poll.
     pub(super) const STATUS: usize = LINE;
     pub(super) const LATEST: usize = LINE;

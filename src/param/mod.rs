@@ -9,18 +9,21 @@ mod desk;
 mod frames;
 mod handshake;
 mod layout;
+pub(crate) mod own_page;
 mod pin;
 mod publish;
 mod pull;
 mod push;
 
-pub use desk::Desk;
-pub use frames::{Frames, Pinned as FramePinned};
+pub use desk::{Desk, SlotFault};
+pub use frames::{Frames, Pinned, Progress};
 pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Role, Welcome};
 pub use layout::{
     ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, Latest, SlotGeometry, SlotHeader,
 };
+pub(crate) use own_page::own_words;
 pub use pin::{PinError, PinnedFrame, Pins};
 pub use publish::{Publish, PublishError, Source};
+pub(crate) use pull::PULL_TAG;
 pub use pull::{Consistency, FrameSource, Pull, PullError, PullOptions, Pulled};
-pub use push::Push;
+pub use push::{Push, PushError};

@@ -43,6 +43,7 @@ pub enum PinError {
 /// Pins frames of one source, one at a time.
 #[derive(Debug)]
 pub struct Pins {
+    held: Option<(u8, Pulled)>,
     source: FrameSource,
     control: LocalSlice,
     frames: LocalSlice,
@@ -55,6 +56,7 @@ impl Pins {
         let word = page.slice(desk::PIN as u64, 8).map_err(|_| PinError::NotMapped)?;
         let map = |remote: &RemoteSlice| endpoint.map(remote).ok_or(PinError::NotMapped);
         Ok(Pins {
+            held: None,
             source: *source,
             control: map(&source.control)?,
             frames: map(&source.frames)?,
@@ -62,8 +64,15 @@ impl Pins {
         })
     }
 
-    /// Pins the newest version if it satisfies `bound`; `None` if it does not yet. Never waits.
+    /// Pins the newest version if it satisfies `bound`, for as long as the result lives; `None` if it does not yet.
+    /// Never waits.
     pub fn pin(&mut self, bound: Bound) -> Result<Option<PinnedFrame<'_>>, PinError> {
+        Ok(self.hold(bound)?.map(|pulled| PinnedFrame { pulled, pins: self }))
+    }
+
+    /// As [`pin`](Self::pin), until [`release`](Self::release) or the next `hold`.
+    pub fn hold(&mut self, bound: Bound) -> Result<Option<Pulled>, PinError> {
+        self.release();
         let mut retries = 0;
         loop {
             let control = self.control.as_volatile();
@@ -103,11 +112,34 @@ impl Pins {
                 behind: header.version.behind(newest),
                 retries,
             };
-            return Ok(Some(PinnedFrame { frame: latest.frame, pulled, pins: self }));
+            self.held = Some((latest.frame, pulled));
+            return Ok(Some(pulled));
         }
     }
 
-    fn release(&self) {
+    /// The bytes that are held, in place. Nobody writes them meanwhile, but they are the owner's: copy what is
+    /// checked before it is used.
+    pub fn bytes(&self) -> Option<VolatileSlice<'_>> {
+        let (frame, _) = self.held?;
+        let geometry = &self.source.geometry;
+        let offset = geometry.stride() * u64::from(frame);
+        Some(self.frames.as_volatile().subslice(offset as usize, geometry.payload_bytes as usize))
+    }
+
+    /// What is held, until the result is dropped.
+    pub fn held_frame(&mut self) -> Option<PinnedFrame<'_>> {
+        let (_, pulled) = self.held?;
+        Some(PinnedFrame { pulled, pins: self })
+    }
+
+    /// What is held.
+    pub fn held(&self) -> Option<Pulled> {
+        self.held.map(|(_, pulled)| pulled)
+    }
+
+    /// Lets go.
+    pub fn release(&mut self) {
+        self.held = None;
         // All loads of the frame come before the owner may write it.
         self.word.as_volatile().store(0, 0, Release);
     }
@@ -116,7 +148,6 @@ impl Pins {
 /// A frame that its owner will not touch while this lives (and while this process is taken for alive).
 #[derive(Debug)]
 pub struct PinnedFrame<'a> {
-    frame: u8,
     pulled: Pulled,
     pins: &'a mut Pins,
 }
@@ -127,12 +158,9 @@ impl PinnedFrame<'_> {
         self.pulled
     }
 
-    /// Its bytes, in place. Nobody writes them while the pin is held, but they are the owner's: copy what is checked
-    /// before it is used.
+    /// Its bytes, in place, as [`Pins::bytes`].
     pub fn bytes(&self) -> VolatileSlice<'_> {
-        let geometry = &self.pins.source.geometry;
-        let offset = geometry.stride() * u64::from(self.frame);
-        self.pins.frames.as_volatile().subslice(offset as usize, geometry.payload_bytes as usize)
+        self.pins.bytes().expect("held for as long as this lives")
     }
 }
 

@@ -58,6 +58,8 @@ enum State {
     /// Read the consumed word next.
     NeedCredit,
     Credit,
+    /// As `Credit`, with nothing to publish.
+    Watch,
     /// A slot is free.
     Reserved,
     Writing {
@@ -85,6 +87,8 @@ pub struct Publish {
     epoch: u64,
     scratch: LocalSlice,
     checksums: bool,
+    /// Look at the consumed clock again and again while nothing is being published.
+    watching: bool,
     clock: Clock,
     consumed: Clock,
     /// What is to be written once a slot is free.
@@ -116,6 +120,7 @@ impl Publish {
             epoch: welcome.epoch,
             scratch,
             checksums: false,
+            watching: false,
             clock: welcome.clock,
             consumed: welcome.clock,
             pending: None,
@@ -160,7 +165,10 @@ impl Publish {
     /// Begins to publish the gradient of this worker's clock, computed from version `base`.
     pub fn start(&mut self, source: Source, base: Version, loss: Option<f32>) -> Result<(), PublishError> {
         if self.pending.is_some()
-            || !matches!(self.state, State::Idle | State::NeedCredit | State::Credit | State::Reserved)
+            || !matches!(
+                self.state,
+                State::Idle | State::Watch | State::NeedCredit | State::Credit | State::Reserved
+            )
         {
             return Err(PublishError::Busy);
         }
@@ -193,6 +201,16 @@ impl Publish {
         Ok(())
     }
 
+    /// Gradients of clocks before this one are known to be consumed.
+    pub fn consumed(&self) -> Clock {
+        self.consumed
+    }
+
+    /// Looks at the consumed clock again and again while idle, for [`consumed`](Self::consumed) to follow.
+    pub fn watch_consumed(&mut self, on: bool) {
+        self.watching = on;
+    }
+
     /// True while a gradient is being published.
     pub fn is_active(&self) -> bool {
         self.pending.is_some() || self.outstanding > 0
@@ -222,7 +240,15 @@ impl Publish {
             return Err(error.into());
         }
         match self.state.clone() {
+            State::Idle if self.watching && self.consumed < self.clock => self.look_at_consumed(endpoint),
             State::Idle | State::Done => Ok(false),
+            State::Watch if self.outstanding > 0 => Ok(false),
+            State::Watch => {
+                self.state = State::Idle;
+                let before =
+                    std::mem::replace(&mut self.consumed, Clock(self.scratch.as_volatile().load_u64(0)));
+                Ok(before != self.consumed)
+            }
             State::NeedCredit => self.ask_for_credit(endpoint),
             State::Credit if self.outstanding > 0 => Ok(false),
             State::Credit => {
@@ -261,16 +287,25 @@ impl Publish {
             self.state = State::Reserved;
             return Ok(true);
         }
-        let operation = Operation::Read {
-            local: self.scratch.clone(),
-            remote: self.consumed_word,
-            streaming: Streaming::Never,
-        };
-        let posted = self.post(endpoint, &[WorkRequest::signalled(PUBLISH_TAG, operation)])?;
+        let posted = self.read_consumed(endpoint)?;
         if posted {
             self.state = State::Credit;
         }
         Ok(posted)
+    }
+
+    fn look_at_consumed(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PublishError> {
+        if self.read_consumed(endpoint)? {
+            self.state = State::Watch;
+        }
+        // Looking is no progress; a change is.
+        Ok(false)
+    }
+
+    fn read_consumed(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PublishError> {
+        let (local, remote) = (self.scratch.clone(), self.consumed_word);
+        let operation = Operation::Read { local, remote, streaming: Streaming::Never };
+        self.post(endpoint, &[WorkRequest::signalled(PUBLISH_TAG, operation)])
     }
 
     /// Posts the next batch: chunks, and after the last of them the header and the announcement.

@@ -228,6 +228,11 @@ impl Pull {
         })
     }
 
+    /// Makes a control page that an owner will push into say that nothing was pushed yet.
+    pub fn clear(control: &MemoryRegion) {
+        control.as_volatile().store_u64(ControlLayout::LATEST, Latest::NONE.to_word());
+    }
+
     /// Where it reads.
     pub fn source(&self) -> &FrameSource {
         &self.source
@@ -257,9 +262,17 @@ impl Pull {
         !matches!(self.state, State::Idle)
     }
 
-    /// Gives up waiting. Reads in flight still own the destination until they have completed.
+    /// Gives up waiting. Reads in flight own the destination until they have completed.
     pub fn cancel(&mut self) {
         self.state = State::Idle;
+        self.release();
+    }
+
+    /// Lets go of the destination once nothing of it is in flight.
+    fn release(&mut self) {
+        if self.outstanding == 0 && matches!(self.state, State::Idle) {
+            self.into = None;
+        }
     }
 
     /// The newest version and smallest clock seen so far, whether they satisfied the bound or not.
@@ -281,6 +294,7 @@ impl Pull {
         if let Err(error) = completion.result {
             self.failed = Some(error);
         }
+        self.release();
     }
 
     /// Goes as far as it can without waiting. True if it got anywhere.
@@ -289,13 +303,13 @@ impl Pull {
             return Ok(false);
         }
         if let Some(error) = self.failed.take() {
-            self.state = State::Idle;
+            self.cancel();
             return Err(error.into());
         }
         match self.step(endpoint) {
             Ok(progress) => Ok(progress),
             Err(error) => {
-                self.state = State::Idle;
+                self.cancel();
                 Err(error)
             }
         }
@@ -327,7 +341,11 @@ impl Pull {
     fn on_status(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let (latest, smallest_clock, writing) = self.status();
         self.seen = Bound { version: latest.version, smallest_clock };
-        if usize::from(latest.frame) >= usize::from(self.source.geometry.frames) {
+        if latest == Latest::NONE {
+            self.state = State::Begin;
+            return Ok(false);
+        }
+        if latest.frame >= self.source.geometry.frames {
             return Err(PullError::Damaged { expected: self.source.geometry.payload_bytes, found: 0 });
         }
         if self.bound.is_met_by(latest.version, smallest_clock) {

@@ -1,0 +1,355 @@
+//! A peer's side of one shard: its connection, its pull, its publish, and what it must know of its own line.
+
+use std::task::Poll;
+
+use super::{Backoff, Error, now};
+use crate::clock::Clock;
+use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
+use crate::param::{
+    ControlLayout, FrameSource, Hello, Latest, PULL_TAG, PinError, PinnedFrame, Pins, Publish, Pull,
+    PullOptions, PushGrant, Role, Welcome, own_page, own_words,
+};
+use crate::scheme::Bound;
+use crate::time::{Duration, Instant};
+use crate::transport::{
+    Address, Beacon, Connecting, Disconnected, Endpoint, LocalEndpoint, Offer, Operation, PostError,
+    Received, Transport, WorkRequest,
+};
+
+/// A connection to the owner of one shard.
+pub(super) struct Link<E: Endpoint> {
+    pub(super) endpoint: E,
+    pub(super) address: Address,
+    pub(super) welcome: Welcome,
+    pub(super) pull: Pull,
+    pub(super) publish: Option<Publish>,
+    pub(super) pins: Option<Pins>,
+    /// Where versions are pushed to, and what reads them there.
+    pushed: Option<(LocalEndpoint, Pull)>,
+    /// What was learned of this peer's own line.
+    pub(super) line: Line,
+    probe: Probe,
+    heartbeat: RemoteSlice,
+    probed: Instant,
+    failed: Option<Disconnected>,
+}
+
+/// This peer's line of the control page, as last seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Line {
+    pub(super) evicted: bool,
+    pub(super) interrupts: u64,
+    /// The owner's newest version and smallest clock.
+    pub(super) seen: Bound,
+}
+
+/// Reads the own line and the status line, now and then.
+struct Probe {
+    line: RemoteSlice,
+    status: RemoteSlice,
+    scratch: LocalSlice,
+    outstanding: u32,
+}
+
+const PROBE_TAG: u64 = 1 << 60;
+const LINE_BYTES: usize = 64;
+
+/// How often a waiting peer looks after its connection and its line.
+const PROBE_EVERY: Duration = Duration::from_millis(20);
+
+/// Steps of the state machines in one turn: enough for any pull that is not disturbed, few enough that a writer who
+/// keeps disturbing it cannot hold a caller past its deadline.
+const STEPS_PER_TURN: usize = 64;
+
+impl<E: Endpoint> Link<E> {
+    /// Connects within `timeout`. A worker whose scheme pushes asks first how large the frames are, so as to grant
+    /// frames of its own when it connects for good.
+    pub(super) fn connect<T: Transport<Endpoint = E>>(
+        transport: &T,
+        address: &Address,
+        role: Role,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        let deadline = now() + timeout;
+        let wants_push = matches!(role, Role::Worker { scheme, .. } if scheme.pushes());
+        let (push, grants) = if wants_push {
+            let (_, _, welcome) =
+                Self::shake_hands(transport, address, Role::Inquirer, None, Vec::new(), deadline, timeout)?;
+            let layout = ControlLayout { peers: 0, frames: welcome.geometry.frames };
+            let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
+            let control = transport.allocate(layout.bytes(), access)?;
+            let frames = transport.allocate(welcome.geometry.bytes() as usize, access)?;
+            Pull::clear(&control);
+            (Some(PushGrant { layout, geometry: welcome.geometry }), vec![control, frames])
+        } else {
+            (None, Vec::new())
+        };
+        let offered = grants.iter().map(MemoryRegion::whole).collect();
+        let (endpoint, received, welcome) =
+            Self::shake_hands(transport, address, role, push, offered, deadline, timeout)?;
+        let scratch = transport.allocate(Pull::SCRATCH_BYTES + LINE_BYTES + 2 * LINE_BYTES, Access::LOCAL)?;
+        let mut link = Self::assemble(endpoint, address.clone(), received, welcome, &scratch)?;
+        if let (Some(grant), [control, frames]) = (push, &grants[..]) {
+            link.pushed = Some(Self::watch(&link, grant, control, frames, transport)?);
+        }
+        Ok(link)
+    }
+
+    fn shake_hands<T: Transport<Endpoint = E>>(
+        transport: &T,
+        address: &Address,
+        role: Role,
+        push: Option<PushGrant>,
+        grants: Vec<LocalSlice>,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<(E, Received, Welcome), Error> {
+        let hello = Hello { role: role.clone(), push };
+        let mut connecting = transport.connect(address, Offer { message: hello.encode(), grants })?;
+        let mut backoff = Backoff::new();
+        loop {
+            match connecting.poll(now()) {
+                Poll::Ready(connected) => {
+                    let (endpoint, received) = connected?;
+                    let welcome = Welcome::decode(&received.message, &role, &received.grants)
+                        .map_err(|source| Error::Handshake { address: address.clone(), source })?;
+                    return Ok((endpoint, received, welcome));
+                }
+                Poll::Pending if now() >= deadline => {
+                    let (needed, seen) = (Bound::NONE, Bound::NONE);
+                    return Err(Error::Deadline { operation: "connecting", waited: timeout, needed, seen });
+                }
+                Poll::Pending => backoff.wait(),
+            }
+        }
+    }
+
+    fn assemble(
+        endpoint: E,
+        address: Address,
+        received: Received,
+        welcome: Welcome,
+        scratch: &MemoryRegion,
+    ) -> Result<Self, Error> {
+        let grants = &received.grants;
+        let source =
+            FrameSource::new(&welcome, grants).ok_or(OutOfBounds { offset: 0, len: 2, available: 0 })?;
+        let pull = Pull::new(source, scratch)?;
+        let publish_scratch = scratch.slice(Pull::SCRATCH_BYTES, Publish::SCRATCH_BYTES)?;
+        let publish = Publish::new(&welcome, grants, publish_scratch)?;
+        let words = own_words(&welcome, grants)?;
+        let pins = Pins::new(&endpoint, &source, &words.page).ok();
+        let probe = Probe {
+            line: words.line,
+            status: words.status,
+            scratch: scratch.slice(Pull::SCRATCH_BYTES + LINE_BYTES, 2 * LINE_BYTES)?,
+            outstanding: 0,
+        };
+        let heartbeat = own_page::heartbeat(&words.page)?;
+        let line = Line::default();
+        let (pushed, failed, probed) = (None, None, now());
+        Ok(Link {
+            endpoint,
+            address,
+            welcome,
+            pull,
+            publish,
+            pins,
+            pushed,
+            line,
+            probe,
+            heartbeat,
+            probed,
+            failed,
+        })
+    }
+
+    /// What reads the frames that this peer granted for pushing.
+    fn watch<T: Transport>(
+        link: &Link<E>,
+        grant: PushGrant,
+        control: &MemoryRegion,
+        frames: &MemoryRegion,
+        transport: &T,
+    ) -> Result<(LocalEndpoint, Pull), Error> {
+        let mut endpoint = LocalEndpoint::new(16);
+        let (control_key, frames_key) = (RemoteKey(1), RemoteKey(2));
+        endpoint.attach(control_key, control.clone(), Access::REMOTE_READ);
+        endpoint.attach(frames_key, frames.clone(), Access::REMOTE_READ);
+        let whole = |key, region: &MemoryRegion| RemoteSlice { key, offset: 0, len: region.len() as u64 };
+        let source = FrameSource {
+            control: whole(control_key, control),
+            frames: whole(frames_key, frames),
+            layout: grant.layout,
+            geometry: grant.geometry,
+            epoch: link.welcome.epoch,
+        };
+        let scratch = transport.allocate(Pull::SCRATCH_BYTES, Access::LOCAL)?;
+        Ok((endpoint, Pull::new(source, &scratch)?))
+    }
+
+    /// A handle for the heartbeat thread.
+    pub(super) fn beacon(&self) -> Result<Box<dyn Beacon>, Error> {
+        self.endpoint
+            .beacon(&self.heartbeat)
+            .map_err(|source| Error::Post { shard: self.welcome.shard, source })
+    }
+
+    pub(super) fn lease(&self) -> Duration {
+        Duration::from_nanos(self.welcome.lease_ns)
+    }
+
+    /// Begins to bring a copy: out of the pushed frames where there are some, else by pulling.
+    pub(super) fn start_refresh(
+        &mut self,
+        bound: Bound,
+        into: LocalSlice,
+        options: PullOptions,
+    ) -> Result<(), Error> {
+        let shard = self.welcome.shard;
+        let pull = self.pushed.as_mut().map_or(&mut self.pull, |(_, pull)| pull);
+        pull.start(bound, into, options).map_err(|source| Error::Pull { shard, source })
+    }
+
+    /// The pull that `start_refresh` began.
+    pub(super) fn refreshing(&mut self) -> &mut Pull {
+        self.pushed.as_mut().map_or(&mut self.pull, |(_, pull)| pull)
+    }
+
+    /// True if copies come out of this process's own memory.
+    pub(super) fn is_pushed(&self) -> bool {
+        self.pushed.is_some()
+    }
+
+    /// Moves everything on as far as it goes without waiting. True if it got anywhere.
+    pub(super) fn advance(&mut self) -> Result<bool, Error> {
+        let shard = self.welcome.shard;
+        let mut any = false;
+        for _ in 0..STEPS_PER_TURN {
+            let mut progress = false;
+            if let Some((endpoint, pull)) = &mut self.pushed {
+                progress |= pull.advance(endpoint).map_err(|source| Error::Pull { shard, source })?;
+                while let Some(completion) = endpoint.poll() {
+                    progress = true;
+                    pull.complete(completion);
+                }
+            }
+            match self.pull.advance(&mut self.endpoint) {
+                Ok(stepped) => progress |= stepped,
+                Err(crate::param::PullError::Disconnected(gone)) => return Err(self.lost(gone)),
+                Err(source) => return Err(Error::Pull { shard, source }),
+            }
+            if let Some(publish) = &mut self.publish {
+                match publish.advance(&mut self.endpoint) {
+                    Ok(stepped) => progress |= stepped,
+                    Err(crate::param::PublishError::Disconnected(gone)) => return Err(self.lost(gone)),
+                    Err(source) => return Err(Error::Publish { shard, source }),
+                }
+            }
+            while let Some(completion) = self.endpoint.poll() {
+                progress = true;
+                if completion.id.0 & PULL_TAG != 0 {
+                    self.pull.complete(completion);
+                } else if completion.id.0 & PROBE_TAG != 0 {
+                    self.probe.outstanding = self.probe.outstanding.saturating_sub(1);
+                    if completion.result.is_ok() && self.probe.outstanding == 0 {
+                        self.learn();
+                    }
+                } else if let Some(publish) = &mut self.publish {
+                    publish.complete(completion);
+                }
+            }
+            if !progress {
+                break;
+            }
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Looks after the connection while there is nothing else to do: is the owner there, and are we still in?
+    pub(super) fn look_around(&mut self, now: Instant) -> Result<(), Error> {
+        if now - self.probed < PROBE_EVERY {
+            return Ok(());
+        }
+        self.probed = now;
+        self.probe()?;
+        if let Err(gone) = self.endpoint.check() {
+            return Err(self.lost(gone));
+        }
+        if self.line.evicted {
+            return Err(Error::Evicted { shard: self.welcome.shard });
+        }
+        Ok(())
+    }
+
+    /// Asks for the own line and the status line; the answer is in `line` once `advance` has seen it.
+    pub(super) fn probe(&mut self) -> Result<(), Error> {
+        if self.probe.outstanding > 0 {
+            return Ok(());
+        }
+        let shard = self.welcome.shard;
+        let read = |at: usize, remote| -> Result<WorkRequest, Error> {
+            let local = self.probe.scratch.slice(at, LINE_BYTES)?;
+            let operation = Operation::Read { local, remote, streaming: Streaming::Never };
+            Ok(WorkRequest::signalled(PROBE_TAG, operation))
+        };
+        let requests = [read(0, self.probe.line)?, read(LINE_BYTES, self.probe.status)?];
+        match self.endpoint.post(&requests) {
+            Ok(()) => self.probe.outstanding = 2,
+            Err(PostError::QueueFull { .. }) => {}
+            Err(PostError::Disconnected(gone)) => return Err(self.lost(gone)),
+            Err(source) => return Err(Error::Post { shard, source }),
+        }
+        Ok(())
+    }
+
+    /// True if a probe's answer has not come yet.
+    pub(super) fn is_probing(&self) -> bool {
+        self.probe.outstanding > 0
+    }
+
+    fn learn(&mut self) {
+        let memory = self.probe.scratch.as_volatile();
+        let words = own_page::read_line(&memory.subslice(0, LINE_BYTES));
+        let status = memory.subslice(LINE_BYTES, LINE_BYTES);
+        let latest = Latest::from_word(status.load_u64(0));
+        let seen = Bound { version: latest.version, smallest_clock: Clock(status.load_u64(8)) };
+        self.line = Line { evicted: words.evicted, interrupts: words.interrupts, seen };
+    }
+
+    fn lost(&mut self, source: Disconnected) -> Error {
+        let source = self.failed.get_or_insert(source).clone();
+        let Welcome { shard, shards, .. } = self.welcome;
+        Error::ServerLost { shard, shards, address: self.address.clone(), source }
+    }
+
+    /// Pins the newest version that satisfies `bound`, waiting at most `timeout`.
+    pub(super) fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
+        let shard = self.welcome.shard;
+        let failed = |source| Error::Pin { shard, source };
+        let mut deadline = None;
+        let mut backoff = Backoff::new();
+        loop {
+            let pins = self.pins.as_mut().ok_or(failed(PinError::NotMapped))?;
+            if pins.hold(bound).map_err(failed)?.is_some() {
+                break;
+            }
+            let now = now();
+            self.look_around(now)?;
+            self.advance()?;
+            if now >= *deadline.get_or_insert(now + timeout) {
+                let (operation, seen) = ("pinning a version", self.line.seen);
+                return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen });
+            }
+            backoff.wait();
+        }
+        self.pins.as_mut().and_then(Pins::held_frame).ok_or(failed(PinError::NotMapped))
+    }
+
+    /// Where the slot is that `publish` reserved, if its memory is mapped.
+    pub(super) fn borrowed_slot(&self) -> Option<LocalSlice> {
+        let remote = self.publish.as_ref()?.reserved()?;
+        self.endpoint.map(&remote)
+    }
+}

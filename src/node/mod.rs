@@ -1,0 +1,33 @@
+//! Servers, workers, publishers and readers: parameter memory driven over a transport, as a scheme says.
+//!
+//! | who | holds | does |
+//! | --- | --- | --- |
+//! | [`Server`] | one shard | folds workers' gradients into new versions |
+//! | [`Worker`] | links to every shard | reads parameters, publishes gradients |
+//! | [`Publisher`] | one table | publishes versions that it made itself |
+//! | [`Reader`] | a link to a publisher or server | reads versions, at most so stale |
+//!
+//! Each is driven by `poll(now)`, which never waits, so that a trainer can drive it from its own loop and a simulator
+//! from virtual time. Blocking calls wrap it, and every one of them takes a timeout.
+#![forbid(unsafe_code)]
+
+mod aggregate;
+mod error;
+mod link;
+mod publisher;
+mod pulse;
+mod reader;
+mod server;
+mod shard;
+mod stats;
+mod wait;
+mod worker;
+
+pub use error::Error;
+pub use publisher::{Publisher, PublisherOptions};
+pub use reader::{Fresh, Reader, ReaderOptions};
+pub use server::{Server, ServerOptions, ServerStatus};
+pub use shard::{Departure, ShardOptions};
+pub use stats::{Histogram, WorkerStatistics};
+pub use wait::{Backoff, now};
+pub use worker::{ReadMode, View, Worker, WorkerOptions};

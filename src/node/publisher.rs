@@ -1,0 +1,153 @@
+//! The publisher: versions that their owner made itself, for readers.
+
+use super::shard::{Shard, ShardConfig, ShardOptions};
+use super::{Backoff, Error, now};
+use crate::clock::{Clock, Version};
+use crate::mem::{Streaming, VolatileSlice};
+use crate::param::Pinned;
+use crate::table::Table;
+use crate::time::{Duration, Instant};
+use crate::transport::{Address, Transport};
+
+/// How a publisher works.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PublisherOptions {
+    /// How its memory is made.
+    pub memory: ShardOptions,
+}
+
+/// Publishes versions of a table: a trainer's weights, say, for rollout workers.
+///
+/// Readers are taken in by [`poll`](Self::poll), which every publishing call includes; a trainer that computes for
+/// long calls it in between.
+///
+/// ```
+/// use slackline::node::{Publisher, PublisherOptions, Reader, ReaderOptions};
+/// use slackline::{table::{ElementType, Table}, transport::{Address, shm::Shm}};
+/// use std::time::Duration;
+///
+/// let (address, timeout) = (Address::random(), Duration::from_secs(10));
+/// let table = Table::flat(8, ElementType::F32)?;
+/// let mut publisher = Publisher::new(Shm::new(), &address, table, PublisherOptions::default())?;
+/// let reading = std::thread::spawn(move || {
+///     let mut reader = Reader::connect(Shm::new(), &address, ReaderOptions::default(), timeout)?;
+///     let fresh = reader.refresh_to(slackline::clock::Version(1), timeout)?;
+///     Ok::<_, slackline::Error>((fresh.version.0, reader.bytes()?.to_vec()))
+/// });
+/// publisher.publish(&[7; 32], timeout)?;
+/// publisher.drive(|publisher| publisher.joined() == 1 && publisher.readers() == 0, timeout)?;
+/// assert_eq!(reading.join().unwrap()?, (1, vec![7; 32]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Publisher<T: Transport> {
+    shard: Shard<T>,
+    events: Vec<super::shard::ShardEvent>,
+    joined: u64,
+}
+
+impl<T: Transport> Publisher<T> {
+    /// Begins to serve `table` at `address`; version 0 is all zeros.
+    pub fn new(
+        transport: T,
+        address: &Address,
+        table: Table,
+        options: PublisherOptions,
+    ) -> Result<Self, Error> {
+        let config = ShardConfig { table, shard: 0, shards: 1, scheme: None, options: options.memory };
+        let mut shard = Shard::new(transport, address, config)?;
+        shard.frames.seal_initial();
+        Ok(Publisher { shard, events: Vec::new(), joined: 0 })
+    }
+
+    /// Where readers reach this publisher.
+    pub fn address(&self) -> Address {
+        self.shard.address()
+    }
+
+    /// The table.
+    pub fn table(&self) -> &Table {
+        self.shard.table()
+    }
+
+    /// This life of the publisher.
+    pub fn epoch(&self) -> u64 {
+        self.shard.frames.epoch()
+    }
+
+    /// The newest version.
+    pub fn version(&self) -> Version {
+        self.shard.frames.latest().version
+    }
+
+    /// Readers that are in.
+    pub fn readers(&self) -> usize {
+        self.shard.peers.iter().flatten().count()
+    }
+
+    /// Readers that ever joined.
+    pub fn joined(&self) -> u64 {
+        self.joined
+    }
+
+    /// Takes readers in and notices who is gone, without waiting. True if anything happened.
+    pub fn poll(&mut self, now: Instant) -> bool {
+        let progress = self.shard.poll(now, Clock(0), &mut self.events);
+        let joined =
+            |event: &super::shard::ShardEvent| matches!(event, super::shard::ShardEvent::Joined { .. });
+        self.joined += self.events.drain(..).filter(joined).count() as u64;
+        progress
+    }
+
+    /// Polls until `until` says so or `timeout` has passed; false if it was the timeout.
+    pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
+        let deadline = now() + timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let now = now();
+            let progress = self.poll(now);
+            if until(self) {
+                return Ok(true);
+            }
+            if now >= deadline {
+                return Ok(false);
+            }
+            if progress { backoff.reset() } else { backoff.wait() }
+        }
+    }
+
+    /// Publishes `bytes`, the whole table, as the next version.
+    pub fn publish(&mut self, bytes: &[u8], timeout: Duration) -> Result<Version, Error> {
+        let expected = self.shard.frames.geometry().payload_bytes as usize;
+        if bytes.len() != expected {
+            return Err(Error::Length { given: bytes.len(), expected });
+        }
+        let source = VolatileSlice::from_ref(bytes);
+        self.publish_with(timeout, |memory| memory.copy_from(source, Streaming::ByLength))
+    }
+
+    /// Publishes what `fill` writes into the frame itself as the next version. The frame holds some old version when
+    /// `fill` gets it; every byte that is not written stays as it was there.
+    ///
+    /// Waits, up to `timeout`, only if readers pin all other frames.
+    pub fn publish_with(
+        &mut self,
+        timeout: Duration,
+        fill: impl FnOnce(VolatileSlice<'_>),
+    ) -> Result<Version, Error> {
+        let version = self.version().next();
+        let deadline = now() + timeout;
+        let mut backoff = Backoff::new();
+        let frame = loop {
+            self.poll(now());
+            let peers = &self.shard.peers;
+            match self.shard.frames.begin(version, |frame| Shard::<T>::is_pinned(peers, frame)) {
+                Ok(frame) => break frame,
+                Err(Pinned) if now() >= deadline => return Err(Error::Pinned { version, waited: timeout }),
+                Err(Pinned) => backoff.wait(),
+            }
+        };
+        fill(self.shard.frames.payload(frame).as_volatile());
+        self.shard.frames.commit(frame, version, Clock(0));
+        Ok(version)
+    }
+}

@@ -1,0 +1,216 @@
+//! The reader: versions of a publisher's or a server's parameters, at most so stale.
+
+use super::link::Link;
+use super::pulse::Pulse;
+use super::worker::private;
+use super::{Backoff, Error, now};
+use crate::clock::Version;
+use crate::mem::{Buffer, LocalSlice};
+use crate::param::{Consistency, PinnedFrame, PullOptions, Pulled, Role};
+use crate::scheme::Bound;
+use crate::table::Table;
+use crate::time::Duration;
+use crate::transport::{Address, Transport};
+
+/// How a reader reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReaderOptions {
+    /// How it pulls.
+    pub pull: PullOptions,
+}
+
+/// What a reader holds after a refresh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fresh {
+    /// Its version.
+    pub version: Version,
+    /// How many versions it is behind the newest.
+    pub behind: u64,
+    /// The owner's life.
+    pub epoch: u64,
+    /// Copies begun anew because the frame changed under them.
+    pub retries: u64,
+    /// False if the copy at hand was fresh enough and nothing was read but its age.
+    pub copied: bool,
+}
+
+/// Reads versions of one shard. [`Publisher`](super::Publisher) has an example.
+pub struct Reader<T: Transport> {
+    link: Link<T::Endpoint>,
+    transport: T,
+    options: ReaderOptions,
+    /// The reader's own copy; made when it is first asked for.
+    copy: Option<Buffer>,
+    held: Option<Pulled>,
+    _pulse: Pulse,
+}
+
+impl<T: Transport> Reader<T> {
+    /// Connects to a publisher or a server within `timeout`.
+    pub fn connect(
+        transport: T,
+        address: &Address,
+        options: ReaderOptions,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        let link = Link::connect(&transport, address, Role::Reader, timeout)?;
+        let pulse = Pulse::start(vec![link.beacon()?], link.lease()).map_err(|_| Error::Option {
+            option: "heartbeat",
+            value: "one thread".into(),
+            reason: "the system has no room for it (ulimit -u)",
+        })?;
+        Ok(Reader { link, transport, options, copy: None, held: None, _pulse: pulse })
+    }
+
+    /// The table that the owner holds a shard of (a publisher: all of it).
+    pub fn table(&self) -> &Table {
+        &self.link.welcome.table
+    }
+
+    /// The bytes of the table that this reader reads.
+    pub fn range(&self) -> std::ops::Range<u64> {
+        self.link.welcome.range().unwrap_or_default()
+    }
+
+    /// Bytes of one version.
+    pub fn payload_bytes(&self) -> usize {
+        self.link.welcome.geometry.payload_bytes as usize
+    }
+
+    /// The owner's life.
+    pub fn epoch(&self) -> u64 {
+        self.link.welcome.epoch
+    }
+
+    /// Makes sure that the reader's copy is at most `max_staleness` versions behind the newest, waiting at most
+    /// `timeout`. A copy that is fresh enough already is kept.
+    pub fn refresh(&mut self, max_staleness: u64, timeout: Duration) -> Result<Fresh, Error> {
+        let deadline = now() + timeout;
+        loop {
+            let newest = self.newest(deadline - now())?;
+            if let Some(held) = self.held
+                && held.version.behind(newest) <= max_staleness
+            {
+                let behind = held.version.behind(newest);
+                return Ok(Fresh {
+                    version: held.version,
+                    behind,
+                    epoch: held.epoch,
+                    retries: 0,
+                    copied: false,
+                });
+            }
+            let bound = Bound::version(Version(newest.0.saturating_sub(max_staleness)));
+            let fresh = self.copy(bound, deadline - now(), timeout)?;
+            if fresh.behind <= max_staleness {
+                return Ok(fresh);
+            }
+            if now() >= deadline {
+                let seen = Bound::version(fresh.version);
+                let (operation, waited) = ("keeping up with the publisher", timeout);
+                return Err(Error::Deadline { operation, waited, needed: bound, seen });
+            }
+        }
+    }
+
+    /// Waits, at most `timeout`, for `version` or a newer one, and copies the newest.
+    pub fn refresh_to(&mut self, version: Version, timeout: Duration) -> Result<Fresh, Error> {
+        self.copy(Bound::version(version), timeout, timeout)
+    }
+
+    fn copy(&mut self, bound: Bound, left: Duration, timeout: Duration) -> Result<Fresh, Error> {
+        let mut buffer = match self.copy.take() {
+            Some(buffer) => buffer,
+            None => private(&self.transport, self.payload_bytes() as u64)?,
+        };
+        // What was held is being overwritten.
+        self.held = None;
+        let into = buffer.slice(0, self.payload_bytes());
+        self.copy = Some(buffer);
+        let pulled = self.pull_within(&into?, bound, left, timeout)?;
+        self.held = Some(pulled);
+        let Pulled { version, behind, epoch, retries, .. } = pulled;
+        Ok(Fresh { version, behind, epoch, retries, copied: true })
+    }
+
+    /// The reader's copy.
+    pub fn bytes(&self) -> Result<&[u8], Error> {
+        let out_of_turn = Error::OutOfTurn { operation: "read the copy", reason: "call `refresh` first" };
+        let (Some(buffer), Some(_)) = (&self.copy, self.held) else { return Err(out_of_turn) };
+        let bytes = buffer.bytes().ok_or(Error::InFlight { what: "copy" })?;
+        Ok(&bytes[..self.payload_bytes()])
+    }
+
+    /// Pulls the newest version that satisfies `bound` into registered memory of the caller's, waiting at most
+    /// `timeout`.
+    pub fn pull(&mut self, into: &LocalSlice, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
+        self.pull_within(into, bound, timeout, timeout)
+    }
+
+    fn pull_within(
+        &mut self,
+        into: &LocalSlice,
+        bound: Bound,
+        left: Duration,
+        timeout: Duration,
+    ) -> Result<Pulled, Error> {
+        let shard = self.link.welcome.shard;
+        let failed = |source| Error::Pull { shard, source };
+        self.link.pull.start(bound, into.clone(), self.options.pull).map_err(failed)?;
+        // The clock is read only once there is something to wait for.
+        let mut deadline = None;
+        let mut backoff = Backoff::new();
+        loop {
+            let progress = self.link.advance()?;
+            if let Some(pulled) = self.link.pull.take() {
+                return Ok(pulled);
+            }
+            let now = now();
+            let deadline = *deadline.get_or_insert(now + left);
+            self.link.look_around(now)?;
+            if now >= deadline {
+                let seen = self.link.pull.seen();
+                self.link.pull.cancel();
+                let operation = "waiting for a version";
+                return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen });
+            }
+            if progress { backoff.reset() } else { backoff.wait() }
+        }
+    }
+
+    /// The newest version's number, without copying it.
+    pub fn newest(&mut self, timeout: Duration) -> Result<Version, Error> {
+        let deadline = now() + timeout;
+        let mut backoff = Backoff::new();
+        self.link.probe()?;
+        loop {
+            self.link.advance()?;
+            if !self.link.is_probing() {
+                return Ok(self.link.line.seen.version);
+            }
+            let now = now();
+            self.link.look_around(now)?;
+            if now >= deadline {
+                let (needed, seen) = (Bound::NONE, self.link.line.seen);
+                return Err(Error::Deadline {
+                    operation: "asking for the version",
+                    waited: timeout,
+                    needed,
+                    seen,
+                });
+            }
+            backoff.wait();
+        }
+    }
+
+    /// Reads the newest version that satisfies `bound` in place, waiting at most `timeout`; nothing is copied. The
+    /// owner leaves the frame alone while the result lives.
+    pub fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
+        self.link.pin(bound, timeout)
+    }
+
+    /// Reads whatever is there, possibly a mixture of versions: see [`Consistency::Mixture`].
+    pub fn set_consistency(&mut self, consistency: Consistency) {
+        self.options.pull.consistency = consistency;
+    }
+}

@@ -1,0 +1,568 @@
+//! The server: one shard, and the gradients that are folded into it as the scheme says.
+
+use super::aggregate::{Aggregator, Input, Job, Stage};
+use super::shard::{Departure, Shard, ShardConfig, ShardEvent, ShardOptions};
+use super::{Backoff, Error, now};
+use crate::clock::{Clock, Version, WorkerId};
+use crate::kernel::Optimizer;
+use crate::mem::{Access, MemoryRegion, streaming_threshold};
+use crate::param::Desk;
+use crate::scheme::{self, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
+use crate::table::{ElementType, Table};
+use crate::time::{Duration, Instant};
+use crate::transport::{Address, Endpoint, Transport};
+
+/// How a server works.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerOptions {
+    /// The scheme. Workers must run the same.
+    pub scheme: scheme::Config,
+    /// How many workers the job has: nothing is applied before that many have joined.
+    pub workers: usize,
+    /// How gradients move parameters.
+    pub optimizer: Optimizer,
+    /// Step size.
+    pub learning_rate: f32,
+    /// Threads that fold, the caller's own among them.
+    pub threads: usize,
+    /// Which shard of the table this is, and of how many.
+    pub shard: (u16, u16),
+    /// How its memory is made.
+    pub memory: ShardOptions,
+}
+
+impl ServerOptions {
+    /// Plain SGD on one shard with one thread.
+    pub fn new(scheme: scheme::Config, workers: usize, learning_rate: f32) -> ServerOptions {
+        ServerOptions {
+            scheme,
+            workers,
+            optimizer: Optimizer::Sgd { weight_decay: 0.0 },
+            learning_rate,
+            threads: 1,
+            shard: (0, 1),
+            memory: ShardOptions::default(),
+        }
+    }
+}
+
+/// What a server can say about itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ServerStatus {
+    /// The newest version.
+    pub version: Version,
+    /// All gradients of clocks before this one are in it.
+    pub smallest_clock: Clock,
+    /// Workers that are in.
+    pub workers: usize,
+    /// Readers that are in.
+    pub readers: usize,
+    /// Workers that ever joined.
+    pub joined: u64,
+    /// Workers that left or were evicted.
+    pub left: u64,
+    /// Peers that were turned away.
+    pub refused: u64,
+    /// Gradients that were folded in.
+    pub folded: u64,
+    /// Gradients that were consumed without being folded in.
+    pub dropped: u64,
+    /// Mean of the losses that came with the gradients of the newest version.
+    pub loss: Option<f64>,
+}
+
+#[derive(Clone, Copy)]
+struct WorkerState {
+    /// Gradients of earlier clocks were told to the scheme.
+    arrived: Clock,
+    /// Gradients of earlier clocks were folded in or dropped.
+    consumed: Clock,
+}
+
+/// A fold that was begun, for certain or in hope.
+#[derive(Default)]
+struct Work {
+    /// What it folds.
+    shares: Vec<Share>,
+    /// The frame it writes.
+    frame: Option<u8>,
+    /// The scheme has said `Apply`: it counts.
+    bound: bool,
+}
+
+/// Holds one shard of the parameters and folds workers' gradients into it.
+///
+/// Driven by [`poll`](Self::poll), which never waits; [`drive`](Self::drive) wraps it.
+///
+/// ```
+/// use slackline::node::{Server, ServerOptions, Worker, WorkerOptions};
+/// use slackline::{scheme, table::{ElementType, Table}, transport::{Address, shm::Shm}};
+/// use std::time::Duration;
+///
+/// let address = Address::random();
+/// let table = Table::flat(4, ElementType::F32)?;
+/// let scheme = scheme::Config::Bsp;
+/// let mut server = Server::new(Shm::new(), &address, table, &[1.0; 4], ServerOptions::new(scheme, 1, 0.5))?;
+/// let serving = std::thread::spawn(move || {
+///     server.drive(|server| server.status().left == 1, Duration::from_secs(10))?;
+///     server.parameters()
+/// });
+///
+/// let timeout = Duration::from_secs(10);
+/// let mut worker = Worker::connect(Shm::new(), &[address], WorkerOptions::new(scheme), timeout)?;
+/// for _ in 0..2 {
+///     worker.begin(timeout)?;
+///     let gradient: Vec<f32> = worker.parameters()?.iter().map(|p| *p).collect(); // d/dp of p * p / 2
+///     worker.gradient()?.copy_from_slice(&gradient);
+///     worker.publish(None, timeout)?;
+/// }
+/// worker.flush(timeout)?;
+/// drop(worker);
+/// assert_eq!(serving.join().unwrap()?, [0.25; 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Server<T: Transport> {
+    shard: Shard<T>,
+    scheme: Box<dyn ServerScheme>,
+    aggregator: Aggregator,
+    optimizer: Optimizer,
+    learning_rate: f32,
+    /// Optimiser state: two copies of each, read from one and written to the other by turns.
+    states: Vec<[MemoryRegion; 2]>,
+    /// Which of the two is current.
+    current: usize,
+    workers: Vec<Option<WorkerState>>,
+    work: Work,
+    shares: Vec<Share>,
+    events: Vec<ShardEvent>,
+    encoding: Option<ElementType>,
+    announced_clock: Clock,
+    status: ServerStatus,
+}
+
+impl<T: Transport> Server<T> {
+    /// Begins to serve a shard of `table` at `address`. `initial` holds the shard's own values as version 0.
+    pub fn new(
+        transport: T,
+        address: &Address,
+        table: Table,
+        initial: &[f32],
+        options: ServerOptions,
+    ) -> Result<Self, Error> {
+        if table.uniform_element() != Some(ElementType::F32) {
+            return Err(Error::NotF32);
+        }
+        if options.workers == 0 || options.workers > usize::from(options.memory.peers) {
+            return Err(Error::Option {
+                option: "workers",
+                value: options.workers.to_string(),
+                reason: "use at least 1, and at most as many as there is room for peers",
+            });
+        }
+        if !options.learning_rate.is_finite() {
+            let value = options.learning_rate.to_string();
+            return Err(Error::Option { option: "learning_rate", value, reason: "it must be finite" });
+        }
+        let aggregator = Aggregator::new(options.threads)?;
+        let (shard, shards) = options.shard;
+        let scheme = Some(options.scheme);
+        let config = ShardConfig { table, shard, shards, scheme, options: options.memory };
+        let shard = Shard::new(transport, address, config)?;
+        let payload = shard.frames.payload(0);
+        if payload.len() != std::mem::size_of_val(initial) {
+            return Err(Error::Length { given: initial.len(), expected: payload.len() / 4 });
+        }
+        crate::kernel::encode(initial, payload.as_volatile(), ElementType::F32);
+        let mut states = Vec::new();
+        for _ in 0..options.optimizer.states() {
+            let state = || shard.transport().allocate(payload.len(), Access::LOCAL);
+            states.push([state()?, state()?]);
+        }
+        let places = shard.peers.len();
+        let mut server = Server {
+            scheme: options.scheme.server(options.workers),
+            aggregator,
+            optimizer: options.optimizer,
+            learning_rate: options.learning_rate,
+            states,
+            current: 0,
+            workers: vec![None; places],
+            work: Work::default(),
+            shares: Vec::with_capacity(places),
+            events: Vec::with_capacity(places),
+            encoding: None,
+            announced_clock: Clock(0),
+            status: ServerStatus::default(),
+            shard,
+        };
+        // Version 0 had no payload when its header was made.
+        server.shard.frames.seal_initial();
+        Ok(server)
+    }
+
+    /// Where workers reach this server.
+    pub fn address(&self) -> Address {
+        self.shard.address()
+    }
+
+    /// This life of the server.
+    pub fn epoch(&self) -> u64 {
+        self.shard.frames.epoch()
+    }
+
+    /// The table that this server holds a shard of.
+    pub fn table(&self) -> &Table {
+        self.shard.table()
+    }
+
+    /// The bytes of the table that this server holds.
+    pub fn range(&self) -> std::ops::Range<u64> {
+        self.shard.range().clone()
+    }
+
+    /// What there is to say now.
+    pub fn status(&self) -> ServerStatus {
+        let peers = || self.shard.peers.iter().flatten();
+        ServerStatus {
+            version: self.shard.frames.latest().version,
+            smallest_clock: self.announced_clock,
+            workers: peers().filter(|peer| peer.worker).count(),
+            readers: peers().filter(|peer| !peer.worker).count(),
+            refused: self.shard.refused,
+            ..self.status
+        }
+    }
+
+    /// Changes the step size from the next version on.
+    pub fn set_learning_rate(&mut self, learning_rate: f32) {
+        self.learning_rate = learning_rate;
+    }
+
+    /// A copy of the newest parameters of this shard.
+    pub fn parameters(&self) -> Result<Vec<f32>, Error> {
+        let payload = self.shard.frames.payload(self.shard.frames.latest().frame);
+        let mut values = vec![0.0; payload.len() / 4];
+        crate::kernel::decode(payload.as_volatile(), ElementType::F32, &mut values);
+        Ok(values)
+    }
+
+    /// Polls until `until` says so or `timeout` has passed; false if it was the timeout.
+    pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
+        let deadline = now() + timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let now = now();
+            let progress = self.poll(now)?;
+            if until(self) {
+                return Ok(true);
+            }
+            if now >= deadline {
+                return Ok(false);
+            }
+            if progress { backoff.reset() } else { backoff.wait() }
+        }
+    }
+
+    /// Does whatever there is to do without waiting: takes peers in, notices who is gone, folds gradients that have
+    /// come, publishes versions. True if it got anywhere.
+    pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
+        let mut progress = self.shard.poll(now, self.scheme.smallest_clock(), &mut self.events);
+        self.take_events(now);
+        progress |= self.take_arrivals(now);
+        if self.scheme.poll_timeout().is_some_and(|at| at <= now) {
+            self.scheme.handle_timeout(now);
+            progress = true;
+        }
+        loop {
+            progress |= self.take_actions(now)?;
+            if !self.fold(now)? {
+                break;
+            }
+            progress = true;
+        }
+        self.announce_clock();
+        self.push()?;
+        Ok(progress)
+    }
+
+    fn take_events(&mut self, now: Instant) {
+        for event in std::mem::take(&mut self.events) {
+            match event {
+                ShardEvent::Joined { peer, worker: true, clock } => {
+                    self.workers[usize::from(peer)] = Some(WorkerState { arrived: clock, consumed: clock });
+                    self.status.joined += 1;
+                    self.scheme.handle_event(now, ServerEvent::Joined { worker: WorkerId(peer), clock });
+                }
+                ShardEvent::Left { peer, worker: true } => {
+                    self.workers[usize::from(peer)] = None;
+                    self.status.left += 1;
+                    if self.work.shares.iter().any(|share| share.gradient.worker == WorkerId(peer)) {
+                        // A fold that counts already is finished: its gradients were announced whole, and the job
+                        // holds their memory. One in hope is thrown away.
+                        if !self.work.bound {
+                            self.abandon();
+                        }
+                    }
+                    self.scheme.handle_event(now, ServerEvent::Left { worker: WorkerId(peer) });
+                }
+                ShardEvent::Joined { .. } | ShardEvent::Left { .. } => {}
+            }
+        }
+    }
+
+    /// Tells the scheme of gradients that were announced since the last time.
+    fn take_arrivals(&mut self, now: Instant) -> bool {
+        let mut progress = false;
+        for index in 0..self.workers.len() {
+            loop {
+                let (Some(state), Some(peer)) = (&mut self.workers[index], &self.shard.peers[index]) else {
+                    break;
+                };
+                if peer.desk.published() <= state.arrived {
+                    break;
+                }
+                progress = true;
+                let clock = state.arrived;
+                match peer.desk.header(clock, self.shard.frames.epoch()) {
+                    Ok(header) => {
+                        state.arrived = clock.next();
+                        let gradient = GradientId { worker: WorkerId(index as u16), clock };
+                        let event = ServerEvent::Arrived { gradient, base: header.base, loss: header.loss };
+                        self.scheme.handle_event(now, event);
+                    }
+                    Err(fault) => {
+                        let departure = Departure::Misbehaved(fault.to_string());
+                        self.shard.dismiss(index as u16, departure, &mut self.events);
+                        self.take_events(now);
+                        break;
+                    }
+                }
+            }
+        }
+        progress
+    }
+
+    /// Carries out what the scheme wants, up to a fold that must end first.
+    fn take_actions(&mut self, now: Instant) -> Result<bool, Error> {
+        let mut progress = false;
+        while !self.work.bound {
+            self.shares.clear();
+            let mut shares = std::mem::take(&mut self.shares);
+            let action = self.scheme.poll_action(&mut shares);
+            self.shares = shares;
+            let Some(action) = action else { break };
+            progress = true;
+            match action {
+                ServerAction::Expect => self.plan(),
+                ServerAction::Apply => {
+                    if self.work.shares != self.shares {
+                        self.plan();
+                    }
+                    self.work.bound = true;
+                }
+                ServerAction::Drop { gradient } => {
+                    self.status.dropped += 1;
+                    self.consume(gradient);
+                }
+                ServerAction::Interrupt { worker } => self.shard.frames.interrupt(worker.0),
+                ServerAction::Push => {
+                    for peer in self.shard.peers.iter_mut().flatten() {
+                        peer.wants_push = peer.push.is_some();
+                    }
+                }
+            }
+            let _ = now;
+        }
+        Ok(progress)
+    }
+
+    /// Notes what is to be folded next; memory is touched once the first chunk has come.
+    fn plan(&mut self) {
+        self.abandon();
+        std::mem::swap(&mut self.work.shares, &mut self.shares);
+    }
+
+    /// Throws away the fold that was begun. Its frame is written again by the next.
+    fn abandon(&mut self) {
+        self.aggregator.end();
+        self.work.shares.clear();
+        self.work.bound = false;
+    }
+
+    /// Works on the planned fold as far as its gradients have come. True if a version was made.
+    fn fold(&mut self, now: Instant) -> Result<bool, Error> {
+        if self.work.shares.is_empty() {
+            if !self.work.bound {
+                return Ok(false);
+            }
+            // A scheme that applies nothing makes no version.
+            self.work.bound = false;
+            return Ok(true);
+        }
+        if !self.aggregator.is_running() && !self.begin_fold()? {
+            return Ok(false);
+        }
+        self.aggregator.advance()?;
+        if !self.work.bound || !self.aggregator.is_complete() {
+            return Ok(false);
+        }
+        self.finish_fold(now);
+        Ok(true)
+    }
+
+    /// Begins to fold if the first chunk has come from everybody and a frame is free.
+    fn begin_fold(&mut self) -> Result<bool, Error> {
+        let mut encoding = None;
+        for share in &self.work.shares {
+            let Some(desk) = self.desk(share.gradient.worker) else { return Ok(false) };
+            let clock = share.gradient.clock;
+            if desk.landed(clock) == 0 && desk.published() <= clock {
+                return Ok(false);
+            }
+            let Some(geometry) = desk.slot_geometry() else { return Ok(false) };
+            if *encoding.get_or_insert(geometry.encoding) != geometry.encoding {
+                return Err(Error::Option {
+                    option: "encoding",
+                    value: format!("{:?}", geometry.encoding),
+                    reason: "all workers of one server must publish in one encoding",
+                });
+            }
+        }
+        self.encoding = encoding;
+        let version = self.shard.frames.latest().version.next();
+        let frame = match self.work.frame {
+            Some(frame) => {
+                self.shard.frames.restart(frame, version);
+                frame
+            }
+            None => {
+                let peers = &self.shard.peers;
+                match self.shard.frames.begin(version, |frame| Shard::<T>::is_pinned(peers, frame)) {
+                    Ok(frame) => frame,
+                    // Readers pin all other frames: look again at the next poll.
+                    Err(crate::param::Pinned) => return Ok(false),
+                }
+            }
+        };
+        self.work.frame = Some(frame);
+        self.start_job(frame, version, encoding.unwrap_or(ElementType::F32))?;
+        Ok(true)
+    }
+
+    fn start_job(&mut self, frame: u8, version: Version, encoding: ElementType) -> Result<(), Error> {
+        let frames = &self.shard.frames;
+        let parameters = Stage { from: frames.payload(frames.latest().frame), to: frames.payload(frame) };
+        let progress = frames.progress(frame);
+        let chunk_bytes = frames.geometry().chunk_bytes as usize;
+        let streaming = frames.geometry().payload_bytes as usize >= streaming_threshold();
+        let (optimizer, learning_rate, current) = (self.optimizer, self.learning_rate, self.current);
+        let (states, shares, peers) = (&self.states, &self.work.shares, &self.shard.peers);
+        self.aggregator.begin(|old| {
+            // The vectors of the last job are used again.
+            let (mut inputs, mut stages) =
+                old.map_or_else(|| (Vec::new(), Vec::new()), |old| (old.inputs, old.states));
+            inputs.clear();
+            stages.clear();
+            for share in shares {
+                let clock = share.gradient.clock;
+                let Some(peer) = &peers[usize::from(share.gradient.worker.0)] else { continue };
+                let Some(payload) = peer.desk.payload(clock) else { continue };
+                inputs.push(Input { desk: peer.desk.clone(), clock, payload, weight: share.weight });
+            }
+            for state in states {
+                stages.push(Stage { from: state[current].whole(), to: state[1 - current].whole() });
+            }
+            Ok(Job {
+                inputs,
+                encoding,
+                optimizer,
+                learning_rate,
+                step: version.0,
+                parameters,
+                states: stages,
+                chunk_bytes,
+                streaming,
+                progress,
+            })
+        })
+    }
+
+    /// All chunks are folded and all gradients announced: the frame becomes the newest version.
+    fn finish_fold(&mut self, now: Instant) {
+        let version = self.shard.frames.latest().version.next();
+        let statistics = Statistics { loss: self.mean_loss(), ..Statistics::default() };
+        self.status.loss = statistics.loss.or(self.status.loss);
+        self.aggregator.end();
+        // The scheme learns of it first, so that the frame can say which clocks it holds; nobody else can see the
+        // version before the commit, and nothing is asked of the scheme in between.
+        self.scheme.handle_event(now, ServerEvent::Applied { version, statistics });
+        let clock = self.scheme.smallest_clock();
+        if let Some(frame) = self.work.frame.take() {
+            self.shard.frames.commit(frame, version, clock);
+        }
+        self.announced_clock = clock;
+        self.current = 1 - self.current;
+        self.work.bound = false;
+        let mut shares = std::mem::take(&mut self.work.shares);
+        for share in shares.drain(..) {
+            self.status.folded += 1;
+            self.consume(share.gradient);
+        }
+        self.work.shares = shares;
+    }
+
+    /// Mean of the losses in the headers of the gradients at hand.
+    fn mean_loss(&self) -> Option<f64> {
+        let epoch = self.shard.frames.epoch();
+        let losses = self.work.shares.iter().filter_map(|share| {
+            let desk = self.desk(share.gradient.worker)?;
+            desk.loss(share.gradient.clock, epoch)
+        });
+        let (sum, count) = losses.fold((0.0, 0u32), |(sum, count), loss| (sum + f64::from(loss), count + 1));
+        (count > 0).then(|| sum / f64::from(count))
+    }
+
+    /// Gives a worker its slot back.
+    fn consume(&mut self, gradient: GradientId) {
+        let Some(Some(state)) = self.workers.get_mut(usize::from(gradient.worker.0)) else { return };
+        state.consumed = state.consumed.max(gradient.clock.next());
+        self.shard.frames.set_consumed(gradient.worker.0, state.consumed);
+    }
+
+    /// The smallest clock can move without a version: when a worker leaves, or a gradient is dropped.
+    fn announce_clock(&mut self) {
+        let clock = self.scheme.smallest_clock();
+        if clock != self.announced_clock && !self.work.bound {
+            self.announced_clock = clock;
+            self.shard.frames.set_smallest_clock(clock);
+        }
+    }
+
+    fn push(&mut self) -> Result<(), Error> {
+        let frames = &self.shard.frames;
+        let latest = frames.latest();
+        for (index, place) in self.shard.peers.iter_mut().enumerate() {
+            let Some(peer) = place else { continue };
+            let Some(push) = &mut peer.push else { continue };
+            while let Some(completion) = peer.endpoint.poll() {
+                push.complete(completion);
+            }
+            if peer.wants_push {
+                let payload = frames.payload(latest.frame);
+                match push.start(&mut peer.endpoint, latest.frame, &frames.header(latest.frame), &payload) {
+                    Ok(started) => peer.wants_push = !started,
+                    // Its connection is gone or its grants are bad; `poll` notices the former and evicts it.
+                    Err(error) => {
+                        tracing::warn!(peer = index, %error, "push failed");
+                        peer.wants_push = false;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn desk(&self, worker: WorkerId) -> Option<&Desk> {
+        self.shard.peers.get(usize::from(worker.0))?.as_ref().map(|peer| &peer.desk)
+    }
+}

@@ -1,0 +1,51 @@
+//! What a worker can say about its run.
+
+use crate::time::Duration;
+
+/// Counts of small numbers; the last bucket holds all that are larger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    buckets: Vec<u64>,
+}
+
+impl Histogram {
+    const BUCKETS: usize = 256;
+
+    /// Counts one more of `value`.
+    pub fn record(&mut self, value: u64) {
+        let bucket = usize::try_from(value).map_or(Self::BUCKETS - 1, |value| value.min(Self::BUCKETS - 1));
+        self.buckets[bucket] += 1;
+    }
+
+    /// How many of each value, from 0 up to the largest one that occurred.
+    pub fn counts(&self) -> &[u64] {
+        let used = self.buckets.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
+        &self.buckets[..used]
+    }
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram { buckets: vec![0; Self::BUCKETS] }
+    }
+}
+
+/// What a worker did and waited for since it connected.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkerStatistics {
+    /// Gradients published.
+    pub clocks: u64,
+    /// Time between the end of `begin` and the call of a publish.
+    pub compute: Duration,
+    /// Time inside `begin` and the publishing calls.
+    pub wait: Duration,
+    /// Bytes of gradients written to servers (none for those computed in a borrowed slot).
+    pub bytes_published: u64,
+    /// Bytes of parameters copied from servers (none for those read in place).
+    pub bytes_pulled: u64,
+    /// Copies begun anew because the frame changed under them.
+    pub pull_retries: u64,
+    /// At each gradient: by how many clocks its parameters were stale (the worker's clock less the smallest clock of
+    /// its copy).
+    pub staleness: Histogram,
+}

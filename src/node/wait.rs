@@ -1,0 +1,55 @@
+//! Waiting, for the blocking wrappers: reading the clock and standing back between polls.
+
+use std::sync::LazyLock;
+
+use crate::time::{Duration, Instant};
+
+/// This process's monotonic clock, as the nodes are told it. Its origin is the first call.
+pub fn now() -> Instant {
+    static ORIGIN: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
+    let nanos = ORIGIN.elapsed().as_nanos();
+    Instant::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+/// Stands back between fruitless polls: first spins, then yields the processor, then sleeps.
+///
+/// Spinning catches what another core does within a microsecond; yielding lets the peer run where there are fewer
+/// cores than processes; sleeping keeps a long wait from burning a core. What is waited for in a round of a hundred
+/// megabytes comes within the yields.
+#[derive(Debug, Default)]
+pub struct Backoff {
+    turns: u32,
+    yielding_since: Option<Instant>,
+}
+
+impl Backoff {
+    const SPINS: u32 = 64;
+    const YIELD_FOR: Duration = Duration::from_millis(2);
+    const SLEEP: std::time::Duration = std::time::Duration::from_micros(100);
+
+    /// A wait that has not begun.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Something happened: begin from the start.
+    #[inline]
+    pub fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Nothing happened: stand back once.
+    pub fn wait(&mut self) {
+        if self.turns < Self::SPINS {
+            self.turns += 1;
+            std::hint::spin_loop();
+            return;
+        }
+        let since = *self.yielding_since.get_or_insert_with(now);
+        if now() - since < Self::YIELD_FOR {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Self::SLEEP);
+        }
+    }
+}

@@ -1,0 +1,614 @@
+//! The worker: reads parameters, publishes gradients, to all shards at once, as its scheme says.
+
+use super::link::Link;
+use super::pulse::Pulse;
+use super::{Backoff, Error, WorkerStatistics, now};
+use crate::clock::{Clock, Version};
+use crate::mem::{Access, Buffer, LocalSlice, VolatileSlice};
+use crate::param::{PinnedFrame, PullOptions, Role, Source};
+use crate::scheme::{self, Bound, WorkerAction, WorkerEvent, WorkerScheme};
+use crate::table::{ElementType, Table};
+use crate::time::{Duration, Instant};
+use crate::transport::{Address, Transport};
+
+/// How a worker reads parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadMode {
+    /// Into memory of its own.
+    #[default]
+    Copy,
+    /// Where they lie, holding a pin while it computes; only where the transport shares memory.
+    InPlace,
+}
+
+/// How a worker works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerOptions {
+    /// The scheme; must be the servers'.
+    pub scheme: scheme::Config,
+    /// Encoding of its gradients.
+    pub encoding: ElementType,
+    /// How it reads parameters.
+    pub read: ReadMode,
+    /// Whether its gradients carry checksums, and those of parameters are checked: one more pass over each.
+    pub checksums: bool,
+}
+
+impl WorkerOptions {
+    /// Gradients in f32, parameters copied, no checksums.
+    pub fn new(scheme: scheme::Config) -> WorkerOptions {
+        WorkerOptions { scheme, encoding: ElementType::F32, read: ReadMode::Copy, checksums: false }
+    }
+}
+
+/// The parameters that a worker computes on next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The worker's clock: the gradient belongs to it.
+    pub clock: Clock,
+    /// Version of the parameters; over several shards, the smallest.
+    pub version: Version,
+    /// They hold all gradients of clocks before this one; over several shards, the smallest.
+    pub smallest_clock: Clock,
+    /// By how many versions they were behind the newest when they were read; over several shards, the most.
+    pub behind: u64,
+    /// Copies begun anew because a frame changed under them, since the last view.
+    pub retries: u64,
+}
+
+impl View {
+    /// By how many clocks the parameters are stale.
+    pub fn staleness(&self) -> u64 {
+        self.clock.0.saturating_sub(self.smallest_clock.0)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Ask the scheme.
+    Deciding,
+    /// Copies are being brought.
+    Refreshing { bound: Bound },
+    /// The user computes.
+    Computing,
+    /// The gradient is being written.
+    Publishing,
+}
+
+struct Part<T: Transport> {
+    link: Link<T::Endpoint>,
+    /// Where its shard begins in the table, in bytes.
+    begin: usize,
+    bytes: usize,
+    version: Version,
+    smallest_clock: Clock,
+    behind: u64,
+    refreshed: bool,
+    published: bool,
+}
+
+/// Reads parameters and publishes gradients.
+///
+/// One clock is: [`begin`](Self::begin), compute on [`parameters`](Self::parameters), write the gradient into
+/// [`gradient`](Self::gradient), [`publish`](Self::publish). [`Server`](super::Server) has an example.
+pub struct Worker<T: Transport> {
+    parts: Vec<Part<T>>,
+    scheme: Box<dyn WorkerScheme>,
+    options: WorkerOptions,
+    table: Table,
+    parameters: Option<Buffer>,
+    gradient: Option<Buffer>,
+    transport: T,
+    clock: Clock,
+    phase: Phase,
+    retries: u64,
+    interrupts: u64,
+    statistics: WorkerStatistics,
+    computing_since: Option<Instant>,
+    _pulse: Pulse,
+}
+
+impl<T: Transport> Worker<T> {
+    /// Connects to the servers of all shards, in any order of theirs, within `timeout`.
+    pub fn connect(
+        transport: T,
+        servers: &[Address],
+        options: WorkerOptions,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        let deadline = now() + timeout;
+        let role = Role::Worker { encoding: options.encoding, scheme: options.scheme };
+        let mut links = Vec::with_capacity(servers.len());
+        for address in servers {
+            links.push(Link::connect(&transport, address, role.clone(), deadline - now())?);
+        }
+        links.sort_by_key(|link| link.welcome.shard);
+        let table = check_shards(&links)?;
+        if options.read == ReadMode::InPlace {
+            if links.iter().any(|link| link.pins.is_none()) {
+                let source = crate::param::PinError::NotMapped;
+                return Err(Error::Pin { shard: 0, source });
+            }
+            if options.scheme.pushes() {
+                let reason = "pushes copies: reading in place has nothing to add";
+                return Err(Error::Scheme { scheme: options.scheme, reason });
+            }
+        }
+        let beacons = links.iter().map(Link::beacon).collect::<Result<_, _>>()?;
+        let lease = links.iter().map(Link::lease).min().unwrap_or(Duration::from_secs(3));
+        let pulse = Pulse::start(beacons, lease).map_err(|_| Error::Option {
+            option: "heartbeat",
+            value: "one thread".into(),
+            reason: "the system has no room for it (ulimit -u)",
+        })?;
+        // A late joiner begins where the slowest shard is.
+        let clock = links.iter().map(|link| link.welcome.clock).max().unwrap_or_default();
+        let parameters = match options.read {
+            ReadMode::Copy => Some(private(&transport, table.bytes())?),
+            ReadMode::InPlace => None,
+        };
+        let mut parts = Vec::with_capacity(links.len());
+        for mut link in links {
+            let range = link.welcome.range().unwrap_or_default();
+            if let Some(publish) = &mut link.publish {
+                publish.set_checksums(options.checksums);
+            }
+            parts.push(Part {
+                link,
+                begin: range.start as usize,
+                bytes: (range.end - range.start) as usize,
+                version: Version(0),
+                smallest_clock: Clock(0),
+                behind: 0,
+                refreshed: false,
+                published: false,
+            });
+        }
+        let mut scheme = options.scheme.worker();
+        scheme.handle_event(now(), WorkerEvent::Joined { clock });
+        Ok(Worker {
+            parts,
+            scheme,
+            options,
+            table,
+            parameters,
+            gradient: None,
+            transport,
+            clock,
+            phase: Phase::Deciding,
+            retries: 0,
+            interrupts: 0,
+            statistics: WorkerStatistics::default(),
+            computing_since: None,
+            _pulse: pulse,
+        })
+    }
+
+    /// The table that the servers hold.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Gradients published.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// What was done and waited for so far.
+    pub fn statistics(&self) -> &WorkerStatistics {
+        &self.statistics
+    }
+
+    /// Brings the parameters for the next gradient, waiting as the scheme says, at most `timeout`. After an
+    /// [`Error::Deadline`] it may be called again and goes on where it was.
+    pub fn begin(&mut self, timeout: Duration) -> Result<View, Error> {
+        if self.phase == Phase::Publishing {
+            self.finish_publish(timeout)?;
+        }
+        if self.phase == Phase::Computing {
+            return Ok(self.view());
+        }
+        self.wait(timeout, "waiting for parameters", |worker| worker.phase == Phase::Computing)?;
+        let view = self.view();
+        self.statistics.staleness.record(view.staleness());
+        Ok(view)
+    }
+
+    /// The parameters that `begin` brought, as one flat array of the whole table.
+    pub fn parameters(&self) -> Result<&[f32], Error> {
+        let operation = "read parameters";
+        let buffer = self
+            .parameters
+            .as_ref()
+            .ok_or(Error::OutOfTurn { operation, reason: "they are read in place: use `in_place`" })?;
+        if self.phase != Phase::Computing {
+            return Err(Error::OutOfTurn { operation, reason: "call `begin` first" });
+        }
+        buffer.f32s().ok_or(Error::InFlight { what: "parameters" })
+    }
+
+    /// The parameters of one shard where they lie, held until the next `begin`.
+    pub fn in_place(&self, shard: usize) -> Result<VolatileSlice<'_>, Error> {
+        let bytes =
+            self.parts.get(shard).and_then(|part| part.link.pins.as_ref()).and_then(|pins| pins.bytes());
+        bytes.ok_or(Error::OutOfTurn {
+            operation: "read in place",
+            reason: "connect with ReadMode::InPlace and call `begin` first",
+        })
+    }
+
+    /// The bytes of the table that each shard holds, in order.
+    pub fn shards(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+        self.parts.iter().map(|part| part.begin..part.begin + part.bytes)
+    }
+
+    /// Where to write an f32 gradient of the whole table. Keeps what was written there last.
+    pub fn gradient(&mut self) -> Result<&mut [f32], Error> {
+        if self.options.encoding != ElementType::F32 {
+            return Err(Error::Encoding { encoding: self.options.encoding });
+        }
+        self.gradient_buffer()?.f32s_mut().ok_or(Error::InFlight { what: "gradient" })
+    }
+
+    /// Rounds an f32 gradient of the whole table to the worker's encoding, ready to be published.
+    pub fn encode(&mut self, gradient: &[f32]) -> Result<(), Error> {
+        let encoding = self.options.encoding;
+        let expected = (self.table.bytes() / 4) as usize;
+        if gradient.len() != expected {
+            return Err(Error::Length { given: gradient.len(), expected });
+        }
+        let buffer = self.gradient_buffer()?;
+        let bytes = buffer.bytes_mut().ok_or(Error::InFlight { what: "gradient" })?;
+        let len = expected * encoding.bytes();
+        crate::kernel::encode(gradient, VolatileSlice::from_mut(&mut bytes[..len]), encoding);
+        Ok(())
+    }
+
+    fn gradient_buffer(&mut self) -> Result<&mut Buffer, Error> {
+        // Workers that compute in borrowed slots never need it.
+        if self.gradient.is_none() {
+            let bytes = self.table.bytes() / 4 * self.options.encoding.bytes() as u64;
+            self.gradient = Some(private(&self.transport, bytes)?);
+        }
+        self.gradient.as_mut().ok_or(Error::InFlight { what: "gradient" })
+    }
+
+    /// Publishes what [`gradient`](Self::gradient) holds, waiting at most `timeout` for free slots. `loss` is told to
+    /// the server. When it returns, every server has the gradient whole.
+    pub fn publish(&mut self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
+        self.start_publish(loss)?;
+        self.finish_publish(timeout)
+    }
+
+    /// Begins to publish what [`gradient`](Self::gradient) holds. Poll until [`is_publishing`](Self::is_publishing)
+    /// is false, or call `begin`, which finishes it.
+    pub fn start_publish(&mut self, loss: Option<f32>) -> Result<(), Error> {
+        self.expect_computing("publish")?;
+        self.gradient_buffer()?;
+        let width = self.options.encoding.bytes();
+        let Some(gradient) = &mut self.gradient else { return Err(Error::InFlight { what: "gradient" }) };
+        let mut sources = Vec::with_capacity(self.parts.len());
+        for part in &self.parts {
+            sources.push(Source::Memory(gradient.slice(part.begin / 4 * width, part.bytes / 4 * width)?));
+        }
+        self.start_sources(sources, loss)?;
+        self.statistics.bytes_published += self.table.bytes() / 4 * width as u64;
+        Ok(())
+    }
+
+    /// Waits for a free slot at every server, at most `timeout`, and lends them, one per shard in order: the worker
+    /// computes straight into them, and [`publish_slots`](Self::publish_slots) announces them. Nobody else writes
+    /// them, and the server reads them only once they are announced.
+    pub fn borrow_slots(&mut self, timeout: Duration) -> Result<Vec<LocalSlice>, Error> {
+        for part in &mut self.parts {
+            let shard = part.link.welcome.shard;
+            if let Some(publish) = &mut part.link.publish {
+                publish.reserve().map_err(|source| Error::Publish { shard, source })?;
+            }
+        }
+        let reserved = |worker: &Self| {
+            let publish = |part: &Part<T>| {
+                part.link.publish.as_ref().is_some_and(|publish| publish.reserved().is_some())
+            };
+            worker.parts.iter().all(publish)
+        };
+        self.wait(timeout, "waiting for a free slot", reserved)?;
+        let slot = |part: &Part<T>| {
+            part.link.borrowed_slot().ok_or(Error::Pin {
+                shard: part.link.welcome.shard,
+                source: crate::param::PinError::NotMapped,
+            })
+        };
+        self.parts.iter().map(slot).collect()
+    }
+
+    /// Publishes the slots that were borrowed. Nothing is copied.
+    pub fn publish_slots(&mut self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
+        self.expect_computing("publish")?;
+        let sources = self.parts.iter().map(|_| Source::Slot).collect();
+        self.start_sources(sources, loss)?;
+        self.finish_publish(timeout)
+    }
+
+    fn expect_computing(&self, operation: &'static str) -> Result<(), Error> {
+        match self.phase {
+            Phase::Computing => Ok(()),
+            _ => Err(Error::OutOfTurn { operation, reason: "call `begin` first" }),
+        }
+    }
+
+    fn start_sources(&mut self, sources: Vec<Source>, loss: Option<f32>) -> Result<(), Error> {
+        if let Some(since) = self.computing_since.take() {
+            self.statistics.compute += now() - since;
+        }
+        for (part, source) in self.parts.iter_mut().zip(sources) {
+            let shard = part.link.welcome.shard;
+            if let Some(publish) = &mut part.link.publish {
+                publish
+                    .start(source, part.version, loss)
+                    .map_err(|source| Error::Publish { shard, source })?;
+            }
+            part.published = false;
+        }
+        self.phase = Phase::Publishing;
+        Ok(())
+    }
+
+    fn finish_publish(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.wait(timeout, "publishing a gradient", |worker| worker.phase != Phase::Publishing)
+    }
+
+    /// True while a gradient is being written.
+    pub fn is_publishing(&self) -> bool {
+        self.phase == Phase::Publishing
+    }
+
+    /// Waits, at most `timeout`, until every server has folded in (or dropped) all that this worker has published.
+    pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
+        let needed = self.clock;
+        for part in &mut self.parts {
+            if let Some(publish) = &mut part.link.publish {
+                publish.watch_consumed(true);
+            }
+        }
+        self.wait(timeout, "waiting for the server to apply the last gradients", |worker| {
+            let consumed = |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= needed);
+            worker.parts.iter().all(consumed)
+        })?;
+        for part in &mut self.parts {
+            if let Some(publish) = &mut part.link.publish {
+                publish.watch_consumed(false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Pins the newest version of one shard in place if it satisfies `bound`, waiting at most `timeout`; outside of
+    /// the scheme, and nothing is copied.
+    pub fn pin(&mut self, shard: usize, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
+        let out_of_range = Error::OutOfTurn { operation: "pin", reason: "there is no such shard" };
+        self.parts.get_mut(shard).ok_or(out_of_range)?.link.pin(bound, timeout)
+    }
+
+    /// Asks the servers whether this worker should abandon what it computes. Costs a read of each server's memory.
+    pub fn should_stop(&mut self) -> Result<bool, Error> {
+        let mut interrupts = 0;
+        for part in &mut self.parts {
+            part.link.probe()?;
+            part.link.advance()?;
+            interrupts += part.link.line.interrupts;
+        }
+        Ok(interrupts > self.interrupts)
+    }
+
+    /// Abandons the computation of this clock: the next `begin` brings newer parameters for the same clock.
+    pub fn abandon(&mut self) -> Result<(), Error> {
+        self.expect_computing("abandon")?;
+        self.interrupts = self.parts.iter().map(|part| part.link.line.interrupts).sum();
+        self.scheme.handle_event(now(), WorkerEvent::Interrupted);
+        self.phase = Phase::Deciding;
+        Ok(())
+    }
+
+    fn wait(
+        &mut self,
+        timeout: Duration,
+        operation: &'static str,
+        until: impl Fn(&Self) -> bool,
+    ) -> Result<(), Error> {
+        let begun = now();
+        let deadline = begun + timeout;
+        let mut backoff = Backoff::new();
+        let result = loop {
+            let now = now();
+            let progress = match self.poll(now) {
+                Ok(progress) => progress,
+                Err(error) => break Err(error),
+            };
+            if until(self) {
+                break Ok(());
+            }
+            if now >= deadline {
+                break Err(self.deadline(operation, timeout));
+            }
+            if progress { backoff.reset() } else { backoff.wait() }
+        };
+        let ended = now();
+        self.statistics.wait += ended - begun;
+        if self.phase == Phase::Computing && self.computing_since.is_none() {
+            self.computing_since = Some(ended);
+        }
+        result
+    }
+
+    fn deadline(&mut self, operation: &'static str, waited: Duration) -> Error {
+        let needed = match self.phase {
+            Phase::Refreshing { bound } => bound,
+            _ => Bound::NONE,
+        };
+        // The shard that lags most is the one to name.
+        let seen = |part: &mut Part<T>| {
+            let seen = part.link.refreshing().seen();
+            (seen.smallest_clock, seen.version)
+        };
+        let (smallest_clock, version) = self.parts.iter_mut().map(seen).min().unwrap_or_default();
+        Error::Deadline { operation, waited, needed, seen: Bound { version, smallest_clock } }
+    }
+
+    /// Goes as far as it can without waiting. True if it got anywhere.
+    pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
+        let mut progress = false;
+        loop {
+            if self.phase == Phase::Deciding {
+                progress |= self.decide(now)?;
+            }
+            let before = self.phase;
+            progress |= self.advance(now)?;
+            if self.phase == before {
+                break;
+            }
+        }
+        if !progress {
+            for part in &mut self.parts {
+                part.link.look_around(now)?;
+            }
+        }
+        Ok(progress)
+    }
+
+    fn decide(&mut self, now: Instant) -> Result<bool, Error> {
+        if self.scheme.poll_timeout().is_some_and(|at| at <= now) {
+            self.scheme.handle_timeout(now);
+        }
+        match self.scheme.poll_action() {
+            None => Ok(false),
+            Some(WorkerAction::Compute) => {
+                self.phase = Phase::Computing;
+                Ok(true)
+            }
+            Some(WorkerAction::Refresh { bound }) => {
+                self.start_refresh(bound)?;
+                self.phase = Phase::Refreshing { bound };
+                Ok(true)
+            }
+            Some(WorkerAction::Average { .. }) => {
+                let reason = "averages in groups without a server: this worker has only servers";
+                Err(Error::Scheme { scheme: self.options.scheme, reason })
+            }
+        }
+    }
+
+    fn start_refresh(&mut self, bound: Bound) -> Result<(), Error> {
+        let options =
+            PullOptions { follow: true, checksum: self.options.checksums, ..PullOptions::default() };
+        for part in &mut self.parts {
+            part.refreshed = false;
+            match &mut self.parameters {
+                Some(buffer) => {
+                    let into = buffer.slice(part.begin, part.bytes)?;
+                    part.link.start_refresh(bound, into, options)?;
+                }
+                None => {
+                    if let Some(pins) = &mut part.link.pins {
+                        pins.release();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, now: Instant) -> Result<bool, Error> {
+        let mut progress = false;
+        for part in &mut self.parts {
+            progress |= part.link.advance()?;
+        }
+        match self.phase {
+            Phase::Refreshing { bound } => self.collect_copies(now, bound, &mut progress)?,
+            Phase::Publishing => {
+                for part in &mut self.parts {
+                    part.published |= part.link.publish.as_mut().is_none_or(|publish| publish.take());
+                }
+                if self.parts.iter().all(|part| part.published) {
+                    self.clock = self.clock.next();
+                    self.statistics.clocks += 1;
+                    self.scheme.handle_event(now, WorkerEvent::Published { magnitude: None });
+                    self.phase = Phase::Deciding;
+                    progress = true;
+                }
+            }
+            Phase::Deciding | Phase::Computing => {}
+        }
+        Ok(progress)
+    }
+
+    fn collect_copies(&mut self, now: Instant, bound: Bound, progress: &mut bool) -> Result<(), Error> {
+        for part in self.parts.iter_mut().filter(|part| !part.refreshed) {
+            let shard = part.link.welcome.shard;
+            let pulled = match (self.options.read, &mut part.link.pins) {
+                (ReadMode::InPlace, Some(pins)) => {
+                    pins.hold(bound).map_err(|source| Error::Pin { shard, source })?
+                }
+                _ => part.link.refreshing().take(),
+            };
+            let Some(pulled) = pulled else { continue };
+            part.refreshed = true;
+            (part.version, part.smallest_clock, part.behind) =
+                (pulled.version, pulled.smallest_clock, pulled.behind);
+            self.retries += pulled.retries;
+            self.statistics.pull_retries += pulled.retries;
+            if self.options.read == ReadMode::Copy && !part.link.is_pushed() {
+                self.statistics.bytes_pulled += part.bytes as u64;
+            }
+            *progress = true;
+        }
+        if self.parts.iter().all(|part| part.refreshed) {
+            let view = self.view_of_parts();
+            let (version, smallest_clock) = (view.version, view.smallest_clock);
+            self.scheme.handle_event(now, WorkerEvent::Holds { version, smallest_clock });
+            self.phase = Phase::Deciding;
+        }
+        Ok(())
+    }
+
+    fn view_of_parts(&self) -> View {
+        let parts = || self.parts.iter();
+        View {
+            clock: self.clock,
+            version: parts().map(|part| part.version).min().unwrap_or_default(),
+            smallest_clock: parts().map(|part| part.smallest_clock).min().unwrap_or_default(),
+            behind: parts().map(|part| part.behind).max().unwrap_or_default(),
+            retries: self.retries,
+        }
+    }
+
+    fn view(&mut self) -> View {
+        let view = self.view_of_parts();
+        self.retries = 0;
+        view
+    }
+}
+
+/// Memory of this process alone.
+pub(super) fn private<T: Transport>(transport: &T, bytes: u64) -> Result<Buffer, Error> {
+    let region = transport.allocate(bytes as usize, Access::LOCAL)?;
+    Buffer::new(region).ok_or(Error::InFlight { what: "memory just allocated" })
+}
+
+/// That the servers hold the shards of one table, each once.
+fn check_shards<E: crate::transport::Endpoint>(links: &[Link<E>]) -> Result<Table, Error> {
+    let wrong = |reason: String| Error::Shards { reason };
+    let first = links.first().ok_or_else(|| wrong("no server was given".into()))?;
+    if usize::from(first.welcome.shards) != links.len() {
+        return Err(wrong(format!("there are {} shards and {} servers", first.welcome.shards, links.len())));
+    }
+    for (index, link) in links.iter().enumerate() {
+        if usize::from(link.welcome.shard) != index || link.welcome.shards != first.welcome.shards {
+            return Err(wrong(format!("shard {index} is missing or there twice")));
+        }
+        if link.welcome.table != first.welcome.table {
+            return Err(wrong(format!("{} and {} hold different tables", first.address, link.address)));
+        }
+    }
+    Ok(first.welcome.table.clone())
+}
