@@ -7,12 +7,14 @@
 
 mod copy;
 mod fence;
+mod fork;
 mod host;
 mod region;
 mod volatile;
 
 pub use copy::{Streaming, streaming_threshold};
 pub use fence::fence;
+pub use fork::ForkGuard;
 pub use host::{HostMemory, MemoryError, PAGE_SIZE};
 pub use region::{
     Access, LocalKey, LocalSlice, MemoryRegion, OutOfBounds, Registration, RemoteKey, RemoteSlice,
