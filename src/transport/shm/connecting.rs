@@ -123,7 +123,7 @@ fn connect_error(address: &Address, source: io::Error) -> ConnectError {
             "nobody listens there: start the listener first, and check the address"
         }
         io::ErrorKind::PermissionDenied => "run both sides as the same user",
-        io::ErrorKind::InvalidInput => "use a shorter address: a socket address holds 107 bytes",
+        io::ErrorKind::InvalidFilename => "use a shorter address: a socket address holds 107 bytes",
         _ => "check the address, and the limit on open files (ulimit -n)",
     };
     ConnectError::System { operation: "connect", address: address.clone(), source, remedy }

@@ -128,6 +128,11 @@ impl Link {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn as_socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
     /// Ends the connection now.
     pub(super) fn close(&self) {
         if !self.is_inherited() {
