@@ -46,6 +46,7 @@ macro_rules! conformance {
                 an_endpoint_may_be_dropped_with_completions_not_polled
                 memory_outlives_its_region_while_a_request_holds_it
                 mapped_memory_is_the_peers_own_where_it_is_in_place
+                a_read_into_memory_mapped_read_only_is_malformed
                 a_beacon_sets_its_word_from_another_thread
                 a_beacon_is_one_aligned_writable_word
             }

@@ -226,6 +226,18 @@ pub(crate) fn mapped_memory_is_the_peers_own_where_it_is_in_place<F: Fixture>() 
     assert_eq!(mapped.as_volatile().load_u64(0), 6, "a mapped slice keeps its memory");
 }
 
+pub(crate) fn a_read_into_memory_mapped_read_only_is_malformed<F: Fixture>() {
+    let mut target = Target::<F>::new(4096, Access::REMOTE_READ);
+    if !target.transport.capabilities().in_place {
+        return;
+    }
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let word = remote.slice(0, 8).unwrap();
+    let mapped = endpoint.map(&word).unwrap();
+    let error = endpoint.post(&[WorkRequest::signalled(1, read(mapped, word))]).unwrap_err();
+    assert!(matches!(error, PostError::Malformed { index: 0, .. }), "{error}");
+}
+
 pub(crate) fn a_beacon_sets_its_word_from_another_thread<F: Fixture>() {
     let mut target = Target::<F>::new(4096, RIGHTS);
     let Client { mut endpoint, remote, server: _server } = target.client();
