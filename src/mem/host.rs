@@ -150,13 +150,40 @@ impl HostMemory {
     /// From here on nobody can make a new writable mapping of this memory; existing ones stay as they are.
     /// Peers that get its descriptor can only read.
     pub fn seal_against_new_writers(&self) -> Result<(), MemoryError> {
+        self.seal(SealFlags::FUTURE_WRITE | SealFlags::SEAL)
+    }
+
+    /// From here on nobody can add seals: a peer that gets the descriptor cannot lock others out.
+    pub fn seal_against_new_seals(&self) -> Result<(), MemoryError> {
+        self.seal(SealFlags::SEAL)
+    }
+
+    fn seal(&self, wanted: SealFlags) -> Result<(), MemoryError> {
         let Backing::SharedFile(file) = &self.backing else { return Ok(()) };
-        rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE).map_err(|errno| MemoryError::Map {
+        let present = rustix::fs::fcntl_get_seals(file);
+        if present.is_ok_and(|present| present.contains(wanted)) {
+            return Ok(());
+        }
+        rustix::fs::fcntl_add_seals(file, wanted).map_err(|errno| MemoryError::Map {
             bytes: self.len(),
             kind: "shared",
             source: errno.into(),
             remedy: "Linux 5.1 or later is needed to grant memory read-only",
         })
+    }
+
+    /// Makes the kernel zero this private memory in every forked child.
+    pub(super) fn wipe_on_fork(&self) -> io::Result<()> {
+        // SAFETY: the range is exactly this mapping. The advice changes what a forked child sees, and nothing here:
+        // the child reads zeros, which is a value that any word may have.
+        unsafe {
+            rustix::mm::madvise(
+                self.map.as_mut_ptr().cast(),
+                self.map.len(),
+                rustix::mm::Advice::LinuxWipeOnFork,
+            )?;
+        }
+        Ok(())
     }
 
     /// The descriptor to pass to a peer, if this memory can be shared at all.

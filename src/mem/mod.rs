@@ -8,6 +8,7 @@
 mod buffer;
 mod copy;
 mod fence;
+mod fork;
 mod host;
 mod region;
 mod volatile;
@@ -15,6 +16,7 @@ mod volatile;
 pub use buffer::Buffer;
 pub use copy::{Streaming, streaming_threshold};
 pub use fence::fence;
+pub use fork::ForkGuard;
 pub use host::{HostMemory, MemoryError, PAGE_SIZE};
 pub use region::{
     Access, LocalKey, LocalSlice, MemoryRegion, OutOfBounds, Registration, RemoteKey, RemoteSlice,

@@ -87,6 +87,14 @@ pub enum ConnectError {
         /// What was wrong.
         source: MemoryError,
     },
+    /// What was to be said or granted cannot be.
+    #[error("cannot make this offer to the peer at {address}: {reason}")]
+    Offer {
+        /// The address.
+        address: Address,
+        /// What is wrong with the offer.
+        reason: &'static str,
+    },
     /// The peer went away in the middle of the handshake.
     #[error(
         "the peer at {address} closed the connection during the handshake; look at its log for the reason"

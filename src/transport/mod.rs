@@ -23,7 +23,7 @@
 mod address;
 mod error;
 mod local;
-
+pub mod shm;
 mod work;
 
 use std::task::Poll;
@@ -141,7 +141,8 @@ pub trait Incoming {
     /// What the peer said and granted. Untrusted.
     fn received(&self) -> &Received;
 
-    /// Takes the peer in, answering and granting `offer`.
+    /// Takes the peer in, answering and granting `offer`. Never blocks: an answer too long for the system's buffer is
+    /// carried on by [`Endpoint::poll`] and [`Endpoint::check`].
     fn accept(self, offer: Offer) -> Result<Self::Endpoint, ConnectError>;
 
     /// Turns the peer away; `reason` is what its user will read.

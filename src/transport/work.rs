@@ -128,6 +128,13 @@ impl WorkRequest {
     /// What is wrong with the request as it stands, before any peer is asked.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         let same = |local: &LocalSlice, remote: &RemoteSlice| local.len() as u64 == remote.len;
+        if let Operation::Read { local, .. }
+        | Operation::FetchAdd { local, .. }
+        | Operation::CompareSwap { local, .. } = &self.operation
+            && !local.as_volatile().is_writable()
+        {
+            return Err("the local memory is a peer's, granted for reading only");
+        }
         match &self.operation {
             Operation::Write { local, remote, .. } | Operation::Read { local, remote, .. } => {
                 same(local, remote).then_some(()).ok_or("the local and the remote range differ in length")

@@ -1,0 +1,96 @@
+//! Knowing that this process is a forked child, without a system call.
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::HostMemory;
+
+/// One word that the kernel sets to zero in a forked child. `None` where the kernel cannot do that (before 4.14).
+static MARKER: LazyLock<Option<HostMemory>> = LazyLock::new(|| {
+    let memory = HostMemory::anonymous(super::PAGE_SIZE).ok()?;
+    memory.wipe_on_fork().ok().map(|()| memory)
+});
+
+/// Grows with every process of a line of descent that made a guard. A child inherits the value of its parent, so no
+/// number is used twice among a process and those it descends from, and only their guards can get into its hands.
+static GENERATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Tells whether it was made in this very process, or in one that this process was forked from.
+///
+/// Asking costs a load: it may be done on the data path.
+///
+/// ```
+/// use slackline::mem::ForkGuard;
+/// assert!(!ForkGuard::new().is_inherited());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForkGuard {
+    born: u64,
+}
+
+impl ForkGuard {
+    /// A guard that belongs to this process.
+    #[expect(clippy::new_without_default, reason = "two of them differ when made in different processes")]
+    pub fn new() -> Self {
+        if let Some(marker) = &*MARKER
+            && marker.as_volatile().load(0, Ordering::Relaxed) == 0
+        {
+            let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
+            // Another thread may have been faster: then its number is the one.
+            let _before = marker.as_volatile().compare_swap(0, 0, generation);
+        }
+        ForkGuard { born: current() }
+    }
+
+    /// True in a process that was forked from the one that made this guard.
+    #[inline]
+    pub fn is_inherited(&self) -> bool {
+        self.born != current()
+    }
+}
+
+#[inline]
+fn current() -> u64 {
+    match &*MARKER {
+        Some(marker) => marker.as_volatile().load(0, Ordering::Relaxed),
+        None => u64::from(std::process::id()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Forks, runs `child` there, and tells whether it returned true.
+    fn true_in_a_forked_child(child: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child calls nothing but `child`, which loads and stores words and allocates nothing, and then
+        // `_exit`; it never returns into the test harness.
+        unsafe {
+            let pid = libc::fork();
+            assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+            if pid == 0 {
+                libc::_exit(if child() { 0 } else { 1 });
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+        }
+    }
+
+    #[test]
+    fn a_guard_is_inherited_in_a_forked_child_and_a_new_one_there_is_not() {
+        let guard = ForkGuard::new();
+        assert!(!guard.is_inherited());
+        assert!(true_in_a_forked_child(|| {
+            let inherited = guard.is_inherited();
+            let own = ForkGuard::new();
+            inherited && guard.is_inherited() && !own.is_inherited()
+        }));
+        assert!(!guard.is_inherited(), "the parent's own guard stays good");
+    }
+
+    #[test]
+    fn the_kernel_wipes_the_marker_so_no_system_call_is_needed() {
+        assert!(MARKER.is_some());
+    }
+}

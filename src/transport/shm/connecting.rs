@@ -1,0 +1,130 @@
+//! The connector's side of a handshake.
+
+use std::io;
+use std::task::Poll;
+
+use rustix::net::SocketAddrUnix;
+
+use super::ShmEndpoint;
+use super::handshake::{HandshakeError, Inbox, Opened, Outbox, UserError, check_user, is_gone};
+use super::socket::{self, Link};
+use super::wire::{Kind, WireError};
+use crate::time::Instant;
+use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
+
+/// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
+/// gives up.
+pub struct ShmConnecting {
+    address: Address,
+    dialled: SocketAddrUnix,
+    state: Option<State>,
+    queue_depth: usize,
+    user: u32,
+}
+
+struct State {
+    link: Link,
+    /// False while the listener's queue is full.
+    connected: bool,
+    /// What this side has yet to say.
+    outbox: Option<Outbox>,
+    inbox: Inbox,
+}
+
+impl ShmConnecting {
+    pub(super) fn new(
+        address: &Address,
+        offer: &Offer,
+        queue_depth: usize,
+        user: u32,
+    ) -> Result<Self, ConnectError> {
+        let failed = |error| connect_error(address, error);
+        let outbox = Outbox::offer(Kind::Hello, offer).map_err(|error| error.at("connect", address))?;
+        let dialled = socket::socket_address(address).map_err(failed)?;
+        let link = Link::new(socket::new_socket().map_err(failed)?);
+        let mut state = State { link, connected: false, outbox: Some(outbox), inbox: Inbox::default() };
+        state.dial(address, &dialled, user)?;
+        Ok(ShmConnecting { address: address.clone(), dialled, state: Some(state), queue_depth, user })
+    }
+}
+
+impl State {
+    /// Tries to connect, and asks who listens there before anything is said.
+    fn dial(&mut self, address: &Address, dialled: &SocketAddrUnix, user: u32) -> Result<(), ConnectError> {
+        if self.connected {
+            return Ok(());
+        }
+        self.connected = self.link.connect(dialled).map_err(|error| connect_error(address, error))?;
+        if !self.connected {
+            return Ok(());
+        }
+        check_user(&self.link, user).map_err(|error| match error {
+            UserError::Another { theirs } => {
+                ConnectError::AnotherUser { address: address.clone(), theirs, ours: user }
+            }
+            UserError::Unknown(error) => connect_error(address, error),
+        })
+    }
+
+    /// Moves the handshake on. True once the answer is there.
+    fn advance(&mut self) -> Result<bool, HandshakeError> {
+        if let Some(outbox) = &mut self.outbox {
+            match outbox.flush(&self.link) {
+                Ok(true) => self.outbox = None,
+                Ok(false) => {}
+                // It may have said why before it closed.
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.inbox.fill(&self.link)
+    }
+
+    /// Checks the whole answer.
+    fn open(mut self) -> Result<(Link, Opened), HandshakeError> {
+        let opened = self.inbox.open()?;
+        match opened.kind {
+            Kind::Refuse => {}
+            Kind::Accept if self.outbox.is_none() => {}
+            _ => return Err(WireError::Rule { what: "it answered out of turn" }.into()),
+        }
+        Ok((self.link, opened))
+    }
+}
+
+impl Connecting for ShmConnecting {
+    type Endpoint = ShmEndpoint;
+
+    fn poll(&mut self, _now: Instant) -> Poll<Result<(ShmEndpoint, Received), ConnectError>> {
+        let state = self.state.as_mut().expect("polled after it was ready");
+        if let Err(error) = state.dial(&self.address, &self.dialled, self.user) {
+            self.state = None;
+            return Poll::Ready(Err(error));
+        }
+        let done = if state.connected { state.advance() } else { Ok(false) };
+        if matches!(done, Ok(false)) {
+            return Poll::Pending;
+        }
+        let state = self.state.take().expect("it was there a moment ago");
+        let opened = done.and_then(|_| state.open());
+        Poll::Ready(match opened {
+            Err(error) => Err(error.at("connect", &self.address)),
+            Ok((_, opened)) if opened.kind == Kind::Refuse => {
+                Err(ConnectError::Refused { address: self.address.clone(), reason: opened.reason() })
+            }
+            Ok((link, opened)) => Ok(ShmEndpoint::new(link, opened, self.queue_depth, None)),
+        })
+    }
+}
+
+fn connect_error(address: &Address, source: io::Error) -> ConnectError {
+    let remedy = match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            "nobody listens there: start the listener first, and check the address"
+        }
+        io::ErrorKind::PermissionDenied => "run both sides as the same user",
+        io::ErrorKind::InvalidFilename => "use a shorter address: a socket address holds 107 bytes",
+        _ => "check the address, and the limit on open files (ulimit -n)",
+    };
+    ConnectError::System { operation: "connect", address: address.clone(), source, remedy }
+}

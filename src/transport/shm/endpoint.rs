@@ -1,0 +1,139 @@
+//! One connected peer: its memory, mapped, and the socket that tells whether it lives.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::handshake::{Opened, Outbox};
+use super::socket::{FORKED, Heard, Link};
+use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
+use crate::transport::{
+    Beacon, Disconnected, Endpoint, LocalEndpoint, PostError, Received, WorkCompletion, WorkRequest,
+};
+
+const GONE: Disconnected = Disconnected { reason: "the peer process ended or closed the connection" };
+const INHERITED: Disconnected = Disconnected { reason: FORKED };
+
+/// One connected peer on the same host.
+pub struct ShmEndpoint {
+    local: LocalEndpoint,
+    link: Link,
+    /// The rest of an answer that did not fit the socket's buffer.
+    outbox: Option<Outbox>,
+    /// Tells the beacons that the connection is over: a dead worker must not look alive.
+    over: Arc<AtomicBool>,
+}
+
+impl ShmEndpoint {
+    /// Everything said and mapped; `outbox` is what this side has yet to say.
+    pub(super) fn new(
+        link: Link,
+        opened: Opened,
+        queue_depth: usize,
+        outbox: Option<Outbox>,
+    ) -> (Self, Received) {
+        let mut local = LocalEndpoint::new(queue_depth);
+        for (key, region, access) in opened.segments {
+            local.attach(key, region, access);
+        }
+        let over = Arc::new(AtomicBool::new(false));
+        (ShmEndpoint { local, link, outbox, over }, opened.received)
+    }
+
+    fn fail(&mut self, reason: Disconnected) {
+        tracing::debug!(reason = reason.reason, "shared-memory peer disconnected");
+        self.local.fail(reason);
+        self.outbox = None;
+        self.over.store(true, Ordering::Relaxed);
+        self.link.close();
+    }
+
+    #[cold]
+    fn flush(&mut self) {
+        let Some(outbox) = &mut self.outbox else { return };
+        match outbox.flush(&self.link) {
+            Ok(true) => self.outbox = None,
+            Ok(false) => {}
+            Err(_) => self.fail(GONE),
+        }
+    }
+}
+
+impl Endpoint for ShmEndpoint {
+    #[inline]
+    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        if self.link.is_inherited() {
+            return Err(INHERITED.into());
+        }
+        self.local.post(batch)
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<WorkCompletion> {
+        if self.outbox.is_some() && !self.link.is_inherited() {
+            self.flush();
+        }
+        self.local.poll()
+    }
+
+    fn check(&mut self) -> Result<(), Disconnected> {
+        if self.link.is_inherited() {
+            return Err(INHERITED);
+        }
+        if self.local.check().is_ok() {
+            self.flush();
+            match self.link.peek() {
+                Ok(Heard::Silence) => {}
+                Ok(Heard::End) | Err(_) => self.fail(GONE),
+                Ok(Heard::Bytes(_)) => {
+                    tracing::warn!("a shared-memory peer went on talking after the handshake: disconnected");
+                    self.fail(Disconnected {
+                        reason: "the peer broke the protocol: bytes after the handshake",
+                    });
+                }
+            }
+        }
+        let result = self.local.check();
+        if result.is_err() {
+            // Refused requests end the connection inside `local`.
+            self.over.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn map(&self, remote: &RemoteSlice) -> Option<LocalSlice> {
+        if self.link.is_inherited() { None } else { self.local.map(remote) }
+    }
+
+    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
+        if self.link.is_inherited() {
+            return Err(INHERITED.into());
+        }
+        let inner = self.local.beacon(word)?;
+        Ok(Box::new(ShmBeacon { inner, over: self.over.clone(), guard: self.link.guard() }))
+    }
+}
+
+impl Drop for ShmEndpoint {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A word at the peer, for as long as the connection lasts.
+struct ShmBeacon {
+    inner: Box<dyn Beacon>,
+    over: Arc<AtomicBool>,
+    guard: ForkGuard,
+}
+
+impl Beacon for ShmBeacon {
+    fn set(&mut self, value: u64) -> Result<(), Disconnected> {
+        if self.guard.is_inherited() {
+            return Err(INHERITED);
+        }
+        if self.over.load(Ordering::Relaxed) {
+            return Err(Disconnected { reason: "the endpoint of this beacon is closed" });
+        }
+        self.inner.set(value)
+    }
+}

@@ -1,0 +1,134 @@
+//! Shared memory: peers on one host, whose CPUs do each other's loads and stores.
+//!
+//! A Unix socket carries the handshake, in which each side passes descriptors of sealed memory files. From then on
+//! requests are loads, stores and atomics on the mapped memory (a [`LocalEndpoint`](super::LocalEndpoint)), and the
+//! socket tells only whether the peer still lives.
+//!
+//! **Who is let in.** Only processes of the same user: the kernel says who is on the other side (`SO_PEERCRED`),
+//! and both sides ask before a byte is read. Memory has no name that others could open. A range granted for reading
+//! only is sealed, so that its receiver cannot map it writable whatever it does; sizes are sealed, so that nobody can
+//! kill a reader by shrinking a file. What is not defended: a process of the same user may write anywhere in the
+//! regions that it was granted for writing, as the processor checks no offsets.
+//!
+//! **Forked children.** An endpoint, a listener or a handshake that a forked child inherited is dead there, and only
+//! there: the child says [`Disconnected`](super::Disconnected) instead of mixing its requests with its parent's.
+//! A child that outlives a killed parent keeps the socket open, though: heartbeats notice that, `check` does not.
+//!
+//! ```
+//! use std::task::Poll;
+//! use slackline::mem::Access;
+//! use slackline::time::Instant;
+//! use slackline::transport::shm::Shm;
+//! use slackline::transport::{Address, Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation};
+//! use slackline::transport::{Transport, WorkRequest};
+//!
+//! let shm = Shm::new();
+//! let mut listener = shm.listen(&Address::random())?;
+//! let mut connecting = shm.connect(&listener.address(), Offer::default())?;
+//! let region = shm.allocate(4096, Access::REMOTE_WRITE)?;
+//! let (mut server, mut client) = (None, None);
+//! while client.is_none() {
+//!     if let Some(incoming) = listener.poll(Instant::ORIGIN) {
+//!         server = Some(incoming.accept(Offer { message: b"hello".into(), grants: vec![region.whole()] })?);
+//!     }
+//!     if let Poll::Ready(connected) = connecting.poll(Instant::ORIGIN) {
+//!         client = Some(connected?);
+//!     }
+//! }
+//! let (mut client, received) = client.unwrap();
+//! let remote = received.grants[0].slice(8, 8)?;
+//! client.post(&[WorkRequest::unsignalled(1, Operation::WriteInline { data: Inline::word(42), remote })])?;
+//! assert_eq!(region.as_volatile().load_u64(8), 42);
+//!
+//! drop(client);
+//! assert!(server.unwrap().check().is_err());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod connecting;
+#[allow(unsafe_code)]
+mod credentials;
+mod endpoint;
+mod file;
+mod handshake;
+mod listener;
+mod socket;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+pub use connecting::ShmConnecting;
+pub use endpoint::ShmEndpoint;
+pub use listener::{ShmIncoming, ShmListener};
+
+use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport};
+use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
+
+/// Completions that an endpoint holds until they are polled, unless [`Shm::with_queue_depth`] says otherwise.
+const QUEUE_DEPTH: usize = 1024;
+
+const NAME: &str = "shm";
+
+/// Shared memory between processes of one user on one host.
+#[derive(Clone, Debug)]
+pub struct Shm {
+    queue_depth: usize,
+    /// The user that this process runs as, and that its peers must run as.
+    user: u32,
+}
+
+impl Default for Shm {
+    fn default() -> Self {
+        Shm::new()
+    }
+}
+
+impl Shm {
+    /// Shared memory with queues of 1024.
+    pub fn new() -> Self {
+        Shm::with_queue_depth(QUEUE_DEPTH)
+    }
+
+    /// Shared memory whose endpoints hold up to `queue_depth` completions that were not polled yet.
+    pub fn with_queue_depth(queue_depth: usize) -> Self {
+        Shm { queue_depth, user: rustix::process::geteuid().as_raw() }
+    }
+}
+
+impl Transport for Shm {
+    type Endpoint = ShmEndpoint;
+    type Listener = ShmListener;
+    type Connecting = ShmConnecting;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: NAME,
+            queue_depth: self.queue_depth,
+            max_request_bytes: isize::MAX as usize,
+            atomics: AtomicDomain::Host,
+            in_place: true,
+        }
+    }
+
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        if !access.is_empty() && memory.shared_file().is_none() {
+            return Err(RegisterError::NotShareable { transport: NAME, use_instead: "HostMemory::shared" });
+        }
+        Ok(MemoryRegion::new(memory, access, LocalKey(0), ()))
+    }
+
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+        let memory =
+            if access.is_empty() { HostMemory::anonymous(bytes)? } else { HostMemory::shared(bytes)? };
+        self.register(memory, access)
+    }
+
+    fn listen(&self, address: &Address) -> Result<ShmListener, ConnectError> {
+        ShmListener::new(address, self.queue_depth, self.user)
+    }
+
+    fn connect(&self, address: &Address, offer: Offer) -> Result<ShmConnecting, ConnectError> {
+        ShmConnecting::new(address, &offer, self.queue_depth, self.user)
+    }
+}

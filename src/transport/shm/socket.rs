@@ -1,0 +1,153 @@
+//! Unix sockets: close-on-exec, never blocking, descriptors travelling along, useless in a forked child.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use super::credentials::peer_user;
+use crate::mem::ForkGuard;
+use crate::transport::{Address, MAX_GRANTS};
+
+/// What everything here says in a forked child.
+pub(super) const FORKED: &str = "used in a forked child; connect again there";
+
+pub(super) fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+pub(super) fn socket_address(address: &Address) -> io::Result<SocketAddrUnix> {
+    Ok(match address {
+        Address::Abstract(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+        Address::Path(path) => SocketAddrUnix::new(path)?,
+    })
+}
+
+/// One end of a connection. Dropping it ends the connection, even if a forked child holds a copy of the descriptor;
+/// dropping the child's copy does not.
+pub(super) struct Link {
+    socket: OwnedFd,
+    guard: ForkGuard,
+}
+
+/// What a socket had to say.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Nothing new.
+    Silence,
+    /// So many bytes.
+    Bytes(usize),
+    /// The other side closed.
+    End,
+}
+
+impl Link {
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Link { socket, guard: ForkGuard::new() }
+    }
+
+    #[inline]
+    pub(super) fn is_inherited(&self) -> bool {
+        self.guard.is_inherited()
+    }
+
+    pub(super) fn guard(&self) -> ForkGuard {
+        self.guard
+    }
+
+    /// True once connected; false while the listener's queue is full.
+    pub(super) fn connect(&self, address: &SocketAddrUnix) -> io::Result<bool> {
+        self.refuse_inherited()?;
+        match net::connect(&self.socket, address) {
+            Ok(()) | Err(Errno::ISCONN) => Ok(true),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The user on the other side.
+    pub(super) fn peer_user(&self) -> io::Result<u32> {
+        peer_user(&self.socket)
+    }
+
+    /// Sends what fits, with `files` attached to the first byte. `None` if nothing fits now.
+    pub(super) fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<Option<usize>> {
+        self.refuse_inherited()?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_GRANTS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+            return Err(io::Error::other("too many descriptors for one message"));
+        }
+        match net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(sent) => Ok(Some(sent)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Receives what is there, and appends the descriptors that came along to `files`. More of them at once than a
+    /// handshake may hold, or than this process can open, is an error.
+    pub(super) fn receive(&self, buffer: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<Heard> {
+        self.refuse_inherited()?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_GRANTS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let message = match net::recvmsg(&self.socket, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
+            Ok(message) => message,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Heard::Silence),
+            Err(errno) => return Err(errno.into()),
+        };
+        for ancillary in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = ancillary {
+                files.extend(received);
+            }
+        }
+        if message.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(io::Error::other(
+                "descriptors were lost: more were passed than a handshake holds, or the limit on open files \
+                 (ulimit -n) is reached",
+            ));
+        }
+        Ok(if message.bytes == 0 { Heard::End } else { Heard::Bytes(message.bytes) })
+    }
+
+    /// Looks without taking anything.
+    pub(super) fn peek(&self) -> io::Result<Heard> {
+        self.refuse_inherited()?;
+        match net::recv(&self.socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => Ok(Heard::End),
+            Ok((_, bytes)) => Ok(Heard::Bytes(bytes)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(Heard::Silence),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn as_socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Ends the connection now.
+    pub(super) fn close(&self) {
+        if !self.is_inherited() {
+            // Fails only if the other side was faster.
+            let _closed_already = net::shutdown(&self.socket, Shutdown::Both);
+        }
+    }
+
+    fn refuse_inherited(&self) -> io::Result<()> {
+        if self.is_inherited() { Err(io::Error::other(FORKED)) } else { Ok(()) }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

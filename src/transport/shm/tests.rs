@@ -1,0 +1,339 @@
+//! What only the inside can show: users, versions, seals, descriptors, forks.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::task::Poll;
+
+use super::handshake::{Inbox, Outbox};
+use super::socket::{self, Heard, Link};
+use super::wire::{self, Grant, Kind, Segment};
+use super::*;
+use crate::mem::RemoteKey;
+use crate::time::Instant;
+use crate::transport::{
+    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, PostError, WorkRequest,
+};
+
+const NOW: Instant = Instant::ORIGIN;
+
+/// Both ends of a connection, made without waiting: everything happens in this thread.
+fn pair(shm: &Shm, from_server: Offer) -> (ShmEndpoint, ShmEndpoint, crate::transport::Received) {
+    let mut listener = shm.listen(&Address::random()).unwrap();
+    let mut connecting = shm.connect(&listener.address(), Offer::default()).unwrap();
+    assert!(connecting.poll(NOW).is_pending());
+    let server = listener.poll(NOW).expect("the hello is there").accept(from_server).unwrap();
+    let Poll::Ready(Ok((client, received))) = connecting.poll(NOW) else { panic!("the answer is there") };
+    (client, server, received)
+}
+
+fn raw_connection(listener: &ShmListener) -> Link {
+    let link = Link::new(socket::new_socket().unwrap());
+    assert!(link.connect(&socket::socket_address(&listener.address()).unwrap()).unwrap());
+    link
+}
+
+/// A listening socket that speaks what the test makes it speak.
+fn raw_listener() -> (Address, OwnedFd) {
+    let address = Address::random();
+    let (socket, _) = file::listen(&address, rustix::process::geteuid().as_raw()).unwrap();
+    (address, socket)
+}
+
+fn raw_accept(socket: &OwnedFd) -> Link {
+    Link::new(rustix::net::accept_with(socket, rustix::net::SocketFlags::NONBLOCK).unwrap())
+}
+
+#[test]
+fn a_connector_turns_away_from_a_listener_of_another_user() {
+    let shm = Shm::new();
+    let listener = shm.listen(&Address::random()).unwrap();
+    let somebody_else = Shm { user: shm.user + 1, ..shm };
+    let error = somebody_else.connect(&listener.address(), Offer::default()).err().unwrap();
+    assert!(matches!(error, ConnectError::AnotherUser { .. }), "{error}");
+}
+
+#[test]
+fn a_listener_turns_a_connector_of_another_user_away_unread() {
+    let shm = Shm::new();
+    let mut listener = Shm { user: shm.user + 1, ..shm.clone() }.listen(&Address::random()).unwrap();
+    let mut connecting = shm.connect(&listener.address(), Offer::default()).unwrap();
+    assert!(connecting.poll(NOW).is_pending());
+    assert!(listener.poll(NOW).is_none());
+    let Poll::Ready(Err(error)) = connecting.poll(NOW) else { panic!("turned away") };
+    assert!(matches!(error, ConnectError::Closed { .. }), "{error}");
+}
+
+/// The user id of a thread is its own in Linux, so one process can be two users. Needs root; the two tests before
+/// this one cover the same decisions elsewhere.
+#[test]
+fn the_kernel_tells_users_apart() {
+    const NOBODY: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let shm = Shm::new();
+    let mut listener = shm.listen(&Address::random()).unwrap();
+    let address = listener.address();
+    let stranger = std::thread::spawn(move || {
+        let nobody = rustix::fs::Uid::from_raw(NOBODY);
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        let error = Shm::new().connect(&address, Offer::default()).err().unwrap();
+        assert!(matches!(error, ConnectError::AnotherUser { theirs: 0, ours: NOBODY, .. }), "{error}");
+        // Not asking does not help.
+        let link = Link::new(socket::new_socket().unwrap());
+        assert!(link.connect(&socket::socket_address(&address).unwrap()).unwrap());
+        assert!(Outbox::offer(Kind::Hello, &Offer::default()).unwrap().flush(&link).unwrap());
+        link
+    });
+    let link = stranger.join().unwrap();
+    assert!(listener.poll(NOW).is_none());
+    assert_ne!(link.receive(&mut [0; 64], &mut Vec::new()).ok(), Some(Heard::Silence), "the door is shut");
+}
+
+#[test]
+fn another_wire_version_is_named_on_both_sides() {
+    let mut hello = wire::encode(Kind::Hello, &[], &[], b"");
+    hello[8] = 99;
+    // The listener's side: nobody gets in, and the reply says which version is spoken here.
+    let mut listener = Shm::new().listen(&Address::random()).unwrap();
+    let link = raw_connection(&listener);
+    link.send(&hello, &[]).unwrap();
+    assert!(listener.poll(NOW).is_none());
+    let mut inbox = Inbox::default();
+    assert!(inbox.fill(&link).unwrap());
+    let reason = inbox.open().unwrap().reason();
+    assert!(reason.contains("version 99") && reason.contains("speaks 1"), "{reason}");
+
+    // The connector's side.
+    let (address, socket) = raw_listener();
+    let mut connecting = Shm::new().connect(&address, Offer::default()).unwrap();
+    raw_accept(&socket).send(&hello, &[]).unwrap();
+    let Poll::Ready(Err(error)) = connecting.poll(NOW) else { panic!("it was answered") };
+    assert!(matches!(error, ConnectError::Protocol { .. }));
+    assert!(error.to_string().contains("version 99") && error.to_string().contains("speaks 1"), "{error}");
+}
+
+#[test]
+fn an_answer_out_of_turn_is_a_protocol_error() {
+    let hello = wire::encode(Kind::Hello, &[], &[], b"");
+    let (address, socket) = raw_listener();
+    let mut connecting = Shm::new().connect(&address, Offer::default()).unwrap();
+    raw_accept(&socket).send(&hello, &[]).unwrap();
+    let Poll::Ready(Err(error)) = connecting.poll(NOW) else { panic!("it was answered") };
+    assert!(matches!(error, ConnectError::Protocol { .. }), "{error}");
+    let mut listener = Shm::new().listen(&Address::random()).unwrap();
+    let link = raw_connection(&listener);
+    link.send(&wire::encode(Kind::Accept, &[], &[], b""), &[]).unwrap();
+    assert!(listener.poll(NOW).is_none());
+    assert!(!matches!(link.peek(), Ok(Heard::Silence)), "dropped");
+}
+
+#[test]
+fn memory_granted_for_reading_cannot_be_written_whatever_its_receiver_does() {
+    let shm = Shm::new();
+    let region = shm.allocate(4096, Access::REMOTE_READ).unwrap();
+    let mut listener = shm.listen(&Address::random()).unwrap();
+    let link = raw_connection(&listener);
+    assert!(Outbox::offer(Kind::Hello, &Offer::default()).unwrap().flush(&link).unwrap());
+    let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let _server = listener.poll(NOW).unwrap().accept(offer).unwrap();
+    let mut files = Vec::new();
+    assert!(matches!(link.receive(&mut [0; 4096], &mut files).unwrap(), Heard::Bytes(_)));
+    let file = files.pop().expect("the descriptor of the region");
+
+    assert!(HostMemory::from_peer(file.try_clone().unwrap(), 4096, true).is_err(), "no writable mapping");
+    assert!(rustix::io::pwrite(&file, b"x", 0).is_err(), "no write call");
+    let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    if let Ok(reopened) = std::fs::File::options().read(true).write(true).open(again) {
+        assert!(
+            HostMemory::from_peer(reopened.into(), 4096, true).is_err(),
+            "opening it again does not help"
+        );
+    }
+    assert!(rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::WRITE).is_err(), "no seals of its own");
+    let reader = HostMemory::from_peer(file, 4096, false).unwrap();
+    region.as_volatile().store_u64(0, 7);
+    assert_eq!(reader.as_volatile().load_u64(0), 7, "its owner still writes");
+}
+
+#[test]
+fn memory_granted_for_writing_cannot_be_sealed_by_its_receiver() {
+    let shm = Shm::new();
+    let region = shm.allocate(4096, Access::REMOTE_WRITE).unwrap();
+    for _ in 0..2 {
+        let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
+        let _ends = pair(&shm, offer);
+    }
+    let file = region.memory().shared_file().unwrap();
+    assert!(rustix::fs::fcntl_add_seals(file, rustix::fs::SealFlags::FUTURE_WRITE).is_err());
+}
+
+#[test]
+fn private_memory_is_not_registered_for_peers() {
+    let memory = HostMemory::anonymous(4096).unwrap();
+    let error = Shm::new().register(memory, Access::REMOTE_READ).unwrap_err();
+    assert!(error.to_string().contains("use HostMemory::shared"), "{error}");
+}
+
+/// Sends a hello with `segments` and `files`, and tells whether the listener took it.
+fn is_taken(segments: &[Segment], files: &[BorrowedFd<'_>]) -> bool {
+    let mut listener = Shm::new().listen(&Address::random()).unwrap();
+    let link = raw_connection(&listener);
+    let grants: Vec<Grant> =
+        (0..segments.len() as u32).map(|segment| Grant { segment, offset: 0, bytes: 1 }).collect();
+    link.send(&wire::encode(Kind::Hello, segments, &grants, b""), files).unwrap();
+    listener.poll(NOW).is_some()
+}
+
+#[test]
+fn descriptors_that_are_not_what_was_said_are_refused() {
+    let memory = HostMemory::shared(4096).unwrap();
+    let good = memory.shared_file().unwrap();
+    let segment = |key, bytes| Segment { key: RemoteKey(key), bytes, access: Access::REMOTE_READ };
+    assert!(is_taken(&[segment(1, 4096)], &[good]));
+    assert!(!is_taken(&[segment(1, 4096)], &[]), "none");
+    assert!(!is_taken(&[segment(1, 4096)], &[good, good]), "one too many");
+    assert!(!is_taken(&[], &[good]), "one too many");
+    assert!(!is_taken(&[segment(1, 4097)], &[good]), "too short");
+    assert!(!is_taken(&[segment(1, u64::MAX)], &[good]), "no length at all");
+    let pipe = std::io::pipe();
+    assert!(!is_taken(&[segment(1, 1)], &[pipe.unwrap().0.as_fd()]), "a pipe");
+    let unsealed = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&unsealed, 4096).unwrap();
+    assert!(!is_taken(&[segment(1, 4096)], &[unsealed.as_fd()]), "one that could be shrunk");
+}
+
+#[test]
+fn more_descriptors_than_a_handshake_holds_are_an_error() {
+    let (address, socket) = raw_listener();
+    let sender = std::os::unix::net::UnixStream::pair().unwrap().0;
+    let link = Link::new(socket::new_socket().unwrap());
+    assert!(link.connect(&socket::socket_address(&address).unwrap()).unwrap());
+    let receiver = raw_accept(&socket);
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let files = [sender.as_fd(); 32];
+    assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&files)));
+    let bytes = [std::io::IoSlice::new(b"x")];
+    rustix::net::sendmsg(link.as_socket(), &bytes, &mut control, rustix::net::SendFlags::empty()).unwrap();
+    let error = receiver.receive(&mut [0; 8], &mut Vec::new()).unwrap_err();
+    assert!(error.to_string().contains("descriptors were lost"), "{error}");
+}
+
+#[test]
+fn bytes_after_the_handshake_end_the_connection() {
+    let shm = Shm::new();
+    let mut listener = shm.listen(&Address::random()).unwrap();
+    let link = raw_connection(&listener);
+    assert!(Outbox::offer(Kind::Hello, &Offer::default()).unwrap().flush(&link).unwrap());
+    let mut server = listener.poll(NOW).unwrap().accept(Offer::default()).unwrap();
+    server.check().unwrap();
+    link.send(b"x", &[]).unwrap();
+    let error = server.check().unwrap_err();
+    assert!(error.reason.contains("broke the protocol"), "{error}");
+}
+
+#[test]
+fn a_long_answer_never_blocks_and_is_carried_on_by_poll() {
+    let shm = Shm::new();
+    let mut listener = shm.listen(&Address::random()).unwrap();
+    let mut connecting = shm.connect(&listener.address(), Offer::default()).unwrap();
+    assert!(connecting.poll(NOW).is_pending());
+    let message = vec![7; crate::transport::MAX_MESSAGE_BYTES];
+    let offer = Offer { message, grants: Vec::new() };
+    let mut server = listener.poll(NOW).unwrap().accept(offer).unwrap();
+    let received = loop {
+        if let Poll::Ready(result) = connecting.poll(NOW) {
+            break result.unwrap().1;
+        }
+        assert_eq!(server.poll(), None);
+    };
+    assert_eq!(received.message.len(), crate::transport::MAX_MESSAGE_BYTES);
+}
+
+/// Runs test `name` of this file in a process with no other threads: true in that process. A forked child of a
+/// process with threads may hang on a lock that one of them held.
+fn alone(name: &str) -> bool {
+    const ALONE: &str = "SLACKLINE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("transport::shm::tests::{name}"), "--test-threads=1"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    false
+}
+
+#[test]
+fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
+    if !alone("what_a_forked_child_inherits_is_dead_there_and_alive_here") {
+        return;
+    }
+    let shm = Shm::new();
+    let region = shm.allocate(4096, Access::REMOTE_WRITE).unwrap();
+    let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let (mut client, mut server, received) = pair(&shm, offer);
+    let word = received.grants[0].slice(0, 8).unwrap();
+    let mut beacon = client.beacon(&word).unwrap();
+    let mut listener = shm.listen(&Address::random()).unwrap();
+    let write = |client: &mut ShmEndpoint, value| {
+        let operation = Operation::WriteInline { data: Inline::word(value), remote: word };
+        client.post(&[WorkRequest::unsignalled(1, operation)])
+    };
+    // SAFETY: no other thread was running, so whatever the child calls finds no lock held; it leaves by `_exit`.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let dead = Err(crate::transport::Disconnected { reason: socket::FORKED });
+        let posted = matches!(write(&mut client, 666), Err(PostError::Disconnected(gone)) if Err(gone.clone()) == dead);
+        let all = posted
+            && client.check() == dead
+            && client.map(&word).is_none()
+            && beacon.set(667) == dead
+            && listener.poll(NOW).is_none();
+        // Dropping the child's copies must not end the parent's connection.
+        drop((client, server, listener));
+        // SAFETY: ends this process without running what belongs to its parent.
+        unsafe { libc::_exit(if all { 0 } else { 1 }) };
+    }
+    assert!(pid > 0);
+    let mut status = 0;
+    // SAFETY: the pid is that of our child; `status` is live.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0, "everything was dead in the child");
+    assert_eq!(region.as_volatile().load_u64(0), 0);
+    client.check().unwrap();
+    server.check().unwrap();
+    write(&mut client, 5).unwrap();
+    assert_eq!(region.as_volatile().load_u64(0), 5);
+    beacon.set(6).unwrap();
+    let mut connecting = shm.connect(&listener.address(), Offer::default()).unwrap();
+    assert!(connecting.poll(NOW).is_pending());
+    assert!(listener.poll(NOW).is_some());
+}
+
+#[test]
+fn a_connection_ends_with_its_owner_even_if_a_forked_child_holds_a_copy() {
+    let (client, mut server, _) = pair(&Shm::new(), Offer::default());
+    // SAFETY: the child only sleeps in the kernel, until it is killed below.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: as above; `pause` and `_exit` are async-signal-safe.
+        unsafe {
+            libc::alarm(60);
+            libc::pause();
+            libc::_exit(0);
+        }
+    }
+    drop(client);
+    let gone = server.check();
+    // SAFETY: the pid is that of our child, not yet waited for.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+    assert!(gone.is_err());
+}

@@ -1,0 +1,201 @@
+//! What every claim needs: connected pairs, deadlines, requests that are waited for.
+
+use std::sync::LazyLock;
+use std::task::Poll;
+use std::time::Duration;
+
+use slackline::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
+use slackline::time::Instant;
+use slackline::transport::{
+    Address, CompletionError, ConnectError, Connecting, Endpoint, Incoming, Listener, Offer, Operation,
+    PostError, Received, Transport, WorkCompletion, WorkRequest,
+};
+
+/// How long any wait in this suite may take. Far more than any of them needs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A transport under test.
+pub(crate) trait Fixture: 'static {
+    type Transport: Transport;
+    /// The module of the test binary that holds this transport's tests, for tests that run a process of their own.
+    const MODULE: &'static str;
+    fn transport() -> Self::Transport;
+    /// An address that nobody listens at.
+    fn address() -> Address;
+}
+
+pub(crate) type EndpointOf<F> = <<F as Fixture>::Transport as Transport>::Endpoint;
+pub(crate) type ListenerOf<F> = <<F as Fixture>::Transport as Transport>::Listener;
+
+pub(crate) fn now() -> Instant {
+    static ORIGIN: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
+    Instant::from_nanos(ORIGIN.elapsed().as_nanos() as u64)
+}
+
+/// Calls `step` until it returns something.
+///
+/// # Panics
+/// After [`PATIENCE`], naming what was waited for.
+pub(crate) fn wait_for<R>(what: &str, mut step: impl FnMut() -> Option<R>) -> R {
+    let deadline = now() + PATIENCE;
+    loop {
+        if let Some(result) = step() {
+            return result;
+        }
+        assert!(now() < deadline, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Both ends of one connection, in one process.
+pub(crate) struct Pair<F: Fixture> {
+    pub(crate) client: EndpointOf<F>,
+    pub(crate) server: EndpointOf<F>,
+    /// What the server said and granted.
+    pub(crate) at_client: Received,
+    /// What the client said and granted.
+    pub(crate) at_server: Received,
+}
+
+/// Connects to `listener`, each side making its offer.
+pub(crate) fn connect<F: Fixture>(
+    transport: &F::Transport,
+    listener: &mut ListenerOf<F>,
+    from_client: Offer,
+    from_server: Offer,
+) -> Pair<F> {
+    let mut connecting = transport.connect(&listener.address(), from_client).expect("connect");
+    let mut offer = Some(from_server);
+    let (mut server, mut client) = (None::<(EndpointOf<F>, Received)>, None);
+    wait_for("both sides of a connection", || {
+        if server.is_none()
+            && let Some(incoming) = listener.poll(now())
+        {
+            let said = incoming.received();
+            let said = Received { message: said.message.clone(), grants: said.grants.clone() };
+            server = Some((incoming.accept(offer.take().unwrap()).expect("accept"), said));
+        }
+        if let Some((server, _)) = &mut server {
+            server.check().expect("the server's side stays connected");
+        }
+        if client.is_none()
+            && let Poll::Ready(result) = connecting.poll(now())
+        {
+            client = Some(result.expect("the client's side connects"));
+        }
+        (server.is_some() && client.is_some()).then_some(())
+    });
+    let ((server, at_server), (client, at_client)) = (server.unwrap(), client.unwrap());
+    Pair { client, server, at_client, at_server }
+}
+
+/// Waits for the outcome of a connection that is to fail.
+pub(crate) fn connect_error<F: Fixture>(
+    mut connecting: <F::Transport as Transport>::Connecting,
+    mut meanwhile: impl FnMut(),
+) -> ConnectError {
+    wait_for("a connection to fail", || {
+        meanwhile();
+        match connecting.poll(now()) {
+            Poll::Pending => None,
+            Poll::Ready(Err(error)) => Some(error),
+            Poll::Ready(Ok(_)) => panic!("the connection was to fail"),
+        }
+    })
+}
+
+/// A server with one region of memory, and clients of it.
+pub(crate) struct Target<F: Fixture> {
+    pub(crate) transport: F::Transport,
+    pub(crate) listener: ListenerOf<F>,
+    pub(crate) region: MemoryRegion,
+}
+
+/// A client of a [`Target`], and the server's end that keeps it alive.
+pub(crate) struct Client<F: Fixture> {
+    pub(crate) endpoint: EndpointOf<F>,
+    pub(crate) remote: RemoteSlice,
+    pub(crate) server: EndpointOf<F>,
+}
+
+impl<F: Fixture> Target<F> {
+    pub(crate) fn new(bytes: usize, access: Access) -> Self {
+        let transport = F::transport();
+        let region = transport.allocate(bytes, access).expect("allocate");
+        let listener = transport.listen(&F::address()).expect("listen");
+        Target { transport, listener, region }
+    }
+
+    /// Connects a client that is granted the whole region.
+    pub(crate) fn client(&mut self) -> Client<F> {
+        let offer = Offer { message: Vec::new(), grants: vec![self.region.whole()] };
+        let pair = connect::<F>(&self.transport, &mut self.listener, Offer::default(), offer);
+        Client { endpoint: pair.client, remote: pair.at_client.grants[0], server: pair.server }
+    }
+
+    /// Memory for the client's own side, filled with `bytes`.
+    pub(crate) fn local(&self, bytes: &[u8]) -> LocalSlice {
+        let region = self.transport.allocate(bytes.len().max(8), Access::LOCAL).expect("allocate");
+        let slice = region.slice(0, bytes.len()).unwrap();
+        slice.as_volatile().write(bytes);
+        slice
+    }
+}
+
+pub(crate) fn bytes_of(slice: &LocalSlice) -> Vec<u8> {
+    let mut bytes = vec![0; slice.len()];
+    slice.as_volatile().read(&mut bytes);
+    bytes
+}
+
+/// Some bytes, different for each seed.
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let step = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    std::iter::repeat_with(step).take(len).collect()
+}
+
+pub(crate) fn write(local: LocalSlice, remote: RemoteSlice) -> Operation {
+    Operation::Write { local, remote, streaming: Streaming::default() }
+}
+
+pub(crate) fn read(local: LocalSlice, remote: RemoteSlice) -> Operation {
+    Operation::Read { local, remote, streaming: Streaming::default() }
+}
+
+/// Posts a batch, polling while the queue is full. Completions that come meanwhile must be successes.
+pub(crate) fn post(endpoint: &mut impl Endpoint, batch: &[WorkRequest]) {
+    wait_for("room in the queue", || match endpoint.post(batch) {
+        Ok(()) => Some(()),
+        Err(PostError::QueueFull { .. }) => {
+            if let Some(completion) = endpoint.poll() {
+                completion.result.expect("a request failed");
+            }
+            None
+        }
+        Err(error) => panic!("{error}"),
+    });
+}
+
+pub(crate) fn completion(endpoint: &mut impl Endpoint) -> WorkCompletion {
+    wait_for("a completion", || endpoint.poll())
+}
+
+/// Carries out one operation and tells how it ended. No other completion may be under way.
+pub(crate) fn run(endpoint: &mut impl Endpoint, operation: Operation) -> Result<(), CompletionError> {
+    const ID: u64 = 0xD0;
+    endpoint.post(&[WorkRequest::signalled(ID, operation)]).expect("post");
+    let completion = completion(endpoint);
+    assert_eq!(completion.id.0, ID);
+    completion.result
+}
+
+/// Waits until `endpoint` finds its peer gone.
+pub(crate) fn wait_until_gone(endpoint: &mut impl Endpoint) {
+    wait_for("the peer to be gone", || endpoint.check().err());
+}

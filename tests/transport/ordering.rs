@@ -1,0 +1,180 @@
+//! What other threads and processes may see, and when.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use slackline::mem::{Access, MemoryRegion, RemoteSlice};
+use slackline::transport::{
+    AtomicDomain, Endpoint, Inline, Listener, Offer, Operation, Transport, WorkRequest,
+};
+
+use super::fixture::{
+    Client, Fixture, PATIENCE, Target, completion, now, post, read, run, wait_for, wait_until_gone, write,
+};
+use super::process::{Second, accept, connect_to, second_process};
+
+const ROUNDS: u64 = 100_000;
+const PAYLOAD_WORDS: usize = 96;
+const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
+/// Where the announcing word is: on a page of its own.
+const WORD_AT: usize = 4096;
+/// Where the watcher notes what it saw.
+const SEEN_AT: usize = 6144;
+const TARGET_BYTES: usize = 8192;
+/// Rounds that the writer may be ahead of the watcher: without a limit, a watcher that gets no processor sees little.
+const AHEAD: u64 = 256;
+
+/// Writes payloads and announces each.
+fn announce<F: Fixture>(transport: &F::Transport, endpoint: &mut impl Endpoint, remote: RemoteSlice) {
+    let local = transport.allocate(PAYLOAD_BYTES, Access::LOCAL).unwrap();
+    let seen = transport.allocate(8, Access::LOCAL).unwrap().slice(0, 8).unwrap();
+    let payload = remote.slice(0, PAYLOAD_BYTES as u64).unwrap();
+    let word = remote.slice(WORD_AT as u64, 8).unwrap();
+    for round in 1..=ROUNDS {
+        for index in 0..PAYLOAD_WORDS {
+            local.as_volatile().store_u64(index * 8, round);
+        }
+        // The announcement is signalled: once it is complete the payload's memory may be used again.
+        let announcement = Operation::WriteInline { data: Inline::word(round), remote: word };
+        let batch = [
+            WorkRequest::unsignalled(0, write(local.whole(), payload)),
+            WorkRequest::signalled(round, announcement),
+        ];
+        post(endpoint, &batch);
+        completion(endpoint).result.expect("a request failed");
+        if round.is_multiple_of(AHEAD) {
+            wait_for("the watcher to follow", || {
+                run(endpoint, read(seen.clone(), remote.slice(SEEN_AT as u64, 8).unwrap())).unwrap();
+                (seen.as_volatile().load_u64(0) + AHEAD > round).then_some(())
+            });
+        }
+    }
+}
+
+/// Polls the announcing word and checks what it announces, until the last round; tells how many it saw.
+fn watch(region: &MemoryRegion) -> u64 {
+    let memory = region.as_volatile();
+    let (mut last, mut seen) = (0, 0);
+    let deadline = now() + PATIENCE;
+    while last < ROUNDS {
+        let announced = memory.load_u64(WORD_AT);
+        assert!(announced >= last, "announcements go back from {last} to {announced}");
+        if announced == last {
+            assert!(now() < deadline, "waited in vain for an announcement after {last}");
+            std::hint::spin_loop();
+            continue;
+        }
+        for index in 0..PAYLOAD_WORDS {
+            let word = memory.load_u64(index * 8);
+            assert!(word >= announced, "word {index} of the payload is {word}, {announced} was announced");
+        }
+        (last, seen) = (announced, seen + 1);
+        memory.store_u64(SEEN_AT, announced);
+    }
+    seen
+}
+
+const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+pub(crate) fn a_word_never_announces_a_payload_that_is_not_there<F: Fixture>() {
+    let mut target = Target::<F>::new(TARGET_BYTES, RIGHTS);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let region = target.region.clone();
+    let watching = std::thread::spawn(move || watch(&region));
+    announce::<F>(&target.transport, &mut endpoint, remote);
+    let seen = watching.join().expect("the watcher saw nothing wrong");
+    assert!(seen >= ROUNDS / AHEAD, "{seen} announcements prove little");
+}
+
+pub(crate) fn a_word_never_announces_a_payload_that_is_not_there_across_processes<F: Fixture>() {
+    let transport = F::transport();
+    if let Some(address) = second_process() {
+        let (mut endpoint, received) = connect_to::<F>(&transport, &address);
+        announce::<F>(&transport, &mut endpoint, received.grants[0]);
+        return wait_until_gone(&mut endpoint);
+    }
+    let mut target = Target::<F>::new(TARGET_BYTES, RIGHTS);
+    let claim = "a_word_never_announces_a_payload_that_is_not_there_across_processes";
+    let second = Second::start::<F>(claim, &target.listener.address());
+    let offer = Offer { message: Vec::new(), grants: vec![target.region.whole()] };
+    let endpoint = accept::<F>(&mut target.listener, offer);
+    let seen = watch(&target.region);
+    assert!(seen >= ROUNDS / AHEAD, "{seen} announcements prove little");
+    drop(endpoint);
+    second.wait();
+}
+
+const ADDS: u64 = 20_000;
+
+fn add<F: Fixture>(transport: &F::Transport, endpoint: &mut impl Endpoint, remote: RemoteSlice) {
+    let local = transport.allocate(8, Access::LOCAL).unwrap().slice(0, 8).unwrap();
+    let remote = remote.slice(8, 8).unwrap();
+    let mut last = None;
+    for id in 0..ADDS {
+        let operation = Operation::FetchAdd { local: local.clone(), remote, add: 3 };
+        post(endpoint, &[WorkRequest::signalled(id, operation)]);
+        completion(endpoint).result.expect("an atomic failed");
+        let before = local.as_volatile().load_u64(0);
+        assert!(last.is_none_or(|last| before >= last + 3), "the word grew by what was added");
+        last = Some(before);
+    }
+}
+
+pub(crate) fn concurrent_adds_from_two_endpoints_sum_up<F: Fixture>() {
+    if F::transport().capabilities().atomics == AtomicDomain::None {
+        return;
+    }
+    let mut target = Target::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
+    let clients = [target.client(), target.client()];
+    let go = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for mut client in clients {
+            let (transport, go) = (&target.transport, &go);
+            scope.spawn(move || {
+                wait_for("the start", || go.load(Ordering::Relaxed).then_some(()));
+                add::<F>(transport, &mut client.endpoint, client.remote);
+            });
+        }
+        go.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(target.region.as_volatile().load_u64(8), 2 * ADDS * 3);
+}
+
+pub(crate) fn concurrent_adds_from_two_processes_sum_up<F: Fixture>() {
+    let transport = F::transport();
+    if transport.capabilities().atomics == AtomicDomain::None {
+        return;
+    }
+    if let Some(address) = second_process() {
+        let (mut endpoint, received) = connect_to::<F>(&transport, &address);
+        return add::<F>(&transport, &mut endpoint, received.grants[0]);
+    }
+    let mut target = Target::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
+    let mut client = target.client();
+    let claim = "concurrent_adds_from_two_processes_sum_up";
+    let second = Second::start::<F>(claim, &target.listener.address());
+    let offer = Offer { message: Vec::new(), grants: vec![target.region.whole()] };
+    let _server = accept::<F>(&mut target.listener, offer);
+    add::<F>(&transport, &mut client.endpoint, client.remote);
+    second.wait();
+    assert_eq!(target.region.as_volatile().load_u64(8), 2 * ADDS * 3);
+}
+
+pub(crate) fn a_killed_process_is_noticed<F: Fixture>() {
+    let transport = F::transport();
+    if let Some(address) = second_process() {
+        let (mut endpoint, received) = connect_to::<F>(&transport, &address);
+        let mut beacon = endpoint.beacon(&received.grants[0].slice(0, 8).unwrap()).unwrap();
+        beacon.set(1).unwrap();
+        return wait_until_gone(&mut endpoint);
+    }
+    let mut target = Target::<F>::new(4096, RIGHTS);
+    let mut bystander = target.client();
+    let mut second = Second::start::<F>("a_killed_process_is_noticed", &target.listener.address());
+    let offer = Offer { message: Vec::new(), grants: vec![target.region.whole()] };
+    let mut endpoint = accept::<F>(&mut target.listener, offer);
+    wait_for("a sign of life", || (target.region.as_volatile().load_u64(0) == 1).then_some(()));
+    endpoint.check().expect("it lives");
+    second.0.kill().unwrap();
+    wait_until_gone(&mut endpoint);
+    bystander.endpoint.check().expect("others go on");
+}

@@ -1,0 +1,70 @@
+//! Tests with two processes: the test binary runs itself again, with only the same test.
+
+use std::process::{Child, Command, Stdio};
+use std::task::Poll;
+
+use slackline::transport::{Address, Connecting, Incoming, Listener, Offer, Received, Transport};
+
+use super::fixture::{EndpointOf, Fixture, ListenerOf, now, wait_for};
+
+const ADDRESS: &str = "SLACKLINE_TEST_CONNECT_TO";
+
+/// Where to connect to, if this is the second process of a test.
+pub(crate) fn second_process() -> Option<Address> {
+    std::env::var(ADDRESS).ok().map(|text| text.parse().expect("an address"))
+}
+
+/// The second process. Killed if it still runs when this is dropped.
+pub(crate) struct Second(pub(crate) Child);
+
+impl Second {
+    /// Runs test `claim` of fixture `F` in another process, told to connect to `address`.
+    pub(crate) fn start<F: Fixture>(claim: &str, address: &Address) -> Second {
+        let child = Command::new(std::env::current_exe().expect("this binary"))
+            .args(["--exact", &format!("{}::{claim}", F::MODULE), "--nocapture", "--test-threads=1"])
+            .env(ADDRESS, address.to_string())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("run this binary again");
+        Second(child)
+    }
+
+    /// Waits for its end, which must be a good one.
+    pub(crate) fn wait(mut self) {
+        let status = wait_for("the second process to end", || self.0.try_wait().expect("wait"));
+        assert!(status.success(), "the second process failed: {status}");
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ended = self.0.kill();
+            let _status = self.0.wait();
+        }
+    }
+}
+
+/// Lets one peer in.
+pub(crate) fn accept<F: Fixture>(listener: &mut ListenerOf<F>, offer: Offer) -> EndpointOf<F> {
+    let incoming = wait_for("a peer", || {
+        let incoming = listener.poll(now());
+        if incoming.is_none() {
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+        incoming
+    });
+    incoming.accept(offer).expect("accept")
+}
+
+/// Connects from the second process.
+pub(crate) fn connect_to<F: Fixture>(
+    transport: &F::Transport,
+    address: &Address,
+) -> (EndpointOf<F>, Received) {
+    let mut connecting = transport.connect(address, Offer::default()).expect("connect");
+    wait_for("the answer", || match connecting.poll(now()) {
+        Poll::Pending => None,
+        Poll::Ready(result) => Some(result.expect("the connection is made")),
+    })
+}

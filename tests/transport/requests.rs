@@ -1,0 +1,273 @@
+//! What requests do, and how the queue behaves.
+
+use slackline::mem::{Access, RemoteSlice};
+use slackline::transport::{AtomicDomain, Endpoint, Inline, Operation, PostError, Transport, WorkRequest};
+
+use super::fixture::{Client, Fixture, Target, bytes_of, completion, noise, read, run, wait_for, write};
+
+const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const SIZES: [usize; 8] = [0, 1, 8, 9, 64, 4096, 4097, (1 << 20) + 13];
+const OFFSETS: [usize; 4] = [0, 1, 8, 4093];
+const SPACE: usize = (1 << 20) + 8192;
+
+pub(crate) fn writes_of_every_size_arrive_at_odd_offsets<F: Fixture>() {
+    let mut target = Target::<F>::new(SPACE, RIGHTS);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    for (round, (len, offset)) in SIZES.iter().flat_map(|len| OFFSETS.map(|at| (*len, at))).enumerate() {
+        let (before, new) = (noise(99, SPACE), noise(round as u64, len));
+        target.region.slice(0, SPACE).unwrap().as_volatile().write(&before);
+        run(&mut endpoint, write(target.local(&new), remote.slice(offset as u64, len as u64).unwrap()))
+            .unwrap();
+        let after = bytes_of(&target.region.slice(0, SPACE).unwrap());
+        assert!(after[offset..offset + len] == new, "{len} bytes at {offset}");
+        assert!(after[..offset] == before[..offset], "{len} bytes at {offset}: before it");
+        assert!(after[offset + len..] == before[offset + len..], "{len} bytes at {offset}: behind it");
+    }
+}
+
+pub(crate) fn reads_of_every_size_arrive_at_odd_offsets<F: Fixture>() {
+    let mut target = Target::<F>::new(SPACE, RIGHTS);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let there = noise(5, SPACE);
+    target.region.slice(0, SPACE).unwrap().as_volatile().write(&there);
+    for len in SIZES {
+        for offset in OFFSETS {
+            let local = target.local(&vec![0xEE; len]);
+            run(&mut endpoint, read(local.clone(), remote.slice(offset as u64, len as u64).unwrap()))
+                .unwrap();
+            assert!(bytes_of(&local) == there[offset..offset + len], "{len} bytes at {offset}");
+        }
+    }
+}
+
+pub(crate) fn inline_words_arrive_as_little_endian_words<F: Fixture>() {
+    let mut target = Target::<F>::new(4096, RIGHTS);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let line = [1, 2, 3, 4, 5, 6, 7, u64::MAX];
+    let operation =
+        Operation::WriteInline { data: Inline::line(line), remote: remote.slice(64, 64).unwrap() };
+    run(&mut endpoint, operation).unwrap();
+    let word = Inline::word(0x0102_0304_0506_0708);
+    run(&mut endpoint, Operation::WriteInline { data: word, remote: remote.slice(128, 8).unwrap() }).unwrap();
+    for (index, word) in line.iter().enumerate() {
+        assert_eq!(target.region.as_volatile().load_u64(64 + index * 8), *word);
+    }
+    assert_eq!(bytes_of(&target.region.slice(128, 8).unwrap()), [8, 7, 6, 5, 4, 3, 2, 1]);
+}
+
+pub(crate) fn atomics_do_what_they_say<F: Fixture>() {
+    if F::transport().capabilities().atomics == AtomicDomain::None {
+        return;
+    }
+    let mut target = Target::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let (local, word) = (target.local(&[0; 8]), remote.slice(16, 8).unwrap());
+    let there = || target.region.as_volatile().load_u64(16);
+    let mut step = |operation: &dyn Fn() -> Operation| {
+        run(&mut endpoint, operation()).unwrap();
+        local.as_volatile().load_u64(0)
+    };
+    let add = |add| Operation::FetchAdd { local: local.clone(), remote: word, add };
+    let cas = |compare, swap| Operation::CompareSwap { local: local.clone(), remote: word, compare, swap };
+    assert_eq!((step(&|| add(5)), there()), (0, 5));
+    assert_eq!((step(&|| add(u64::MAX)), there()), (5, 4), "additions wrap");
+    assert_eq!((step(&|| cas(3, 9)), there()), (4, 4), "no match, no store");
+    assert_eq!((step(&|| cas(4, 9)), there()), (4, 9));
+}
+
+pub(crate) fn unsignalled_requests_stay_silent<F: Fixture>() {
+    let mut target = Target::<F>::new(4096, RIGHTS);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let word =
+        |value| Operation::WriteInline { data: Inline::word(value), remote: remote.slice(0, 8).unwrap() };
+    for value in 1..=10 {
+        endpoint.post(&[WorkRequest::unsignalled(value, word(value))]).unwrap();
+    }
+    endpoint.post(&[WorkRequest::signalled(11, word(11))]).unwrap();
+    assert_eq!(completion(&mut endpoint).id.0, 11, "the first that is heard of");
+    assert_eq!(endpoint.poll(), None);
+    assert_eq!(target.region.as_volatile().load_u64(0), 11);
+}
+
+pub(crate) fn signalled_requests_complete_in_order<F: Fixture>() {
+    let mut target = Target::<F>::new(SPACE, RIGHTS);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let long = target.local(&noise(1, 100_000));
+    let mut batch = Vec::new();
+    for id in 0..30 {
+        let operation = match id % 3 {
+            0 => write(long.clone(), remote.slice(0, 100_000).unwrap()),
+            1 => Operation::WriteInline { data: Inline::word(id), remote: remote.slice(0, 8).unwrap() },
+            _ => read(target.local(&[0; 8]), remote.slice(0, 8).unwrap()),
+        };
+        batch.push(WorkRequest::signalled(1000 + id, operation));
+    }
+    endpoint.post(&batch[..13]).unwrap();
+    endpoint.post(&batch[13..]).unwrap();
+    for id in 0..30 {
+        let completion = completion(&mut endpoint);
+        assert_eq!((completion.id.0, completion.result), (1000 + id, Ok(())));
+    }
+    assert_eq!(endpoint.poll(), None);
+}
+
+pub(crate) fn a_full_queue_posts_nothing_and_recovers_by_polling<F: Fixture>() {
+    let mut target = Target::<F>::new(4096, RIGHTS);
+    let depth = target.transport.capabilities().queue_depth;
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let word = |at, value| {
+        let operation =
+            Operation::WriteInline { data: Inline::word(value), remote: remote.slice(at, 8).unwrap() };
+        WorkRequest::signalled(value, operation)
+    };
+    for value in 0..depth as u64 {
+        endpoint.post(&[word(0, value)]).expect("up to its depth, the queue takes requests");
+    }
+    let one_more = endpoint.post(&[word(8, 1)]);
+    assert_eq!(one_more, Err(PostError::QueueFull { free: 0, batch: 1 }));
+    for value in 0..3 {
+        assert_eq!(completion(&mut endpoint).id.0, value);
+    }
+    let too_many: Vec<_> = (0..4).map(|_| word(8, 1)).collect();
+    assert_eq!(endpoint.post(&too_many), Err(PostError::QueueFull { free: 3, batch: 4 }));
+    assert_eq!(endpoint.check(), Ok(()), "full is not failed");
+    endpoint.post(&too_many[..2]).expect("part of it fits");
+    for value in (3..depth as u64).chain([1, 1]) {
+        assert_eq!(completion(&mut endpoint).id.0, value);
+    }
+    assert_eq!(endpoint.poll(), None, "what did not fit was never posted");
+}
+
+pub(crate) fn a_batch_longer_than_the_queue_is_refused_for_good<F: Fixture>() {
+    let mut target = Target::<F>::new(4096, RIGHTS);
+    let depth = target.transport.capabilities().queue_depth;
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let remote = remote.slice(0, 8).unwrap();
+    let request = WorkRequest::signalled(1, Operation::WriteInline { data: Inline::word(9), remote });
+    let batch = vec![request; depth + 1];
+    assert_eq!(endpoint.post(&batch), Err(PostError::BatchTooLong { batch: depth + 1, depth }));
+    assert_eq!(endpoint.poll(), None);
+    assert_eq!(target.region.as_volatile().load_u64(0), 0);
+    endpoint.post(&batch[..depth]).expect("the longest that fits");
+}
+
+pub(crate) fn malformed_requests_are_named_and_nothing_is_posted<F: Fixture>() {
+    let mut target = Target::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let local = target.local(&[7; 64]);
+    let good = Operation::WriteInline { data: Inline::word(1), remote: remote.slice(0, 8).unwrap() };
+    let short = remote.slice(64, 63).unwrap();
+    let eight = |at| local.slice(at, 8).unwrap();
+    let bad = [
+        write(local.clone(), short),
+        read(local.clone(), short),
+        Operation::WriteInline { data: Inline::line([0; 8]), remote: short },
+        Operation::FetchAdd { local: eight(0), remote: remote.slice(4, 8).unwrap(), add: 1 },
+        Operation::FetchAdd { local: eight(4), remote: remote.slice(8, 8).unwrap(), add: 1 },
+        Operation::CompareSwap {
+            local: local.slice(0, 16).unwrap(),
+            remote: remote.slice(0, 16).unwrap(),
+            compare: 0,
+            swap: 1,
+        },
+    ];
+    for operation in bad {
+        let batch = [WorkRequest::signalled(1, good.clone()), WorkRequest::signalled(2, operation)];
+        let error = endpoint.post(&batch).unwrap_err();
+        assert!(matches!(error, PostError::Malformed { index: 1, .. }), "{error}");
+        assert_eq!(endpoint.poll(), None);
+    }
+    assert_eq!(target.region.as_volatile().load_u64(0), 0, "not even the good part");
+    run(&mut endpoint, good).expect("the endpoint goes on");
+}
+
+pub(crate) fn an_endpoint_may_be_dropped_with_completions_not_polled<F: Fixture>() {
+    let mut target = Target::<F>::new(SPACE, RIGHTS);
+    for _ in 0..10 {
+        let Client { mut endpoint, remote, mut server } = target.client();
+        for id in 0..20 {
+            let local = target.local(&vec![0; 1 << 20]);
+            let request = WorkRequest::signalled(id, read(local, remote.slice(0, 1 << 20).unwrap()));
+            endpoint.post(&[request]).unwrap();
+        }
+        drop(endpoint);
+        wait_for("the server to notice", || server.check().err());
+    }
+}
+
+pub(crate) fn memory_outlives_its_region_while_a_request_holds_it<F: Fixture>() {
+    let mut target = Target::<F>::new(SPACE, RIGHTS);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let new = noise(8, 1 << 20);
+    let request = WorkRequest::signalled(1, write(target.local(&new), remote.slice(0, 1 << 20).unwrap()));
+    endpoint.post(&[request]).unwrap();
+    assert_eq!(completion(&mut endpoint).result, Ok(()));
+    assert!(bytes_of(&target.region.slice(0, 1 << 20).unwrap()) == new);
+}
+
+pub(crate) fn mapped_memory_is_the_peers_own_where_it_is_in_place<F: Fixture>() {
+    let mut target = Target::<F>::new(8192, RIGHTS);
+    let Client { endpoint, remote, server: _server } = target.client();
+    let word = remote.slice(4096, 8).unwrap();
+    if !target.transport.capabilities().in_place {
+        assert!(endpoint.map(&word).is_none());
+        return;
+    }
+    let mapped = endpoint.map(&word).expect("granted");
+    target.region.as_volatile().store_u64(4096, 5);
+    assert_eq!(mapped.as_volatile().load_u64(0), 5);
+    mapped.as_volatile().store_u64(0, 6);
+    assert_eq!(target.region.as_volatile().load_u64(4096), 6);
+    let len = target.region.len() as u64;
+    for offset in [len - 7, len, u64::MAX - 3] {
+        assert!(endpoint.map(&RemoteSlice { offset, ..word }).is_none(), "offset {offset}");
+    }
+    drop(endpoint);
+    assert_eq!(mapped.as_volatile().load_u64(0), 6, "a mapped slice keeps its memory");
+}
+
+pub(crate) fn a_read_into_memory_mapped_read_only_is_malformed<F: Fixture>() {
+    let mut target = Target::<F>::new(4096, Access::REMOTE_READ);
+    if !target.transport.capabilities().in_place {
+        return;
+    }
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let word = remote.slice(0, 8).unwrap();
+    let mapped = endpoint.map(&word).unwrap();
+    let error = endpoint.post(&[WorkRequest::signalled(1, read(mapped, word))]).unwrap_err();
+    assert!(matches!(error, PostError::Malformed { index: 0, .. }), "{error}");
+}
+
+pub(crate) fn a_beacon_sets_its_word_from_another_thread<F: Fixture>() {
+    let mut target = Target::<F>::new(4096, RIGHTS);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let mut beacon = endpoint.beacon(&remote.slice(256, 8).unwrap()).unwrap();
+    let beating = std::thread::spawn(move || {
+        for value in 1..=1000 {
+            beacon.set(value).expect("the connection stands");
+        }
+        beacon
+    });
+    for value in 0..100 {
+        let remote = remote.slice(0, 8).unwrap();
+        run(&mut endpoint, Operation::WriteInline { data: Inline::word(value), remote }).unwrap();
+    }
+    let mut beacon = beating.join().unwrap();
+    let word = || target.region.as_volatile().load_u64(256);
+    wait_for("the last beat", || (word() == 1000).then_some(()));
+    drop(endpoint);
+    wait_for("the beacon to go out with its endpoint", || beacon.set(1001).err());
+}
+
+pub(crate) fn a_beacon_is_one_aligned_writable_word<F: Fixture>() {
+    let mut target = Target::<F>::new(4096, RIGHTS);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    for (offset, len) in [(0, 16), (4, 8), (4096, 8), (0, 0)] {
+        let wrong = endpoint.beacon(&RemoteSlice { key: remote.key, offset, len });
+        assert!(wrong.is_err(), "{len} bytes at {offset}");
+    }
+    endpoint.check().expect("asking for it harms nobody");
+    let mut target = Target::<F>::new(4096, Access::REMOTE_READ);
+    let Client { endpoint, remote, server: _server } = target.client();
+    assert!(endpoint.beacon(&remote.slice(0, 8).unwrap()).is_err());
+}
