@@ -143,6 +143,9 @@ fn left(worker: u16) -> ServerEvent {
     ServerEvent::Left { worker: WorkerId(worker) }
 }
 
+/// What was asked, and (worker, clock, weight) of each share beside it.
+type Answer = (ServerAction, Vec<(u16, u64, f32)>);
+
 /// A server told some events, and all it answers until it wants something applied.
 struct Bench {
     server: Box<dyn ServerScheme>,
@@ -159,7 +162,7 @@ impl Bench {
         self
     }
 
-    fn poll(&mut self) -> Option<(ServerAction, Vec<(u16, u64, f32)>)> {
+    fn poll(&mut self) -> Option<Answer> {
         self.shares.clear();
         let action = self.server.poll_action(&mut self.shares)?;
         let named = |share: &Share| (share.gradient.worker.0, share.gradient.clock.0, share.weight);
@@ -240,6 +243,38 @@ fn bsp_folds_a_round_at_once_ordered_and_weighted() {
     assert_eq!(bench.poll(), Some((ServerAction::Drop { gradient: gradient(2, 0) }, vec![])), "too late");
     bench.tell(&[arrived(0, 1), arrived(7, 1), left(1), left(2)]);
     assert_eq!(bench.poll(), Some((ServerAction::Apply, vec![(0, 1, 0.5), (7, 1, 0.5)])));
+}
+
+#[test]
+fn bsp_skips_rounds_that_nobody_is_in_but_none_that_somebody_is() {
+    let mut bench = Bench::new(Config::Bsp, 1);
+    bench.tell(&[joined(0, 0), joined(1, 5), arrived(0, 0)]);
+    assert_eq!(bench.poll(), Some((ServerAction::Apply, vec![(0, 0, 1.0)])), "worker 1 begins later");
+    bench.tell(&[left(0)]);
+    assert_eq!(bench.smallest(), 0, "the round is still being folded");
+    bench.tell(&[applied(1)]);
+    assert_eq!(bench.smallest(), 5);
+    assert_eq!(bench.poll(), Some((ServerAction::Expect, vec![(1, 5, 1.0)])));
+}
+
+#[test]
+fn a_late_gradient_of_a_leaver_is_void() {
+    let mut bench = Bench::new(Config::Bsp, 1);
+    bench.tell(&[joined(0, 0), arrived(0, 0)]);
+    assert!(matches!(bench.poll(), Some((ServerAction::Apply, _))));
+    bench.tell(&[joined(1, 0), arrived(1, 0), left(1)]);
+    assert_eq!(bench.poll(), None);
+}
+
+#[test]
+fn a_worker_that_joins_again_does_not_trust_its_old_copy() {
+    let mut reader = Config::Ssp { staleness: 9 }.worker();
+    for _ in 0..2 {
+        reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock(0) });
+        assert_eq!(reader.poll_action(), Some(WorkerAction::Refresh { bound: Bound::NONE }));
+        reader.handle_event(NOW, WorkerEvent::Holds { version: Version(7), smallest_clock: Clock(7) });
+        assert_eq!(reader.poll_action(), Some(WorkerAction::Compute));
+    }
 }
 
 #[test]
@@ -363,8 +398,9 @@ fn seconds(report: &Report) -> f64 {
 
 #[test]
 fn a_clock_of_bsp_takes_the_harmonic_number() {
-    for (workers, expected) in [(4, 2.083), (8, 2.718)] {
+    for workers in [4, 8] {
         let clocks = 20_000;
+        let expected = (1..=workers).map(|k| 1.0 / k as f64).sum();
         let plan = Plan { until: Until::Clocks(clocks), ..Plan::of(Config::Bsp, 11, workers) };
         near(&format!("{workers} workers"), seconds(&plan.run().unwrap()) / clocks as f64, expected, 0.02);
     }
