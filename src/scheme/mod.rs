@@ -226,8 +226,8 @@ pub enum WorkerAction {
         /// What it must satisfy.
         bound: Bound,
     },
-    /// Compute a gradient on the copy at hand and publish it; without a server, make a local step. Answered by [`WorkerEvent::Published`] or
-    /// [`WorkerEvent::Interrupted`].
+    /// Compute a gradient on the copy at hand and publish it; without a server, make a local step. Answered by
+    /// [`WorkerEvent::Published`] or [`WorkerEvent::Interrupted`].
     Compute,
     /// Average the parameters with the members of this worker's group of this round; without a server. Answered by
     /// [`WorkerEvent::Averaged`].

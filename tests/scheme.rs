@@ -1,0 +1,533 @@
+//! What each scheme promises, held against whole jobs in virtual time. Every failure names the seed that replays it.
+
+#[path = "scheme/job.rs"]
+mod job;
+#[path = "scheme/sketches.rs"]
+mod sketches;
+
+use job::{Compute, Plan, Report, Rng, SECOND, Until, mean};
+use sketches::{BapServer, DsSync, FirstK, Rule, Sketch};
+use slackline::clock::{Clock, Version, WorkerId};
+use slackline::scheme::{
+    Bound, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
+    WorkerEvent, WorkerScheme,
+};
+use slackline::time::Instant;
+
+const NOW: Instant = Instant::ORIGIN;
+
+fn four(staleness: u64) -> [Config; 4] {
+    [Config::Bsp, Config::Asp, Config::Ssp { staleness }, Config::Essp { staleness }]
+}
+
+/// A job drawn from its seed: size, times, delays, who comes and goes.
+fn drawn(config: Config, seed: u64, churn: bool) -> Plan {
+    let mut rng = Rng(seed ^ 0x5eed);
+    let workers = 1 + rng.below(6) as usize;
+    let compute = match rng.below(3) {
+        0 => Compute::Exponential,
+        1 => Compute::Uniform { width: 1.5 },
+        _ => Compute::Straggler { width: 0.5 },
+    };
+    Plan {
+        until: Until::Clocks(1 + rng.below(15)),
+        compute,
+        fold_nanos: if rng.below(2) == 0 { 0 } else { rng.below(SECOND / 2) },
+        latency_nanos: if rng.below(2) == 0 { 0 } else { rng.below(SECOND / 2) },
+        churn,
+        ..Plan::of(config, seed, workers)
+    }
+}
+
+fn holds_whatever_happens(scheme: fn(u64) -> Config) {
+    for seed in 0..3_000 {
+        let config = scheme(seed % 5);
+        for churn in [false, true] {
+            let report = drawn(config, seed, churn).run();
+            let report = report.unwrap_or_else(|what| panic!("{config}, churn {churn}: {what}"));
+            assert!(churn || report.dropped == 0, "{config}, seed {seed}: dropped without reason");
+        }
+    }
+}
+
+#[test]
+fn bsp_keeps_its_promises_while_workers_come_and_go() {
+    holds_whatever_happens(|_| Config::Bsp);
+}
+
+#[test]
+fn asp_keeps_its_promises_while_workers_come_and_go() {
+    holds_whatever_happens(|_| Config::Asp);
+}
+
+#[test]
+fn ssp_keeps_its_promises_while_workers_come_and_go() {
+    holds_whatever_happens(|staleness| Config::Ssp { staleness });
+}
+
+#[test]
+fn essp_keeps_its_promises_while_workers_come_and_go() {
+    holds_whatever_happens(|staleness| Config::Essp { staleness });
+}
+
+#[test]
+fn same_seed_replays_the_same_trace() {
+    for config in four(2) {
+        let run = |seed| Plan { trace: true, ..drawn(config, seed, true) }.run().unwrap();
+        for seed in 0..20 {
+            assert_eq!(run(seed), run(seed), "{config}, seed {seed}");
+        }
+        assert_ne!(run(1).trace, run(2).trace, "{config}: the seed must matter");
+    }
+}
+
+/// A worker that asks for one clock less than its scheme does.
+struct Loosened(Box<dyn WorkerScheme>);
+
+impl WorkerScheme for Loosened {
+    fn handle_event(&mut self, now: Instant, event: WorkerEvent) {
+        // The scheme inside must take the looser copy for one that satisfies it.
+        let event = match event {
+            WorkerEvent::Holds { version, smallest_clock } => {
+                WorkerEvent::Holds { version, smallest_clock: smallest_clock.next() }
+            }
+            other => other,
+        };
+        self.0.handle_event(now, event);
+    }
+
+    fn poll_action(&mut self) -> Option<WorkerAction> {
+        match self.0.poll_action()? {
+            WorkerAction::Refresh { bound } => {
+                Some(WorkerAction::Refresh { bound: Bound::clock(bound.smallest_clock.needed(1)) })
+            }
+            other => Some(other),
+        }
+    }
+}
+
+#[test]
+fn a_bound_loosened_by_one_is_caught() {
+    for config in [Config::Bsp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
+        let caught = (0..50)
+            .filter_map(|seed| {
+                let plan = Plan {
+                    worker: Box::new(move || Box::new(Loosened(config.worker()))),
+                    ..Plan::of(config, seed, 4)
+                };
+                plan.run().err()
+            })
+            .filter(|what| what.contains("clocks behind"))
+            .count();
+        assert!(caught >= 40, "{config}: caught {caught} of 50");
+    }
+}
+
+fn gradient(worker: u16, clock: u64) -> GradientId {
+    GradientId { worker: WorkerId(worker), clock: Clock(clock) }
+}
+
+fn arrived(worker: u16, clock: u64) -> ServerEvent {
+    ServerEvent::Arrived { gradient: gradient(worker, clock), base: Version(0), loss: None }
+}
+
+fn applied(version: u64) -> ServerEvent {
+    ServerEvent::Applied { version: Version(version), statistics: Statistics::default() }
+}
+
+fn joined(worker: u16, clock: u64) -> ServerEvent {
+    ServerEvent::Joined { worker: WorkerId(worker), clock: Clock(clock) }
+}
+
+fn left(worker: u16) -> ServerEvent {
+    ServerEvent::Left { worker: WorkerId(worker) }
+}
+
+/// What was asked, and (worker, clock, weight) of each share beside it.
+type Answer = (ServerAction, Vec<(u16, u64, f32)>);
+
+/// A server told some events, and all it answers until it wants something applied.
+struct Bench {
+    server: Box<dyn ServerScheme>,
+    shares: Vec<Share>,
+}
+
+impl Bench {
+    fn new(config: Config, workers: usize) -> Bench {
+        Bench { server: config.server(workers), shares: Vec::new() }
+    }
+
+    fn tell(&mut self, events: &[ServerEvent]) -> &mut Bench {
+        events.iter().for_each(|event| self.server.handle_event(NOW, *event));
+        self
+    }
+
+    fn poll(&mut self) -> Option<Answer> {
+        self.shares.clear();
+        let action = self.server.poll_action(&mut self.shares)?;
+        let named = |share: &Share| (share.gradient.worker.0, share.gradient.clock.0, share.weight);
+        Some((action, self.shares.iter().map(named).collect()))
+    }
+
+    fn smallest(&self) -> u64 {
+        self.server.smallest_clock().0
+    }
+}
+
+/// FlexPS's SSP model, run as an oracle: a reader that leads the slowest by `lead` is blocked iff `lead > s`, and
+/// goes on after exactly `lead - s` ticks of the slowest.
+#[test]
+fn a_reader_is_blocked_iff_it_leads_by_more_than_the_bound() {
+    for staleness in 0..=3 {
+        for lead in 0..=5u64 {
+            let config = Config::Ssp { staleness };
+            let mut bench = Bench::new(config, 2);
+            bench.tell(&[joined(0, 0), joined(1, lead)]);
+            let mut reader = config.worker();
+            reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock(lead) });
+            let Some(WorkerAction::Refresh { bound }) = reader.poll_action() else {
+                panic!("a reader without a copy must ask for one")
+            };
+            let mut ticks = 0;
+            while !bound.is_met_by(Version(ticks), Clock(bench.smallest())) {
+                bench.tell(&[arrived(0, ticks)]);
+                assert!(matches!(bench.poll(), Some((ServerAction::Apply, _))));
+                ticks += 1;
+                bench.tell(&[applied(ticks)]);
+            }
+            assert_eq!(ticks, lead.saturating_sub(staleness), "s = {staleness}, lead {lead}");
+        }
+    }
+}
+
+#[test]
+fn ssp_uses_its_copy_until_the_bound_forbids_it() {
+    let mut reader = Config::Ssp { staleness: 2 }.worker();
+    reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock(0) });
+    assert_eq!(reader.poll_action(), Some(WorkerAction::Refresh { bound: Bound::NONE }));
+    assert_eq!(reader.poll_action(), None);
+    reader.handle_event(NOW, WorkerEvent::Holds { version: Version(0), smallest_clock: Clock(0) });
+    for _ in 0..3 {
+        assert_eq!(reader.poll_action(), Some(WorkerAction::Compute));
+        assert_eq!(reader.poll_action(), None);
+        reader.handle_event(NOW, WorkerEvent::Published { magnitude: None });
+    }
+    let refresh = WorkerAction::Refresh { bound: Bound::clock(Clock(1)) };
+    assert_eq!(reader.poll_action(), Some(refresh));
+    reader.handle_event(NOW, WorkerEvent::Holds { version: Version(9), smallest_clock: Clock(0) });
+    assert_eq!(reader.poll_action(), Some(refresh), "a copy too old is not an answer");
+    reader.handle_event(NOW, WorkerEvent::Holds { version: Version(9), smallest_clock: Clock(1) });
+    assert_eq!(reader.poll_action(), Some(WorkerAction::Compute));
+    reader.handle_event(NOW, WorkerEvent::Interrupted);
+    assert_eq!(reader.poll_action(), Some(refresh), "an interrupted clock begins again");
+}
+
+#[test]
+fn bsp_folds_a_round_at_once_ordered_and_weighted() {
+    let mut bench = Bench::new(Config::Bsp, 2);
+    bench.tell(&[joined(1, 0), arrived(1, 0)]);
+    assert_eq!(bench.poll(), None, "the gate is closed");
+    bench.tell(&[joined(0, 0)]);
+    assert_eq!(bench.poll(), Some((ServerAction::Expect, vec![(0, 0, 0.5), (1, 0, 0.5)])));
+    assert_eq!(bench.poll(), None);
+    bench.tell(&[joined(7, 0)]);
+    let third = 1.0 / 3.0;
+    let all = vec![(0, 0, third), (1, 0, third), (7, 0, third)];
+    assert_eq!(bench.poll(), Some((ServerAction::Expect, all.clone())));
+    bench.tell(&[arrived(7, 0), arrived(0, 0)]);
+    assert_eq!(bench.poll(), Some((ServerAction::Apply, all)));
+    assert_eq!(bench.smallest(), 0, "not before it is applied");
+    bench.tell(&[joined(2, 0), applied(1)]);
+    assert_eq!(bench.smallest(), 1);
+    bench.tell(&[arrived(2, 0)]);
+    assert_eq!(bench.poll(), Some((ServerAction::Drop { gradient: gradient(2, 0) }, vec![])), "too late");
+    bench.tell(&[arrived(0, 1), arrived(7, 1), left(1), left(2)]);
+    assert_eq!(bench.poll(), Some((ServerAction::Apply, vec![(0, 1, 0.5), (7, 1, 0.5)])));
+}
+
+#[test]
+fn bsp_skips_rounds_that_nobody_is_in_but_none_that_somebody_is() {
+    let mut bench = Bench::new(Config::Bsp, 1);
+    bench.tell(&[joined(0, 0), joined(1, 5), arrived(0, 0)]);
+    assert_eq!(bench.poll(), Some((ServerAction::Apply, vec![(0, 0, 1.0)])), "worker 1 begins later");
+    bench.tell(&[left(0)]);
+    assert_eq!(bench.smallest(), 0, "the round is still being folded");
+    bench.tell(&[applied(1)]);
+    assert_eq!(bench.smallest(), 5);
+    assert_eq!(bench.poll(), Some((ServerAction::Expect, vec![(1, 5, 1.0)])));
+}
+
+#[test]
+fn a_late_gradient_of_a_leaver_is_void() {
+    let mut bench = Bench::new(Config::Bsp, 1);
+    bench.tell(&[joined(0, 0), arrived(0, 0)]);
+    assert!(matches!(bench.poll(), Some((ServerAction::Apply, _))));
+    bench.tell(&[joined(1, 0), arrived(1, 0), left(1)]);
+    assert_eq!(bench.poll(), None);
+}
+
+#[test]
+fn a_worker_that_joins_again_does_not_trust_its_old_copy() {
+    let mut reader = Config::Ssp { staleness: 9 }.worker();
+    for _ in 0..2 {
+        reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock(0) });
+        assert_eq!(reader.poll_action(), Some(WorkerAction::Refresh { bound: Bound::NONE }));
+        reader.handle_event(NOW, WorkerEvent::Holds { version: Version(7), smallest_clock: Clock(7) });
+        assert_eq!(reader.poll_action(), Some(WorkerAction::Compute));
+    }
+}
+
+#[test]
+fn asp_folds_in_order_of_arrival_and_expects_only_when_alone() {
+    let mut bench = Bench::new(Config::Asp, 2);
+    bench.tell(&[joined(0, 0), arrived(0, 0)]);
+    assert_eq!(bench.poll(), None, "the gate is closed");
+    bench.tell(&[joined(1, 0), arrived(1, 0)]);
+    assert_eq!(bench.poll(), Some((ServerAction::Apply, vec![(0, 0, 0.5)])));
+    assert_eq!(bench.poll(), None, "one at a time");
+    bench.tell(&[applied(1)]);
+    assert_eq!(bench.poll(), Some((ServerAction::Apply, vec![(1, 0, 0.5)])));
+    bench.tell(&[left(0), applied(2)]);
+    assert_eq!(bench.poll(), Some((ServerAction::Expect, vec![(1, 1, 1.0)])));
+    assert_eq!(bench.poll(), None);
+    bench.tell(&[arrived(1, 1)]);
+    assert_eq!(bench.poll(), Some((ServerAction::Apply, vec![(1, 1, 1.0)])));
+}
+
+#[test]
+fn essp_pushes_when_a_clock_is_complete_and_for_newcomers_and_leavers() {
+    let mut bench = Bench::new(Config::Essp { staleness: 1 }, 2);
+    let push = Some((ServerAction::Push, vec![]));
+    bench.tell(&[joined(0, 0), joined(1, 0)]);
+    assert_eq!(bench.poll(), push, "for newcomers, once");
+    assert_eq!(bench.poll(), None);
+    bench.tell(&[arrived(0, 0)]).poll();
+    bench.tell(&[applied(1)]);
+    assert_eq!(bench.poll(), None, "the clock is not complete");
+    bench.tell(&[arrived(1, 0)]).poll();
+    bench.tell(&[applied(2)]);
+    assert_eq!(bench.poll(), push);
+    bench.tell(&[arrived(0, 1)]).poll();
+    bench.tell(&[applied(3)]);
+    assert_eq!(bench.poll(), None);
+    bench.tell(&[left(1)]);
+    assert_eq!(bench.poll(), push, "nobody holds clock 1 back any more");
+    assert_eq!(bench.smallest(), 2);
+}
+
+#[test]
+fn a_worker_that_leaves_during_its_fold_and_returns_does_not_inherit_the_clock() {
+    let mut bench = Bench::new(Config::Asp, 1);
+    bench.tell(&[joined(0, 0), arrived(0, 0)]);
+    assert!(matches!(bench.poll(), Some((ServerAction::Apply, _))));
+    bench.tell(&[left(0), joined(0, 0), applied(1)]);
+    assert_eq!(bench.smallest(), 0, "its new life has published nothing");
+}
+
+#[test]
+fn a_job_resumed_at_a_later_clock_begins_there() {
+    for config in four(1) {
+        let mut bench = Bench::new(config, 2);
+        bench.tell(&[joined(0, 100)]);
+        assert_eq!(bench.smallest(), 0, "{config}: the gate is closed");
+        bench.tell(&[joined(1, 99)]);
+        assert_eq!(bench.smallest(), 99, "{config}");
+    }
+}
+
+/// A driver gone mad: any event at any time. Nothing may panic, nothing may be folded twice, no clock may move back.
+#[test]
+fn nonsense_is_ignored() {
+    for seed in 0..2_000 {
+        let mut rng = Rng(seed);
+        let config = four(seed % 3)[rng.below(4) as usize];
+        let mut bench = Bench::new(config, rng.below(4) as usize);
+        let (mut smallest, mut waits) = (0, false);
+        for step in 0..200 {
+            let worker = rng.below(5) as u16;
+            let clock =
+                [rng.below(6), rng.below(6), rng.below(6), u64::MAX - rng.below(2)][rng.below(4) as usize];
+            let event = match rng.below(8) {
+                0 => joined(worker, clock.min(6)),
+                1 => left(worker),
+                2 | 3 => applied(clock),
+                _ => arrived(worker, clock),
+            };
+            waits &= !matches!(event, ServerEvent::Applied { .. });
+            bench.tell(&[event]);
+            for _ in 0..50 {
+                let Some((action, _)) = bench.poll() else { break };
+                assert!(!(waits && action == ServerAction::Apply), "{config}, seed {seed}, step {step}");
+                waits |= action == ServerAction::Apply;
+            }
+            assert!(bench.smallest() >= smallest, "{config}, seed {seed}, step {step}");
+            smallest = bench.smallest();
+        }
+        let mut reader = config.worker();
+        for _ in 0..200 {
+            let clock = Clock(if rng.below(9) == 0 { u64::MAX } else { rng.below(6) });
+            reader.handle_event(
+                NOW,
+                match rng.below(7) {
+                    0 => WorkerEvent::Joined { clock },
+                    1 => WorkerEvent::Interrupted,
+                    2 => WorkerEvent::Consumed { clock },
+                    3 => WorkerEvent::Averaged { round: clock.0 },
+                    4 => WorkerEvent::Published { magnitude: None },
+                    _ => WorkerEvent::Holds { version: Version(clock.0), smallest_clock: clock },
+                },
+            );
+            let first = reader.poll_action();
+            assert!(first.is_none() || reader.poll_action().is_none(), "{config}, seed {seed}: asked twice");
+        }
+    }
+}
+
+fn near(what: &str, measured: f64, expected: f64, tolerance: f64) {
+    let off = (measured - expected).abs() / expected;
+    assert!(
+        off <= tolerance,
+        "{what}: measured {measured:.4}, expected {expected:.4}, {:.1} % off",
+        off * 100.0
+    );
+}
+
+fn seconds(report: &Report) -> f64 {
+    report.end_nanos as f64 / SECOND as f64
+}
+
+#[test]
+fn a_clock_of_bsp_takes_the_harmonic_number() {
+    for workers in [4, 8] {
+        let clocks = 20_000;
+        let expected = (1..=workers).map(|k| 1.0 / k as f64).sum();
+        let plan = Plan { until: Until::Clocks(clocks), ..Plan::of(Config::Bsp, 11, workers) };
+        near(&format!("{workers} workers"), seconds(&plan.run().unwrap()) / clocks as f64, expected, 0.02);
+    }
+}
+
+/// Dai et al. 2015, figure 1: SSP's copies are of any age that the bound allows, ESSP's are fresh whatever it allows.
+#[test]
+fn ssp_spreads_over_its_bound_and_essp_stays_fresh() {
+    for staleness in [2, 3, 5] {
+        for seed in 0..10 {
+            let run = |config| {
+                let compute = Compute::Uniform { width: 0.2 };
+                Plan { compute, until: Until::Clocks(60), ..Plan::of(config, seed, 8) }
+                    .run()
+                    .unwrap()
+                    .staleness
+            };
+            let (ssp, essp) = (run(Config::Ssp { staleness }), run(Config::Essp { staleness }));
+            let part = |histogram: &[u64], from: usize, to: usize| {
+                histogram.iter().take(to + 1).skip(from).sum::<u64>() as f64
+                    / histogram.iter().sum::<u64>() as f64
+            };
+            let s = staleness as usize;
+            for age in 1..=s {
+                let even = 1.0 / (s + 1) as f64;
+                assert!(part(&ssp, age, age) > even / 3.0, "s = {s}, seed {seed}: SSP {ssp:?}");
+            }
+            assert!(part(&essp, 0, 1) > 0.8, "s = {s}, seed {seed}: ESSP {essp:?}");
+            assert!(mean(&essp) < mean(&ssp), "s = {s}, seed {seed}: ESSP {essp:?}, SSP {ssp:?}");
+        }
+    }
+}
+
+#[test]
+fn the_interface_carries_bap() {
+    for (staleness, expected) in [(0, 2.083), (1, 1.515), (2, 1.337), (4, 1.199)] {
+        let clocks = 40_000;
+        let plan = Plan {
+            worker: Box::new(move || Box::new(Sketch::new(Rule::Behind(staleness)))),
+            slots: staleness as usize + 1,
+            until: Until::Clocks(clocks),
+            version_bound: Some(staleness),
+            ..Plan::new(5, 4, Box::new(BapServer::new(4)))
+        };
+        near(&format!("s = {staleness}"), seconds(&plan.run().unwrap()) / clocks as f64, expected, 0.02);
+    }
+}
+
+fn first_k(workers: usize, k: usize, cap: u64, rule: Rule) -> Report {
+    let plan = Plan {
+        worker: Box::new(move || Box::new(Sketch::new(rule))),
+        until: Until::Versions(20_000),
+        lag_bound: Some(cap),
+        ..Plan::new(17, workers, Box::new(FirstK::new(workers, k, cap)))
+    };
+    plan.run().unwrap()
+}
+
+/// Push and interrupt over exponential times: the k-th of n fresh draws, H_n - H_(n-k).
+#[test]
+fn the_interface_carries_backup_workers() {
+    for (k, expected) in [(1, 0.0625), (8, 0.6629), (16, 3.3807)] {
+        let report = first_k(16, k, 0, Rule::NextVersion);
+        near(&format!("k = {k}"), seconds(&report) / report.versions as f64, expected, 0.02);
+        near(
+            &format!("k = {k}, interrupted"),
+            report.interrupted as f64 + 1.0,
+            (16 - k) as f64 * 2e4 + 1.0,
+            0.01,
+        );
+    }
+}
+
+#[test]
+fn the_interface_carries_k_async() {
+    for (k, expected) in [(2, 8.99), (5, 3.0), (10, 1.0)] {
+        let report = first_k(20, k, u64::MAX, Rule::OwnConsumed);
+        near(&format!("k = {k}"), mean(&report.lag), expected, 0.03);
+    }
+}
+
+/// Nothing above the cap is folded (the job's judge sees to it); the means are those of an event simulation of the
+/// same rule.
+#[test]
+fn the_interface_carries_bounded_staleness_with_forced_restarts() {
+    for (k, lag, restarts) in [(2, 0.92, 5.4), (5, 0.81, 3.6), (10, 0.57, 1.4)] {
+        let report = first_k(20, k, 2, Rule::OwnConsumed);
+        near(&format!("k = {k}, mean"), mean(&report.lag), lag, 0.03);
+        near(
+            &format!("k = {k}, restarts"),
+            report.interrupted as f64 / report.versions as f64,
+            restarts,
+            0.05,
+        );
+    }
+}
+
+#[test]
+fn the_interface_carries_ds_sync() {
+    for (base, digits) in [(2usize, 2), (4, 2), (2, 3), (3, 3)] {
+        let workers = base.pow(digits);
+        let mut rng = Rng(3);
+        let mut schemes: Vec<_> = (0..workers).map(|_| DsSync::default()).collect();
+        let mut models: Vec<f64> = (0..workers).map(|_| rng.unit()).collect();
+        let total: f64 = models.iter().sum();
+        schemes
+            .iter_mut()
+            .for_each(|scheme| scheme.handle_event(NOW, WorkerEvent::Joined { clock: Clock(0) }));
+        for round in 0..u64::from(digits) {
+            for scheme in &mut schemes {
+                assert_eq!(scheme.poll_action(), Some(WorkerAction::Compute));
+                assert_eq!(scheme.poll_action(), None);
+                scheme.handle_event(NOW, WorkerEvent::Published { magnitude: None });
+                assert_eq!(scheme.poll_action(), Some(WorkerAction::Average { round }));
+                assert_eq!(scheme.poll_action(), None);
+                scheme.handle_event(NOW, WorkerEvent::Averaged { round });
+            }
+            let before = models.clone();
+            for (rank, model) in models.iter_mut().enumerate() {
+                let group = DsSync::group(rank, round, base, digits);
+                assert!(group.contains(&rank));
+                *model = group.iter().map(|member| before[*member]).sum::<f64>() / base as f64;
+            }
+            assert!((models.iter().sum::<f64>() - total).abs() < 1e-12, "the mean moved");
+        }
+        // Steps of zero: as many rounds as digits give everybody the mean of all.
+        let mean = total / workers as f64;
+        assert!(models.iter().all(|model| (model - mean).abs() < 1e-12), "{base}^{digits}: {models:?}");
+    }
+}
