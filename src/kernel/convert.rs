@@ -131,9 +131,12 @@ mod tests {
     #[test]
     fn bfloat16_rounds_as_half_does() {
         let step = if cfg!(miri) { 1_000_003 } else { 4_099 };
-        let values: Vec<f32> = (0..=u32::MAX).step_by(step).chain([0x7f7f_8000, 0x7f80_0001, 0x0000_8000])
+        let values: Vec<f32> = (0..=u32::MAX)
+            .step_by(step)
+            .chain([0x7f7f_8000, 0x7f80_0001, 0x0000_8000])
             .chain((0..0x1_0000).map(|upper| upper << 16 | 0x8000))
-            .map(f32::from_bits).collect();
+            .map(f32::from_bits)
+            .collect();
         let mut bytes = vec![0; values.len() * 2];
         encode(&values, VolatileSlice::from_mut(&mut bytes), ElementType::Bf16);
         for (value, half) in values.iter().zip(bytes.as_chunks::<2>().0) {
@@ -149,7 +152,9 @@ mod tests {
             decode(VolatileSlice::from_ref(&bytes), encoding, &mut values);
             let mut again = vec![0; bytes.len()];
             encode(&values, VolatileSlice::from_mut(&mut again), encoding);
-            for ((value, bytes), again) in values.iter().zip(bytes.as_chunks::<2>().0).zip(again.as_chunks::<2>().0) {
+            for ((value, bytes), again) in
+                values.iter().zip(bytes.as_chunks::<2>().0).zip(again.as_chunks::<2>().0)
+            {
                 assert!(bytes == again || value.is_nan(), "{encoding:?} {bytes:?} became {again:?}");
             }
         }
