@@ -10,6 +10,9 @@ use slackline::kernel::{AdamParameters, Fold, Gradient, Optimizer, Pass, crc64, 
 use slackline::mem::{HostMemory, VolatileSlice};
 use slackline::table::ElementType;
 
+/// Works on its thread's part of every array.
+type Run = fn(&[VolatileSlice<'_>]);
+
 fn main() {
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse::<usize>().ok());
     let parameters = numbers.next().unwrap_or(100_000_000);
@@ -24,14 +27,14 @@ fn main() {
     let slices: Vec<_> = arrays.iter().map(HostMemory::as_volatile).collect();
     println!("{parameters} parameters, k = {k}, f32; GB/s and their ratio, median of {rounds} rounds");
     for threads in [1, 2] {
-        let mut runs: Vec<(&str, usize, Box<dyn Fn(&[VolatileSlice<'_>]) + Sync>, Vec<f64>)> = vec![
-            ("triad", 12, Box::new(|s| triad(s[1], s[0], s[6], 0.5)), Vec::new()),
-            ("SGD", 4 * k + 8, Box::new(|s| sgd(s)), Vec::new()),
-            ("AdamW", 4 * k + 24, Box::new(|s| adamw(s)), Vec::new()),
+        let mut runs: Vec<(&str, usize, Run, Vec<f64>)> = vec![
+            ("triad", 12, (|s| triad(s[1], s[0], s[6], 0.5)), Vec::new()),
+            ("SGD", 4 * k + 8, sgd, Vec::new()),
+            ("AdamW", 4 * k + 24, adamw, Vec::new()),
         ];
         for _ in 0..rounds {
             for (_, bytes, run, rates) in &mut runs {
-                let seconds = time(&slices, threads, run.as_ref());
+                let seconds = time(&slices, threads, *run);
                 rates.push((*bytes * parameters) as f64 / seconds / 1e9);
             }
         }
@@ -44,7 +47,7 @@ fn main() {
             );
         }
     }
-    let seconds = time(&slices[..1], 1, &|slices| {
+    let seconds = time(&slices[..1], 1, |slices| {
         std::hint::black_box(crc64(slices[0], 0));
     });
     println!("crc64 {:.2} GB/s", (parameters * 4) as f64 / seconds / 1e9);
@@ -76,7 +79,7 @@ fn fold(s: &[VolatileSlice<'_>], optimizer: Optimizer, states: &[Pass<'_>]) {
 }
 
 /// Seconds that `threads` threads take for their parts of the arrays.
-fn time(slices: &[VolatileSlice<'_>], threads: usize, run: &(dyn Fn(&[VolatileSlice<'_>]) + Sync)) -> f64 {
+fn time(slices: &[VolatileSlice<'_>], threads: usize, run: Run) -> f64 {
     let len = slices[0].len() / threads / 64 * 64;
     let barrier = Barrier::new(threads + 1);
     std::thread::scope(|scope| {
