@@ -1,7 +1,7 @@
 //! How near a fold comes to the memory's bandwidth: bytes it moves per second over those of STREAM's triad.
 //!
-//! `cargo bench --bench kernel -- [PARAMETERS] [ROUNDS]` (100,000,000 and 5 if not given). Needs 40 bytes of memory per
-//! parameter. Folds and triads take turns within a round, so that a busy machine is busy for both.
+//! `cargo bench --bench kernel -- [PARAMETERS] [ROUNDS] [GRADIENTS]` (100,000,000, 5 and 4 if not given). Needs 40 bytes
+//! of memory per parameter, and 4 more per gradient beyond four. Folds and triads take turns within a round, so that a busy machine is busy for both.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -10,31 +10,31 @@ use slackline::kernel::{AdamParameters, Fold, Gradient, Optimizer, Pass, crc64, 
 use slackline::mem::{HostMemory, VolatileSlice};
 use slackline::table::ElementType;
 
-const GRADIENTS: usize = 4;
+/// Works on its thread's part of every array.
+type Run = fn(&[VolatileSlice<'_>]);
 
 fn main() {
     let mut numbers = std::env::args().skip(1).filter_map(|argument| argument.parse::<usize>().ok());
     let parameters = numbers.next().unwrap_or(100_000_000);
     let rounds = numbers.next().unwrap_or(5);
-    // Four gradients, then parameters and two states, from and to.
+    let k = numbers.next().unwrap_or(4);
+    // Parameters and two states, from and to, then the gradients.
     let arrays: Vec<HostMemory> =
-        (0..GRADIENTS + 6).map(|_| HostMemory::anonymous(parameters * 4).expect("memory")).collect();
+        (0..6 + k).map(|_| HostMemory::anonymous(parameters * 4).expect("memory")).collect();
     for array in &arrays {
         fill(array.as_volatile());
     }
     let slices: Vec<_> = arrays.iter().map(HostMemory::as_volatile).collect();
-    println!(
-        "{parameters} parameters, k = {GRADIENTS}, f32; GB/s and their ratio, median of {rounds} rounds"
-    );
+    println!("{parameters} parameters, k = {k}, f32; GB/s and their ratio, median of {rounds} rounds");
     for threads in [1, 2] {
-        let mut runs: Vec<(&str, usize, Box<dyn Fn(&[VolatileSlice<'_>]) + Sync>, Vec<f64>)> = vec![
-            ("triad", 12, Box::new(|s| triad(s[0], s[1], s[2], 0.5)), Vec::new()),
-            ("SGD", 24, Box::new(|s| sgd(s)), Vec::new()),
-            ("AdamW", 40, Box::new(|s| adamw(s)), Vec::new()),
+        let mut runs: Vec<(&str, usize, Run, Vec<f64>)> = vec![
+            ("triad", 12, (|s| triad(s[1], s[0], s[6], 0.5)), Vec::new()),
+            ("SGD", 4 * k + 8, sgd, Vec::new()),
+            ("AdamW", 4 * k + 24, adamw, Vec::new()),
         ];
         for _ in 0..rounds {
             for (_, bytes, run, rates) in &mut runs {
-                let seconds = time(&slices, threads, run.as_ref());
+                let seconds = time(&slices, threads, *run);
                 rates.push((*bytes * parameters) as f64 / seconds / 1e9);
             }
         }
@@ -47,7 +47,7 @@ fn main() {
             );
         }
     }
-    let seconds = time(&slices[..1], 1, &|slices| {
+    let seconds = time(&slices[..1], 1, |slices| {
         std::hint::black_box(crc64(slices[0], 0));
     });
     println!("crc64 {:.2} GB/s", (parameters * 4) as f64 / seconds / 1e9);
@@ -58,20 +58,20 @@ fn sgd(s: &[VolatileSlice<'_>]) {
 }
 
 fn adamw(s: &[VolatileSlice<'_>]) {
-    let states = [Pass { from: s[6], to: s[7] }, Pass { from: s[8], to: s[9] }];
+    let states = [Pass { from: s[2], to: s[3] }, Pass { from: s[4], to: s[5] }];
     fold(s, Optimizer::AdamW(AdamParameters::new(0.01)), &states);
 }
 
 fn fold(s: &[VolatileSlice<'_>], optimizer: Optimizer, states: &[Pass<'_>]) {
     let gradients: Vec<_> =
-        s[..GRADIENTS].iter().map(|elements| Gradient { elements: *elements, weight: 0.25 }).collect();
+        s[6..].iter().map(|elements| Gradient { elements: *elements, weight: 0.25 }).collect();
     let fold = Fold {
         gradients: &gradients,
         encoding: ElementType::F32,
         optimizer,
         learning_rate: 1e-3,
         step: 10,
-        parameters: Pass { from: s[4], to: s[5] },
+        parameters: Pass { from: s[0], to: s[1] },
         states,
         streaming: true,
     };
@@ -79,7 +79,7 @@ fn fold(s: &[VolatileSlice<'_>], optimizer: Optimizer, states: &[Pass<'_>]) {
 }
 
 /// Seconds that `threads` threads take for their parts of the arrays.
-fn time(slices: &[VolatileSlice<'_>], threads: usize, run: &(dyn Fn(&[VolatileSlice<'_>]) + Sync)) -> f64 {
+fn time(slices: &[VolatileSlice<'_>], threads: usize, run: Run) -> f64 {
     let len = slices[0].len() / threads / 64 * 64;
     let barrier = Barrier::new(threads + 1);
     std::thread::scope(|scope| {

@@ -66,6 +66,19 @@ pub(super) trait Lanes: Copy {
     unsafe fn stream(self, to: *mut u8);
 }
 
+/// Asks for the cache line at `from`, which may be any address: it is a hint, and never faults.
+#[inline(always)]
+pub(super) fn prefetch(from: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has SSE, and a prefetch of an invalid address does nothing.
+    unsafe {
+        use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(from.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = from;
+}
+
 /// Orders streamed stores before every later store.
 pub(super) fn stream_end() {
     #[cfg(target_arch = "x86_64")]
