@@ -103,6 +103,8 @@ pub struct Worker<T: Transport> {
     phase: Phase,
     retries: u64,
     interrupts: u64,
+    /// This clock's staleness is in the statistics.
+    counted: bool,
     statistics: WorkerStatistics,
     computing_since: Option<Instant>,
     _pulse: Pulse,
@@ -178,6 +180,7 @@ impl<T: Transport> Worker<T> {
             phase: Phase::Deciding,
             retries: 0,
             interrupts: 0,
+            counted: false,
             statistics: WorkerStatistics::default(),
             computing_since: None,
             _pulse: pulse,
@@ -205,12 +208,14 @@ impl<T: Transport> Worker<T> {
         if self.phase == Phase::Publishing {
             self.finish_publish(timeout)?;
         }
-        if self.phase == Phase::Computing {
-            return Ok(self.view());
+        if self.phase != Phase::Computing {
+            self.wait(timeout, "waiting for parameters", |worker| worker.phase == Phase::Computing)?;
         }
-        self.wait(timeout, "waiting for parameters", |worker| worker.phase == Phase::Computing)?;
         let view = self.view();
-        self.statistics.staleness.record(view.staleness());
+        // Asking again for the same clock counts once.
+        if !std::mem::replace(&mut self.counted, true) {
+            self.statistics.staleness.record(view.staleness());
+        }
         Ok(view)
     }
 
@@ -464,7 +469,8 @@ impl<T: Transport> Worker<T> {
             }
             let before = self.phase;
             progress |= self.advance(now)?;
-            if self.phase == before {
+            // Once a gradient is out it is for the user to ask for the next parameters.
+            if self.phase == before || before == Phase::Publishing {
                 break;
             }
         }
@@ -532,6 +538,7 @@ impl<T: Transport> Worker<T> {
                 if self.parts.iter().all(|part| part.published) {
                     self.clock = self.clock.next();
                     self.statistics.clocks += 1;
+                    self.counted = false;
                     self.scheme.handle_event(now, WorkerEvent::Published { magnitude: None });
                     self.phase = Phase::Deciding;
                     progress = true;

@@ -1,0 +1,319 @@
+//! Servers, workers, publishers and readers over shared memory, in one process.
+
+use std::time::Duration;
+
+use slackline::clock::Version;
+use slackline::kernel::Optimizer;
+use slackline::node::{
+    Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions,
+};
+use slackline::scheme::Config;
+use slackline::table::{ElementType, Table};
+use slackline::transport::Address;
+use slackline::transport::shm::Shm;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A gradient that depends on everything it should: the parameters, the clock and the worker.
+fn gradient_of(parameters: &[f32], worker: usize, clock: u64, gradient: &mut [f32]) {
+    for (index, (g, p)) in gradient.iter_mut().zip(parameters).enumerate() {
+        let target = ((index * 7 + worker * 3) as f32 * 0.01).sin() + clock as f32 * 0.001;
+        *g = p - target;
+    }
+}
+
+struct Run {
+    options: ServerOptions,
+    elements: usize,
+    workers: usize,
+    clocks: u64,
+    chunk_bytes: u64,
+}
+
+impl Run {
+    /// Trains with threads as workers and returns the parameters and each worker's staleness counts.
+    fn go(mut self, encoding: ElementType) -> (Vec<f32>, Vec<Vec<u64>>) {
+        let address = Address::random();
+        let table = Table::flat(self.elements as u64, ElementType::F32).unwrap();
+        self.options.memory.chunk_bytes = self.chunk_bytes;
+        let scheme = self.options.scheme;
+        let initial = vec![0.5; self.elements];
+        let mut server = Server::new(Shm::new(), &address, table, &initial, self.options).unwrap();
+        let workers = self.workers as u64;
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(move || {
+                assert!(server.drive(|server| server.status().left == workers, TIMEOUT).unwrap());
+                server.parameters().unwrap()
+            });
+            let handles: Vec<_> = (0..self.workers)
+                .map(|index| {
+                    let address = address.clone();
+                    let options = WorkerOptions { encoding, checksums: true, ..WorkerOptions::new(scheme) };
+                    let clocks = self.clocks;
+                    scope.spawn(move || {
+                        let mut worker = Worker::connect(Shm::new(), &[address], options, TIMEOUT).unwrap();
+                        let mut gradient = vec![0.0; worker.table().bytes() as usize / 4];
+                        for _ in 0..clocks {
+                            let view = worker.begin(TIMEOUT).unwrap();
+                            gradient_of(worker.parameters().unwrap(), index, view.clock.0, &mut gradient);
+                            worker.encode(&gradient).unwrap();
+                            worker.publish(Some(1.0), TIMEOUT).unwrap();
+                        }
+                        worker.flush(TIMEOUT).unwrap();
+                        worker.statistics().staleness.counts().to_vec()
+                    })
+                })
+                .collect();
+            let counts = handles.into_iter().map(|handle| handle.join().unwrap()).collect();
+            (serving.join().unwrap(), counts)
+        })
+    }
+}
+
+/// The same by a plain loop, the gradients of all workers averaged.
+fn serial(optimizer: Optimizer, learning_rate: f32, elements: usize, workers: usize, clocks: u64) -> Vec<f32> {
+    let mut parameters = vec![0.5f32; elements];
+    let mut first = vec![0.0f32; elements];
+    let mut second = vec![0.0f32; elements];
+    let mut gradients = vec![vec![0.0f32; elements]; workers];
+    for clock in 0..clocks {
+        for (worker, gradient) in gradients.iter_mut().enumerate() {
+            gradient_of(&parameters, worker, clock, gradient);
+        }
+        let step = (clock + 1) as i32;
+        for index in 0..elements {
+            let weight = 1.0 / workers as f32;
+            let mut g = weight * gradients[0][index];
+            for gradient in &gradients[1..] {
+                g += weight * gradient[index];
+            }
+            let p = &mut parameters[index];
+            match optimizer {
+                Optimizer::Sgd { weight_decay } => {
+                    if weight_decay != 0.0 {
+                        g += weight_decay * *p;
+                    }
+                    *p -= learning_rate * g;
+                }
+                Optimizer::Momentum { momentum, weight_decay } => {
+                    if weight_decay != 0.0 {
+                        g += weight_decay * *p;
+                    }
+                    first[index] = momentum * first[index] + g;
+                    *p -= learning_rate * first[index];
+                }
+                Optimizer::Adam(_) => unreachable!("not used here"),
+                Optimizer::AdamW(adam) => {
+                    let (b1, b2) = (f64::from(adam.beta1), f64::from(adam.beta2));
+                    *p -= (f64::from(learning_rate) * f64::from(adam.weight_decay)) as f32 * *p;
+                    first[index] = adam.beta1 * first[index] + ((1.0 - b1) as f32) * g;
+                    second[index] = adam.beta2 * second[index] + (((1.0 - b2) as f32) * g) * g;
+                    let rate = (f64::from(learning_rate) / (1.0 - b1.powi(step))) as f32;
+                    let correction = (1.0 - b2.powi(step)).sqrt() as f32;
+                    *p -= rate * (first[index] / (second[index].sqrt() / correction + adam.epsilon));
+                }
+            }
+        }
+    }
+    parameters
+}
+
+#[test]
+fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
+    let optimizers = [
+        Optimizer::Sgd { weight_decay: 0.0 },
+        Optimizer::Momentum { momentum: 0.9, weight_decay: 0.01 },
+        Optimizer::AdamW(slackline::kernel::AdamParameters::new(0.1)),
+    ];
+    for optimizer in optimizers {
+        for threads in [1, 3] {
+            let options = ServerOptions { optimizer, threads, ..ServerOptions::new(Config::Bsp, 1, 0.1) };
+            let run = Run { options, elements: 5_003, workers: 1, clocks: 30, chunk_bytes: 4096 };
+            let (parameters, staleness) = run.go(ElementType::F32);
+            let expected = serial(optimizer, 0.1, 5_003, 1, 30);
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert!(bits(&parameters) == bits(&expected), "{optimizer:?} with {threads} threads");
+            assert_eq!(staleness, [[30]], "under BSP nothing is stale");
+        }
+    }
+}
+
+#[test]
+fn four_workers_under_bsp_give_the_serial_large_batch_run() {
+    let optimizer = Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 };
+    let options = ServerOptions { optimizer, threads: 2, ..ServerOptions::new(Config::Bsp, 4, 0.05) };
+    let run = Run { options, elements: 3_000, workers: 4, clocks: 40, chunk_bytes: 2048 };
+    let (parameters, _) = run.go(ElementType::F32);
+    let expected = serial(optimizer, 0.05, 3_000, 4, 40);
+    for (got, want) in parameters.iter().zip(&expected) {
+        assert!((got - want).abs() <= 1e-5 * want.abs().max(1e-3), "{got} against {want}");
+    }
+}
+
+#[test]
+fn every_scheme_keeps_its_bound_and_converges() {
+    for scheme in [Config::Asp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
+        let options = ServerOptions::new(scheme, 3, 0.1);
+        let run = Run { options, elements: 2_000, workers: 3, clocks: 150, chunk_bytes: 1024 };
+        let (parameters, staleness) = run.go(ElementType::F32);
+        for counts in &staleness {
+            assert_eq!(counts.iter().sum::<u64>(), 150, "{scheme}");
+            if let Some(bound) = scheme.staleness() {
+                assert!(counts.len() as u64 <= bound + 1, "{scheme}: {counts:?}");
+            }
+        }
+        // The fixed point is the mean of the workers' targets.
+        let target = |index: usize| (0..3).map(|w| ((index * 7 + w * 3) as f32 * 0.01).sin()).sum::<f32>() / 3.0;
+        for (index, got) in parameters.iter().enumerate() {
+            assert!((got - target(index)).abs() < 0.3, "{scheme}: {got} against {}", target(index));
+        }
+    }
+}
+
+#[test]
+fn gradients_in_half_precision_are_folded_like_their_f32_values() {
+    for encoding in [ElementType::Bf16, ElementType::F16] {
+        let options = ServerOptions::new(Config::Bsp, 2, 0.1);
+        let run = Run { options, elements: 1_001, workers: 2, clocks: 20, chunk_bytes: 256 };
+        let (parameters, _) = run.go(encoding);
+        let expected = serial(Optimizer::Sgd { weight_decay: 0.0 }, 0.1, 1_001, 2, 20);
+        for (got, want) in parameters.iter().zip(&expected) {
+            assert!((got - want).abs() < 0.01, "{encoding:?}: {got} against {want}");
+        }
+    }
+}
+
+#[test]
+fn a_worker_over_three_servers_sees_one_table() {
+    let table = Table::builder()
+        .tensor("a", &[100], ElementType::F32)
+        .tensor("b", &[33], ElementType::F32)
+        .build()
+        .unwrap();
+    let ranges = table.shards(3).unwrap();
+    let addresses: Vec<_> = (0..3).map(|_| Address::random()).collect();
+    let initial: Vec<f32> = (0..133).map(|value| value as f32).collect();
+    std::thread::scope(|scope| {
+        let servers: Vec<_> = (0..3)
+            .map(|index| {
+                let options =
+                    ServerOptions { shard: (index as u16, 3), ..ServerOptions::new(Config::Bsp, 1, 1.0) };
+                let own = &initial[ranges[index].start as usize / 4..ranges[index].end as usize / 4];
+                let mut server = Server::new(Shm::new(), &addresses[index], table.clone(), own, options).unwrap();
+                scope.spawn(move || {
+                    assert!(server.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
+                    server.parameters().unwrap()
+                })
+            })
+            .collect();
+        let mut shuffled = addresses.clone();
+        shuffled.rotate_left(1);
+        let mut worker = Worker::connect(Shm::new(), &shuffled, WorkerOptions::new(Config::Bsp), TIMEOUT).unwrap();
+        worker.begin(TIMEOUT).unwrap();
+        assert_eq!(worker.parameters().unwrap(), initial);
+        worker.gradient().unwrap().copy_from_slice(&vec![1.0; 133]);
+        worker.publish(None, TIMEOUT).unwrap();
+        let view = worker.begin(TIMEOUT).unwrap();
+        assert_eq!((view.clock.0, view.version.0, view.staleness()), (1, 1, 0));
+        drop(worker);
+        let all: Vec<f32> = servers.into_iter().flat_map(|server| server.join().unwrap()).collect();
+        assert_eq!(all, initial.iter().map(|value| value - 1.0).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_borrowed_slot_and_a_read_in_place_copy_nothing_and_give_the_same_numbers() {
+    let address = Address::random();
+    let table = Table::flat(1000, ElementType::F32).unwrap();
+    let options = ServerOptions::new(Config::Bsp, 1, 0.5);
+    let mut server = Server::new(Shm::new(), &address, table, &vec![1.0; 1000], options).unwrap();
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(move || {
+            assert!(server.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
+            server.parameters().unwrap()
+        });
+        let options =
+            WorkerOptions { read: slackline::node::ReadMode::InPlace, ..WorkerOptions::new(Config::Bsp) };
+        let mut worker = Worker::connect(Shm::new(), &[address], options, TIMEOUT).unwrap();
+        let mut values = vec![0u8; 4000];
+        for _ in 0..3 {
+            worker.begin(TIMEOUT).unwrap();
+            worker.in_place(0).unwrap().read(&mut values);
+            let slots = worker.borrow_slots(TIMEOUT).unwrap();
+            slots[0].as_volatile().write(&values);
+            worker.publish_slots(None, TIMEOUT).unwrap();
+        }
+        worker.flush(TIMEOUT).unwrap();
+        let statistics = worker.statistics().clone();
+        assert_eq!((statistics.bytes_published, statistics.bytes_pulled, statistics.clocks), (0, 0, 3));
+        drop(worker);
+        assert_eq!(serving.join().unwrap(), vec![0.125; 1000]);
+    });
+}
+
+#[test]
+fn a_reader_is_never_staler_than_it_asked_and_copies_only_when_it_must() {
+    let address = Address::random();
+    let table = Table::flat(64, ElementType::Bf16).unwrap();
+    let mut publisher = Publisher::new(Shm::new(), &address, table, PublisherOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        let (to_reader, steps) = std::sync::mpsc::channel::<u64>();
+        let (to_publisher, done) = std::sync::mpsc::channel::<()>();
+        let reading = scope.spawn(move || {
+            let mut reader = Reader::connect(Shm::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
+            assert!(matches!(reader.bytes(), Err(Error::OutOfTurn { .. })));
+            let mut copies = Vec::new();
+            for version in steps {
+                let fresh = reader.refresh(2, TIMEOUT).unwrap();
+                assert_eq!(fresh.version.0 + fresh.behind, version);
+                assert!(fresh.behind <= 2);
+                assert_eq!(reader.bytes().unwrap(), [fresh.version.0 as u8; 128]);
+                copies.push(fresh.copied);
+                to_publisher.send(()).unwrap();
+            }
+            copies
+        });
+        publisher.drive(|publisher| publisher.readers() == 1, TIMEOUT).unwrap();
+        for version in 1..=7u64 {
+            assert_eq!(publisher.publish(&[version as u8; 128], TIMEOUT).unwrap(), Version(version));
+            to_reader.send(version).unwrap();
+            done.recv().unwrap();
+        }
+        drop(to_reader);
+        assert_eq!(reading.join().unwrap(), [true, false, false, true, false, false, true]);
+    });
+}
+
+#[test]
+fn a_pinned_frame_is_left_alone_and_pins_on_all_others_make_the_publisher_say_so() {
+    let address = Address::random();
+    let table = Table::flat(16, ElementType::F32).unwrap();
+    let mut options = PublisherOptions::default();
+    options.memory.frames = 2;
+    let mut publisher = Publisher::new(Shm::new(), &address, table, options).unwrap();
+    std::thread::scope(|scope| {
+        let (pinned, is_pinned) = std::sync::mpsc::channel::<()>();
+        let (let_go, may_let_go) = std::sync::mpsc::channel::<()>();
+        let reading = scope.spawn(move || {
+            let mut reader = Reader::connect(Shm::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
+            let frame = reader.pin(slackline::scheme::Bound::version(Version(1)), TIMEOUT).unwrap();
+            pinned.send(()).unwrap();
+            may_let_go.recv().unwrap();
+            let mut bytes = [0; 64];
+            frame.bytes().read(&mut bytes);
+            assert_eq!((frame.pulled().version, bytes), (Version(1), [1; 64]));
+            drop(frame);
+            pinned.send(()).unwrap();
+        });
+        publisher.publish(&[1; 64], TIMEOUT).unwrap();
+        publisher.drive(|publisher| publisher.readers() == 1, TIMEOUT).unwrap();
+        is_pinned.recv().unwrap();
+        publisher.publish(&[2; 64], TIMEOUT).unwrap();
+        let error = publisher.publish(&[3; 64], Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(error, Error::Pinned { version: Version(3), .. }), "{error}");
+        let_go.send(()).unwrap();
+        is_pinned.recv().unwrap();
+        publisher.publish(&[3; 64], TIMEOUT).unwrap();
+        reading.join().unwrap();
+    });
+}
