@@ -145,8 +145,11 @@ fn four_workers_under_bsp_give_the_serial_large_batch_run() {
     let run = Run { options, elements: 3_000, workers: 4, clocks: 40, chunk_bytes: 2048 };
     let (parameters, _) = run.go(ElementType::F32);
     let expected = serial(optimizer, 0.05, 3_000, 4, 40);
+    // Relative to the largest value: sums are made in the order in which workers joined, and values near zero differ
+    // by the rounding of larger ones.
+    let largest = expected.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
     for (got, want) in parameters.iter().zip(&expected) {
-        assert!((got - want).abs() <= 1e-5 * want.abs().max(1e-3), "{got} against {want}");
+        assert!((got - want).abs() <= 1e-5 * largest, "{got} against {want}");
     }
 }
 
