@@ -206,6 +206,11 @@ impl Publish {
         self.consumed
     }
 
+    /// Takes note of a consumed clock that was read elsewhere.
+    pub(crate) fn learn_consumed(&mut self, consumed: Clock) {
+        self.consumed = self.consumed.max(consumed);
+    }
+
     /// Looks at the consumed clock again and again while idle, for [`consumed`](Self::consumed) to follow.
     pub fn watch_consumed(&mut self, on: bool) {
         self.watching = on;
@@ -252,7 +257,7 @@ impl Publish {
             State::NeedCredit => self.ask_for_credit(endpoint),
             State::Credit if self.outstanding > 0 => Ok(false),
             State::Credit => {
-                self.consumed = Clock(self.scratch.as_volatile().load_u64(0));
+                self.learn_consumed(Clock(self.scratch.as_volatile().load_u64(0)));
                 self.state = State::NeedCredit;
                 Ok(self.has_credit())
             }
