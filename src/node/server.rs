@@ -1,8 +1,9 @@
 //! The server: one shard, and the gradients that are folded into it as the scheme says.
 
+use super::Error;
 use super::aggregate::{Aggregator, Input, Job, Stage};
 use super::shard::{Departure, Shard, ShardConfig, ShardEvent, ShardOptions};
-use super::{Backoff, Error, now};
+use super::wait::drive;
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
 use crate::mem::{Access, MemoryRegion, streaming_threshold};
@@ -249,19 +250,7 @@ impl<T: Transport> Server<T> {
 
     /// Polls until `until` says so or `timeout` has passed; false if it was the timeout.
     pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
-        let deadline = now() + timeout;
-        let mut backoff = Backoff::new();
-        loop {
-            let now = now();
-            let progress = self.poll(now)?;
-            if until(self) {
-                return Ok(true);
-            }
-            if now >= deadline {
-                return Ok(false);
-            }
-            if progress { backoff.reset() } else { backoff.wait() }
-        }
+        drive(self, Self::poll, until, timeout)
     }
 
     /// Does whatever there is to do without waiting: takes peers in, notices who is gone, folds gradients that have

@@ -140,11 +140,7 @@ impl<T: Transport> Worker<T> {
         }
         let beacons = links.iter().map(Link::beacon).collect::<Result<_, _>>()?;
         let lease = links.iter().map(Link::lease).min().unwrap_or(Duration::from_secs(3));
-        let pulse = Pulse::start(beacons, lease).map_err(|_| Error::Option {
-            option: "heartbeat",
-            value: "one thread".into(),
-            reason: "the system has no room for it (ulimit -u)",
-        })?;
+        let pulse = Pulse::start(beacons, lease)?;
         // A late joiner begins where the slowest shard is.
         let clock = links.iter().map(|link| link.welcome.clock).max().unwrap_or_default();
         let parameters = match options.read {
