@@ -18,11 +18,17 @@ pub struct Desk {
 
 /// Why a slot was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SlotFault {
+#[non_exhaustive]
+pub enum SlotFault {
+    /// Its header names another clock than was announced.
     Clock,
+    /// It was written for another life of the owner.
     Epoch,
+    /// Its header has another length than was agreed, or the peer has no slots.
     Length,
+    /// Its header has another encoding than was agreed.
     Encoding,
+    /// It does not match its checksum.
     Checksum,
 }
 
@@ -93,7 +99,7 @@ impl Desk {
     }
 
     /// Header of the announced gradient of `clock`, if it is what it should be.
-    pub(crate) fn header(&self, clock: Clock, epoch: u64) -> Result<SlotHeader, SlotFault> {
+    pub fn header(&self, clock: Clock, epoch: u64) -> Result<SlotHeader, SlotFault> {
         let (_, geometry) = self.slots.as_ref().ok_or(SlotFault::Length)?;
         let line = self.page.as_volatile().subslice(desk::slot_header(geometry.slot_of(clock)), LINE);
         let header = SlotHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed)));

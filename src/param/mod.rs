@@ -14,7 +14,7 @@ mod publish;
 mod pull;
 mod push;
 
-pub use desk::Desk;
+pub use desk::{Desk, SlotFault};
 pub use frames::{Frames, Pinned as FramePinned};
 pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Role, Welcome};
 pub use layout::{

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use super::layout::{ControlLayout, FrameHeader, LINE, Latest, desk};
 use super::{FrameSource, Pulled};
-use crate::mem::{LocalSlice, RemoteSlice, VolatileSlice, fence};
+use crate::mem::{LocalSlice, RemoteSlice, VolatileSlice, fence, pause};
 use crate::scheme::Bound;
 use crate::transport::Endpoint;
 
@@ -84,7 +84,7 @@ impl Pins {
                 // It was being reused: another version is the latest by now, or will be in a moment.
                 self.release();
                 retries += 1;
-                std::hint::spin_loop();
+                pause();
                 continue;
             }
             if header.epoch != self.source.epoch {
