@@ -63,3 +63,24 @@ fn a_frame_that_is_begun_again_is_copied_again() {
         }
     });
 }
+
+/// A follower may hold a version before it is announced as the latest; its next pull finds nothing older.
+#[test]
+fn a_follower_never_goes_back() {
+    explore(2, |accepted| {
+        let (mut frames, source) = shard(2, BYTES);
+        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+        let frame = frames.begin(Version(1), |_| false).unwrap();
+        fill(&frames.payload(frame), &CHUNKS, 1);
+        frames.progress(frame).raise(2);
+        let follower = thread::spawn(move || {
+            let first = reader.follow(1, 8).map(|pulled| pulled.version);
+            first.and_then(|first| Some((first, reader.attempt()?.version)))
+        });
+        frames.commit(frame, Version(1), Clock(0));
+        if let Some((first, second)) = follower.join().unwrap() {
+            assert!(first <= second, "{first:?}, then {second:?}");
+            accepted.fetch_add(1, Relaxed);
+        }
+    });
+}

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use slackline::mem::{Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, fence};
+use slackline::mem::{LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, fence};
 use slackline::transport::{
     Beacon, Disconnected, Endpoint, Flags, Operation, PostError, WorkCompletion, WorkRequest,
 };
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::push::pushed;
 use super::slots::announced;
-use super::world::{CONTROL, FRAMES, Reader, explore};
+use super::world::{CONTROL, FRAMES, explore};
 
 /// Every order of a payload's two words, and the same orders of whatever is longer.
 const ORDERS: usize = 2;

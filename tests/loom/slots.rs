@@ -111,11 +111,7 @@ impl<E: Endpoint> Worker<E> {
     }
 }
 
-fn desk<E: Endpoint>(
-    bytes: u64,
-    slots: u16,
-    connect: &impl Fn(&Grants) -> E,
-) -> (Frames, Worker<E>, Desk) {
+fn desk<E: Endpoint>(bytes: u64, slots: u16, connect: &impl Fn(&Grants) -> E) -> (Frames, Worker<E>, Desk) {
     let (frames, source) = shard(2, bytes);
     let elements = bytes / 4;
     let geometry = SlotGeometry { slots, encoding: ElementType::F32, elements, chunk_elements: 16 };
