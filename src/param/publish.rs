@@ -359,6 +359,8 @@ impl Publish {
                 if chunks > 1 {
                     let landed = landed_word(header.clock.0, chunk + 1);
                     batch.push(self.inline(self.page.slice(desk::LANDED as u64, 8)?, Inline::word(landed)));
+                    #[cfg(slackline_mutant = "landed_early")]
+                    swap_last_two(batch);
                 }
             }
         }
@@ -367,6 +369,8 @@ impl Publish {
             batch.push(self.inline(self.page.slice(header_at, 64)?, Inline::line(header.to_words())));
             let announced = Inline::word(header.clock.next().0);
             batch.push(self.inline(self.page.slice(desk::PUBLISHED as u64, 8)?, announced));
+            #[cfg(slackline_mutant = "announce")]
+            swap_last_two(batch);
         }
         // One completion a batch: it frees the queue, and the last one says that all is done.
         if let Some(request) = batch.last_mut() {
@@ -395,4 +399,11 @@ impl Publish {
             Err(error) => Err(PublishError::Post(error)),
         }
     }
+}
+
+/// What the mutants that announce too early do.
+#[cfg(any(slackline_mutant = "announce", slackline_mutant = "landed_early"))]
+fn swap_last_two(batch: &mut [WorkRequest]) {
+    let last = batch.len() - 1;
+    batch.swap(last - 1, last);
 }
