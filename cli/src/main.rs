@@ -1,2 +1,43 @@
 //! The slackline command line.
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod commands;
+mod failure;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use commands::train;
+
+/// Parameter memory with bounded staleness for distributed training.
+#[derive(Parser)]
+#[command(name = "slackline", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Train(Box<train::Args>),
+    /// One server of a run; started by `train`.
+    #[command(hide = true)]
+    Serve,
+    /// One worker of a run; started by `train`.
+    #[command(hide = true)]
+    Work,
+}
+
+fn main() -> ExitCode {
+    // Silent unless RUST_LOG asks.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("off"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match Cli::parse().command {
+        Command::Train(args) => train::run(*args),
+        Command::Serve => train::serve(),
+        Command::Work => train::work(),
+    }
+}

@@ -1,0 +1,3 @@
+//! One module per subcommand, each with a `run` that takes its arguments and answers with an exit code.
+
+pub(crate) mod train;

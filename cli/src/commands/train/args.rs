@@ -1,0 +1,167 @@
+//! What `slackline train` can be told.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use slackline::scheme::Config;
+use slackline_cli::model::ModelKind;
+
+/// Train a model on shared memory, with one process per worker.
+///
+/// Starts the servers and the workers as processes of this machine, shows how the run is getting on, and ends with
+/// what each worker did. Without any option it trains a perceptron on the digits that come with the program.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// When workers wait for each other: in lock step, never, or once they are too far apart
+    #[arg(long, help_heading = "Scheme", value_parser = Config::NAMES, default_value = "ssp")]
+    pub(super) scheme: String,
+
+    /// Clocks that parameters may be behind (ssp and essp only) [default: 3]
+    #[arg(long, help_heading = "Scheme", value_name = "CLOCKS")]
+    pub(super) staleness: Option<u64>,
+
+    /// Worker processes
+    #[arg(long, help_heading = "Processes", value_name = "N", default_value_t = 2)]
+    pub(super) workers: usize,
+
+    /// Server processes, each with a shard of the parameters
+    #[arg(long, help_heading = "Processes", value_name = "M", default_value_t = 1)]
+    pub(super) servers: usize,
+
+    /// Threads that sum gradients, in each server
+    #[arg(long, help_heading = "Processes", value_name = "N", default_value_t = 1)]
+    pub(super) threads: usize,
+
+    /// What processes talk over
+    #[arg(long, help_heading = "Processes", value_enum, default_value_t = Transport::Shm)]
+    pub(super) transport: Transport,
+
+    /// Make a worker FACTOR times slower, workers counted from 0; may be repeated
+    #[arg(long, help_heading = "Processes", value_name = "WORKER=FACTOR", value_parser = straggler)]
+    pub(super) straggler: Vec<(usize, f64)>,
+
+    /// Longest that anyone waits for anyone
+    #[arg(
+        long,
+        help_heading = "Processes",
+        value_name = "SECONDS",
+        default_value_t = 60.0,
+        allow_negative_numbers = true
+    )]
+    pub(super) timeout: f64,
+
+    /// Kind of model [default: mlp, or what --load holds]
+    #[arg(long, help_heading = "Model and data", value_enum)]
+    pub(super) model: Option<Model>,
+
+    /// Hidden units (mlp only) [default: 64, or what --load holds]
+    #[arg(long, help_heading = "Model and data", value_name = "UNITS")]
+    pub(super) hidden: Option<usize>,
+
+    /// CSV, LIBSVM or IDX file to train on [default: the built-in digits, 1437 to train and 360 to test]
+    #[arg(long, help_heading = "Model and data", value_name = "FILE")]
+    pub(super) data: Option<PathBuf>,
+
+    /// Begin with the parameters of a model that --save wrote
+    #[arg(long, help_heading = "Model and data", value_name = "FILE")]
+    pub(super) load: Option<PathBuf>,
+
+    /// Decides the initial parameters and the order of the examples
+    #[arg(long, help_heading = "Model and data", value_name = "NUMBER", default_value_t = 1)]
+    pub(super) seed: u64,
+
+    /// Times that all examples are seen
+    #[arg(long, help_heading = "Training", value_name = "N", default_value_t = 30)]
+    pub(super) epochs: u32,
+
+    /// Examples per gradient, of each worker
+    #[arg(long, help_heading = "Training", value_name = "EXAMPLES", default_value_t = 16)]
+    pub(super) batch: usize,
+
+    /// How gradients move the parameters
+    #[arg(long, help_heading = "Training", value_enum, default_value_t = OptimizerName::Momentum)]
+    pub(super) optimizer: OptimizerName,
+
+    /// Step size [default: 0.5 for sgd, 0.05 for momentum, 0.002 for adam and adamw]
+    #[arg(long, help_heading = "Training", value_name = "RATE", allow_negative_numbers = true)]
+    pub(super) learning_rate: Option<f32>,
+
+    /// How gradients travel
+    #[arg(long, help_heading = "Training", value_enum, default_value_t = Encoding::F32)]
+    pub(super) encoding: Encoding,
+
+    /// Save the trained model as safetensors
+    #[arg(long, help_heading = "Output", value_name = "FILE")]
+    pub(super) save: Option<PathBuf>,
+
+    /// Write what the run came to as JSON; - for stdout, which then holds nothing else
+    #[arg(long, help_heading = "Output", value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 trained, 1 the run failed, 2 options or files that cannot be used.";
+
+const EXAMPLES: &str = "Examples:
+  slackline train
+      the digits, two workers, SSP; about a second
+  slackline train --scheme bsp --workers 4 --straggler 0=4
+      how long lock step waits for a worker that is four times slower; compare ssp and essp
+  slackline train --data train-images-idx3-ubyte --epochs 5 --save mnist.safetensors
+      MNIST, unpacked, with the labels and the t10k files beside it
+  slackline train --load mnist.safetensors --data train-images-idx3-ubyte --learning-rate 0.01
+      and on from there
+  slackline train --json - | jq .final_accuracy
+
+Exit codes: 0 trained (a warning tells of workers that were lost on the way), 1 the run failed,
+2 options or files that cannot be used.";
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Transport {
+    /// Shared memory
+    Shm,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Model {
+    /// Softmax regression: one linear layer
+    Softmax,
+    /// A perceptron with one hidden layer
+    Mlp,
+}
+
+impl From<Model> for ModelKind {
+    fn from(model: Model) -> ModelKind {
+        match model {
+            Model::Softmax => ModelKind::Softmax,
+            Model::Mlp => ModelKind::Mlp,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum OptimizerName {
+    Sgd,
+    /// SGD with momentum 0.9
+    Momentum,
+    Adam,
+    /// Adam with a weight decay of 0.01
+    #[value(name = "adamw")]
+    AdamW,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Encoding {
+    F32,
+    Bf16,
+    F16,
+}
+
+fn straggler(text: &str) -> Result<(usize, f64), String> {
+    let form = || "write WORKER=FACTOR, such as 0=4 for a worker 0 that is four times slower".to_owned();
+    let (worker, factor) = text.split_once('=').ok_or_else(form)?;
+    match (worker.trim().parse(), factor.trim().parse()) {
+        (Ok(worker), Ok(factor)) => Ok((worker, factor)),
+        _ => Err(form()),
+    }
+}

@@ -1,0 +1,278 @@
+//! From arguments to a plan: everything that can be found wrong before a process is started is found here.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackline::kernel::{AdamParameters, Optimizer};
+use slackline::scheme;
+use slackline::table::{ElementType, Table};
+use slackline_cli::data::{self, Split};
+use slackline_cli::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
+
+use super::args::{Args, Encoding, OptimizerName};
+use crate::failure::Failure;
+use crate::output;
+
+/// Places that each server has: for workers, and for the one reader that evaluates.
+pub(super) const PEERS: u16 = 256;
+
+/// Most workers of one run.
+const WORKERS_MAX: usize = PEERS as usize - 1;
+
+/// Most servers of one run: more than any host has use for, few enough to start.
+const SERVERS_MAX: usize = 64;
+
+/// Slower than this is not a straggler but a worker that is gone.
+const FACTOR_MAX: f64 = 1000.0;
+
+/// A run that can be started.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) scheme: scheme::Config,
+    pub(super) workers: usize,
+    pub(super) servers: usize,
+    pub(super) threads: usize,
+    /// By how much each worker is slowed down: 1 for those that are not.
+    pub(super) factors: Vec<f64>,
+    pub(super) timeout: Duration,
+    pub(super) spec: ModelSpec,
+    pub(super) table: Table,
+    /// Bytes of the table that each server holds.
+    pub(super) shards: Vec<std::ops::Range<u64>>,
+    pub(super) data: Option<PathBuf>,
+    pub(super) split: Arc<Split>,
+    pub(super) initial: Vec<f32>,
+    pub(super) seed: u64,
+    pub(super) epochs: u32,
+    pub(super) batch: usize,
+    /// Gradients of each worker.
+    pub(super) steps: u64,
+    pub(super) optimizer: Optimizer,
+    pub(super) optimizer_name: &'static str,
+    pub(super) learning_rate: f32,
+    pub(super) encoding: ElementType,
+    pub(super) save: Option<PathBuf>,
+    pub(super) json: Option<PathBuf>,
+}
+
+impl Plan {
+    pub(super) fn new(args: Args) -> Result<Plan, Failure> {
+        let scheme = scheme::Config::new(&args.scheme, args.staleness)
+            .map_err(|error| Failure::usage(format!("--staleness: {}", error.to_string().replace(": ", "; "))))?;
+        between("--workers", args.workers, WORKERS_MAX)?;
+        between("--servers", args.servers, SERVERS_MAX)?;
+        between("--threads", args.threads, 1024)?;
+        between("--epochs", args.epochs as usize, u32::MAX as usize)?;
+        between("--batch", args.batch, usize::MAX)?;
+        let factors = factors(&args)?;
+        let timeout = Some(args.timeout)
+            .filter(|seconds| (0.001..=1e6).contains(seconds))
+            .map(Duration::from_secs_f64)
+            .ok_or_else(|| {
+                let given = args.timeout;
+                Failure::usage(format!("--timeout cannot be {given}; use 0.001 to 1000000 seconds"))
+            })?;
+        let (optimizer, optimizer_name, default_rate) = optimizer(args.optimizer);
+        let learning_rate = args.learning_rate.unwrap_or(default_rate);
+        if !learning_rate.is_finite() || learning_rate <= 0.0 {
+            return Err(Failure::usage(format!(
+                "--learning-rate cannot be {learning_rate}; use a number above 0, such as {default_rate}"
+            )));
+        }
+        let encoding = match args.encoding {
+            Encoding::F32 => ElementType::F32,
+            Encoding::Bf16 => ElementType::Bf16,
+            Encoding::F16 => ElementType::F16,
+        };
+        check_outputs(&args)?;
+        if args.hidden.is_some() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
+            return Err(Failure::usage("softmax has no hidden units; leave --hidden out, or use --model mlp"));
+        }
+
+        let split = match &args.data {
+            Some(path) => data::load(path).map_err(|error| Failure::usage(format!("--data {error}")))?,
+            None => data::digits(),
+        };
+        let rows = split.train.rows();
+        let batches = Batches::new(args.seed, 0, args.workers, rows, args.batch)
+            .map_err(|error| Failure::usage(format!("--batch: {error}")))?;
+        let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
+        let (spec, loaded) = spec(&args, &split)?;
+        let table = table(&spec)?;
+        let shards = table
+            .shards(args.servers)
+            .map_err(|error| Failure::usage(format!("--servers: {}", error.to_string().replace(": ", "; "))))?;
+        check_memory(&spec, scheme, args.workers, optimizer, encoding)?;
+        let initial = loaded.unwrap_or_else(|| spec.initialise(args.seed));
+        Ok(Plan {
+            scheme,
+            workers: args.workers,
+            servers: args.servers,
+            threads: args.threads,
+            factors,
+            timeout,
+            spec,
+            table,
+            shards,
+            data: args.data,
+            split: Arc::new(split),
+            initial,
+            seed: args.seed,
+            epochs: args.epochs,
+            batch: args.batch,
+            steps,
+            optimizer,
+            optimizer_name,
+            learning_rate,
+            encoding,
+            save: args.save,
+            json: args.json,
+        })
+    }
+
+    /// What it trains on, for people.
+    pub(super) fn data_name(&self) -> String {
+        self.data.as_ref().map_or("the digits".into(), |path| path.display().to_string())
+    }
+
+    /// Whether stdout is for the JSON alone.
+    pub(super) fn json_on_stdout(&self) -> bool {
+        self.json.as_deref() == Some(Path::new("-"))
+    }
+}
+
+fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
+    if (1..=most).contains(&value) {
+        return Ok(());
+    }
+    let range = if most >= u32::MAX as usize { "1 or more".into() } else { format!("1 to {most}") };
+    Err(Failure::usage(format!("{option} cannot be {value}; use {range}")))
+}
+
+fn factors(args: &Args) -> Result<Vec<f64>, Failure> {
+    let mut factors = vec![None; args.workers];
+    for &(worker, factor) in &args.straggler {
+        let last = args.workers - 1;
+        let wrong = |why: String| Failure::usage(format!("--straggler {worker}={factor}: {why}"));
+        let place = factors
+            .get_mut(worker)
+            .ok_or_else(|| wrong(format!("there is no worker {worker}; workers are numbered 0 to {last}")))?;
+        if !(1.0..=FACTOR_MAX).contains(&factor) {
+            return Err(wrong(format!("a factor cannot be {factor}; use 1 (full speed) to {FACTOR_MAX}")));
+        }
+        if place.replace(factor).is_some() {
+            return Err(wrong(format!("worker {worker} was given a factor before; give one per worker")));
+        }
+    }
+    Ok(factors.into_iter().map(|factor| factor.unwrap_or(1.0)).collect())
+}
+
+/// The optimiser, its name and its usual step size.
+fn optimizer(name: OptimizerName) -> (Optimizer, &'static str, f32) {
+    match name {
+        OptimizerName::Sgd => (Optimizer::Sgd { weight_decay: 0.0 }, "sgd", 0.5),
+        OptimizerName::Momentum => {
+            (Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 }, "momentum", 0.05)
+        }
+        OptimizerName::Adam => (Optimizer::Adam(AdamParameters::new(0.0)), "adam", 0.002),
+        OptimizerName::AdamW => (Optimizer::AdamW(AdamParameters::new(0.01)), "adamw", 0.002),
+    }
+}
+
+/// Nothing is trained whose result could not be kept, and nothing that is read is written over.
+fn check_outputs(args: &Args) -> Result<(), Failure> {
+    let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
+    for (option, path) in [("--save", args.save.as_deref()), ("--json", json)] {
+        let Some(path) = path else { continue };
+        output::check(option, path)?;
+        if args.data.as_deref().is_some_and(|data| output::same_file(path, data)) {
+            let what = "is the file to train on, and would be replaced; choose another name";
+            return Err(Failure::usage(format!("{option} {}: {what}", path.display())));
+        }
+    }
+    let Some(json) = json else { return Ok(()) };
+    for (option, path) in [("--save", &args.save), ("--load", &args.load)] {
+        if path.as_deref().is_some_and(|path| output::same_file(path, json)) {
+            let what = format!("{option} names the same file; choose another name");
+            return Err(Failure::usage(format!("--json {}: {what}", json.display())));
+        }
+    }
+    Ok(())
+}
+
+/// The shape of the model, and its parameters where they come from a file.
+fn spec(args: &Args, split: &Split) -> Result<(ModelSpec, Option<Vec<f32>>), Failure> {
+    let (columns, classes) = (split.train.columns, split.train.classes);
+    let of_file = |error| Failure::usage(format!("--load {error}"));
+    let loaded = args.load.as_ref().map(model::load).transpose().map_err(of_file)?;
+    let found = loaded.as_ref().map(|(spec, _)| spec);
+    let asked = args.model.map(ModelKind::from).or_else(|| args.hidden.map(|_| ModelKind::Mlp));
+    let kind = asked.or(found.map(ModelSpec::kind)).unwrap_or(ModelKind::Mlp);
+    let hidden = found.map(ModelSpec::hidden).filter(|hidden| *hidden > 0).unwrap_or(HIDDEN_DEFAULT);
+    let spec = ModelSpec::new(kind, columns, classes, args.hidden.unwrap_or(hidden)).map_err(Failure::usage)?;
+    match (loaded, &args.load) {
+        (Some((found, _)), Some(path)) if found != spec => {
+            let (file, expected) = (path.clone(), spec);
+            Err(of_file(model::ModelFileError::OtherModel { file, found, expected }))
+        }
+        (loaded, _) => Ok((spec, loaded.map(|(_, parameters)| parameters))),
+    }
+}
+
+fn table(spec: &ModelSpec) -> Result<Table, Failure> {
+    let mut table = Table::builder();
+    for tensor in spec.tensors() {
+        let shape: Vec<u64> = tensor.shape.iter().map(|side| *side as u64).collect();
+        table = table.tensor(tensor.name, &shape, ElementType::F32);
+    }
+    table.build().map_err(Failure::usage)
+}
+
+/// Asks the system whether there is room for all processes together. It may change its mind later, but most runs that
+/// are far too large end here and not with a process killed in the middle.
+fn check_memory(
+    spec: &ModelSpec,
+    scheme: scheme::Config,
+    workers: usize,
+    optimizer: Optimizer,
+    encoding: ElementType,
+) -> Result<(), Failure> {
+    let parameters = spec.parameters() as u64;
+    let own = 4 * parameters;
+    // Frames, and two of each array of state.
+    let servers = own * (3 + 2 * optimizer.states() as u64);
+    let published = parameters * encoding.bytes() as u64;
+    let pushed = if scheme.pushes() { 3 * own } else { 0 };
+    // Two slots at the server and one source; parameters and gradient.
+    let worker = 3 * published + 2 * own + pushed;
+    // Initial and final parameters, and the reader's.
+    let needed = servers + workers as u64 * worker + 3 * own;
+    if let Some(available) = available_memory().filter(|available| needed > *available) {
+        return Err(Failure::failed(format!(
+            "{spec} with {workers} workers needs about {}, and {} of memory are available; \
+             use fewer workers, hidden units or columns",
+            gigabytes(needed),
+            gigabytes(available)
+        )));
+    }
+    // A limit on this process (ulimit -v) shows here, before an allocation that cannot fail politely.
+    let mut probe: Vec<f32> = Vec::new();
+    probe.try_reserve_exact(3 * parameters as usize).map_err(|_| {
+        Failure::failed(format!(
+            "the system refuses {} of memory for {spec}; raise the limit (ulimit -v) or use a smaller model",
+            gigabytes(3 * own)
+        ))
+    })
+}
+
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
+}
+
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    kilobytes.checked_mul(1024)
+}

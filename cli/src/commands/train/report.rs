@@ -1,0 +1,236 @@
+//! What a run came to: a table for people, JSON for programs.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use slackline::table::ElementType;
+
+use super::coordinate::{Outcome, WorkerOutcome};
+use super::messages::Report;
+use super::plan::Plan;
+
+/// Heights of a histogram's bars.
+const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Most bars: wider histograms have several counts to a bar.
+const BARS_MAX: usize = 16;
+
+#[derive(Serialize)]
+struct Json<'a> {
+    model: String,
+    hidden: usize,
+    parameters: usize,
+    data: String,
+    train_examples: usize,
+    test_examples: usize,
+    scheme: &'a str,
+    /// The bound; none for asp.
+    staleness: Option<u64>,
+    transport: &'a str,
+    servers: usize,
+    threads: usize,
+    encoding: &'a str,
+    optimizer: &'a str,
+    learning_rate: f64,
+    epochs: u32,
+    batch: usize,
+    seed: u64,
+    final_accuracy: f64,
+    final_loss: f64,
+    wall_s: f64,
+    versions: u64,
+    versions_per_s: f64,
+    saved: Option<String>,
+    evicted: usize,
+    workers: Vec<JsonWorker<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonWorker<'a> {
+    worker: usize,
+    straggler_factor: f64,
+    evicted: bool,
+    /// Why it did not finish.
+    lost: Option<&'a str>,
+    /// Of a worker that was lost: as far as it had told.
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+/// One line of JSON.
+pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
+    let workers = outcome.workers.iter().zip(&plan.factors).enumerate();
+    let json = Json {
+        model: plan.spec.kind().to_string(),
+        hidden: plan.spec.hidden(),
+        parameters: plan.spec.parameters(),
+        data: plan.data.as_ref().map_or("digits".into(), |path| path.display().to_string()),
+        train_examples: plan.split.train.rows(),
+        test_examples: plan.split.test.rows(),
+        scheme: plan.scheme.name(),
+        staleness: plan.scheme.staleness(),
+        transport: "shm",
+        servers: plan.servers,
+        threads: plan.threads,
+        encoding: encoding(plan.encoding),
+        optimizer: plan.optimizer_name,
+        learning_rate: decimal(plan.learning_rate),
+        epochs: plan.epochs,
+        batch: plan.batch,
+        seed: plan.seed,
+        final_accuracy: decimal(outcome.evaluation.accuracy),
+        final_loss: decimal(outcome.evaluation.loss),
+        wall_s: outcome.wall.as_secs_f64(),
+        versions: outcome.versions,
+        versions_per_s: rate(outcome),
+        saved: plan.save.as_ref().map(|path| path.display().to_string()),
+        evicted: lost(outcome),
+        workers: workers
+            .map(|(worker, (outcome, factor))| JsonWorker {
+                worker,
+                straggler_factor: *factor,
+                evicted: outcome.lost.is_some(),
+                lost: outcome.lost.as_deref(),
+                report: &outcome.report,
+            })
+            .collect(),
+    };
+    // Strings and finite numbers: there is nothing that JSON cannot hold.
+    let mut line = serde_json::to_string(&json).unwrap_or_default();
+    line.push('\n');
+    line
+}
+
+/// The value as it is written, not the nearest f64's digits.
+fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
+}
+
+fn encoding(encoding: ElementType) -> &'static str {
+    match encoding {
+        ElementType::F32 => "f32",
+        ElementType::Bf16 => "bf16",
+        ElementType::F16 => "f16",
+    }
+}
+
+fn rate(outcome: &Outcome) -> f64 {
+    outcome.versions as f64 / outcome.wall.as_secs_f64().max(1e-9)
+}
+
+fn lost(outcome: &Outcome) -> usize {
+    outcome.workers.iter().filter(|worker| worker.lost.is_some()).count()
+}
+
+/// The closing table, at most 100 columns wide unless numbers are out of all proportion.
+pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
+    let header = ["worker", "clocks", "compute", "wait", "published", "pulled", "retries", "staleness"];
+    let mut rows = vec![header.map(String::from).to_vec()];
+    for (worker, (outcome, factor)) in outcome.workers.iter().zip(&plan.factors).enumerate() {
+        rows.push(row(worker, *factor, outcome));
+    }
+    let columns = header.len();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<_> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in &rows {
+        for (column, cell) in row.iter().enumerate() {
+            // Numbers to the right; the last column is text.
+            let gap = if column == 0 { 0 } else { 3 };
+            let padding = if column + 1 == columns { 0 } else { widths[column] - cell.chars().count() };
+            text.extend(std::iter::repeat_n(' ', gap + padding));
+            text.push_str(cell);
+        }
+        text.push('\n');
+    }
+    let Outcome { evaluation, versions, wall, .. } = outcome;
+    let rows = plan.split.test.rows();
+    let _ = write!(
+        text,
+        "\naccuracy {:.1} %, loss {:.4} on {rows} test examples\n\
+         {versions} versions in {:.2} s, {:.0} a second\n",
+        100.0 * evaluation.accuracy,
+        evaluation.loss,
+        wall.as_secs_f64(),
+        rate(outcome)
+    );
+    match lost(outcome) {
+        0 => {}
+        1 => text.push_str("1 worker was lost on the way; its figures are the last that it told\n"),
+        lost => {
+            let _ = writeln!(text, "{lost} workers were lost on the way; their figures are the last they told");
+        }
+    }
+    match &plan.save {
+        Some(path) => {
+            let _ = writeln!(text, "saved to {}", path.display());
+        }
+        None => text.push_str("not saved (--save FILE keeps the model)\n"),
+    }
+    text
+}
+
+fn row(worker: usize, factor: f64, outcome: &WorkerOutcome) -> Vec<String> {
+    let report = &outcome.report;
+    let name = if factor > 1.0 { format!("{worker} (x{factor})") } else { worker.to_string() };
+    let last = match outcome.lost {
+        Some(_) => format!("{} EVICTED", staleness(&report.staleness_histogram)),
+        None => staleness(&report.staleness_histogram),
+    };
+    vec![
+        name,
+        report.clocks.to_string(),
+        format!("{:.2} s", report.compute_s),
+        format!("{:.2} s", report.wait_s),
+        bytes(report.bytes_published),
+        bytes(report.bytes_pulled),
+        report.pull_retries.to_string(),
+        last.trim().to_owned(),
+    ]
+}
+
+fn bytes(bytes: u64) -> String {
+    match bytes {
+        0..1000 => format!("{bytes} B"),
+        1000..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", bytes as f64 / 1e6),
+        _ => format!("{:.1} GB", bytes as f64 / 1e9),
+    }
+}
+
+/// Mean and range of a histogram, and its shape.
+fn staleness(histogram: &[u64]) -> String {
+    let count: u64 = histogram.iter().sum();
+    if count == 0 {
+        return String::new();
+    }
+    let sum: u64 = histogram.iter().zip(0..).map(|(count, value)| count * value).sum();
+    let per_bar = histogram.len().div_ceil(BARS_MAX);
+    let bars: Vec<u64> = histogram.chunks(per_bar).map(|counts| counts.iter().sum()).collect();
+    let highest = bars.iter().max().copied().unwrap_or(1).max(1);
+    let bar = |count: &u64| match *count {
+        0 => ' ',
+        count => BARS[((count * 8).div_ceil(highest) - 1) as usize],
+    };
+    let shape: String = bars.iter().map(bar).collect();
+    format!("mean {:.2}  0|{shape}|{}", sum as f64 / count as f64, histogram.len() - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn histograms_keep_their_shape_and_never_grow_wide() {
+        assert_eq!(staleness(&[]), "");
+        assert_eq!(staleness(&[10]), "mean 0.00  0|█|0");
+        assert_eq!(staleness(&[8, 0, 1]), "mean 0.22  0|█ ▁|2");
+        assert!(staleness(&[1; 256]).chars().count() < 35);
+    }
+
+    #[test]
+    fn numbers_are_written_as_they_were_given() {
+        assert_eq!(decimal(0.05), 0.05);
+        assert_eq!(bytes(12_699_000), "12.7 MB");
+    }
+}

@@ -1,0 +1,117 @@
+//! What a person sees while the run goes on: a bar where stderr is a terminal, else a line now and then.
+
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use slackline_cli::model::Evaluation;
+
+use super::plan::Plan;
+
+/// How often a line is written where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(2);
+
+/// Over how long versions are counted for their rate, at least.
+const RATE_OVER: Duration = Duration::from_millis(500);
+
+/// How a run is getting on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Glance {
+    /// Gradients published, by all workers together.
+    pub(super) done: u64,
+    pub(super) loss: Option<f64>,
+    pub(super) evaluation: Option<Evaluation>,
+    pub(super) version: u64,
+    /// Mean and largest.
+    pub(super) staleness: Option<(f64, u64)>,
+}
+
+/// Where it is shown.
+pub(super) struct Display {
+    bar: Option<ProgressBar>,
+    all: u64,
+    epochs: u32,
+    line: Instant,
+    counted: (Instant, u64),
+    rate: Option<f64>,
+}
+
+impl Display {
+    pub(super) fn new(plan: &Plan) -> Display {
+        let all = plan.steps * plan.workers as u64;
+        let bar = io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(all);
+            let style = ProgressStyle::with_template("{elapsed:>4} {wide_bar} {percent:>3} %  {msg}");
+            // The template is a constant: if it could not be read there would be indicatif's own.
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸ "));
+            bar
+        });
+        let (now, epochs) = (Instant::now(), plan.epochs);
+        Display { bar, all, epochs, line: now, counted: (now, 0), rate: None }
+    }
+
+    /// Brings what is shown up to date; `last` says that the workers have ended.
+    pub(super) fn show(&mut self, glance: &Glance, last: bool) {
+        let (since, before) = self.counted;
+        if since.elapsed() >= RATE_OVER {
+            let versions = glance.version.saturating_sub(before) as f64;
+            self.rate = Some(versions / since.elapsed().as_secs_f64());
+            self.counted = (Instant::now(), glance.version);
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(glance.done);
+            bar.set_message(self.describe(glance));
+            if last {
+                bar.finish_and_clear();
+            }
+        } else if self.line.elapsed() >= LINE_EVERY {
+            self.line = Instant::now();
+            let part = glance.done as f64 / self.all as f64;
+            let epoch = part * f64::from(self.epochs);
+            eprintln!(
+                "epoch {epoch:.1} of {} ({:.0} %): {}",
+                self.epochs,
+                100.0 * part,
+                self.describe(glance)
+            );
+        }
+    }
+
+    fn describe(&self, glance: &Glance) -> String {
+        let mut parts = Vec::with_capacity(4);
+        if let Some(loss) = glance.loss {
+            parts.push(format!("loss {loss:.4}"));
+        }
+        if let Some(evaluation) = glance.evaluation {
+            parts.push(format!("accuracy {:.1} %", 100.0 * evaluation.accuracy));
+        }
+        if let Some(rate) = self.rate {
+            parts.push(format!("{rate:.0} versions/s"));
+        }
+        if let Some((mean, most)) = glance.staleness {
+            parts.push(format!("staleness {mean:.1} (max {most})"));
+        }
+        if parts.is_empty() { "starting".into() } else { parts.join("  ") }
+    }
+
+    /// Tells of something that should not happen but does not end the run.
+    pub(super) fn warn(&self, what: &str) {
+        self.tell(&format!("warning: {what}"));
+    }
+
+    /// Writes a line above the bar.
+    pub(super) fn tell(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+}
+
+impl Drop for Display {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

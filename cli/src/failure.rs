@@ -1,0 +1,65 @@
+//! How a command ends when it cannot do what was asked: one line with what is wrong, one with what to do.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// Why a command gives up.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    message: String,
+    help: Option<String>,
+    code: u8,
+}
+
+impl Failure {
+    /// What was asked for cannot be: bad options, or files that cannot be used. Nothing was begun.
+    ///
+    /// Our errors read "what is wrong; what to do": what follows the last semicolon becomes the help line.
+    pub(crate) fn usage(text: impl fmt::Display) -> Failure {
+        Failure::new(2, &text.to_string())
+    }
+
+    /// What was asked for was begun, or could have been, and failed.
+    pub(crate) fn failed(text: impl fmt::Display) -> Failure {
+        Failure::new(1, &text.to_string())
+    }
+
+    fn new(code: u8, text: &str) -> Failure {
+        // One line each, whatever a file name or a process may have put into it.
+        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        match text.rsplit_once("; ") {
+            Some((message, help)) => {
+                Failure { message: message.to_owned(), help: Some(help.to_owned()), code }
+            }
+            None => Failure { message: text, help: None, code },
+        }
+    }
+
+    /// Tells the user, and gives the exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        eprintln!("{self}");
+        ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.message)?;
+        if let Some(help) = &self.help {
+            write!(f, "\nhelp: {help}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_the_last_semicolon_is_the_help() {
+        let failure = Failure::usage("a: cannot be read: x; y; check it");
+        assert_eq!(failure.to_string(), "error: a: cannot be read: x; y\nhelp: check it");
+        assert_eq!(Failure::failed("no\nremedy").to_string(), "error: no remedy");
+    }
+}

@@ -1,0 +1,66 @@
+//! Files that a command will write: whether it can is found out before it begins, and each is replaced whole.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// Finds out whether `path`, given by `option`, can be written, leaving everything as it was.
+pub(crate) fn check(option: &str, path: &Path) -> Result<(), Failure> {
+    let wrong = |what: &str| Failure::usage(format!("{option} {}: {what}", path.display()));
+    let name = path.file_name().ok_or_else(|| wrong("names no file; add a file name"))?;
+    if let Ok(metadata) = fs::metadata(path) {
+        if metadata.is_dir() {
+            return Err(wrong("is a folder; add a file name"));
+        }
+        // It would be replaced, not written to.
+        if !metadata.is_file() {
+            return Err(wrong("is not a regular file; name a file, or one that does not exist yet"));
+        }
+    }
+    if !folder(path).is_dir() {
+        let what = format!("there is no folder {0}; create it: mkdir -p {0}", folder(path).display());
+        return Err(wrong(&what));
+    }
+    let probe = beside(path, name, "check");
+    let tried = OpenOptions::new().write(true).create_new(true).open(&probe);
+    tried.and_then(|_| fs::remove_file(&probe)).map_err(|error| {
+        wrong(&format!("its folder cannot be written to: {error}; choose another folder, or change its rights"))
+    })
+}
+
+/// Writes a file whole or not at all.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let partial = beside(path, name, "partial");
+    let write = || {
+        let mut file = File::create(&partial)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&partial, path)
+    };
+    write().inspect_err(|_| {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&partial);
+    })
+}
+
+/// Whether both name one file, as far as can be told before they exist.
+pub(crate) fn same_file(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| Some((fs::canonicalize(folder(path)).ok()?, path.file_name()?.to_owned()));
+    let resolved = |path: &Path| fs::canonicalize(path).ok();
+    place(one).is_some_and(|one| Some(one) == place(other))
+        || resolved(one).is_some_and(|one| Some(one) == resolved(other))
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn beside(path: &Path, name: &std::ffi::OsStr, suffix: &str) -> PathBuf {
+    let mut own = OsString::from(name);
+    own.push(format!(".{}.{suffix}", std::process::id()));
+    path.with_file_name(own)
+}
