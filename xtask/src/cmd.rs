@@ -95,10 +95,7 @@ impl Cmd {
             }
             Ok(status) if status.success() => Ok(()),
             Ok(status) => Err(Failure::Check { what: self.to_string(), status: status.to_string() }),
-            Err(error) => Err(Failure::Missing {
-                what: format!("cannot run `{}`: {error}", self.program),
-                remedy: format!("install `{}` and put it in the PATH", self.program),
-            }),
+            Err(error) => Err(self.cannot_run(&error)),
         }
     }
 
@@ -106,6 +103,30 @@ impl Cmd {
     fn tests(&self, site: &Site) -> usize {
         let list = self.clone().arg("--").arg("--list").output(site).unwrap_or_default();
         list.lines().filter(|line| line.ends_with(": test")).count()
+    }
+
+    /// Runs it with our own standard error; its standard output if it succeeded.
+    pub(crate) fn answer(&self, site: &Site) -> Result<String, Failure> {
+        let output = self.command(site).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+        match output {
+            Ok(output) if output.status.success() => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            Ok(output) => Err(Failure::Check { what: self.to_string(), status: output.status.to_string() }),
+            Err(error) => Err(self.cannot_run(&error)),
+        }
+    }
+
+    /// Starts it in silence, with nothing to read.
+    pub(crate) fn start(&self, site: &Site) -> Result<std::process::Child, Failure> {
+        let mut command = self.command(site);
+        let started = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        started.map_err(|error| self.cannot_run(&error))
+    }
+
+    fn cannot_run(&self, error: &std::io::Error) -> Failure {
+        Failure::Missing {
+            what: format!("cannot run `{}`: {error}", self.program),
+            remedy: format!("install `{}` and put it in the PATH", self.program),
+        }
     }
 
     /// Runs it in silence; its standard output if it succeeded.

@@ -166,7 +166,8 @@ impl Args {
             }
             let names: Vec<&str> = ops.iter().map(|op| op.name()).collect();
             let names = names.join(", ");
-            let what = format!("{option} means nothing to `{}`: leave it out, or use --op {names}", op.name());
+            let what =
+                format!("{option} means nothing to `{}`: leave it out, or use --op {names}", op.name());
             Err(BenchError::Usage(what))
         };
         only("--workers", self.workers.is_some(), &[Op::Round])?;
@@ -262,7 +263,10 @@ mod tests {
 
     #[test]
     fn sizes_have_suffixes_and_rubbish_is_refused() {
-        assert_eq!(["1", "64K", "2m", "1G"].map(size), [Some(1), Some(64 << 10), Some(2 << 20), Some(1 << 30)]);
+        assert_eq!(
+            ["1", "64K", "2m", "1G"].map(size),
+            [Some(1), Some(64 << 10), Some(2 << 20), Some(1 << 30)]
+        );
         for text in ["", "K", "0", "-1", "1KK", "1T", "1.5M", "99999999999G"] {
             assert_eq!(size(text), None, "{text}");
         }

@@ -82,7 +82,11 @@ fn over_arrays(settings: &Settings, kind: Kind, bytes: u64) -> Result<Measured, 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// `shared`: in shared memory, as a server's frames and slots are.
-    Fold { optimizer: Optimizer, k: usize, shared: bool },
+    Fold {
+        optimizer: Optimizer,
+        k: usize,
+        shared: bool,
+    },
     Triad,
 }
 
@@ -126,7 +130,8 @@ impl Arrays {
             }
             let begin = (thread * part).min(bytes);
             let len = part.min(bytes - begin);
-            let parts: Vec<_> = self.arrays.iter().map(|array| array.as_volatile().subslice(begin, len)).collect();
+            let parts: Vec<_> =
+                self.arrays.iter().map(|array| array.as_volatile().subslice(begin, len)).collect();
             barrier.wait();
             let begun = Instant::now();
             self.pass(&parts)?;

@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use slackline::mem::Access;
-use slackline::node::{
-    Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, Worker, WorkerOptions,
-};
+use slackline::node::{Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, Worker, WorkerOptions};
 use slackline::scheme::{Bound, Config};
 use slackline::table::{ElementType, Table};
 use slackline::transport::shm::Shm;
@@ -88,7 +86,9 @@ pub(super) fn pinned_read(settings: &Settings, bytes: u64) -> Result<Measured, B
     drop(reader);
     publisher.end()?;
     let measured = Measured::new(settings.op.name(), bytes, width as u64, timing);
-    Ok(measured.with("bytes_copied", width).note(format!("{width} bytes of {bytes} are read, nothing is copied")))
+    Ok(measured
+        .with("bytes_copied", width)
+        .note(format!("{width} bytes of {bytes} are read, nothing is copied")))
 }
 
 /// A publisher with one version.

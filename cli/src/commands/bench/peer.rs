@@ -138,7 +138,9 @@ impl Stop {
 /// Carries a task out.
 pub(super) fn serve(args: PeerArgs) -> Result<(), BenchError> {
     let parent_gone = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    parent_gone.map_err(std::io::Error::from).map_err(BenchError::system("die with the process that started this"))?;
+    parent_gone
+        .map_err(std::io::Error::from)
+        .map_err(BenchError::system("die with the process that started this"))?;
     let task: Task = serde_json::from_str(&args.task)
         .map_err(|error| BenchError::Usage(format!("bench-peer is for `bench` alone: {error}")))?;
     // Before it is pinned: it only waits.

@@ -77,13 +77,10 @@ impl Machine {
     fn look() -> Machine {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
-        let cpu = model.and_then(|rest| rest.split_once(':')).map_or(std::env::consts::ARCH, |(_, name)| name);
+        let cpu =
+            model.and_then(|rest| rest.split_once(':')).map_or(std::env::consts::ARCH, |(_, name)| name);
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        Machine {
-            cpu: cpu.trim().into(),
-            cores: super::pin::cores().len(),
-            kernel: kernel.trim().into(),
-        }
+        Machine { cpu: cpu.trim().into(), cores: super::pin::cores().len(), kernel: kernel.trim().into() }
     }
 }
 
@@ -128,14 +125,22 @@ fn table(all: &[Measured]) -> String {
             .iter()
             .zip(widths)
             .enumerate()
-            .map(|(at, (cell, width))| if at == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
+            .map(
+                |(at, (cell, width))| {
+                    if at == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+                },
+            )
             .collect();
         text.push_str(cells.join("  ").trim_end());
         text.push('\n');
     }
     for one in all {
         if one.batch > 1 {
-            text.push_str(&format!("{}: percentiles of means of {} operations\n", size(one.bytes), one.batch));
+            text.push_str(&format!(
+                "{}: percentiles of means of {} operations\n",
+                size(one.bytes),
+                one.batch
+            ));
         }
         for note in &one.notes {
             text.push_str(&format!("{}: {note}\n", size(one.bytes)));

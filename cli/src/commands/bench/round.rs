@@ -33,9 +33,9 @@ struct Folded {
 
 pub(super) fn measure(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
     let Settings { workers, chunk, threads, borrow, .. } = *settings;
-    let rounds = settings.iterations.unwrap_or_else(|| {
-        (DEFAULT_BYTES / (bytes * u64::from(workers)).max(1)).clamp(20, 20_000)
-    });
+    let rounds = settings
+        .iterations
+        .unwrap_or_else(|| (DEFAULT_BYTES / (bytes * u64::from(workers)).max(1)).clamp(20, 20_000));
     let warmup = settings.warmup.unwrap_or(DEFAULT_WARMUP);
     let cores = if settings.pin { cores() } else { &[] };
     // Threads that fold would all sit on the server's one core.
@@ -100,7 +100,8 @@ pub(super) fn serve_server(task: &Task, stop: &Stop) -> Result<(), BenchError> {
     options.threads = usize::from(threads);
     options.memory.chunk_bytes = chunk;
     options.memory.peers = options.memory.peers.max(workers);
-    let mut server = Server::new(Shm::new(), &task.address()?, table, &vec![1.0; elements as usize], options)?;
+    let mut server =
+        Server::new(Shm::new(), &task.address()?, table, &vec![1.0; elements as usize], options)?;
     say(&"ready")?;
     let over = |server: &Server<Shm>| server.status().left >= u64::from(workers) || stop.is_wanted();
     while !server.drive(over, TIMEOUT)? {}
@@ -109,7 +110,8 @@ pub(super) fn serve_server(task: &Task, stop: &Stop) -> Result<(), BenchError> {
     if stop.is_wanted() || folds == 0 {
         return Ok(());
     }
-    let kind = Kind::Fold { optimizer: OptimizerName::Sgd.optimizer(), k: usize::from(workers), shared: true };
+    let kind =
+        Kind::Fold { optimizer: OptimizerName::Sgd.optimizer(), k: usize::from(workers), shared: true };
     let arrays = Arrays::new(kind, task.bytes as usize)?;
     let mut samples = Vec::new();
     for fold in 0..folds + 2 {
