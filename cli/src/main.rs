@@ -1,4 +1,4 @@
-//! The slackline command line.
+//! The slackline command line. Exit status: 0 done, 1 it failed, 2 called wrongly.
 #![forbid(unsafe_code)]
 
 mod commands;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use commands::train;
+use commands::{bench, train};
 
 /// Parameter memory with bounded staleness for distributed training.
 #[derive(Parser)]
@@ -23,6 +23,10 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(Box<train::Args>),
+    Bench(bench::Args),
+    /// The other process of a measurement; started by `bench`.
+    #[command(hide = true)]
+    BenchPeer(bench::PeerArgs),
     /// One server of a run; started by `train`.
     #[command(hide = true)]
     Serve,
@@ -37,6 +41,8 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match Cli::parse().command {
         Command::Train(args) => train::run(*args),
+        Command::Bench(args) => bench::run(args),
+        Command::BenchPeer(args) => bench::run_peer(args),
         Command::Serve => train::serve(),
         Command::Work => train::work(),
     }

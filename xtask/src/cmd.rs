@@ -141,6 +141,23 @@ impl Cmd {
         list.lines().filter(|line| line.ends_with(": test")).count()
     }
 
+    /// Runs it with our own standard error; its standard output if it succeeded.
+    pub(crate) fn answer(&self, site: &Site) -> Result<String, Failure> {
+        let output = self.command(site).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+        match output {
+            Ok(output) if output.status.success() => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            Ok(output) => Err(Failure::Check { what: self.to_string(), status: output.status.to_string() }),
+            Err(error) => Err(self.missing(&error)),
+        }
+    }
+
+    /// Starts it in silence, with nothing to read.
+    pub(crate) fn start(&self, site: &Site) -> Result<std::process::Child, Failure> {
+        let mut command = self.command(site);
+        let started = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        started.map_err(|error| self.missing(&error))
+    }
+
     /// Runs it in silence; its standard output if it succeeded.
     pub(crate) fn output(&self, site: &Site) -> Option<String> {
         let output = self.command(site).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;

@@ -4,6 +4,7 @@
 //! failed or something that it needs is missing, 2 called wrongly.
 
 mod asan;
+mod bench;
 mod cmd;
 mod failure;
 mod loom;
@@ -28,7 +29,7 @@ struct Command {
 }
 
 /// Every subcommand. To add one: a file with a `pub(crate) const COMMAND: Command`, its `mod`, its name here.
-const COMMANDS: &[Command] = &[test::COMMAND, miri::COMMAND];
+const COMMANDS: &[Command] = &[test::COMMAND, miri::COMMAND, bench::COMMAND];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -84,6 +85,8 @@ mod tests {
         assert_eq!(exit_code(&["test", "--lits"]), 2);
         assert_eq!(exit_code(&["test", "fmt", "no-such-step"]), 2);
         assert_eq!(exit_code(&["miri", "surplus"]), 2);
+        assert_eq!(exit_code(&["bench", "--fast"]), 2);
+        assert_eq!(exit_code(&["bench", "--json"]), 2);
         assert_eq!(exit_code(&["--help"]), 0);
         assert_eq!(exit_code(&["test", "--help"]), 0);
     }

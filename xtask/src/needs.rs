@@ -13,6 +13,8 @@ pub(crate) enum Need {
     Cc,
     /// Valgrind, where no nightly toolchain brings AddressSanitizer.
     Valgrind,
+    /// UCX's own benchmark, as a peer to be measured against.
+    UcxPerftest,
 }
 
 /// How a missing need is installed.
@@ -29,6 +31,8 @@ impl Need {
             Need::Component(name) => Cmd::new("cargo", &[name, "--version"]),
             Need::Cc => Cmd::new("cc", &["-fsyntax-only", "-include", "stdint.h", "-x", "c", "/dev/null"]),
             Need::Valgrind => Cmd::new("valgrind", &["--version"]),
+            // It has no option that succeeds and does nothing.
+            Need::UcxPerftest => Cmd::new("sh", &["-c", "command -v ucx_perftest"]),
         };
         probe.output(site).is_some()
     }
@@ -38,6 +42,7 @@ impl Need {
             Need::Component(name) => Source::Rustup(name),
             Need::Cc => Source::Apt(&["gcc", "libc6-dev"]),
             Need::Valgrind => Source::Apt(&["valgrind"]),
+            Need::UcxPerftest => Source::Apt(&["ucx-utils"]),
         }
     }
 
@@ -45,6 +50,7 @@ impl Need {
         match self {
             Need::Component(name) => format!("the Rust toolchain has no `{name}`"),
             Need::Cc => "there is no C compiler `cc` that finds the C library's headers".into(),
+            Need::UcxPerftest => "there is no `ucx_perftest`".into(),
             Need::Valgrind => "there is neither a nightly toolchain for AddressSanitizer nor valgrind".into(),
         }
     }

@@ -1,0 +1,275 @@
+//! What `slackline bench` can be asked, and what it makes of it.
+
+use clap::ValueEnum;
+use slackline::kernel::{AdamParameters, Optimizer};
+
+use super::BenchError;
+
+/// Measure what operations cost on this machine.
+///
+/// Each measurement warms up first. Operations of less than a microsecond are timed in batches, and percentiles are
+/// then those of the batches' means; the report says how many make a batch. Bandwidth is the bytes that one operation
+/// moves over the median time. Every size uses one pair of buffers again and again, as perftest does: up to the size
+/// of the caches the numbers are those of warm caches.
+///
+/// write: latency is half a ping-pong, each side writing N bytes into the other's memory and spinning on its own;
+/// bandwidth is of post and poll. read, fetch-add: post and poll. publish: a worker's gradient into its slot, against
+/// a server that folds it in (ASP, SGD) between two measurements. pull: a validated copy from an idle publisher.
+/// pinned-read: pin the newest version in place, read one word, let go. round: publish, fold (SGD) and pull under BSP,
+/// with the workers and the server in processes of their own. memcpy: private memory to shared, by libc and past the
+/// caches. apply: a fold of K gradients; --bytes are those of the parameters. triad: STREAM's, over three arrays of
+/// --bytes each.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What carries the bytes.
+    #[arg(long, value_enum, default_value = "shm")]
+    transport: TransportName,
+    /// What to measure.
+    #[arg(long, value_enum)]
+    op: Op,
+    /// Bytes of one operation, with an optional K, M or G (powers of 1024); several by commas or by repeating the
+    /// option; `all` for the powers of two from 8 to 64M.
+    #[arg(long, visible_alias = "sizes", value_name = "N", value_delimiter = ',', value_parser = sizes)]
+    bytes: Vec<Sizes>,
+    /// Operations to time; by default as many as a second or so holds.
+    #[arg(long, value_name = "K", value_parser = at_least_one)]
+    iterations: Option<u64>,
+    /// Operations before the first that is timed; by default a tenth of a second's.
+    #[arg(long, value_name = "N")]
+    warmup: Option<u64>,
+    /// round: worker processes.
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: Option<u16>,
+    /// publish, pull, pinned-read, round: bytes that are copied, folded and announced at a time; a multiple of 64.
+    #[arg(long, value_parser = chunk)]
+    chunk: Option<u64>,
+    /// apply, triad, round: threads that fold.
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// apply: gradients to fold.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    k: Option<u16>,
+    /// apply: how gradients move parameters.
+    #[arg(long, value_enum)]
+    optimizer: Option<OptimizerName>,
+    /// round: workers compute in borrowed slots and read in place, touching nothing.
+    #[arg(long)]
+    borrow: bool,
+    /// memcpy: from shared memory to private, as a pull does.
+    #[arg(long)]
+    from_shared: bool,
+    /// Keep each process on a core of its own while cores last (round: worker W on core W modulo cores, the server on
+    /// the last; others: this side on the first, the target on the last; threads that fold: one core each). On for
+    /// round unless the server has several threads, off for the rest.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pin: Option<bool>,
+    /// Write the result as JSON to FILE, or to standard output (and nothing else there) if it is `-`.
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum TransportName {
+    Shm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Op {
+    Write,
+    Read,
+    FetchAdd,
+    Publish,
+    Pull,
+    PinnedRead,
+    Round,
+    Memcpy,
+    Apply,
+    Triad,
+}
+
+impl Op {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Op::Write => "write",
+            Op::Read => "read",
+            Op::FetchAdd => "fetch-add",
+            Op::Publish => "publish",
+            Op::Pull => "pull",
+            Op::PinnedRead => "pinned-read",
+            Op::Round => "round",
+            Op::Memcpy => "memcpy",
+            Op::Apply => "apply",
+            Op::Triad => "triad",
+        }
+    }
+
+    fn default_sizes(self) -> &'static [u64] {
+        match self {
+            Op::Write | Op::Read => &[8, 64 << 10, 1 << 20],
+            Op::FetchAdd => &[8],
+            Op::Publish | Op::Pull | Op::PinnedRead | Op::Memcpy => &[64 << 10, 1 << 20, 64 << 20],
+            Op::Round => &[100_000_000],
+            Op::Apply | Op::Triad => &[400_000_000],
+        }
+    }
+
+    /// Whether the bytes are an array of f32.
+    fn is_of_floats(self) -> bool {
+        matches!(self, Op::Publish | Op::Pull | Op::PinnedRead | Op::Round | Op::Apply | Op::Triad)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum OptimizerName {
+    Sgd,
+    Momentum,
+    Adam,
+    Adamw,
+}
+
+impl OptimizerName {
+    pub(super) fn optimizer(self) -> Optimizer {
+        match self {
+            OptimizerName::Sgd => Optimizer::Sgd { weight_decay: 0.0 },
+            OptimizerName::Momentum => Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 },
+            OptimizerName::Adam => Optimizer::Adam(AdamParameters::new(0.0)),
+            OptimizerName::Adamw => Optimizer::AdamW(AdamParameters::new(0.01)),
+        }
+    }
+}
+
+/// What was asked, checked and with defaults in place.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    pub(super) op: Op,
+    pub(super) sizes: Vec<u64>,
+    pub(super) iterations: Option<u64>,
+    pub(super) warmup: Option<u64>,
+    pub(super) workers: u16,
+    pub(super) chunk: u64,
+    pub(super) threads: u16,
+    pub(super) k: u16,
+    pub(super) optimizer: OptimizerName,
+    pub(super) borrow: bool,
+    pub(super) from_shared: bool,
+    pub(super) pin: bool,
+}
+
+impl Args {
+    /// Checks what goes together; also where the JSON goes.
+    pub(super) fn check(self) -> Result<(Settings, Option<String>), BenchError> {
+        let TransportName::Shm = self.transport;
+        let op = self.op;
+        let only = |option: &str, given: bool, ops: &[Op]| {
+            if !given || ops.contains(&op) {
+                return Ok(());
+            }
+            let names: Vec<&str> = ops.iter().map(|op| op.name()).collect();
+            let names = names.join(", ");
+            let what =
+                format!("{option} means nothing to `{}`: leave it out, or use --op {names}", op.name());
+            Err(BenchError::Usage(what))
+        };
+        only("--workers", self.workers.is_some(), &[Op::Round])?;
+        only("--chunk", self.chunk.is_some(), &[Op::Publish, Op::Pull, Op::PinnedRead, Op::Round])?;
+        only("--threads", self.threads.is_some(), &[Op::Apply, Op::Triad, Op::Round])?;
+        only("--k", self.k.is_some(), &[Op::Apply])?;
+        only("--optimizer", self.optimizer.is_some(), &[Op::Apply])?;
+        only("--borrow", self.borrow, &[Op::Round])?;
+        only("--from-shared", self.from_shared, &[Op::Memcpy])?;
+        let mut sizes: Vec<u64> = self.bytes.into_iter().flat_map(Sizes::list).collect();
+        if sizes.is_empty() {
+            sizes = op.default_sizes().to_vec();
+        }
+        for bytes in &sizes {
+            if op == Op::FetchAdd && *bytes != 8 {
+                let what = format!("--bytes {bytes}: fetch-add works on one word: leave it out, or give 8");
+                return Err(BenchError::Usage(what));
+            }
+            if op.is_of_floats() && !bytes.is_multiple_of(4) {
+                let what = format!("--bytes {bytes}: `{}` works on f32: give a multiple of 4", op.name());
+                return Err(BenchError::Usage(what));
+            }
+        }
+        let threads = self.threads.unwrap_or(1);
+        let settings = Settings {
+            op,
+            sizes,
+            iterations: self.iterations,
+            warmup: self.warmup,
+            workers: self.workers.unwrap_or(1),
+            chunk: self.chunk.unwrap_or(1 << 20),
+            threads,
+            k: self.k.unwrap_or(4),
+            optimizer: self.optimizer.unwrap_or(OptimizerName::Sgd),
+            borrow: self.borrow,
+            from_shared: self.from_shared,
+            pin: self.pin.unwrap_or(op == Op::Round),
+        };
+        Ok((settings, self.json))
+    }
+}
+
+/// One size, or the sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sizes {
+    One(u64),
+    All,
+}
+
+impl Sizes {
+    fn list(self) -> Vec<u64> {
+        match self {
+            Sizes::One(bytes) => vec![bytes],
+            Sizes::All => (3..=26).map(|power| 1 << power).collect(),
+        }
+    }
+}
+
+fn sizes(text: &str) -> Result<Sizes, String> {
+    if text == "all" {
+        return Ok(Sizes::All);
+    }
+    size(text).map(Sizes::One).ok_or_else(|| {
+        "write a number of bytes above 0, with an optional K, M or G, as in 64K; or `all`".into()
+    })
+}
+
+fn chunk(text: &str) -> Result<u64, String> {
+    let bytes = size(text).filter(|bytes| bytes.is_multiple_of(64));
+    bytes.ok_or_else(|| "write a multiple of 64 bytes, with an optional K, M or G, as in 256K".into())
+}
+
+fn at_least_one(text: &str) -> Result<u64, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "write a whole number of at least 1".into())
+}
+
+fn size(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(['K', 'M', 'G', 'k', 'm', 'g']);
+    let shift = match text.get(digits.len()..)?.to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return None,
+    };
+    let count: u64 = digits.parse().ok()?;
+    count.checked_mul(1 << shift).filter(|bytes| (1..=1 << 46).contains(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_suffixes_and_rubbish_is_refused() {
+        assert_eq!(
+            ["1", "64K", "2m", "1G"].map(size),
+            [Some(1), Some(64 << 10), Some(2 << 20), Some(1 << 30)]
+        );
+        for text in ["", "K", "0", "-1", "1KK", "1T", "1.5M", "99999999999G"] {
+            assert_eq!(size(text), None, "{text}");
+        }
+        assert_eq!(Sizes::All.list().len(), 24);
+    }
+}

@@ -1,0 +1,162 @@
+//! Warm-up, timing and percentiles.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::BenchError;
+use super::arguments::Settings;
+
+/// How long one measurement takes if nobody says how many operations it has.
+const DEFAULT_LENGTH: Duration = Duration::from_millis(1000);
+/// What stands between the operations, or a machine that slowed down, may stretch that so far.
+const MAX_LENGTH: Duration = Duration::from_millis(3000);
+/// Fewer samples than these are no measurement.
+const MIN_SAMPLES: u64 = 5;
+const DEFAULT_WARMUP: Duration = Duration::from_millis(100);
+const MAX_ITERATIONS: u64 = 20_000_000;
+
+/// Below this an operation is timed in batches: reading the clock costs some 20 ns.
+const BATCH_BELOW: Duration = Duration::from_micros(1);
+const BATCH_LENGTH: Duration = Duration::from_micros(10);
+
+/// After this long, and again each time, somebody who watches is told how far it has come.
+const PROGRESS_EVERY: Duration = Duration::from_secs(2);
+
+/// How long operations took, in nanoseconds.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Latency {
+    pub(super) min: f64,
+    pub(super) p50: f64,
+    pub(super) p99: f64,
+    pub(super) p999: f64,
+    pub(super) max: f64,
+}
+
+impl Latency {
+    /// Of at least one sample.
+    pub(super) fn of(mut samples: Vec<f64>) -> Latency {
+        samples.sort_by(f64::total_cmp);
+        let at = |quantile: f64| {
+            let rank = (quantile * samples.len() as f64).ceil() as usize;
+            samples[rank.clamp(1, samples.len()) - 1]
+        };
+        Latency { min: at(0.0), p50: at(0.5), p99: at(0.99), p999: at(0.999), max: at(1.0) }
+    }
+
+    pub(super) fn halved(self) -> Latency {
+        let Latency { min, p50, p99, p999, max } = self;
+        Latency { min: min / 2.0, p50: p50 / 2.0, p99: p99 / 2.0, p999: p999 / 2.0, max: max / 2.0 }
+    }
+}
+
+/// A timed run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
+    pub(super) iterations: u64,
+    /// Operations in one sample.
+    pub(super) batch: u64,
+    pub(super) latency: Latency,
+}
+
+/// Warms up and times operations; `many` does so many and says how long they took.
+pub(super) fn time(
+    settings: &Settings,
+    what: &str,
+    mut many: impl FnMut(u64) -> Result<Duration, BenchError>,
+) -> Result<Timing, BenchError> {
+    let mut progress = Progress::new(format!("{} {what}", settings.op.name()));
+    let one = match settings.warmup {
+        Some(0) => None,
+        Some(count) => {
+            let mut took = Duration::ZERO;
+            for done in 0..count {
+                took = many(1)?;
+                progress.tick("warm-up operation", done + 1, count);
+            }
+            // The last of them is the warmest.
+            Some(took.as_secs_f64())
+        }
+        None => Some(warm_up(&mut many)?),
+    };
+    let default = || match one {
+        Some(one) => (DEFAULT_LENGTH.as_secs_f64() / one.max(1e-9)) as u64,
+        None => 100,
+    };
+    let iterations = settings.iterations.unwrap_or_else(|| default().clamp(MIN_SAMPLES, MAX_ITERATIONS));
+    let batch = match one {
+        Some(one) if one < BATCH_BELOW.as_secs_f64() => {
+            ((BATCH_LENGTH.as_secs_f64() / one.max(1e-9)).ceil() as u64).clamp(1, iterations.min(100_000))
+        }
+        _ => 1,
+    };
+    let count = iterations.div_ceil(batch);
+    let mut samples = Vec::with_capacity(count as usize);
+    let begun = Instant::now();
+    for done in 0..count {
+        if settings.iterations.is_none() && done >= MIN_SAMPLES && begun.elapsed() > MAX_LENGTH {
+            break;
+        }
+        samples.push(many(batch)?.as_nanos() as f64 / batch as f64);
+        progress.tick("sample", done + 1, count);
+    }
+    Ok(Timing { iterations: samples.len() as u64 * batch, batch, latency: Latency::of(samples) })
+}
+
+/// Seconds of one operation, once warm and undisturbed.
+fn warm_up(many: &mut impl FnMut(u64) -> Result<Duration, BenchError>) -> Result<f64, BenchError> {
+    let begun = Instant::now();
+    many(1)?;
+    let (mut count, mut shortest) = (1, f64::INFINITY);
+    loop {
+        shortest = shortest.min(many(count)?.as_secs_f64() / count as f64);
+        if begun.elapsed() >= DEFAULT_WARMUP {
+            return Ok(shortest);
+        }
+        count *= 2;
+    }
+}
+
+/// Times `count` calls of `one` as a whole.
+pub(super) fn calls(
+    count: u64,
+    mut one: impl FnMut() -> Result<(), BenchError>,
+) -> Result<Duration, BenchError> {
+    let begun = Instant::now();
+    for _ in 0..count {
+        one()?;
+    }
+    Ok(begun.elapsed())
+}
+
+/// Says on standard error how far something has come, if it takes longer than one likes to wait without a word.
+pub(super) struct Progress {
+    what: String,
+    told: Instant,
+}
+
+impl Progress {
+    pub(super) fn new(what: String) -> Progress {
+        Progress { what, told: Instant::now() }
+    }
+
+    pub(super) fn tick(&mut self, unit: &str, done: u64, all: u64) {
+        if self.told.elapsed() >= PROGRESS_EVERY {
+            self.told = Instant::now();
+            eprintln!("slackline bench: {}: {unit} {done} of {all}", self.what);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_samples_at_their_rank() {
+        let latency = Latency::of((1..=1000).rev().map(f64::from).collect());
+        let Latency { min, p50, p99, p999, max } = latency;
+        assert_eq!([min, p50, p99, p999, max], [1.0, 500.0, 990.0, 999.0, 1000.0]);
+        assert_eq!(Latency::of(vec![7.0]).p999, 7.0);
+    }
+}

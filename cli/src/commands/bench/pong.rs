@@ -1,0 +1,185 @@
+//! Two sides that write into each other's memory by turns.
+//!
+//! Each side's region holds the data, and behind it, on a page of its own, a word that says which turn it is. Up to
+//! 64 bytes the last word of the data does that itself, since short writes land word by word in order.
+
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use slackline::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
+use slackline::node::now;
+use slackline::transport::shm::{Shm, ShmEndpoint};
+use slackline::transport::{
+    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, Transport, WorkRequest,
+};
+
+use super::BenchError;
+use super::peer::{Stop, Task, say};
+
+/// How often a side that waits looks whether the other still lives, in turns of the loop.
+const SPINS: u32 = 4096;
+/// A target to which nothing was sent for so long sleeps between looks.
+const IDLE: Duration = Duration::from_millis(50);
+const CONNECT: Duration = Duration::from_secs(10);
+
+const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+
+/// One side.
+pub(super) struct Side {
+    pub(super) endpoint: ShmEndpoint,
+    /// The other's data.
+    pub(super) remote: RemoteSlice,
+    /// What is sent, and what is read into.
+    pub(super) local: LocalSlice,
+    /// Where the other says its turns.
+    turn: LocalSlice,
+    remote_turn: RemoteSlice,
+    batch: Vec<WorkRequest>,
+}
+
+/// Where the word of turns lies.
+fn turn_at(bytes: u64) -> u64 {
+    if is_own_flag(bytes) { bytes - 8 } else { bytes.next_multiple_of(4096) }
+}
+
+fn is_own_flag(bytes: u64) -> bool {
+    bytes <= 64 && bytes.is_multiple_of(8)
+}
+
+fn region(shm: &Shm, bytes: u64) -> Result<MemoryRegion, BenchError> {
+    let region = shm.allocate(bytes.next_multiple_of(4096) as usize + 4096, ALL)?;
+    touch(&region.whole());
+    Ok(region)
+}
+
+/// Makes every page be there.
+fn touch(slice: &LocalSlice) {
+    let memory = slice.as_volatile();
+    for at in (0..memory.len()).step_by(4096) {
+        memory.subslice(at, 1).write(&[0]);
+    }
+}
+
+impl Side {
+    fn new(
+        shm: &Shm,
+        endpoint: ShmEndpoint,
+        mine: &MemoryRegion,
+        granted: &[RemoteSlice],
+        bytes: u64,
+    ) -> Result<Side, BenchError> {
+        let local = shm.allocate(bytes.next_multiple_of(8) as usize, Access::LOCAL)?;
+        touch(&local.whole());
+        let local = local.slice(0, bytes as usize)?;
+        let granted = granted.first().ok_or_else(|| BenchError::Peer("it granted nothing".into()))?;
+        let remote = granted.slice(0, bytes)?;
+        let remote_turn = granted.slice(turn_at(bytes), 8)?;
+        let turn = mine.slice(turn_at(bytes) as usize, 8)?;
+        let write = Operation::Write { local: local.clone(), remote, streaming: Streaming::ByLength };
+        let word = Operation::WriteInline { data: Inline::word(0), remote: remote_turn };
+        let batch = match bytes {
+            8 => vec![WorkRequest::unsignalled(0, word)],
+            _ if is_own_flag(bytes) => vec![WorkRequest::unsignalled(0, write)],
+            _ => vec![WorkRequest::unsignalled(0, write), WorkRequest::unsignalled(0, word)],
+        };
+        Ok(Side { endpoint, remote, local, turn, remote_turn, batch })
+    }
+
+    /// Connects to the target at the other end.
+    pub(super) fn connect(task: &Task) -> Result<Side, BenchError> {
+        let shm = Shm::new();
+        let mine = region(&shm, task.bytes)?;
+        let offer = Offer { message: Vec::new(), grants: vec![mine.whole()] };
+        let mut connecting = shm.connect(&task.address()?, offer)?;
+        let begun = Instant::now();
+        loop {
+            match connecting.poll(now()) {
+                Poll::Ready(connected) => {
+                    let (endpoint, received) = connected?;
+                    return Side::new(&shm, endpoint, &mine, &received.grants, task.bytes);
+                }
+                Poll::Pending if begun.elapsed() > CONNECT => {
+                    return Err(BenchError::Peer(format!("it did not answer within {CONNECT:?}")));
+                }
+                Poll::Pending => std::thread::yield_now(),
+            }
+        }
+    }
+
+    /// Writes all of it, and that it is turn `turn`.
+    #[inline]
+    pub(super) fn send(&mut self, turn: u64) -> Result<(), BenchError> {
+        let own_flag = self.batch.len() == 1 && self.local.len() > 8;
+        if own_flag {
+            self.local.as_volatile().store_u64(self.local.len() - 8, turn);
+        } else if let Some(request) = self.batch.last_mut() {
+            request.operation = Operation::WriteInline { data: Inline::word(turn), remote: self.remote_turn };
+        }
+        Ok(self.endpoint.post(&self.batch)?)
+    }
+
+    /// Waits until the other has sent turn `turn`.
+    #[inline]
+    pub(super) fn wait(&mut self, turn: u64) -> Result<(), BenchError> {
+        loop {
+            if self.spin(turn) {
+                return Ok(());
+            }
+            self.endpoint.check()?;
+            // Where there are fewer cores than processes, the other side needs this one.
+            std::thread::yield_now();
+        }
+    }
+
+    /// True if the other has sent turn `turn` before long.
+    #[inline]
+    fn spin(&self, turn: u64) -> bool {
+        let word = self.turn.as_volatile();
+        for _ in 0..SPINS {
+            if word.load(0, Ordering::Acquire) >= turn {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
+    }
+}
+
+/// The target: answers every turn until nobody is there any more.
+pub(super) fn serve(task: &Task, stop: &Stop) -> Result<(), BenchError> {
+    let shm = Shm::new();
+    let mut listener = shm.listen(&task.address()?)?;
+    let mine = region(&shm, task.bytes)?;
+    say(&"ready")?;
+    let incoming = loop {
+        if let Some(incoming) = listener.poll(now()) {
+            break incoming;
+        }
+        if stop.is_wanted() {
+            return Ok(());
+        }
+        std::thread::yield_now();
+    };
+    let grants = incoming.received().grants.clone();
+    let endpoint = incoming.accept(Offer { message: Vec::new(), grants: vec![mine.whole()] })?;
+    let mut side = Side::new(&shm, endpoint, &mine, &grants, task.bytes)?;
+    let mut turn = 1;
+    let mut last = Instant::now();
+    loop {
+        if side.spin(turn) {
+            side.send(turn)?;
+            turn += 1;
+            last = Instant::now();
+            continue;
+        }
+        if stop.is_wanted() || side.endpoint.check().is_err() {
+            return Ok(());
+        }
+        if last.elapsed() > IDLE {
+            std::thread::sleep(Duration::from_micros(100));
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}

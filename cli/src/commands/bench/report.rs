@@ -1,0 +1,169 @@
+//! Results as JSON, and as a table.
+
+use std::io::Write;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::BenchError;
+use super::measure::{Latency, Timing};
+
+/// One measurement.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Measured {
+    pub(super) op: &'static str,
+    pub(super) transport: &'static str,
+    pub(super) bytes: u64,
+    pub(super) iterations: u64,
+    /// Operations in one sample.
+    pub(super) batch: u64,
+    /// Bytes that one operation moves, which bandwidth counts.
+    pub(super) bytes_moved: u64,
+    pub(super) bandwidth_bytes_per_s: f64,
+    pub(super) latency_ns: Latency,
+    /// What only this operation has to say.
+    #[serde(flatten)]
+    pub(super) more: Map<String, Value>,
+    pub(super) machine: Machine,
+    /// The same for people.
+    #[serde(skip)]
+    pub(super) notes: Vec<String>,
+}
+
+impl Measured {
+    /// Bandwidth is by the median.
+    pub(super) fn new(op: &'static str, bytes: u64, bytes_moved: u64, timing: Timing) -> Measured {
+        Measured {
+            op,
+            transport: "shm",
+            bytes,
+            iterations: timing.iterations,
+            batch: timing.batch,
+            bytes_moved,
+            bandwidth_bytes_per_s: rate(bytes_moved, timing.latency.p50),
+            latency_ns: timing.latency,
+            more: Map::new(),
+            machine: Machine::look(),
+            notes: Vec::new(),
+        }
+    }
+
+    pub(super) fn with(mut self, key: &str, value: impl Into<Value>) -> Measured {
+        self.more.insert(key.into(), value.into());
+        self
+    }
+
+    pub(super) fn note(mut self, note: String) -> Measured {
+        self.notes.push(note);
+        self
+    }
+}
+
+/// Bytes per second.
+pub(super) fn rate(bytes: u64, nanos: f64) -> f64 {
+    // A clock that did not move has measured nothing: the shortest time that it can show.
+    bytes as f64 / nanos.max(1e-3) * 1e9
+}
+
+/// Where it was measured.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Machine {
+    cpu: String,
+    cores: usize,
+    kernel: String,
+}
+
+impl Machine {
+    fn look() -> Machine {
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name"));
+        let cpu =
+            model.and_then(|rest| rest.split_once(':')).map_or(std::env::consts::ARCH, |(_, name)| name);
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Machine { cpu: cpu.trim().into(), cores: super::pin::cores().len(), kernel: kernel.trim().into() }
+    }
+}
+
+/// Writes JSON where it is wanted (`-`: standard output), and the table unless JSON has taken its place.
+pub(super) fn write(all: &[Measured], json: Option<&str>) -> Result<(), BenchError> {
+    if json != Some("-") {
+        print(&table(all))?;
+    }
+    let Some(target) = json else { return Ok(()) };
+    let text = match all {
+        [one] => serde_json::to_string_pretty(one),
+        many => serde_json::to_string_pretty(many),
+    };
+    let text = text.map_err(std::io::Error::from).map_err(BenchError::system("write JSON"))? + "\n";
+    if target == "-" {
+        return print(&text);
+    }
+    std::fs::write(target, text).map_err(BenchError::system("write the file of --json"))
+}
+
+fn print(text: &str) -> Result<(), BenchError> {
+    let mut stdout = std::io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.map_err(BenchError::system("write to standard output"))
+}
+
+fn table(all: &[Measured]) -> String {
+    let heading = ["op", "bytes", "iterations", "min", "p50", "p99", "p99.9", "max", "bandwidth"];
+    let mut rows = vec![heading.map(String::from)];
+    for one in all {
+        let Latency { min, p50, p99, p999, max } = one.latency_ns;
+        let [min, p50, p99, p999, max] = [min, p50, p99, p999, max].map(duration);
+        let bandwidth = format!("{:.2} GB/s", one.bandwidth_bytes_per_s / 1e9);
+        let (bytes, iterations) = (size(one.bytes), one.iterations.to_string());
+        rows.push([one.op.into(), bytes, iterations, min, p50, p99, p999, max, bandwidth]);
+    }
+    let widths: [usize; 9] =
+        std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));
+    let mut text = String::new();
+    for row in &rows {
+        let cells: Vec<String> = row
+            .iter()
+            .zip(widths)
+            .enumerate()
+            .map(
+                |(at, (cell, width))| {
+                    if at == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+                },
+            )
+            .collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    for one in all {
+        if one.batch > 1 {
+            text.push_str(&format!(
+                "{}: percentiles of means of {} operations\n",
+                size(one.bytes),
+                one.batch
+            ));
+        }
+        for note in &one.notes {
+            text.push_str(&format!("{}: {note}\n", size(one.bytes)));
+        }
+    }
+    if let Some(Machine { cpu, cores, kernel }) = all.first().map(|one| &one.machine) {
+        text.push_str(&format!("on {cpu}, {cores} cores, Linux {kernel}\n"));
+    }
+    text
+}
+
+/// Nanoseconds as people read them.
+pub(super) fn duration(nanos: f64) -> String {
+    match nanos {
+        _ if nanos < 1e3 => format!("{nanos:.1} ns"),
+        _ if nanos < 1e6 => format!("{:.2} us", nanos / 1e3),
+        _ if nanos < 1e9 => format!("{:.2} ms", nanos / 1e6),
+        _ => format!("{:.2} s", nanos / 1e9),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    let units = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
+    let unit = units.iter().find(|(unit, _)| bytes.is_multiple_of(*unit));
+    unit.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
+}

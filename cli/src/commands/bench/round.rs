@@ -1,0 +1,160 @@
+//! A whole round of a job: publish, fold, pull, with the server and each worker in a process of its own.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use slackline::node::{ReadMode, Server, ServerOptions, Worker, WorkerOptions};
+use slackline::scheme::Config;
+use slackline::table::{ElementType, Table};
+use slackline::transport::Address;
+use slackline::transport::shm::Shm;
+
+use super::BenchError;
+use super::arguments::{OptimizerName, Settings};
+use super::local::{Arrays, Kind};
+use super::measure::{Latency, Progress, Timing};
+use super::nodes::TIMEOUT;
+use super::peer::{Role, Stop, Task, say};
+use super::pin::cores;
+use super::report::{Measured, duration};
+
+/// Without a word about it, rounds move so many bytes in all, within limits.
+const DEFAULT_BYTES: u64 = 8 << 30;
+/// Rounds before the first that is timed: they touch all frames and slots for the first time.
+const DEFAULT_WARMUP: u64 = 5;
+
+/// What a server has to say at the end.
+#[derive(Debug, Serialize, Deserialize)]
+struct Folded {
+    versions: u64,
+    /// The fold of one round, alone.
+    alone: Option<Latency>,
+}
+
+pub(super) fn measure(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+    let Settings { workers, chunk, threads, borrow, .. } = *settings;
+    let rounds = settings
+        .iterations
+        .unwrap_or_else(|| (DEFAULT_BYTES / (bytes * u64::from(workers)).max(1)).clamp(20, 20_000));
+    let warmup = settings.warmup.unwrap_or(DEFAULT_WARMUP);
+    let cores = if settings.pin { cores() } else { &[] };
+    // Threads that fold would all sit on the server's one core.
+    let server_core = if threads == 1 { cores.last().copied() } else { None };
+    let address = Address::random().to_string();
+
+    let folds = rounds.clamp(5, 20);
+    let role = Role::Server { asynchronous: false, workers, chunk, threads, folds };
+    let task = Task { address: address.clone(), core: server_core, bytes, role };
+    let mut server = task.start()?.ready()?;
+    let mut peers = Vec::new();
+    for worker in 0..usize::from(workers) {
+        let core = if cores.is_empty() { None } else { Some(cores[worker % cores.len()]) };
+        let role = Role::Worker { borrow, warmup, rounds };
+        peers.push(Task { address: address.clone(), core, bytes, role }.start()?);
+    }
+    let mut all = Vec::new();
+    for mut peer in peers {
+        all.push(Latency::of(peer.hear::<Vec<f64>>()?));
+        peer.end()?;
+    }
+    let folded: Folded = server.hear()?;
+    server.end()?;
+    if folded.versions != warmup + rounds {
+        let what = format!("the server made {} versions of {} rounds", folded.versions, warmup + rounds);
+        return Err(BenchError::Peer(what));
+    }
+
+    let slowest = all.iter().max_by(|a, b| a.p50.total_cmp(&b.p50)).copied();
+    let latency = slowest.ok_or_else(|| BenchError::Peer("there was no worker".into()))?;
+    let timing = Timing { iterations: rounds, batch: 1, latency };
+    let moved = if borrow { bytes * (u64::from(workers) + 2) } else { 2 * bytes };
+    let mut measured = Measured::new(settings.op.name(), bytes, moved, timing)
+        .with("workers", workers)
+        .with("threads", threads)
+        .with("chunk", chunk)
+        .with("borrow", borrow)
+        .with("pinned", settings.pin)
+        .with("worker_latency_ns", serde_json::to_value(&all).unwrap_or_default());
+    if let Some(alone) = folded.alone {
+        let ratio = latency.p50 / alone.p50;
+        let note = format!("apply alone {} (p50): a round takes {ratio:.2} of it", duration(alone.p50));
+        measured = measured
+            .with("apply_ns", serde_json::to_value(alone).unwrap_or_default())
+            .with("round_over_apply", ratio)
+            .note(note);
+    }
+    Ok(measured.note(match borrow {
+        true => "slots borrowed, parameters read in place; bandwidth counts what the fold moves".into(),
+        false => "the slowest worker's rounds; bandwidth counts its publish and its pull".into(),
+    }))
+}
+
+pub(super) fn serve_server(task: &Task, stop: &Stop) -> Result<(), BenchError> {
+    let Role::Server { asynchronous, workers, chunk, threads, folds } = task.role else {
+        return Err(BenchError::Peer("not a server's task".into()));
+    };
+    let elements = task.bytes / 4;
+    let table = Table::flat(elements, ElementType::F32)?;
+    let scheme = if asynchronous { Config::Asp } else { Config::Bsp };
+    let mut options = ServerOptions::new(scheme, usize::from(workers), 1e-3);
+    options.threads = usize::from(threads);
+    options.memory.chunk_bytes = chunk;
+    options.memory.peers = options.memory.peers.max(workers);
+    let mut server =
+        Server::new(Shm::new(), &task.address()?, table, &vec![1.0; elements as usize], options)?;
+    say(&"ready")?;
+    let over = |server: &Server<Shm>| server.status().left >= u64::from(workers) || stop.is_wanted();
+    while !server.drive(over, TIMEOUT)? {}
+    let versions = server.status().version.0;
+    drop(server);
+    if stop.is_wanted() || folds == 0 {
+        return Ok(());
+    }
+    let kind =
+        Kind::Fold { optimizer: OptimizerName::Sgd.optimizer(), k: usize::from(workers), shared: true };
+    let arrays = Arrays::new(kind, task.bytes as usize)?;
+    let mut samples = Vec::new();
+    for fold in 0..folds + 2 {
+        let took = arrays.run(usize::from(threads), &[])?;
+        if fold >= 2 {
+            samples.push(took.as_nanos() as f64);
+        }
+    }
+    say(&Folded { versions, alone: Some(Latency::of(samples)) })
+}
+
+pub(super) fn serve_worker(task: &Task) -> Result<(), BenchError> {
+    let Role::Worker { borrow, warmup, rounds } = task.role else {
+        return Err(BenchError::Peer("not a worker's task".into()));
+    };
+    let read = if borrow { ReadMode::InPlace } else { ReadMode::Copy };
+    let options = WorkerOptions { read, ..WorkerOptions::new(Config::Bsp) };
+    let mut worker = Worker::connect(Shm::new(), &[task.address()?], options, TIMEOUT)?;
+    if !borrow {
+        worker.gradient()?.fill(1e-3);
+    }
+    worker.begin(TIMEOUT)?;
+    let mut progress = Progress::new("round".into());
+    let mut samples = Vec::with_capacity(rounds as usize);
+    for round in 0..warmup + rounds {
+        let took = one_round(&mut worker, borrow)?;
+        if round >= warmup {
+            samples.push(took.as_nanos() as f64);
+        }
+        progress.tick("round", round + 1, warmup + rounds);
+    }
+    drop(worker);
+    say(&samples)
+}
+
+fn one_round(worker: &mut Worker<Shm>, borrow: bool) -> Result<Duration, BenchError> {
+    let begun = Instant::now();
+    if borrow {
+        worker.borrow_slots(TIMEOUT)?;
+        worker.publish_slots(None, TIMEOUT)?;
+    } else {
+        worker.publish(None, TIMEOUT)?;
+    }
+    worker.begin(TIMEOUT)?;
+    Ok(begun.elapsed())
+}

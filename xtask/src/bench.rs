@@ -1,0 +1,178 @@
+//! `cargo xtask bench`: the ratios that the project promises, each against a limit measured in the same minute.
+//!
+//! Every row is a number of ours and one of a limit or a peer: this machine's own memcpy, STREAM's triad, a round in
+//! bare C ([`round.c`](../../bench/round.c)), UCX. Machines are noisy: each pair is measured several times, the rows
+//! by turns and the two sides of a row next to each other, and the ratio is the median of the pairs' ratios.
+
+mod probe;
+mod row;
+mod ucx;
+
+use crate::Command;
+use crate::cmd::Cmd;
+use crate::failure::Failure;
+use crate::needs::{self, Need};
+use crate::site::Site;
+use crate::table;
+use probe::{Probe, Tools};
+use row::{Outcome, Row, Target, Unit};
+use serde_json::{Value, json};
+
+pub(crate) const COMMAND: Command = Command {
+    name: "bench",
+    arguments: "[--quick] [--json FILE|-]",
+    about: "what the library costs against the limits of this machine; --quick: rougher, in about a minute or two",
+    run,
+};
+
+/// What was asked.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Options {
+    quick: bool,
+    json: Option<String>,
+}
+
+fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
+    let options = parse(arguments)?;
+    let tools = Tools::build(site)?;
+    // Without it the other rows are still worth having.
+    let ucx_missing = match needs::ensure(site, &[Need::UcxPerftest]) {
+        Ok(()) => None,
+        Err(Failure::Missing { what, remedy }) => Some(format!("{what}; {remedy}")),
+        Err(other) => return Err(other),
+    };
+    let rows = row::all(options.quick);
+    let outcomes = measure(&tools, &rows, if options.quick { 3 } else { 5 }, ucx_missing.as_deref());
+    report(site, &options, &rows, &outcomes)?;
+    let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
+    if failed > 0 {
+        let what = format!("{failed} measurements of `cargo xtask bench`, named in its table");
+        return Err(Failure::Check { what, status: "no result".into() });
+    }
+    Ok(())
+}
+
+fn parse(arguments: &[String]) -> Result<Options, Failure> {
+    let mut options = Options::default();
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--quick" => options.quick = true,
+            "--json" => {
+                let file = arguments.next();
+                let remedy = || Failure::Usage("`--json` needs a file, or `-` for standard output".into());
+                options.json = Some(file.ok_or_else(remedy)?.clone());
+            }
+            other => {
+                let text = format!("`bench` has no option `{other}`; it has --quick and --json FILE|-");
+                return Err(Failure::Usage(text));
+            }
+        }
+    }
+    Ok(options)
+}
+
+/// Measures every row so many times, by turns.
+fn measure(tools: &Tools<'_>, rows: &[Row], times: usize, ucx_missing: Option<&str>) -> Vec<Outcome> {
+    let mut outcomes: Vec<Outcome> = rows.iter().map(|_| Outcome::default()).collect();
+    for time in 0..times {
+        for (row, outcome) in rows.iter().zip(&mut outcomes) {
+            if let (Some(missing), Probe::Ucx { .. }) = (ucx_missing, &row.peer) {
+                outcome.missing = Some(missing.into());
+            }
+            if outcome.failure.is_some() || outcome.missing.is_some() {
+                continue;
+            }
+            eprintln!("== {} of {times}: {}", time + 1, row.name);
+            match pair(tools, row, time % 2 == 1) {
+                Ok(pair) => outcome.pairs.push(pair),
+                Err(failure) => outcome.failure = Some(failure.to_string()),
+            }
+        }
+    }
+    outcomes
+}
+
+/// Our number and the peer's; the peer's first if so asked.
+fn pair(tools: &Tools<'_>, row: &Row, peer_first: bool) -> Result<(f64, f64), Failure> {
+    if peer_first {
+        let peer = row.peer.run(tools)?;
+        return Ok((row.ours.run(tools)?, peer));
+    }
+    Ok((row.ours.run(tools)?, row.peer.run(tools)?))
+}
+
+fn report(site: &Site, options: &Options, rows: &[Row], outcomes: &[Outcome]) -> Result<(), Failure> {
+    if options.json.as_deref() != Some("-") {
+        print!("{}", text(rows, outcomes));
+    }
+    let Some(file) = &options.json else { return Ok(()) };
+    let rows: Vec<Value> = rows.iter().zip(outcomes).map(|(row, outcome)| outcome.json(row)).collect();
+    let commit = Cmd::new("git", &["rev-parse", "HEAD"]).output(site);
+    let value = json!({
+        "commit": commit.map(|commit| commit.trim().to_string()),
+        "quick": options.quick,
+        "rows": rows,
+    });
+    let text = format!("{value:#}\n");
+    if file == "-" {
+        print!("{text}");
+        return Ok(());
+    }
+    std::fs::write(file, text).map_err(|error| Failure::Missing {
+        what: format!("cannot write {file}: {error}"),
+        remedy: "name a file in a folder that exists and that you may write".into(),
+    })
+}
+
+fn text(rows: &[Row], outcomes: &[Outcome]) -> String {
+    let heading = ["what", "ours", "against", "its", "ratio", "target", "verdict"];
+    let mut cells = vec![heading.map(String::from)];
+    for (row, outcome) in rows.iter().zip(outcomes) {
+        let numbers = outcome
+            .medians()
+            .map(|(ours, peer, ratio)| [row.unit.show(ours), row.unit.show(peer), format!("{ratio:.2}")]);
+        let [ours, peer, ratio] = numbers.unwrap_or_default();
+        let (name, against, target) = (row.name.clone(), row.against.into(), row.target.to_string());
+        cells.push([name, ours, against, peer, ratio, target, outcome.verdict(row)]);
+    }
+    let ratios =
+        "ours and its are medians; the ratio is the median of the ratios of pairs measured side by side\n";
+    table::layout(&cells) + ratios
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_read_and_unknown_ones_refused() {
+        let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
+        let options = parse(&words("--json - --quick")).unwrap();
+        assert_eq!(options, Options { quick: true, json: Some("-".into()) });
+        for wrong in ["--json", "--slow", "write"] {
+            assert_eq!(parse(&words(wrong)).unwrap_err().exit_code(), 2, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_table_has_a_line_for_every_row_and_says_what_is_missing() {
+        let rows = row::all(true);
+        let mut outcomes: Vec<Outcome> = rows.iter().map(|_| Outcome::default()).collect();
+        outcomes[0].missing = Some("no such tool".into());
+        let text = text(&rows, &outcomes);
+        assert_eq!(text.lines().count(), rows.len() + 2);
+        assert!(text.contains("not measured: no such tool"), "{text}");
+        assert!(!text.contains(" met"), "{text}");
+    }
+
+    #[test]
+    fn the_units_fit_the_targets() {
+        for row in row::all(false) {
+            match (row.unit, row.target) {
+                (Unit::BytesPerSecond, Target::AtLeast(_)) | (Unit::Nanoseconds, Target::AtMost(_)) => {}
+                _ => panic!("{}: more is better for bandwidth, less for time", row.name),
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! One number, measured by running a program.
+
+use super::ucx;
+use crate::cmd::Cmd;
+use crate::failure::Failure;
+use crate::needs::{self, Need};
+use crate::site::Site;
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// Where one number comes from.
+#[derive(Clone, Debug)]
+pub(super) enum Probe {
+    /// Out of the JSON of `slackline bench`.
+    Bench { arguments: Vec<String>, pointer: &'static str },
+    /// The slowest worker's median of `bench/round.c`.
+    Round { workers: u32, chunk: u32, bytes: &'static str, rounds: &'static str },
+    /// UCX's median over shared memory.
+    Ucx { test: &'static str, iterations: u32 },
+}
+
+/// The programs that measure.
+pub(super) struct Tools<'a> {
+    pub(super) site: &'a Site,
+    slackline: PathBuf,
+    round: PathBuf,
+}
+
+impl<'a> Tools<'a> {
+    /// Builds ours, and the C program that they are held against.
+    pub(super) fn build(site: &'a Site) -> Result<Tools<'a>, Failure> {
+        needs::ensure(site, &[Need::Cc])?;
+        Cmd::new("cargo", &["build", "--release", "-p", "slackline-cli"]).answer(site)?;
+        let folder = site.target.join("bench");
+        std::fs::create_dir_all(&folder).map_err(|error| Failure::Missing {
+            what: format!("cannot make {}: {error}", folder.display()),
+            remedy: "make cargo's target directory writable".into(),
+        })?;
+        let round = folder.join("round");
+        let flags = ["-O3", "-march=native", "-Wall", "-Wextra", "-Werror", "-o"];
+        let compile = Cmd::new("cc", &flags).arg(&round.to_string_lossy()).arg("xtask/bench/round.c");
+        compile.answer(site)?;
+        Ok(Tools { site, slackline: site.target.join("release/slackline"), round })
+    }
+}
+
+impl Probe {
+    /// `slackline bench` with these words; the number stands at `pointer`.
+    pub(super) fn bench(words: &str, pointer: &'static str) -> Probe {
+        Probe::Bench { arguments: words.split_whitespace().map(String::from).collect(), pointer }
+    }
+
+    /// Measures.
+    pub(super) fn run(&self, tools: &Tools<'_>) -> Result<f64, Failure> {
+        match self {
+            Probe::Bench { arguments, pointer } => {
+                let cmd = Cmd::new(&tools.slackline.to_string_lossy(), &["bench", "--json", "-"]);
+                let cmd = arguments.iter().fold(cmd, |cmd, argument| cmd.arg(argument));
+                let json = cmd.answer(tools.site)?;
+                number(&json, |value| value.pointer(pointer)?.as_f64()).ok_or_else(|| unclear(&cmd, &json))
+            }
+            Probe::Round { workers, chunk, bytes, rounds } => {
+                let cmd = Cmd::new(&tools.round.to_string_lossy(), &[])
+                    .arg(&workers.to_string())
+                    .arg(bytes)
+                    .arg(&chunk.to_string())
+                    .arg(rounds);
+                let json = cmd.answer(tools.site)?;
+                number(&json, slowest).ok_or_else(|| unclear(&cmd, &json))
+            }
+            Probe::Ucx { test, iterations } => ucx::latency(tools.site, test, *iterations),
+        }
+    }
+}
+
+fn number(json: &str, find: impl Fn(&Value) -> Option<f64>) -> Option<f64> {
+    let value: Value = serde_json::from_str(json).ok()?;
+    find(&value).filter(|number| number.is_finite() && *number > 0.0)
+}
+
+fn slowest(value: &Value) -> Option<f64> {
+    let medians = value.get("median_ns")?.as_array()?;
+    medians.iter().filter_map(Value::as_f64).max_by(f64::total_cmp)
+}
+
+pub(super) fn unclear(cmd: &Cmd, said: &str) -> Failure {
+    Failure::Check { what: cmd.to_string(), status: format!("no number in what it said: {}", said.trim()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_and_nonsense_is_none() {
+        let at = |json: &str| number(json, |value| value.pointer("/a/b")?.as_f64());
+        assert_eq!(at(r#"{"a": {"b": 2.5}}"#), Some(2.5));
+        for json in [r#"{"a": {}}"#, r#"{"a": {"b": 0}}"#, "", "{"] {
+            assert_eq!(at(json), None, "{json}");
+        }
+        assert_eq!(number(r#"{"median_ns": [3, 7, 5]}"#, slowest), Some(7.0));
+    }
+}
