@@ -19,6 +19,7 @@ mod volatile;
 
 pub use copy::{Streaming, streaming_threshold};
 pub use error::MemoryError;
+pub(crate) use fence::runs_as_mutant;
 pub use fence::{fence, pause};
 pub use host::{HostMemory, PAGE_SIZE};
 pub use region::{

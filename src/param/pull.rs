@@ -251,7 +251,7 @@ impl Pull {
         }
         self.into = Some(into);
         self.bound = bound;
-        if options.consistency == Consistency::Whole && cfg!(not(slackline_mutant = "monotone")) {
+        if options.consistency == Consistency::Whole && !mutant!("monotone") {
             self.bound.version = bound.version.max(self.floor);
         }
         self.options = options;
@@ -393,10 +393,7 @@ impl Pull {
 
     fn on_verify(&mut self, before: FrameHeader) -> Result<bool, PullError> {
         let after = self.header(AFTER_LINE);
-        #[cfg(not(slackline_mutant = "second_header"))]
-        let unchanged = before.same_payload(&after);
-        #[cfg(slackline_mutant = "second_header")]
-        let unchanged = after.epoch == before.epoch;
+        let unchanged = before.same_payload(&after) || mutant!("second_header");
         if !unchanged && self.options.consistency == Consistency::Whole {
             return Ok(self.retry());
         }
