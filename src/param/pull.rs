@@ -397,7 +397,9 @@ impl Pull {
         if !unchanged && self.options.consistency == Consistency::Whole {
             return Ok(self.retry());
         }
-        self.accept(before)
+        // Both are true of this payload; one of them may have been read while the frame was committed or begun anew.
+        let smallest_clock = before.smallest_clock.max(after.smallest_clock);
+        self.accept(FrameHeader { smallest_clock, ..before })
     }
 
     fn on_follow(&mut self, endpoint: &mut impl Endpoint, mut follow: Follow) -> Result<bool, PullError> {
@@ -414,15 +416,9 @@ impl Pull {
             return Ok(true);
         }
         if header.sequence == attempt + 1 {
+            // The attempt ended whole: copy what is left, then look once more. The words of this header were read in
+            // any order, so that some of them may be older than its sequence; those of the next one cannot.
             self.check_header(&header)?;
-            if follow.chunks == total {
-                // This header was read after the last byte, and it says that the attempt ended whole.
-                if !self.bound.is_met_by(header.version, header.smallest_clock) {
-                    self.state = State::Begin;
-                    return Ok(false);
-                }
-                return self.accept(header);
-            }
             let copied = follow.chunks as u64 * self.source.geometry.chunk_bytes;
             return self.on_payload(endpoint, header, follow.frame, copied);
         }

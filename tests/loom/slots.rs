@@ -25,7 +25,7 @@ fn the_owner_reads_what_was_announced_in_two_slots() {
 }
 
 /// The owner begins before the last byte. Counted before it is there (`landed_early`), a chunk is read too early;
-/// without the gradient's clock in the count (`landed_attempt`), the count of the last gradient is taken for this one's.
+/// without the gradient's clock in the count (`landed_attempt`), that of the last gradient is taken for this one's.
 #[test]
 fn a_chunk_that_has_landed_is_whole() {
     explore(3, |accepted| {

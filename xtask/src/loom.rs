@@ -1,7 +1,7 @@
 //! The step that model-checks the memory protocol: the code that ships must pass, and each mutant of it must fail.
 //!
-//! A mutant leaves out one fence, check or order (`mutant!("...")` in the library); the models named with it must notice.
-//! A fence that can go without a model noticing is either not needed or not tested.
+//! A mutant leaves out one fence, check or order (`mutant!("...")` in the library); the models named with it must
+//! notice. A fence that can go without a model noticing is either not needed or not tested.
 
 use crate::cmd::Cmd;
 use crate::steps::Step;
