@@ -37,6 +37,14 @@
 // Under the model checker there are no nodes, and what only they use lies idle.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
 
+/// True in the library's deliberately broken variant of this name, which some test must notice: built with
+/// `--cfg slackline_mutant="name"`, or, under the model checker, run with `SLACKLINE_MUTANT=name`.
+macro_rules! mutant {
+    ($name:tt) => {
+        cfg!(slackline_mutant = $name) || $crate::mem::runs_as_mutant($name)
+    };
+}
+
 pub mod clock;
 pub mod kernel;
 pub mod mem;

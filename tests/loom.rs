@@ -1,7 +1,7 @@
 //! The memory protocol under loom: the code that ships, over memory whose every word the model checker watches.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test --release --test loom`, or `cargo xtask test loom`, which also runs each
-//! mutant of the protocol (`SLACKLINE_MUTANT=name`, see `build.rs`) and fails unless the model named with it does.
+//! mutant of the protocol (`SLACKLINE_MUTANT=name`) and fails unless the model named with it does.
 //!
 //! A payload is a few words, and the payload of version or gradient `n` is `n` in every word, so that a mixture shows.
 //! Each model counts what it accepted: one that accepts nothing proves nothing.

@@ -20,3 +20,17 @@ pub fn pause() {
     #[cfg(loom)]
     loom::hint::spin_loop();
 }
+
+/// Whether this run of the model checker is one of the mutant `name`; never outside of it.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) const fn runs_as_mutant(_name: &str) -> bool {
+    false
+}
+
+/// Whether this run of the model checker is one of the mutant `name`: one build serves all of them.
+#[cfg(loom)]
+pub(crate) fn runs_as_mutant(name: &str) -> bool {
+    static MUTANT: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    MUTANT.get_or_init(|| std::env::var("SLACKLINE_MUTANT").unwrap_or_default()) == name
+}

@@ -25,6 +25,7 @@ mod volatile;
 pub use buffer::Buffer;
 pub use copy::{Streaming, streaming_threshold};
 pub use error::MemoryError;
+pub(crate) use fence::runs_as_mutant;
 pub use fence::{fence, pause};
 #[cfg(not(loom))]
 pub use fork::ForkGuard;

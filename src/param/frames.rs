@@ -167,8 +167,9 @@ impl Frames {
         // stored and the sequence loaded, with a full fence between store and load on both sides, so that at least
         // one of the two sees the other. The same fence keeps the payload's stores (whatever stores them: a CPU, past
         // its caches or not) behind the odd sequence.
-        #[cfg(not(slackline_mutant = "begin_fence"))]
-        fence(SeqCst);
+        if !mutant!("begin_fence") {
+            fence(SeqCst);
+        }
         if is_pinned(frame) {
             memory.store(header_at + FrameHeader::SEQUENCE, before, Release);
             return false;
@@ -189,10 +190,10 @@ impl Frames {
     /// Begins the frame that is being written anew: what followers have copied of it is void.
     pub fn restart(&mut self, frame: u8, version: Version) {
         assert_ne!(frame, self.latest.frame, "the latest frame is never written");
-        #[cfg(slackline_mutant = "restart")]
-        return;
+        if mutant!("restart") {
+            return;
+        }
         // Nobody can pin a frame that is being written, so none needs to be asked.
-        #[cfg(not(slackline_mutant = "restart"))]
         let marked = self.mark(frame, version, &|_| false);
         debug_assert!(marked);
     }
@@ -210,8 +211,9 @@ impl Frames {
         }
         // The payload comes before the header: a follower that finds all chunks landed copies at once, and takes the
         // copy for whole as soon as the sequence is even.
-        #[cfg(not(slackline_mutant = "commit_fence"))]
-        fence(Release);
+        if !mutant!("commit_fence") {
+            fence(Release);
+        }
         self.write_header(frame, header);
         // The rest of the header comes before the even sequence.
         let even = header.sequence + 1;

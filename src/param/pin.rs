@@ -88,8 +88,9 @@ impl Pins {
                 return Ok(None);
             }
             self.word.as_volatile().store(0, u64::from(latest.frame) + 1, Relaxed);
-            #[cfg(not(slackline_mutant = "pin_fence"))]
-            fence(SeqCst);
+            if !mutant!("pin_fence") {
+                fence(SeqCst);
+            }
             let line = control.subslice(self.source.layout.frame_header(latest.frame), LINE);
             let header = FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Acquire)));
             if !header.is_whole() || header.version != latest.version {

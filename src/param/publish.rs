@@ -281,10 +281,8 @@ impl Publish {
     }
 
     fn has_credit(&self) -> bool {
-        #[cfg(not(slackline_mutant = "credit"))]
-        return self.clock.0.saturating_sub(self.consumed.0) < u64::from(self.geometry.slots);
-        #[cfg(slackline_mutant = "credit")]
-        return true;
+        let in_use = self.clock.0.saturating_sub(self.consumed.0);
+        in_use < u64::from(self.geometry.slots) || mutant!("credit")
     }
 
     fn ask_for_credit(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PublishError> {
@@ -359,8 +357,9 @@ impl Publish {
                 if chunks > 1 {
                     let landed = landed_word(header.clock.0, chunk + 1);
                     batch.push(self.inline(self.page.slice(desk::LANDED as u64, 8)?, Inline::word(landed)));
-                    #[cfg(slackline_mutant = "landed_early")]
-                    swap_last_two(batch);
+                    if mutant!("landed_early") {
+                        batch[..].rotate_right(1);
+                    }
                 }
             }
         }
@@ -369,8 +368,9 @@ impl Publish {
             batch.push(self.inline(self.page.slice(header_at, 64)?, Inline::line(header.to_words())));
             let announced = Inline::word(header.clock.next().0);
             batch.push(self.inline(self.page.slice(desk::PUBLISHED as u64, 8)?, announced));
-            #[cfg(slackline_mutant = "announce")]
-            swap_last_two(batch);
+            if mutant!("announce") {
+                batch[..].rotate_right(1);
+            }
         }
         // One completion a batch: it frees the queue, and the last one says that all is done.
         if let Some(request) = batch.last_mut() {
@@ -399,11 +399,4 @@ impl Publish {
             Err(error) => Err(PublishError::Post(error)),
         }
     }
-}
-
-/// What the mutants that announce too early do.
-#[cfg(any(slackline_mutant = "announce", slackline_mutant = "landed_early"))]
-fn swap_last_two(batch: &mut [WorkRequest]) {
-    let last = batch.len() - 1;
-    batch.swap(last - 1, last);
 }

@@ -256,7 +256,7 @@ impl Pull {
         }
         self.into = Some(into);
         self.bound = bound;
-        if options.consistency == Consistency::Whole && cfg!(not(slackline_mutant = "monotone")) {
+        if options.consistency == Consistency::Whole && !mutant!("monotone") {
             self.bound.version = bound.version.max(self.floor);
         }
         self.options = options;
@@ -411,14 +411,13 @@ impl Pull {
 
     fn on_verify(&mut self, before: FrameHeader) -> Result<bool, PullError> {
         let after = self.header(AFTER_LINE);
-        #[cfg(not(slackline_mutant = "second_header"))]
-        let unchanged = before.same_payload(&after);
-        #[cfg(slackline_mutant = "second_header")]
-        let unchanged = after.epoch == before.epoch;
+        let unchanged = before.same_payload(&after) || mutant!("second_header");
         if !unchanged && self.options.consistency == Consistency::Whole {
             return Ok(self.retry());
         }
-        self.accept(before)
+        // Both are true of this payload; one of them may have been read while the frame was committed or begun anew.
+        let smallest_clock = before.smallest_clock.max(after.smallest_clock);
+        self.accept(FrameHeader { smallest_clock, ..before })
     }
 
     fn on_follow(&mut self, endpoint: &mut impl Endpoint, mut follow: Follow) -> Result<bool, PullError> {
@@ -435,15 +434,9 @@ impl Pull {
             return Ok(true);
         }
         if header.sequence == attempt + 1 {
+            // The attempt ended whole: copy what is left, then look once more. The words of this header were read in
+            // any order, so that some of them may be older than its sequence; those of the next one cannot.
             self.check_header(&header)?;
-            if follow.chunks == total {
-                // This header was read after the last byte, and it says that the attempt ended whole.
-                if !self.bound.is_met_by(header.version, header.smallest_clock) {
-                    self.state = State::Begin;
-                    return Ok(false);
-                }
-                return self.accept(header);
-            }
             let copied = follow.chunks as u64 * self.source.geometry.chunk_bytes;
             return self.on_payload(endpoint, header, follow.frame, copied);
         }

@@ -16,20 +16,21 @@ const CHUNKS: [usize; 2] = [0, 8];
 /// the header that counts it may be seen before its bytes are.
 #[test]
 fn a_followed_frame_is_whole() {
-    explore(2, |accepted| {
+    explore(3, |accepted| {
         let (mut frames, source) = shard(2, BYTES);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
         let frame = frames.begin(Version(1), |_| false).unwrap();
         let follower = thread::spawn(move || {
-            reader.follow(1, 11).map(|pulled| (pulled.version.0, words(&reader.into.whole(), CHUNKS)))
+            let pulled = reader.follow(1, 12)?;
+            Some((pulled.version.0, pulled.smallest_clock, words(&reader.into.whole(), CHUNKS)))
         });
         let payload = frames.payload(frame);
         fill(&payload, &CHUNKS[..1], 1);
         frames.progress(frame).raise(1);
         fill(&payload, &CHUNKS[1..], 1);
-        frames.commit(frame, Version(1), Clock(0));
-        if let Some((version, words)) = follower.join().unwrap() {
-            assert_eq!((version, words), (1, [1; 2]));
+        frames.commit(frame, Version(1), Clock(5));
+        if let Some(pulled) = follower.join().unwrap() {
+            assert_eq!(pulled, (1, Clock(5), [1; 2]));
             accepted.fetch_add(1, Relaxed);
         }
     });
@@ -39,7 +40,7 @@ fn a_followed_frame_is_whole() {
 /// (`landed_attempt`) the count of the first attempt is taken for that of the second.
 #[test]
 fn a_frame_that_is_begun_again_is_copied_again() {
-    explore(2, |accepted| {
+    explore(3, |accepted| {
         let (mut frames, source) = shard(2, BYTES);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
         let frame = frames.begin(Version(1), |_| false).unwrap();
@@ -48,7 +49,7 @@ fn a_frame_that_is_begun_again_is_copied_again() {
         let abandoned = frames.progress(frame);
         abandoned.raise(1);
         let follower = thread::spawn(move || {
-            reader.follow(1, 11).map(|pulled| (pulled.version.0, words(&reader.into.whole(), CHUNKS)))
+            reader.follow(1, 12).map(|pulled| (pulled.version.0, words(&reader.into.whole(), CHUNKS)))
         });
         frames.restart(frame, Version(1));
         fill(&payload, &CHUNKS[..1], 1);
@@ -67,14 +68,14 @@ fn a_frame_that_is_begun_again_is_copied_again() {
 /// A follower may hold a version before it is announced as the latest; its next pull finds nothing older.
 #[test]
 fn a_follower_never_goes_back() {
-    explore(2, |accepted| {
+    explore(3, |accepted| {
         let (mut frames, source) = shard(2, BYTES);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
         let frame = frames.begin(Version(1), |_| false).unwrap();
         fill(&frames.payload(frame), &CHUNKS, 1);
         frames.progress(frame).raise(2);
         let follower = thread::spawn(move || {
-            let first = reader.follow(1, 8).map(|pulled| pulled.version);
+            let first = reader.follow(1, 9).map(|pulled| pulled.version);
             first.and_then(|first| Some((first, reader.attempt()?.version)))
         });
         frames.commit(frame, Version(1), Clock(0));

@@ -19,7 +19,7 @@ const ORDERS: usize = 2;
 #[test]
 fn the_owner_reads_what_a_nic_announced() {
     for order in 0..ORDERS {
-        explore(2, move |accepted| {
+        explore(3, move |accepted| {
             announced(accepted, 1, |grants| {
                 Nic::new(order, grants.each_ref().map(|(key, region, _)| (*key, region.clone())).into())
             });
@@ -30,7 +30,7 @@ fn the_owner_reads_what_a_nic_announced() {
 #[test]
 fn a_version_that_a_nic_pushed_is_pulled_whole_or_not_at_all() {
     for order in 0..ORDERS {
-        explore(2, move |accepted| {
+        explore(3, move |accepted| {
             pushed(accepted, |frames| {
                 let regions = [(CONTROL, frames.control().clone()), (FRAMES, frames.region().clone())];
                 Nic::new(order, regions.into())

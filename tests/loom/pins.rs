@@ -14,7 +14,7 @@ use super::world::{PAGE, endpoint_to, explore, fill, region, remote, shard};
 /// `begin_fence`) both may miss the other, and the owner writes what the reader reads.
 #[test]
 fn a_pinned_frame_is_never_written() {
-    explore(2, |accepted| {
+    explore(3, |accepted| {
         let (mut frames, source) = shard(2, 16);
         let page = region(Desk::page_bytes(0));
         let mut endpoint = endpoint_to(&frames, Access::REMOTE_READ);

@@ -14,7 +14,7 @@ use super::world::{EPOCH, Reader, endpoint_to, explore, fill, region, shard, wor
 /// of writes that an endpoint promises (`write_fence`), a mixture is accepted.
 #[test]
 fn a_pushed_version_is_pulled_whole_or_not_at_all() {
-    explore(2, |accepted| pushed(accepted, |frames| endpoint_to(frames, Access::REMOTE_WRITE)));
+    explore(3, |accepted| pushed(accepted, |frames| endpoint_to(frames, Access::REMOTE_WRITE)));
 }
 
 /// Pushes versions 1 and 2 through the endpoint that `connect` makes.

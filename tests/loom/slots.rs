@@ -15,21 +15,21 @@ use super::world::{CONTROL, EPOCH, FRAMES, PAGE, SLOTS, explore, fill, region, r
 /// (`write_fence`), or announced before it is there (`announce`), the owner reads something else.
 #[test]
 fn the_owner_reads_what_was_announced() {
-    explore(2, |accepted| announced(accepted, 1, |grants| local(grants)));
+    explore(3, |accepted| announced(accepted, 1, local));
 }
 
 /// As above, with a slot for each.
 #[test]
 fn the_owner_reads_what_was_announced_in_two_slots() {
-    explore(2, |accepted| announced(accepted, 2, |grants| local(grants)));
+    explore(3, |accepted| announced(accepted, 2, local));
 }
 
 /// The owner begins before the last byte. Counted before it is there (`landed_early`), a chunk is read too early;
-/// without the gradient's clock in the count (`landed_attempt`), the count of the last gradient is taken for this one's.
+/// without the gradient's clock in the count (`landed_attempt`), that of the last gradient is taken for this one's.
 #[test]
 fn a_chunk_that_has_landed_is_whole() {
-    explore(2, |accepted| {
-        let (frames, mut worker, desk) = desk(72, 1, &|grants| local(grants));
+    explore(3, |accepted| {
+        let (frames, mut worker, desk) = desk(72, 1, &local);
         let gradients = [1, 2].map(|value| gradient(72, &[0, 8], value));
         let worker = thread::spawn(move || {
             for gradient in gradients {

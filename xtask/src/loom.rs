@@ -1,14 +1,14 @@
 //! The step that model-checks the memory protocol: the code that ships must pass, and each mutant of it must fail.
 //!
-//! A mutant leaves out one fence, check or order (`cfg(slackline_mutant = "...")` in the library); the models named with
-//! it must notice. A fence that can go without a model noticing is either not needed or not tested.
+//! A mutant leaves out one fence, check or order (`mutant!("...")` in the library); the models named with it must
+//! notice. A fence that can go without a model noticing is either not needed or not tested.
 
 use crate::cmd::Cmd;
 use crate::steps::Step;
 
 /// Each mutant, and the models that must fail under it: all of them, by assertion, not for want of building.
 ///
-/// To add one, put its `cfg` where the protocol would break, and its row here.
+/// To add one, put `mutant!` where the protocol would break, and its row here.
 const MUTANTS: &[(&str, &[&str])] = &[
     ("announce", &["slots::the_owner_reads_what_was_announced"]),
     ("begin_fence", &["frames::a_pull_is_whole_or_nothing", "pins::a_pinned_frame_is_never_written"]),
@@ -75,7 +75,7 @@ mod tests {
                 }
             }
         }
-        let switches = text.split("slackline_mutant = \"").skip(1);
+        let switches = text.split("mutant!(\"").skip(1);
         let mut found: Vec<_> = switches.filter_map(|rest| rest.split('"').next()).collect();
         found.sort_unstable();
         found.dedup();
