@@ -7,19 +7,19 @@ use super::rule::{Adam, Momentum, Rule, Sgd};
 use super::{Fold, Gradient, Optimizer};
 use crate::table::ElementType;
 
-/// Vectors of each stream in one turn of the loop.
+/// Most vectors of each stream in one turn of the loop; rules with two states take half as many.
 ///
-/// With this, [`AHEAD`] and the level of [`lanes::prefetch`] a fold of four gradients moves 0.87 (SGD) and 0.92
-/// (AdamW) of the bytes per second of [`triad`](super::triad), with one thread and with two, on a 2023 Xeon with one
-/// channel's worth of memory per core; without prefetching 0.79 and 0.86. What remains is reading: a triad writes a
-/// third of its bytes, which streaming stores do beside the reads, an SGD fold a sixth, and both read 15 to 16 GB/s
-/// per core. Two vectors were slower by 0.02 and eight no faster; asking for 1 to 4 KiB of each stream in turn was
-/// slower than asking for a little of all (0.82 to 0.65), and a non-temporal prefetch three times slower.
-const UNROLL: usize = 4;
+/// With this, [`AHEAD`] and the level of [`lanes::prefetch`] a fold of four gradients moves 0.87 (SGD) and 0.93
+/// (AdamW) of the bytes per second of [`triad`](super::triad), with one thread and with two, on a virtual machine of
+/// two Xeon cores with AVX-512 (`cargo bench --bench kernel`); without prefetching 0.80 and 0.86. What remains is
+/// reading: a triad writes a third of its bytes, which streaming stores do beside the reads, an SGD fold a sixth, and
+/// both read 15 to 16 GB/s per core. The more gradients, the nearer to reading alone: 0.78 for eight, 0.74 for
+/// sixteen. Tried and slower: 1 to 4 KiB of each stream in turn (0.82 to 0.65), a non-temporal prefetch (0.28).
+const UNROLL: usize = 8;
 
 /// How many elements ahead of the loads lines are asked for: the processor's own prefetchers stop at page ends and
-/// follow seven streams too timidly.
-const AHEAD: usize = 512;
+/// follow this many streams too timidly. 512 and 1024 are much the same, 4096 costs 0.05.
+const AHEAD: usize = 256;
 
 /// Where a fold reads and writes.
 #[derive(Clone, Copy)]
@@ -85,10 +85,10 @@ trait Path {
 
 struct Scalar;
 impl Path for Scalar {
-    const TURN: usize = UNROLL;
+    const TURN: usize = 1;
     unsafe fn run<E: Element, R: Rule, const K: usize>(work: &Work<'_>, rule: R, range: Range<usize>) {
         // SAFETY: the caller's promise; every processor has f32.
-        unsafe { turns::<f32, E, R, 0, UNROLL>(work, rule, range) }
+        unsafe { turns::<f32, E, R, 0, 1>(work, rule, range) }
     }
 }
 
@@ -109,7 +109,7 @@ mod x86 {
                 range: Range<usize>,
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { turns::<__m256, E, R, K, UNROLL>(work, rule, range) }
+                unsafe { by_states::<__m256, E, R, K>(work, rule, range) }
             }
             // SAFETY: the caller's promise; this path is taken only where the processor has both features.
             unsafe { with::<E, R, K>(work, rule, range) }
@@ -127,7 +127,7 @@ mod x86 {
                 range: Range<usize>,
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { turns::<__m512, E, R, K, UNROLL>(work, rule, range) }
+                unsafe { by_states::<__m512, E, R, K>(work, rule, range) }
             }
             // SAFETY: the caller's promise; this path is taken only where the processor has the feature.
             unsafe { with::<E, R, K>(work, rule, range) }
@@ -135,6 +135,8 @@ mod x86 {
     }
 }
 
+/// # Safety
+/// As for [`fold`].
 unsafe fn by_encoding<P: Path>(fold: &Fold<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -146,6 +148,8 @@ unsafe fn by_encoding<P: Path>(fold: &Fold<'_>) {
     }
 }
 
+/// # Safety
+/// As for [`fold`].
 unsafe fn by_optimizer<P: Path, E: Element>(fold: &Fold<'_>) {
     let rate = fold.learning_rate;
     // SAFETY: the caller's promise; each rule has as many states as its optimiser.
@@ -161,12 +165,15 @@ unsafe fn by_optimizer<P: Path, E: Element>(fold: &Fold<'_>) {
     }
 }
 
+/// # Safety
+/// As for [`fold`].
 unsafe fn by_count<P: Path, E: Element, R: Rule>(fold: &Fold<'_>, rule: R) {
     // SAFETY: the caller's promise; K is the number of gradients, or 0 where that is read at run time.
     unsafe {
         match fold.gradients.len() {
             1 => split::<P, E, R, 1>(fold, rule),
             2 => split::<P, E, R, 2>(fold, rule),
+            3 => split::<P, E, R, 3>(fold, rule),
             4 => split::<P, E, R, 4>(fold, rule),
             _ => split::<P, E, R, 0>(fold, rule),
         }
@@ -175,6 +182,10 @@ unsafe fn by_count<P: Path, E: Element, R: Rule>(fold: &Fold<'_>, rule: R) {
 
 /// Cuts the range into a head up to the first cache line of the destination, whole turns, and a tail; head and tail
 /// are done one element at a time.
+///
+/// # Safety
+///
+/// As for [`fold`].
 unsafe fn split<P: Path, E: Element, R: Rule, const K: usize>(fold: &Fold<'_>, rule: R) {
     let count = fold.parameters.from.len() / 4;
     let mut work = Work {
@@ -202,6 +213,27 @@ unsafe fn split<P: Path, E: Element, R: Rule, const K: usize>(fold: &Fold<'_>, r
     }
     if work.stream {
         lanes::stream_end();
+    }
+}
+
+/// The loop with as many vectors at once as the rule leaves registers for.
+///
+/// # Safety
+///
+/// As for [`turns`].
+#[inline(always)]
+unsafe fn by_states<V: Lanes, E: Element, R: Rule, const K: usize>(
+    work: &Work<'_>,
+    rule: R,
+    range: Range<usize>,
+) {
+    // SAFETY: the caller's promise; a range of whole turns of `UNROLL` is one of whole turns of half of it.
+    unsafe {
+        if R::STATES < 2 {
+            turns::<V, E, R, K, UNROLL>(work, rule, range);
+        } else {
+            turns::<V, E, R, K, { UNROLL / 2 }>(work, rule, range);
+        }
     }
 }
 

@@ -11,3 +11,12 @@ pub fn fence(ordering: Ordering) {
     #[cfg(loom)]
     loom::sync::atomic::fence(ordering);
 }
+
+/// Lets others run inside a loop that waits for what they write.
+#[inline]
+pub fn pause() {
+    #[cfg(not(loom))]
+    core::hint::spin_loop();
+    #[cfg(loom)]
+    loom::hint::spin_loop();
+}

@@ -3,21 +3,32 @@
 //! Pointers end here. Above this module there are only [`MemoryRegion`]s, slices of them and keys, and the bytes
 //! of a region are reached through [`VolatileSlice`], never through a Rust reference: a peer may be writing them
 //! at any moment.
+//!
+//! Under `--cfg loom` the two files that hold bytes are exchanged for those in `loom/`: the same faces over the model
+//! checker's atomic words, so that everything above is checked as it is shipped.
 #![allow(unsafe_code)]
 
+#[cfg(not(loom))]
 mod buffer;
 mod copy;
+mod error;
 mod fence;
+#[cfg(not(loom))]
 mod fork;
+#[cfg_attr(loom, path = "loom/host.rs")]
 mod host;
 mod region;
+#[cfg_attr(loom, path = "loom/volatile.rs")]
 mod volatile;
 
+#[cfg(not(loom))]
 pub use buffer::Buffer;
 pub use copy::{Streaming, streaming_threshold};
-pub use fence::fence;
+pub use error::MemoryError;
+pub use fence::{fence, pause};
+#[cfg(not(loom))]
 pub use fork::ForkGuard;
-pub use host::{HostMemory, MemoryError, PAGE_SIZE};
+pub use host::{HostMemory, PAGE_SIZE};
 pub use region::{
     Access, LocalKey, LocalSlice, MemoryRegion, OutOfBounds, Registration, RemoteKey, RemoteSlice,
 };

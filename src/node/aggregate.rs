@@ -209,11 +209,7 @@ impl Aggregator {
             let spawned = std::thread::Builder::new()
                 .name(format!("slackline-fold-{thread}"))
                 .spawn(move || shared.serve(thread))
-                .map_err(|_| Error::Option {
-                    option: "threads",
-                    value: threads.to_string(),
-                    reason: "the system has no room for so many (ulimit -u)",
-                })?;
+                .map_err(|source| Error::Thread { what: "folding", source })?;
             aggregator.threads.push(spawned);
         }
         Ok(aggregator)

@@ -153,6 +153,14 @@ pub enum Error {
         /// Why not.
         reason: &'static str,
     },
+    /// The system has no room for another thread.
+    #[error("cannot start a thread for {what}: {source}; raise the limit on processes (ulimit -u)")]
+    Thread {
+        /// What it is for.
+        what: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// Options that cannot be.
     #[error("option {option} cannot be {value}: {reason}")]
     Option {

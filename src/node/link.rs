@@ -316,6 +316,9 @@ impl<E: Endpoint> Link<E> {
         let latest = Latest::from_word(status.load_u64(0));
         let seen = Bound { version: latest.version, smallest_clock: Clock(status.load_u64(8)) };
         self.line = Line { evicted: words.evicted, interrupts: words.interrupts, seen };
+        if let Some(publish) = &mut self.publish {
+            publish.learn_consumed(words.consumed);
+        }
     }
 
     fn lost(&mut self, source: Disconnected) -> Error {

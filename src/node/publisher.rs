@@ -1,6 +1,7 @@
 //! The publisher: versions that their owner made itself, for readers.
 
 use super::shard::{Shard, ShardConfig, ShardOptions};
+use super::wait::drive;
 use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
 use crate::mem::{Streaming, VolatileSlice};
@@ -100,19 +101,7 @@ impl<T: Transport> Publisher<T> {
 
     /// Polls until `until` says so or `timeout` has passed; false if it was the timeout.
     pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
-        let deadline = now() + timeout;
-        let mut backoff = Backoff::new();
-        loop {
-            let now = now();
-            let progress = self.poll(now);
-            if until(self) {
-                return Ok(true);
-            }
-            if now >= deadline {
-                return Ok(false);
-            }
-            if progress { backoff.reset() } else { backoff.wait() }
-        }
+        drive(self, |publisher, now| Ok(publisher.poll(now)), until, timeout)
     }
 
     /// Publishes `bytes`, the whole table, as the next version.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::Error;
 use crate::transport::Beacon;
 
 /// Sets a growing number in each beacon's word until dropped.
@@ -15,11 +16,12 @@ pub(super) struct Pulse {
 
 impl Pulse {
     /// Beats ten times a lease.
-    pub(super) fn start(mut beacons: Vec<Box<dyn Beacon>>, lease: Duration) -> std::io::Result<Pulse> {
+    pub(super) fn start(mut beacons: Vec<Box<dyn Beacon>>, lease: Duration) -> Result<Pulse, Error> {
         let interval = (lease / 10).clamp(Duration::from_millis(1), Duration::from_millis(300));
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new().name("slackline-pulse".into()).spawn(move || {
+        let named = std::thread::Builder::new().name("slackline-pulse".into());
+        let spawned = named.spawn(move || {
             let mut count = 0;
             while !stopped.load(Ordering::Relaxed) && !beacons.is_empty() {
                 count += 1;
@@ -27,7 +29,8 @@ impl Pulse {
                 beacons.retain_mut(|beacon| beacon.set(count).is_ok());
                 std::thread::park_timeout(interval);
             }
-        })?;
+        });
+        let thread = spawned.map_err(|source| Error::Thread { what: "heartbeats", source })?;
         Ok(Pulse { stop, thread: Some(thread) })
     }
 }

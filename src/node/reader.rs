@@ -54,11 +54,7 @@ impl<T: Transport> Reader<T> {
         timeout: Duration,
     ) -> Result<Self, Error> {
         let link = Link::connect(&transport, address, Role::Reader, timeout)?;
-        let pulse = Pulse::start(vec![link.beacon()?], link.lease()).map_err(|_| Error::Option {
-            option: "heartbeat",
-            value: "one thread".into(),
-            reason: "the system has no room for it (ulimit -u)",
-        })?;
+        let pulse = Pulse::start(vec![link.beacon()?], link.lease())?;
         Ok(Reader { link, transport, options, copy: None, held: None, _pulse: pulse })
     }
 

@@ -1,8 +1,9 @@
 //! The server: one shard, and the gradients that are folded into it as the scheme says.
 
+use super::Error;
 use super::aggregate::{Aggregator, Input, Job, Stage};
 use super::shard::{Departure, Shard, ShardConfig, ShardEvent, ShardOptions};
-use super::{Backoff, Error, now};
+use super::wait::drive;
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
 use crate::mem::{Access, MemoryRegion, streaming_threshold};
@@ -84,6 +85,9 @@ struct WorkerState {
 struct Work {
     /// What it folds.
     shares: Vec<Share>,
+    /// Whose memory that is, share by share, kept though its worker may leave meanwhile; and the generation of the
+    /// worker.
+    desks: Vec<(Desk, u64)>,
     /// The frame it writes.
     frame: Option<u8>,
     /// The scheme has said `Apply`: it counts.
@@ -135,7 +139,6 @@ pub struct Server<T: Transport> {
     work: Work,
     shares: Vec<Share>,
     events: Vec<ShardEvent>,
-    encoding: Option<ElementType>,
     announced_clock: Clock,
     status: ServerStatus,
 }
@@ -190,7 +193,6 @@ impl<T: Transport> Server<T> {
             work: Work::default(),
             shares: Vec::with_capacity(places),
             events: Vec::with_capacity(places),
-            encoding: None,
             announced_clock: Clock(0),
             status: ServerStatus::default(),
             shard,
@@ -248,19 +250,7 @@ impl<T: Transport> Server<T> {
 
     /// Polls until `until` says so or `timeout` has passed; false if it was the timeout.
     pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
-        let deadline = now() + timeout;
-        let mut backoff = Backoff::new();
-        loop {
-            let now = now();
-            let progress = self.poll(now)?;
-            if until(self) {
-                return Ok(true);
-            }
-            if now >= deadline {
-                return Ok(false);
-            }
-            if progress { backoff.reset() } else { backoff.wait() }
-        }
+        drive(self, Self::poll, until, timeout)
     }
 
     /// Does whatever there is to do without waiting: takes peers in, notices who is gone, folds gradients that have
@@ -274,14 +264,14 @@ impl<T: Transport> Server<T> {
             progress = true;
         }
         loop {
-            progress |= self.take_actions(now)?;
+            progress |= self.take_actions();
             if !self.fold(now)? {
                 break;
             }
             progress = true;
         }
         self.announce_clock();
-        self.push()?;
+        self.push();
         Ok(progress)
     }
 
@@ -314,10 +304,7 @@ impl<T: Transport> Server<T> {
     fn take_arrivals(&mut self, now: Instant) -> bool {
         let mut progress = false;
         for index in 0..self.workers.len() {
-            loop {
-                let (Some(state), Some(peer)) = (&mut self.workers[index], &self.shard.peers[index]) else {
-                    break;
-                };
+            while let (Some(state), Some(peer)) = (&mut self.workers[index], &self.shard.peers[index]) {
                 if peer.desk.published() <= state.arrived {
                     break;
                 }
@@ -343,7 +330,7 @@ impl<T: Transport> Server<T> {
     }
 
     /// Carries out what the scheme wants, up to a fold that must end first.
-    fn take_actions(&mut self, now: Instant) -> Result<bool, Error> {
+    fn take_actions(&mut self) -> bool {
         let mut progress = false;
         while !self.work.bound {
             self.shares.clear();
@@ -371,33 +358,35 @@ impl<T: Transport> Server<T> {
                     }
                 }
             }
-            let _ = now;
         }
-        Ok(progress)
+        progress
     }
 
     /// Notes what is to be folded next; memory is touched once the first chunk has come.
     fn plan(&mut self) {
         self.abandon();
         std::mem::swap(&mut self.work.shares, &mut self.shares);
+        // A share of a worker that is not in has nothing to be folded.
+        let peers = &self.shard.peers;
+        self.work.shares.retain(|share| {
+            let Some(Some(peer)) = peers.get(usize::from(share.gradient.worker.0)) else { return false };
+            self.work.desks.push((peer.desk.clone(), peer.generation));
+            true
+        });
     }
 
     /// Throws away the fold that was begun. Its frame is written again by the next.
     fn abandon(&mut self) {
         self.aggregator.end();
         self.work.shares.clear();
+        self.work.desks.clear();
         self.work.bound = false;
     }
 
     /// Works on the planned fold as far as its gradients have come. True if a version was made.
     fn fold(&mut self, now: Instant) -> Result<bool, Error> {
         if self.work.shares.is_empty() {
-            if !self.work.bound {
-                return Ok(false);
-            }
-            // A scheme that applies nothing makes no version.
-            self.work.bound = false;
-            return Ok(true);
+            return Ok(std::mem::take(&mut self.work.bound));
         }
         if !self.aggregator.is_running() && !self.begin_fold()? {
             return Ok(false);
@@ -412,23 +401,12 @@ impl<T: Transport> Server<T> {
 
     /// Begins to fold if the first chunk has come from everybody and a frame is free.
     fn begin_fold(&mut self) -> Result<bool, Error> {
-        let mut encoding = None;
-        for share in &self.work.shares {
-            let Some(desk) = self.desk(share.gradient.worker) else { return Ok(false) };
+        for (share, (desk, _)) in self.work.shares.iter().zip(&self.work.desks) {
             let clock = share.gradient.clock;
             if desk.landed(clock) == 0 && desk.published() <= clock {
                 return Ok(false);
             }
-            let Some(geometry) = desk.slot_geometry() else { return Ok(false) };
-            if *encoding.get_or_insert(geometry.encoding) != geometry.encoding {
-                return Err(Error::Option {
-                    option: "encoding",
-                    value: format!("{:?}", geometry.encoding),
-                    reason: "all workers of one server must publish in one encoding",
-                });
-            }
         }
-        self.encoding = encoding;
         let version = self.shard.frames.latest().version.next();
         let frame = match self.work.frame {
             Some(frame) => {
@@ -445,29 +423,31 @@ impl<T: Transport> Server<T> {
             }
         };
         self.work.frame = Some(frame);
-        self.start_job(frame, version, encoding.unwrap_or(ElementType::F32))?;
+        self.start_job(frame, version)?;
         Ok(true)
     }
 
-    fn start_job(&mut self, frame: u8, version: Version, encoding: ElementType) -> Result<(), Error> {
+    fn start_job(&mut self, frame: u8, version: Version) -> Result<(), Error> {
         let frames = &self.shard.frames;
         let parameters = Stage { from: frames.payload(frames.latest().frame), to: frames.payload(frame) };
         let progress = frames.progress(frame);
         let chunk_bytes = frames.geometry().chunk_bytes as usize;
         let streaming = frames.geometry().payload_bytes as usize >= streaming_threshold();
         let (optimizer, learning_rate, current) = (self.optimizer, self.learning_rate, self.current);
-        let (states, shares, peers) = (&self.states, &self.work.shares, &self.shard.peers);
+        // All workers of a server publish in one encoding: others are not admitted.
+        let geometry = |(desk, _): &(Desk, u64)| desk.slot_geometry().map(|slots| slots.encoding);
+        let encoding = self.work.desks.iter().find_map(geometry).unwrap_or(ElementType::F32);
+        let (states, work) = (&self.states, &self.work);
         self.aggregator.begin(|old| {
             // The vectors of the last job are used again.
             let (mut inputs, mut stages) =
                 old.map_or_else(|| (Vec::new(), Vec::new()), |old| (old.inputs, old.states));
             inputs.clear();
             stages.clear();
-            for share in shares {
+            for (share, (desk, _)) in work.shares.iter().zip(&work.desks) {
                 let clock = share.gradient.clock;
-                let Some(peer) = &peers[usize::from(share.gradient.worker.0)] else { continue };
-                let Some(payload) = peer.desk.payload(clock) else { continue };
-                inputs.push(Input { desk: peer.desk.clone(), clock, payload, weight: share.weight });
+                let Some(payload) = desk.payload(clock) else { continue };
+                inputs.push(Input { desk: desk.clone(), clock, payload, weight: share.weight });
             }
             for state in states {
                 stages.push(Stage { from: state[current].whole(), to: state[1 - current].whole() });
@@ -503,21 +483,24 @@ impl<T: Transport> Server<T> {
         self.announced_clock = clock;
         self.current = 1 - self.current;
         self.work.bound = false;
-        let mut shares = std::mem::take(&mut self.work.shares);
-        for share in shares.drain(..) {
+        for index in 0..self.work.shares.len() {
             self.status.folded += 1;
-            self.consume(share.gradient);
+            let (gradient, (_, generation)) = (self.work.shares[index].gradient, &self.work.desks[index]);
+            // Somebody else may have the place by now.
+            let peer = self.shard.peers[usize::from(gradient.worker.0)].as_ref();
+            if peer.is_some_and(|peer| peer.generation == *generation) {
+                self.consume(gradient);
+            }
         }
-        self.work.shares = shares;
+        self.work.shares.clear();
+        self.work.desks.clear();
     }
 
     /// Mean of the losses in the headers of the gradients at hand.
     fn mean_loss(&self) -> Option<f64> {
         let epoch = self.shard.frames.epoch();
-        let losses = self.work.shares.iter().filter_map(|share| {
-            let desk = self.desk(share.gradient.worker)?;
-            desk.loss(share.gradient.clock, epoch)
-        });
+        let folded = self.work.shares.iter().zip(&self.work.desks);
+        let losses = folded.filter_map(|(share, (desk, _))| desk.loss(share.gradient.clock, epoch));
         let (sum, count) = losses.fold((0.0, 0u32), |(sum, count), loss| (sum + f64::from(loss), count + 1));
         (count > 0).then(|| sum / f64::from(count))
     }
@@ -538,7 +521,7 @@ impl<T: Transport> Server<T> {
         }
     }
 
-    fn push(&mut self) -> Result<(), Error> {
+    fn push(&mut self) {
         let frames = &self.shard.frames;
         let latest = frames.latest();
         for (index, place) in self.shard.peers.iter_mut().enumerate() {
@@ -559,10 +542,5 @@ impl<T: Transport> Server<T> {
                 }
             }
         }
-        Ok(())
-    }
-
-    fn desk(&self, worker: WorkerId) -> Option<&Desk> {
-        self.shard.peers.get(usize::from(worker.0))?.as_ref().map(|peer| &peer.desk)
     }
 }

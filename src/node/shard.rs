@@ -12,7 +12,10 @@ use crate::param::{
 use crate::scheme;
 use crate::table::{ElementType, Table};
 use crate::time::Instant;
-use crate::transport::{Address, Disconnected, Endpoint, Incoming, Listener, Offer, Transport};
+use crate::transport::{
+    Address, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer,
+    Transport,
+};
 
 /// How the memory of a shard is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +88,8 @@ pub(super) struct Peer<E> {
     pub(super) endpoint: E,
     pub(super) desk: Desk,
     pub(super) worker: bool,
+    /// Tells this peer from others that had its place before.
+    pub(super) generation: u64,
     pub(super) push: Option<Push>,
     /// A newer version should be pushed to it.
     pub(super) wants_push: bool,
@@ -92,6 +97,9 @@ pub(super) struct Peer<E> {
     heard: Instant,
     checked: Instant,
 }
+
+/// How often the listener is asked for newcomers: it costs system calls.
+const GREET_EVERY: Duration = Duration::from_millis(1);
 
 /// How often a peer's connection is asked whether it still stands: it may cost a system call.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
@@ -103,9 +111,12 @@ pub(super) struct Shard<T: Transport> {
     range: Range<u64>,
     pub(super) frames: Frames,
     pub(super) peers: Vec<Option<Peer<T::Endpoint>>>,
+    /// Connections of those who only asked: kept until the answer has gone out.
+    answering: Vec<(T::Endpoint, Instant)>,
     generations: u64,
     beats: u64,
     beaten: Instant,
+    greeted: Instant,
     pub(super) refused: u64,
 }
 
@@ -149,9 +160,20 @@ impl<T: Transport> Shard<T> {
             address = %listener.address(), transport = transport.capabilities().name, shard = config.shard,
             shards = config.shards, bytes = geometry.payload_bytes, "listening"
         );
-        let (beats, generations, refused) = (0, 0, 0);
-        let beaten = Instant::ORIGIN;
-        Ok(Shard { transport, listener, config, range, frames, peers, generations, beats, beaten, refused })
+        Ok(Shard {
+            transport,
+            listener,
+            config,
+            range,
+            frames,
+            peers,
+            answering: Vec::new(),
+            generations: 0,
+            beats: 0,
+            beaten: Instant::ORIGIN,
+            greeted: Instant::ORIGIN,
+            refused: 0,
+        })
     }
 
     pub(super) fn transport(&self) -> &T {
@@ -169,13 +191,18 @@ impl<T: Transport> Shard<T> {
     /// Takes peers in, notices who is gone. `clock` is where a new worker begins.
     pub(super) fn poll(&mut self, now: Instant, clock: Clock, events: &mut Vec<ShardEvent>) -> bool {
         let before = events.len();
-        while let Some(incoming) = self.listener.poll(now) {
-            self.greet(incoming, now, clock, events);
+        if now - self.greeted >= GREET_EVERY {
+            self.greeted = now;
+            while let Some(incoming) = self.listener.poll(now) {
+                self.greet(incoming, now, clock, events);
+            }
         }
         if now - self.beaten >= CHECK_EVERY {
             self.beats += 1;
             self.beaten = now;
             self.frames.beat(self.beats);
+            self.answering
+                .retain_mut(|(endpoint, since)| endpoint.check().is_ok() && now - *since < HANDSHAKE_TIMEOUT);
             for peer in 0..self.peers.len() as u16 {
                 if let Some(departure) = self.departure(peer, now) {
                     self.dismiss(peer, departure, events);
@@ -233,10 +260,13 @@ impl<T: Transport> Shard<T> {
             Err(error) => return self.refuse(incoming, &error.to_string()),
         };
         if hello.role == Role::Inquirer {
-            let welcome = self.welcome(0, clock, None);
-            // The answer is all it wants: the connection ends when this endpoint is dropped.
-            if let Err(error) = incoming.accept(Offer { message: welcome.encode(), grants: Vec::new() }) {
-                tracing::debug!(%error, "an inquirer went away");
+            if self.answering.len() >= MAX_PENDING_HANDSHAKES {
+                return self.refuse(incoming, "too many ask at once; try again");
+            }
+            let message = self.welcome(0, clock, None).encode();
+            match incoming.accept(Offer { message, grants: Vec::new() }) {
+                Ok(endpoint) => self.answering.push((endpoint, now)),
+                Err(error) => tracing::debug!(%error, "an inquirer went away"),
             }
             return;
         }
@@ -259,11 +289,12 @@ impl<T: Transport> Shard<T> {
                         let push = hello.push.map(|grant| Push::new(grants[0], grants[1], grant));
                         let worker = matches!(hello.role, Role::Worker { .. });
                         let heartbeat = desk.heartbeat();
-                        let (heard, checked, wants_push) = (now, now, false);
+                        let (heard, checked, wants_push, generation) = (now, now, false, self.generations);
                         self.peers[usize::from(peer)] = Some(Peer {
                             endpoint,
                             desk,
                             worker,
+                            generation,
                             push,
                             wants_push,
                             heartbeat,
@@ -304,6 +335,13 @@ impl<T: Transport> Shard<T> {
                 if ours.pushes() && hello.push.is_none() {
                     return Err(format!("{ours} pushes versions, and the worker grants nothing to push to"));
                 }
+                if let Some(other) = self.encoding()
+                    && other != *encoding
+                {
+                    return Err(format!(
+                        "its gradients are {encoding:?}, those of the other workers {other:?}: use one encoding"
+                    ));
+                }
                 Some(self.slot_geometry(*encoding, ours.slots()))
             }
             _ => None,
@@ -323,6 +361,11 @@ impl<T: Transport> Shard<T> {
             })
             .transpose()?;
         Ok(Desk::new(page, slots, clock))
+    }
+
+    /// What the workers that are in have agreed to publish.
+    fn encoding(&self) -> Option<ElementType> {
+        self.peers.iter().flatten().find_map(|peer| Some(peer.desk.slot_geometry()?.encoding))
     }
 
     fn slot_geometry(&self, encoding: ElementType, slots: u16) -> SlotGeometry {

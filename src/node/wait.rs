@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use super::Error;
 use crate::time::{Duration, Instant};
 
 /// This process's monotonic clock, as the nodes are told it. Its origin is the first call.
@@ -51,5 +52,27 @@ impl Backoff {
         } else {
             std::thread::sleep(Self::SLEEP);
         }
+    }
+}
+
+/// Polls `node` until `until` says so or `timeout` has passed; false if it was the timeout.
+pub(super) fn drive<N>(
+    node: &mut N,
+    mut poll: impl FnMut(&mut N, Instant) -> Result<bool, Error>,
+    until: impl Fn(&N) -> bool,
+    timeout: Duration,
+) -> Result<bool, Error> {
+    let deadline = now() + timeout;
+    let mut backoff = Backoff::new();
+    loop {
+        let now = now();
+        let progress = poll(node, now)?;
+        if until(node) {
+            return Ok(true);
+        }
+        if now >= deadline {
+            return Ok(false);
+        }
+        if progress { backoff.reset() } else { backoff.wait() }
     }
 }

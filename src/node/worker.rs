@@ -100,6 +100,8 @@ pub struct Worker<T: Transport> {
     gradient: Option<Buffer>,
     transport: T,
     clock: Clock,
+    /// The scheme was told that gradients of clocks before this one are consumed.
+    consumed: Clock,
     phase: Phase,
     retries: u64,
     interrupts: u64,
@@ -138,11 +140,7 @@ impl<T: Transport> Worker<T> {
         }
         let beacons = links.iter().map(Link::beacon).collect::<Result<_, _>>()?;
         let lease = links.iter().map(Link::lease).min().unwrap_or(Duration::from_secs(3));
-        let pulse = Pulse::start(beacons, lease).map_err(|_| Error::Option {
-            option: "heartbeat",
-            value: "one thread".into(),
-            reason: "the system has no room for it (ulimit -u)",
-        })?;
+        let pulse = Pulse::start(beacons, lease)?;
         // A late joiner begins where the slowest shard is.
         let clock = links.iter().map(|link| link.welcome.clock).max().unwrap_or_default();
         let parameters = match options.read {
@@ -177,6 +175,7 @@ impl<T: Transport> Worker<T> {
             gradient: None,
             transport,
             clock,
+            consumed: clock,
             phase: Phase::Deciding,
             retries: 0,
             interrupts: 0,
@@ -529,6 +528,7 @@ impl<T: Transport> Worker<T> {
         for part in &mut self.parts {
             progress |= part.link.advance()?;
         }
+        self.tell_consumed(now);
         match self.phase {
             Phase::Refreshing { bound } => self.collect_copies(now, bound, &mut progress)?,
             Phase::Publishing => {
@@ -547,6 +547,16 @@ impl<T: Transport> Worker<T> {
             Phase::Deciding | Phase::Computing => {}
         }
         Ok(progress)
+    }
+
+    /// Tells the scheme how far all servers have consumed this worker's gradients.
+    fn tell_consumed(&mut self, now: Instant) {
+        let consumed = |part: &Part<T>| part.link.publish.as_ref().map(|publish| publish.consumed());
+        let clock = self.parts.iter().filter_map(consumed).min().unwrap_or_default();
+        if clock > self.consumed {
+            self.consumed = clock;
+            self.scheme.handle_event(now, WorkerEvent::Consumed { clock });
+        }
     }
 
     fn collect_copies(&mut self, now: Instant, bound: Bound, progress: &mut bool) -> Result<(), Error> {

@@ -18,16 +18,17 @@ pub struct Desk {
 
 /// Why a slot was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SlotFault {
-    /// Another clock than the one announced.
+    /// Its header names another clock than was announced.
     Clock,
-    /// Another life of the server.
+    /// It was written for another life of the owner.
     Epoch,
-    /// Another length than was agreed.
+    /// Its header has another length than was agreed, or the peer has no slots.
     Length,
-    /// Another encoding than was agreed.
+    /// Its header has another encoding than was agreed.
     Encoding,
-    /// Bytes that do not match their checksum.
+    /// It does not match its checksum.
     Checksum,
 }
 

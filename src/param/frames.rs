@@ -167,6 +167,7 @@ impl Frames {
         // stored and the sequence loaded, with a full fence between store and load on both sides, so that at least
         // one of the two sees the other. The same fence keeps the payload's stores (whatever stores them: a CPU, past
         // its caches or not) behind the odd sequence.
+        #[cfg(not(slackline_mutant = "begin_fence"))]
         fence(SeqCst);
         if is_pinned(frame) {
             memory.store(header_at + FrameHeader::SEQUENCE, before, Release);
@@ -188,7 +189,10 @@ impl Frames {
     /// Begins the frame that is being written anew: what followers have copied of it is void.
     pub fn restart(&mut self, frame: u8, version: Version) {
         assert_ne!(frame, self.latest.frame, "the latest frame is never written");
+        #[cfg(slackline_mutant = "restart")]
+        return;
         // Nobody can pin a frame that is being written, so none needs to be asked.
+        #[cfg(not(slackline_mutant = "restart"))]
         let marked = self.mark(frame, version, &|_| false);
         debug_assert!(marked);
     }
@@ -204,12 +208,14 @@ impl Frames {
         if self.checksums {
             header.checksum = self.checksum(frame, &header);
         }
-        let odd = header.sequence;
-        self.write_header(frame, header);
-        // The payload and the rest of the header come before the even sequence.
+        // The payload comes before the header: a follower that finds all chunks landed copies at once, and takes the
+        // copy for whole as soon as the sequence is even.
         #[cfg(not(slackline_mutant = "commit_fence"))]
         fence(Release);
-        memory.store(self.layout.frame_header(frame) + FrameHeader::SEQUENCE, odd + 1, Relaxed);
+        self.write_header(frame, header);
+        // The rest of the header comes before the even sequence.
+        let even = header.sequence + 1;
+        memory.store(self.layout.frame_header(frame) + FrameHeader::SEQUENCE, even, Release);
         self.latest = Latest { version, frame };
         // The frame is whole before it is announced.
         memory.store(ControlLayout::LATEST, self.latest.to_word(), Release);

@@ -2,6 +2,7 @@
 
 use super::Welcome;
 use super::layout::{ControlLayout, LINE, desk, peer_line};
+use crate::clock::Clock;
 use crate::mem::{OutOfBounds, RemoteSlice, VolatileSlice};
 
 /// Where a peer finds what concerns it.
@@ -31,6 +32,8 @@ pub(crate) fn heartbeat(page: &RemoteSlice) -> Result<RemoteSlice, OutOfBounds> 
 
 /// What the owner says to one peer in its line.
 pub(crate) struct OwnLine {
+    /// Gradients of clocks before this one are consumed.
+    pub(crate) consumed: Clock,
     /// The owner has let the peer go.
     pub(crate) evicted: bool,
     /// How often the owner has asked to abandon a computation.
@@ -40,6 +43,7 @@ pub(crate) struct OwnLine {
 /// Reads a copy of a peer's line.
 pub(crate) fn read_line(line: &VolatileSlice<'_>) -> OwnLine {
     OwnLine {
+        consumed: Clock(line.load_u64(peer_line::CONSUMED)),
         evicted: line.load_u64(peer_line::STATE) == peer_line::STATE_EVICTED,
         interrupts: line.load_u64(peer_line::INTERRUPTS),
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use super::layout::{ControlLayout, FrameHeader, LINE, Latest, desk};
 use super::{FrameSource, Pulled};
-use crate::mem::{LocalSlice, RemoteSlice, VolatileSlice, fence};
+use crate::mem::{LocalSlice, RemoteSlice, VolatileSlice, fence, pause};
 use crate::scheme::Bound;
 use crate::transport::Endpoint;
 
@@ -39,6 +39,10 @@ pub enum PinError {
         frames: u8,
     },
 }
+
+/// Attempts in one call: a frame is reused between two loads now and then, but an owner whose memory never makes sense
+/// must not hold its readers past their deadlines.
+const ATTEMPTS: u64 = 64;
 
 /// Pins frames of one source, one at a time.
 #[derive(Debug)]
@@ -72,9 +76,8 @@ impl Pins {
 
     /// As [`pin`](Self::pin), until [`release`](Self::release) or the next `hold`.
     pub fn hold(&mut self, bound: Bound) -> Result<Option<Pulled>, PinError> {
-        self.release();
-        let mut retries = 0;
-        loop {
+        for retries in 0..ATTEMPTS {
+            self.release();
             let control = self.control.as_volatile();
             let latest = Latest::from_word(control.load(ControlLayout::LATEST, Acquire));
             if latest.frame >= self.source.geometry.frames {
@@ -91,9 +94,7 @@ impl Pins {
             let header = FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Acquire)));
             if !header.is_whole() || header.version != latest.version {
                 // It was being reused: another version is the latest by now, or will be in a moment.
-                self.release();
-                retries += 1;
-                std::hint::spin_loop();
+                pause();
                 continue;
             }
             if header.epoch != self.source.epoch {
@@ -101,8 +102,7 @@ impl Pins {
                 return Err(PinError::Epoch { expected: self.source.epoch, found: header.epoch });
             }
             if !bound.is_met_by(header.version, header.smallest_clock) {
-                self.release();
-                return Ok(None);
+                break;
             }
             let newest = Latest::from_word(control.load(ControlLayout::LATEST, Relaxed)).version;
             let pulled = Pulled {
@@ -115,6 +115,8 @@ impl Pins {
             self.held = Some((latest.frame, pulled));
             return Ok(Some(pulled));
         }
+        self.release();
+        Ok(None)
     }
 
     /// The bytes that are held, in place. Nobody writes them meanwhile, but they are the owner's: copy what is

@@ -206,6 +206,11 @@ impl Publish {
         self.consumed
     }
 
+    /// Takes note of a consumed clock that was read elsewhere.
+    pub(crate) fn learn_consumed(&mut self, consumed: Clock) {
+        self.consumed = self.consumed.max(consumed);
+    }
+
     /// Looks at the consumed clock again and again while idle, for [`consumed`](Self::consumed) to follow.
     pub fn watch_consumed(&mut self, on: bool) {
         self.watching = on;
@@ -252,7 +257,7 @@ impl Publish {
             State::NeedCredit => self.ask_for_credit(endpoint),
             State::Credit if self.outstanding > 0 => Ok(false),
             State::Credit => {
-                self.consumed = Clock(self.scratch.as_volatile().load_u64(0));
+                self.learn_consumed(Clock(self.scratch.as_volatile().load_u64(0)));
                 self.state = State::NeedCredit;
                 Ok(self.has_credit())
             }
@@ -354,6 +359,8 @@ impl Publish {
                 if chunks > 1 {
                     let landed = landed_word(header.clock.0, chunk + 1);
                     batch.push(self.inline(self.page.slice(desk::LANDED as u64, 8)?, Inline::word(landed)));
+                    #[cfg(slackline_mutant = "landed_early")]
+                    swap_last_two(batch);
                 }
             }
         }
@@ -362,6 +369,8 @@ impl Publish {
             batch.push(self.inline(self.page.slice(header_at, 64)?, Inline::line(header.to_words())));
             let announced = Inline::word(header.clock.next().0);
             batch.push(self.inline(self.page.slice(desk::PUBLISHED as u64, 8)?, announced));
+            #[cfg(slackline_mutant = "announce")]
+            swap_last_two(batch);
         }
         // One completion a batch: it frees the queue, and the last one says that all is done.
         if let Some(request) = batch.last_mut() {
@@ -390,4 +399,11 @@ impl Publish {
             Err(error) => Err(PublishError::Post(error)),
         }
     }
+}
+
+/// What the mutants that announce too early do.
+#[cfg(any(slackline_mutant = "announce", slackline_mutant = "landed_early"))]
+fn swap_last_two(batch: &mut [WorkRequest]) {
+    let last = batch.len() - 1;
+    batch.swap(last - 1, last);
 }

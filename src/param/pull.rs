@@ -196,6 +196,9 @@ pub struct Pull {
     failed: Option<CompletionError>,
     retries: u64,
     seen: Bound,
+    /// The newest version handed out. One that was followed to its end is held before it is announced as the latest:
+    /// without this the next pull could find its predecessor.
+    floor: Version,
 }
 
 /// Ids of a pull's requests have this bit, so that whoever owns the endpoint knows where completions belong.
@@ -225,6 +228,7 @@ impl Pull {
             failed: None,
             retries: 0,
             seen: Bound::NONE,
+            floor: Version(0),
         })
     }
 
@@ -238,7 +242,8 @@ impl Pull {
         &self.source
     }
 
-    /// Begins to pull the newest version that satisfies `bound` into `into`.
+    /// Begins to pull the newest version that satisfies `bound` into `into`. Whole versions never go back: it is no
+    /// older than any that this pull handed out before.
     pub fn start(&mut self, bound: Bound, into: LocalSlice, options: PullOptions) -> Result<(), PullError> {
         if !matches!(self.state, State::Idle) || self.outstanding > 0 {
             return Err(PullError::Busy);
@@ -251,6 +256,9 @@ impl Pull {
         }
         self.into = Some(into);
         self.bound = bound;
+        if options.consistency == Consistency::Whole && cfg!(not(slackline_mutant = "monotone")) {
+            self.bound.version = bound.version.max(self.floor);
+        }
         self.options = options;
         self.retries = 0;
         self.state = State::Begin;
@@ -468,6 +476,9 @@ impl Pull {
             && frames::frame_checksum(&header, into) != header.checksum
         {
             return Err(PullError::Checksum { version: header.version });
+        }
+        if whole {
+            self.floor = self.floor.max(header.version);
         }
         let (latest, ..) = self.status();
         self.seen =

@@ -64,6 +64,7 @@ impl LocalEndpoint {
             Operation::Write { local, remote, streaming } => {
                 let target = self.target(remote, Access::REMOTE_WRITE)?;
                 // Promise 1 of the contract: this write becomes visible after all earlier ones.
+                #[cfg(not(slackline_mutant = "write_fence"))]
                 mem::fence(Ordering::Release);
                 target.copy_from(local.as_volatile(), *streaming);
             }
@@ -72,6 +73,7 @@ impl LocalEndpoint {
                 if !target.is_aligned() {
                     return Err(CompletionError::RemoteAccess);
                 }
+                #[cfg(not(slackline_mutant = "write_fence"))]
                 mem::fence(Ordering::Release);
                 for (index, word) in data.words().iter().enumerate() {
                     target.store(index * 8, *word, Ordering::Relaxed);
@@ -81,6 +83,7 @@ impl LocalEndpoint {
                 let target = self.target(remote, Access::REMOTE_READ)?;
                 local.as_volatile().copy_from(target, *streaming);
                 // Promise 2: what is read after this completion is no older than what was read here.
+                #[cfg(not(slackline_mutant = "read_fence"))]
                 mem::fence(Ordering::Acquire);
             }
             Operation::FetchAdd { local, remote, add } => {

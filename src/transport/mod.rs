@@ -23,6 +23,7 @@
 mod address;
 mod error;
 mod local;
+#[cfg(not(loom))]
 pub mod shm;
 mod work;
 

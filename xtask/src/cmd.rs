@@ -16,6 +16,8 @@ pub(crate) struct Cmd {
     target: Option<&'static str>,
     nightly: bool,
     suite: bool,
+    /// The tests that must fail for it to be right.
+    must_fail: Vec<String>,
 }
 
 impl Cmd {
@@ -28,6 +30,7 @@ impl Cmd {
             target: None,
             nightly: false,
             suite: false,
+            must_fail: Vec::new(),
         }
     }
 
@@ -69,6 +72,13 @@ impl Cmd {
         self
     }
 
+    /// Says that this is `cargo test` on something broken on purpose: right if it builds, and each of these tests runs
+    /// and fails.
+    pub(crate) fn must_fail(mut self, tests: &[&str]) -> Cmd {
+        self.must_fail = tests.iter().map(|test| test.to_string()).collect();
+        self
+    }
+
     fn command(&self, site: &Site) -> Command {
         let mut command = if self.nightly {
             // Not `cargo +nightly`: the outer cargo may have put its own toolchain's cargo first in the path.
@@ -89,16 +99,39 @@ impl Cmd {
 
     /// Runs it with our own standard streams; fails if it does.
     pub(crate) fn run(&self, site: &Site) -> Result<(), Failure> {
+        if !self.must_fail.is_empty() {
+            return self.run_broken(site);
+        }
         match self.command(site).status() {
             Ok(status) if status.success() && self.suite && self.tests(site) == 0 => {
                 Err(Failure::Check { what: self.to_string(), status: "there is no test in it".into() })
             }
             Ok(status) if status.success() => Ok(()),
             Ok(status) => Err(Failure::Check { what: self.to_string(), status: status.to_string() }),
-            Err(error) => Err(Failure::Missing {
-                what: format!("cannot run `{}`: {error}", self.program),
-                remedy: format!("install `{}` and put it in the PATH", self.program),
-            }),
+            Err(error) => Err(self.missing(&error)),
+        }
+    }
+
+    /// Runs it in silence; fails, and shows its output, unless every test that must fail does.
+    fn run_broken(&self, site: &Site) -> Result<(), Failure> {
+        let output =
+            self.command(site).stdin(Stdio::null()).output().map_err(|error| self.missing(&error))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let failed = |test: &&String| text.lines().any(|line| line == format!("test {test} ... FAILED"));
+        let noticed = self.must_fail.iter().filter(failed).count();
+        if !output.status.success() && noticed == self.must_fail.len() {
+            return Ok(());
+        }
+        print!("{text}");
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+        let status = format!("{noticed} of {} tests noticed that it is broken", self.must_fail.len());
+        Err(Failure::Check { what: self.to_string(), status })
+    }
+
+    fn missing(&self, error: &std::io::Error) -> Failure {
+        Failure::Missing {
+            what: format!("cannot run `{}`: {error}", self.program),
+            remedy: format!("install `{}` and put it in the PATH", self.program),
         }
     }
 
@@ -128,7 +161,11 @@ impl fmt::Display for Cmd {
             (true, program) => write!(f, "rustup run nightly {program}")?,
             (false, program) => write!(f, "{program}")?,
         }
-        self.arguments.iter().try_for_each(|argument| write!(f, " {}", quoted(argument)))
+        self.arguments.iter().try_for_each(|argument| write!(f, " {}", quoted(argument)))?;
+        if !self.must_fail.is_empty() {
+            write!(f, " # must fail")?;
+        }
+        Ok(())
     }
 }
 
@@ -157,5 +194,15 @@ mod tests {
         assert!(Cmd::new("true", &[]).suite().run(&site).is_err());
         assert!(Cmd::new("sh", &["-c", "echo '0 tests'"]).suite().run(&site).is_err());
         assert!(Cmd::new("sh", &["-c", "echo 'a_claim: test'"]).suite().run(&site).is_ok());
+    }
+
+    #[test]
+    fn what_must_fail_must_fail_in_its_tests() {
+        let site = Site { root: "/".into(), target: "/".into(), host: String::new(), nightly: false };
+        let run = |script| Cmd::new("sh", &["-c", script]).must_fail(&["a", "b"]).run(&site).is_ok();
+        assert!(run("echo 'test a ... FAILED'; echo 'test b ... FAILED'; exit 101"));
+        assert!(!run("echo 'test a ... FAILED'; echo 'test b ... FAILED'"));
+        assert!(!run("echo 'test a ... FAILED'; echo 'test b ... ok'; exit 101"));
+        assert!(!run("echo 'error: could not compile'; exit 101"));
     }
 }

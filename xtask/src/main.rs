@@ -6,6 +6,7 @@
 mod asan;
 mod cmd;
 mod failure;
+mod loom;
 mod miri;
 mod needs;
 mod site;

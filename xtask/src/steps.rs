@@ -2,6 +2,7 @@
 
 use crate::asan;
 use crate::cmd::Cmd;
+use crate::loom;
 use crate::needs::Need;
 use crate::site::Site;
 
@@ -73,17 +74,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             Cmd::new("cargo", &["test", "--release", "-p", slow.package, "--test", slow.name]).suite(),
         ],
     }));
-    steps.push(Step {
-        name: "loom",
-        about: "the lock-free parts, under every interleaving (tests/loom.rs)",
-        needs: Vec::new(),
-        commands: vec![
-            Cmd::new("cargo", &["test", "--release", "--test", "loom"])
-                .flags("RUSTFLAGS", "--cfg loom")
-                .target("loom")
-                .suite(),
-        ],
-    });
+    steps.push(loom::step());
     steps.push(Step {
         name: "doc",
         about: "the documentation builds, and no link in it is dead",

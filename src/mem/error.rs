@@ -1,0 +1,39 @@
+//! Why memory could not be had.
+
+use std::io;
+
+/// Memory could not be had or mapped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// A length of zero, or one that no address space holds.
+    #[error("cannot map {bytes} bytes of memory: a length must lie between 1 and {max}", max = isize::MAX)]
+    Length {
+        /// The length asked for.
+        bytes: usize,
+    },
+    /// The system refused the mapping.
+    #[error("cannot map {bytes} bytes of {kind} memory: {source}; {remedy}")]
+    Map {
+        /// The length asked for.
+        bytes: usize,
+        /// "anonymous", "huge-page" or "shared".
+        kind: &'static str,
+        /// What the system said.
+        source: io::Error,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// A descriptor that a peer passed is not a memory file sealed against shrinking, or is shorter than was said.
+    #[error(
+        "the memory file that the peer passed cannot be trusted: {reason}; the peer must be a slackline process"
+    )]
+    Untrusted {
+        /// What was wrong with it.
+        reason: String,
+    },
+}
+
+pub(super) fn check_length(bytes: usize) -> Result<(), MemoryError> {
+    if bytes == 0 || bytes > isize::MAX as usize { Err(MemoryError::Length { bytes }) } else { Ok(()) }
+}

@@ -1,0 +1,86 @@
+//! A frame that is copied chunk by chunk while it is being written.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use loom::thread;
+use slackline::clock::{Clock, Version};
+use slackline::mem::Access;
+
+use super::world::{Reader, endpoint_to, explore, fill, shard, words};
+
+/// Two chunks: a cache line, and one word. The first word of each is looked at.
+const BYTES: u64 = 72;
+const CHUNKS: [usize; 2] = [0, 8];
+
+/// The owner says nothing of the last chunk before it commits. Without the fence in `Frames::commit` (`commit_fence`)
+/// the header that counts it may be seen before its bytes are.
+#[test]
+fn a_followed_frame_is_whole() {
+    explore(2, |accepted| {
+        let (mut frames, source) = shard(2, BYTES);
+        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+        let frame = frames.begin(Version(1), |_| false).unwrap();
+        let follower = thread::spawn(move || {
+            reader.follow(1, 11).map(|pulled| (pulled.version.0, words(&reader.into.whole(), CHUNKS)))
+        });
+        let payload = frames.payload(frame);
+        fill(&payload, &CHUNKS[..1], 1);
+        frames.progress(frame).raise(1);
+        fill(&payload, &CHUNKS[1..], 1);
+        frames.commit(frame, Version(1), Clock(0));
+        if let Some((version, words)) = follower.join().unwrap() {
+            assert_eq!((version, words), (1, [1; 2]));
+            accepted.fetch_add(1, Relaxed);
+        }
+    });
+}
+
+/// The owner throws away what it has written and begins again. Without the attempt in the count of landed chunks
+/// (`landed_attempt`) the count of the first attempt is taken for that of the second.
+#[test]
+fn a_frame_that_is_begun_again_is_copied_again() {
+    explore(2, |accepted| {
+        let (mut frames, source) = shard(2, BYTES);
+        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+        let frame = frames.begin(Version(1), |_| false).unwrap();
+        let payload = frames.payload(frame);
+        fill(&payload, &CHUNKS[..1], 100);
+        let abandoned = frames.progress(frame);
+        abandoned.raise(1);
+        let follower = thread::spawn(move || {
+            reader.follow(1, 11).map(|pulled| (pulled.version.0, words(&reader.into.whole(), CHUNKS)))
+        });
+        frames.restart(frame, Version(1));
+        fill(&payload, &CHUNKS[..1], 1);
+        let progress = frames.progress(frame);
+        progress.raise(1);
+        fill(&payload, &CHUNKS[1..], 1);
+        progress.raise(2);
+        frames.commit(frame, Version(1), Clock(0));
+        if let Some((version, words)) = follower.join().unwrap() {
+            assert_eq!((version, words), (1, [1; 2]));
+            accepted.fetch_add(1, Relaxed);
+        }
+    });
+}
+
+/// A follower may hold a version before it is announced as the latest; its next pull finds nothing older.
+#[test]
+fn a_follower_never_goes_back() {
+    explore(2, |accepted| {
+        let (mut frames, source) = shard(2, BYTES);
+        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+        let frame = frames.begin(Version(1), |_| false).unwrap();
+        fill(&frames.payload(frame), &CHUNKS, 1);
+        frames.progress(frame).raise(2);
+        let follower = thread::spawn(move || {
+            let first = reader.follow(1, 8).map(|pulled| pulled.version);
+            first.and_then(|first| Some((first, reader.attempt()?.version)))
+        });
+        frames.commit(frame, Version(1), Clock(0));
+        if let Some((first, second)) = follower.join().unwrap() {
+            assert!(first <= second, "{first:?}, then {second:?}");
+            accepted.fetch_add(1, Relaxed);
+        }
+    });
+}

@@ -1,0 +1,50 @@
+//! Frames written by their owner while a peer pulls.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use loom::thread;
+use slackline::clock::{Clock, Version};
+use slackline::mem::Access;
+use slackline::param::Frames;
+
+use super::world::{Reader, endpoint_to, explore, fill, shard, words};
+
+fn write(frames: &mut Frames, version: u64, words: &[usize]) {
+    let frame = frames.begin(Version(version), |_| false).unwrap();
+    fill(&frames.payload(frame), words, version);
+    frames.commit(frame, Version(version), Clock(0));
+}
+
+/// Frame 0 is overwritten while the reader copies it. Without the second header (`second_header`), the fence between
+/// odd sequence and payload (`begin_fence`), or the one behind each READ (`read_fence`), a mixture is accepted.
+#[test]
+fn a_pull_is_whole_or_nothing() {
+    explore(2, |accepted| {
+        let (mut frames, source) = shard(2, 16);
+        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+        let reader = thread::spawn(move || {
+            reader.attempt().map(|pulled| (pulled.version.0, words(&reader.into.whole(), [0, 1])))
+        });
+        write(&mut frames, 1, &[0, 1]);
+        write(&mut frames, 2, &[0, 1]);
+        if let Some((version, words)) = reader.join().unwrap() {
+            assert_eq!(words, [version; 2]);
+            accepted.fetch_add(1, Relaxed);
+        }
+    });
+}
+
+/// What one reader pulls never goes back.
+#[test]
+fn pulls_are_monotone() {
+    explore(2, |accepted| {
+        let (mut frames, source) = shard(2, 8);
+        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+        let reader = thread::spawn(move || [(); 2].map(|()| reader.attempt().map(|pulled| pulled.version)));
+        write(&mut frames, 1, &[0]);
+        if let [Some(first), Some(second)] = reader.join().unwrap() {
+            assert!(first <= second);
+            accepted.fetch_add(1, Relaxed);
+        }
+    });
+}

@@ -1,0 +1,48 @@
+//! Versions pushed into a peer's own frames while the peer pulls from them.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use loom::thread;
+use slackline::clock::Version;
+use slackline::mem::Access;
+use slackline::param::{FrameHeader, Push, PushGrant};
+use slackline::transport::Endpoint;
+
+use super::world::{EPOCH, Reader, endpoint_to, explore, fill, region, shard, words};
+
+/// Frame 0 is pushed over while the reader copies it. Without the header that says so first (`push_mark`), or the order
+/// of writes that an endpoint promises (`write_fence`), a mixture is accepted.
+#[test]
+fn a_pushed_version_is_pulled_whole_or_not_at_all() {
+    explore(2, |accepted| pushed(accepted, |frames| endpoint_to(frames, Access::REMOTE_WRITE)));
+}
+
+/// Pushes versions 1 and 2 through the endpoint that `connect` makes.
+pub(crate) fn pushed<E: Endpoint>(
+    accepted: &std::sync::atomic::AtomicUsize,
+    connect: impl Fn(&slackline::param::Frames) -> E,
+) {
+    let (frames, source) = shard(2, 16);
+    let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+    let mut endpoint = connect(&frames);
+    let payloads = [1, 2].map(|version| {
+        let payload = region(16).whole();
+        fill(&payload, &[0, 1], version);
+        payload
+    });
+    let reader = thread::spawn(move || {
+        reader.attempt().map(|pulled| (pulled.version.0, words(&reader.into.whole(), [0, 1])))
+    });
+    let grant = PushGrant { layout: source.layout, geometry: source.geometry };
+    let mut push = Push::new(source.control, source.frames, grant);
+    for (version, payload) in (1..).zip(&payloads) {
+        let version = Version(version);
+        let header = FrameHeader { version, epoch: EPOCH, bytes: 16, ..FrameHeader::default() };
+        assert!(push.start(&mut endpoint, 0, &header, payload).unwrap());
+        push.complete(endpoint.poll().unwrap());
+    }
+    if let Some((version, words)) = reader.join().unwrap() {
+        assert_eq!(words, [version; 2]);
+        accepted.fetch_add(1, Relaxed);
+    }
+}

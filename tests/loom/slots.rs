@@ -1,0 +1,153 @@
+//! Gradients in slots: a worker publishes, the owner reads them where they lie.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use loom::thread;
+use slackline::clock::{Clock, Version};
+use slackline::mem::{Access, LocalSlice, MemoryRegion};
+use slackline::param::{Desk, Frames, Publish, SlotGeometry, Source, Welcome};
+use slackline::table::{ElementType, Table};
+use slackline::transport::{Endpoint, LocalEndpoint};
+
+use super::world::{CONTROL, EPOCH, FRAMES, PAGE, SLOTS, explore, fill, region, remote, shard, words};
+
+/// One slot, two gradients. Without waiting for the first to be consumed (`credit`), without the order of writes
+/// (`write_fence`), or announced before it is there (`announce`), the owner reads something else.
+#[test]
+fn the_owner_reads_what_was_announced() {
+    explore(2, |accepted| announced(accepted, 1, |grants| local(grants)));
+}
+
+/// As above, with a slot for each.
+#[test]
+fn the_owner_reads_what_was_announced_in_two_slots() {
+    explore(2, |accepted| announced(accepted, 2, |grants| local(grants)));
+}
+
+/// The owner begins before the last byte. Counted before it is there (`landed_early`), a chunk is read too early;
+/// without the gradient's clock in the count (`landed_attempt`), the count of the last gradient is taken for this one's.
+#[test]
+fn a_chunk_that_has_landed_is_whole() {
+    explore(2, |accepted| {
+        let (frames, mut worker, desk) = desk(72, 1, &|grants| local(grants));
+        let gradients = [1, 2].map(|value| gradient(72, &[0, 8], value));
+        let worker = thread::spawn(move || {
+            for gradient in gradients {
+                worker.publish(gradient);
+            }
+        });
+        for clock in [0, 1].map(Clock) {
+            let payload = desk.payload(clock).unwrap();
+            let (landed, value) = (desk.landed(clock), clock.0 + 1);
+            if landed >= 1 {
+                assert_eq!(words(&payload, [0]), [value]);
+                accepted.fetch_add(1, Relaxed);
+            }
+            if landed >= 2 {
+                assert_eq!(words(&payload, [8]), [value]);
+            }
+            await_announcement(&desk, clock);
+            assert_eq!(words(&payload, [0, 8]), [value; 2]);
+            frames.set_consumed(0, clock.next());
+        }
+        worker.join().unwrap();
+    });
+}
+
+/// Publishes two gradients through the endpoint that `connect` makes.
+pub(crate) fn announced<E: Endpoint + 'static>(
+    accepted: &AtomicUsize,
+    slots: u16,
+    connect: impl Fn(&Grants) -> E,
+) {
+    let (frames, mut worker, desk) = desk(16, slots, &connect);
+    let gradients = [1, 2].map(|value| gradient(16, &[0, 1], value));
+    let worker = thread::spawn(move || {
+        for gradient in gradients {
+            worker.publish(gradient);
+        }
+    });
+    for clock in [0, 1].map(Clock) {
+        await_announcement(&desk, clock);
+        let header = desk.header(clock, EPOCH).expect("an announced gradient has its header");
+        assert_eq!(header.base, Version(clock.0));
+        assert_eq!(words(&desk.payload(clock).unwrap(), [0, 1]), [clock.0 + 1; 2]);
+        frames.set_consumed(0, clock.next());
+        accepted.fetch_add(1, Relaxed);
+    }
+    worker.join().unwrap();
+}
+
+/// What a worker is granted: control page, page, slots.
+pub(crate) type Grants = [(slackline::mem::RemoteKey, MemoryRegion, Access); 3];
+
+fn local(grants: &Grants) -> LocalEndpoint {
+    let mut endpoint = LocalEndpoint::new(16);
+    for (key, region, access) in grants {
+        endpoint.attach(*key, region.clone(), *access);
+    }
+    endpoint
+}
+
+struct Worker<E> {
+    endpoint: E,
+    publish: Publish,
+}
+
+impl<E: Endpoint> Worker<E> {
+    fn publish(&mut self, gradient: LocalSlice) {
+        let base = Version(self.publish.clock().0);
+        self.publish.start(Source::Memory(gradient), base, None).unwrap();
+        while !self.publish.take() {
+            let mut moved = self.publish.advance(&mut self.endpoint).unwrap();
+            while let Some(completion) = self.endpoint.poll() {
+                self.publish.complete(completion);
+                moved = true;
+            }
+            if !moved {
+                thread::yield_now();
+            }
+        }
+    }
+}
+
+fn desk<E: Endpoint>(bytes: u64, slots: u16, connect: &impl Fn(&Grants) -> E) -> (Frames, Worker<E>, Desk) {
+    let (frames, source) = shard(2, bytes);
+    let elements = bytes / 4;
+    let geometry = SlotGeometry { slots, encoding: ElementType::F32, elements, chunk_elements: 16 };
+    let (page, room) = (region(Desk::page_bytes(slots)), region(geometry.bytes() as usize));
+    let welcome = Welcome {
+        epoch: EPOCH,
+        peer: 0,
+        clock: Clock(0),
+        table: Table::flat(elements, ElementType::F32).unwrap(),
+        shard: 0,
+        shards: 1,
+        layout: source.layout,
+        geometry: source.geometry,
+        slots: Some(geometry),
+        lease_ns: 1,
+        scheme: None,
+    };
+    let grants = [remote(CONTROL, frames.control()), remote(FRAMES, frames.region()), remote(PAGE, &page)];
+    let grants = [&grants[..], &[remote(SLOTS, &room)]].concat();
+    let endpoint = connect(&[
+        (CONTROL, frames.control().clone(), Access::REMOTE_READ),
+        (PAGE, page.clone(), Access::REMOTE_WRITE),
+        (SLOTS, room.clone(), Access::REMOTE_WRITE),
+    ]);
+    let publish = Publish::new(&welcome, &grants, region(Publish::SCRATCH_BYTES).whole()).unwrap().unwrap();
+    (frames, Worker { endpoint, publish }, Desk::new(page, Some((room, geometry)), Clock(0)))
+}
+
+fn gradient(bytes: usize, at: &[usize], value: u64) -> LocalSlice {
+    let gradient = region(bytes).whole();
+    fill(&gradient, at, value);
+    gradient
+}
+
+fn await_announcement(desk: &Desk, clock: Clock) {
+    while desk.published() <= clock {
+        thread::yield_now();
+    }
+}
