@@ -154,8 +154,7 @@ fn status_of(error: &Error) -> Status {
         Error::Pin { source, .. } => pin_status(source),
         Error::Post { source, .. } => post_status(source),
         Error::Pinned { .. } => Status::Pinned,
-        // The one option that is no argument: a thread that the system has no room for.
-        Error::Option { option: "heartbeat", .. } => Status::System,
+        Error::Thread { .. } => Status::System,
         Error::Table(_)
         | Error::Shards { .. }
         | Error::NotF32

@@ -458,26 +458,21 @@ static void a_server_that_is_absent_refuses_or_is_gone_is_named(void)
     slackline_server_destroy(server);
 }
 
-/* Another scheme is refused; and a worker whose server has ended is told so. */
-static void outlive(const char *address, int ended)
+/* Another scheme is refused; and a reader that waits while its server ends is told so. */
+static void outlive(const char *address)
 {
     struct slackline_worker_options options = worker_options();
     struct slackline_worker *worker = NULL;
-    slackline_status status;
-    char byte;
+    struct slackline_reader *reader;
 
     options.scheme = "asp";
     EXPECT(REFUSED, slackline_worker_connect(&address, 1, &options, TIMEOUT_MS, &worker));
     CHECK(worker == NULL && said("bsp"));
-    options.scheme = "bsp";
-    OK(slackline_worker_connect(&address, 1, &options, TIMEOUT_MS, &worker));
-    OK(slackline_worker_begin(worker, NULL, TIMEOUT_MS));
-    CHECK(read(ended, &byte, 1) == 1);
-    status = slackline_worker_publish(worker, NULL, TIMEOUT_MS);
-    if (status == SLACKLINE_STATUS_OK)
-        status = slackline_worker_begin(worker, NULL, TIMEOUT_MS);
-    expect(__LINE__, "a worker without its server", SLACKLINE_STATUS_SERVER_LOST, status);
-    slackline_worker_destroy(worker);
+    OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &reader));
+    OK(slackline_reader_refresh(reader, 0, TIMEOUT_MS, NULL));
+    EXPECT(SERVER_LOST, slackline_reader_refresh_to(reader, 1, TIMEOUT_MS, NULL));
+    CHECK(said("connect again"));
+    slackline_reader_destroy(reader);
 }
 
 static void another_scheme_is_refused_and_a_server_that_ends_is_lost(void)
@@ -494,7 +489,7 @@ static void another_scheme_is_refused_and_a_server_that_ends_is_lost(void)
     own_address(text, "ending");
     child = pair(gate);
     if (child == 0) {
-        outlive(text, gate[0]);
+        outlive(text);
         exit(0);
     }
     layer(tensors);
@@ -504,11 +499,10 @@ static void another_scheme_is_refused_and_a_server_that_ends_is_lost(void)
     do {
         OK(slackline_server_progress(server, NULL));
         OK(slackline_server_get_status(server, &status));
-    } while (status.joined == 0);
-    CHECK(status.refused == 1);
+    } while (status.readers == 0);
+    CHECK(status.refused == 1 && status.joined == 0);
     EXPECT(DEADLINE, slackline_server_serve(server, 1, 50));
     slackline_server_destroy(server);
-    start(gate);
     join(child);
 }
 
