@@ -318,7 +318,11 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-            with(number, |value| Ok(*value += 1)).unwrap();
+            let increment = |value: &mut u32| {
+                *value += 1;
+                Ok(())
+            };
+            with(number, increment).unwrap();
             assert_eq!(with(number, |value| Ok(*value)).unwrap(), 2);
             destroy(number);
         }
