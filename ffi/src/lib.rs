@@ -1,8 +1,8 @@
 //! The C interface of slackline: opaque objects, status numbers, option structs that begin with their size, and a
 //! panic boundary on every function. `include/slackline.h` is generated from here; `tests/smoke.c` uses it.
 //!
-//! Every function does three things: it checks what it was given ([`handle`]), calls the library, and translates what
-//! came back ([`error`], [`options`]). There is no logic on this side of the boundary.
+//! Every function does three things: it checks what it was given (`handle`), calls the library, and translates what
+//! came back (`error`, `options`). There is no logic on this side of the boundary.
 //!
 //! # What every function asks of its caller
 //!
