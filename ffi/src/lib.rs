@@ -1,1 +1,95 @@
-//! The C interface of slackline.
+//! The C interface of slackline: opaque objects, status numbers, option structs that begin with their size, and a
+//! panic boundary on every function. `include/slackline.h` is generated from here; `tests/smoke.c` uses it.
+//!
+//! Every function does three things: it checks what it was given (`handle`), calls the library, and translates what
+//! came back (`error`, `options`). There is no logic on this side of the boundary.
+//!
+//! # What every function asks of its caller
+//!
+//! - A pointer to an object is NULL, or came from this library and was not destroyed. An object may wander from
+//!   thread to thread, but two threads may not use it at once, and nobody may use it while it is destroyed.
+//! - Any other pointer is NULL, or points at as much as its parameter says, which nobody changes during the call.
+//!   Texts end in a zero. What is written to overlaps nothing else.
+//! - What a function hands out (a text, an array) is used no longer than its comment says.
+//!
+//! NULL where it is not allowed, misalignment, lengths that no address space holds and texts that are not UTF-8 are
+//! found and answered with a status; a breach of the rest is undefined behaviour, as ever in C. The `SAFETY` comments
+//! below call this *the contract*.
+#![allow(unsafe_code, reason = "a foreign boundary: pointers come in and go out")]
+#![allow(non_camel_case_types, reason = "types are called what C calls them")]
+#![allow(clippy::missing_safety_doc, reason = "the contract is stated once, above")]
+
+mod error;
+mod handle;
+mod options;
+mod publisher;
+mod reader;
+mod server;
+mod worker;
+
+use std::ffi::{CStr, c_char};
+
+pub use error::slackline_status;
+pub use options::{
+    SLACKLINE_NO_STALENESS, slackline_element, slackline_fresh, slackline_optimizer,
+    slackline_publisher_options, slackline_publisher_status, slackline_reader_options,
+    slackline_server_options, slackline_server_status, slackline_tensor, slackline_view,
+    slackline_worker_options,
+};
+pub use publisher::*;
+pub use reader::*;
+pub use server::*;
+pub use worker::*;
+
+use handle::{Out, call};
+
+const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(version) => version,
+    Err(_) => panic!("a version holds no zero"),
+};
+
+/// The library's version, "MAJOR.MINOR.PATCH". Valid for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn slackline_version() -> *const c_char {
+    VERSION.as_ptr()
+}
+
+/// What a status is called, for people. Valid for ever; never NULL, whatever the number.
+#[unsafe(no_mangle)]
+pub extern "C" fn slackline_status_name(status: u32) -> *const c_char {
+    error::name(status).as_ptr()
+}
+
+/// What went wrong in the call of this thread that failed last, in a sentence that names the operation, the cause and
+/// the remedy. UTF-8; never NULL; empty if nothing has failed. Valid until another call of this thread fails, or the
+/// thread ends; calls that work leave it as it is.
+#[unsafe(no_mangle)]
+pub extern "C" fn slackline_last_error() -> *const c_char {
+    error::last_message()
+}
+
+/// Which bytes of a table's flat space shard number `shard` of `shards` is: a server's own part, which the initial
+/// values that it is given are of. One shard is the whole table.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_shard_range(
+    tensors: *const slackline_tensor,
+    tensor_count: usize,
+    shard: u16,
+    shards: u16,
+    begin: *mut u64,
+    end: *mut u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (table, begin, end) = unsafe {
+            (options::table(tensors, tensor_count)?, Out::new(begin, "begin")?, Out::new(end, "end")?)
+        };
+        let ranges = table.shards(usize::from(shards))?;
+        let range = ranges.get(usize::from(shard)).ok_or_else(|| {
+            error::Failure::bad_argument(format!("there is no shard {shard} of {shards}: they count from 0"))
+        })?;
+        begin.set(range.start);
+        end.set(range.end);
+        Ok(())
+    })
+}

@@ -1,0 +1,353 @@
+//! The boundary itself: no panic crosses it, no pointer is used unchecked, no object is used by two threads at once.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::error::{Failure, remember, slackline_status as Status};
+
+/// Runs the body of a foreign function: its failure becomes a status and a message, and so does a panic.
+pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
+    // What a panic may leave half done is an object, which is spoilt by it (see `Handle`), or what an output pointer
+    // points at, which means nothing unless the status is `Ok`.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => Status::Ok,
+        Ok(Err(failure)) => remember(failure),
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<&str>()
+                .map(|text| (*text).to_owned())
+                .or_else(|| panic.downcast_ref::<String>().cloned())
+                .unwrap_or_default();
+            // A payload may panic in its own destructor; leaking it is the lesser evil.
+            std::mem::forget(panic);
+            remember(Failure::new(Status::Panic, format!("a bug in slackline, please report it: {text}")))
+        }
+    }
+}
+
+const IDLE: u8 = 0;
+const BUSY: u8 = 1;
+const SPOILT: u8 = 2;
+
+/// What an opaque pointer points at: a value, and whether somebody is using it.
+///
+/// The C caller promises to use an object from one thread at a time. The state turns most breaches of that promise
+/// into a status instead of a race, and keeps an object that a panic left half changed from being used again.
+pub(crate) struct Handle<T> {
+    state: AtomicU8,
+    value: UnsafeCell<T>,
+}
+
+/// A type that C knows by pointer only.
+pub(crate) trait Opaque: Sized {
+    /// What it is here. `Send`, as C may hand the pointer from thread to thread.
+    type Value: Send;
+
+    fn wrap(handle: Handle<Self::Value>) -> Self;
+    fn handle(&self) -> &Handle<Self::Value>;
+}
+
+/// Gives a value away: the pointer owns it until [`destroy`].
+pub(crate) fn give<H: Opaque>(value: H::Value) -> *mut H {
+    let handle = Handle { state: AtomicU8::new(IDLE), value: UnsafeCell::new(value) };
+    Box::into_raw(Box::new(H::wrap(handle)))
+}
+
+/// Lends the value behind `pointer` to `operation`.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or came from [`give`] and was not destroyed, and is not being destroyed.
+pub(crate) unsafe fn with<H: Opaque, R>(
+    pointer: *const H,
+    operation: impl FnOnce(&mut H::Value) -> Result<R, Failure>,
+) -> Result<R, Failure> {
+    // SAFETY: the caller's promise: NULL or alive. Only shared references to the handle itself are ever made.
+    let handle = unsafe { pointer.as_ref() }.ok_or_else(|| Failure::null("the object"))?.handle();
+    let _turn = Turn::take(&handle.state)?;
+    // SAFETY: `_turn` is held by one call at a time and until after the last use of this reference; the value is
+    // reached in no other way.
+    operation(unsafe { &mut *handle.value.get() })
+}
+
+/// Takes the value back and drops it; NULL is nothing. A panic of its destructor ends here.
+///
+/// # Safety
+///
+/// As for [`with`]; afterwards the pointer is dead, and so is everything that was lent from its value.
+pub(crate) unsafe fn destroy<H: Opaque>(pointer: *mut H) {
+    if pointer.is_null() {
+        return;
+    }
+    let _ = call(|| {
+        // SAFETY: it came from `Box::into_raw` in `give`, and the caller gives up the only pointer to it.
+        drop(unsafe { Box::from_raw(pointer) });
+        Ok(())
+    });
+}
+
+/// The right to use a value, until dropped.
+struct Turn<'a>(&'a AtomicU8);
+
+impl<'a> Turn<'a> {
+    fn take(state: &'a AtomicU8) -> Result<Turn<'a>, Failure> {
+        // Acquire, with the release in `drop`: what the thread before did to the value is seen here.
+        match state.compare_exchange(IDLE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Ok(Turn(state)),
+            Err(SPOILT) => {
+                Err(Failure::new(Status::Panic, "an earlier call panicked inside this object: destroy it"))
+            }
+            Err(_) => Err(Failure::new(Status::OutOfTurn, "another thread is using this object right now")),
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let state = if std::thread::panicking() { SPOILT } else { IDLE };
+        self.0.store(state, Ordering::Release);
+    }
+}
+
+/// A place of the caller's to write a result to.
+pub(crate) struct Out<T>(NonNull<T>);
+
+impl<T> Out<T> {
+    /// # Safety
+    ///
+    /// `pointer` is NULL, or may be written as a `T` while the call lasts.
+    pub(crate) unsafe fn new(pointer: *mut T, what: &str) -> Result<Out<T>, Failure> {
+        aligned(pointer, what)?;
+        NonNull::new(pointer).map(Out).ok_or_else(|| Failure::null(what))
+    }
+
+    /// As [`new`](Self::new), but NULL means that the caller does not want to know.
+    ///
+    /// # Safety
+    ///
+    /// As for [`new`](Self::new).
+    pub(crate) unsafe fn wanted(pointer: *mut T, what: &str) -> Result<Option<Out<T>>, Failure> {
+        aligned(pointer, what)?;
+        Ok(NonNull::new(pointer).map(Out))
+    }
+
+    pub(crate) fn set(&self, value: T) {
+        // SAFETY: not NULL, aligned, and writable by the promise of whoever made this. Nothing is dropped: what was
+        // there came from C.
+        unsafe { self.0.write(value) };
+    }
+}
+
+/// What `pointer` and `len` say. NULL is an empty array, and nothing else.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or points at `len` values of `T` that nobody writes while the result is used.
+pub(crate) unsafe fn slice<'a, T>(pointer: *const T, len: usize, what: &str) -> Result<&'a [T], Failure> {
+    check_array(pointer, len, what)?;
+    if len == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: not NULL, aligned, and not longer than an address space, all checked; readable by the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(pointer, len) })
+}
+
+/// Copies `values` to an array of the caller's that must be as long.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or may be written as `len` values of `T`, and `values` lies elsewhere.
+pub(crate) unsafe fn copy_out<T: Copy>(
+    values: &[T],
+    pointer: *mut T,
+    len: usize,
+    what: &str,
+) -> Result<(), Failure> {
+    check_array(pointer, len, what)?;
+    if len != values.len() {
+        let message = format!("{what} has room for {len} values, and there are {}", values.len());
+        return Err(Failure::bad_argument(message));
+    }
+    // SAFETY: both sides have `len` values: `values` by its type, `pointer`, aligned and not NULL unless `len` is 0,
+    // by the caller's promise, as that they do not overlap.
+    unsafe { pointer.copy_from_nonoverlapping(values.as_ptr(), len) };
+    Ok(())
+}
+
+/// A text of the caller's.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or points at bytes that end in a zero and that nobody writes while the result is used.
+pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, Failure> {
+    if pointer.is_null() {
+        return Err(Failure::null(what));
+    }
+    // SAFETY: not NULL; ends in a zero by the caller's promise.
+    let text = unsafe { CStr::from_ptr(pointer) };
+    text.to_str().map_err(|_| Failure::bad_argument(format!("{what} is not UTF-8: {text:?}")))
+}
+
+/// The value that `pointer` points at, or `None` for NULL.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or points at a `T`.
+pub(crate) unsafe fn value<T: Copy>(pointer: *const T, what: &str) -> Result<Option<T>, Failure> {
+    aligned(pointer, what)?;
+    // SAFETY: aligned; NULL or readable by the caller's promise.
+    Ok(unsafe { pointer.as_ref() }.copied())
+}
+
+/// What `pointer` points at: a struct that begins with its size, which must be the one that is known here.
+///
+/// A struct only ever grows at its end. Once one has grown, this is the place that takes the older sizes as well and
+/// gives what is missing its default.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or points at a `size_t` and, if that is the size of `T`, at a `T`, that nobody writes while the
+/// result is used.
+pub(crate) unsafe fn sized<'a, T: Measured>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { check_size(pointer, what)? };
+    // SAFETY: not NULL, aligned and of the right size, all checked; a `T` by the caller's promise.
+    Ok(unsafe { &*pointer })
+}
+
+/// As [`Out::new`], for a struct that begins with its size, which the caller has set.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or points at a `size_t` and, if that is the size of `T`, may be written as a `T`.
+pub(crate) unsafe fn sized_out<T: Measured>(pointer: *mut T, what: &str) -> Result<Out<T>, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        check_size(pointer, what)?;
+        Out::new(pointer, what)
+    }
+}
+
+/// A struct whose first field is its size, a `size_t`.
+pub(crate) trait Measured: Copy {}
+
+/// # Safety
+///
+/// `pointer` is NULL, or points at a `size_t`.
+unsafe fn check_size<T: Measured>(pointer: *const T, what: &str) -> Result<(), Failure> {
+    aligned(pointer, what)?;
+    if pointer.is_null() {
+        return Err(Failure::null(what));
+    }
+    // SAFETY: neither NULL nor misaligned; the caller's promise that at least the size is there. The rest of the
+    // struct is not touched.
+    let size = unsafe { pointer.cast::<usize>().read() };
+    if size != size_of::<T>() {
+        return Err(Failure::bad_argument(format!(
+            "{what}->size is {size}, and this library knows {}: set it to the sizeof of the struct before the call, \
+             and build against this library's header",
+            size_of::<T>()
+        )));
+    }
+    Ok(())
+}
+
+fn check_array<T>(pointer: *const T, len: usize, what: &str) -> Result<(), Failure> {
+    aligned(pointer, what)?;
+    if pointer.is_null() && len > 0 {
+        return Err(Failure::bad_argument(format!("{what} is NULL, and its length is {len}")));
+    }
+    match len.checked_mul(size_of::<T>()) {
+        Some(bytes) if isize::try_from(bytes).is_ok() => Ok(()),
+        _ => Err(Failure::bad_argument(format!(
+            "{what} cannot have {len} values: no address space holds them"
+        ))),
+    }
+}
+
+fn aligned<T>(pointer: *const T, what: &str) -> Result<(), Failure> {
+    if pointer.is_aligned() {
+        return Ok(());
+    }
+    Err(Failure::bad_argument(format!("{what} is not aligned to {} bytes", align_of::<T>())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Number(Handle<u32>);
+
+    impl Opaque for Number {
+        type Value = u32;
+        fn wrap(handle: Handle<u32>) -> Number {
+            Number(handle)
+        }
+        fn handle(&self) -> &Handle<u32> {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn a_panic_becomes_a_status_and_spoils_its_object_alone() {
+        let (one, other) = (give::<Number>(1), give::<Number>(2));
+        // SAFETY: both came from `give` and live until the end of the test.
+        unsafe {
+            let status = call(|| with(one, |_| -> Result<(), _> { panic!("number {}", 7) }));
+            assert_eq!(status, Status::Panic);
+            let message = CStr::from_ptr(crate::error::last_message()).to_str().unwrap();
+            assert!(message.ends_with("please report it: number 7"), "{message}");
+            assert_eq!(call(|| with(one, |_| Ok(()))), Status::Panic);
+            assert_eq!(with(other, |value| Ok(*value)).unwrap(), 2);
+            destroy(one);
+            destroy(other);
+            destroy(std::ptr::null_mut::<Number>());
+        }
+    }
+
+    #[test]
+    fn an_object_in_use_is_out_of_turn_for_everybody_else() {
+        let number = give::<Number>(1);
+        // SAFETY: it came from `give` and lives until the end of the test.
+        unsafe {
+            with(number, |_| {
+                assert_eq!(with(number, |_| Ok(())).unwrap_err().status, Status::OutOfTurn);
+                Ok(())
+            })
+            .unwrap();
+            let increment = |value: &mut u32| {
+                *value += 1;
+                Ok(())
+            };
+            with(number, increment).unwrap();
+            assert_eq!(with(number, |value| Ok(*value)).unwrap(), 2);
+            destroy(number);
+        }
+    }
+
+    #[test]
+    fn pointers_that_cannot_be_are_bad_arguments() {
+        let values = [1u64, 2];
+        let odd = values.as_ptr().wrapping_byte_add(1);
+        // SAFETY: what is read lies in `values`; the rest is refused before it is read.
+        unsafe {
+            assert_eq!(slice(values.as_ptr(), 2, "x").unwrap(), values);
+            assert!(slice::<u64>(std::ptr::null(), 0, "x").unwrap().is_empty());
+            for refused in [
+                slice(std::ptr::null::<u64>(), 1, "x").unwrap_err(),
+                slice(odd, 1, "x").unwrap_err(),
+                slice(values.as_ptr(), usize::MAX / 8, "x").unwrap_err(),
+                copy_out(&values, std::ptr::null_mut(), 2, "x").unwrap_err(),
+                copy_out(&values, [0; 3].as_mut_ptr(), 3, "x").unwrap_err(),
+                text(std::ptr::null(), "x").unwrap_err(),
+                text(c"\xff".as_ptr(), "x").unwrap_err(),
+            ] {
+                assert_eq!(refused.status, Status::BadArgument, "{}", refused.message);
+                assert!(refused.message.starts_with("x "), "{}", refused.message);
+            }
+        }
+    }
+}

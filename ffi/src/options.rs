@@ -1,0 +1,437 @@
+//! The structs that cross the boundary, and what they become on this side.
+
+use std::ffi::c_char;
+use std::time::Duration;
+
+use slackline::kernel::{AdamParameters, Optimizer};
+use slackline::node::{PublisherOptions, ReaderOptions, ServerOptions, ShardOptions, WorkerOptions};
+use slackline::param::PullOptions;
+use slackline::scheme::Config;
+use slackline::table::{ElementType, Table};
+use slackline::transport::Address;
+
+use crate::error::Failure;
+use crate::handle::{Measured, slice, text};
+
+/// A staleness that is not given: schemes that take one use their default, the others take none.
+pub const SLACKLINE_NO_STALENESS: u64 = 0xffff_ffff_ffff_ffff;
+
+/// Types of elements, for the fields called `element` and `encoding`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum slackline_element {
+    /// IEEE 754 single precision, 4 bytes.
+    F32 = 0,
+    /// bfloat16, 2 bytes.
+    Bf16 = 1,
+    /// IEEE 754 half precision, 2 bytes.
+    F16 = 2,
+}
+
+/// How gradients move parameters, for the field called `optimizer`. Formulas are PyTorch's.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum slackline_optimizer {
+    /// Uses `learning_rate` and `weight_decay`.
+    Sgd = 0,
+    /// Uses `momentum` as well.
+    Momentum = 1,
+    /// Uses `learning_rate`, `beta1`, `beta2`, `epsilon` and `weight_decay`, an L2 penalty.
+    Adam = 2,
+    /// As Adam, with the decay taken from the parameter itself.
+    Adamw = 3,
+}
+
+/// One tensor of a table. A table is an array of them, laid out one after the other in one flat space, each at a
+/// multiple of its element size.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_tensor {
+    /// UTF-8, ending in a zero; unique in its table.
+    pub name: *const c_char,
+    /// `rank` sides, outermost first. May be NULL if `rank` is 0: a scalar.
+    pub shape: *const u64,
+    /// Number of sides.
+    pub rank: usize,
+    /// One of `enum slackline_element`.
+    pub element: u32,
+}
+
+/// How a server works. Set `size`, call `slackline_server_options_init`, change what should differ.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_server_options {
+    /// `sizeof(struct slackline_server_options)`.
+    pub size: usize,
+    /// "bsp", "asp", "ssp" or "essp"; by default "bsp". Workers must run the same.
+    pub scheme: *const c_char,
+    /// How many clocks a worker's copy may be behind, for "ssp" and "essp"; by default `SLACKLINE_NO_STALENESS`.
+    pub staleness: u64,
+    /// How many workers the job has: nothing is applied before that many have joined. By default 1.
+    pub workers: usize,
+    /// Threads that sum gradients, the caller's own among them; by default 1.
+    pub threads: usize,
+    /// One of `enum slackline_optimizer`; by default SGD.
+    pub optimizer: u32,
+    /// Step size; by default 0.01.
+    pub learning_rate: f32,
+    /// By default 0.
+    pub weight_decay: f32,
+    /// By default 0.9.
+    pub momentum: f32,
+    /// By default 0.9.
+    pub beta1: f32,
+    /// By default 0.999.
+    pub beta2: f32,
+    /// By default 1e-8.
+    pub epsilon: f32,
+    /// Which shard of the table this server holds; by default 0.
+    pub shard: u16,
+    /// Into how many shards the table is cut; by default 1.
+    pub shards: u16,
+    /// Most peers at a time, workers and readers together; by default 64.
+    pub peers: u16,
+    /// Frames of memory, each one version long: readers that pin different versions, plus 2. By default 3.
+    pub frames: u8,
+    /// Not 0: each version carries a checksum. By default 0.
+    pub checksums: u8,
+    /// Bytes of parameters that are summed, copied and announced at a time, a multiple of 64; by default 1 MiB.
+    pub chunk_bytes: u64,
+    /// How long a peer may be silent before it is taken for dead; by default 3000.
+    pub lease_ms: u64,
+}
+
+/// How a worker works. Set `size`, call `slackline_worker_options_init`, change what should differ.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_worker_options {
+    /// `sizeof(struct slackline_worker_options)`.
+    pub size: usize,
+    /// The servers' scheme; by default "bsp".
+    pub scheme: *const c_char,
+    /// The servers' staleness; by default `SLACKLINE_NO_STALENESS`.
+    pub staleness: u64,
+    /// One of `enum slackline_element`: how gradients travel; by default f32.
+    pub encoding: u32,
+    /// Not 0: gradients carry checksums, and those of parameters are checked. By default 0.
+    pub checksums: u32,
+}
+
+/// How a publisher works. Set `size`, call `slackline_publisher_options_init`, change what should differ.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_publisher_options {
+    /// `sizeof(struct slackline_publisher_options)`.
+    pub size: usize,
+    /// Most readers at a time; by default 64.
+    pub peers: u16,
+    /// Frames of memory, each one version long: readers that pin different versions, plus 2. By default 3.
+    pub frames: u8,
+    /// Not 0: each version carries a checksum. By default 0.
+    pub checksums: u8,
+    /// Bytes that are copied and announced at a time, a multiple of 64; by default 1 MiB.
+    pub chunk_bytes: u64,
+    /// How long a reader may be silent before it is taken for dead; by default 3000.
+    pub lease_ms: u64,
+}
+
+/// How a reader reads. Set `size`, call `slackline_reader_options_init`, change what should differ.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_reader_options {
+    /// `sizeof(struct slackline_reader_options)`.
+    pub size: usize,
+    /// Not 0: check the owner's checksums, where there are any. By default 0.
+    pub checksums: u32,
+}
+
+/// What a server says about itself. Set `size` before it is asked.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_server_status {
+    /// `sizeof(struct slackline_server_status)`.
+    pub size: usize,
+    /// The newest version.
+    pub version: u64,
+    /// All gradients of clocks before this one are in it.
+    pub smallest_clock: u64,
+    /// Workers that are in.
+    pub workers: u64,
+    /// Readers that are in.
+    pub readers: u64,
+    /// Workers that ever joined.
+    pub joined: u64,
+    /// Workers that left or were evicted.
+    pub left: u64,
+    /// Peers that were turned away.
+    pub refused: u64,
+    /// Gradients that were folded in.
+    pub folded: u64,
+    /// Gradients that were consumed without being folded in.
+    pub dropped: u64,
+    /// Mean of the losses that came with the gradients of the newest version; NaN until one came.
+    pub loss: f64,
+}
+
+/// The parameters that a worker computes on next. Set `size` before it is asked.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_view {
+    /// `sizeof(struct slackline_view)`.
+    pub size: usize,
+    /// The worker's clock: the gradient belongs to it.
+    pub clock: u64,
+    /// Version of the parameters; over several servers, the smallest.
+    pub version: u64,
+    /// They hold all gradients of clocks before this one; over several servers, the smallest.
+    pub smallest_clock: u64,
+    /// By how many clocks they are stale: `clock` less `smallest_clock`, or 0.
+    pub staleness: u64,
+    /// By how many versions they were behind the newest when they were read.
+    pub behind: u64,
+    /// Copies begun anew because a frame changed under them.
+    pub retries: u64,
+}
+
+/// What a publisher says about itself. Set `size` before it is asked.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_publisher_status {
+    /// `sizeof(struct slackline_publisher_status)`.
+    pub size: usize,
+    /// The newest version.
+    pub version: u64,
+    /// Readers that are in.
+    pub readers: u64,
+    /// Readers that ever joined.
+    pub joined: u64,
+}
+
+/// What a reader holds after a refresh. Set `size` before it is asked.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_fresh {
+    /// `sizeof(struct slackline_fresh)`.
+    pub size: usize,
+    /// Its version.
+    pub version: u64,
+    /// How many versions it is behind the newest.
+    pub behind: u64,
+    /// The owner's life: another number after it was started anew.
+    pub epoch: u64,
+    /// Copies begun anew because the frame changed under them.
+    pub retries: u64,
+    /// 0 if the copy at hand was fresh enough and nothing was read but its age.
+    pub copied: u32,
+}
+
+impl Measured for slackline_server_options {}
+impl Measured for slackline_worker_options {}
+impl Measured for slackline_publisher_options {}
+impl Measured for slackline_reader_options {}
+impl Measured for slackline_server_status {}
+impl Measured for slackline_view {}
+impl Measured for slackline_publisher_status {}
+impl Measured for slackline_fresh {}
+
+impl Default for slackline_server_options {
+    fn default() -> Self {
+        let memory = ShardOptions::default();
+        let adam = AdamParameters::new(0.0);
+        slackline_server_options {
+            size: size_of::<Self>(),
+            scheme: c"bsp".as_ptr(),
+            staleness: SLACKLINE_NO_STALENESS,
+            workers: 1,
+            threads: 1,
+            optimizer: slackline_optimizer::Sgd as u32,
+            learning_rate: 0.01,
+            weight_decay: adam.weight_decay,
+            momentum: 0.9,
+            beta1: adam.beta1,
+            beta2: adam.beta2,
+            epsilon: adam.epsilon,
+            shard: 0,
+            shards: 1,
+            peers: memory.peers,
+            frames: memory.frames,
+            checksums: memory.checksums.into(),
+            chunk_bytes: memory.chunk_bytes,
+            lease_ms: milliseconds(memory.lease),
+        }
+    }
+}
+
+impl Default for slackline_worker_options {
+    fn default() -> Self {
+        let (scheme, staleness) = (c"bsp".as_ptr(), SLACKLINE_NO_STALENESS);
+        let encoding = slackline_element::F32 as u32;
+        slackline_worker_options { size: size_of::<Self>(), scheme, staleness, encoding, checksums: 0 }
+    }
+}
+
+impl Default for slackline_publisher_options {
+    fn default() -> Self {
+        let ShardOptions { peers, frames, chunk_bytes, lease, checksums } = ShardOptions::default();
+        slackline_publisher_options {
+            size: size_of::<Self>(),
+            peers,
+            frames,
+            checksums: checksums.into(),
+            chunk_bytes,
+            lease_ms: milliseconds(lease),
+        }
+    }
+}
+
+impl Default for slackline_reader_options {
+    fn default() -> Self {
+        slackline_reader_options { size: size_of::<Self>(), checksums: 0 }
+    }
+}
+
+impl slackline_server_options {
+    /// # Safety
+    ///
+    /// `scheme` is as for [`text`].
+    pub(crate) unsafe fn translate(&self) -> Result<ServerOptions, Failure> {
+        Ok(ServerOptions {
+            // SAFETY: the caller's promise.
+            scheme: unsafe { scheme(self.scheme, self.staleness)? },
+            workers: self.workers,
+            optimizer: self.optimizer()?,
+            learning_rate: self.learning_rate,
+            threads: self.threads,
+            shard: (self.shard, self.shards),
+            memory: ShardOptions {
+                peers: self.peers,
+                frames: self.frames,
+                chunk_bytes: self.chunk_bytes,
+                lease: Duration::from_millis(self.lease_ms),
+                checksums: self.checksums != 0,
+            },
+        })
+    }
+
+    fn optimizer(&self) -> Result<Optimizer, Failure> {
+        let weight_decay = self.weight_decay;
+        let adam =
+            AdamParameters { beta1: self.beta1, beta2: self.beta2, epsilon: self.epsilon, weight_decay };
+        let known = [
+            (slackline_optimizer::Sgd, Optimizer::Sgd { weight_decay }),
+            (slackline_optimizer::Momentum, Optimizer::Momentum { momentum: self.momentum, weight_decay }),
+            (slackline_optimizer::Adam, Optimizer::Adam(adam)),
+            (slackline_optimizer::Adamw, Optimizer::AdamW(adam)),
+        ];
+        let found = known.into_iter().find(|(number, _)| *number as u32 == self.optimizer);
+        found
+            .map(|(_, optimizer)| optimizer)
+            .ok_or_else(|| Failure::bad_argument(format!("no optimizer has the number {}", self.optimizer)))
+    }
+}
+
+impl slackline_worker_options {
+    /// # Safety
+    ///
+    /// `scheme` is as for [`text`].
+    pub(crate) unsafe fn translate(&self) -> Result<WorkerOptions, Failure> {
+        // SAFETY: the caller's promise.
+        let scheme = unsafe { scheme(self.scheme, self.staleness)? };
+        let encoding = element(self.encoding)?;
+        Ok(WorkerOptions { encoding, checksums: self.checksums != 0, ..WorkerOptions::new(scheme) })
+    }
+}
+
+impl slackline_publisher_options {
+    pub(crate) fn translate(&self) -> PublisherOptions {
+        let memory = ShardOptions {
+            peers: self.peers,
+            frames: self.frames,
+            chunk_bytes: self.chunk_bytes,
+            lease: Duration::from_millis(self.lease_ms),
+            checksums: self.checksums != 0,
+        };
+        PublisherOptions { memory }
+    }
+}
+
+impl slackline_reader_options {
+    pub(crate) fn translate(&self) -> ReaderOptions {
+        let checksum = self.checksums != 0;
+        ReaderOptions { pull: PullOptions { checksum, ..PullOptions::default() } }
+    }
+}
+
+/// # Safety
+///
+/// As for [`text`].
+unsafe fn scheme(name: *const c_char, staleness: u64) -> Result<Config, Failure> {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(name, "the scheme's name")? };
+    Ok(Config::new(name, (staleness != SLACKLINE_NO_STALENESS).then_some(staleness))?)
+}
+
+/// # Safety
+///
+/// As for [`text`].
+pub(crate) unsafe fn address(pointer: *const c_char) -> Result<Address, Failure> {
+    // SAFETY: the caller's promise.
+    Ok(unsafe { text(pointer, "the address")? }.parse()?)
+}
+
+/// # Safety
+///
+/// `tensors` is NULL, or points at `count` tensors, whose names and shapes are as for [`text`] and [`slice`].
+pub(crate) unsafe fn table(tensors: *const slackline_tensor, count: usize) -> Result<Table, Failure> {
+    let mut builder = Table::builder();
+    // SAFETY: the caller's promise.
+    for tensor in unsafe { slice(tensors, count, "the array of tensors")? } {
+        // SAFETY: the caller's promise.
+        let (name, shape) = unsafe {
+            (text(tensor.name, "a tensor's name")?, slice(tensor.shape, tensor.rank, "a tensor's shape")?)
+        };
+        builder = builder.tensor(name, shape, element(tensor.element)?);
+    }
+    Ok(builder.build()?)
+}
+
+fn element(number: u32) -> Result<ElementType, Failure> {
+    let known = [
+        (slackline_element::F32, ElementType::F32),
+        (slackline_element::Bf16, ElementType::Bf16),
+        (slackline_element::F16, ElementType::F16),
+    ];
+    let found = known.into_iter().find(|(name, _)| *name as u32 == number);
+    found
+        .map(|(_, element)| element)
+        .ok_or_else(|| Failure::bad_argument(format!("no element type has the number {number}")))
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_the_library_s_own() {
+        // SAFETY: the scheme's name is a literal.
+        let server = unsafe { slackline_server_options::default().translate() }.unwrap();
+        assert_eq!(server, ServerOptions::new(Config::Bsp, 1, 0.01));
+        // SAFETY: the scheme's name is a literal.
+        let worker = unsafe { slackline_worker_options::default().translate() }.unwrap();
+        assert_eq!(worker, WorkerOptions::new(Config::Bsp));
+        assert_eq!(slackline_publisher_options::default().translate(), PublisherOptions::default());
+        assert_eq!(slackline_reader_options::default().translate(), ReaderOptions::default());
+    }
+
+    #[test]
+    fn numbers_that_name_nothing_are_bad_arguments() {
+        assert!(element(3).is_err());
+        assert!(slackline_server_options { optimizer: 4, ..Default::default() }.optimizer().is_err());
+        let adamw = slackline_server_options { optimizer: 3, beta1: 0.5, ..Default::default() };
+        assert!(matches!(adamw.optimizer(), Ok(Optimizer::AdamW(adam)) if adam.beta1 == 0.5));
+    }
+}

@@ -1,0 +1,163 @@
+//! The publisher: see [`slackline::node::Publisher`].
+
+use std::ffi::{CString, c_char, c_void};
+use std::time::Duration;
+
+use slackline::node::{Publisher, now};
+use slackline::transport::Address;
+use slackline::transport::shm::Shm;
+
+use crate::error::slackline_status;
+use crate::handle::{Handle, Opaque, Out, call, destroy, give, sized, sized_out, slice, with};
+use crate::options::{self, slackline_publisher_options, slackline_publisher_status, slackline_tensor};
+
+/// Publishes versions of a table that its owner made itself. It has no thread that looks after readers: it does while
+/// `slackline_publisher_progress` or `slackline_publisher_publish` is called, which must be more often than the lease.
+pub struct slackline_publisher(Handle<Publishing>);
+
+/// A publisher and its address as C reads it.
+pub(crate) struct Publishing {
+    publisher: Publisher<Shm>,
+    address: CString,
+}
+
+impl Opaque for slackline_publisher {
+    type Value = Publishing;
+    fn wrap(handle: Handle<Publishing>) -> Self {
+        slackline_publisher(handle)
+    }
+    fn handle(&self) -> &Handle<Publishing> {
+        &self.0
+    }
+}
+
+/// Sets all options but `size`, which the caller has set, to their defaults.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_options_init(
+    options: *mut slackline_publisher_options,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        unsafe { sized_out(options, "options")? }.set(slackline_publisher_options::default());
+        Ok(())
+    })
+}
+
+/// Begins to serve a table at `address`, which is as for a server; version 0 is all zeros. `options` may be NULL. The
+/// publisher is the caller's, to be destroyed; on failure it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_create(
+    address: *const c_char,
+    tensors: *const slackline_tensor,
+    tensor_count: usize,
+    options: *const slackline_publisher_options,
+    publisher: *mut *mut slackline_publisher,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(publisher, "publisher")? };
+        place.set(std::ptr::null_mut());
+        // SAFETY: the contract.
+        let (address, table, options) = unsafe {
+            let address = if address.is_null() { Address::random() } else { options::address(address)? };
+            let table = options::table(tensors, tensor_count)?;
+            let default = slackline_publisher_options::default();
+            let options = if options.is_null() { &default } else { sized(options, "options")? };
+            (address, table, options.translate())
+        };
+        let publisher = Publisher::new(Shm::new(), &address, table, options)?;
+        let address = CString::new(publisher.address().to_string()).unwrap_or_default();
+        place.set(give(Publishing { publisher, address }));
+        Ok(())
+    })
+}
+
+/// Where readers reach this publisher. Valid until it is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_address(
+    publisher: *const slackline_publisher,
+    address: *mut *const c_char,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(address, "address")? };
+        // SAFETY: the contract.
+        place.set(unsafe { with(publisher, |publishing| Ok(publishing.address.as_ptr()))? });
+        Ok(())
+    })
+}
+
+/// Publishes `bytes`, the whole table, as the next version, whose number `version`, unless NULL, becomes. It is copied.
+/// Waits only if readers pin all other frames; `SLACKLINE_STATUS_PINNED` says that they did for `timeout_ms`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_publish(
+    publisher: *mut slackline_publisher,
+    bytes: *const c_void,
+    len: usize,
+    timeout_ms: u64,
+    version: *mut u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (bytes, place) =
+            unsafe { (slice(bytes.cast::<u8>(), len, "bytes")?, Out::wanted(version, "version")?) };
+        let timeout = Duration::from_millis(timeout_ms);
+        // SAFETY: the contract.
+        let version =
+            unsafe { with(publisher, |publishing| Ok(publishing.publisher.publish(bytes, timeout)?))? };
+        if let Some(place) = place {
+            place.set(version.0);
+        }
+        Ok(())
+    })
+}
+
+/// Takes readers in and notices who is gone, without waiting. `progressed`, unless NULL, becomes 1 if anything
+/// happened and 0 if not.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_progress(
+    publisher: *mut slackline_publisher,
+    progressed: *mut u32,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::wanted(progressed, "progressed")? };
+        // SAFETY: the contract.
+        let progress = unsafe { with(publisher, |publishing| Ok(publishing.publisher.poll(now())))? };
+        if let Some(place) = place {
+            place.set(progress.into());
+        }
+        Ok(())
+    })
+}
+
+/// Tells what there is to say now. `status->size` must be set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_get_status(
+    publisher: *const slackline_publisher,
+    status: *mut slackline_publisher_status,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { sized_out(status, "status")? };
+        let ask = |publishing: &mut Publishing| {
+            let publisher = &publishing.publisher;
+            Ok(slackline_publisher_status {
+                size: size_of::<slackline_publisher_status>(),
+                version: publisher.version().0,
+                readers: publisher.readers() as u64,
+                joined: publisher.joined(),
+            })
+        };
+        // SAFETY: the contract.
+        place.set(unsafe { with(publisher, ask)? });
+        Ok(())
+    })
+}
+
+/// Ends the publisher; its readers are told. NULL is nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_destroy(publisher: *mut slackline_publisher) {
+    // SAFETY: the contract.
+    unsafe { destroy(publisher) };
+}

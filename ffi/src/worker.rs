@@ -1,0 +1,199 @@
+//! The worker: see [`slackline::node::Worker`].
+
+use std::ffi::c_char;
+use std::time::Duration;
+
+use slackline::node::Worker;
+use slackline::transport::shm::Shm;
+
+use crate::error::slackline_status;
+use crate::handle::{Handle, Opaque, Out, call, destroy, give, sized, sized_out, slice, value, with};
+use crate::options::{self, slackline_view, slackline_worker_options};
+
+/// Reads parameters and publishes gradients. One clock is: begin, compute on the parameters, write the gradient,
+/// publish. A thread of its own tells the servers that it lives, however long it computes.
+pub struct slackline_worker(Handle<Worker<Shm>>);
+
+impl Opaque for slackline_worker {
+    type Value = Worker<Shm>;
+    fn wrap(handle: Handle<Worker<Shm>>) -> Self {
+        slackline_worker(handle)
+    }
+    fn handle(&self) -> &Handle<Worker<Shm>> {
+        &self.0
+    }
+}
+
+/// Sets all options but `size`, which the caller has set, to their defaults.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_options_init(
+    options: *mut slackline_worker_options,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        unsafe { sized_out(options, "options")? }.set(slackline_worker_options::default());
+        Ok(())
+    })
+}
+
+/// Connects to the servers of all shards, given in any order. The servers must be there already: an address at which
+/// nobody listens is `SLACKLINE_STATUS_SYSTEM` at once. The worker is the caller's, to be destroyed; on failure it is
+/// NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_connect(
+    addresses: *const *const c_char,
+    address_count: usize,
+    options: *const slackline_worker_options,
+    timeout_ms: u64,
+    worker: *mut *mut slackline_worker,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(worker, "worker")? };
+        place.set(std::ptr::null_mut());
+        // SAFETY: the contract.
+        let options = unsafe { sized(options, "options")?.translate()? };
+        let mut servers = Vec::new();
+        // SAFETY: the contract.
+        for address in unsafe { slice(addresses, address_count, "the array of addresses")? } {
+            // SAFETY: the contract.
+            servers.push(unsafe { options::address(*address)? });
+        }
+        let timeout = Duration::from_millis(timeout_ms);
+        place.set(give(Worker::connect(Shm::new(), &servers, options, timeout)?));
+        Ok(())
+    })
+}
+
+/// Brings the parameters for the next gradient, waiting as the scheme says. `view`, unless NULL, is told what they are;
+/// `view->size` must be set. After `SLACKLINE_STATUS_DEADLINE` it may be called again and goes on where it was.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_begin(
+    worker: *mut slackline_worker,
+    view: *mut slackline_view,
+    timeout_ms: u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = if view.is_null() { None } else { Some(unsafe { sized_out(view, "view")? }) };
+        let timeout = Duration::from_millis(timeout_ms);
+        // SAFETY: the contract.
+        let view = unsafe { with(worker, |worker| Ok(worker.begin(timeout)?))? };
+        if let Some(place) = place {
+            place.set(slackline_view {
+                size: size_of::<slackline_view>(),
+                clock: view.clock.0,
+                version: view.version.0,
+                smallest_clock: view.smallest_clock.0,
+                staleness: view.staleness(),
+                behind: view.behind,
+                retries: view.retries,
+            });
+        }
+        Ok(())
+    })
+}
+
+/// The parameters that `slackline_worker_begin` brought, as one flat array of the whole table; `len` is how many.
+/// Valid, and unchanging, until the next begin, publish, flush or destroy of this worker.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_parameters(
+    worker: *const slackline_worker,
+    parameters: *mut *const f32,
+    len: *mut usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (place, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
+        // The array is memory of its own behind the worker: other calls that borrow the worker do not touch it.
+        let lend = |worker: &mut Worker<Shm>| {
+            let parameters = worker.parameters()?;
+            let whole = (worker.table().bytes() / 4) as usize;
+            Ok((parameters.as_ptr(), parameters.len().min(whole)))
+        };
+        // SAFETY: the contract.
+        let (pointer, count) = unsafe { with(worker, lend)? };
+        place.set(pointer);
+        len.set(count);
+        Ok(())
+    })
+}
+
+/// Where to write the gradient of the whole table, if it travels as f32; `len` is how many values. It holds what was
+/// written there last. Valid until the next begin, publish, flush or destroy of this worker.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_gradient(
+    worker: *mut slackline_worker,
+    gradient: *mut *mut f32,
+    len: *mut usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (place, len) = unsafe { (Out::new(gradient, "gradient")?, Out::new(len, "len")?) };
+        let lend = |worker: &mut Worker<Shm>| {
+            let whole = (worker.table().bytes() / 4) as usize;
+            let gradient = worker.gradient()?;
+            Ok((gradient.as_mut_ptr(), gradient.len().min(whole)))
+        };
+        // SAFETY: the contract.
+        let (pointer, count) = unsafe { with(worker, lend)? };
+        place.set(pointer);
+        len.set(count);
+        Ok(())
+    })
+}
+
+/// Rounds a gradient of the whole table, `len` values, to the worker's encoding, ready to be published: instead of
+/// writing to `slackline_worker_gradient`. It is copied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_encode(
+    worker: *mut slackline_worker,
+    gradient: *const f32,
+    len: usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let gradient = unsafe { slice(gradient, len, "gradient")? };
+        // SAFETY: the contract.
+        unsafe { with(worker, |worker| Ok(worker.encode(gradient)?)) }
+    })
+}
+
+/// Publishes the gradient, waiting for free slots. `loss` is told to the servers, unless NULL. When it returns
+/// `SLACKLINE_STATUS_OK`, every server has the gradient whole. After `SLACKLINE_STATUS_DEADLINE` it is still on its
+/// way: the next begin finishes it, and publishing again before that is out of turn.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_publish(
+    worker: *mut slackline_worker,
+    loss: *const f32,
+    timeout_ms: u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let loss = unsafe { value(loss, "loss")? };
+        let timeout = Duration::from_millis(timeout_ms);
+        // SAFETY: the contract.
+        unsafe { with(worker, |worker| Ok(worker.publish(loss, timeout)?)) }
+    })
+}
+
+/// Waits until every server has folded in, or dropped, all that this worker has published: call it before a worker
+/// whose last gradients count is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_flush(
+    worker: *mut slackline_worker,
+    timeout_ms: u64,
+) -> slackline_status {
+    call(|| {
+        let timeout = Duration::from_millis(timeout_ms);
+        // SAFETY: the contract.
+        unsafe { with(worker, |worker| Ok(worker.flush(timeout)?)) }
+    })
+}
+
+/// Leaves the job. NULL is nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_destroy(worker: *mut slackline_worker) {
+    // SAFETY: the contract.
+    unsafe { destroy(worker) };
+}
