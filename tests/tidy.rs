@@ -24,18 +24,17 @@ const fn row(module: &'static str, may_use: &'static [&'static str], forbids_uns
 
 /// The import table. A module that has no row here fails; `lib.rs` may name anything.
 const MODULES: &[Row] = &[
-    row("error", &["clock", "time"], false),
-    row("time", &["clock", "error"], false),
-    row("clock", &["error", "time"], false),
-    row("mem", &["error", "time"], false),
-    row("kernel", &["mem", "error"], false),
-    row("cuda", &["mem", "error"], false),
-    row("table", &["error"], true),
-    row("transport", &["mem", "kernel", "error", "time"], false),
+    row("time", &["clock"], false),
+    row("clock", &["time"], false),
+    row("table", &[], true),
+    row("mem", &["time"], false),
+    row("kernel", &["mem", "table"], false),
+    row("cuda", &["mem"], false),
+    row("transport", &["mem", "kernel", "time"], false),
     row("scheme", &["clock", "time"], true),
-    row("param", &["transport", "mem", "kernel", "table", "clock", "time", "error"], true),
-    row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time", "error"], true),
-    row("sim", &["node", "transport", "scheme", "mem", "clock", "time", "error"], true),
+    row("param", &["transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
+    row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
+    row("sim", &["node", "transport", "scheme", "mem", "clock", "time"], true),
 ];
 
 /// The backends of `transport`, besides every folder under `src/transport/`. Only `lib.rs` and
@@ -46,7 +45,8 @@ const BACKENDS: &[&str] = &["shm", "tcp", "verbs"];
 const UNSAFE_PLACES: &[&str] =
     &["src/mem/", "src/kernel/", "src/transport/shm/", "src/transport/verbs/", "src/cuda/", "ffi/src/"];
 
-const COLUMNS_MAX: usize = 110;
+/// rustfmt keeps code to 110; comments may use a little more.
+const COLUMNS_MAX: usize = 120;
 const LINES_MAX: usize = 800;
 
 /// Generated files keep the width and length that their generator gave them.

@@ -175,15 +175,7 @@ pub unsafe extern "C" fn slackline_server_set_learning_rate(
     learning_rate: f32,
 ) -> slackline_status {
     call(|| {
-        if !learning_rate.is_finite() {
-            return Err(Failure::bad_argument(format!(
-                "the learning rate is {learning_rate}: it must be finite"
-            )));
-        }
-        let set = |serving: &mut Serving| {
-            serving.server.set_learning_rate(learning_rate);
-            Ok(())
-        };
+        let set = |serving: &mut Serving| Ok(serving.server.set_learning_rate(learning_rate)?);
         // SAFETY: the contract.
         unsafe { with(server, set) }
     })

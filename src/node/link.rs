@@ -221,10 +221,22 @@ impl<E: Endpoint> Link<E> {
         self.pushed.is_some()
     }
 
-    /// Moves everything on as far as it goes without waiting. True if it got anywhere.
+    /// Moves everything on as far as it goes without waiting. True if it got anywhere: looking once more at something
+    /// that has not changed does not count.
     pub(super) fn advance(&mut self) -> Result<bool, Error> {
+        let before = self.gains();
+        self.step()?;
+        Ok(self.gains() != before)
+    }
+
+    fn gains(&self) -> u64 {
+        let pushed = self.pushed.as_ref().map_or(0, |(_, pull)| pull.gains());
+        let publish = self.publish.as_ref().map_or(0, Publish::gains);
+        self.pull.gains() + pushed + publish
+    }
+
+    fn step(&mut self) -> Result<(), Error> {
         let shard = self.welcome.shard;
-        let mut any = false;
         for _ in 0..STEPS_PER_TURN {
             let mut progress = false;
             if let Some((endpoint, pull)) = &mut self.pushed {
@@ -262,9 +274,8 @@ impl<E: Endpoint> Link<E> {
             if !progress {
                 break;
             }
-            any = true;
         }
-        Ok(any)
+        Ok(())
     }
 
     /// Looks after the connection while there is nothing else to do: is the owner there, and are we still in?

@@ -178,6 +178,7 @@ impl<T: Transport> Reader<T> {
     pub fn newest(&mut self, timeout: Duration) -> Result<Version, Error> {
         let deadline = now() + timeout;
         let mut backoff = Backoff::new();
+        self.link.look_around(now())?;
         self.link.probe()?;
         loop {
             self.link.advance()?;

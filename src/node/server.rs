@@ -162,10 +162,7 @@ impl<T: Transport> Server<T> {
                 reason: "use at least 1, and at most as many as there is room for peers",
             });
         }
-        if !options.learning_rate.is_finite() {
-            let value = options.learning_rate.to_string();
-            return Err(Error::Option { option: "learning_rate", value, reason: "it must be finite" });
-        }
+        let learning_rate = check_learning_rate(options.learning_rate)?;
         let aggregator = Aggregator::new(options.threads)?;
         let (shard, shards) = options.shard;
         let scheme = Some(options.scheme);
@@ -186,7 +183,7 @@ impl<T: Transport> Server<T> {
             scheme: options.scheme.server(options.workers),
             aggregator,
             optimizer: options.optimizer,
-            learning_rate: options.learning_rate,
+            learning_rate,
             states,
             current: 0,
             workers: vec![None; places],
@@ -236,8 +233,9 @@ impl<T: Transport> Server<T> {
     }
 
     /// Changes the step size from the next version on.
-    pub fn set_learning_rate(&mut self, learning_rate: f32) {
-        self.learning_rate = learning_rate;
+    pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), Error> {
+        self.learning_rate = check_learning_rate(learning_rate)?;
+        Ok(())
     }
 
     /// A copy of the newest parameters of this shard.
@@ -543,4 +541,13 @@ impl<T: Transport> Server<T> {
             }
         }
     }
+}
+
+fn check_learning_rate(rate: f32) -> Result<f32, Error> {
+    let value = rate.to_string();
+    rate.is_finite().then_some(rate).ok_or(Error::Option {
+        option: "learning_rate",
+        value,
+        reason: "it must be finite",
+    })
 }

@@ -134,6 +134,13 @@ impl<T: Transport> Shard<T> {
         if options.peers == 0 {
             return Err(option_error("peers", 0, "there must be room for one"));
         }
+        if options.lease.is_zero() {
+            return Err(option_error(
+                "lease",
+                "0",
+                "everybody would be taken for dead; three seconds are usual",
+            ));
+        }
         let layout = ControlLayout { peers: options.peers, frames: options.frames };
         let geometry = FrameGeometry {
             frames: options.frames,

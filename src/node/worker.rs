@@ -473,10 +473,8 @@ impl<T: Transport> Worker<T> {
                 break;
             }
         }
-        if !progress {
-            for part in &mut self.parts {
-                part.link.look_around(now)?;
-            }
+        for part in &mut self.parts {
+            part.link.look_around(now)?;
         }
         Ok(progress)
     }

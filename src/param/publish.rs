@@ -94,6 +94,7 @@ pub struct Publish {
     /// What is to be written once a slot is free.
     pending: Option<(Source, SlotHeader)>,
     state: State,
+    gains: u64,
     outstanding: u32,
     failed: Option<CompletionError>,
     batch: Vec<WorkRequest>,
@@ -125,6 +126,7 @@ impl Publish {
             consumed: welcome.clock,
             pending: None,
             state: State::Idle,
+            gains: 0,
             outstanding: 0,
             failed: None,
             batch: Vec::with_capacity(2 * CHUNKS_PER_BATCH + 2),
@@ -208,12 +210,20 @@ impl Publish {
 
     /// Takes note of a consumed clock that was read elsewhere.
     pub(crate) fn learn_consumed(&mut self, consumed: Clock) {
-        self.consumed = self.consumed.max(consumed);
+        if consumed > self.consumed {
+            self.consumed = consumed;
+            self.gains += 1;
+        }
     }
 
     /// Looks at the consumed clock again and again while idle, for [`consumed`](Self::consumed) to follow.
     pub fn watch_consumed(&mut self, on: bool) {
         self.watching = on;
+    }
+
+    /// Grows whenever a publish gets nearer to its end, as [`Pull::gains`](super::Pull::gains).
+    pub fn gains(&self) -> u64 {
+        self.gains
     }
 
     /// True while a gradient is being published.
@@ -249,10 +259,11 @@ impl Publish {
             State::Idle | State::Done => Ok(false),
             State::Watch if self.outstanding > 0 => Ok(false),
             State::Watch => {
-                self.state = State::Idle;
-                let before =
-                    std::mem::replace(&mut self.consumed, Clock(self.scratch.as_volatile().load_u64(0)));
-                Ok(before != self.consumed)
+                // A publish may have been started while the look was under way.
+                self.state = if self.pending.is_some() { State::NeedCredit } else { State::Idle };
+                let before = self.consumed;
+                self.learn_consumed(Clock(self.scratch.as_volatile().load_u64(0)));
+                Ok(before != self.consumed || self.pending.is_some())
             }
             State::NeedCredit => self.ask_for_credit(endpoint),
             State::Credit if self.outstanding > 0 => Ok(false),
@@ -273,6 +284,7 @@ impl Publish {
             State::Flushing if self.outstanding > 0 => Ok(false),
             State::Flushing => {
                 self.clock = self.clock.next();
+                self.gains += 1;
                 self.pending = None;
                 self.state = State::Done;
                 Ok(true)
@@ -327,6 +339,7 @@ impl Publish {
         batch.clear();
         self.batch = batch;
         if posted? {
+            self.gains += 1;
             self.state = if end == chunks { State::Flushing } else { State::Writing { header, chunk: end } };
             return Ok(true);
         }

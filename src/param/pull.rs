@@ -195,6 +195,7 @@ pub struct Pull {
     outstanding: u32,
     failed: Option<CompletionError>,
     retries: u64,
+    gains: u64,
     seen: Bound,
     /// The newest version handed out. One that was followed to its end is held before it is announced as the latest:
     /// without this the next pull could find its predecessor.
@@ -227,6 +228,7 @@ impl Pull {
             outstanding: 0,
             failed: None,
             retries: 0,
+            gains: 0,
             seen: Bound::NONE,
             floor: Version(0),
         })
@@ -286,6 +288,12 @@ impl Pull {
     /// The newest version and smallest clock seen so far, whether they satisfied the bound or not.
     pub fn seen(&self) -> Bound {
         self.seen
+    }
+
+    /// Grows whenever a pull gets nearer to its end. Looking once more for a version that is not there yet is no gain:
+    /// whoever waits stands back between such looks.
+    pub fn gains(&self) -> u64 {
+        self.gains
     }
 
     /// The result, once there is one.
@@ -470,6 +478,7 @@ impl Pull {
         {
             return Err(PullError::Checksum { version: header.version });
         }
+        self.gains += 1;
         if whole {
             self.floor = self.floor.max(header.version);
         }
@@ -488,6 +497,7 @@ impl Pull {
 
     fn retry(&mut self) -> bool {
         self.retries += 1;
+        self.gains += 1;
         self.state = State::Begin;
         true
     }
@@ -541,6 +551,8 @@ impl Pull {
     ) -> Result<bool, PullError> {
         match endpoint.post(requests) {
             Ok(()) => {
+                let looks = matches!(next, State::Status | State::FollowHeader { .. });
+                self.gains += u64::from(!looks);
                 self.outstanding = requests.len() as u32;
                 self.state = next;
                 Ok(true)
