@@ -27,7 +27,9 @@ pub(crate) fn check(option: &str, path: &Path) -> Result<(), Failure> {
     let probe = beside(path, name, "check");
     let tried = OpenOptions::new().write(true).create_new(true).open(&probe);
     tried.and_then(|_| fs::remove_file(&probe)).map_err(|error| {
-        wrong(&format!("its folder cannot be written to: {error}; choose another folder, or change its rights"))
+        wrong(&format!(
+            "its folder cannot be written to: {error}; choose another folder, or change its rights"
+        ))
     })
 }
 

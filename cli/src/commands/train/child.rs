@@ -29,7 +29,10 @@ pub(super) fn run(body: impl FnOnce() -> Result<(), Trouble>) -> ExitCode {
 }
 
 /// Calls `then` once the coordinator has closed this process's stdin, or is gone.
-pub(super) fn at_end_of(mut input: impl Read + Send + 'static, then: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub(super) fn at_end_of(
+    mut input: impl Read + Send + 'static,
+    then: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
     let wait = move || {
         let mut byte = [0];
         loop {

@@ -329,7 +329,8 @@ impl Coordinator<'_> {
     /// Tells of lost workers once the servers have let them go. How many are still to be told of.
     fn announce_losses(&mut self, regardless: bool) -> usize {
         let left = self.statuses.iter().map(|status| status.left).min().unwrap_or(0);
-        let lost = self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count() as u64;
+        let lost =
+            self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count() as u64;
         let remaining = self.plan.workers - lost as usize;
         let mut waiting = 0;
         for (worker, place) in self.workers.iter_mut().enumerate() {
@@ -342,7 +343,8 @@ impl Coordinator<'_> {
             }
             place.state = State::Lost { announced: true };
             let why = place.outcome.lost.as_deref().unwrap_or("ended");
-            self.display.warn(&format!("worker {worker} {why}; evicted, {remaining} of {} go on", self.plan.workers));
+            self.display
+                .warn(&format!("worker {worker} {why}; evicted, {remaining} of {} go on", self.plan.workers));
         }
         waiting
     }

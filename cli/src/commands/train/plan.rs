@@ -58,8 +58,9 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn new(args: Args) -> Result<Plan, Failure> {
-        let scheme = scheme::Config::new(&args.scheme, args.staleness)
-            .map_err(|error| Failure::usage(format!("--staleness: {}", error.to_string().replace(": ", "; "))))?;
+        let scheme = scheme::Config::new(&args.scheme, args.staleness).map_err(|error| {
+            Failure::usage(format!("--staleness: {}", error.to_string().replace(": ", "; ")))
+        })?;
         between("--workers", args.workers, WORKERS_MAX)?;
         between("--servers", args.servers, SERVERS_MAX)?;
         between("--threads", args.threads, 1024)?;
@@ -87,7 +88,9 @@ impl Plan {
         };
         check_outputs(&args)?;
         if args.hidden.is_some() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
-            return Err(Failure::usage("softmax has no hidden units; leave --hidden out, or use --model mlp"));
+            return Err(Failure::usage(
+                "softmax has no hidden units; leave --hidden out, or use --model mlp",
+            ));
         }
 
         let split = match &args.data {
@@ -100,9 +103,9 @@ impl Plan {
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
         let (spec, loaded) = spec(&args, &split)?;
         let table = table(&spec)?;
-        let shards = table
-            .shards(args.servers)
-            .map_err(|error| Failure::usage(format!("--servers: {}", error.to_string().replace(": ", "; "))))?;
+        let shards = table.shards(args.servers).map_err(|error| {
+            Failure::usage(format!("--servers: {}", error.to_string().replace(": ", "; ")))
+        })?;
         check_memory(&spec, scheme, args.workers, optimizer, encoding)?;
         let initial = loaded.unwrap_or_else(|| spec.initialise(args.seed));
         Ok(Plan {
@@ -210,7 +213,8 @@ fn spec(args: &Args, split: &Split) -> Result<(ModelSpec, Option<Vec<f32>>), Fai
     let asked = args.model.map(ModelKind::from).or_else(|| args.hidden.map(|_| ModelKind::Mlp));
     let kind = asked.or(found.map(ModelSpec::kind)).unwrap_or(ModelKind::Mlp);
     let hidden = found.map(ModelSpec::hidden).filter(|hidden| *hidden > 0).unwrap_or(HIDDEN_DEFAULT);
-    let spec = ModelSpec::new(kind, columns, classes, args.hidden.unwrap_or(hidden)).map_err(Failure::usage)?;
+    let spec =
+        ModelSpec::new(kind, columns, classes, args.hidden.unwrap_or(hidden)).map_err(Failure::usage)?;
     match (loaded, &args.load) {
         (Some((found, _)), Some(path)) if found != spec => {
             let (file, expected) = (path.clone(), spec);

@@ -158,7 +158,8 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
         0 => {}
         1 => text.push_str("1 worker was lost on the way; its figures are the last that it told\n"),
         lost => {
-            let _ = writeln!(text, "{lost} workers were lost on the way; their figures are the last they told");
+            let _ =
+                writeln!(text, "{lost} workers were lost on the way; their figures are the last they told");
         }
     }
     match &plan.save {
