@@ -11,7 +11,7 @@ use slackline_cli::model::ModelKind;
 /// Starts the servers and the workers as processes of this machine, shows how the run is getting on, and ends with
 /// what each worker did. Without any option it trains a perceptron on the digits that come with the program.
 #[derive(clap::Args, Debug)]
-#[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]
+#[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
     /// When workers wait for each other: in lock step, never, or once they are too far apart
     #[arg(long, help_heading = "Scheme", value_parser = Config::NAMES, default_value = "ssp")]
@@ -42,13 +42,7 @@ pub(crate) struct Args {
     pub(super) straggler: Vec<(usize, f64)>,
 
     /// Longest that anyone waits for anyone
-    #[arg(
-        long,
-        help_heading = "Processes",
-        value_name = "SECONDS",
-        default_value_t = 60.0,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, help_heading = "Processes", value_name = "SECONDS", default_value_t = 60.0)]
     pub(super) timeout: f64,
 
     /// Kind of model [default: mlp, or what --load holds]
@@ -76,7 +70,7 @@ pub(crate) struct Args {
     pub(super) epochs: u32,
 
     /// Examples per gradient, of each worker
-    #[arg(long, help_heading = "Training", value_name = "EXAMPLES", default_value_t = 16)]
+    #[arg(long, help_heading = "Training", value_name = "EXAMPLES", default_value_t = 32)]
     pub(super) batch: usize,
 
     /// How gradients move the parameters
@@ -84,7 +78,7 @@ pub(crate) struct Args {
     pub(super) optimizer: OptimizerName,
 
     /// Step size [default: 0.5 for sgd, 0.05 for momentum, 0.002 for adam and adamw]
-    #[arg(long, help_heading = "Training", value_name = "RATE", allow_negative_numbers = true)]
+    #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
 
     /// How gradients travel

@@ -31,7 +31,8 @@ pub(super) struct Display {
     bar: Option<ProgressBar>,
     all: u64,
     epochs: u32,
-    line: Instant,
+    /// When the last line was written.
+    line: Option<Instant>,
     counted: (Instant, u64),
     rate: Option<f64>,
 }
@@ -47,7 +48,7 @@ impl Display {
             bar
         });
         let (now, epochs) = (Instant::now(), plan.epochs);
-        Display { bar, all, epochs, line: now, counted: (now, 0), rate: None }
+        Display { bar, all, epochs, line: None, counted: (now, 0), rate: None }
     }
 
     /// Brings what is shown up to date; `last` says that the workers have ended.
@@ -64,8 +65,8 @@ impl Display {
             if last {
                 bar.finish_and_clear();
             }
-        } else if self.line.elapsed() >= LINE_EVERY {
-            self.line = Instant::now();
+        } else if glance.done > 0 && self.line.is_none_or(|line| line.elapsed() >= LINE_EVERY) {
+            self.line = Some(Instant::now());
             let part = glance.done as f64 / self.all as f64;
             let epoch = part * f64::from(self.epochs);
             eprintln!(

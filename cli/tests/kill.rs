@@ -1,0 +1,425 @@
+//! Processes of a run killed in the middle of it: who is left goes on or says what happened, and nothing stays.
+//!
+//! Only processes that a test itself started are ever signalled. Sockets and memory are told by what these processes
+//! held, so other runs on the same machine are not in the way.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const SCHEMES: [&str; 4] = ["bsp", "asp", "ssp", "essp"];
+
+/// Runs at a time: they sleep most of the time.
+const TOGETHER: usize = 4;
+
+/// No run that ends by itself takes longer, on a machine however busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Servers look after their peers every 20 ms; three seconds are the lease.
+const NOTICED_WITHIN: Duration = Duration::from_secs(3);
+
+#[test]
+fn survivors_of_a_killed_worker_finish_100_times() {
+    let _alone = alone();
+    repeat(100, |index, random| {
+        let workers = 2 + index % 2;
+        let run = Run::start(SCHEMES[index % 4], workers, 1 + index / 4 % 2);
+        run.wait_for("epoch");
+        let held = run.held();
+        random.pause();
+        let victim = random.below(workers);
+        let killed = Instant::now();
+        kill(run.worker(victim), Signal::KILL);
+        let warning = format!("warning: worker {victim} was killed by signal 9; evicted");
+        let noticed = run.wait_for(&warning) - killed;
+        assert!(noticed <= NOTICED_WITHIN, "noticed after {noticed:?}");
+        let (code, json, said) = run.end();
+        assert_eq!(code, Some(0), "{said}");
+        let json: Value = serde_json::from_str(&json).expect("stdout holds JSON");
+        assert_eq!(json["evicted"], 1);
+        let clocks = |worker: usize| json["workers"][worker]["clocks"].as_u64().unwrap();
+        for worker in 0..workers {
+            assert_eq!(json["workers"][worker]["evicted"], worker == victim, "{json}");
+            let survivor = (0..workers).find(|other| *other != victim).unwrap();
+            assert!(
+                worker == victim || clocks(worker) == clocks(survivor),
+                "survivors do all their work: {json}"
+            );
+            assert!(worker != victim || clocks(worker) < clocks(survivor), "killed in the middle: {json}");
+        }
+        held.is_gone();
+    });
+}
+
+#[test]
+fn survivors_of_a_killed_server_say_which_shard_is_lost_20_times() {
+    let _alone = alone();
+    repeat(20, |index, random| {
+        let servers = 1 + index % 2;
+        let run = Run::start(SCHEMES[index / 2 % 4], 2, servers);
+        run.wait_for("epoch");
+        let held = run.held();
+        random.pause();
+        let shard = random.below(servers);
+        let killed = Instant::now();
+        kill(run.server(shard), Signal::KILL);
+        let (code, json, said) = run.end();
+        assert!(killed.elapsed() < Duration::from_secs(10), "by the deadline of the run");
+        assert_eq!(code, Some(1), "{said}");
+        assert!(json.is_empty(), "{json}");
+        let error =
+            format!("error: lost shard {shard} of {servers}: its server was killed by signal 9 (worker ");
+        assert!(said.contains(&error), "{said}");
+        assert!(said.contains(&format!(": lost shard {shard} of {servers} at @slackline-")), "{said}");
+        assert!(said.contains("help: start the run again"), "{said}");
+        held.is_gone();
+    });
+}
+
+#[test]
+fn a_killed_or_interrupted_coordinator_takes_all_its_processes_along() {
+    let _alone = alone();
+    repeat(20, |index, random| {
+        let run = Run::start(SCHEMES[index / 2 % 4], 2, 1 + index % 2);
+        run.wait_for("epoch");
+        let held = run.held();
+        random.pause();
+        kill(run.pid(), [Signal::KILL, Signal::INT][index % 2]);
+        let (code, json, said) = run.end();
+        assert_eq!((code, json.as_str()), (None, ""), "ended by the signal: {said}");
+        held.is_gone();
+    });
+}
+
+#[test]
+fn a_worker_that_hangs_is_let_go_of() {
+    let _alone = alone();
+    let run = Run::start("bsp", 2, 2);
+    run.wait_for("epoch");
+    let held = run.held();
+    kill(run.worker(1), Signal::STOP);
+    let (code, json, said) = run.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("warning: worker 1 was silent, and the servers evicted it; evicted"), "{said}");
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        (&json["workers"][0]["evicted"], &json["workers"][1]["evicted"]),
+        (&false.into(), &true.into())
+    );
+    held.is_gone();
+}
+
+#[test]
+fn a_server_that_hangs_is_told_by_the_deadline() {
+    let _alone = alone();
+    let run = Run::start("ssp", 2, 1);
+    run.wait_for("epoch");
+    let held = run.held();
+    let stopped = Instant::now();
+    kill(run.server(0), Signal::STOP);
+    let (code, _, said) = run.end();
+    assert!(stopped.elapsed() < Duration::from_secs(20), "twice the deadline of the run");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("error: all workers are lost") && said.contains("did not end within 8s"), "{said}");
+    held.is_gone();
+}
+
+// ---------------------------------------------------------------------- a run
+
+struct Run {
+    child: Child,
+    /// What stderr said, and when.
+    lines: mpsc::Receiver<(Instant, String)>,
+    said: Mutex<String>,
+    stdout: JoinHandle<String>,
+}
+
+impl Run {
+    /// Begins a run that sleeps most of the time and takes about two seconds.
+    fn start(scheme: &str, workers: usize, servers: usize) -> Run {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+        command.args(["train", "--model", "softmax", "--epochs", "100", "--timeout", "8", "--json", "-"]);
+        command.args([
+            "--scheme",
+            scheme,
+            "--workers",
+            &workers.to_string(),
+            "--servers",
+            &servers.to_string(),
+        ]);
+        for worker in 0..workers {
+            command.args(["--straggler", &format!("{worker}=40")]);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
+        let mut child = command.spawn().expect("the program starts");
+        let (sender, lines) = mpsc::channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                if sender.send((Instant::now(), line)).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut stdout = child.stdout.take().unwrap();
+        let stdout = std::thread::spawn(move || {
+            let mut text = String::new();
+            stdout.read_to_string(&mut text).unwrap();
+            text
+        });
+        Run { child, lines, said: Mutex::default(), stdout }
+    }
+
+    /// Waits for a line on stderr that begins so; when it came.
+    fn wait_for(&self, beginning: &str) -> Instant {
+        let deadline = Instant::now() + PATIENCE;
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok((when, line)) = self.lines.recv_timeout(left) else {
+                panic!("`{beginning}` never came: {said}");
+            };
+            said.push_str(&format!("{line}\n"));
+            if line.starts_with(beginning) {
+                return when;
+            }
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The processes of one role, in the order in which they were started.
+    fn children(&self, role: &str) -> Vec<u32> {
+        let mut children = Vec::new();
+        for task in fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten() {
+            let list = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            children.extend(list.split_whitespace().map(|pid| pid.parse::<u32>().unwrap()));
+        }
+        children.retain(|pid| is_ours(*pid, role));
+        children
+    }
+
+    fn worker(&self, worker: usize) -> u32 {
+        self.children("work")[worker]
+    }
+
+    fn server(&self, shard: usize) -> u32 {
+        self.children("serve")[shard]
+    }
+
+    /// All that the run holds of the system now.
+    fn held(&self) -> Held {
+        let mut held = Held::default();
+        held.processes.extend(self.children("serve").into_iter().chain(self.children("work")));
+        assert!(held.processes.len() >= 3, "servers and workers are there");
+        let sockets = sockets();
+        for pid in held.processes.iter().chain([&self.pid()]) {
+            for (link, identity) in descriptors(&format!("/proc/{pid}/fd")) {
+                if link.starts_with("/memfd:") {
+                    held.memory.insert(identity);
+                }
+                let inode = link.strip_prefix("socket:[").and_then(|link| link.strip_suffix(']'));
+                let listens = |socket: &&Vec<String>| Some(socket[6].as_str()) == inode && socket.len() > 7;
+                held.names.extend(sockets.iter().find(listens).map(|socket| socket[7].clone()));
+            }
+        }
+        assert!(!held.memory.is_empty() && !held.names.is_empty(), "the look at /proc sees them");
+        held
+    }
+
+    /// Waits for the end: exit code, stdout, stderr.
+    fn end(mut self) -> (Option<i32>, String, String) {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(Instant::now() < deadline, "the run does not end"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let mut said = std::mem::take(&mut *self.said.lock().unwrap());
+        // Its children held the other ends too: both pipes end when all are gone.
+        while let Ok((_, line)) = self.lines.recv_timeout(PATIENCE) {
+            said.push_str(&format!("{line}\n"));
+        }
+        (
+            status.code(),
+            std::mem::replace(&mut self.stdout, std::thread::spawn(String::new)).join().unwrap(),
+            said,
+        )
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn kill(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).expect("the process is there");
+}
+
+// ---------------------------------------------------------------------- what it holds
+
+#[derive(Debug, Default)]
+struct Held {
+    processes: BTreeSet<u32>,
+    /// Memory files, by device and inode.
+    memory: BTreeSet<(u64, u64)>,
+    /// Names in the abstract name space.
+    names: BTreeSet<String>,
+}
+
+impl Held {
+    /// That nothing of it is left. Processes whose parent was killed take a moment.
+    fn is_gone(&self) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            let left = self.left();
+            if left.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "left behind: {left:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn left(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        let is_role = |pid: &&u32| is_ours(**pid, "serve") || is_ours(**pid, "work");
+        left.extend(self.processes.iter().filter(is_role).map(|pid| format!("process {pid}")));
+        left.extend(sockets().into_iter().filter_map(|mut socket| {
+            let name = (socket.len() > 7).then(|| socket.swap_remove(7))?;
+            self.names.contains(&name).then_some(name)
+        }));
+        for process in fs::read_dir("/proc").unwrap().flatten() {
+            if process.file_name().to_string_lossy().starts_with(|c: char| c.is_ascii_digit()) {
+                for (link, identity) in descriptors(&process.path().join("fd").to_string_lossy()) {
+                    if self.memory.contains(&identity) {
+                        left.push(format!("{link} in {}", process.path().display()));
+                    }
+                }
+            }
+        }
+        left
+    }
+}
+
+fn is_ours(pid: u32, role: &str) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = line.split(|byte| *byte == 0).collect();
+    let own = env!("CARGO_BIN_EXE_slackline");
+    let is_own =
+        words.first().is_some_and(|word| Path::new(&*String::from_utf8_lossy(word)) == Path::new(own));
+    is_own && words.get(1) == Some(&role.as_bytes())
+}
+
+/// The lines of /proc/net/unix, as words: the inode is the seventh, a name the eighth.
+fn sockets() -> Vec<Vec<String>> {
+    let text = fs::read_to_string("/proc/net/unix").unwrap();
+    text.lines().skip(1).map(|line| line.split_whitespace().map(String::from).collect()).collect()
+}
+
+/// Where a process's descriptors lead, and what lies there. Nothing for processes that are gone or another's.
+fn descriptors(folder: &str) -> Vec<(String, (u64, u64))> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let look = |entry: fs::DirEntry| {
+        let link = fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned();
+        let metadata = fs::metadata(entry.path()).ok()?;
+        Some((link, (metadata.dev(), metadata.ino())))
+    };
+    entries.filter_map(look).collect()
+}
+
+// ---------------------------------------------------------------------- many runs
+
+/// One test at a time, and what it must leave as it was.
+struct Alone<'a> {
+    _turn: MutexGuard<'a, ()>,
+    shared: BTreeSet<String>,
+    descriptors: usize,
+}
+
+fn alone<'a>() -> Alone<'a> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    Alone { _turn: turn, shared: shared(), descriptors: descriptors("/proc/self/fd").len() }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert_eq!(descriptors("/proc/self/fd").len(), self.descriptors, "descriptors are left open");
+            let new: Vec<_> = shared().difference(&self.shared).cloned().collect();
+            assert!(new.is_empty(), "left behind in /dev/shm: {new:?}");
+        }
+    }
+}
+
+fn shared() -> BTreeSet<String> {
+    let entries = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Does something many times, a few at a time; says which one failed.
+fn repeat(times: usize, once: impl Fn(usize, &mut Random) + Sync) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..TOGETHER {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= times {
+                        return;
+                    }
+                    // The seed is the index: a run that fails can be had again, as far as scheduling allows.
+                    let named = Named(index);
+                    once(index, &mut Random(index as u64));
+                    drop(named);
+                }
+            });
+        }
+    });
+}
+
+struct Named(usize);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed at number {}", self.0);
+        }
+    }
+}
+
+/// Splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ z >> 31) % bound as u64) as usize
+    }
+
+    /// 50 to 300 ms.
+    fn pause(&mut self) {
+        std::thread::sleep(Duration::from_millis(50 + self.below(251) as u64));
+    }
+}

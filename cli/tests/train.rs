@@ -1,0 +1,368 @@
+//! `slackline train` as a user meets it: the program is run, and judged by its exit code, its output and its files.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use slackline_cli::data;
+use slackline_cli::model::{self, Batches, ModelKind, ModelSpec, Scratch};
+use tempfile::TempDir;
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+    command.arg("train").args(arguments).env_remove("RUST_LOG");
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    command(arguments).output().expect("the program starts")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("messages are text")
+}
+
+/// Runs to the end and gives the JSON of stdout, which holds nothing else.
+fn train(arguments: &[&str]) -> Value {
+    let output = run(&[arguments, &["--json", "-"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    serde_json::from_slice(&output.stdout).expect("stdout is one JSON value")
+}
+
+/// Runs what must be refused; gives what stderr says.
+fn refused(code: i32, arguments: &[&str]) -> String {
+    let output = run(arguments);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+    assert!(output.stdout.is_empty(), "{arguments:?}: stdout is for results");
+    text
+}
+
+/// What cannot be used is told in one line of what is wrong and one of what to do.
+fn misused(arguments: &[&str], error: &str, help: &str) {
+    let text = refused(2, arguments);
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{arguments:?}: {text}");
+    assert!(lines[0].starts_with("error: ") && lines[0].contains(error), "{arguments:?}: {text}");
+    assert!(lines[1].starts_with("help: ") && lines[1].contains(help), "{arguments:?}: {text}");
+}
+
+fn write(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) -> String {
+    let path = folder.path().join(name);
+    std::fs::write(&path, content).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn names(folder: &Path) -> Vec<PathBuf> {
+    let mut names: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn without_options_it_learns_the_digits() {
+    let output = run(&[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let accuracy = text.lines().find_map(|line| line.strip_prefix("accuracy ")).expect("it tells");
+    let accuracy: f64 = accuracy.split(' ').next().unwrap().parse().unwrap();
+    assert!(accuracy >= 95.0, "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+}
+
+#[test]
+fn every_scheme_learns_the_digits_and_keeps_its_bound() {
+    for scheme in ["bsp", "asp", "ssp", "essp"] {
+        let json = train(&["--scheme", scheme, "--seed", "7"]);
+        assert_eq!(json["scheme"], scheme);
+        assert!(json["final_accuracy"].as_f64().unwrap() >= 0.95, "{json}");
+        assert!(json["final_loss"].as_f64().unwrap() < 0.5 && json["wall_s"].as_f64().unwrap() > 0.0);
+        let workers = json["workers"].as_array().unwrap();
+        assert_eq!(workers.len(), 2);
+        for worker in workers {
+            let clocks = worker["clocks"].as_u64().unwrap();
+            let histogram: Vec<u64> = worker["staleness_histogram"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|n| n.as_u64().unwrap())
+                .collect();
+            assert_eq!(histogram.iter().sum::<u64>(), clocks);
+            if let Some(bound) = json["staleness"].as_u64() {
+                assert!(histogram.len() as u64 <= bound + 1, "{json}");
+            }
+            assert!(worker["compute_s"].as_f64().unwrap() > 0.0 && worker["wait_s"].as_f64().unwrap() > 0.0);
+            let bytes = 4 * json["parameters"].as_u64().unwrap() * clocks;
+            assert_eq!(worker["bytes_published"].as_u64().unwrap(), bytes);
+            assert!(worker["bytes_pulled"].is_u64() && worker["pull_retries"].is_u64());
+            assert_eq!(worker["evicted"], false);
+        }
+    }
+}
+
+/// The loop that one worker under BSP must equal bit for bit.
+fn serial(
+    spec: &ModelSpec,
+    mut parameters: Vec<f32>,
+    seed: u64,
+    batch: usize,
+    epochs: u64,
+    rate: f32,
+) -> Vec<f32> {
+    let split = data::digits();
+    let (mut velocity, mut gradient) = (vec![0.0f32; parameters.len()], vec![0.0; parameters.len()]);
+    let mut scratch = Scratch::default();
+    let mut batches = Batches::new(seed, 0, 1, split.train.rows(), batch).unwrap();
+    for step in 0..epochs * batches.steps_per_epoch() as u64 {
+        spec.loss_and_gradient(&parameters, &split.train, batches.rows(step), &mut gradient, &mut scratch);
+        for ((p, m), g) in parameters.iter_mut().zip(&mut velocity).zip(&gradient) {
+            *m = 0.9 * *m + *g;
+            *p -= rate * *m;
+        }
+    }
+    parameters
+}
+
+#[test]
+fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
+    let folder = TempDir::new().unwrap();
+    let (saved, expected) = (folder.path().join("saved"), folder.path().join("expected"));
+    for (kind, servers) in [(ModelKind::Softmax, "1"), (ModelKind::Mlp, "1"), (ModelKind::Mlp, "3")] {
+        let name = kind.to_string();
+        let options = ["--workers", "1", "--scheme", "bsp", "--model", &name, "--servers", servers];
+        let training = ["--epochs", "3", "--batch", "50", "--learning-rate", "0.05", "--seed", "11"];
+        train(&[&options[..], &training, &["--save", saved.to_str().unwrap()]].concat());
+        let spec = ModelSpec::new(kind, 64, 10, 64).unwrap();
+        model::save(&expected, &spec, &serial(&spec, spec.initialise(11), 11, 50, 3, 0.05)).unwrap();
+        assert!(std::fs::read(&saved).unwrap() == std::fs::read(&expected).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn a_saved_model_is_taken_up_again_where_it_was() {
+    let folder = TempDir::new().unwrap();
+    let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+    let (first, second) = (first.to_str().unwrap(), second.to_str().unwrap());
+    let options = ["--workers", "1", "--scheme", "bsp", "--epochs", "2", "--batch", "50"];
+    let options = [&options[..], &["--learning-rate", "0.1"]].concat();
+    train(&[&options[..], &["--hidden", "17", "--save", first]].concat());
+    // Neither the model nor its width need to be said again.
+    let json = train(&[&options[..], &["--load", first, "--save", second, "--seed", "5"]].concat());
+    assert_eq!((json["model"].as_str(), json["hidden"].as_u64()), (Some("mlp"), Some(17)));
+    let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, 17).unwrap();
+    let expected = serial(&spec, model::load(first).unwrap().1, 5, 50, 2, 0.1);
+    assert!(model::load(second).unwrap().1 == expected);
+    // Saving over what was loaded is what a user does who goes on and on.
+    train(&[&options[..], &["--load", second, "--save", second]].concat());
+}
+
+#[test]
+fn gradients_in_half_precision_several_servers_and_every_optimizer_learn_too() {
+    for options in [
+        &["--encoding", "bf16", "--servers", "2", "--optimizer", "adam"][..],
+        &["--encoding", "f16", "--servers", "3", "--optimizer", "adamw", "--threads", "2"],
+        &["--optimizer", "sgd", "--workers", "3", "--model", "softmax", "--scheme", "essp"],
+    ] {
+        let json = train(options);
+        assert!(json["final_accuracy"].as_f64().unwrap() >= 0.9, "{options:?}: {json}");
+    }
+}
+
+#[test]
+fn a_straggler_is_slower_and_the_others_wait_for_it() {
+    let options = ["--scheme", "bsp", "--epochs", "2", "--hidden", "512", "--straggler", "1=6"];
+    let json = train(&options);
+    let of = |worker: usize, what: &str| json["workers"][worker][what].as_f64().unwrap();
+    assert!(of(1, "compute_s") > 3.0 * of(0, "compute_s"), "{json}");
+    assert!(of(0, "wait_s") > of(1, "wait_s"), "{json}");
+}
+
+#[test]
+fn json_goes_to_a_file_and_the_table_to_stdout() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("run.json");
+    let output = run(&["--epochs", "1", "--json", path.to_str().unwrap()]);
+    assert!(output.status.success());
+    assert!(String::from_utf8(output.stdout).unwrap().contains("staleness"));
+    let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(json["epochs"], 1);
+    assert_eq!(names(folder.path()), [path], "nothing else is left there");
+}
+
+#[test]
+fn other_data_is_trained_on() {
+    let folder = TempDir::new().unwrap();
+    let mut csv = String::from("x,y,label\n");
+    for row in 0..200 {
+        let (x, y) = (row % 20, row / 20);
+        csv.push_str(&format!("{x},{y},{}\n", if x > 2 * y { 7 } else { 3 }));
+    }
+    let data = write(&folder, "points.csv", csv);
+    let json = train(&["--data", &data, "--batch", "8", "--hidden", "8"]);
+    assert_eq!((json["train_examples"].as_u64(), json["test_examples"].as_u64()), (Some(160), Some(40)));
+    assert!(json["final_accuracy"].as_f64().unwrap() > 0.8, "{json}");
+}
+
+#[test]
+fn options_that_cannot_be_are_refused_with_a_remedy() {
+    misused(&["--workers", "0"], "--workers cannot be 0", "1 to 255");
+    misused(&["--workers", "256"], "--workers cannot be 256", "1 to 255");
+    misused(&["--servers", "0"], "--servers cannot be 0", "1 to 64");
+    misused(
+        &["--servers", "60", "--model", "softmax"],
+        "--servers: cannot cut 2600 bytes into 60",
+        "1 to 41",
+    );
+    misused(&["--threads", "0"], "--threads cannot be 0", "1 to 1024");
+    misused(&["--epochs", "0"], "--epochs cannot be 0", "1 or more");
+    misused(&["--batch", "0"], "--batch cannot be 0", "1 or more");
+    misused(&["--batch", "719"], "2 workers with batches of 719", "smaller batch");
+    misused(&["--scheme", "bsp", "--staleness", "2"], "bsp takes no staleness", "ssp or essp");
+    misused(&["--scheme", "asp", "--staleness", "0"], "asp takes no staleness", "ssp or essp");
+    for rate in ["nan", "inf", "0", "-0.1", "1e-60"] {
+        misused(&["--learning-rate", rate], "--learning-rate cannot be", "above 0");
+    }
+    for timeout in ["nan", "inf", "0", "-1", "1e300"] {
+        misused(&["--timeout", timeout], "--timeout cannot be", "seconds");
+    }
+    misused(&["--straggler", "2=4"], "there is no worker 2", "0 to 1");
+    misused(&["--straggler", "1=0.5"], "factor cannot be 0.5", "1 (full speed)");
+    misused(&["--straggler", "1=nan"], "factor cannot be NaN", "1 (full speed)");
+    misused(&["--straggler", "1=2", "--straggler", "1=3"], "was given a factor before", "one per worker");
+    misused(&["--model", "softmax", "--hidden", "3"], "softmax has no hidden units", "--model mlp");
+    misused(&["--hidden", "0"], "0 hidden units", "one hidden unit");
+    misused(&["--hidden", "99999999999"], "more than the 268435456 parameters", "fewer");
+}
+
+#[test]
+fn unknown_words_are_refused_with_the_known_ones() {
+    for (option, word, known) in [
+        ("--scheme", "bap", "bsp, asp, ssp, essp"),
+        ("--model", "forest", "softmax, mlp"),
+        ("--optimizer", "lion", "sgd, momentum, adam, adamw"),
+        ("--encoding", "f8", "f32, bf16, f16"),
+        ("--transport", "pigeon", "shm"),
+    ] {
+        let text = refused(2, &[option, word]);
+        assert!(text.starts_with("error: ") && text.contains(word) && text.contains(known), "{text}");
+    }
+    assert!(refused(2, &["--straggler", "1"]).contains("WORKER=FACTOR"));
+    assert!(refused(2, &["--workers", "-3"]).contains("--workers"));
+    assert!(refused(2, &["--worker", "3"]).contains("--workers"), "it guesses what was meant");
+}
+
+#[test]
+fn data_that_cannot_be_used_is_refused_with_its_place() {
+    let folder = TempDir::new().unwrap();
+    misused(&["--data", "/no/such/file"], "/no/such/file: no such file", "check the path");
+    misused(&["--data", folder.path().to_str().unwrap()], "not a regular file", "CSV");
+    let file = write(&folder, "bad.csv", "1,2,0\n1,2,1\n1,x,0\n");
+    misused(&["--data", &file], "bad.csv:3: `x` is not a number", "every value");
+    let file = write(&folder, "short.csv", "1,2,0\n1,1\n");
+    misused(&["--data", &file], "short.csv:2: 2 values where line 1 has 3", "same number");
+    let file = write(&folder, "empty.csv", "");
+    misused(&["--data", &file], "holds no examples", "one example a line");
+    let file =
+        write(&folder, "train-images-idx3-ubyte", b"\0\0\x08\x03\0\0\0\x02\0\0\0\x02\0\0\0\x02\x01\x02");
+    misused(&["--data", &file], "18 bytes where its header promises 24", "fetch it again");
+    let file = write(&folder, "picture.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR");
+    misused(&["--data", &file], "not text", "expected CSV");
+}
+
+#[test]
+fn models_that_cannot_be_used_are_refused() {
+    let folder = TempDir::new().unwrap();
+    misused(&["--load", "/no/such/model"], "no such file", "check the path");
+    let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, 5).unwrap();
+    let path = folder.path().join("five");
+    model::save(&path, &spec, &spec.initialise(1)).unwrap();
+    let five = path.to_str().unwrap();
+    let text = refused(2, &["--load", five, "--hidden", "6"]);
+    assert!(text.contains("5 hidden units") && text.contains("6 hidden units"), "both shapes: {text}");
+    let text = refused(2, &["--load", five, "--model", "softmax"]);
+    assert!(text.contains("mlp of 64 columns") && text.contains("softmax of 64 columns"), "{text}");
+    let bytes = std::fs::read(&path).unwrap();
+    let cut = write(&folder, "cut", &bytes[..bytes.len() - 9]);
+    misused(&["--load", &cut], "cut short or damaged", "copy it again");
+    let rubbish = write(&folder, "rubbish", "these are no tensors");
+    misused(&["--load", &rubbish], "not a safetensors file", "check the path");
+}
+
+#[test]
+fn outputs_that_cannot_be_written_are_found_out_before_training() {
+    let folder = TempDir::new().unwrap();
+    let place = folder.path().to_str().unwrap();
+    // So many epochs would take hours: whoever comes back at once has not trained.
+    for option in ["--save", "--json"] {
+        let train = ["--epochs", "1000000", option];
+        misused(
+            &[&train[..], &["/no/such/folder/x"]].concat(),
+            "there is no folder /no/such/folder",
+            "mkdir",
+        );
+        misused(&[&train[..], &[place]].concat(), "is a folder", "add a file name");
+        misused(&[&train[..], &["/dev/null"]].concat(), "not a regular file", "name a file");
+        misused(&[&train[..], &["/proc/x"]].concat(), "cannot be written to", "another folder");
+    }
+    let data = write(&folder, "d.csv", "1,0\n2,1\n");
+    misused(&["--data", &data, "--save", &data], "is the file to train on", "another name");
+    let both = format!("{place}/both");
+    misused(&["--save", &both, "--json", &both], "--save names the same file", "another name");
+    assert_eq!(names(folder.path()), [PathBuf::from(&data)]);
+}
+
+#[test]
+fn a_run_that_fails_leaves_the_saved_model_as_it_was() {
+    let folder = TempDir::new().unwrap();
+    let model = write(&folder, "model.safetensors", "precious");
+    let text = refused(1, &["--learning-rate", "1e30", "--epochs", "3", "--save", &model]);
+    assert!(text.contains("error: the run diverged") && text.contains("help: use a smaller --learning-rate"));
+    assert_eq!(std::fs::read(&model).unwrap(), b"precious");
+    assert_eq!(names(folder.path()), [PathBuf::from(&model)]);
+}
+
+#[test]
+fn a_run_that_takes_too_long_ends_with_the_reason() {
+    let text = refused(1, &["--timeout", "0.001"]);
+    assert!(text.contains("error: waited 1ms for the servers to listen"), "{text}");
+    assert!(text.contains("help: use a longer --timeout"), "{text}");
+}
+
+#[test]
+fn memory_that_cannot_be_had_is_an_error_before_anything_is_taken() {
+    // Well over a terabyte for all of them together.
+    let text = refused(1, &["--hidden", "3500000", "--workers", "255", "--batch", "5"]);
+    assert!(text.contains("needs about") && text.contains("help: use fewer workers"), "{text}");
+    let limited =
+        format!("ulimit -v 500000; exec {} train --hidden 1000000", env!("CARGO_BIN_EXE_slackline"));
+    let output = Command::new("sh").args(["-c", &limited]).output().unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("the system refuses") && text.contains("ulimit -v"), "{text}");
+}
+
+#[test]
+fn help_tells_of_everything() {
+    let output = run(&["--help"]);
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in
+        ["Examples:", "Exit codes:", "--straggler <WORKER=FACTOR>", "[default: 3]", "Scheme:", "Output:"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+}
+
+#[test]
+fn a_process_of_a_run_started_by_hand_says_so() {
+    for role in ["serve", "work"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_slackline"))
+            .arg(role)
+            .stdin(std::process::Stdio::null())
+            .output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(String::from_utf8(output.stdout).unwrap().contains("no configuration came"));
+    }
+}
