@@ -15,7 +15,7 @@ use crate::needs::{self, Need};
 use crate::site::Site;
 use crate::table;
 use probe::{Probe, Tools};
-use row::{Outcome, Row, Target, Unit};
+use row::{Outcome, Row};
 use serde_json::{Value, json};
 
 pub(crate) const COMMAND: Command = Command {
@@ -143,6 +143,7 @@ fn text(rows: &[Row], outcomes: &[Outcome]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::row::{Target, Unit};
     use super::*;
 
     #[test]
