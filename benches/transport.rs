@@ -43,7 +43,13 @@ impl Pair {
             if let Poll::Ready(connected) = connecting.poll(Instant::ORIGIN) {
                 let (client, received) = connected.expect("an answer");
                 let server = server.expect("whoever answered");
-                return Pair { client, remote: received.grants[0], local, _server: server, _granted: granted };
+                return Pair {
+                    client,
+                    remote: received.grants[0],
+                    local,
+                    _server: server,
+                    _granted: granted,
+                };
             }
         }
     }
@@ -58,11 +64,7 @@ fn post_and_poll(c: &mut Criterion) {
         ("write inline", 8, Operation::WriteInline { data: Inline::word(7), remote: remote(8) }),
         ("read", 8, Operation::Read { local: local(8), remote: remote(8), streaming }),
         ("fetch-add", 8, Operation::FetchAdd { local: local(8), remote: remote(8), add: 1 }),
-        (
-            "write",
-            BYTES,
-            Operation::Write { local: local(BYTES), remote: remote(BYTES as u64), streaming },
-        ),
+        ("write", BYTES, Operation::Write { local: local(BYTES), remote: remote(BYTES as u64), streaming }),
     ];
     let mut group = c.benchmark_group("shm");
     for (name, bytes, operation) in cases {

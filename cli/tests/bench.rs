@@ -11,8 +11,7 @@ fn bench(arguments: &[&str]) -> Output {
 
 fn json(arguments: &[&str]) -> Value {
     let output = bench(&[arguments, &["--json", "-"]].concat());
-    let (stdout, stderr) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{arguments:?}: {stderr}");
     // All of standard output is one JSON value.
     serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {stdout}"))
@@ -70,7 +69,8 @@ fn writes_of_every_shape_play_their_ping_pong() {
 fn sizes_may_be_repeated_and_have_suffixes() {
     let sizes = ["--bytes", "1K", "--bytes", "2K,4K", "--sizes", "8"];
     let value = json(&[&["--op", "memcpy", "--from-shared"], &sizes[..], &FEW[..]].concat());
-    let bytes: Vec<u64> = value.as_array().unwrap().iter().map(|one| one["bytes"].as_u64().unwrap()).collect();
+    let bytes: Vec<u64> =
+        value.as_array().unwrap().iter().map(|one| one["bytes"].as_u64().unwrap()).collect();
     assert_eq!(bytes, [1024, 2048, 4096, 8]);
     for one in value.as_array().unwrap() {
         assert!(one["libc_bytes_per_s"].as_f64().unwrap() > 0.0);
