@@ -15,13 +15,13 @@ use crate::needs::{self, Need};
 use crate::site::Site;
 use crate::table;
 use probe::{Probe, Tools};
-use row::{Outcome, Row, Target, Unit};
+use row::{Outcome, Row};
 use serde_json::{Value, json};
 
 pub(crate) const COMMAND: Command = Command {
     name: "bench",
-    arguments: "[--quick] [--json FILE|-]",
-    about: "what the library costs against the limits of this machine; --quick: rougher, in about a minute or two",
+    arguments: "[--quick] [--only TEXT] [--json FILE|-]",
+    about: "what the library costs against the limits of this machine; --quick: rougher; --only: rows with TEXT in their name",
     run,
 };
 
@@ -29,11 +29,21 @@ pub(crate) const COMMAND: Command = Command {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options {
     quick: bool,
+    only: Option<String>,
     json: Option<String>,
 }
 
 fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let options = parse(arguments)?;
+    let mut rows = row::all(options.quick);
+    if let Some(text) = &options.only {
+        rows.retain(|row| row.name.contains(text));
+        if rows.is_empty() {
+            let names: Vec<String> = row::all(options.quick).into_iter().map(|row| row.name).collect();
+            let text = format!("no row has `{text}` in its name; there are: {}", names.join("; "));
+            return Err(Failure::Usage(text));
+        }
+    }
     let tools = Tools::build(site)?;
     // Without it the other rows are still worth having.
     let ucx_missing = match needs::ensure(site, &[Need::UcxPerftest]) {
@@ -41,7 +51,6 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         Err(Failure::Missing { what, remedy }) => Some(format!("{what}; {remedy}")),
         Err(other) => return Err(other),
     };
-    let rows = row::all(options.quick);
     let outcomes = measure(&tools, &rows, if options.quick { 3 } else { 5 }, ucx_missing.as_deref());
     report(site, &options, &rows, &outcomes)?;
     let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
@@ -58,18 +67,22 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--quick" => options.quick = true,
+            "--only" => options.only = Some(value(argument, "a part of a row's name", arguments.next())?),
             "--json" => {
-                let file = arguments.next();
-                let remedy = || Failure::Usage("`--json` needs a file, or `-` for standard output".into());
-                options.json = Some(file.ok_or_else(remedy)?.clone());
+                options.json = Some(value(argument, "a file, or `-` for standard output", arguments.next())?);
             }
             other => {
-                let text = format!("`bench` has no option `{other}`; it has --quick and --json FILE|-");
+                let text =
+                    format!("`bench` has no option `{other}`; it has --quick, --only TEXT and --json FILE|-");
                 return Err(Failure::Usage(text));
             }
         }
     }
     Ok(options)
+}
+
+fn value(option: &str, what: &str, value: Option<&String>) -> Result<String, Failure> {
+    value.cloned().ok_or_else(|| Failure::Usage(format!("`{option}` needs {what}")))
 }
 
 /// Measures every row so many times, by turns.
@@ -143,14 +156,16 @@ fn text(rows: &[Row], outcomes: &[Outcome]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::row::{Target, Unit};
     use super::*;
 
     #[test]
     fn options_are_read_and_unknown_ones_refused() {
         let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
-        let options = parse(&words("--json - --quick")).unwrap();
-        assert_eq!(options, Options { quick: true, json: Some("-".into()) });
-        for wrong in ["--json", "--slow", "write"] {
+        let options = parse(&words("--json - --quick --only round")).unwrap();
+        let expected = Options { quick: true, only: Some("round".into()), json: Some("-".into()) };
+        assert_eq!(options, expected);
+        for wrong in ["--json", "--only", "--slow", "write"] {
             assert_eq!(parse(&words(wrong)).unwrap_err().exit_code(), 2, "{wrong}");
         }
     }

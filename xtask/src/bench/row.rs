@@ -164,7 +164,7 @@ pub(super) fn all(quick: bool) -> Vec<Row> {
 fn rounds(quick: bool) -> impl Iterator<Item = Row> {
     let count = if quick { "15" } else { "40" };
     let bare = [(1, "1M", 1 << 20), (2, "256K", 256 << 10)].map(|(workers, chunk, bytes)| Row {
-        name: format!("round of 100 MB, {workers} of workers"),
+        name: format!("round of 100 MB, workers: {workers}"),
         ours: Probe::bench(
             &format!("--op round --bytes {ROUND} --workers {workers} --chunk {chunk} --iterations {count}"),
             "/latency_ns/p50",

@@ -102,6 +102,8 @@ pub(super) fn serve_server(task: &Task, stop: &Stop) -> Result<(), BenchError> {
     options.memory.peers = options.memory.peers.max(workers);
     let mut server =
         Server::new(Shm::new(), &task.address()?, table, &vec![1.0; elements as usize], options)?;
+    let mut alone = Alone::new(folds, usize::from(workers), usize::from(threads), task.bytes as usize)?;
+    alone.measure(folds.div_ceil(2))?;
     say(&"ready")?;
     let over = |server: &Server<Shm>| server.status().left >= u64::from(workers) || stop.is_wanted();
     while !server.drive(over, TIMEOUT)? {}
@@ -110,17 +112,40 @@ pub(super) fn serve_server(task: &Task, stop: &Stop) -> Result<(), BenchError> {
     if stop.is_wanted() || folds == 0 {
         return Ok(());
     }
-    let kind =
-        Kind::Fold { optimizer: OptimizerName::Sgd.optimizer(), k: usize::from(workers), shared: true };
-    let arrays = Arrays::new(kind, task.bytes as usize)?;
-    let mut samples = Vec::new();
-    for fold in 0..folds + 2 {
-        let took = arrays.run(usize::from(threads), &[])?;
-        if fold >= 2 {
-            samples.push(took.as_nanos() as f64);
-        }
+    alone.measure(folds / 2)?;
+    say(&Folded { versions, alone: alone.latency() })
+}
+
+/// The fold of one round and nothing else, over memory of the same kind: half of its samples from before the rounds,
+/// half from after, since machines change their mind in between.
+struct Alone {
+    arrays: Option<Arrays>,
+    threads: usize,
+    samples: Vec<f64>,
+}
+
+impl Alone {
+    fn new(folds: u64, k: usize, threads: usize, bytes: usize) -> Result<Alone, BenchError> {
+        let kind = Kind::Fold { optimizer: OptimizerName::Sgd.optimizer(), k, shared: true };
+        let arrays = if folds == 0 { None } else { Some(Arrays::new(kind, bytes)?) };
+        Ok(Alone { arrays, threads, samples: Vec::new() })
     }
-    say(&Folded { versions, alone: Some(Latency::of(samples)) })
+
+    fn measure(&mut self, folds: u64) -> Result<(), BenchError> {
+        let Some(arrays) = &self.arrays else { return Ok(()) };
+        // The first two are for warmth.
+        for fold in 0..folds + 2 {
+            let took = arrays.run(self.threads, &[])?;
+            if fold >= 2 {
+                self.samples.push(took.as_nanos() as f64);
+            }
+        }
+        Ok(())
+    }
+
+    fn latency(self) -> Option<Latency> {
+        (!self.samples.is_empty()).then(|| Latency::of(self.samples))
+    }
 }
 
 pub(super) fn serve_worker(task: &Task) -> Result<(), BenchError> {

@@ -1,0 +1,154 @@
+//! `slackline bench` from outside: every operation runs, its JSON has what is promised, wrong calls are explained.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Output {
+    let output = Command::new(env!("CARGO_BIN_EXE_slackline")).arg("bench").args(arguments).output();
+    output.expect("the program starts")
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let output = bench(&[arguments, &["--json", "-"]].concat());
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {stderr}");
+    // All of standard output is one JSON value.
+    serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {stdout}"))
+}
+
+fn check(value: &Value, op: &str, bytes: u64, iterations: u64) {
+    assert_eq!(value["op"], op);
+    assert_eq!(value["transport"], "shm");
+    assert_eq!(value["bytes"], bytes);
+    // Whole batches are timed.
+    assert!(value["iterations"].as_u64().unwrap() >= iterations, "{value}");
+    assert!(value["bandwidth_bytes_per_s"].as_f64().unwrap() > 0.0, "{value}");
+    let latency = ["min", "p50", "p99", "p999", "max"].map(|key| value["latency_ns"][key].as_f64().unwrap());
+    assert!(latency[0] >= 0.0 && latency.is_sorted(), "{latency:?}");
+    assert!(!value["machine"]["cpu"].as_str().unwrap().is_empty());
+    assert!(!value["machine"]["kernel"].as_str().unwrap().is_empty());
+}
+
+const FEW: [&str; 4] = ["--iterations", "12", "--warmup", "3"];
+
+#[test]
+fn every_operation_reports_what_is_promised() {
+    let ops = [
+        ("write", "4096"),
+        ("read", "4096"),
+        ("fetch-add", "8"),
+        ("publish", "8192"),
+        ("pull", "8192"),
+        ("pinned-read", "8192"),
+        ("round", "8192"),
+        ("memcpy", "8192"),
+        ("apply", "8192"),
+        ("triad", "8192"),
+    ];
+    for (op, bytes) in ops {
+        let value = json(&[&["--op", op, "--bytes", bytes], &FEW[..]].concat());
+        check(&value, op, bytes.parse().unwrap(), 12);
+    }
+}
+
+#[test]
+fn writes_of_every_shape_play_their_ping_pong() {
+    let sizes = [1, 4, 8, 16, 64, 65, 4096, 4100];
+    let list = sizes.map(|bytes: u64| bytes.to_string()).join(",");
+    let value = json(&[&["--op", "write", "--bytes", &list], &FEW[..]].concat());
+    let all = value.as_array().unwrap();
+    assert_eq!(all.len(), sizes.len());
+    for (one, bytes) in all.iter().zip(sizes) {
+        check(one, "write", bytes, 12);
+        assert!(one["post_poll_ns"]["p50"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn sizes_may_be_repeated_and_have_suffixes() {
+    let sizes = ["--bytes", "1K", "--bytes", "2K,4K", "--sizes", "8"];
+    let value = json(&[&["--op", "memcpy", "--from-shared"], &sizes[..], &FEW[..]].concat());
+    let bytes: Vec<u64> =
+        value.as_array().unwrap().iter().map(|one| one["bytes"].as_u64().unwrap()).collect();
+    assert_eq!(bytes, [1024, 2048, 4096, 8]);
+    for one in value.as_array().unwrap() {
+        assert!(one["libc_bytes_per_s"].as_f64().unwrap() > 0.0);
+        assert!(one["streaming_bytes_per_s"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn rounds_run_with_several_workers_threads_and_borrowed_slots() {
+    for borrow in [false, true] {
+        let mut arguments = vec!["--op", "round", "--bytes", "40000", "--workers", "3", "--threads", "2"];
+        arguments.extend(["--chunk", "4K", "--iterations", "6", "--warmup", "1"]);
+        if borrow {
+            arguments.push("--borrow");
+        }
+        let value = json(&arguments);
+        check(&value, "round", 40_000, 6);
+        assert_eq!(value["worker_latency_ns"].as_array().unwrap().len(), 3);
+        assert_eq!(value["borrow"], borrow);
+        assert!(value["round_over_apply"].as_f64().unwrap() > 0.0);
+        assert!(value["apply_ns"]["p50"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn folds_count_the_bytes_that_they_move() {
+    for (optimizer, per_parameter) in [("sgd", 20), ("momentum", 28), ("adam", 36), ("adamw", 36)] {
+        let arguments = ["--op", "apply", "--k", "3", "--threads", "2", "--optimizer", optimizer];
+        let value = json(&[&arguments[..], &["--bytes", "20000"], &FEW[..]].concat());
+        check(&value, "apply", 20_000, 12);
+        assert_eq!(value["bytes_moved"], 5_000 * per_parameter, "{optimizer}");
+        let (best, median) = (value["best_bytes_per_s"].as_f64(), value["bandwidth_bytes_per_s"].as_f64());
+        assert!(best >= median, "{value}");
+    }
+}
+
+#[test]
+fn people_get_a_table_and_the_file_gets_the_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("result.json");
+    let target = file.to_str().unwrap();
+    let output = bench(&[&["--op", "read", "--bytes", "64", "--json", target, "--pin"], &FEW[..]].concat());
+    assert!(output.status.success());
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.starts_with("op ") && table.contains("read"), "{table}");
+    check(&serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap(), "read", 64, 12);
+}
+
+#[test]
+fn wrong_calls_exit_with_2_and_name_the_option_and_the_remedy() {
+    let cases: [(&[&str], &str, &str); 13] = [
+        (&[], "--op", "--help"),
+        (&["--op", "wriet"], "--op", "write"),
+        (&["--op", "write", "--bytes", "1T"], "--bytes", "K, M or G"),
+        (&["--op", "write", "--bytes", "0"], "--bytes", "above 0"),
+        (&["--op", "write", "--iterations", "0"], "--iterations", "at least 1"),
+        (&["--op", "write", "--workers", "2"], "--workers", "--op round"),
+        (&["--op", "round", "--workers", "0"], "--workers", "1..=1024"),
+        (&["--op", "round", "--chunk", "100"], "--chunk", "multiple of 64"),
+        (&["--op", "fetch-add", "--bytes", "16"], "--bytes", "give 8"),
+        (&["--op", "pull", "--bytes", "6"], "--bytes", "multiple of 4"),
+        (&["--op", "write", "--borrow"], "--borrow", "--op round"),
+        (&["--op", "read", "--from-shared"], "--from-shared", "--op memcpy"),
+        (&["--op", "write", "--transport", "pigeon"], "--transport", "shm"),
+    ];
+    for (arguments, option, remedy) in cases {
+        let output = bench(arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(option) && stderr.contains(remedy), "{arguments:?}: {stderr}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn what_the_system_refuses_exits_with_1_and_says_what_to_do() {
+    let output = bench(&["--op", "memcpy", "--bytes", "60000G"]);
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("ask for less"), "{stderr}");
+}
