@@ -71,7 +71,13 @@ impl Run {
 }
 
 /// The same by a plain loop, the gradients of all workers averaged.
-fn serial(optimizer: Optimizer, learning_rate: f32, elements: usize, workers: usize, clocks: u64) -> Vec<f32> {
+fn serial(
+    optimizer: Optimizer,
+    learning_rate: f32,
+    elements: usize,
+    workers: usize,
+    clocks: u64,
+) -> Vec<f32> {
     let mut parameters = vec![0.5f32; elements];
     let mut first = vec![0.0f32; elements];
     let mut second = vec![0.0f32; elements];
@@ -166,7 +172,8 @@ fn every_scheme_keeps_its_bound_and_converges() {
             }
         }
         // The fixed point is the mean of the workers' targets.
-        let target = |index: usize| (0..3).map(|w| ((index * 7 + w * 3) as f32 * 0.01).sin()).sum::<f32>() / 3.0;
+        let target =
+            |index: usize| (0..3).map(|w| ((index * 7 + w * 3) as f32 * 0.01).sin()).sum::<f32>() / 3.0;
         for (index, got) in parameters.iter().enumerate() {
             assert!((got - target(index)).abs() < 0.3, "{scheme}: {got} against {}", target(index));
         }
@@ -202,7 +209,8 @@ fn a_worker_over_three_servers_sees_one_table() {
                 let options =
                     ServerOptions { shard: (index as u16, 3), ..ServerOptions::new(Config::Bsp, 1, 1.0) };
                 let own = &initial[ranges[index].start as usize / 4..ranges[index].end as usize / 4];
-                let mut server = Server::new(Shm::new(), &addresses[index], table.clone(), own, options).unwrap();
+                let mut server =
+                    Server::new(Shm::new(), &addresses[index], table.clone(), own, options).unwrap();
                 scope.spawn(move || {
                     assert!(server.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
                     server.parameters().unwrap()
@@ -211,7 +219,8 @@ fn a_worker_over_three_servers_sees_one_table() {
             .collect();
         let mut shuffled = addresses.clone();
         shuffled.rotate_left(1);
-        let mut worker = Worker::connect(Shm::new(), &shuffled, WorkerOptions::new(Config::Bsp), TIMEOUT).unwrap();
+        let mut worker =
+            Worker::connect(Shm::new(), &shuffled, WorkerOptions::new(Config::Bsp), TIMEOUT).unwrap();
         worker.begin(TIMEOUT).unwrap();
         assert_eq!(worker.parameters().unwrap(), initial);
         worker.gradient().unwrap().copy_from_slice(&vec![1.0; 133]);
@@ -263,7 +272,8 @@ fn a_reader_is_never_staler_than_it_asked_and_copies_only_when_it_must() {
         let (to_reader, steps) = std::sync::mpsc::channel::<u64>();
         let (to_publisher, done) = std::sync::mpsc::channel::<()>();
         let reading = scope.spawn(move || {
-            let mut reader = Reader::connect(Shm::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
+            let mut reader =
+                Reader::connect(Shm::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
             assert!(matches!(reader.bytes(), Err(Error::OutOfTurn { .. })));
             let mut copies = Vec::new();
             for version in steps {
@@ -298,7 +308,8 @@ fn a_pinned_frame_is_left_alone_and_pins_on_all_others_make_the_publisher_say_so
         let (pinned, is_pinned) = std::sync::mpsc::channel::<()>();
         let (let_go, may_let_go) = std::sync::mpsc::channel::<()>();
         let reading = scope.spawn(move || {
-            let mut reader = Reader::connect(Shm::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
+            let mut reader =
+                Reader::connect(Shm::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
             let frame = reader.pin(slackline::scheme::Bound::version(Version(1)), TIMEOUT).unwrap();
             pinned.send(()).unwrap();
             may_let_go.recv().unwrap();
