@@ -146,7 +146,7 @@ fn a_pinned_frame_stands_still_while_it_is_read() {
 #[test]
 fn frames_followed_while_they_are_folded_are_whole() {
     let Some(_alone) = first_process() else { return };
-    let spec = Spec { kind: Kind::Server(Config::Bsp), ..Spec::publisher(32 << 10, Fill::Words) };
+    let spec = Spec { kind: Kind::Server(Config::Bsp), ..Spec::publisher(64 << 10, Fill::Words) };
     let writer = Second::start("frames_followed_while_they_are_folded_are_whole", &spec);
     let mut options = ReaderOptions::default();
     options.pull.follow = true;
@@ -408,22 +408,29 @@ impl Spec {
         let mut server =
             Server::new(Shm::new(), &self.address, table, &vec![0.0; elements], options).unwrap();
         let parent = Parent::new();
-        std::thread::scope(|scope| {
-            if with_worker {
-                scope.spawn(|| {
-                    let address = std::slice::from_ref(&self.address);
-                    let mut worker =
-                        Worker::connect(Shm::new(), address, WorkerOptions::new(scheme), TIMEOUT).unwrap();
-                    worker.gradient().unwrap().fill(1.0);
-                    while parent.lives() {
-                        worker.begin(TIMEOUT).unwrap();
-                        worker.publish(None, TIMEOUT).unwrap();
-                    }
-                });
-            }
+        if !with_worker {
             let served = |server: &Server<Shm>| server.status().left > 0;
             while parent.lives() && !server.drive(served, Duration::from_millis(50)).unwrap() {}
+            return;
+        }
+        let mut worker = std::thread::scope(|scope| {
+            let options = WorkerOptions::new(scheme);
+            let address = std::slice::from_ref(&self.address);
+            let connecting =
+                scope.spawn(move || Worker::connect(Shm::new(), address, options, TIMEOUT).unwrap());
+            assert!(server.drive(|server| server.status().joined == 1, TIMEOUT).unwrap());
+            connecting.join().unwrap()
         });
+        worker.gradient().unwrap().fill(1.0);
+        // By turns in one thread: a processor is left for the reader, and folds are cut into turns for it to see.
+        while parent.lives() {
+            match worker.begin(Duration::ZERO) {
+                Ok(_) => worker.start_publish(None).unwrap(),
+                Err(slackline::Error::Deadline { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+            server.poll(slackline::node::now()).unwrap();
+        }
     }
 }
 
