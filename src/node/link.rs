@@ -264,7 +264,13 @@ impl<E: Endpoint> Link<E> {
             }
             any = true;
         }
-        Ok(any)
+        Ok(any && !self.is_waiting())
+    }
+
+    /// True if all there was to do was to look again for what has not come yet.
+    fn is_waiting(&self) -> bool {
+        let pull = self.pushed.as_ref().map_or(&self.pull, |(_, pull)| pull);
+        self.pull.is_waiting() || pull.is_waiting() || self.publish.as_ref().is_some_and(Publish::is_waiting)
     }
 
     /// Looks after the connection while there is nothing else to do: is the owner there, and are we still in?

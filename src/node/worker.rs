@@ -474,10 +474,9 @@ impl<T: Transport> Worker<T> {
                 break;
             }
         }
-        if !progress {
-            for part in &mut self.parts {
-                part.link.look_around(now)?;
-            }
+        // Also where nothing is waited for: a dead server's memory takes and gives what it always did.
+        for part in &mut self.parts {
+            part.link.look_around(now)?;
         }
         Ok(progress)
     }

@@ -211,6 +211,11 @@ impl Publish {
         self.watching = on;
     }
 
+    /// True while it waits for the server to give a slot back.
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.state, State::NeedCredit | State::Credit) && !self.has_credit()
+    }
+
     /// True while a gradient is being published.
     pub fn is_active(&self) -> bool {
         self.pending.is_some() || self.outstanding > 0

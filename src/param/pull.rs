@@ -196,6 +196,8 @@ pub struct Pull {
     failed: Option<CompletionError>,
     retries: u64,
     seen: Bound,
+    /// The last look found nothing new.
+    waiting: bool,
 }
 
 /// Ids of a pull's requests have this bit, so that whoever owns the endpoint knows where completions belong.
@@ -225,6 +227,7 @@ impl Pull {
             failed: None,
             retries: 0,
             seen: Bound::NONE,
+            waiting: false,
         })
     }
 
@@ -253,6 +256,7 @@ impl Pull {
         self.bound = bound;
         self.options = options;
         self.retries = 0;
+        self.waiting = false;
         self.state = State::Begin;
         Ok(())
     }
@@ -260,6 +264,11 @@ impl Pull {
     /// True between `start` and the result.
     pub fn is_active(&self) -> bool {
         !matches!(self.state, State::Idle)
+    }
+
+    /// True if the last look found nothing new: what it looks for has not been written yet.
+    pub fn is_waiting(&self) -> bool {
+        self.waiting && self.is_active()
     }
 
     /// Gives up waiting. Reads in flight own the destination until they have completed.
@@ -341,9 +350,9 @@ impl Pull {
     fn on_status(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let (latest, smallest_clock, writing) = self.status();
         self.seen = Bound { version: latest.version, smallest_clock };
+        self.waiting = false;
         if latest == Latest::NONE {
-            self.state = State::Begin;
-            return Ok(false);
+            return Ok(self.look_again(State::Begin));
         }
         if latest.frame >= self.source.geometry.frames {
             return Err(PullError::Damaged { expected: self.source.geometry.payload_bytes, found: 0 });
@@ -362,8 +371,13 @@ impl Pull {
             self.state = State::FollowBegin { follow };
             return Ok(true);
         }
-        self.state = State::Begin;
-        Ok(false)
+        Ok(self.look_again(State::Begin))
+    }
+
+    /// Nothing new: look again later. No progress.
+    fn look_again(&mut self, state: State) -> bool {
+        (self.state, self.waiting) = (state, true);
+        false
     }
 
     fn on_header(&mut self, endpoint: &mut impl Endpoint, latest: Latest) -> Result<bool, PullError> {
@@ -443,9 +457,9 @@ impl Pull {
             return Ok(self.retry());
         }
         let landed = header.landed_chunks().min(total);
+        self.waiting = false;
         if landed <= follow.chunks {
-            self.state = State::FollowBegin { follow };
-            return Ok(false);
+            return Ok(self.look_again(State::FollowBegin { follow }));
         }
         let geometry = &self.source.geometry;
         let begin = follow.chunks as u64 * geometry.chunk_bytes;
