@@ -3,4 +3,5 @@
 
 mod failure {
     mod second;
+    mod servers;
 }

@@ -336,6 +336,8 @@ impl<E: Endpoint> Link<E> {
         let failed = |source| Error::Pin { shard, source };
         let mut deadline = None;
         let mut backoff = Backoff::new();
+        // A dead owner's memory would satisfy this reader for ever.
+        self.look_around(now())?;
         loop {
             let pins = self.pins.as_mut().ok_or(failed(PinError::NotMapped))?;
             if pins.hold(bound).map_err(failed)?.is_some() {
