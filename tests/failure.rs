@@ -2,6 +2,8 @@
 //! memory, in processes of their own where a process is what dies.
 
 mod failure {
+    mod raw;
     mod second;
     mod servers;
+    mod workers;
 }
