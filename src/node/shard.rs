@@ -304,6 +304,13 @@ impl<T: Transport> Shard<T> {
                 if ours.pushes() && hello.push.is_none() {
                     return Err(format!("{ours} pushes versions, and the worker grants nothing to push to"));
                 }
+                let encodings = |desk: &Desk| desk.slot_geometry().map(|slots| slots.encoding);
+                let others = self.peers.iter().flatten().find_map(|peer| encodings(&peer.desk));
+                if let Some(others) = others.filter(|others| others != encoding) {
+                    return Err(format!(
+                        "the worker's gradients are {encoding:?}, the others' {others:?}: use one encoding"
+                    ));
+                }
                 Some(self.slot_geometry(*encoding, ours.slots()))
             }
             _ => None,
