@@ -12,7 +12,10 @@ use crate::param::{
 use crate::scheme;
 use crate::table::{ElementType, Table};
 use crate::time::Instant;
-use crate::transport::{Address, Disconnected, Endpoint, Incoming, Listener, Offer, Transport};
+use crate::transport::{
+    Address, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer,
+    Transport,
+};
 
 /// How the memory of a shard is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +106,8 @@ pub(super) struct Shard<T: Transport> {
     range: Range<u64>,
     pub(super) frames: Frames,
     pub(super) peers: Vec<Option<Peer<T::Endpoint>>>,
+    /// Peers that only asked, until they have the whole answer: it may be longer than the system's buffer.
+    inquirers: Vec<(Instant, T::Endpoint)>,
     generations: u64,
     beats: u64,
     beaten: Instant,
@@ -151,7 +156,20 @@ impl<T: Transport> Shard<T> {
         );
         let (beats, generations, refused) = (0, 0, 0);
         let beaten = Instant::ORIGIN;
-        Ok(Shard { transport, listener, config, range, frames, peers, generations, beats, beaten, refused })
+        let inquirers = Vec::new();
+        Ok(Shard {
+            transport,
+            listener,
+            config,
+            range,
+            frames,
+            peers,
+            inquirers,
+            generations,
+            beats,
+            beaten,
+            refused,
+        })
     }
 
     pub(super) fn transport(&self) -> &T {
@@ -176,6 +194,8 @@ impl<T: Transport> Shard<T> {
             self.beats += 1;
             self.beaten = now;
             self.frames.beat(self.beats);
+            self.inquirers
+                .retain_mut(|(since, endpoint)| now - *since < HANDSHAKE_TIMEOUT && endpoint.check().is_ok());
             for peer in 0..self.peers.len() as u16 {
                 if let Some(departure) = self.departure(peer, now) {
                     self.dismiss(peer, departure, events);
@@ -234,9 +254,13 @@ impl<T: Transport> Shard<T> {
         };
         if hello.role == Role::Inquirer {
             let welcome = self.welcome(0, clock, None);
-            // The answer is all it wants: the connection ends when this endpoint is dropped.
-            if let Err(error) = incoming.accept(Offer { message: welcome.encode(), grants: Vec::new() }) {
-                tracing::debug!(%error, "an inquirer went away");
+            // The answer is all it wants: it closes the connection once it has it.
+            match incoming.accept(Offer { message: welcome.encode(), grants: Vec::new() }) {
+                Ok(endpoint) if self.inquirers.len() < MAX_PENDING_HANDSHAKES => {
+                    self.inquirers.push((now, endpoint));
+                }
+                Ok(_) => tracing::warn!("more inquirers than there is room for: one may not get its answer"),
+                Err(error) => tracing::debug!(%error, "an inquirer went away"),
             }
             return;
         }
