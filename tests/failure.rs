@@ -2,6 +2,7 @@
 //! memory, in processes of their own where a process is what dies.
 
 mod failure {
+    mod joins;
     mod misbehaviour;
     mod raw;
     mod second;
