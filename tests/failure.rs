@@ -2,6 +2,7 @@
 //! memory, in processes of their own where a process is what dies.
 
 mod failure {
+    mod credits;
     mod joins;
     mod misbehaviour;
     mod raw;

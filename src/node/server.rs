@@ -84,6 +84,10 @@ struct WorkerState {
 struct Work {
     /// What it folds.
     shares: Vec<Share>,
+    /// Where the gradient of each share lies: a worker may leave before its fold is begun or ended.
+    desks: Vec<Desk>,
+    /// Workers of it that have left. Their places may be others' by now.
+    departed: Vec<WorkerId>,
     /// The frame it writes.
     frame: Option<u8>,
     /// The scheme has said `Apply`: it counts.
@@ -297,9 +301,11 @@ impl<T: Transport> Server<T> {
                     self.workers[usize::from(peer)] = None;
                     self.status.left += 1;
                     if self.work.shares.iter().any(|share| share.gradient.worker == WorkerId(peer)) {
-                        // A fold that counts already is finished: its gradients were announced whole, and the job
-                        // holds their memory. One in hope is thrown away.
-                        if !self.work.bound {
+                        // A fold that counts already is finished: its gradients were announced whole, and the
+                        // desks hold their memory. One in hope is thrown away.
+                        if self.work.bound {
+                            self.work.departed.push(WorkerId(peer));
+                        } else {
                             self.abandon();
                         }
                     }
@@ -380,12 +386,19 @@ impl<T: Transport> Server<T> {
     fn plan(&mut self) {
         self.abandon();
         std::mem::swap(&mut self.work.shares, &mut self.shares);
+        let mut desks = std::mem::take(&mut self.work.desks);
+        desks.extend(self.work.shares.iter().filter_map(|share| self.desk(share.gradient.worker)).cloned());
+        // A scheme speaks only of workers that are in.
+        debug_assert_eq!(desks.len(), self.work.shares.len(), "a share of a worker that is not in");
+        self.work.desks = desks;
     }
 
     /// Throws away the fold that was begun. Its frame is written again by the next.
     fn abandon(&mut self) {
         self.aggregator.end();
         self.work.shares.clear();
+        self.work.desks.clear();
+        self.work.departed.clear();
         self.work.bound = false;
     }
 
@@ -413,8 +426,7 @@ impl<T: Transport> Server<T> {
     /// Begins to fold if the first chunk has come from everybody and a frame is free.
     fn begin_fold(&mut self) -> Result<bool, Error> {
         let mut encoding = None;
-        for share in &self.work.shares {
-            let Some(desk) = self.desk(share.gradient.worker) else { return Ok(false) };
+        for (share, desk) in self.work.shares.iter().zip(&self.work.desks) {
             let clock = share.gradient.clock;
             if desk.landed(clock) == 0 && desk.published() <= clock {
                 return Ok(false);
@@ -456,18 +468,17 @@ impl<T: Transport> Server<T> {
         let chunk_bytes = frames.geometry().chunk_bytes as usize;
         let streaming = frames.geometry().payload_bytes as usize >= streaming_threshold();
         let (optimizer, learning_rate, current) = (self.optimizer, self.learning_rate, self.current);
-        let (states, shares, peers) = (&self.states, &self.work.shares, &self.shard.peers);
+        let (states, shares, desks) = (&self.states, &self.work.shares, &self.work.desks);
         self.aggregator.begin(|old| {
             // The vectors of the last job are used again.
             let (mut inputs, mut stages) =
                 old.map_or_else(|| (Vec::new(), Vec::new()), |old| (old.inputs, old.states));
             inputs.clear();
             stages.clear();
-            for share in shares {
+            for (share, desk) in shares.iter().zip(desks) {
                 let clock = share.gradient.clock;
-                let Some(peer) = &peers[usize::from(share.gradient.worker.0)] else { continue };
-                let Some(payload) = peer.desk.payload(clock) else { continue };
-                inputs.push(Input { desk: peer.desk.clone(), clock, payload, weight: share.weight });
+                let Some(payload) = desk.payload(clock) else { continue };
+                inputs.push(Input { desk: desk.clone(), clock, payload, weight: share.weight });
             }
             for state in states {
                 stages.push(Stage { from: state[current].whole(), to: state[1 - current].whole() });
@@ -506,18 +517,20 @@ impl<T: Transport> Server<T> {
         let mut shares = std::mem::take(&mut self.work.shares);
         for share in shares.drain(..) {
             self.status.folded += 1;
-            self.consume(share.gradient);
+            if !self.work.departed.contains(&share.gradient.worker) {
+                self.consume(share.gradient);
+            }
         }
         self.work.shares = shares;
+        self.work.desks.clear();
+        self.work.departed.clear();
     }
 
     /// Mean of the losses in the headers of the gradients at hand.
     fn mean_loss(&self) -> Option<f64> {
         let epoch = self.shard.frames.epoch();
-        let losses = self.work.shares.iter().filter_map(|share| {
-            let desk = self.desk(share.gradient.worker)?;
-            desk.loss(share.gradient.clock, epoch)
-        });
+        let shares = self.work.shares.iter().zip(&self.work.desks);
+        let losses = shares.filter_map(|(share, desk)| desk.loss(share.gradient.clock, epoch));
         let (sum, count) = losses.fold((0.0, 0u32), |(sum, count), loss| (sum + f64::from(loss), count + 1));
         (count > 0).then(|| sum / f64::from(count))
     }
