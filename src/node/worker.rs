@@ -206,11 +206,12 @@ impl<T: Transport> Worker<T> {
     /// Brings the parameters for the next gradient, waiting as the scheme says, at most `timeout`. After an
     /// [`Error::Deadline`] it may be called again and goes on where it was.
     pub fn begin(&mut self, timeout: Duration) -> Result<View, Error> {
+        let deadline = now() + timeout;
         if self.phase == Phase::Publishing {
             self.finish_publish(timeout)?;
         }
         if self.phase != Phase::Computing {
-            self.wait(timeout, "waiting for parameters", |worker| worker.phase == Phase::Computing)?;
+            self.wait(deadline - now(), "waiting for parameters", |worker| worker.phase == Phase::Computing)?;
         }
         let view = self.view();
         // Asking again for the same clock counts once.
