@@ -3,6 +3,7 @@
 
 mod failure {
     mod credits;
+    mod deadlines;
     mod joins;
     mod misbehaviour;
     mod raw;

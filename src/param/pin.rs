@@ -40,6 +40,10 @@ pub enum PinError {
     },
 }
 
+/// Looks in one turn: no writer is so fast that one this often comes too late, and damaged memory must not hold a
+/// caller past its deadline.
+const MAX_RETRIES: u64 = 1000;
+
 /// Pins frames of one source, one at a time.
 #[derive(Debug)]
 pub struct Pins {
@@ -93,6 +97,9 @@ impl Pins {
                 // It was being reused: another version is the latest by now, or will be in a moment.
                 self.release();
                 retries += 1;
+                if retries == MAX_RETRIES {
+                    return Ok(None);
+                }
                 std::hint::spin_loop();
                 continue;
             }
