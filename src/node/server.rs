@@ -320,10 +320,7 @@ impl<T: Transport> Server<T> {
     fn take_arrivals(&mut self, now: Instant) -> bool {
         let mut progress = false;
         for index in 0..self.workers.len() {
-            loop {
-                let (Some(state), Some(peer)) = (&mut self.workers[index], &self.shard.peers[index]) else {
-                    break;
-                };
+            while let (Some(state), Some(peer)) = (&mut self.workers[index], &self.shard.peers[index]) {
                 if peer.desk.published() <= state.arrived {
                     break;
                 }
