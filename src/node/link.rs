@@ -284,14 +284,13 @@ impl<E: Endpoint> Link<E> {
             return Ok(());
         }
         self.probed = now;
+        // The line first: an owner that lets a peer go says so there, and closes the connection.
         self.probe()?;
-        if let Err(gone) = self.endpoint.check() {
-            return Err(self.lost(gone));
-        }
+        self.advance()?;
         if self.line.evicted {
             return Err(Error::Evicted { shard: self.welcome.shard });
         }
-        Ok(())
+        self.endpoint.check().map_err(|gone| self.lost(gone))
     }
 
     /// Asks for the own line and the status line; the answer is in `line` once `advance` has seen it.
@@ -335,6 +334,9 @@ impl<E: Endpoint> Link<E> {
     fn lost(&mut self, source: Disconnected) -> Error {
         let source = self.failed.get_or_insert(source).clone();
         let Welcome { shard, shards, .. } = self.welcome;
+        if self.line.evicted {
+            return Error::Evicted { shard };
+        }
         Error::ServerLost { shard, shards, address: self.address.clone(), source }
     }
 
@@ -344,6 +346,8 @@ impl<E: Endpoint> Link<E> {
         let failed = |source| Error::Pin { shard, source };
         let mut deadline = None;
         let mut backoff = Backoff::new();
+        // A dead owner's memory would satisfy this reader for ever.
+        self.look_around(now())?;
         loop {
             let pins = self.pins.as_mut().ok_or(failed(PinError::NotMapped))?;
             if pins.hold(bound).map_err(failed)?.is_some() {

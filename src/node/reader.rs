@@ -152,9 +152,11 @@ impl<T: Transport> Reader<T> {
     ) -> Result<Pulled, Error> {
         let shard = self.link.welcome.shard;
         let failed = |source| Error::Pull { shard, source };
+        let begun = now();
+        // A dead owner's memory would satisfy this reader for ever.
+        self.link.look_around(begun)?;
         self.link.pull.start(bound, into.clone(), self.options.pull).map_err(failed)?;
-        // The clock is read only once there is something to wait for.
-        let mut deadline = None;
+        let deadline = begun + left;
         let mut backoff = Backoff::new();
         loop {
             let progress = self.link.advance()?;
@@ -162,7 +164,6 @@ impl<T: Transport> Reader<T> {
                 return Ok(pulled);
             }
             let now = now();
-            let deadline = *deadline.get_or_insert(now + left);
             self.link.look_around(now)?;
             if now >= deadline {
                 let seen = self.link.pull.seen();
@@ -176,7 +177,8 @@ impl<T: Transport> Reader<T> {
 
     /// The newest version's number, without copying it.
     pub fn newest(&mut self, timeout: Duration) -> Result<Version, Error> {
-        let deadline = now() + timeout;
+        let begun = now();
+        let deadline = begun + timeout;
         let mut backoff = Backoff::new();
         self.link.look_around(now())?;
         self.link.probe()?;

@@ -285,8 +285,8 @@ impl<T: Transport> Server<T> {
                     self.workers[usize::from(peer)] = None;
                     self.status.left += 1;
                     if self.work.shares.iter().any(|share| share.gradient.worker == WorkerId(peer)) {
-                        // A fold that counts already is finished: its gradients were announced whole, and the job
-                        // holds their memory. One in hope is thrown away.
+                        // A fold that counts already is finished: its gradients were announced whole, and the
+                        // desks hold their memory. One in hope is thrown away.
                         if !self.work.bound {
                             self.abandon();
                         }

@@ -128,6 +128,7 @@ impl<T: Transport> Worker<T> {
         }
         links.sort_by_key(|link| link.welcome.shard);
         let table = check_shards(&links)?;
+        join_at_one_clock(&transport, &mut links, &role, deadline, timeout)?;
         if options.read == ReadMode::InPlace {
             if links.iter().any(|link| link.pins.is_none()) {
                 let source = crate::param::PinError::NotMapped;
@@ -204,11 +205,12 @@ impl<T: Transport> Worker<T> {
     /// Brings the parameters for the next gradient, waiting as the scheme says, at most `timeout`. After an
     /// [`Error::Deadline`] it may be called again and goes on where it was.
     pub fn begin(&mut self, timeout: Duration) -> Result<View, Error> {
+        let deadline = now() + timeout;
         if self.phase == Phase::Publishing {
             self.finish_publish(timeout)?;
         }
         if self.phase != Phase::Computing {
-            self.wait(timeout, "waiting for parameters", |worker| worker.phase == Phase::Computing)?;
+            self.wait(deadline - now(), "waiting for parameters", |worker| worker.phase == Phase::Computing)?;
         }
         let view = self.view();
         // Asking again for the same clock counts once.
@@ -608,6 +610,39 @@ impl<T: Transport> Worker<T> {
 pub(super) fn private<T: Transport>(transport: &T, bytes: u64) -> Result<Buffer, Error> {
     let region = transport.allocate(bytes as usize, Access::LOCAL)?;
     Buffer::new(region).ok_or(Error::InFlight { what: "memory just allocated" })
+}
+
+/// How long a server may take to notice that a peer has left.
+const LEAVING: Duration = Duration::from_millis(50);
+
+/// Shards move on one by one, so a late joiner may find them at different clocks; but its gradient of one clock goes
+/// to all of them. It leaves those that are behind and joins them again once they have caught up: those that it has
+/// joined cannot run ahead meanwhile, because their bound waits for it. Without a bound it does not matter.
+fn join_at_one_clock<T: Transport>(
+    transport: &T,
+    links: &mut Vec<Link<T::Endpoint>>,
+    role: &Role,
+    deadline: Instant,
+    timeout: Duration,
+) -> Result<(), Error> {
+    if !matches!(role, Role::Worker { scheme, .. } if scheme.staleness().is_some()) {
+        return Ok(());
+    }
+    loop {
+        let clock = links.iter().map(|link| link.welcome.clock).max().unwrap_or_default();
+        let Some(behind) = links.iter().position(|link| link.welcome.clock < clock) else { return Ok(()) };
+        let (address, seen) = (links[behind].address.clone(), links[behind].welcome.clock);
+        let bound = |smallest_clock| Bound { version: Version(0), smallest_clock };
+        if now() >= deadline {
+            let operation = "joining all shards at one clock";
+            let (needed, seen) = (bound(clock), bound(seen));
+            return Err(Error::Deadline { operation, waited: timeout, needed, seen });
+        }
+        tracing::info!(%address, behind = clock.0 - seen.0, "joining again: this shard is behind the others");
+        drop(links.remove(behind));
+        std::thread::sleep(LEAVING);
+        links.insert(behind, Link::connect(transport, &address, role.clone(), deadline - now())?);
+    }
 }
 
 /// That the servers hold the shards of one table, each once.

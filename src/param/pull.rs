@@ -358,8 +358,7 @@ impl Pull {
         let (latest, smallest_clock, writing) = self.status();
         self.seen = Bound { version: latest.version, smallest_clock };
         if latest == Latest::NONE {
-            self.state = State::Begin;
-            return Ok(false);
+            return Ok(self.look_again(State::Begin));
         }
         if latest.frame >= self.source.geometry.frames {
             return Err(PullError::Damaged { expected: self.source.geometry.payload_bytes, found: 0 });
@@ -378,8 +377,13 @@ impl Pull {
             self.state = State::FollowBegin { follow };
             return Ok(true);
         }
-        self.state = State::Begin;
-        Ok(false)
+        Ok(self.look_again(State::Begin))
+    }
+
+    /// Nothing new: look again later. No progress.
+    fn look_again(&mut self, state: State) -> bool {
+        self.state = state;
+        false
     }
 
     fn on_header(&mut self, endpoint: &mut impl Endpoint, latest: Latest) -> Result<bool, PullError> {
@@ -453,8 +457,7 @@ impl Pull {
         }
         let landed = header.landed_chunks().min(total);
         if landed <= follow.chunks {
-            self.state = State::FollowBegin { follow };
-            return Ok(false);
+            return Ok(self.look_again(State::FollowBegin { follow }));
         }
         let geometry = &self.source.geometry;
         let begin = follow.chunks as u64 * geometry.chunk_bytes;

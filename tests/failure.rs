@@ -1,0 +1,13 @@
+//! What happens to the others when one dies, stalls or talks nonsense: servers, workers and readers over shared
+//! memory, in processes of their own where a process is what dies.
+
+mod failure {
+    mod credits;
+    mod deadlines;
+    mod joins;
+    mod misbehaviour;
+    mod raw;
+    mod second;
+    mod servers;
+    mod workers;
+}

@@ -1,0 +1,197 @@
+//! Every call that waits returns by its deadline.
+
+use std::time::{Duration, Instant};
+
+use slackline::Error;
+use slackline::clock::{Clock, Version};
+use slackline::mem::Access;
+use slackline::node::{
+    Publisher, PublisherOptions, Reader, ReaderOptions, ServerOptions, Worker, WorkerOptions,
+};
+use slackline::param::{ControlLayout, Desk, FrameGeometry, Frames, Latest, Welcome};
+use slackline::scheme::{Bound, Config};
+use slackline::transport::shm::Shm;
+use slackline::transport::{Address, Incoming, Listener, Offer, Transport};
+
+use super::raw::{Raw, worker_role};
+use super::second::{NOTICE, PATIENCE, drive, server, table, train, wait_for, worker};
+
+const SHORT: Duration = Duration::from_millis(300);
+/// What a busy machine may add.
+const SLACK: Duration = Duration::from_secs(2);
+
+fn in_time<R>(what: &str, call: impl FnOnce() -> Result<R, Error>) {
+    let begun = Instant::now();
+    let error = call().err().unwrap_or_else(|| panic!("{what} found what was not there"));
+    let took = begun.elapsed();
+    assert!(matches!(error, Error::Deadline { .. }), "{what}: {error}");
+    assert!((SHORT..SHORT + SLACK).contains(&took), "{what} took {took:?}");
+}
+
+#[test]
+fn a_listener_that_never_answers_and_one_that_is_not_there_are_errors_in_time() {
+    let address = Address::random();
+    let listener = Shm::new().listen(&address).unwrap();
+    for scheme in [Config::Bsp, Config::Essp { staleness: 1 }] {
+        in_time("Worker::connect", || {
+            Worker::connect(Shm::new(), std::slice::from_ref(&address), WorkerOptions::new(scheme), SHORT)
+        });
+    }
+    in_time("Reader::connect", || Reader::connect(Shm::new(), &address, ReaderOptions::default(), SHORT));
+    drop(listener);
+    let begun = Instant::now();
+    let error = Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).err().unwrap();
+    assert!(matches!(error, Error::Connect(_)) && begun.elapsed() < SLACK, "{error}");
+    assert!(error.to_string().contains("nobody listens there"), "{error}");
+}
+
+#[test]
+fn calls_of_a_reader_whose_publisher_makes_nothing_new_end_in_time() {
+    let address = Address::random();
+    let mut publisher = Publisher::new(Shm::new(), &address, table(4), PublisherOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let mut reader =
+                Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).unwrap();
+            let one = Bound::version(Version(1));
+            in_time("refresh_to", || reader.refresh_to(Version(1), SHORT));
+            in_time("pin", || reader.pin(one, SHORT).map(drop));
+            in_time("pin of a clock", || {
+                reader.pin(Bound { version: Version(0), smallest_clock: Clock(1) }, SHORT).map(drop)
+            });
+            // And none of them is in the way of the next.
+            assert_eq!(reader.refresh(0, PATIENCE).unwrap().version, Version(0));
+        });
+        publisher.drive(|publisher| publisher.joined() == 1 && publisher.readers() == 0, PATIENCE).unwrap();
+        reading.join().unwrap();
+    });
+}
+
+#[test]
+fn calls_of_a_worker_whose_server_stands_still_end_in_time() {
+    let mut server = server(4, ServerOptions::new(Config::Bsp, 1, -1.0));
+    let address = server.address();
+    let mut worker = std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| worker(&address, Config::Bsp));
+        drive(&mut server, "the worker", |server| server.status().joined == 1);
+        connecting.join().unwrap()
+    });
+    train(&mut worker, 1.0).unwrap();
+    in_time("begin", || worker.begin(SHORT));
+    in_time("begin again", || worker.begin(SHORT));
+    in_time("flush", || worker.flush(SHORT));
+    in_time("pin", || worker.pin(0, Bound::version(Version(1)), SHORT).map(drop));
+    std::thread::scope(|scope| {
+        let going_on = scope.spawn(|| {
+            assert_eq!(worker.begin(PATIENCE).unwrap().version, Version(1));
+            drop(worker);
+        });
+        drive(&mut server, "the end", |server| server.status().left == 1);
+        going_on.join().unwrap();
+    });
+}
+
+#[test]
+fn a_bsp_worker_whose_peers_never_come_hears_of_it_in_time_and_goes_on_when_they_do() {
+    let mut server = server(4, ServerOptions::new(Config::Bsp, 2, -1.0));
+    let address = server.address();
+    std::thread::scope(|scope| {
+        let early = scope.spawn(|| {
+            let mut worker = worker(&address, Config::Bsp);
+            train(&mut worker, 1.0).unwrap();
+            in_time("begin", || worker.begin(SHORT));
+            in_time("begin again", || worker.begin(SHORT));
+            let late = scope.spawn(|| {
+                let mut worker = self::worker(&address, Config::Bsp);
+                train(&mut worker, 3.0).unwrap();
+                worker.flush(PATIENCE).unwrap();
+            });
+            assert_eq!(worker.begin(PATIENCE).unwrap().version, Version(1));
+            assert_eq!(worker.parameters().unwrap(), [2.0; 4]);
+            late.join().unwrap();
+        });
+        drive(&mut server, "the end", |server| server.status().left == 2);
+        early.join().unwrap();
+    });
+}
+
+#[test]
+fn a_begin_that_has_to_finish_a_publish_first_keeps_its_deadline_over_both() {
+    let timeout = Duration::from_secs(2);
+    let scheme = Config::Ssp { staleness: 2 };
+    let mut server = server(4, ServerOptions::new(scheme, 2, -1.0));
+    let address = server.address();
+    let mut worker = std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| worker(&address, scheme));
+        drive(&mut server, "the worker", |server| server.status().joined == 1);
+        connecting.join().unwrap()
+    });
+    let _publishes_nothing = Raw::join(&address, worker_role(scheme), || {
+        server.poll(slackline::node::now()).unwrap();
+    });
+    for _ in 0..2 {
+        train(&mut worker, 1.0).unwrap();
+    }
+    worker.begin(NOTICE).unwrap();
+    // No slot is free: this waits for the server.
+    worker.start_publish(None).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let begun = Instant::now();
+            let error = worker.begin(timeout).unwrap_err();
+            (error, begun.elapsed())
+        });
+        std::thread::sleep(timeout * 4 / 5);
+        // Slots, but not the other worker's clock 0, which clock 3 waits for.
+        server.poll(slackline::node::now()).unwrap();
+        let (error, took) = waiting.join().unwrap();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        assert!(took < timeout * 3 / 2, "took {took:?}");
+    });
+}
+
+#[test]
+fn an_owner_whose_control_page_contradicts_itself_holds_nobody_past_the_deadline() {
+    let (address, shm) = (Address::random(), Shm::new());
+    let mut listener = shm.listen(&address).unwrap();
+    let layout = ControlLayout { peers: 1, frames: 2 };
+    let geometry = FrameGeometry { frames: 2, payload_bytes: 64, chunk_bytes: 64 };
+    let region = |bytes, access| shm.allocate(bytes, access).unwrap();
+    let control = region(layout.bytes(), Access::REMOTE_READ);
+    let payload = region(geometry.bytes() as usize, Access::REMOTE_READ);
+    let page = region(Desk::page_bytes(0), Access::REMOTE_READ | Access::REMOTE_WRITE);
+    let frames = Frames::new(control.clone(), payload.clone(), layout, geometry, 7);
+    // It says that frame 0 is version 5; the frame says that it is version 0.
+    control.as_volatile().store_u64(64, Latest { version: Version(5), frame: 0 }.to_word());
+    let welcome = Welcome {
+        epoch: frames.epoch(),
+        peer: 0,
+        clock: Clock(0),
+        table: table(16),
+        shard: 0,
+        shards: 1,
+        layout,
+        geometry,
+        slots: None,
+        lease_ns: 1_000_000_000,
+        scheme: None,
+    };
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let mut reader =
+                Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).unwrap();
+            in_time("pin", || reader.pin(Bound::NONE, SHORT).map(drop));
+            in_time("refresh_to", || reader.refresh_to(Version(0), SHORT));
+            // A frame that is not there at all is an error at once.
+            control.as_volatile().store_u64(64, Latest { version: Version(5), frame: 2 }.to_word());
+            let error = reader.pin(Bound::NONE, PATIENCE).err().unwrap();
+            assert!(matches!(error, Error::Pin { .. }), "{error}");
+            let error = reader.refresh_to(Version(0), PATIENCE).unwrap_err();
+            assert!(matches!(error, Error::Pull { .. }), "{error}");
+        });
+        let incoming = wait_for("a reader", || listener.poll(slackline::node::now()));
+        let grants = vec![control.whole(), payload.whole(), page.whole()];
+        let _endpoint = incoming.accept(Offer { message: welcome.encode(), grants }).unwrap();
+        reading.join().unwrap();
+    });
+}

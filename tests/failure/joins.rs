@@ -1,0 +1,180 @@
+//! Coming late, and coming and going.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use slackline::clock::{Clock, Version};
+use slackline::node::{Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions};
+use slackline::scheme::{Bound, Config};
+use slackline::table::{ElementType, Table};
+use slackline::transport::Address;
+use slackline::transport::shm::Shm;
+
+use super::second::{PATIENCE, SCHEMES, Second, drive, scheme, server, table, told, train, worker};
+
+#[test]
+fn a_late_joiner_begins_at_the_smallest_clock_and_both_go_on() {
+    for name in SCHEMES {
+        let scheme = scheme(name);
+        let mut server = server(100, ServerOptions::new(scheme, 1, 0.001));
+        let address = server.address();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut worker = worker(&address, scheme);
+                while !stop.load(SeqCst) {
+                    train(&mut worker, 1.0).unwrap();
+                }
+            });
+            drive(&mut server, "a start", |server| server.status().version >= Version(20));
+            let before = server.status().smallest_clock;
+            let late = scope.spawn(|| {
+                let mut worker = worker(&address, scheme);
+                let first = worker.clock();
+                for _ in 0..30 {
+                    let view = worker.begin(PATIENCE).unwrap();
+                    if let Some(bound) = scheme.staleness() {
+                        assert!(view.staleness() <= bound, "{name}: {view:?}");
+                    }
+                    worker.gradient().unwrap().fill(1.0);
+                    worker.publish(None, PATIENCE).unwrap();
+                }
+                stop.store(true, SeqCst);
+                first
+            });
+            drive(&mut server, "both to end", |server| server.status().left == 2);
+            let first = late.join().unwrap();
+            assert!(first >= before && first > Clock(0), "{name}: began at {first:?}");
+        });
+    }
+}
+
+#[test]
+fn a_late_joiner_of_two_shards_that_stand_at_different_clocks_goes_on() {
+    let whole = table(64);
+    let ranges = whole.shards(2).unwrap();
+    let addresses = [Address::random(), Address::random()];
+    let mut servers: Vec<Server<Shm>> = (0..2)
+        .map(|shard| {
+            let options = ServerOptions { shard: (shard, 2), ..ServerOptions::new(Config::Bsp, 1, -1.0) };
+            let (index, table) = (usize::from(shard), whole.clone());
+            let initial = vec![0.0; (ranges[index].end - ranges[index].start) as usize / 4];
+            Server::new(Shm::new(), &addresses[index], table, &initial, options).unwrap()
+        })
+        .collect();
+    let mut poll = |which: &[usize]| {
+        for index in which {
+            servers[*index].poll(slackline::node::now()).unwrap();
+        }
+        servers.iter().map(|server| server.status()).collect::<Vec<_>>()
+    };
+    let connect =
+        || Worker::connect(Shm::new(), &addresses, WorkerOptions::new(Config::Bsp), PATIENCE).unwrap();
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(connect);
+        while !connecting.is_finished() {
+            poll(&[0, 1]);
+        }
+        let mut early = connecting.join().unwrap();
+        train(&mut early, 1.0).unwrap();
+        // Only shard 0 applies it before the late one knocks.
+        while poll(&[0])[0].version == Version(0) {}
+        let late = scope.spawn(move || {
+            let mut late = connect();
+            for _ in 0..5 {
+                train(&mut late, 1.0).unwrap();
+            }
+            late.flush(PATIENCE).unwrap();
+        });
+        while poll(&[0])[0].joined < 2 {}
+        // Shard 1 takes it in before it takes the gradient.
+        while poll(&[1])[1].joined < 2 {}
+        let going_on = scope.spawn(move || {
+            for _ in 0..5 {
+                train(&mut early, 1.0).unwrap();
+            }
+            early.flush(PATIENCE).unwrap();
+        });
+        while !(late.is_finished() && going_on.is_finished()) {
+            poll(&[0, 1]);
+        }
+        late.join().unwrap();
+        going_on.join().unwrap();
+    });
+}
+
+/// Descriptors, memory files, and mappings of them, of this process.
+fn held() -> [usize; 3] {
+    let descriptors: Vec<_> = std::fs::read_dir("/proc/self/fd").unwrap().flatten().collect();
+    let is_memory = |link: &std::path::PathBuf| link.to_string_lossy().contains("memfd:slackline");
+    let files =
+        descriptors.iter().filter_map(|entry| std::fs::read_link(entry.path()).ok()).filter(is_memory);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    [descriptors.len(), files.count(), maps.lines().filter(|line| line.contains("memfd:slackline")).count()]
+}
+
+#[test]
+fn coming_and_going_two_hundred_times_leaks_nothing() {
+    if told().is_none() {
+        // Where no other test opens files meanwhile.
+        let alone =
+            Second::start(coming_and_going_two_hundred_times_leaks_nothing, &["alone".to_owned()]).wait();
+        assert!(alone.success());
+        return;
+    }
+    for name in SCHEMES {
+        let scheme = scheme(name);
+        let mut server = server(1000, ServerOptions::new(scheme, 1, 0.001));
+        let address = server.address();
+        let round = |server: &mut Server<Shm>| {
+            let gone = server.status().left + 1;
+            std::thread::scope(|scope| {
+                let visiting = scope.spawn(|| {
+                    let mut worker = worker(&address, scheme);
+                    train(&mut worker, 1.0).unwrap();
+                    worker.flush(PATIENCE).unwrap();
+                    let mut reader =
+                        Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).unwrap();
+                    reader.refresh(0, PATIENCE).unwrap();
+                    drop(reader.pin(Bound::NONE, PATIENCE).unwrap());
+                });
+                drive(server, "it to come and go", |server| {
+                    server.status().left == gone && server.status().readers == 0 && visiting.is_finished()
+                });
+            });
+        };
+        for _ in 0..3 {
+            round(&mut server);
+        }
+        let before = held();
+        assert!(before[1] > 0 && before[2] > 0, "the server's own memory is seen: {before:?}");
+        for _ in 0..200 {
+            round(&mut server);
+        }
+        assert_eq!(held(), before, "{name}: descriptors, memory files, mappings");
+    }
+}
+
+#[test]
+fn a_table_whose_description_is_longer_than_a_sockets_buffer_reaches_workers_of_every_scheme() {
+    for name in ["bsp", "essp"] {
+        let mut table = Table::builder();
+        for index in 0..20_000 {
+            let tensor = format!("a/rather/long/name/of/a/tensor/in/some/block/of/the/model/{index}");
+            table = table.tensor(&tensor, &[1], ElementType::F32);
+        }
+        let table = table.build().unwrap();
+        let (address, scheme) = (Address::random(), scheme(name));
+        let options = ServerOptions::new(scheme, 1, -1.0);
+        let mut server = Server::new(Shm::new(), &address, table, &vec![0.0; 20_000], options).unwrap();
+        std::thread::scope(|scope| {
+            let training = scope.spawn(|| {
+                let mut worker = worker(&address, scheme);
+                train(&mut worker, 1.0).unwrap();
+                worker.flush(PATIENCE).unwrap();
+            });
+            let ended = |server: &Server<Shm>| server.status().left == 1 || training.is_finished();
+            drive(&mut server, "it to come and go", ended);
+            training.join().unwrap();
+        });
+    }
+}
