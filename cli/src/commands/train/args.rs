@@ -66,7 +66,7 @@ pub(crate) struct Args {
     pub(super) seed: u64,
 
     /// Times that all examples are seen
-    #[arg(long, help_heading = "Training", value_name = "N", default_value_t = 30)]
+    #[arg(long, help_heading = "Training", value_name = "N", default_value_t = 40)]
     pub(super) epochs: u32,
 
     /// Examples per gradient, of each worker
@@ -77,7 +77,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Training", value_enum, default_value_t = OptimizerName::Momentum)]
     pub(super) optimizer: OptimizerName,
 
-    /// Step size [default: 0.5 for sgd, 0.05 for momentum, 0.002 for adam and adamw]
+    /// Step size [default: 0.5 for sgd, 0.02 for momentum, 0.002 for adam and adamw]
     #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
 
