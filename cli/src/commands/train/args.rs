@@ -13,7 +13,8 @@ use slackline_cli::model::ModelKind;
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// When workers wait for each other: in lock step, never, or once they are too far apart
+    /// When workers wait: for everybody at every step (bsp), never (asp), or once they are too far
+    /// apart (ssp; essp besides sends them new parameters as soon as there are any)
     #[arg(long, help_heading = "Scheme", value_parser = Config::NAMES, default_value = "ssp")]
     pub(super) scheme: String,
 
