@@ -20,7 +20,7 @@ use serde_json::Value;
 const SCHEMES: [&str; 4] = ["bsp", "asp", "ssp", "essp"];
 
 /// Runs at a time: they sleep most of the time.
-const TOGETHER: usize = 4;
+const TOGETHER: usize = 6;
 
 /// No run that ends by itself takes longer, on a machine however busy.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -148,7 +148,7 @@ impl Run {
     /// Begins a run that sleeps most of the time and takes about two seconds.
     fn start(scheme: &str, workers: usize, servers: usize) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
-        command.args(["train", "--model", "softmax", "--epochs", "100", "--timeout", "8", "--json", "-"]);
+        command.args(["train", "--model", "softmax", "--epochs", "80", "--timeout", "8", "--json", "-"]);
         command.args([
             "--scheme",
             scheme,

@@ -13,7 +13,8 @@ use slackline_cli::model::ModelKind;
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// When workers wait for each other: in lock step, never, or once they are too far apart
+    /// When workers wait: for everybody at every step (bsp), never (asp), or once they are too far
+    /// apart (ssp; essp besides sends them new parameters as soon as there are any)
     #[arg(long, help_heading = "Scheme", value_parser = Config::NAMES, default_value = "ssp")]
     pub(super) scheme: String,
 
@@ -66,7 +67,7 @@ pub(crate) struct Args {
     pub(super) seed: u64,
 
     /// Times that all examples are seen
-    #[arg(long, help_heading = "Training", value_name = "N", default_value_t = 30)]
+    #[arg(long, help_heading = "Training", value_name = "N", default_value_t = 40)]
     pub(super) epochs: u32,
 
     /// Examples per gradient, of each worker
@@ -77,7 +78,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Training", value_enum, default_value_t = OptimizerName::Momentum)]
     pub(super) optimizer: OptimizerName,
 
-    /// Step size [default: 0.5 for sgd, 0.05 for momentum, 0.002 for adam and adamw]
+    /// Step size [default: 0.5 for sgd, 0.02 for momentum, 0.002 for adam and adamw]
     #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
 

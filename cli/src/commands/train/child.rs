@@ -20,9 +20,8 @@ pub(super) fn run(body: impl FnOnce() -> Result<(), Trouble>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let message = Message::Failed { message: error.to_string() };
-            if send(io::stdout(), &message).is_err() {
-                // The coordinator is gone, and with it the reason to say anything.
-            }
+            // If the coordinator is gone, so is the reason to say anything.
+            let _ = send(io::stdout(), &message);
             ExitCode::FAILURE
         }
     }
