@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 pub(crate) const COMMAND: Command = Command {
     name: "bench",
     arguments: "[--quick] [--only TEXT] [--json FILE|-]",
-    about: "what the library costs against the limits of this machine; --quick: rougher; --only: rows with TEXT in their name",
+    about: "costs against the limits of this machine; --quick: rougher; --only: rows named so",
     run,
 };
 

@@ -16,9 +16,9 @@ use super::BenchError;
 /// bandwidth is of post and poll. read, fetch-add: post and poll. publish: a worker's gradient into its slot, against
 /// a server that folds it in (ASP, SGD) between two measurements. pull: a validated copy from an idle publisher.
 /// pinned-read: pin the newest version in place, read one word, let go. round: publish, fold (SGD) and pull under BSP,
-/// with the workers and the server in processes of their own; apply_ns is the fold alone, in the server. memcpy: private memory to shared, by libc and past the
-/// caches. apply: a fold of K gradients; --bytes are those of the parameters. triad: STREAM's, over three arrays of
-/// --bytes each.
+/// with the workers and the server in processes of their own; apply_ns is the fold alone, in the server. memcpy:
+/// private memory to shared, by libc and past the caches. apply: a fold of K gradients; --bytes are those of the
+/// parameters. triad: STREAM's, over three arrays of --bytes each.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// What carries the bytes.
