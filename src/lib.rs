@@ -6,8 +6,8 @@
 //!
 //! # Terms
 //!
-//! A *table* ([`table`]) is a list of named tensors in one flat space, cut into *shards*, one per server. A server holds
-//! whole copies of its shard, *frames*, each at one *version*; workers write gradients into their *slots*. A worker's
+//! A *table* ([`table`]) is a list of named tensors in one flat space, cut into *shards*, one per server. A server
+//! holds whole copies of its shard, *frames*, each at one *version*; workers write gradients into their *slots*. A worker's
 //! *clock* counts the gradients it has published. *Staleness* is how far behind something is: a copy in versions, a
 //! gradient in clocks. A *scheme* ([`scheme`]) decides how stale is too stale.
 //!
@@ -25,9 +25,9 @@
 //!
 //! # Memory that others write
 //!
-//! Registered memory is never lent as `&[u8]` or `&mut [u8]` while a peer may write it: [`mem::VolatileSlice`] loads and
-//! stores words atomically and copies ranges. What a copy brings out is some mixture of bytes; that it is one version is
-//! proved by the protocol in [`param`], not assumed.
+//! Registered memory is never lent as `&[u8]` or `&mut [u8]` while a peer may write it: [`mem::VolatileSlice`] loads
+//! and stores words atomically and copies ranges. What a copy brings out is some mixture of bytes; that it is one
+//! version is proved by the protocol in [`param`], not assumed.
 //!
 //! # Waiting
 //!

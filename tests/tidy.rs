@@ -541,7 +541,7 @@ mod the_checks {
         assert_eq!(import("src/clock.rs", "use super::mem::Region;").len(), 1);
         assert_eq!(
             import("src/mem/mod.rs", "\nuse crate::sim::Cluster;"),
-            ["src/mem/mod.rs:2: `mem` names `sim::Cluster`; it may use: error, time"]
+            ["src/mem/mod.rs:2: `mem` names `sim::Cluster`; it may use: time"]
         );
     }
 

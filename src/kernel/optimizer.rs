@@ -19,7 +19,8 @@ pub enum Optimizer {
         /// L2 penalty.
         weight_decay: f32,
     },
-    /// `g += decay * p; m = b1*m + (1-b1)*g; v = b2*v + ((1-b2)*g)*g; p -= (rate / (1-b1^t)) * (m / (sqrt(v) / sqrt(1-b2^t) + eps))`
+    /// `g += decay * p; m = b1*m + (1-b1)*g; v = b2*v + ((1-b2)*g)*g;`
+    /// `p -= (rate / (1-b1^t)) * (m / (sqrt(v) / sqrt(1-b2^t) + eps))`
     /// (Kingma and Ba, 2015).
     Adam(AdamParameters),
     /// Adam with the decay taken from the parameter itself: `p -= (rate * decay) * p` first, `g` as it is

@@ -66,7 +66,8 @@ pub enum Error {
     },
     /// The server took this peer for dead, or found its gradients wrong.
     #[error(
-        "the server of shard {shard} evicted this peer: it was silent for longer than the lease, or broke the protocol (the server's log says which); connect again"
+        "the server of shard {shard} evicted this peer: it was silent for longer than the lease, or broke the protocol \
+         (the server's log says which); connect again"
     )]
     Evicted {
         /// Which shard.
@@ -105,7 +106,10 @@ pub enum Error {
         source: PostError,
     },
     /// All frames but the latest are pinned by readers.
-    #[error("cannot write version {}: readers pin all other frames for {waited:?}; use more frames (readers + 2)", .version.0)]
+    #[error(
+        "cannot write version {}: readers pin all other frames for {waited:?}; use more frames (readers + 2)",
+        .version.0
+    )]
     Pinned {
         /// The version that could not be written.
         version: Version,

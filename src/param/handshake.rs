@@ -258,7 +258,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_of_a_stranger_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), good in any::<bool>()) {
+        fn no_bytes_of_a_stranger_panic(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..200),
+            good in any::<bool>(),
+        ) {
             if good {
                 bytes.splice(0..0, [MAGIC.to_le_bytes(), LAYOUT_VERSION.to_le_bytes()].concat());
             }
