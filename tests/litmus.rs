@@ -263,7 +263,8 @@ impl Tally {
         let Tally { what, wanted, pulls, retries, versions, .. } = self;
         let (seconds, gigabytes) = (self.begun.elapsed().as_secs_f64(), self.bytes as f64 / 1e9);
         say(&format!(
-            "{what}: {pulls} of {wanted} pulls, {gigabytes:.1} GB, {versions} versions, {retries} retries, {seconds:.1} s"
+            "{what}: {pulls} of {wanted} pulls, {gigabytes:.1} GB, {versions} versions, {retries} retries, \
+             {seconds:.1} s"
         ));
     }
 

@@ -131,7 +131,10 @@ fn a_silent_stranger_is_dropped_when_its_time_is_up_and_not_before() {
     let mut stream = stranger(&listener);
     stream.set_nonblocking(true).unwrap();
     stream.write_all(&good_hello()[..20]).unwrap();
-    let is_open = |mut stream: &UnixStream| matches!(stream.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock);
+    let is_open = |mut stream: &UnixStream| {
+        let read = stream.read(&mut [0; 1]);
+        read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
     assert!(listener.poll(NOW).is_none());
     assert!(listener.poll(NOW + (HANDSHAKE_TIMEOUT - Duration::from_nanos(1))).is_none());
     assert!(is_open(&stream));

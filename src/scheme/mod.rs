@@ -21,9 +21,11 @@
 //! | ESSP(s) | as ASP, pushes whenever the smallest clock moves | as SSP, over copies that are pushed to it |
 //! | BAP(s) | folds whole clocks in order, `slots() = s + 1` | runs at most `s` versions ahead |
 //! | VAP | as SSP | gates on [`WorkerEvent::Published`]'s magnitude |
-//! | DBW | folds the first `k` of a version, [`ServerAction::Drop`]s the late, [`ServerAction::Interrupt`]s the slow; learns from [`ServerEvent::Applied`]'s statistics and the times of arrival | pulls after each version |
+//! | DBW | folds the first `k` of a version, drops the late, interrupts the slow | pulls after each version |
 //! | ABS | folds `K` admissible ones, interrupts the too stale | pulls once its gradient is [`WorkerEvent::Consumed`] |
 //! | DS-Sync | none | [`WorkerAction::Average`] with its group of this round, no server |
+//!
+//! DBW learns its `k` from [`ServerEvent::Applied`]'s statistics and the times of arrival.
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
