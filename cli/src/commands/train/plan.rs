@@ -171,8 +171,8 @@ fn factors(args: &Args) -> Result<Vec<f64>, Failure> {
     Ok(factors.into_iter().map(|factor| factor.unwrap_or(1.0)).collect())
 }
 
-/// The optimiser, its name and its usual step size: the largest of those tried that learns the digits under every scheme
-/// for several seeds. With momentum 0.9, 0.05 diverges for some under ssp(3): staleness and momentum add up.
+/// The optimiser, its name and its usual step size: the largest of those tried that learns the digits under every
+/// scheme for several seeds. With momentum 0.9, 0.05 diverges for some under ssp(3): staleness and momentum add up.
 fn optimizer(name: OptimizerName) -> (Optimizer, &'static str, f32) {
     match name {
         OptimizerName::Sgd => (Optimizer::Sgd { weight_decay: 0.0 }, "sgd", 0.5),
