@@ -280,6 +280,9 @@ impl<E: Endpoint> Link<E> {
 
     /// Looks after the connection while there is nothing else to do: is the owner there, and are we still in?
     pub(super) fn look_around(&mut self, now: Instant) -> Result<(), Error> {
+        if let Some(gone) = self.failed.clone() {
+            return Err(self.lost(gone));
+        }
         if now - self.probed < PROBE_EVERY {
             return Ok(());
         }

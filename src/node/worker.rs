@@ -209,9 +209,9 @@ impl<T: Transport> Worker<T> {
         if self.phase == Phase::Publishing {
             self.finish_publish(timeout)?;
         }
-        if self.phase != Phase::Computing {
-            self.wait(deadline - now(), "waiting for parameters", |worker| worker.phase == Phase::Computing)?;
-        }
+        // Also where there is nothing to wait for: a worker that lost its server is not to compute on.
+        let computing = |worker: &Self| worker.phase == Phase::Computing;
+        self.wait(deadline - now(), "waiting for parameters", computing)?;
         let view = self.view();
         // Asking again for the same clock counts once.
         if !std::mem::replace(&mut self.counted, true) {

@@ -86,7 +86,8 @@ fn a_late_joiner_of_two_shards_that_stand_at_different_clocks_goes_on() {
             late.flush(PATIENCE).unwrap();
         });
         while poll(&[0])[0].joined < 2 {}
-        // Shard 1 takes it in before it takes the gradient.
+        // Shard 1 finds it at the door at its next poll, before it looks for gradients.
+        std::thread::sleep(std::time::Duration::from_millis(300));
         while poll(&[1])[1].joined < 2 {}
         let going_on = scope.spawn(move || {
             for _ in 0..5 {
