@@ -75,6 +75,10 @@ impl HostMemory {
             source: errno.into(),
             remedy: "ask for less, or raise the limit on shared memory (size of /dev/shm, memory cgroup)",
         };
+        // The pages of a memfd are found when they are touched, and who touches one that cannot be found is killed.
+        if bytes as u64 > memory_of_the_machine() {
+            return Err(refuse(rustix::io::Errno::NOMEM));
+        }
         let file = rustix::fs::memfd_create("slackline", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(refuse)?;
         rustix::fs::ftruncate(&file, bytes as u64).map_err(refuse)?;
@@ -191,6 +195,13 @@ impl HostMemory {
     }
 }
 
+/// Bytes of memory and swap that there are in all.
+fn memory_of_the_machine() -> u64 {
+    let info = rustix::system::sysinfo();
+    let units = u64::from(info.mem_unit);
+    (info.totalram as u64).saturating_add(info.totalswap as u64).saturating_mul(units)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,7 +252,9 @@ mod tests {
     fn impossible_lengths_are_errors() {
         assert!(HostMemory::anonymous(0).is_err());
         assert!(HostMemory::anonymous(usize::MAX).is_err());
-        let error = HostMemory::shared(isize::MAX as usize).unwrap_err();
-        assert!(error.to_string().contains("ask for less"), "{error}");
+        for bytes in [isize::MAX as usize, 1 << 45] {
+            let error = HostMemory::shared(bytes).unwrap_err();
+            assert!(error.to_string().contains("ask for less"), "{error}");
+        }
     }
 }

@@ -61,6 +61,10 @@ const PROBE_EVERY: Duration = Duration::from_millis(20);
 /// keeps disturbing it cannot hold a caller past its deadline.
 const STEPS_PER_TURN: usize = 64;
 
+/// A pull that was disturbed so often pins the frame instead, if it can: an owner that publishes as fast as memory lets
+/// it laps every copy of a large frame, and a reader would get none before its deadline.
+const RETRIES_BEFORE_PIN: u64 = 4;
+
 impl<E: Endpoint> Link<E> {
     /// Connects within `timeout`. A worker whose scheme pushes asks first how large the frames are, so as to grant
     /// frames of its own when it connects for good.
@@ -246,6 +250,7 @@ impl<E: Endpoint> Link<E> {
                     pull.complete(completion);
                 }
             }
+            progress |= self.rescue()?;
             match self.pull.advance(&mut self.endpoint) {
                 Ok(stepped) => progress |= stepped,
                 Err(crate::param::PullError::Disconnected(gone)) => return Err(self.lost(gone)),
@@ -276,6 +281,23 @@ impl<E: Endpoint> Link<E> {
             }
         }
         Ok(())
+    }
+
+    /// Holds the frame still for a pull that a fast writer has lapped again and again, where memory is shared.
+    fn rescue(&mut self) -> Result<bool, Error> {
+        if self.pull.retries() < RETRIES_BEFORE_PIN {
+            return Ok(false);
+        }
+        let (Some((into, bound)), Some(pins)) = (self.pull.wanted(), &mut self.pins) else {
+            return Ok(false);
+        };
+        let shard = self.welcome.shard;
+        let held = pins.hold(bound).map_err(|source| Error::Pin { shard, source })?;
+        let (Some(pulled), Some(bytes)) = (held, pins.bytes()) else { return Ok(false) };
+        into.as_volatile().copy_from(bytes, Streaming::ByLength);
+        pins.release();
+        self.pull.finish(pulled);
+        Ok(true)
     }
 
     /// Looks after the connection while there is nothing else to do: is the owner there, and are we still in?

@@ -135,6 +135,17 @@ impl Pins {
         Some(PinnedFrame { pulled, pins: self })
     }
 
+    /// True if the frame is still what was pinned. It always is while this process is taken for alive; a process that was
+    /// stopped for longer than its lease may have lost the pin meanwhile, and asks after it has used the bytes.
+    pub fn is_intact(&self) -> bool {
+        let Some((frame, pulled)) = self.held else { return false };
+        // The loads of the bytes come before that of the header.
+        fence(Acquire);
+        let line = self.control.as_volatile().subslice(self.source.layout.frame_header(frame), LINE);
+        let header = FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Acquire)));
+        header.is_whole() && header.version == pulled.version
+    }
+
     /// What is held.
     pub fn held(&self) -> Option<Pulled> {
         self.held.map(|(_, pulled)| pulled)
@@ -159,6 +170,11 @@ impl PinnedFrame<'_> {
     /// Which version it is.
     pub fn pulled(&self) -> Pulled {
         self.pulled
+    }
+
+    /// Whether the bytes read so far were this version's, as [`Pins::is_intact`].
+    pub fn is_intact(&self) -> bool {
+        self.pins.is_intact()
     }
 
     /// Its bytes, in place, as [`Pins::bytes`].

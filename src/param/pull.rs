@@ -285,6 +285,26 @@ impl Pull {
         }
     }
 
+    /// How often this pull was begun anew so far.
+    pub fn retries(&self) -> u64 {
+        self.retries
+    }
+
+    /// Where a whole copy is wanted by somebody who can bring it in another way, if no request is in flight: for a pull
+    /// that a fast writer laps again and again. [`finish`](Self::finish) ends the pull then.
+    pub(crate) fn wanted(&self) -> Option<(&LocalSlice, Bound)> {
+        let idle = self.is_active() && self.outstanding == 0 && !matches!(self.state, State::Done(_));
+        let plain = self.options.consistency == Consistency::Whole && !self.options.checksum;
+        self.into.as_ref().filter(|_| idle && plain).map(|into| (into, self.bound))
+    }
+
+    /// Ends the pull with a version that was copied whole in another way.
+    pub(crate) fn finish(&mut self, pulled: Pulled) {
+        self.gains += 1;
+        self.floor = self.floor.max(pulled.version);
+        self.state = State::Done(Pulled { retries: self.retries, ..pulled });
+    }
+
     /// The newest version and smallest clock seen so far, whether they satisfied the bound or not.
     pub fn seen(&self) -> Bound {
         self.seen
