@@ -42,8 +42,13 @@ pub struct Reader<T: Transport> {
     /// The reader's own copy; made when it is first asked for.
     copy: Option<Buffer>,
     held: Option<Pulled>,
+    /// Bytes pulled since the connection was last looked after.
+    unwatched: usize,
     _pulse: Pulse,
 }
+
+/// A reader looks after its connection once for so many bytes, also if every pull succeeds at once.
+const BYTES_BETWEEN_LOOKS: usize = 1 << 20;
 
 impl<T: Transport> Reader<T> {
     /// Connects to a publisher or a server within `timeout`.
@@ -55,7 +60,7 @@ impl<T: Transport> Reader<T> {
     ) -> Result<Self, Error> {
         let link = Link::connect(&transport, address, Role::Reader, timeout)?;
         let pulse = Pulse::start(vec![link.beacon()?], link.lease())?;
-        Ok(Reader { link, transport, options, copy: None, held: None, _pulse: pulse })
+        Ok(Reader { link, transport, options, copy: None, held: None, unwatched: 0, _pulse: pulse })
     }
 
     /// The table that the owner holds a shard of (a publisher: all of it).
@@ -152,11 +157,15 @@ impl<T: Transport> Reader<T> {
     ) -> Result<Pulled, Error> {
         let shard = self.link.welcome.shard;
         let failed = |source| Error::Pull { shard, source };
-        let begun = now();
-        // A dead owner's memory would satisfy this reader for ever.
-        self.link.look_around(begun)?;
+        // A dead owner's memory would satisfy this reader for ever. Reading the clock costs as much as a small pull: it
+        // is read once for so many bytes.
+        self.unwatched += into.len();
+        if self.unwatched >= BYTES_BETWEEN_LOOKS {
+            self.unwatched = 0;
+            self.link.look_around(now())?;
+        }
         self.link.pull.start(bound, into.clone(), self.options.pull).map_err(failed)?;
-        let deadline = begun + left;
+        let mut deadline = None;
         let mut backoff = Backoff::new();
         loop {
             let progress = self.link.advance()?;
@@ -165,7 +174,7 @@ impl<T: Transport> Reader<T> {
             }
             let now = now();
             self.link.look_around(now)?;
-            if now >= deadline {
+            if now >= *deadline.get_or_insert(now + left) {
                 let seen = self.link.pull.seen();
                 self.link.pull.cancel();
                 let operation = "waiting for a version";
