@@ -47,7 +47,7 @@ impl Streaming {
     }
 }
 
-/// Copies `len` bytes. Streaming copies are complete and ordered before every later store when this returns.
+/// Copies `len` bytes. A streaming copy stays behind every earlier store and before every later one.
 ///
 /// # Safety
 ///
@@ -106,8 +106,10 @@ mod x86 {
     pub(super) unsafe fn copy_avx512(destination: *mut u8, source: *const u8, len: usize) {
         let (head, body) = split(destination, len, 64);
         // SAFETY: head + body <= len, and the tail is what remains; stores are aligned to 64 after the head; loads
-        // need no alignment. The fence orders the weakly ordered stores before all that follows.
+        // need no alignment. The fences order the weakly ordered stores behind all that was stored before (a header
+        // that says "being written") and before all that follows (one that says "whole").
         unsafe {
+            _mm_sfence();
             libc::memcpy(destination.cast(), source.cast(), head);
             let (to, from) = (destination.add(head), source.add(head));
             for at in (0..body).step_by(STEP) {
@@ -132,6 +134,7 @@ mod x86 {
         let (head, body) = split(destination, len, 32);
         // SAFETY: as in `copy_avx512`, with stores aligned to 32.
         unsafe {
+            _mm_sfence();
             libc::memcpy(destination.cast(), source.cast(), head);
             let (to, from) = (destination.add(head), source.add(head));
             for at in (0..body).step_by(32) {
