@@ -249,6 +249,18 @@ mod tests {
     }
 
     #[test]
+    fn huge_pages_are_had_or_the_error_says_how_to_reserve_them() {
+        match HostMemory::huge_pages(3 << 20) {
+            Ok(memory) => {
+                assert_eq!(memory.len(), 4 << 20, "rounded up to whole pages");
+                memory.as_volatile().store_u64((4 << 20) - 8, 9);
+                assert_eq!(memory.as_volatile().load_u64((4 << 20) - 8), 9);
+            }
+            Err(error) => assert!(error.to_string().contains("vm.nr_hugepages"), "{error}"),
+        }
+    }
+
+    #[test]
     fn impossible_lengths_are_errors() {
         assert!(HostMemory::anonymous(0).is_err());
         assert!(HostMemory::anonymous(usize::MAX).is_err());
