@@ -128,8 +128,11 @@ impl MemoryRegion {
     /// True if there is no other clone of it, and no slice.
     pub(super) fn is_unshared(&self) -> bool {
         // A clone can only be made from one that exists, and the caller holds the only one: the count cannot rise
-        // behind its back. Acquire (inside) pairs with the release of the last clone dropped elsewhere.
-        Arc::strong_count(&self.inner) == 1
+        // behind its back. Counting is relaxed; the fence pairs with the release of a clone dropped on another thread,
+        // whose accesses come before what the caller does next.
+        let unshared = Arc::strong_count(&self.inner) == 1;
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+        unshared
     }
 
     /// True if both are one registration.

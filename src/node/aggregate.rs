@@ -135,6 +135,7 @@ impl Shared {
         }
         if job.run(chunk).is_err() {
             self.failed.store(true, Ordering::Relaxed);
+            return Some(false);
         }
         // Release: whoever sees the count sees the chunk.
         self.done[thread].store(done + 1, Ordering::Release);
@@ -226,6 +227,7 @@ impl Aggregator {
         for done in &self.shared.done {
             done.store(0, Ordering::Relaxed);
         }
+        self.shared.failed.store(false, Ordering::Relaxed);
         *job = Some(fill(job.take())?);
         self.shared.abort.store(false, Ordering::Relaxed);
         drop(job);
@@ -262,7 +264,7 @@ impl Aggregator {
         self.shared.read().as_ref().is_some_and(|job| self.shared.is_complete(job))
     }
 
-    /// Lets go of all memory of the job, finished or not.
+    /// Ends the job, finished or not, and lets go of the workers' memory.
     pub(super) fn end(&mut self) {
         if !std::mem::take(&mut self.running) {
             return;

@@ -2,18 +2,19 @@
 
 use std::task::Poll;
 
+use super::pulse::Pulse;
 use super::{Backoff, Error, now};
 use crate::clock::Clock;
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
     ControlLayout, FrameSource, Hello, Latest, PULL_TAG, PinError, PinnedFrame, Pins, Publish, Pull,
-    PullOptions, PushGrant, Role, Welcome, own_page, own_words,
+    PullOptions, Pulled, PushGrant, Role, Welcome, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::{
-    Address, Beacon, Connecting, Disconnected, Endpoint, LocalEndpoint, Offer, Operation, PostError,
-    Received, Transport, WorkRequest,
+    Address, Connecting, Disconnected, Endpoint, LocalEndpoint, Offer, Operation, PostError, Received,
+    Transport, WorkRequest,
 };
 
 /// A connection to the owner of one shard.
@@ -29,7 +30,8 @@ pub(super) struct Link<E: Endpoint> {
     /// What was learned of this peer's own line.
     pub(super) line: Line,
     probe: Probe,
-    heartbeat: RemoteSlice,
+    answers: u64,
+    _pulse: Pulse,
     probed: Instant,
     failed: Option<Disconnected>,
 }
@@ -150,6 +152,9 @@ impl<E: Endpoint> Link<E> {
             outstanding: 0,
         };
         let heartbeat = own_page::heartbeat(&words.page)?;
+        let shard = welcome.shard;
+        let beacon = endpoint.beacon(&heartbeat).map_err(|source| Error::Post { shard, source })?;
+        let pulse = Pulse::start(beacon, Duration::from_nanos(welcome.lease_ns))?;
         let line = Line::default();
         let (pushed, failed, probed) = (None, None, now());
         Ok(Link {
@@ -162,7 +167,8 @@ impl<E: Endpoint> Link<E> {
             pushed,
             line,
             probe,
-            heartbeat,
+            answers: 0,
+            _pulse: pulse,
             probed,
             failed,
         })
@@ -190,17 +196,6 @@ impl<E: Endpoint> Link<E> {
         };
         let scratch = transport.allocate(Pull::SCRATCH_BYTES, Access::LOCAL)?;
         Ok((endpoint, Pull::new(source, &scratch)?))
-    }
-
-    /// A handle for the heartbeat thread.
-    pub(super) fn beacon(&self) -> Result<Box<dyn Beacon>, Error> {
-        self.endpoint
-            .beacon(&self.heartbeat)
-            .map_err(|source| Error::Post { shard: self.welcome.shard, source })
-    }
-
-    pub(super) fn lease(&self) -> Duration {
-        Duration::from_nanos(self.welcome.lease_ns)
     }
 
     /// Begins to bring a copy: out of the pushed frames where there are some, else by pulling.
@@ -295,9 +290,14 @@ impl<E: Endpoint> Link<E> {
         let held = pins.hold(bound).map_err(|source| Error::Pin { shard, source })?;
         let (Some(pulled), Some(bytes)) = (held, pins.bytes()) else { return Ok(false) };
         into.as_volatile().copy_from(bytes, Streaming::ByLength);
+        // A process that was stopped for longer than its lease has lost the pin meanwhile.
+        let intact = pins.is_intact();
+        let behind = pulled.version.behind(pins.newest());
         pins.release();
-        self.pull.finish(pulled);
-        Ok(true)
+        if intact {
+            self.pull.finish(Pulled { behind, ..pulled });
+        }
+        Ok(intact)
     }
 
     /// Looks after the connection while there is nothing else to do: is the owner there, and are we still in?
@@ -339,19 +339,22 @@ impl<E: Endpoint> Link<E> {
         Ok(())
     }
 
-    /// True if a probe's answer has not come yet.
-    pub(super) fn is_probing(&self) -> bool {
-        self.probe.outstanding > 0
+    /// How many probes were answered so far.
+    pub(super) fn answers(&self) -> u64 {
+        self.answers
     }
 
     fn learn(&mut self) {
         let memory = self.probe.scratch.as_volatile();
-        let words = own_page::read_line(&memory.subslice(0, LINE_BYTES));
+        let words = own_page::read_line(&memory.subslice(0, LINE_BYTES), self.welcome.generation);
         let status = memory.subslice(LINE_BYTES, LINE_BYTES);
         let latest = Latest::from_word(status.load_u64(0));
         let seen = Bound { version: latest.version, smallest_clock: Clock(status.load_u64(8)) };
         self.line = Line { evicted: words.evicted, interrupts: words.interrupts, seen };
-        if let Some(publish) = &mut self.publish {
+        self.answers += 1;
+        if let Some(publish) = &mut self.publish
+            && !words.evicted
+        {
             publish.learn_consumed(words.consumed);
         }
     }
@@ -393,6 +396,6 @@ impl<E: Endpoint> Link<E> {
     /// Where the slot is that `publish` reserved, if its memory is mapped.
     pub(super) fn borrowed_slot(&self) -> Option<LocalSlice> {
         let remote = self.publish.as_ref()?.reserved()?;
-        self.endpoint.map(&remote)
+        self.endpoint.map(&remote).filter(|slot| slot.as_volatile().is_writable())
     }
 }

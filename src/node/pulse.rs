@@ -1,4 +1,4 @@
-//! The heartbeat: a thread that says "alive" to every server, however long the trainer computes.
+//! The heartbeat: a thread that says "alive" to an owner from the first moment on, however long the trainer computes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,25 +8,24 @@ use std::time::Duration;
 use super::Error;
 use crate::transport::Beacon;
 
-/// Sets a growing number in each beacon's word until dropped.
+/// Sets a growing number in a beacon's word until dropped.
 pub(super) struct Pulse {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Pulse {
-    /// Beats ten times a lease.
-    pub(super) fn start(mut beacons: Vec<Box<dyn Beacon>>, lease: Duration) -> Result<Pulse, Error> {
+    /// Beats ten times a lease, at least every 300 ms.
+    pub(super) fn start(mut beacon: Box<dyn Beacon>, lease: Duration) -> Result<Pulse, Error> {
         let interval = (lease / 10).clamp(Duration::from_millis(1), Duration::from_millis(300));
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let named = std::thread::Builder::new().name("slackline-pulse".into());
         let spawned = named.spawn(move || {
-            let mut count = 0;
-            while !stopped.load(Ordering::Relaxed) && !beacons.is_empty() {
+            let mut count = 1u64;
+            // A beacon whose connection is gone has nobody to tell.
+            while !stopped.load(Ordering::Relaxed) && beacon.set(count).is_ok() {
                 count += 1;
-                // A beacon whose connection is gone has nobody to tell.
-                beacons.retain_mut(|beacon| beacon.set(count).is_ok());
                 std::thread::park_timeout(interval);
             }
         });

@@ -1,7 +1,6 @@
 //! The reader: versions of a publisher's or a server's parameters, at most so stale.
 
 use super::link::Link;
-use super::pulse::Pulse;
 use super::worker::private;
 use super::{Backoff, Error, now};
 use crate::clock::Version;
@@ -44,7 +43,6 @@ pub struct Reader<T: Transport> {
     held: Option<Pulled>,
     /// Bytes pulled since the connection was last looked after.
     unwatched: usize,
-    _pulse: Pulse,
 }
 
 /// A reader looks after its connection once for so many bytes, also if every pull succeeds at once.
@@ -59,8 +57,7 @@ impl<T: Transport> Reader<T> {
         timeout: Duration,
     ) -> Result<Self, Error> {
         let link = Link::connect(&transport, address, Role::Reader, timeout)?;
-        let pulse = Pulse::start(vec![link.beacon()?], link.lease())?;
-        Ok(Reader { link, transport, options, copy: None, held: None, unwatched: 0, _pulse: pulse })
+        Ok(Reader { link, transport, options, copy: None, held: None, unwatched: 0 })
     }
 
     /// The table that the owner holds a shard of (a publisher: all of it).
@@ -165,6 +162,14 @@ impl<T: Transport> Reader<T> {
             self.link.look_around(now())?;
         }
         self.link.pull.start(bound, into.clone(), self.options.pull).map_err(failed)?;
+        let pulled = self.finish_pull(bound, left, timeout);
+        if pulled.is_err() {
+            self.link.pull.cancel();
+        }
+        pulled
+    }
+
+    fn finish_pull(&mut self, bound: Bound, left: Duration, timeout: Duration) -> Result<Pulled, Error> {
         let mut deadline = None;
         let mut backoff = Backoff::new();
         loop {
@@ -176,7 +181,6 @@ impl<T: Transport> Reader<T> {
             self.link.look_around(now)?;
             if now >= *deadline.get_or_insert(now + left) {
                 let seen = self.link.pull.seen();
-                self.link.pull.cancel();
                 let operation = "waiting for a version";
                 return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen });
             }
@@ -190,10 +194,11 @@ impl<T: Transport> Reader<T> {
         let deadline = begun + timeout;
         let mut backoff = Backoff::new();
         self.link.look_around(now())?;
-        self.link.probe()?;
+        let answers = self.link.answers();
         loop {
+            self.link.probe()?;
             self.link.advance()?;
-            if !self.link.is_probing() {
+            if self.link.answers() != answers {
                 return Ok(self.link.line.seen.version);
             }
             let now = now();

@@ -263,10 +263,11 @@ impl<T: Transport> Server<T> {
         }
         loop {
             progress |= self.take_actions();
-            if !self.fold(now)? {
+            let (moved, made) = self.fold(now)?;
+            progress |= moved;
+            if !made {
                 break;
             }
-            progress = true;
         }
         self.announce_clock();
         self.push();
@@ -308,6 +309,14 @@ impl<T: Transport> Server<T> {
                 }
                 progress = true;
                 let clock = state.arrived;
+                // Without this a worker that ignores its credits could have one slot folded under two names.
+                let slots = peer.desk.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
+                if clock.0 >= state.consumed.0.saturating_add(slots) {
+                    let departure = Departure::Misbehaved("it published more than it has slots for".into());
+                    self.shard.dismiss(index as u16, departure, &mut self.events);
+                    self.take_events(now);
+                    break;
+                }
                 match peer.desk.header(clock, self.shard.frames.epoch()) {
                     Ok(header) => {
                         state.arrived = clock.next();
@@ -381,20 +390,21 @@ impl<T: Transport> Server<T> {
         self.work.bound = false;
     }
 
-    /// Works on the planned fold as far as its gradients have come. True if a version was made.
-    fn fold(&mut self, now: Instant) -> Result<bool, Error> {
+    /// Works on the planned fold as far as its gradients have come. Whether it got anywhere, and whether it ended.
+    fn fold(&mut self, now: Instant) -> Result<(bool, bool), Error> {
         if self.work.shares.is_empty() {
-            return Ok(std::mem::take(&mut self.work.bound));
+            let ended = std::mem::take(&mut self.work.bound);
+            return Ok((ended, ended));
         }
         if !self.aggregator.is_running() && !self.begin_fold()? {
-            return Ok(false);
+            return Ok((false, false));
         }
-        self.aggregator.advance()?;
+        let moved = self.aggregator.advance()?;
         if !self.work.bound || !self.aggregator.is_complete() {
-            return Ok(false);
+            return Ok((moved, false));
         }
         self.finish_fold(now);
-        Ok(true)
+        Ok((true, true))
     }
 
     /// Begins to fold if the first chunk has come from everybody and a frame is free.

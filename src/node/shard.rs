@@ -385,6 +385,7 @@ impl<T: Transport> Shard<T> {
         Welcome {
             epoch: self.frames.epoch(),
             peer,
+            generation: self.generations,
             clock,
             table: self.config.table.clone(),
             shard: self.config.shard,

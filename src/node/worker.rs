@@ -1,7 +1,6 @@
 //! The worker: reads parameters, publishes gradients, to all shards at once, as its scheme says.
 
 use super::link::Link;
-use super::pulse::Pulse;
 use super::{Backoff, Error, WorkerStatistics, now};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, Buffer, LocalSlice, VolatileSlice};
@@ -50,7 +49,8 @@ pub struct View {
     pub version: Version,
     /// They hold all gradients of clocks before this one; over several shards, the smallest.
     pub smallest_clock: Clock,
-    /// By how many versions they were behind the newest when they were read; over several shards, the most.
+    /// By how many versions they were behind the newest when they were read (pushed ones: behind the newest that was
+    /// pushed); over several shards, the most.
     pub behind: u64,
     /// Copies begun anew because a frame changed under them, since the last view.
     pub retries: u64,
@@ -109,7 +109,6 @@ pub struct Worker<T: Transport> {
     counted: bool,
     statistics: WorkerStatistics,
     computing_since: Option<Instant>,
-    _pulse: Pulse,
 }
 
 impl<T: Transport> Worker<T> {
@@ -139,10 +138,7 @@ impl<T: Transport> Worker<T> {
                 return Err(Error::Scheme { scheme: options.scheme, reason });
             }
         }
-        let beacons = links.iter().map(Link::beacon).collect::<Result<_, _>>()?;
-        let lease = links.iter().map(Link::lease).min().unwrap_or(Duration::from_secs(3));
-        let pulse = Pulse::start(beacons, lease)?;
-        // A late joiner begins where the slowest shard is.
+        // All shards are at one clock now, unless the scheme never waits.
         let clock = links.iter().map(|link| link.welcome.clock).max().unwrap_or_default();
         let parameters = match options.read {
             ReadMode::Copy => Some(private(&transport, table.bytes())?),
@@ -183,7 +179,6 @@ impl<T: Transport> Worker<T> {
             counted: false,
             statistics: WorkerStatistics::default(),
             computing_since: None,
-            _pulse: pulse,
         })
     }
 
@@ -306,6 +301,7 @@ impl<T: Transport> Worker<T> {
     /// computes straight into them, and [`publish_slots`](Self::publish_slots) announces them. Nobody else writes
     /// them, and the server reads them only once they are announced.
     pub fn borrow_slots(&mut self, timeout: Duration) -> Result<Vec<LocalSlice>, Error> {
+        self.expect_computing("borrow slots")?;
         for part in &mut self.parts {
             let shard = part.link.welcome.shard;
             if let Some(publish) = &mut part.link.publish {
@@ -371,28 +367,33 @@ impl<T: Transport> Worker<T> {
 
     /// Waits, at most `timeout`, until every server has folded in (or dropped) all that this worker has published.
     pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
-        let needed = self.clock;
-        for part in &mut self.parts {
-            if let Some(publish) = &mut part.link.publish {
-                publish.watch_consumed(true);
-            }
-        }
-        self.wait(timeout, "waiting for the server to apply the last gradients", |worker| {
-            let consumed = |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= needed);
+        self.watch_consumed(true);
+        let flushed = self.wait(timeout, "waiting for the server to apply the last gradients", |worker| {
+            // Each shard counts for itself: one that this worker joined late has another clock.
+            let consumed =
+                |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= p.clock());
             worker.parts.iter().all(consumed)
-        })?;
+        });
+        self.watch_consumed(false);
+        flushed
+    }
+
+    fn watch_consumed(&mut self, on: bool) {
         for part in &mut self.parts {
             if let Some(publish) = &mut part.link.publish {
-                publish.watch_consumed(false);
+                publish.watch_consumed(on);
             }
         }
-        Ok(())
     }
 
     /// Pins the newest version of one shard in place if it satisfies `bound`, waiting at most `timeout`; outside of
     /// the scheme, and nothing is copied.
     pub fn pin(&mut self, shard: usize, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
-        let out_of_range = Error::OutOfTurn { operation: "pin", reason: "there is no such shard" };
+        let out_of_turn = |reason| Error::OutOfTurn { operation: "pin", reason };
+        if self.options.read == ReadMode::InPlace {
+            return Err(out_of_turn("this worker reads in place already: use `in_place`"));
+        }
+        let out_of_range = out_of_turn("there is no such shard");
         self.parts.get_mut(shard).ok_or(out_of_range)?.link.pin(bound, timeout)
     }
 
@@ -402,15 +403,16 @@ impl<T: Transport> Worker<T> {
         for part in &mut self.parts {
             part.link.probe()?;
             part.link.advance()?;
-            interrupts += part.link.line.interrupts;
+            interrupts = u64::wrapping_add(interrupts, part.link.line.interrupts);
         }
-        Ok(interrupts > self.interrupts)
+        Ok(interrupts != self.interrupts)
     }
 
     /// Abandons the computation of this clock: the next `begin` brings newer parameters for the same clock.
     pub fn abandon(&mut self) -> Result<(), Error> {
         self.expect_computing("abandon")?;
-        self.interrupts = self.parts.iter().map(|part| part.link.line.interrupts).sum();
+        let interrupts = self.parts.iter().map(|part| part.link.line.interrupts);
+        self.interrupts = interrupts.fold(0, u64::wrapping_add);
         self.scheme.handle_event(now(), WorkerEvent::Interrupted);
         self.phase = Phase::Deciding;
         Ok(())
@@ -551,8 +553,11 @@ impl<T: Transport> Worker<T> {
 
     /// Tells the scheme how far all servers have consumed this worker's gradients.
     fn tell_consumed(&mut self, now: Instant) {
-        let consumed = |part: &Part<T>| part.link.publish.as_ref().map(|publish| publish.consumed());
-        let clock = self.parts.iter().filter_map(consumed).min().unwrap_or_default();
+        let outstanding = |part: &Part<T>| {
+            part.link.publish.as_ref().map(|publish| publish.clock().0.saturating_sub(publish.consumed().0))
+        };
+        let most = self.parts.iter().filter_map(outstanding).max().unwrap_or_default();
+        let clock = Clock(self.clock.0.saturating_sub(most));
         if clock > self.consumed {
             self.consumed = clock;
             self.scheme.handle_event(now, WorkerEvent::Consumed { clock });

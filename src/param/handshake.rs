@@ -1,6 +1,6 @@
 //! What peers say to each other before any memory is shared.
 //!
-//! A message is the layout version in its first words, so that peers of different versions can say so to each other,
+//! A message is a magic word and the layout version, so that peers of different versions can say so to each other,
 //! and a body behind it that only peers of one version decode.
 
 use serde::{Deserialize, Serialize};
@@ -79,6 +79,8 @@ pub struct Welcome {
     pub epoch: Epoch,
     /// The peer's line of the control page; a worker's id.
     pub peer: u16,
+    /// Tells this peer from those that had or will have the same line.
+    pub generation: u64,
     /// The clock a worker begins at.
     pub clock: Clock,
     /// The whole table.
@@ -126,6 +128,11 @@ fn check(condition: bool, reason: &'static str) -> Result<(), HandshakeError> {
     if condition { Ok(()) } else { Err(HandshakeError::Damaged { reason }) }
 }
 
+/// Words are reached where they lie: a grant must begin where they can.
+fn is_aligned(grant: &RemoteSlice) -> bool {
+    grant.offset.is_multiple_of(super::layout::LINE as u64)
+}
+
 impl Hello {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
@@ -135,6 +142,7 @@ impl Hello {
     /// From bytes and grants that a stranger sent: everything that is computed with later is checked here.
     pub fn decode(bytes: &[u8], grants: &[RemoteSlice]) -> Result<Hello, HandshakeError> {
         let hello: Hello = decode(bytes)?;
+        check(grants.iter().all(is_aligned), "a grant that does not begin at a cache line")?;
         match &hello.push {
             None => check(grants.is_empty(), "grants that nobody asked for")?,
             Some(push) => {
@@ -175,6 +183,7 @@ impl Welcome {
         if *role == Role::Inquirer {
             return Ok(welcome);
         }
+        check(grants.iter().all(is_aligned), "a grant that does not begin at a cache line")?;
         let wants_slots = matches!(role, Role::Worker { .. });
         check(grants.len() == 3 + usize::from(wants_slots), "another number of grants than there should be")?;
         check(grants[0].len >= welcome.layout.bytes() as u64, "a control page too short")?;
@@ -214,6 +223,7 @@ mod tests {
         let welcome = Welcome {
             epoch: 7,
             peer: 1,
+            generation: 2,
             clock: Clock(3),
             table,
             shard: 0,

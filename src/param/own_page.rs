@@ -40,11 +40,13 @@ pub(crate) struct OwnLine {
     pub(crate) interrupts: u64,
 }
 
-/// Reads a copy of a peer's line.
-pub(crate) fn read_line(line: &VolatileSlice<'_>) -> OwnLine {
+/// Reads a copy of the line of the peer that has had its place since `generation`.
+pub(crate) fn read_line(line: &VolatileSlice<'_>, generation: u64) -> OwnLine {
     OwnLine {
         consumed: Clock(line.load_u64(peer_line::CONSUMED)),
-        evicted: line.load_u64(peer_line::STATE) == peer_line::STATE_EVICTED,
+        // The line of somebody who has the place by now says as much.
+        evicted: line.load_u64(peer_line::STATE) == peer_line::STATE_EVICTED
+            || line.load_u64(peer_line::GENERATION) != generation,
         interrupts: line.load_u64(peer_line::INTERRUPTS),
     }
 }

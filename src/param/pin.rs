@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use super::layout::{ControlLayout, FrameHeader, LINE, Latest, desk};
 use super::{FrameSource, Pulled};
+use crate::clock::Version;
 use crate::mem::{LocalSlice, RemoteSlice, VolatileSlice, fence, pause};
 use crate::scheme::Bound;
 use crate::transport::Endpoint;
@@ -59,12 +60,16 @@ impl Pins {
     pub fn new(endpoint: &impl Endpoint, source: &FrameSource, page: &RemoteSlice) -> Result<Pins, PinError> {
         let word = page.slice(desk::PIN as u64, 8).map_err(|_| PinError::NotMapped)?;
         let map = |remote: &RemoteSlice| endpoint.map(remote).ok_or(PinError::NotMapped);
+        let word = map(&word)?;
+        if !word.as_volatile().is_writable() {
+            return Err(PinError::NotMapped);
+        }
         Ok(Pins {
             held: None,
             source: *source,
             control: map(&source.control)?,
             frames: map(&source.frames)?,
-            word: map(&word)?,
+            word,
         })
     }
 
@@ -135,8 +140,8 @@ impl Pins {
         Some(PinnedFrame { pulled, pins: self })
     }
 
-    /// True if the frame is still what was pinned. It always is while this process is taken for alive; a process that was
-    /// stopped for longer than its lease may have lost the pin meanwhile, and asks after it has used the bytes.
+    /// True if the frame is still what was pinned. It always is while this process is taken for alive; a process that
+    /// was stopped for longer than its lease may have lost the pin meanwhile, and asks after it has used the bytes.
     pub fn is_intact(&self) -> bool {
         let Some((frame, pulled)) = self.held else { return false };
         // The loads of the bytes come before that of the header.
@@ -144,6 +149,11 @@ impl Pins {
         let line = self.control.as_volatile().subslice(self.source.layout.frame_header(frame), LINE);
         let header = FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Acquire)));
         header.is_whole() && header.version == pulled.version
+    }
+
+    /// The newest version now.
+    pub fn newest(&self) -> Version {
+        Latest::from_word(self.control.as_volatile().load(ControlLayout::LATEST, Acquire)).version
     }
 
     /// What is held.

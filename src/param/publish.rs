@@ -35,6 +35,9 @@ pub enum PublishError {
         /// Bytes of a slot's payload.
         slot_bytes: u64,
     },
+    /// No slot was reserved.
+    #[error("no slot is borrowed: borrow one and compute into it first")]
+    NoSlot,
     /// A publish is under way already.
     #[error("a publish is under way already: finish it first")]
     Busy,
@@ -87,6 +90,8 @@ pub struct Publish {
     epoch: u64,
     scratch: LocalSlice,
     checksums: bool,
+    /// A slot is wanted once the look that is under way has ended.
+    reserving: bool,
     /// Look at the consumed clock again and again while nothing is being published.
     watching: bool,
     clock: Clock,
@@ -121,6 +126,7 @@ impl Publish {
             epoch: welcome.epoch,
             scratch,
             checksums: false,
+            reserving: false,
             watching: false,
             clock: welcome.clock,
             consumed: welcome.clock,
@@ -153,6 +159,7 @@ impl Publish {
     pub fn reserve(&mut self) -> Result<(), PublishError> {
         match self.state {
             State::Idle => self.state = State::NeedCredit,
+            State::Watch => self.reserving = true,
             State::NeedCredit | State::Credit | State::Reserved => {}
             _ => return Err(PublishError::Busy),
         }
@@ -173,6 +180,9 @@ impl Publish {
             )
         {
             return Err(PublishError::Busy);
+        }
+        if matches!(source, Source::Slot) && !matches!(self.state, State::Reserved) {
+            return Err(PublishError::NoSlot);
         }
         if let Source::Memory(memory) = &source
             && memory.len() as u64 != self.geometry.payload_bytes()
@@ -260,10 +270,11 @@ impl Publish {
             State::Watch if self.outstanding > 0 => Ok(false),
             State::Watch => {
                 // A publish may have been started while the look was under way.
-                self.state = if self.pending.is_some() { State::NeedCredit } else { State::Idle };
+                let wanted = std::mem::take(&mut self.reserving) || self.pending.is_some();
+                self.state = if wanted { State::NeedCredit } else { State::Idle };
                 let before = self.consumed;
                 self.learn_consumed(Clock(self.scratch.as_volatile().load_u64(0)));
-                Ok(before != self.consumed || self.pending.is_some())
+                Ok(before != self.consumed || wanted)
             }
             State::NeedCredit => self.ask_for_credit(endpoint),
             State::Credit if self.outstanding > 0 => Ok(false),

@@ -170,6 +170,8 @@ struct Follow {
     /// Odd sequence of the attempt that is followed, once it is known.
     sequence: Option<u64>,
     chunks: usize,
+    /// The attempt was seen to have ended whole.
+    ended: bool,
 }
 
 /// Reads frames of one source through an endpoint. A state machine: [`start`](Self::start), then
@@ -428,8 +430,13 @@ impl Pull {
         {
             // What the frame will be is known only at its end: it is followed in the hope that it satisfies the
             // bound, by a reader that would do nothing but wait otherwise.
-            self.follow =
-                Follow { frame: writing.frame, version: writing.version, sequence: None, chunks: 0 };
+            self.follow = Follow {
+                frame: writing.frame,
+                version: writing.version,
+                sequence: None,
+                chunks: 0,
+                ended: false,
+            };
             self.state = State::FollowBegin;
             return Ok(true);
         }
@@ -498,9 +505,8 @@ impl Pull {
         if !unchanged && self.options.consistency == Consistency::Whole {
             return Ok(self.retry());
         }
-        // Both are true of this payload; one of them may have been read while the frame was committed or begun anew.
-        let smallest_clock = before.smallest_clock.max(after.smallest_clock);
-        self.accept(FrameHeader { smallest_clock, ..before })
+        // Of the later header only the sequence counts: its other words may be those of the frame's next version.
+        self.accept(before)
     }
 
     fn on_follow(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
@@ -518,9 +524,13 @@ impl Pull {
             self.state = State::Begin;
             return Ok(true);
         }
-        if header.sequence == attempt + 1 {
-            // The attempt ended whole: copy what is left, then look once more. The words of this header were read in
-            // any order, so that some of them may be older than its sequence; those of the next one cannot.
+        if header.sequence == attempt.wrapping_add(1) {
+            // The attempt ended whole. The words of this header were read in any order, so that some of them may be
+            // older than its sequence; those of one that is read after it cannot.
+            if !std::mem::replace(&mut self.follow.ended, true) {
+                self.state = State::FollowBegin;
+                return Ok(true);
+            }
             self.check_header(&header)?;
             let geometry = &self.source.geometry;
             let copied = (follow.chunks as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
@@ -530,7 +540,8 @@ impl Pull {
         if header.sequence != attempt {
             return Ok(self.retry());
         }
-        let landed = header.landed_chunks().min(total);
+        let most = (MAX_READ_BYTES / self.source.geometry.chunk_bytes).max(1) as usize;
+        let landed = header.landed_chunks().min(total).min(follow.chunks + most);
         if landed <= follow.chunks {
             return Ok(self.look_again(State::FollowBegin));
         }
@@ -629,7 +640,8 @@ impl Pull {
         next: State,
     ) -> Result<bool, PullError> {
         let looks = self.looks.get(usize::from(frame)).and_then(|looks| looks.get(which));
-        let posted = endpoint.post(looks.unwrap_or_default());
+        let expected = self.source.geometry.payload_bytes;
+        let posted = endpoint.post(looks.ok_or(PullError::Damaged { expected, found: 0 })?);
         self.posted(posted, next)
     }
 

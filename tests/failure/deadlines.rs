@@ -166,6 +166,7 @@ fn an_owner_whose_control_page_contradicts_itself_holds_nobody_past_the_deadline
     let welcome = Welcome {
         epoch: frames.epoch(),
         peer: 0,
+        generation: 0,
         clock: Clock(0),
         table: table(16),
         shard: 0,
