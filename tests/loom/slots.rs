@@ -119,6 +119,7 @@ fn desk<E: Endpoint>(bytes: u64, slots: u16, connect: &impl Fn(&Grants) -> E) ->
     let welcome = Welcome {
         epoch: EPOCH,
         peer: 0,
+        generation: 0,
         clock: Clock(0),
         table: Table::flat(elements, ElementType::F32).unwrap(),
         shard: 0,
