@@ -49,7 +49,7 @@ fn ten_million_pulls_of_small_frames_are_whole() {
 #[test]
 fn pulls_of_frames_of_64_mib_are_whole_however_they_were_stored() {
     let Some(_alone) = first_process() else { return };
-    let pulls = std::env::var("SLACKLINE_LITMUS_LARGE").map_or(600, |text| text.parse().expect("a number"));
+    let pulls = std::env::var("SLACKLINE_LITMUS_LARGE").map_or(2000, |text| text.parse().expect("a number"));
     let mut tally = Tally::new("frames of 64 MiB", pulls);
     let mut stored = Vec::new();
     for fill in [Fill::Cached, Fill::Streaming] {
