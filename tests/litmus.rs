@@ -2,7 +2,7 @@
 //!
 //! Each version's words all hold the version's number, so that a copy made of two versions shows in one comparison.
 //! Too slow for the test profile: `cargo test --release --test litmus`. `SLACKLINE_LITMUS_LARGE` says how many frames
-//! of 64 MiB are pulled: by default 600, which fits the minutes that CI gives; before a release, 10000.
+//! of 64 MiB are pulled: by default 2,000, which fits the minutes that CI gives; before a release, 10000.
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
