@@ -78,6 +78,31 @@ fn a_published_clock_far_ahead_evicts_its_worker() {
 }
 
 #[test]
+fn a_worker_that_publishes_without_credit_is_evicted() {
+    let mut options = ServerOptions::new(Config::Bsp, 2, -1.0);
+    // Not for its silence: this one is evicted for what it writes.
+    options.memory.lease = 10 * PATIENCE;
+    // Its fellow never comes, so that nothing of it is folded and no slot is given back.
+    let mut server = server(4, options);
+    let (address, epoch) = (server.address(), server.epoch());
+    let mut raw = Raw::join(&address, worker_role(Config::Bsp), || {
+        server.poll(slackline::node::now()).unwrap();
+    });
+    let gradient = |clock| [clock, 0, epoch, 16, 0, 0, 0, 0];
+    for clock in 0..2 {
+        raw.write_header(clock as usize % 2, gradient(clock));
+        raw.announce(clock + 1);
+        for _ in 0..100 {
+            server.poll(slackline::node::now()).unwrap();
+        }
+    }
+    assert_eq!(server.status().left, 0, "two gradients fit two slots");
+    raw.write_header(0, gradient(2));
+    raw.announce(3);
+    drive(&mut server, "the eviction", |server| server.status().left == 1);
+}
+
+#[test]
 fn a_worker_that_has_no_heartbeat_is_evicted_and_one_that_counts_chunks_it_never_wrote_harms_nobody() {
     let mut options = ServerOptions::new(Config::Bsp, 2, -1.0);
     options.memory.lease = Duration::from_millis(400);
