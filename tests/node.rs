@@ -315,6 +315,7 @@ fn a_pinned_frame_is_left_alone_and_pins_on_all_others_make_the_publisher_say_so
             may_let_go.recv().unwrap();
             let mut bytes = [0; 64];
             frame.bytes().read(&mut bytes);
+            assert!(frame.is_intact());
             assert_eq!((frame.pulled().version, bytes), (Version(1), [1; 64]));
             drop(frame);
             pinned.send(()).unwrap();
