@@ -75,7 +75,7 @@ fn a_follower_never_goes_back() {
         fill(&frames.payload(frame), &CHUNKS, 1);
         frames.progress(frame).raise(2);
         let follower = thread::spawn(move || {
-            let first = reader.follow(1, 9).map(|pulled| pulled.version);
+            let first = reader.follow(1, 12).map(|pulled| pulled.version);
             first.and_then(|first| Some((first, reader.attempt()?.version)))
         });
         frames.commit(frame, Version(1), Clock(0));
