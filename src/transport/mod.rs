@@ -11,7 +11,7 @@
 //!    any order, and more than once. A READ posted after the completion of another sees memory no older than that
 //!    one did. A WRITE posted after a READ waits for it only if it carries [`Flags::FENCE`].
 //! 3. **Complete means done.** A write is complete when the target's memory has it, a read when the local memory has
-//!    it. A request in flight owns its local memory (it holds the [`LocalSlice`](crate::mem::LocalSlice)) until its
+//!    it. A request in flight owns its local memory (it holds the [`LocalSlice`]) until its
 //!    completion, or until its endpoint is dropped.
 //! 4. **Full is not failed.** [`PostError::QueueFull`] means: poll, then post again. Nothing of the batch was posted.
 //! 5. **Errors stay where they happen.** A request that the target refuses completes in error; from then on that
