@@ -145,7 +145,7 @@ pub enum PullError {
 
 /// Where a pull is. What goes with it stands in fields of [`Pull`], not in here: a state that carries a header is
 /// stored and loaded in pieces that do not match, and behind a long copy such a load waits for all of the copy's
-/// stores (measured: 100 ns at 64 KiB).
+/// stores (a profile showed it; without it a pull of 64 KiB takes about 20 ns less).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
