@@ -45,6 +45,8 @@ macro_rules! mutant {
     };
 }
 
+#[cfg(not(loom))]
+pub mod channel;
 pub mod clock;
 pub mod kernel;
 pub mod mem;

@@ -1,16 +1,19 @@
 //! Where a peer listens.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where a peer listens. Written as `@name` (shared memory, a name that vanishes with its process) or as a path with
-/// a `/` in it (shared memory, a socket file).
+/// Where a peer listens. Written as `@name` (shared memory, a name that vanishes with its process), as a path with a
+/// `/` in it (shared memory, a socket file), or as `IP:PORT` (TCP; an IPv6 address in brackets).
 ///
 /// ```
 /// use slackline::transport::Address;
 /// let address: Address = "@job-7".parse()?;
 /// assert_eq!(address.to_string(), "@job-7");
+/// let address: Address = "[::1]:7000".parse()?;
+/// assert_eq!(address.to_string(), "[::1]:7000");
 /// # Ok::<(), slackline::transport::AddressError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -20,11 +23,13 @@ pub enum Address {
     Abstract(String),
     /// A Unix socket file, in a folder that only its owner may enter.
     Path(PathBuf),
+    /// An IP address and a TCP port. Names of hosts are resolved before.
+    Tcp(SocketAddr),
 }
 
 /// A text that is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no address: write @NAME (1 to 100 bytes) or a path with a / in it")]
+#[error("`{text}` is no address: write @NAME (1 to 100 bytes), a path with a / in it, or IP:PORT")]
 pub struct AddressError {
     text: String,
 }
@@ -47,6 +52,7 @@ impl fmt::Display for Address {
         match self {
             Address::Abstract(name) => write!(f, "@{name}"),
             Address::Path(path) => write!(f, "{}", path.display()),
+            Address::Tcp(address) => write!(f, "{address}"),
         }
     }
 }
@@ -60,7 +66,11 @@ impl FromStr for Address {
                 Ok(Address::Abstract(name.to_owned()))
             }
             None if text.contains('/') && !text.contains('\0') => Ok(Address::Path(text.into())),
-            _ => Err(AddressError { text: text.to_owned() }),
+            Some(_) => Err(AddressError { text: text.to_owned() }),
+            None => match text.parse() {
+                Ok(address) => Ok(Address::Tcp(address)),
+                Err(_) => Err(AddressError { text: text.to_owned() }),
+            },
         }
     }
 }
@@ -71,10 +81,10 @@ mod tests {
 
     #[test]
     fn addresses_round_trip_and_rubbish_is_refused() {
-        for text in ["@x", "/run/user/0/s", "./s"] {
+        for text in ["@x", "/run/user/0/s", "./s", "10.0.0.1:7000", "[fe80::1%2]:1"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
-        for text in ["", "@", "name", "@a\0b", "a/\0"] {
+        for text in ["", "@", "name", "@a\0b", "a/\0", "10.0.0.1", "localhost:7000", "10.0.0.1:70000"] {
             assert!(text.parse::<Address>().is_err(), "{text:?}");
         }
         assert_ne!(Address::random(), Address::random());

@@ -125,10 +125,22 @@ impl Transport for Shm {
     }
 
     fn listen(&self, address: &Address) -> Result<ShmListener, ConnectError> {
+        takes("listen", address)?;
         ShmListener::new(address, self.queue_depth, self.user)
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<ShmConnecting, ConnectError> {
+        takes("connect", address)?;
         ShmConnecting::new(address, &offer, self.queue_depth, self.user)
+    }
+}
+
+fn takes(operation: &'static str, address: &Address) -> Result<(), ConnectError> {
+    match address {
+        Address::Abstract(_) | Address::Path(_) => Ok(()),
+        Address::Tcp(_) => {
+            let address = address.clone();
+            Err(ConnectError::WrongAddress { operation, address, transport: NAME, takes: "@NAME or a path" })
+        }
     }
 }
