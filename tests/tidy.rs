@@ -32,6 +32,7 @@ const MODULES: &[Row] = &[
     row("cuda", &["mem"], false),
     row("channel", &["time"], true),
     row("transport", &["channel", "mem", "kernel", "time"], false),
+    row("rendezvous", &["channel", "transport", "time"], true),
     row("scheme", &["clock", "time"], true),
     row("param", &["transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
     row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
