@@ -1,0 +1,77 @@
+//! Why a channel could not be made, or ended.
+
+use std::io;
+use std::net::SocketAddr;
+
+use super::CHANNEL_VERSION;
+
+/// A channel failed. It is of no more use.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChannelError {
+    /// The system refused.
+    #[error("cannot {operation}: {source}")]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The other side closed the connection.
+    #[error("the connection was closed {when}")]
+    Closed {
+        /// At which point of the conversation.
+        when: &'static str,
+    },
+    /// The other side does not speak this protocol.
+    #[error("what answers is not slackline: check the address and the port")]
+    Foreign,
+    /// The other side speaks another version.
+    #[error(
+        "it speaks channel version {theirs}, this process version {CHANNEL_VERSION}: run the same slackline on both sides"
+    )]
+    Version {
+        /// What it speaks.
+        theirs: u32,
+    },
+    /// The other side is there for something else.
+    #[error("it serves {theirs}, not {ours}: check the port")]
+    Purpose {
+        /// What it serves.
+        theirs: &'static str,
+        /// What was wanted.
+        ours: &'static str,
+    },
+    /// The other side does not know the secret that this side knows.
+    #[error("the two sides do not know the same secret: give all processes of the job the same secret file")]
+    Secret,
+    /// There is no secret, and the other side is not on this host.
+    #[error(
+        "{address} is not a loopback address, and without a secret only loopback is let in: \
+         give all processes of the job one secret (a file of mode 0600)"
+    )]
+    NeedsSecret {
+        /// The other side.
+        address: SocketAddr,
+    },
+    /// A message is longer than what was agreed.
+    #[error("a message of {bytes} bytes is too long: at most {limit} are taken")]
+    Oversized {
+        /// Its length.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A message was changed, cut, repeated or moved on its way.
+    #[error("a message was damaged on its way: its HMAC does not match")]
+    Damaged,
+    /// No random numbers are to be had.
+    #[error("the system gives no random numbers: {0}")]
+    NoRandom(String),
+}
+
+impl ChannelError {
+    pub(super) fn system(operation: &'static str) -> impl FnOnce(io::Error) -> ChannelError {
+        move |source| ChannelError::System { operation, source }
+    }
+}

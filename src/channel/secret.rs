@@ -1,0 +1,144 @@
+//! The secret of a job.
+
+use std::fmt;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+/// Shorter ones can be tried out.
+const BYTES_MIN: usize = 16;
+const BYTES_MAX: usize = 4096;
+
+/// What all processes of a job know, and nobody else. Its value is not shown by `Debug`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret {
+    text: Arc<str>,
+    key: [u8; 32],
+}
+
+/// A secret that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SecretError {
+    /// The file cannot be read.
+    #[error("cannot read the secret file {}: {source}; make one with: (umask 077; head -c 32 /dev/urandom | base64 > FILE)", .path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Others can read or change the file.
+    #[error("the secret file {} has mode {mode:o} and belongs to user {owner}: it must be yours and of mode 600 (chmod 600)", .path.display())]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+        /// Its owner.
+        owner: u32,
+    },
+    /// Too short, too long or no text.
+    #[error("the secret from {origin} has {bytes} bytes: use {BYTES_MIN} to {BYTES_MAX} bytes of text")]
+    Unusable {
+        /// Where it came from.
+        origin: String,
+        /// Its length.
+        bytes: usize,
+    },
+    /// No random numbers are to be had.
+    #[error("cannot make a secret: the system gives no random numbers: {0}")]
+    NoRandom(String),
+}
+
+impl Secret {
+    /// From text that is hard to guess, 16 to 4096 bytes; blanks around it do not count. `origin` says where it came
+    /// from if it cannot be used.
+    pub fn from_text(text: &str, origin: &str) -> Result<Secret, SecretError> {
+        let text = text.trim();
+        if !(BYTES_MIN..=BYTES_MAX).contains(&text.len()) {
+            return Err(SecretError::Unusable { origin: origin.to_owned(), bytes: text.len() });
+        }
+        let key = Sha256::new().chain_update(b"slackline secret\0").chain_update(text).finalize().into();
+        Ok(Secret { text: text.into(), key })
+    }
+
+    /// From a file that belongs to this user (or root) and that nobody else can read or change.
+    pub fn from_file(path: &Path) -> Result<Secret, SecretError> {
+        let unreadable = |source| SecretError::Unreadable { path: path.to_owned(), source };
+        let file = std::fs::File::open(path).map_err(unreadable)?;
+        let metadata = file.metadata().map_err(unreadable)?;
+        let (mode, owner) = (metadata.mode() & 0o7777, metadata.uid());
+        let user = rustix::process::geteuid().as_raw();
+        if mode & 0o077 != 0 || (owner != user && owner != 0) {
+            return Err(SecretError::Exposed { path: path.to_owned(), mode, owner });
+        }
+        let mut text = String::new();
+        file.take(BYTES_MAX as u64 + 2).read_to_string(&mut text).map_err(unreadable)?;
+        Secret::from_text(&text, &path.display().to_string())
+    }
+
+    /// One that nobody has.
+    pub fn random() -> Result<Secret, SecretError> {
+        let mut bytes = [0; 32];
+        getrandom::fill(&mut bytes).map_err(|error| SecretError::NoRandom(error.to_string()))?;
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Secret::from_text(&text, "the random source")
+    }
+
+    /// The text, to be handed to one's own child processes and to nobody else.
+    pub fn expose(&self) -> &str {
+        &self.text
+    }
+
+    pub(super) fn key(&self) -> &[u8; 32] {
+        &self.key
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_secret_shows_itself_nowhere() {
+        let secret = Secret::from_text("correct horse battery", "a test").unwrap();
+        assert_eq!(format!("{secret:?}"), "Secret(..)");
+        assert_eq!(secret, Secret::from_text(" correct horse battery\n", "a test").unwrap());
+        assert_ne!(Secret::random().unwrap(), Secret::random().unwrap());
+    }
+
+    #[test]
+    fn a_secret_that_can_be_guessed_is_refused() {
+        for text in ["", "short", "   fifteen bytes"] {
+            assert!(
+                matches!(Secret::from_text(text, "a test"), Err(SecretError::Unusable { .. })),
+                "{text:?}"
+            );
+        }
+        assert!(Secret::from_text(&"x".repeat(5000), "a test").is_err());
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_refused_and_one_of_ones_own_is_taken() {
+        let path = std::env::temp_dir().join(format!("slackline-secret-{}", std::process::id()));
+        std::fs::write(&path, "a secret of many bytes\n").unwrap();
+        for (mode, good) in [(0o600, true), (0o400, true), (0o640, false), (0o604, false), (0o620, false)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let secret = Secret::from_file(&path);
+            assert_eq!(secret.is_ok(), good, "{mode:o}: {secret:?}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(Secret::from_file(&path), Err(SecretError::Unreadable { .. })));
+    }
+}

@@ -1,0 +1,330 @@
+//! A channel over a socket that never blocks.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use super::greeting::{Agreed, GREETING_BYTES, Greeting, Refusal, Step, refusal};
+use super::seal::{LENGTH_BYTES, Seal, TAG_BYTES};
+use super::{ChannelError, Identity, Terms};
+use crate::time::Duration;
+
+/// A peer that acknowledges nothing for so long is gone.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
+
+/// Bytes that are read at a time of a long message: memory grows as they come, not as they are promised.
+const PIECE: usize = 64 << 10;
+
+/// Most bytes that wait to be sent; more is refused, so that a peer that does not read cannot fill the memory.
+const OUTBOX_MAX: usize = 64 << 20;
+
+/// A framed, mutually authenticated conversation over TCP that never blocks: [`poll`](Self::poll) moves everything on.
+pub struct Channel {
+    stream: TcpStream,
+    state: State,
+    outbox: Vec<u8>,
+    /// How much of the outbox is sent.
+    sent: usize,
+    /// Messages said before the greeting was over.
+    early: Vec<Vec<u8>>,
+    inbox: Vec<u8>,
+    limit: usize,
+}
+
+enum State {
+    /// The system has not connected yet.
+    Dialling(Box<Greeting>),
+    Greeting(Box<Greeting>),
+    Open {
+        peer: Identity,
+        sending: Seal,
+        receiving: Seal,
+    },
+    Failed,
+}
+
+impl Channel {
+    /// Begins to connect. Does not wait: [`poll`](Self::poll) says what became of it.
+    pub fn connect(address: SocketAddr, terms: &Terms) -> Result<Channel, ChannelError> {
+        loopback_without_secret(address, terms)?;
+        let stream = dial(address).map_err(ChannelError::system("connect"))?;
+        let (greeting, hail) =
+            Greeting::client(terms.secret.as_ref(), terms.purpose, terms.identity, nonce()?);
+        let mut channel = Channel::new(stream, State::Dialling(Box::new(greeting)), terms)?;
+        channel.outbox.extend(hail);
+        Ok(channel)
+    }
+
+    /// Begins to greet a client that a listener let in.
+    pub fn accept(stream: TcpStream, terms: &Terms) -> Result<Channel, ChannelError> {
+        let address = stream.peer_addr().map_err(ChannelError::system("ask who connects"))?;
+        if let Err(error) = loopback_without_secret(address, terms) {
+            // If it does not fit the buffer of a fresh socket, it is not worth waiting for.
+            let _unheard = (&stream).write(&refusal(Refusal::NotLoopback, terms.purpose));
+            return Err(error);
+        }
+        let greeting = Greeting::server(terms.secret.as_ref(), terms.purpose, terms.identity, nonce()?);
+        Channel::new(stream, State::Greeting(Box::new(greeting)), terms)
+    }
+
+    fn new(stream: TcpStream, state: State, terms: &Terms) -> Result<Channel, ChannelError> {
+        tune(&stream).map_err(ChannelError::system("set up a socket"))?;
+        Ok(Channel {
+            stream,
+            state,
+            outbox: Vec::new(),
+            sent: 0,
+            early: Vec::new(),
+            inbox: Vec::new(),
+            limit: terms.limit,
+        })
+    }
+
+    /// Moves everything on as far as it goes without waiting, and takes the next message if there is one.
+    ///
+    /// Never reads past the end of a message: what follows is left to whoever takes the [stream](Self::into_stream).
+    /// After an error the channel is of no more use.
+    pub fn poll(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
+        let result = self.advance();
+        if result.is_err() {
+            self.state = State::Failed;
+        }
+        result
+    }
+
+    fn advance(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
+        if matches!(self.state, State::Dialling(_)) && !self.is_connected()? {
+            return Ok(None);
+        }
+        loop {
+            self.flush()?;
+            match &mut self.state {
+                State::Dialling(_) => return Ok(None),
+                State::Failed => return Err(ChannelError::Closed { when: "after an error" }),
+                State::Greeting(greeting) => {
+                    let Some(message) =
+                        read_exactly(&self.stream, &mut self.inbox, GREETING_BYTES, "in the greeting")?
+                    else {
+                        return Ok(None);
+                    };
+                    let message: [u8; GREETING_BYTES] = message.try_into().unwrap_or([0; GREETING_BYTES]);
+                    match greeting.receive(&message) {
+                        Ok(Step::Answer(answer)) => self.outbox.extend(answer),
+                        Ok(Step::Done(answer, agreed)) => {
+                            self.outbox.extend(answer.iter().flatten());
+                            let Agreed { peer, mut sending, receiving } = *agreed;
+                            for message in self.early.drain(..) {
+                                sending.seal(&message, &mut self.outbox);
+                            }
+                            self.state = State::Open { peer, sending, receiving };
+                        }
+                        Err(failed) => {
+                            self.outbox.extend(failed.answer.iter().flatten());
+                            // It is told once; whether it hears is its own affair.
+                            let _unheard = self.flush();
+                            return Err(failed.error);
+                        }
+                    }
+                }
+                State::Open { receiving, .. } => {
+                    let Some(length) = self.inbox.first_chunk::<LENGTH_BYTES>() else {
+                        if fill(&self.stream, &mut self.inbox, LENGTH_BYTES, "by the peer")? {
+                            continue;
+                        }
+                        return Ok(None);
+                    };
+                    let bytes = u32::from_le_bytes(*length) as usize;
+                    if bytes > self.limit {
+                        return Err(ChannelError::Oversized { bytes, limit: self.limit });
+                    }
+                    if !fill(
+                        &self.stream,
+                        &mut self.inbox,
+                        LENGTH_BYTES + bytes + TAG_BYTES,
+                        "within a message",
+                    )? {
+                        return Ok(None);
+                    }
+                    let mut message = self.inbox.split_off(LENGTH_BYTES);
+                    self.inbox.clear();
+                    receiving.open(&mut message)?;
+                    return Ok(Some(message));
+                }
+            }
+        }
+    }
+
+    fn is_connected(&mut self) -> Result<bool, ChannelError> {
+        let failed = ChannelError::system("connect");
+        let mut sockets = [PollFd::new(&self.stream, PollFlags::OUT)];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        match rustix::event::poll(&mut sockets, Some(&now)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(false),
+            Ok(_) => {}
+            Err(error) => return Err(failed(error.into())),
+        }
+        match self.stream.take_error() {
+            Ok(None) => {}
+            Ok(Some(error)) | Err(error) => return Err(failed(error)),
+        }
+        if let State::Dialling(greeting) = std::mem::replace(&mut self.state, State::Failed) {
+            self.state = State::Greeting(greeting);
+        }
+        Ok(true)
+    }
+
+    fn flush(&mut self) -> Result<(), ChannelError> {
+        while self.sent < self.outbox.len() {
+            match (&self.stream).write(&self.outbox[self.sent..]) {
+                Ok(0) => return Err(ChannelError::Closed { when: "by the peer" }),
+                Ok(bytes) => self.sent += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // What the peer said before it closed is worth reading first.
+                Err(error) if is_gone(&error) => {
+                    self.sent = self.outbox.len();
+                }
+                Err(error) => return Err(ChannelError::system("send")(error)),
+            }
+        }
+        self.outbox.clear();
+        self.sent = 0;
+        Ok(())
+    }
+
+    /// Says a message: seals it, and sends as much as fits; [`poll`](Self::poll) sends the rest.
+    pub fn send(&mut self, message: &[u8]) -> Result<(), ChannelError> {
+        let early: usize = self.early.iter().map(Vec::len).sum();
+        let waiting = self.outbox.len() - self.sent + early;
+        if message.len() > u32::MAX as usize || waiting.saturating_add(message.len()) > OUTBOX_MAX {
+            return Err(ChannelError::Oversized { bytes: waiting + message.len(), limit: OUTBOX_MAX });
+        }
+        match &mut self.state {
+            State::Open { sending, .. } => {
+                sending.seal(message, &mut self.outbox);
+                self.flush()
+            }
+            State::Failed => Err(ChannelError::Closed { when: "after an error" }),
+            State::Dialling(_) | State::Greeting(_) => {
+                self.early.push(message.to_vec());
+                Ok(())
+            }
+        }
+    }
+
+    /// True once both sides have proved that they know the secret.
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, State::Open { .. })
+    }
+
+    /// Who the other side said it is, once that is proved.
+    pub fn peer(&self) -> Option<Identity> {
+        match self.state {
+            State::Open { peer, .. } => Some(peer),
+            _ => None,
+        }
+    }
+
+    /// True if nothing waits to be sent.
+    pub fn is_flushed(&self) -> bool {
+        self.sent == self.outbox.len() && self.early.is_empty()
+    }
+
+    /// The other side's address.
+    pub fn peer_address(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
+    }
+
+    /// This side's address, as the other side sees it if nothing translates addresses in between.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr()
+    }
+
+    /// The bare socket, which does not block, for whatever the two sides have agreed to say next. To be taken when
+    /// this side is [flushed](Self::is_flushed) and between two messages of the other.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn loopback_without_secret(address: SocketAddr, terms: &Terms) -> Result<(), ChannelError> {
+    if terms.secret.is_some() || address.ip().to_canonical().is_loopback() {
+        return Ok(());
+    }
+    Err(ChannelError::NeedsSecret { address })
+}
+
+fn nonce() -> Result<[u8; 32], ChannelError> {
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(|error| ChannelError::NoRandom(error.to_string()))?;
+    Ok(nonce)
+}
+
+fn dial(address: SocketAddr) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket: OwnedFd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(TcpStream::from(socket)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// No waiting for more to send, and a peer that is gone without a word is noticed.
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, std::time::Duration::from_secs(1))?;
+    sockopt::set_tcp_keepintvl(stream, std::time::Duration::from_secs(1))?;
+    sockopt::set_tcp_keepcnt(stream, 2)?;
+    sockopt::set_tcp_user_timeout(stream, SILENCE_MAX.as_millis() as u32)?;
+    Ok(())
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+/// Reads until `inbox` holds `bytes`, and never more. False if that would mean to wait.
+fn fill(
+    mut stream: &TcpStream,
+    inbox: &mut Vec<u8>,
+    bytes: usize,
+    when: &'static str,
+) -> Result<bool, ChannelError> {
+    while inbox.len() < bytes {
+        let have = inbox.len();
+        inbox.resize(bytes.min(have + PIECE), 0);
+        let read = stream.read(&mut inbox[have..]);
+        inbox.truncate(have + read.as_ref().copied().unwrap_or(0));
+        match read {
+            Ok(0) => return Err(ChannelError::Closed { when }),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if is_gone(&error) => return Err(ChannelError::Closed { when }),
+            Err(error) => return Err(ChannelError::system("receive")(error)),
+        }
+    }
+    Ok(true)
+}
+
+/// The whole of a message of `bytes`, taken out of the inbox.
+fn read_exactly(
+    stream: &TcpStream,
+    inbox: &mut Vec<u8>,
+    bytes: usize,
+    when: &'static str,
+) -> Result<Option<Vec<u8>>, ChannelError> {
+    Ok(fill(stream, inbox, bytes, when)?.then(|| std::mem::take(inbox)))
+}
