@@ -101,8 +101,7 @@ mod tests {
                 for kind in KINDS {
                     let place = check(&grants, EPOCH, &request(kind, 7, offset, bytes));
                     let wide = |value: u64| u128::from(value);
-                    let inside =
-                        offset >= from && wide(offset) + wide(bytes) <= wide(from) + wide(len);
+                    let inside = offset >= from && wide(offset) + wide(bytes) <= wide(from) + wide(len);
                     let aligned = offset % 8 == 0 || matches!(kind, Kind::Write | Kind::Read);
                     let expected = (inside && aligned && kind != Kind::Nothing).then(|| Place {
                         grant: 0,

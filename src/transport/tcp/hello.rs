@@ -89,6 +89,12 @@ pub(super) fn terms(offer: &Offer, ticket: Ticket) -> Result<Terms, &'static str
         if slice.region().access().is_empty() {
             return Err("a region in it was registered without any right for peers");
         }
+        let access = slice.region().access();
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            && !slice.as_volatile().is_writable()
+        {
+            return Err("a region in it lets peers write memory that is mapped read-only");
+        }
         grants.push(grant(slice, RemoteKey(random()?)));
     }
     Ok(Terms { epoch: random()?, ticket, grants })
@@ -119,19 +125,19 @@ impl Terms {
         Received { message, grants: self.grants.iter().map(slice).collect() }
     }
 
-    /// True if a heartbeat could be set somewhere.
-    pub(super) fn lets_write(&self) -> bool {
-        self.grants.iter().any(|grant| grant.access.contains(Access::REMOTE_WRITE))
+    fn grants_anything(&self) -> bool {
+        !self.grants.is_empty()
     }
 }
 
 /// The lanes beside the first one that a connection has, given what its acceptor and its connector granted: only those
-/// that can be used.
+/// that can be used. Each data lane has a pulse lane beside it: it carries the heartbeats, and it alone is timed. Bulk
+/// data stands still for as long as its reader computes, and the system would take that for death.
 pub(super) fn lanes(acceptor: &Terms, connector: &Terms) -> Vec<Lane> {
     let lanes = [
-        (Lane::ForwardPulse, acceptor.lets_write()),
-        (Lane::ReverseData, !connector.grants.is_empty()),
-        (Lane::ReversePulse, connector.lets_write()),
+        (Lane::ForwardPulse, acceptor.grants_anything()),
+        (Lane::ReverseData, connector.grants_anything()),
+        (Lane::ReversePulse, connector.grants_anything()),
     ];
     lanes.into_iter().filter(|(_, used)| *used).map(|(lane, _)| lane).collect()
 }
@@ -147,14 +153,9 @@ impl Hello {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let prefix = |kind: u32| {
-            let mut bytes = WIRE_VERSION.to_le_bytes().to_vec();
-            bytes.extend(kind.to_le_bytes());
-            bytes
-        };
         match self {
-            Hello::Offer(terms, message) => encode_terms(prefix(1), terms, message),
-            Hello::Accept(terms, message) => encode_terms(prefix(2), terms, message),
+            Hello::Offer(terms, message) => offer(terms, message),
+            Hello::Accept(terms, message) => accept(terms, message),
             Hello::Refuse(reason) => {
                 let mut bytes = prefix(3);
                 bytes.extend(reason.as_bytes());
@@ -212,6 +213,22 @@ impl Hello {
             Err(HelloError::Rule("bytes follow its message"))
         }
     }
+}
+
+/// An offer as it travels.
+pub(super) fn offer(terms: &Terms, message: &[u8]) -> Vec<u8> {
+    encode_terms(prefix(1), terms, message)
+}
+
+/// An acceptance as it travels.
+pub(super) fn accept(terms: &Terms, message: &[u8]) -> Vec<u8> {
+    encode_terms(prefix(2), terms, message)
+}
+
+fn prefix(kind: u32) -> Vec<u8> {
+    let mut bytes = WIRE_VERSION.to_le_bytes().to_vec();
+    bytes.extend(kind.to_le_bytes());
+    bytes
 }
 
 fn encode_terms(mut bytes: Vec<u8>, terms: &Terms, message: &[u8]) -> Vec<u8> {
@@ -318,7 +335,9 @@ mod tests {
         assert_eq!((terms.grants[0].offset, terms.grants[0].bytes), (8, 64));
         assert_eq!(terms.grants[1].access, Access::REMOTE_READ | Access::REMOTE_ATOMIC);
         let join = Hello::Join([9; 16], Lane::ReverseData).encode();
-        assert!(matches!(Hello::decode(&join), Ok(Hello::Join(ticket, Lane::ReverseData)) if ticket == [9; 16]));
+        assert!(
+            matches!(Hello::decode(&join), Ok(Hello::Join(ticket, Lane::ReverseData)) if ticket == [9; 16])
+        );
         assert!(matches!(Hello::decode(&Hello::Joined.encode()), Ok(Hello::Joined)));
     }
 
