@@ -14,6 +14,7 @@ mod transport {
 
 use slackline::transport::Address;
 use slackline::transport::shm::Shm;
+use slackline::transport::tcp::Tcp;
 use transport::fixture::Fixture;
 
 macro_rules! conformance {
@@ -97,3 +98,21 @@ impl Fixture for ShmFixture {
 }
 
 conformance!(shm, super::ShmFixture);
+
+struct TcpFixture;
+
+impl Fixture for TcpFixture {
+    type Transport = Tcp;
+    const MODULE: &'static str = "tcp";
+
+    fn transport() -> Tcp {
+        Tcp::new()
+    }
+
+    /// Port 0: any that is free to listen at, and one that nobody can listen at to connect to.
+    fn address() -> Address {
+        Address::Tcp((std::net::Ipv4Addr::LOCALHOST, 0).into())
+    }
+}
+
+conformance!(tcp, super::TcpFixture);

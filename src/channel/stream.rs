@@ -176,7 +176,8 @@ impl Channel {
         Ok(true)
     }
 
-    fn flush(&mut self) -> Result<(), ChannelError> {
+    /// Sends what waits, as far as it fits, and reads nothing.
+    pub(crate) fn flush(&mut self) -> Result<(), ChannelError> {
         while self.sent < self.outbox.len() {
             match (&self.stream).write(&self.outbox[self.sent..]) {
                 Ok(0) => return Err(ChannelError::Closed { when: "by the peer" }),

@@ -95,6 +95,15 @@ pub enum ConnectError {
         /// What is wrong with the offer.
         reason: &'static str,
     },
+    /// There is no authenticated channel to the peer: no common secret, another version, no slackline process at all.
+    #[cfg(not(loom))]
+    #[error("cannot connect to {address}: {source}")]
+    Channel {
+        /// The address.
+        address: Address,
+        /// Why.
+        source: crate::channel::ChannelError,
+    },
     /// The peer went away in the middle of the handshake.
     #[error(
         "the peer at {address} closed the connection during the handshake; look at its log for the reason"

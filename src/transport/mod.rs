@@ -25,6 +25,8 @@ mod error;
 mod local;
 #[cfg(not(loom))]
 pub mod shm;
+#[cfg(not(loom))]
+pub mod tcp;
 mod work;
 
 use std::task::Poll;

@@ -1,0 +1,190 @@
+//! The connector's side of a handshake: the first connection makes the offer, the further ones join it.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::TcpEndpoint;
+use super::connection::Connection;
+use super::endpoint::FORKED;
+use super::engine::{Command, Engine};
+use super::hello::{self, Hello, HelloError, Lane, Terms, lanes};
+use super::socket::Socket;
+use crate::channel::{self, Channel, ChannelError};
+use crate::mem::{ForkGuard, LocalSlice};
+use crate::time::Instant;
+use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
+
+/// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
+/// gives up.
+pub struct TcpConnecting {
+    address: SocketAddr,
+    terms: channel::Terms,
+    /// Serves what is granted to the peer; none if nothing is.
+    engine: Option<Arc<Engine>>,
+    queue_depth: usize,
+    state: Option<State>,
+    guard: ForkGuard,
+}
+
+enum State {
+    Offering { channel: Channel, ours: Terms, memory: Vec<LocalSlice> },
+    Joining { first: TcpStream, connection: Arc<Connection>, received: Received, lanes: Vec<Joining> },
+}
+
+struct Joining {
+    lane: Lane,
+    channel: Option<Channel>,
+    joined: Option<TcpStream>,
+}
+
+impl TcpConnecting {
+    pub(super) fn new(
+        address: SocketAddr,
+        engine: Option<Arc<Engine>>,
+        terms: channel::Terms,
+        queue_depth: usize,
+        offer: Offer,
+    ) -> Result<TcpConnecting, ConnectError> {
+        let ours = hello::terms(&offer, [0; 16])
+            .map_err(|reason| ConnectError::Offer { address: Address::Tcp(address), reason })?;
+        let said = hello::offer(&ours, &offer.message);
+        let mut channel = Channel::connect(address, &terms).map_err(|error| failed(address, error))?;
+        channel.send(&said).map_err(|error| failed(address, error))?;
+        let state = Some(State::Offering { channel, ours, memory: offer.grants });
+        Ok(TcpConnecting { address, terms, engine, queue_depth, state, guard: ForkGuard::new() })
+    }
+
+    /// Moves the handshake on; what it made once it is over.
+    fn advance(&mut self) -> Result<Option<(TcpEndpoint, Received)>, ConnectError> {
+        let address = self.address;
+        if let Some(State::Offering { channel, .. }) = &mut self.state {
+            let Some(message) = channel.poll().map_err(|error| failed(address, error))? else {
+                return Ok(None);
+            };
+            let hello = Hello::decode(&message).map_err(|error| protocol(address, &error))?;
+            let (theirs, message) = match hello {
+                Hello::Accept(theirs, message) => (theirs, message),
+                Hello::Refuse(reason) => {
+                    return Err(ConnectError::Refused { address: Address::Tcp(address), reason });
+                }
+                _ => return Err(protocol(address, &HelloError::Rule("it answered out of turn"))),
+            };
+            self.join(theirs, message)?;
+        }
+        let Some(State::Joining { lanes, .. }) = &mut self.state else { return Ok(None) };
+        for lane in lanes {
+            lane.advance(address)?;
+        }
+        self.finish()
+    }
+
+    /// Dials the further lanes.
+    fn join(&mut self, theirs: Terms, message: Vec<u8>) -> Result<(), ConnectError> {
+        let Some(State::Offering { channel, ours, memory }) = self.state.take() else { return Ok(()) };
+        let mut joining = Vec::new();
+        for lane in lanes(&theirs, &ours) {
+            let terms = channel::Terms { limit: 64, ..self.terms.clone() };
+            let mut channel =
+                Channel::connect(self.address, &terms).map_err(|error| failed(self.address, error))?;
+            channel
+                .send(&Hello::Join(theirs.ticket, lane).encode())
+                .map_err(|error| failed(self.address, error))?;
+            joining.push(Joining { lane, channel: Some(channel), joined: None });
+        }
+        let received = theirs.received(message);
+        let connection = Arc::new(Connection::new(ours, memory, theirs));
+        let first = channel.into_stream();
+        self.state = Some(State::Joining { first, connection, received, lanes: joining });
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Option<(TcpEndpoint, Received)>, ConnectError> {
+        let is_done = |lanes: &[Joining]| lanes.iter().all(|lane| lane.joined.is_some());
+        if !matches!(&self.state, Some(State::Joining { lanes, .. }) if is_done(lanes)) {
+            return Ok(None);
+        }
+        let Some(State::Joining { first, connection, received, lanes }) = self.state.take() else {
+            return Ok(None);
+        };
+        let mut pulse = None;
+        for Joining { lane, joined, .. } in lanes {
+            let (Some(stream), engine) = (joined, &self.engine) else { continue };
+            let socket = match lane {
+                Lane::ForwardPulse => {
+                    pulse = Some(Socket::new(stream));
+                    continue;
+                }
+                Lane::ReverseData => Socket::patient(stream),
+                Lane::ReversePulse => Socket::new(stream),
+            };
+            if let Some(engine) = engine {
+                engine.tell(Command::Serve(socket, Arc::clone(&connection)));
+            }
+        }
+        let first = Socket::patient(first);
+        let endpoint = TcpEndpoint::connected(connection, first, pulse, self.engine.take(), self.queue_depth);
+        Ok(Some((endpoint, received)))
+    }
+}
+
+impl Joining {
+    fn advance(&mut self, address: SocketAddr) -> Result<(), ConnectError> {
+        let Some(channel) = &mut self.channel else { return Ok(()) };
+        let Some(message) = channel.poll().map_err(|error| failed(address, error))? else { return Ok(()) };
+        match Hello::decode(&message) {
+            Ok(Hello::Joined) => self.joined = self.channel.take().map(Channel::into_stream),
+            Ok(_) => return Err(protocol(address, &HelloError::Rule("it answered out of turn"))),
+            Err(error) => return Err(protocol(address, &error)),
+        }
+        Ok(())
+    }
+}
+
+impl Connecting for TcpConnecting {
+    type Endpoint = TcpEndpoint;
+
+    fn poll(&mut self, _now: Instant) -> Poll<Result<(TcpEndpoint, Received), ConnectError>> {
+        assert!(self.state.is_some(), "polled after it was ready");
+        if self.guard.is_inherited() {
+            let (address, source) = (Address::Tcp(self.address), io::Error::other(FORKED));
+            let remedy = "connect in the child itself";
+            return Poll::Ready(Err(ConnectError::System { operation: "connect", address, source, remedy }));
+        }
+        match self.advance() {
+            Ok(None) => Poll::Pending,
+            Ok(Some(connected)) => Poll::Ready(Ok(connected)),
+            Err(error) => {
+                self.state = None;
+                Poll::Ready(Err(error))
+            }
+        }
+    }
+}
+
+fn protocol(address: SocketAddr, error: &HelloError) -> ConnectError {
+    ConnectError::Protocol { address: Address::Tcp(address), reason: error.to_string() }
+}
+
+fn failed(address: SocketAddr, error: ChannelError) -> ConnectError {
+    let address = Address::Tcp(address);
+    match error {
+        ChannelError::Closed { .. } => ConnectError::Closed { address },
+        ChannelError::System { operation, source } => {
+            let remedy = match source.kind() {
+                io::ErrorKind::ConnectionRefused => {
+                    "nobody listens there: start the listener first, and check the address"
+                }
+                io::ErrorKind::TimedOut
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable => {
+                    "the host does not answer: check the address, the network and its firewalls"
+                }
+                _ => "check the address, and the limit on open files (ulimit -n)",
+            };
+            ConnectError::System { operation, address, source, remedy }
+        }
+        source => ConnectError::Channel { address, source },
+    }
+}

@@ -1,0 +1,98 @@
+//! What the lanes of one connection share: what each side may reach, and whether it is over.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::check::{Grant, check};
+use super::hello::{Lane, Terms};
+use super::wire::{Kind, MAX_WORDS, Request};
+use crate::mem::{LocalSlice, RemoteSlice};
+use crate::transport::Disconnected;
+
+/// A lock whose holder never leaves what it guards half done, so that one who panicked did no harm.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One connection, as its endpoint, its beacons and the progress thread see it.
+pub(super) struct Connection {
+    /// Tells it from the others of this process.
+    pub(super) id: u64,
+    /// What the peer may reach here.
+    pub(super) ours: Terms,
+    /// The memory behind `ours.grants`, in the same order.
+    pub(super) memory: Vec<LocalSlice>,
+    /// What the peer lets this side reach.
+    pub(super) theirs: Terms,
+    over: OnceLock<Disconnected>,
+    /// Lanes for this side's own requests that the peer has dialled and the endpoint has not taken yet.
+    reverse_data: Mutex<Option<TcpStream>>,
+    reverse_pulse: Mutex<Option<TcpStream>>,
+}
+
+impl Connection {
+    pub(super) fn new(ours: Terms, memory: Vec<LocalSlice>, theirs: Terms) -> Connection {
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        Connection {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            ours,
+            memory,
+            theirs,
+            over: OnceLock::new(),
+            reverse_data: Mutex::default(),
+            reverse_pulse: Mutex::default(),
+        }
+    }
+
+    /// Ends it: everything from now on says `reason`, unless there was one before.
+    pub(super) fn fail(&self, reason: &'static str) {
+        if self.over.set(Disconnected { reason }).is_ok() {
+            tracing::debug!(reason, "tcp peer disconnected");
+        }
+    }
+
+    /// Why it is over, if it is.
+    #[inline]
+    pub(super) fn over(&self) -> Option<&Disconnected> {
+        self.over.get()
+    }
+
+    pub(super) fn check(&self) -> Result<(), Disconnected> {
+        self.over().cloned().map_or(Ok(()), Err)
+    }
+
+    /// Where a reverse lane is handed over. It is locked until the peer may know that the lane stands, so that whoever
+    /// hears of it from the peer finds it here.
+    pub(super) fn reverse(&self, lane: Lane) -> MutexGuard<'_, Option<TcpStream>> {
+        lock(if lane == Lane::ReversePulse { &self.reverse_pulse } else { &self.reverse_data })
+    }
+
+    /// True if `word` is one aligned word that the peer lets this side write.
+    pub(super) fn is_writable_word(&self, word: &RemoteSlice) -> bool {
+        let request = Request { bytes: word.len, ..words(0, self.theirs.epoch, word, &[0]) };
+        word.len == 8 && check(&self.theirs.grants, self.theirs.epoch, &request).is_some()
+    }
+
+    /// What the peer may reach here.
+    pub(super) fn grants(&self) -> &[Grant] {
+        &self.ours.grants
+    }
+}
+
+/// A request that sets words, and asks for no answer.
+pub(super) fn words(sequence: u64, epoch: u64, to: &RemoteSlice, values: &[u64]) -> Request {
+    let mut words = [0; MAX_WORDS];
+    words[..values.len()].copy_from_slice(values);
+    Request {
+        kind: Kind::Words,
+        answer: false,
+        sequence,
+        epoch,
+        key: to.key,
+        offset: to.offset,
+        bytes: to.len,
+        words,
+        count: values.len() as u8,
+    }
+}

@@ -1,0 +1,196 @@
+//! Newcomers: from the moment the system lets them in until they have said all that a listener has to decide on.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use super::connection::{Connection, lock};
+use super::engine::Shared;
+use super::hello::{Hello, HelloError, Lane, Terms, Ticket};
+use super::socket::Socket;
+use crate::channel::{self, Channel};
+use crate::transport::{Address, MAX_PENDING_HANDSHAKES};
+
+/// What a listener and the progress thread share.
+pub(super) struct Door {
+    pub(super) address: Address,
+    pub(super) terms: channel::Terms,
+    /// Those who have made their offer, in order.
+    ready: Mutex<VecDeque<Knock>>,
+}
+
+/// A peer that has made its offer.
+pub(super) struct Knock {
+    pub(super) channel: Channel,
+    pub(super) terms: Terms,
+    pub(super) message: Vec<u8>,
+}
+
+impl Door {
+    pub(super) fn new(address: Address, terms: channel::Terms) -> Door {
+        Door { address, terms, ready: Mutex::default() }
+    }
+
+    /// The next peer that waits for an answer; and whether there were as many as there may be until now.
+    pub(super) fn next(&self) -> (Option<Knock>, bool) {
+        let mut ready = lock(&self.ready);
+        let was_full = ready.len() >= MAX_PENDING_HANDSHAKES;
+        (ready.pop_front(), was_full)
+    }
+
+    fn is_full(&self) -> bool {
+        lock(&self.ready).len() >= MAX_PENDING_HANDSHAKES
+    }
+}
+
+/// A listening socket.
+pub(super) struct DoorSource {
+    pub(super) socket: TcpListener,
+    pub(super) door: Arc<Door>,
+    /// True while the system lets nobody in, so that this is logged once.
+    cannot_accept: bool,
+}
+
+impl DoorSource {
+    pub(super) fn new(socket: TcpListener, door: Arc<Door>) -> DoorSource {
+        DoorSource { socket, door, cannot_accept: false }
+    }
+
+    /// True if nobody is to be let in for now: the others wait in the system's queue.
+    pub(super) fn is_paused(&self) -> bool {
+        self.cannot_accept || self.door.is_full()
+    }
+
+    /// Lets the next newcomer in.
+    pub(super) fn admit(&mut self) -> Option<Stranger> {
+        while !self.door.is_full() {
+            let stream = match self.socket.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+                    ) =>
+                {
+                    continue;
+                }
+                Err(error) => {
+                    if !self.cannot_accept {
+                        tracing::warn!(address = %self.door.address, %error, "cannot accept connections for now");
+                    }
+                    self.cannot_accept = true;
+                    return None;
+                }
+            };
+            self.cannot_accept = false;
+            match Channel::accept(stream, &self.door.terms) {
+                Ok(channel) => {
+                    return Some(Stranger { channel, door: Arc::clone(&self.door), since: Instant::now() });
+                }
+                Err(error) => {
+                    tracing::warn!(address = %self.door.address, %error, "turned a connection away");
+                }
+            }
+        }
+        self.cannot_accept = false;
+        None
+    }
+}
+
+/// A newcomer of whom nothing is known yet.
+pub(super) struct Stranger {
+    pub(super) channel: Channel,
+    pub(super) door: Arc<Door>,
+    pub(super) since: Instant,
+}
+
+/// What a stranger said.
+pub(super) enum Heard {
+    /// Not all of it yet.
+    Silence { has_more_to_say: bool },
+    /// It wants to connect.
+    Offer(Terms, Vec<u8>),
+    /// It is one more lane of a connection.
+    Join(Lane, Arc<Connection>),
+    /// Nothing that anybody wants to hear.
+    Nonsense,
+}
+
+impl Stranger {
+    /// Moves its handshake on.
+    pub(super) fn hear(&mut self, shared: &Shared) -> Heard {
+        let nonsense = |what: &dyn std::fmt::Display| {
+            tracing::warn!(address = %self.door.address, error = %what, "dropped a connection");
+            Heard::Nonsense
+        };
+        let message = match self.channel.poll() {
+            Ok(Some(message)) => message,
+            Ok(None) => return Heard::Silence { has_more_to_say: !self.channel.is_flushed() },
+            Err(error) => return nonsense(&error),
+        };
+        match Hello::decode(&message) {
+            Ok(Hello::Offer(terms, message)) => Heard::Offer(terms, message),
+            Ok(Hello::Join(ticket, lane)) => match expected(shared, &ticket, lane) {
+                Some(connection) => Heard::Join(lane, connection),
+                None => nonsense(&"it joins a connection that does not wait for it"),
+            },
+            Ok(Hello::Accept(..) | Hello::Refuse(_) | Hello::Joined) => {
+                nonsense(&"it answered without a question")
+            }
+            Err(error) => {
+                if let HelloError::Version { .. } = error {
+                    // If it is gone already, it does not need to know.
+                    let _unheard = self.channel.send(&Hello::refuse(&error.to_string()).encode());
+                }
+                nonsense(&error)
+            }
+        }
+    }
+
+    /// Does what follows from what was heard: a lane that is to be served, if that is what it is. An error is a
+    /// connection that is over, as one of its lanes is.
+    pub(super) fn settle(
+        mut self,
+        heard: Heard,
+    ) -> Result<Option<(Socket, Arc<Connection>)>, Arc<Connection>> {
+        match heard {
+            Heard::Silence { .. } | Heard::Nonsense => {}
+            Heard::Offer(terms, message) => {
+                lock(&self.door.ready).push_back(Knock { channel: self.channel, terms, message });
+            }
+            Heard::Join(lane, connection) => {
+                let joined = Hello::Joined.encode();
+                // A socket to which nothing was sent but a greeting has room for this.
+                if lane == Lane::ForwardPulse {
+                    if self.channel.send(&joined).is_err() || !self.channel.is_flushed() {
+                        return Err(connection);
+                    }
+                    return Ok(Some((Socket::new(self.channel.into_stream()), connection)));
+                }
+                let mut place = connection.reverse(lane);
+                if self.channel.send(&joined).is_err() || !self.channel.is_flushed() {
+                    drop(place);
+                    return Err(connection);
+                }
+                *place = Some(self.channel.into_stream());
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The connection that waits for this lane; from now on it does so no more.
+fn expected(shared: &Shared, ticket: &Ticket, lane: Lane) -> Option<Arc<Connection>> {
+    let mut all = lock(&shared.expected);
+    let expected = all.get_mut(ticket)?;
+    let index = expected.lanes.iter().position(|other| *other == lane)?;
+    expected.lanes.swap_remove(index);
+    let connection = Arc::clone(&expected.connection);
+    if expected.lanes.is_empty() {
+        all.remove(ticket);
+    }
+    Some(connection)
+}

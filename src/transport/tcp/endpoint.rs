@@ -1,0 +1,211 @@
+//! One connected peer, as its user holds it.
+
+use std::sync::{Arc, Mutex};
+
+use super::connection::{Connection, lock};
+use super::engine::{Command, Engine};
+use super::hello::Lane;
+use super::initiator::{Broken, Initiator};
+use super::pulse::Pulse;
+use super::socket::Socket;
+use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
+use crate::transport::{Beacon, Disconnected, Endpoint, PostError, WorkCompletion, WorkRequest};
+
+pub(super) const FORKED: &str = "used in a forked child; connect again there";
+const INHERITED: Disconnected = Disconnected { reason: FORKED };
+const CLOSED: &str = "this side closed the connection";
+
+/// One connected peer, reached over TCP.
+pub struct TcpEndpoint {
+    connection: Arc<Connection>,
+    /// The lane of this side's requests; none on the accepting side until the peer has dialled it.
+    data: Option<Initiator>,
+    pulse: Arc<Mutex<Pulse>>,
+    /// The thread that serves the peer's requests; none if the peer was granted nothing.
+    engine: Option<Arc<Engine>>,
+    queue_depth: usize,
+    /// True once the thread was told that the connection is over.
+    is_forgotten: bool,
+    guard: ForkGuard,
+}
+
+impl TcpEndpoint {
+    /// The connecting side: all of its lanes are there.
+    pub(super) fn connected(
+        connection: Arc<Connection>,
+        data: Socket,
+        pulse: Option<Socket>,
+        engine: Option<Arc<Engine>>,
+        queue_depth: usize,
+    ) -> TcpEndpoint {
+        let data = Initiator::new(data, connection.theirs.epoch, queue_depth);
+        TcpEndpoint {
+            data: Some(data),
+            pulse: Arc::new(Mutex::new(Pulse::new(Arc::clone(&connection), pulse))),
+            engine,
+            connection,
+            queue_depth,
+            is_forgotten: false,
+            guard: ForkGuard::new(),
+        }
+    }
+
+    /// The accepting side: lanes for its own requests come when the peer has dialled them.
+    pub(super) fn accepted(
+        connection: Arc<Connection>,
+        engine: Arc<Engine>,
+        queue_depth: usize,
+    ) -> TcpEndpoint {
+        TcpEndpoint {
+            data: None,
+            pulse: Arc::new(Mutex::new(Pulse::new(Arc::clone(&connection), None))),
+            engine: Some(engine),
+            connection,
+            queue_depth,
+            is_forgotten: false,
+            guard: ForkGuard::new(),
+        }
+    }
+
+    /// The lane for requests, if it stands by now.
+    #[inline]
+    fn data(&mut self) -> Option<&mut Initiator> {
+        if self.data.is_none() {
+            self.data = take_lane(&self.connection, self.queue_depth);
+        }
+        self.data.as_mut()
+    }
+
+    /// Makes the end of any part of the connection the end of all of it.
+    #[inline]
+    fn settle(&mut self) {
+        let broken = self.data.as_ref().and_then(Initiator::broken);
+        if broken.is_some() || self.connection.over().is_some() {
+            self.end(broken);
+        }
+    }
+
+    #[cold]
+    fn end(&mut self, broken: Option<Broken>) {
+        if let Some(Broken(reason)) = broken {
+            self.connection.fail(reason);
+        }
+        if let (Some(data), Some(over)) = (&mut self.data, self.connection.over()) {
+            data.end(Broken(over.reason));
+        }
+        if !self.is_forgotten {
+            self.is_forgotten = true;
+            lock(&self.pulse).close();
+            if let Some(engine) = &self.engine {
+                engine.tell(Command::Forget(Arc::clone(&self.connection)));
+            }
+        }
+    }
+}
+
+#[cold]
+fn take_lane(connection: &Connection, queue_depth: usize) -> Option<Initiator> {
+    let stream = connection.reverse(Lane::ReverseData).take()?;
+    Some(Initiator::new(Socket::patient(stream), connection.theirs.epoch, queue_depth))
+}
+
+impl Endpoint for TcpEndpoint {
+    #[inline]
+    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        if self.guard.is_inherited() {
+            return Err(INHERITED.into());
+        }
+        self.settle();
+        self.connection.check()?;
+        let depth = self.queue_depth;
+        if batch.len() > depth {
+            return Err(PostError::BatchTooLong { batch: batch.len(), depth });
+        }
+        for (index, request) in batch.iter().enumerate() {
+            request.check().map_err(|reason| PostError::Malformed { index, reason })?;
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let grants_nothing = self.connection.theirs.grants.is_empty();
+        let Some(data) = self.data() else {
+            if grants_nothing {
+                return Err(PostError::Malformed { index: 0, reason: "the peer granted nothing" });
+            }
+            // The peer dials the lane right after it was accepted.
+            return Err(PostError::QueueFull { free: 0, batch: batch.len() });
+        };
+        let posted = data.post(batch);
+        self.settle();
+        posted
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<WorkCompletion> {
+        if self.guard.is_inherited() {
+            return None;
+        }
+        if self.connection.over().is_some() {
+            self.settle();
+        }
+        let completion = self.data.as_mut()?.poll();
+        self.settle();
+        completion
+    }
+
+    fn check(&mut self) -> Result<(), Disconnected> {
+        if self.guard.is_inherited() {
+            return Err(INHERITED);
+        }
+        if self.connection.over().is_none() {
+            if let Some(data) = self.data() {
+                data.advance();
+            }
+            lock(&self.pulse).look();
+        }
+        self.settle();
+        self.connection.check()
+    }
+
+    fn map(&self, _remote: &RemoteSlice) -> Option<LocalSlice> {
+        None
+    }
+
+    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
+        if self.guard.is_inherited() {
+            return Err(INHERITED.into());
+        }
+        self.connection.check()?;
+        if !self.connection.is_writable_word(word) {
+            let reason = "a beacon is one granted, aligned, writable word";
+            return Err(PostError::Malformed { index: 0, reason });
+        }
+        Ok(Box::new(TcpBeacon { pulse: Arc::clone(&self.pulse), word: *word, guard: self.guard }))
+    }
+}
+
+impl Drop for TcpEndpoint {
+    fn drop(&mut self) {
+        if !self.guard.is_inherited() {
+            self.connection.fail(CLOSED);
+            self.data = None;
+            self.end(None);
+        }
+    }
+}
+
+/// A word at the peer, for as long as the connection lasts.
+struct TcpBeacon {
+    pulse: Arc<Mutex<Pulse>>,
+    word: RemoteSlice,
+    guard: ForkGuard,
+}
+
+impl Beacon for TcpBeacon {
+    fn set(&mut self, value: u64) -> Result<(), Disconnected> {
+        if self.guard.is_inherited() {
+            return Err(INHERITED);
+        }
+        lock(&self.pulse).set(&self.word, value)
+    }
+}

@@ -1,0 +1,455 @@
+//! The progress thread: it serves what peers do with this process's memory, and lets newcomers in.
+//!
+//! One thread for all listeners and connections of one [`Tcp`](super::Tcp). It is started by the first of them that
+//! needs it, ends with the last, and nobody waits for it on the posting side.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, epoll};
+use rustix::time::Timespec;
+
+use super::connection::{Connection, lock};
+use super::door::{Door, DoorSource, Heard, Stranger};
+use super::hello::{Lane, Ticket};
+use super::socket::Socket;
+use super::target::{Target, Turn};
+use crate::channel::Channel;
+use crate::mem::ForkGuard;
+use crate::transport::{HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES};
+
+/// How long the thread looks for more before it sleeps: a sleeping thread is woken in several microseconds, and whoever
+/// waits for an answer posts again within a few.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// How often time limits are looked after, while there are any.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Events taken at a time.
+const EVENTS: usize = 64;
+
+/// The event of the wake-up itself.
+const WAKE: u64 = u64::MAX;
+
+/// What others ask of the thread.
+pub(super) enum Command {
+    /// Let newcomers in.
+    Listen(TcpListener, Arc<Door>),
+    /// Let nobody in any more.
+    Close(Arc<Door>),
+    /// There is room behind this door again.
+    Resume(Arc<Door>),
+    /// Send the rest of an answer, then serve the connection.
+    Finish(Channel, Arc<Connection>),
+    /// Serve a lane.
+    Serve(Socket, Arc<Connection>),
+    /// Stop serving a connection.
+    Forget(Arc<Connection>),
+}
+
+/// A connection whose further lanes have not all come yet.
+pub(super) struct Expected {
+    pub(super) connection: Arc<Connection>,
+    pub(super) lanes: Vec<Lane>,
+}
+
+/// What the thread and those who command it share.
+pub(super) struct Shared {
+    commands: Mutex<Vec<Command>>,
+    pub(super) expected: Mutex<HashMap<Ticket, Expected>>,
+    wake: OwnedFd,
+    stop: AtomicBool,
+}
+
+/// The progress thread, as its owners hold it.
+pub(super) struct Engine {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    guard: ForkGuard,
+}
+
+impl Engine {
+    pub(super) fn start() -> io::Result<Engine> {
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        let shared = Arc::new(Shared {
+            commands: Mutex::default(),
+            expected: Mutex::default(),
+            wake,
+            stop: AtomicBool::new(false),
+        });
+        let progress = Progress { shared: Arc::clone(&shared), epoll, sources: Vec::new(), free: Vec::new() };
+        let named = std::thread::Builder::new().name("slackline-tcp".into());
+        let thread = Some(named.spawn(move || progress.run())?);
+        Ok(Engine { shared, thread, guard: ForkGuard::new() })
+    }
+
+    pub(super) fn is_inherited(&self) -> bool {
+        self.guard.is_inherited()
+    }
+
+    pub(super) fn tell(&self, command: Command) {
+        if self.is_inherited() {
+            // The thread is the parent's, and so is the descriptor that would wake it.
+            return;
+        }
+        lock(&self.shared.commands).push(command);
+        self.shared.wake();
+    }
+
+    /// Lets a connection's further lanes in from now on.
+    pub(super) fn expect(&self, expected: Expected) {
+        let ticket = expected.connection.ours.ticket;
+        lock(&self.shared.expected).insert(ticket, expected);
+    }
+}
+
+impl Shared {
+    fn wake(&self) {
+        // Fails only if it was woken 2^64 times already, and then it is awake.
+        let _awake = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if self.is_inherited() {
+            // Nobody runs it here; joining it would wait for ever.
+            std::mem::forget(thread);
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake();
+        if thread.join().is_err() {
+            tracing::error!("the tcp progress thread panicked");
+        }
+    }
+}
+
+/// Something that events come from.
+enum Source {
+    Door(DoorSource),
+    Stranger(Stranger),
+    Finishing(Channel, Arc<Connection>),
+    Lane(Target),
+}
+
+impl Source {
+    fn connection(&self) -> Option<&Arc<Connection>> {
+        match self {
+            Source::Finishing(_, connection) => Some(connection),
+            Source::Lane(target) => Some(target.connection()),
+            Source::Door(_) | Source::Stranger(_) => None,
+        }
+    }
+}
+
+impl AsFd for Source {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Source::Door(door) => door.socket.as_fd(),
+            Source::Stranger(stranger) => stranger.channel.as_fd(),
+            Source::Finishing(channel, _) => channel.as_fd(),
+            Source::Lane(target) => target.socket().as_fd(),
+        }
+    }
+}
+
+struct Entry {
+    /// Grows with every source that had this place, so that an event of an earlier one is known.
+    generation: u32,
+    interest: epoll::EventFlags,
+    source: Option<Source>,
+}
+
+/// What the thread has.
+struct Progress {
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    sources: Vec<Entry>,
+    free: Vec<usize>,
+}
+
+impl Progress {
+    fn run(mut self) {
+        let mut events = Vec::with_capacity(EVENTS);
+        let mut busy = Instant::now();
+        let mut ticked = busy;
+        let mut needs_tick = false;
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let now = Instant::now();
+            let is_spinning = now - busy < SPIN;
+            if now - ticked >= TICK {
+                ticked = now;
+                self.tick(now);
+            }
+            if !is_spinning {
+                needs_tick = self.needs_tick();
+            }
+            let wait = match (is_spinning, needs_tick) {
+                (true, _) => Some(Timespec { tv_sec: 0, tv_nsec: 0 }),
+                (false, true) => Some(Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as _ }),
+                (false, false) => None,
+            };
+            events.clear();
+            let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), wait.as_ref());
+            if let Err(error) = waited
+                && error != rustix::io::Errno::INTR
+            {
+                // A broken epoll descriptor cannot be mended from here; dropping everything tells everybody.
+                tracing::error!(%error, "the tcp progress thread cannot wait for events");
+                return;
+            }
+            if events.is_empty() {
+                if is_spinning {
+                    std::thread::yield_now();
+                }
+                continue;
+            }
+            for event in events.drain(..) {
+                match event.data.u64() {
+                    WAKE => self.obey(),
+                    token => self.handle(token),
+                }
+            }
+            busy = Instant::now();
+        }
+    }
+
+    fn add(&mut self, source: Source, interest: epoll::EventFlags) {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.sources.push(Entry { generation: 0, interest, source: None });
+            self.sources.len() - 1
+        });
+        let entry = &mut self.sources[place];
+        entry.generation = entry.generation.wrapping_add(1);
+        entry.interest = interest;
+        let token = u64::from(entry.generation) << 32 | place as u64;
+        match epoll::add(&self.epoll, source.as_fd(), epoll::EventData::new_u64(token), interest) {
+            Ok(()) => entry.source = Some(source),
+            Err(error) => {
+                tracing::warn!(%error, "dropped a tcp connection: it cannot be waited for");
+                self.free.push(place);
+                if let Some(connection) = source.connection() {
+                    connection.fail(super::initiator::ENDED);
+                }
+            }
+        }
+    }
+
+    /// Takes a source out, so that events of it come no more, whoever holds copies of its descriptor.
+    fn remove(&mut self, place: usize) -> Option<Source> {
+        let source = self.sources.get_mut(place)?.source.take()?;
+        // Fails only where the descriptor is broken, and then there are no events either.
+        let _unknown = epoll::delete(&self.epoll, source.as_fd());
+        self.free.push(place);
+        Some(source)
+    }
+
+    fn wants(&mut self, place: usize, interest: epoll::EventFlags) {
+        let entry = &mut self.sources[place];
+        let Some(source) = &entry.source else { return };
+        if entry.interest == interest {
+            return;
+        }
+        entry.interest = interest;
+        let token = u64::from(entry.generation) << 32 | place as u64;
+        if let Err(error) =
+            epoll::modify(&self.epoll, source.as_fd(), epoll::EventData::new_u64(token), interest)
+        {
+            tracing::warn!(%error, "a tcp connection cannot be waited for");
+        }
+    }
+
+    fn obey(&mut self) {
+        let mut count = [0; 8];
+        // Fails only if somebody else was faster, and there is nobody.
+        let _woken = rustix::io::read(&self.shared.wake, &mut count);
+        let commands = std::mem::take(&mut *lock(&self.shared.commands));
+        for command in commands {
+            match command {
+                Command::Listen(socket, door) => {
+                    self.add(Source::Door(DoorSource::new(socket, door)), epoll::EventFlags::IN);
+                }
+                Command::Close(door) => self.close(&door),
+                Command::Resume(door) => self.resume(&door),
+                Command::Finish(channel, connection) => self.finish(channel, connection),
+                Command::Serve(socket, connection) => self.serve(socket, connection),
+                Command::Forget(connection) => self.forget(&connection),
+            }
+        }
+    }
+
+    fn serve(&mut self, socket: Socket, connection: Arc<Connection>) {
+        if connection.over().is_none() {
+            self.add(Source::Lane(Target::new(socket, connection)), epoll::EventFlags::IN);
+        }
+    }
+
+    fn finish(&mut self, mut channel: Channel, connection: Arc<Connection>) {
+        if connection.over().is_some() {
+            return;
+        }
+        // Not polled: what the peer sends next is no message of the channel.
+        match channel.flush() {
+            Ok(()) if channel.is_flushed() => self.serve(Socket::patient(channel.into_stream()), connection),
+            Ok(()) => self.add(Source::Finishing(channel, connection), epoll::EventFlags::OUT),
+            Err(_) => self.end(&connection, super::initiator::ENDED),
+        }
+    }
+
+    /// Ends a connection: all of its lanes.
+    fn end(&mut self, connection: &Arc<Connection>, reason: &'static str) {
+        connection.fail(reason);
+        self.forget(connection);
+    }
+
+    fn forget(&mut self, connection: &Arc<Connection>) {
+        lock(&self.shared.expected).remove(&connection.ours.ticket);
+        self.remove_all(|source| source.connection().is_some_and(|other| Arc::ptr_eq(other, connection)));
+    }
+
+    fn remove_all(&mut self, which: impl Fn(&Source) -> bool) {
+        for place in 0..self.sources.len() {
+            if self.sources[place].source.as_ref().is_some_and(&which) {
+                self.remove(place);
+            }
+        }
+    }
+
+    fn close(&mut self, door: &Arc<Door>) {
+        self.remove_all(|source| match source {
+            Source::Door(source) => Arc::ptr_eq(&source.door, door),
+            Source::Stranger(stranger) => Arc::ptr_eq(&stranger.door, door),
+            Source::Finishing(..) | Source::Lane(_) => false,
+        });
+    }
+
+    fn resume(&mut self, door: &Arc<Door>) {
+        let is_it = |entry: &Entry| matches!(&entry.source, Some(Source::Door(source)) if Arc::ptr_eq(&source.door, door));
+        if let Some(place) = self.sources.iter().position(is_it) {
+            self.wants(place, epoll::EventFlags::IN);
+        }
+    }
+
+    fn handle(&mut self, token: u64) {
+        let (generation, place) = ((token >> 32) as u32, token as u32 as usize);
+        let Some(entry) = self.sources.get_mut(place).filter(|entry| entry.generation == generation) else {
+            return;
+        };
+        match &mut entry.source {
+            None => {}
+            Some(Source::Lane(target)) => match target.serve() {
+                Ok(turn) => {
+                    let sends = turn == Turn::Blocked || target.is_sending();
+                    self.wants(place, if sends { epoll::EventFlags::OUT } else { epoll::EventFlags::IN });
+                }
+                Err(broken) => {
+                    let connection = Arc::clone(target.connection());
+                    self.end(&connection, broken.0);
+                }
+            },
+            Some(Source::Finishing(..)) => {
+                if let Some(Source::Finishing(channel, connection)) = self.remove(place) {
+                    self.finish(channel, connection);
+                }
+            }
+            Some(Source::Stranger(stranger)) => match stranger.hear(&self.shared) {
+                Heard::Silence { has_more_to_say } => {
+                    let out =
+                        if has_more_to_say { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+                    self.wants(place, epoll::EventFlags::IN | out);
+                }
+                heard => {
+                    let Some(Source::Stranger(stranger)) = self.remove(place) else { return };
+                    match stranger.settle(heard) {
+                        Ok(Some((socket, connection))) => self.serve(socket, connection),
+                        Ok(None) => {}
+                        Err(connection) => self.end(&connection, super::initiator::ENDED),
+                    }
+                }
+            },
+            Some(Source::Door(_)) => self.admit(place),
+        }
+    }
+
+    /// Lets newcomers in.
+    fn admit(&mut self, place: usize) {
+        for _ in 0..MAX_PENDING_HANDSHAKES {
+            let Some(Source::Door(source)) = &mut self.sources[place].source else { return };
+            let door = Arc::clone(&source.door);
+            match source.admit() {
+                Some(stranger) => {
+                    self.make_room(&door);
+                    self.add(Source::Stranger(stranger), epoll::EventFlags::IN);
+                }
+                None => {
+                    let pauses = source.is_paused();
+                    let interest = if pauses { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
+                    self.wants(place, interest);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Drops the oldest stranger of a door if there are as many as there may be: those who say nothing cannot keep
+    /// those out who have something to say.
+    fn make_room(&mut self, door: &Arc<Door>) {
+        let mut count = 0;
+        let mut oldest = None::<(Instant, usize)>;
+        for (place, entry) in self.sources.iter().enumerate() {
+            if let Some(Source::Stranger(stranger)) = &entry.source
+                && Arc::ptr_eq(&stranger.door, door)
+            {
+                count += 1;
+                if oldest.is_none_or(|(since, _)| stranger.since < since) {
+                    oldest = Some((stranger.since, place));
+                }
+            }
+        }
+        if count >= MAX_PENDING_HANDSHAKES
+            && let Some((_, place)) = oldest
+        {
+            tracing::warn!(address = %door.address, "dropped the oldest of too many unfinished handshakes");
+            self.remove(place);
+        }
+    }
+
+    fn needs_tick(&self) -> bool {
+        self.sources.iter().any(|entry| match &entry.source {
+            Some(Source::Stranger(_)) => true,
+            Some(Source::Door(source)) => source.is_paused(),
+            Some(Source::Lane(target)) => target.is_draining(),
+            Some(Source::Finishing(..)) | None => false,
+        })
+    }
+
+    /// Looks after everything that has a time limit.
+    fn tick(&mut self, now: Instant) {
+        let limit = HANDSHAKE_TIMEOUT;
+        for place in 0..self.sources.len() {
+            match &self.sources[place].source {
+                Some(Source::Stranger(stranger)) if now - stranger.since >= limit => {
+                    let address = &stranger.door.address;
+                    tracing::warn!(%address, "dropped a connection that said too little in time");
+                    self.remove(place);
+                }
+                Some(Source::Door(source)) if source.is_paused() => self.admit(place),
+                Some(Source::Lane(target)) if target.is_overdue(now) => {
+                    let connection = Arc::clone(target.connection());
+                    self.end(&connection, super::target::OFFENDED.0);
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! The posting end of a lane: half a queue pair, driven by whoever posts and polls, with no thread between.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::connection::words;
+use super::socket::{MAX_PIECES, Moved, Socket};
+use super::wire::{Encoded, Kind, MAX_WORDS, RESPONSE_BYTES, Request, Response};
+use crate::mem::{self, LocalSlice, RemoteSlice, VolatileSlice};
+use crate::transport::{
+    CompletionError, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
+};
+
+/// Sent with one call: long enough that the call does not count, short enough that the other end begins early.
+const SEND_BYTES: usize = 1 << 20;
+
+/// Received at a time besides what goes straight to its memory.
+const BUFFER_BYTES: usize = 8 << 10;
+
+/// Words that a write of up to so many bytes carries behind its header, instead of a payload.
+const WORDS_BYTES: usize = 8 * MAX_WORDS;
+
+/// A lane is over, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Broken(pub(super) &'static str);
+
+pub(super) const REFUSED: &str = "the peer refused a request";
+pub(super) const ENDED: &str = "the peer process ended or closed the connection";
+pub(super) const SILENT: &str =
+    "the peer has not answered for seconds: its host or the network between is down";
+pub(super) const PROTOCOL: &str = "the peer broke the protocol";
+
+/// Why a socket failed.
+pub(super) fn reason(error: &io::Error) -> Broken {
+    match error.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            Broken(SILENT)
+        }
+        _ => Broken(ENDED),
+    }
+}
+
+/// A request that was posted and is not yet done, or whose completion was not yet polled.
+struct Posted {
+    id: WorkRequestId,
+    signalled: bool,
+    header: Encoded,
+    /// The local memory, owned until the request is done: where a payload comes from, or where an answer goes.
+    memory: Option<LocalSlice>,
+    answer: Answer,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// Done when it, or a later one, is said to be.
+    None,
+    /// The range.
+    Data,
+    /// What the word was.
+    Value,
+    /// Asked for by this side itself, so that earlier requests are heard of; nobody polls it.
+    Internal,
+}
+
+/// Requests that are on their way, in order of posting.
+pub(super) struct Initiator {
+    socket: Socket,
+    epoch: u64,
+    depth: usize,
+    queue: VecDeque<Posted>,
+    /// How many of the queue are internal.
+    internal: usize,
+    /// Sequence of the request at the front of the queue.
+    front: u64,
+    /// All requests up to this one are done.
+    done: u64,
+    /// Index in the queue of the first request that is not wholly sent, and how much of it is.
+    unsent: usize,
+    sent_bytes: usize,
+    /// Requests since the last one that asks for an answer.
+    unasked: usize,
+    /// How much of the answer at `done + 1` has arrived, if it is a long one that is arriving.
+    arriving: Option<Arriving>,
+    buffer: Box<[u8; BUFFER_BYTES]>,
+    begin: usize,
+    end: usize,
+    refused: Option<u64>,
+    broken: Option<Broken>,
+}
+
+struct Arriving {
+    sequence: u64,
+    received: usize,
+}
+
+impl Initiator {
+    pub(super) fn new(socket: Socket, epoch: u64, depth: usize) -> Initiator {
+        Initiator {
+            socket,
+            epoch,
+            depth,
+            queue: VecDeque::new(),
+            internal: 0,
+            front: 1,
+            done: 0,
+            unsent: 0,
+            sent_bytes: 0,
+            unasked: 0,
+            arriving: None,
+            buffer: Box::new([0; BUFFER_BYTES]),
+            begin: 0,
+            end: 0,
+            refused: None,
+            broken: None,
+        }
+    }
+
+    #[inline]
+    pub(super) fn broken(&self) -> Option<Broken> {
+        self.broken
+    }
+
+    /// Ends the lane, after what the peer had already answered is taken in.
+    pub(super) fn end(&mut self, why: Broken) {
+        while self.broken.is_none() && self.receive() {}
+        self.fail(why);
+    }
+
+    fn fail(&mut self, why: Broken) {
+        if self.broken.is_none() {
+            self.broken = Some(why);
+            self.socket.close();
+        }
+    }
+
+    /// Requests that were checked and fit the queue's depth are taken, or none is.
+    #[inline]
+    pub(super) fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        if self.queue.len() - self.internal + batch.len() > self.depth {
+            self.make_room(batch.len())?;
+        }
+        for request in batch {
+            let posted = self.prepare(request);
+            self.queue.push_back(posted);
+        }
+        self.send();
+        Ok(())
+    }
+
+    #[cold]
+    fn make_room(&mut self, batch: usize) -> Result<(), PostError> {
+        self.advance();
+        while self.front_is_silent() {
+            self.pop();
+        }
+        let free = self.depth - (self.queue.len() - self.internal);
+        if batch <= free {
+            return Ok(());
+        }
+        if self.unasked > 0 && self.broken.is_none() {
+            // Nobody asked to hear of the last few, and as long as nobody does they hold their places.
+            self.unasked = 0;
+            let header = Request {
+                kind: Kind::Nothing,
+                answer: true,
+                ..words(
+                    self.next(),
+                    self.epoch,
+                    &RemoteSlice { key: mem::RemoteKey(0), offset: 0, len: 0 },
+                    &[],
+                )
+            };
+            let (id, memory, answer) = (WorkRequestId(0), None, Answer::Internal);
+            self.queue.push_back(Posted { id, signalled: false, header: header.encode(), memory, answer });
+            self.internal += 1;
+            self.send();
+        }
+        Err(PostError::QueueFull { free, batch })
+    }
+
+    fn next(&self) -> u64 {
+        self.front + self.queue.len() as u64
+    }
+
+    #[inline]
+    fn prepare(&mut self, request: &WorkRequest) -> Posted {
+        let signalled = request.flags.contains(Flags::SIGNALLED);
+        self.unasked += 1;
+        // Unsignalled requests are asked about now and then, so that their places and their memory come free.
+        let answer = signalled || self.unasked >= (self.depth / 4).max(1);
+        if answer {
+            self.unasked = 0;
+        }
+        let plain = |kind, remote: &RemoteSlice| Request {
+            kind,
+            answer,
+            ..words(self.next(), self.epoch, remote, &[])
+        };
+        let with = |kind, remote: &RemoteSlice, values: &[u64]| Request {
+            kind,
+            answer,
+            ..words(self.next(), self.epoch, remote, values)
+        };
+        let (header, memory, expected) = match &request.operation {
+            Operation::WriteInline { data, remote } => {
+                (with(Kind::Words, remote, data.words()), None, Answer::None)
+            }
+            Operation::Write { local, remote, .. } => match as_words(local, remote) {
+                Some(values) => (with(Kind::Words, remote, &values), None, Answer::None),
+                None => (plain(Kind::Write, remote), Some(local.clone()), Answer::None),
+            },
+            Operation::Read { local, remote, .. } => {
+                (plain(Kind::Read, remote), Some(local.clone()), Answer::Data)
+            }
+            Operation::FetchAdd { local, remote, add } => {
+                (with(Kind::FetchAdd, remote, &[*add]), Some(local.clone()), Answer::Value)
+            }
+            Operation::CompareSwap { local, remote, compare, swap } => {
+                (with(Kind::CompareSwap, remote, &[*compare, *swap]), Some(local.clone()), Answer::Value)
+            }
+        };
+        Posted { id: request.id, signalled, header: header.encode(), memory, answer: expected }
+    }
+
+    /// True if the request at the front is done and nobody polls its completion.
+    #[inline]
+    fn front_is_silent(&self) -> bool {
+        self.front <= self.done && self.queue.front().is_some_and(|posted| !posted.signalled)
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Option<Posted> {
+        let posted = self.queue.pop_front()?;
+        self.internal -= usize::from(posted.answer == Answer::Internal);
+        self.front += 1;
+        self.unsent = self.unsent.saturating_sub(1);
+        Some(posted)
+    }
+
+    /// The next completion, if there is one.
+    #[inline]
+    pub(super) fn poll(&mut self) -> Option<WorkCompletion> {
+        let mut advanced = false;
+        while !self.queue.is_empty() {
+            if self.front <= self.done {
+                let posted = self.pop()?;
+                if posted.signalled {
+                    return Some(WorkCompletion { id: posted.id, result: Ok(()) });
+                }
+            } else if self.broken.is_some() {
+                let error = match self.refused {
+                    Some(sequence) if sequence == self.front => CompletionError::RemoteAccess,
+                    _ => CompletionError::Flushed,
+                };
+                let posted = self.pop()?;
+                if posted.answer != Answer::Internal {
+                    return Some(WorkCompletion { id: posted.id, result: Err(error) });
+                }
+            } else {
+                if advanced {
+                    return None;
+                }
+                self.advance();
+                advanced = true;
+            }
+        }
+        None
+    }
+
+    /// Sends what did not fit before and takes in what the peer answered, as far as both go without waiting.
+    pub(super) fn advance(&mut self) {
+        self.send();
+        while self.broken.is_none() && self.receive() {}
+    }
+
+    #[inline]
+    fn send(&mut self) {
+        while self.broken.is_none() && self.unsent < self.queue.len() {
+            let mut pieces = SmallVec::<[VolatileSlice<'_>; MAX_PIECES]>::new();
+            let (mut skip, mut total) = (self.sent_bytes, 0);
+            for posted in self.queue.range(self.unsent..) {
+                if total >= SEND_BYTES || pieces.len() + 2 > MAX_PIECES {
+                    break;
+                }
+                let header = VolatileSlice::from_ref(posted.header.as_bytes());
+                for piece in [Some(header), posted.payload()].into_iter().flatten() {
+                    let skipped = skip.min(piece.len());
+                    skip -= skipped;
+                    let wanted = (piece.len() - skipped).min(SEND_BYTES);
+                    if wanted > 0 {
+                        pieces.push(piece.subslice(skipped, wanted));
+                        total += wanted;
+                    }
+                }
+            }
+            match self.socket.send(&pieces) {
+                Ok(Moved::Bytes(bytes)) => {
+                    drop(pieces);
+                    self.count_sent(bytes);
+                    if bytes < total {
+                        return;
+                    }
+                }
+                Ok(Moved::Nothing) => return,
+                Err(error) => {
+                    drop(pieces);
+                    // What the peer answered before it went may be a refusal.
+                    self.end(reason(&error));
+                }
+            }
+        }
+    }
+
+    fn count_sent(&mut self, bytes: usize) {
+        self.sent_bytes += bytes;
+        while let Some(posted) = self.queue.get(self.unsent) {
+            let len = posted.header.as_bytes().len() + posted.payload().map_or(0, |payload| payload.len());
+            if self.sent_bytes < len {
+                return;
+            }
+            self.sent_bytes -= len;
+            self.unsent += 1;
+        }
+    }
+
+    /// Receives once and takes in what came. False if there is nothing more for now, or the lane is over.
+    fn receive(&mut self) -> bool {
+        let (memory, room) = match &self.arriving {
+            Some(Arriving { sequence, received }) => {
+                let posted = &self.queue[(sequence - self.front) as usize];
+                let memory = posted.memory.as_ref().map(LocalSlice::as_volatile);
+                let rest = memory.map(|memory| memory.subslice(*received, memory.len() - received));
+                (rest, rest.map_or(0, |rest| rest.len()))
+            }
+            None => (None, 0),
+        };
+        // While an answer arrives the buffer is empty: its bytes were taken first.
+        let asked = room + BUFFER_BYTES - self.end;
+        let bytes = match self.socket.receive(memory, &mut self.buffer[self.end..]) {
+            Ok(Moved::Bytes(bytes)) => bytes,
+            Ok(Moved::Nothing) => return false,
+            Err(error) => {
+                self.fail(reason(&error));
+                return false;
+            }
+        };
+        self.end += bytes.saturating_sub(room);
+        if let Some(arriving) = &mut self.arriving {
+            arriving.received += bytes.min(room);
+        }
+        if let Err(why) = self.digest() {
+            self.fail(why);
+            return false;
+        }
+        bytes == asked
+    }
+
+    /// Takes in what the buffer holds.
+    fn digest(&mut self) -> Result<(), Broken> {
+        loop {
+            if let Some(Arriving { sequence, received }) = &mut self.arriving {
+                let index = (*sequence - self.front) as usize;
+                let memory = self.queue[index].memory.as_ref().map(LocalSlice::as_volatile);
+                let memory = memory.ok_or(Broken(PROTOCOL))?;
+                let taken = (memory.len() - *received).min(self.end - self.begin);
+                memory.subslice(*received, taken).write(&self.buffer[self.begin..self.begin + taken]);
+                self.begin += taken;
+                *received += taken;
+                if *received < memory.len() {
+                    break;
+                }
+                // Promise 2: what is read after this completion is no older than what was read here.
+                mem::fence(Ordering::Acquire);
+                self.done = *sequence;
+                self.arriving = None;
+            }
+            match Response::decode(&self.buffer[self.begin..self.end]) {
+                Ok(Some(response)) => {
+                    self.begin += RESPONSE_BYTES;
+                    self.take(response)?;
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "a tcp peer broke the protocol");
+                    return Err(Broken(PROTOCOL));
+                }
+            }
+        }
+        self.buffer.copy_within(self.begin..self.end, 0);
+        self.end -= self.begin;
+        self.begin = 0;
+        Ok(())
+    }
+
+    #[inline]
+    fn take(&mut self, response: Response) -> Result<(), Broken> {
+        match response {
+            Response::Done { sequence } => {
+                self.is_plain_up_to(sequence)?;
+                self.done = sequence;
+            }
+            Response::Data { sequence, bytes } => {
+                let posted = self.answered(sequence, Answer::Data)?;
+                if posted.memory.as_ref().map(|memory| memory.len() as u64) != Some(bytes) {
+                    return Err(Broken(PROTOCOL));
+                }
+                self.done = sequence - 1;
+                self.arriving = Some(Arriving { sequence, received: 0 });
+            }
+            Response::Value { sequence, before } => {
+                let posted = self.answered(sequence, Answer::Value)?;
+                let memory = posted.memory.as_ref().ok_or(Broken(PROTOCOL))?;
+                memory.as_volatile().store_u64(0, before);
+                self.done = sequence;
+            }
+            Response::Refused { sequence } => {
+                self.is_sent(sequence)?;
+                self.is_plain_up_to(sequence - 1)?;
+                self.done = sequence - 1;
+                self.refused = Some(sequence);
+                return Err(Broken(REFUSED));
+            }
+        }
+        Ok(())
+    }
+
+    /// The request that `sequence` answers, which is of the kind that is answered so; those before it are done.
+    fn answered(&self, sequence: u64, answer: Answer) -> Result<&Posted, Broken> {
+        self.is_sent(sequence)?;
+        self.is_plain_up_to(sequence - 1)?;
+        let posted = &self.queue[(sequence - self.front) as usize];
+        if posted.answer == answer { Ok(posted) } else { Err(Broken(PROTOCOL)) }
+    }
+
+    /// A peer may answer only what was asked, once.
+    fn is_sent(&self, sequence: u64) -> Result<(), Broken> {
+        let first_unsent = self.front + self.unsent as u64;
+        if sequence > self.done && sequence < first_unsent { Ok(()) } else { Err(Broken(PROTOCOL)) }
+    }
+
+    /// What is said to be done with others must not be what brings bytes: they never came.
+    fn is_plain_up_to(&self, sequence: u64) -> Result<(), Broken> {
+        if sequence > self.done {
+            self.is_sent(sequence)?;
+        } else if sequence < self.done {
+            return Err(Broken(PROTOCOL));
+        }
+        let from = (self.done + 1 - self.front) as usize;
+        let mut passed = self.queue.range(from..(sequence + 1 - self.front) as usize);
+        if passed.all(|posted| matches!(posted.answer, Answer::None | Answer::Internal)) {
+            Ok(())
+        } else {
+            Err(Broken(PROTOCOL))
+        }
+    }
+}
+
+impl Posted {
+    #[inline]
+    fn payload(&self) -> Option<VolatileSlice<'_>> {
+        if self.answer != Answer::None {
+            return None;
+        }
+        self.memory.as_ref().map(LocalSlice::as_volatile)
+    }
+}
+
+/// The words of a short write from aligned memory to aligned memory: they travel with the header and arrive whole.
+#[inline]
+fn as_words(local: &LocalSlice, remote: &RemoteSlice) -> Option<SmallVec<[u64; MAX_WORDS]>> {
+    let len = local.len();
+    let aligned = (len | local.offset()).is_multiple_of(8) && remote.offset.is_multiple_of(8);
+    if len == 0 || len > WORDS_BYTES || !aligned {
+        return None;
+    }
+    let memory = local.as_volatile();
+    Some((0..len).step_by(8).map(|at| memory.load(at, Ordering::Acquire)).collect())
+}

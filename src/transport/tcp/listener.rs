@@ -1,0 +1,150 @@
+//! Where peers arrive, and how they are answered.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::TcpEndpoint;
+use super::connection::Connection;
+use super::door::{Door, Knock};
+use super::engine::{Command, Engine, Expected};
+use super::hello::{self, Hello, lanes};
+use crate::channel;
+use crate::mem::ForkGuard;
+use crate::time::Instant;
+use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received};
+
+/// Where peers arrive over TCP.
+pub struct TcpListener {
+    /// The progress thread has a copy; this one is kept so as to end the listening at once.
+    socket: std::net::TcpListener,
+    door: Arc<Door>,
+    engine: Arc<Engine>,
+    queue_depth: usize,
+    guard: ForkGuard,
+}
+
+impl TcpListener {
+    pub(super) fn new(
+        address: SocketAddr,
+        engine: Arc<Engine>,
+        terms: channel::Terms,
+        queue_depth: usize,
+    ) -> Result<TcpListener, ConnectError> {
+        let failed = |source: std::io::Error| {
+            let remedy = match source.kind() {
+                std::io::ErrorKind::AddrInUse => {
+                    "another process listens there: choose another port, or 0 for any"
+                }
+                std::io::ErrorKind::AddrNotAvailable => {
+                    "listen at an address of this host, or at 0.0.0.0 for all"
+                }
+                _ => "check the address, and the limit on open files (ulimit -n)",
+            };
+            ConnectError::System { operation: "listen", address: Address::Tcp(address), source, remedy }
+        };
+        let socket = std::net::TcpListener::bind(address).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let address = Address::Tcp(socket.local_addr().map_err(failed)?);
+        let copy = socket.try_clone().map_err(failed)?;
+        let door = Arc::new(Door::new(address, terms));
+        engine.tell(Command::Listen(copy, Arc::clone(&door)));
+        Ok(TcpListener { socket, door, engine, queue_depth, guard: ForkGuard::new() })
+    }
+}
+
+impl Listener for TcpListener {
+    type Endpoint = TcpEndpoint;
+    type Incoming = TcpIncoming;
+
+    fn address(&self) -> Address {
+        self.door.address.clone()
+    }
+
+    /// The progress thread moves the handshakes on, by its own clock.
+    fn poll(&mut self, _now: Instant) -> Option<TcpIncoming> {
+        if self.guard.is_inherited() {
+            return None;
+        }
+        let (knock, was_full) = self.door.next();
+        if was_full {
+            self.engine.tell(Command::Resume(Arc::clone(&self.door)));
+        }
+        let Knock { channel, terms, message } = knock?;
+        Some(TcpIncoming {
+            channel,
+            received: terms.received(message),
+            theirs: terms,
+            address: self.door.address.clone(),
+            engine: Arc::clone(&self.engine),
+            queue_depth: self.queue_depth,
+        })
+    }
+}
+
+impl Drop for TcpListener {
+    fn drop(&mut self) {
+        if self.guard.is_inherited() {
+            return;
+        }
+        // The port is free at once, whoever holds copies of the descriptor.
+        let _never_connected = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        self.engine.tell(Command::Close(Arc::clone(&self.door)));
+    }
+}
+
+/// A peer that has said its part and waits for an answer.
+pub struct TcpIncoming {
+    channel: channel::Channel,
+    received: Received,
+    theirs: hello::Terms,
+    address: Address,
+    engine: Arc<Engine>,
+    queue_depth: usize,
+}
+
+impl Incoming for TcpIncoming {
+    type Endpoint = TcpEndpoint;
+
+    fn received(&self) -> &Received {
+        &self.received
+    }
+
+    fn accept(mut self, offer: Offer) -> Result<TcpEndpoint, ConnectError> {
+        let terms = hello::random_ticket().and_then(|ticket| hello::terms(&offer, ticket));
+        let ours = match terms {
+            Ok(ours) => ours,
+            Err(reason) => {
+                let address = self.address.clone();
+                self.refuse("the listener could not make its offer; look at its log");
+                return Err(ConnectError::Offer { address, reason });
+            }
+        };
+        let accept = hello::accept(&ours, &offer.message);
+        let lanes = lanes(&ours, &self.theirs);
+        let connection = Arc::new(Connection::new(ours, offer.grants, self.theirs));
+        if !lanes.is_empty() {
+            // Before the peer knows its ticket.
+            self.engine.expect(Expected { connection: Arc::clone(&connection), lanes });
+        }
+        let said = self.channel.send(&accept);
+        let endpoint =
+            TcpEndpoint::accepted(Arc::clone(&connection), Arc::clone(&self.engine), self.queue_depth);
+        match said {
+            Ok(()) => {
+                self.engine.tell(Command::Finish(self.channel, connection));
+                Ok(endpoint)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a peer was gone before it was accepted");
+                Err(ConnectError::Closed { address: self.address })
+            }
+        }
+    }
+
+    fn refuse(mut self, reason: &str) {
+        // A refusal fits the buffer of a socket to which nothing but a greeting was sent.
+        if let Err(error) = self.channel.send(&Hello::refuse(reason).encode()) {
+            tracing::debug!(%error, "a refused peer was gone already");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! TCP: the one-sided contract, carried out by a thread at the target.
+//!
+//! A connection is made of *lanes*, each a TCP connection with one side that posts and one that serves, like half a
+//! queue pair. Posting and polling are done wholly by the caller's thread: a batch leaves with one system call, gathered
+//! straight from registered memory, and what is read arrives straight in it. The serving side of all lanes belongs to
+//! one *progress thread* per [`Tcp`]: it receives payloads straight into the memory that was granted, after one small
+//! function has checked the key, the epoch, the range, the right and the alignment.
+//!
+//! | lane | posts | carries |
+//! | --- | --- | --- |
+//! | forward data | connector | its requests; the connection of the handshake |
+//! | forward pulse | connector | its heartbeats ([`Endpoint::beacon`](super::Endpoint::beacon)), if it was granted something |
+//! | reverse data | acceptor | its requests, if the connector granted something |
+//! | reverse pulse | acceptor | its heartbeats, likewise |
+//!
+//! Heartbeats have lanes of their own so that a gigabyte on its way never stands before one. When one lane ends, the
+//! connection ends.
+//!
+//! **Complete means applied**, as everywhere: the target tells so, and it tells it for signalled requests and for every
+//! quarter of a queue of others. A peer that was killed is noticed at once, one whose host is gone within seconds. A
+//! peer that only does not poll is left alone for as long as its heartbeats come.
+//!
+//! **Words.** An aligned word of 8 bytes never tears in a request of up to 4 KiB; longer payloads are copied by the
+//! kernel, which may cut a word where a packet or a call ends. Words that announce something are shorter.
+//!
+//! **Who is let in.** Whoever proves that it knows the [secret](crate::channel::Secret); without one, whoever is on this
+//! host. Keys are random numbers made for one connection, and mean nothing on another. Nothing is encrypted: on a
+//! network where others can listen, or slip bytes into a connection, use a tunnel.
+//!
+//! **Forked children.** What a forked child inherits is dead there, and only there; the progress thread stays with the
+//! parent. A [`Tcp`] itself may be used in the child: it starts a thread of its own.
+//!
+//! ```
+//! use std::task::Poll;
+//! use slackline::mem::Access;
+//! use slackline::time::Instant;
+//! use slackline::transport::tcp::Tcp;
+//! use slackline::transport::{Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation};
+//! use slackline::transport::{Transport, WorkRequest};
+//!
+//! let tcp = Tcp::new();
+//! let mut listener = tcp.listen(&"127.0.0.1:0".parse()?)?;
+//! let mut connecting = tcp.connect(&listener.address(), Offer::default())?;
+//! let region = tcp.allocate(4096, Access::REMOTE_WRITE)?;
+//! let (mut server, mut client) = (None, None);
+//! while client.is_none() {
+//!     if let Some(incoming) = listener.poll(Instant::ORIGIN) {
+//!         server = Some(incoming.accept(Offer { message: b"hello".into(), grants: vec![region.whole()] })?);
+//!     }
+//!     if let Poll::Ready(connected) = connecting.poll(Instant::ORIGIN) {
+//!         client = Some(connected?);
+//!     }
+//! }
+//! let (mut client, received) = client.unwrap();
+//! let remote = received.grants[0].slice(8, 8)?;
+//! client.post(&[WorkRequest::signalled(1, Operation::WriteInline { data: Inline::word(42), remote })])?;
+//! while client.poll().is_none() {}
+//! assert_eq!(region.as_volatile().load_u64(8), 42);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod check;
+mod connecting;
+mod connection;
+mod door;
+mod endpoint;
+mod engine;
+mod hello;
+mod initiator;
+mod listener;
+mod pulse;
+mod socket;
+mod target;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+pub use connecting::TcpConnecting;
+pub use endpoint::TcpEndpoint;
+#[doc(hidden)]
+pub use hello::fuzz_hello;
+pub use listener::{TcpIncoming, TcpListener};
+#[doc(hidden)]
+pub use wire::fuzz_headers;
+
+use self::engine::Engine;
+use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport};
+use crate::channel::{self, Purpose, Secret};
+use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
+
+/// Requests that may be outstanding on an endpoint, unless [`Tcp::with_queue_depth`] says otherwise.
+const QUEUE_DEPTH: usize = 1024;
+
+const NAME: &str = "tcp";
+
+/// The one-sided contract over TCP. Clones share one progress thread.
+#[derive(Clone)]
+pub struct Tcp {
+    queue_depth: usize,
+    secret: Option<Secret>,
+    /// The progress thread, once somebody needed it.
+    engine: Arc<Mutex<Option<Arc<Engine>>>>,
+}
+
+impl Default for Tcp {
+    fn default() -> Self {
+        Tcp::new()
+    }
+}
+
+impl Tcp {
+    /// TCP between processes of one host, over its loopback addresses, with queues of 1024.
+    pub fn new() -> Self {
+        Tcp { queue_depth: QUEUE_DEPTH, secret: None, engine: Arc::default() }
+    }
+
+    /// TCP between all who know `secret`, on whatever host they are.
+    pub fn with_secret(secret: Secret) -> Self {
+        Tcp { secret: Some(secret), ..Tcp::new() }
+    }
+
+    /// The same with queues of `queue_depth` requests.
+    pub fn with_queue_depth(self, queue_depth: usize) -> Self {
+        Tcp { queue_depth, ..self }
+    }
+
+    /// The progress thread, started if it does not run in this process.
+    fn engine(&self, operation: &'static str, address: &Address) -> Result<Arc<Engine>, ConnectError> {
+        let mut engine = connection::lock(&self.engine);
+        if let Some(running) = engine.as_ref().filter(|engine| !engine.is_inherited()) {
+            return Ok(Arc::clone(running));
+        }
+        let started = Engine::start().map_err(|source| ConnectError::System {
+            operation,
+            address: address.clone(),
+            source,
+            remedy: "check the limits on open files (ulimit -n) and processes (ulimit -u)",
+        })?;
+        Ok(Arc::clone(engine.insert(Arc::new(started))))
+    }
+
+    fn terms(&self) -> channel::Terms {
+        let terms = channel::Terms::new(Purpose::Transport);
+        channel::Terms { secret: self.secret.clone(), limit: hello::LIMIT, ..terms }
+    }
+}
+
+impl std::fmt::Debug for Tcp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let has_secret = self.secret.is_some();
+        f.debug_struct("Tcp")
+            .field("queue_depth", &self.queue_depth)
+            .field("has_secret", &has_secret)
+            .finish()
+    }
+}
+
+impl Transport for Tcp {
+    type Endpoint = TcpEndpoint;
+    type Listener = TcpListener;
+    type Connecting = TcpConnecting;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: NAME,
+            queue_depth: self.queue_depth,
+            max_request_bytes: isize::MAX as usize,
+            atomics: AtomicDomain::Host,
+            in_place: false,
+        }
+    }
+
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        Ok(MemoryRegion::new(memory, access, LocalKey(0), ()))
+    }
+
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.register(HostMemory::anonymous(bytes)?, access)
+    }
+
+    fn listen(&self, address: &Address) -> Result<TcpListener, ConnectError> {
+        let socket = takes("listen", address)?;
+        TcpListener::new(socket, self.engine("listen", address)?, self.terms(), self.queue_depth)
+    }
+
+    fn connect(&self, address: &Address, offer: Offer) -> Result<TcpConnecting, ConnectError> {
+        let socket = takes("connect", address)?;
+        let engine = if offer.grants.is_empty() { None } else { Some(self.engine("connect", address)?) };
+        TcpConnecting::new(socket, engine, self.terms(), self.queue_depth, offer)
+    }
+}
+
+fn takes(operation: &'static str, address: &Address) -> Result<SocketAddr, ConnectError> {
+    match address {
+        Address::Tcp(socket) => Ok(*socket),
+        Address::Abstract(_) | Address::Path(_) => {
+            let address = address.clone();
+            Err(ConnectError::WrongAddress { operation, address, transport: NAME, takes: "IP:PORT" })
+        }
+    }
+}

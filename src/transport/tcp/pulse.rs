@@ -1,0 +1,94 @@
+//! The posting end of the lane for heartbeats: no bulk data is ever before them.
+
+use std::sync::Arc;
+
+use super::connection::{Connection, words};
+use super::hello::Lane;
+use super::initiator::{ENDED, PROTOCOL, REFUSED, reason};
+use super::socket::{Moved, Socket};
+use super::wire::{Encoded, RESPONSE_BYTES, Response};
+use crate::mem::{RemoteSlice, VolatileSlice};
+use crate::transport::Disconnected;
+
+/// How long a heartbeat waits for room. The peer's progress thread takes them all the time; if it does not for so long,
+/// the next one will do.
+const ROOM_WAIT_MS: i64 = 20;
+
+/// Sets words at the peer and asks for no answers.
+pub(super) struct Pulse {
+    connection: Arc<Connection>,
+    socket: Option<Socket>,
+    sequence: u64,
+    /// A beat that is on its way, and how much of it is sent.
+    under_way: Option<(Encoded, usize)>,
+}
+
+impl Pulse {
+    pub(super) fn new(connection: Arc<Connection>, socket: Option<Socket>) -> Pulse {
+        Pulse { connection, socket, sequence: 0, under_way: None }
+    }
+
+    pub(super) fn set(&mut self, word: &RemoteSlice, value: u64) -> Result<(), Disconnected> {
+        self.look();
+        self.connection.check()?;
+        // On the accepting side the lane stands only a moment later: until then nobody can miss a beat.
+        let is_free = self.flush(0);
+        if self.socket.is_some() && (is_free || self.flush(ROOM_WAIT_MS)) {
+            self.sequence += 1;
+            let request = words(self.sequence, self.connection.theirs.epoch, word, &[value]);
+            self.under_way = Some((request.encode(), 0));
+            self.flush(ROOM_WAIT_MS);
+        }
+        self.connection.check()
+    }
+
+    /// Sends the beat that is on its way. True if none is left.
+    fn flush(&mut self, wait_ms: i64) -> bool {
+        let mut has_waited = wait_ms == 0;
+        while let (Some(socket), Some((beat, sent))) = (&self.socket, &mut self.under_way) {
+            match socket.send(&[VolatileSlice::from_ref(&beat.as_bytes()[*sent..])]) {
+                Ok(Moved::Bytes(bytes)) => {
+                    *sent += bytes;
+                    if *sent == beat.as_bytes().len() {
+                        self.under_way = None;
+                    }
+                }
+                Ok(Moved::Nothing) if !has_waited => {
+                    has_waited = true;
+                    socket.wait_for_room(wait_ms);
+                }
+                Ok(Moved::Nothing) => return false,
+                Err(error) => {
+                    self.connection.fail(reason(&error).0);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Looks whether the peer is still there.
+    pub(super) fn look(&mut self) {
+        if self.socket.is_none() && self.connection.over().is_none() {
+            self.socket = self.connection.reverse(Lane::ReversePulse).take().map(Socket::new);
+        }
+        let Some(socket) = &self.socket else { return };
+        let mut buffer = [0; RESPONSE_BYTES];
+        match socket.receive(None, &mut buffer) {
+            Ok(Moved::Nothing) => {}
+            Ok(Moved::Bytes(bytes)) => {
+                // It was asked for no answers, so the only one that it gives is a refusal.
+                let is_refusal =
+                    matches!(Response::decode(&buffer[..bytes]), Ok(Some(Response::Refused { .. })));
+                self.connection.fail(if is_refusal { REFUSED } else { PROTOCOL });
+            }
+            Err(error) => self.connection.fail(reason(&error).0),
+        }
+    }
+
+    /// Ends the lane, and the beacons with it.
+    pub(super) fn close(&mut self) {
+        self.connection.fail(ENDED);
+        self.socket = None;
+    }
+}

@@ -1,0 +1,153 @@
+//! Sockets whose bytes come straight out of registered memory and go straight into it.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use crate::mem::{ForkGuard, VolatileSlice};
+
+/// Most pieces of memory that one call sends.
+pub(super) const MAX_PIECES: usize = 128;
+
+/// What came of a call that never waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// Nothing can be moved now.
+    Nothing,
+}
+
+/// A connected socket. Dropping it ends the connection, even if a forked child holds a copy of the descriptor; dropping
+/// the child's copy does not.
+pub(super) struct Socket {
+    stream: TcpStream,
+    guard: ForkGuard,
+}
+
+impl Socket {
+    /// Takes over a socket that a handshake is done with: it does not block, is closed on exec, waits for nothing before
+    /// it sends, and gives a peer up that acknowledges nothing for seconds.
+    pub(super) fn new(stream: TcpStream) -> Socket {
+        Socket { stream, guard: ForkGuard::new() }
+    }
+
+    /// The same for bulk data, which may stand still for as long as its reader has other things to do: with
+    /// `TCP_USER_TIMEOUT` the system would end a connection whose window was closed for that long, though its peer
+    /// answers every probe. That the peer is alive is seen on the lane for heartbeats, and by keep-alive.
+    pub(super) fn patient(stream: TcpStream) -> Socket {
+        if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(&stream, 0) {
+            tracing::warn!(%error, "a peer that stops reading for seconds will be taken for dead");
+        }
+        Socket::new(stream)
+    }
+
+    /// Sends the pieces, in order, as far as they fit.
+    ///
+    /// # Panics
+    /// If there are more than [`MAX_PIECES`], or none with a byte in it.
+    #[inline]
+    pub(super) fn send(&self, pieces: &[VolatileSlice<'_>]) -> io::Result<Moved> {
+        assert!(pieces.len() <= MAX_PIECES);
+        let mut vectors = [EMPTY; MAX_PIECES];
+        let mut total = 0;
+        for (vector, piece) in vectors.iter_mut().zip(pieces) {
+            *vector = libc::iovec { iov_base: piece.as_ptr().cast(), iov_len: piece.len() };
+            total += piece.len();
+        }
+        assert!(total > 0, "nothing to send");
+        let message = header(&mut vectors, pieces.len());
+        // SAFETY: the vectors are the ranges of volatile slices, valid for reads for as long as `pieces` is borrowed;
+        // the kernel reads them by address, so no Rust reference to memory that a peer may write is made. The header
+        // and the vectors live on this stack until the call returns.
+        let sent = unsafe {
+            libc::sendmsg(self.stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+        };
+        match moved(sent)? {
+            Some(0) | None => Ok(Moved::Nothing),
+            Some(bytes) => Ok(Moved::Bytes(bytes)),
+        }
+    }
+
+    /// Receives into `memory` first, then into `buffer`, what is there. The end of the stream is an error.
+    ///
+    /// # Panics
+    /// If the memory is not writable, or there is no room in either.
+    #[inline]
+    pub(super) fn receive(&self, memory: Option<VolatileSlice<'_>>, buffer: &mut [u8]) -> io::Result<Moved> {
+        let mut vectors = [EMPTY; 2];
+        let mut count = 0;
+        if let Some(memory) = memory {
+            assert!(memory.is_writable(), "receiving into memory that was granted read-only");
+            vectors[0] = libc::iovec { iov_base: memory.as_ptr().cast(), iov_len: memory.len() };
+            count = 1;
+        }
+        vectors[count] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        count += 1;
+        assert!(vectors.iter().any(|vector| vector.iov_len > 0), "no room to receive into");
+        let mut message = header(&mut vectors, count);
+        // SAFETY: the first vector is the range of a writable volatile slice, borrowed for this call, which the kernel
+        // writes by address; the second is the caller's own buffer, exclusively borrowed. The header and the vectors
+        // live on this stack until the call returns.
+        let received = unsafe { libc::recvmsg(self.stream.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+        match moved(received)? {
+            Some(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(bytes) => Ok(Moved::Bytes(bytes)),
+            None => Ok(Moved::Nothing),
+        }
+    }
+
+    /// Waits until a byte can be sent, for at most `timeout_ms`.
+    pub(super) fn wait_for_room(&self, timeout_ms: i64) {
+        let mut sockets = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::OUT)];
+        let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: timeout_ms * 1_000_000 };
+        // Whatever it says, the next send will tell.
+        let _ready = rustix::event::poll(&mut sockets, Some(&timeout));
+    }
+
+    /// Ends the connection now.
+    pub(super) fn close(&self) {
+        if !self.guard.is_inherited() {
+            // Fails only if the other side was faster.
+            let _closed_already = self.stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+fn header(vectors: &mut [libc::iovec], count: usize) -> libc::msghdr {
+    // SAFETY: all zeros is a message header without a name, vectors or control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = vectors.as_mut_ptr();
+    message.msg_iovlen = count as _;
+    message
+}
+
+/// The bytes that a call moved; none if it would have had to wait.
+#[inline]
+fn moved(result: isize) -> io::Result<Option<usize>> {
+    match usize::try_from(result) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(_) => {
+            let error = io::Error::last_os_error();
+            match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            }
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! The serving end of a lane: requests come in, and are carried out on this process's own memory.
+//!
+//! Payloads go from the socket straight into registered memory and the other way. What a lane needs besides is two
+//! fixed buffers: nothing is allocated for a request, and while a peer does not take its answers, nothing more of it is
+//! read.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::check::{Place, check};
+use super::connection::Connection;
+use super::initiator::{Broken, PROTOCOL, reason};
+use super::socket::{Moved, Socket};
+use super::wire::{Kind, MAX_REQUEST_BYTES, RESPONSE_BYTES, Request, Response};
+use crate::mem::{self, Streaming, VolatileSlice};
+
+/// A lane's turn ends after so many bytes, so that one that never pauses does not keep the others waiting.
+const TURN_BYTES: usize = 1 << 20;
+
+/// Payloads of up to so many bytes are copied by this CPU, word by word where they are aligned, so that what the
+/// contract says of words holds for them. Longer ones are copied by the kernel, which cuts them where packets end.
+const SHORT_BYTES: usize = 4 << 10;
+
+/// Holds the longest request with a short payload, and a row of small ones.
+const INBOX_BYTES: usize = 8 << 10;
+/// Holds the longest short answer, and a row of small ones.
+const OUTBOX_BYTES: usize = 8 << 10;
+
+const _: () = assert!(INBOX_BYTES >= MAX_REQUEST_BYTES + SHORT_BYTES);
+const _: () = assert!(OUTBOX_BYTES >= 2 * RESPONSE_BYTES + SHORT_BYTES);
+
+/// How long, and how much, a refused peer may go on sending: closing at once would make the system throw the refusal
+/// away with what was not read.
+const DRAIN_TIME: Duration = Duration::from_secs(2);
+const DRAIN_BYTES: usize = 1 << 30;
+
+pub(super) const OFFENDED: Broken = Broken("the peer asked for what it was not granted, and was refused");
+
+/// Bytes whose words are aligned where they are aligned in memory: a copy between the two cuts no word.
+#[repr(C, align(64))]
+struct Aligned<const BYTES: usize>([u8; BYTES]);
+
+/// How a turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Everything that was there is served.
+    Idle,
+    /// There is more to do; others first.
+    More,
+    /// The peer does not take its answers.
+    Blocked,
+}
+
+/// What has to happen before more requests can be carried out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wants {
+    Input,
+    Output,
+}
+
+enum State {
+    /// Between two requests.
+    Header,
+    /// In the payload of a write.
+    Payload { place: Place, received: usize, answer: bool },
+    /// In the payload of an answer.
+    Answering { place: Place, sent: usize },
+    /// A request was refused.
+    Draining { until: Instant, bytes: usize },
+}
+
+/// The serving end of one lane.
+pub(super) struct Target {
+    socket: Socket,
+    connection: Arc<Connection>,
+    state: State,
+    /// Sequence of the last request that began.
+    sequence: u64,
+    /// A completion that is to be told, and was not yet. A later answer of any kind tells it too.
+    to_tell: Option<u64>,
+    inbox: Box<Aligned<INBOX_BYTES>>,
+    begin: usize,
+    end: usize,
+    outbox: Box<Aligned<OUTBOX_BYTES>>,
+    out_begin: usize,
+    out_end: usize,
+}
+
+impl Target {
+    pub(super) fn new(socket: Socket, connection: Arc<Connection>) -> Target {
+        Target {
+            socket,
+            connection,
+            state: State::Header,
+            sequence: 0,
+            to_tell: None,
+            inbox: Box::new(Aligned([0; INBOX_BYTES])),
+            begin: 0,
+            end: 0,
+            outbox: Box::new(Aligned([0; OUTBOX_BYTES])),
+            out_begin: 0,
+            out_end: 0,
+        }
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// True if answers wait to be sent; then nothing is received.
+    pub(super) fn is_sending(&self) -> bool {
+        self.out_begin < self.out_end || matches!(self.state, State::Answering { .. })
+    }
+
+    /// True if the lane is only kept so that its peer hears why it ends.
+    pub(super) fn is_draining(&self) -> bool {
+        matches!(self.state, State::Draining { .. })
+    }
+
+    /// True if a lane that is draining has done so for long enough.
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        matches!(self.state, State::Draining { until, .. } if now >= until)
+    }
+
+    /// Serves what is there, for one turn.
+    pub(super) fn serve(&mut self) -> Result<Turn, Broken> {
+        let mut budget = TURN_BYTES;
+        let mut is_dry = false;
+        loop {
+            if let Some(turn) = self.flush(&mut budget)? {
+                return Ok(turn);
+            }
+            if self.digest()? == Wants::Output {
+                continue;
+            }
+            if is_dry || budget == 0 {
+                self.tell();
+                let turn = if is_dry { Turn::Idle } else { Turn::More };
+                return Ok(self.flush(&mut budget)?.unwrap_or(turn));
+            }
+            is_dry = self.receive(&mut budget)?;
+        }
+    }
+
+    /// Sends the answers that wait, as far as they fit; says how the turn ends if some are left.
+    fn flush(&mut self, budget: &mut usize) -> Result<Option<Turn>, Broken> {
+        while self.is_sending() {
+            let waiting = VolatileSlice::from_ref(&self.outbox.0[self.out_begin..self.out_end]);
+            let mut payload = None;
+            if let State::Answering { place, sent } = &self.state {
+                if *budget == 0 {
+                    return Ok(Some(Turn::More));
+                }
+                let rest = (place.bytes - sent).min(TURN_BYTES);
+                payload = Some(memory(&self.connection, place).subslice(*sent, rest));
+            }
+            let in_outbox = waiting.len();
+            let pieces = [waiting, payload.unwrap_or(VolatileSlice::from_ref(&[]))];
+            let bytes = match self.socket.send(&pieces).map_err(|error| reason(&error))? {
+                Moved::Bytes(bytes) => bytes,
+                Moved::Nothing => return Ok(Some(Turn::Blocked)),
+            };
+            *budget = budget.saturating_sub(bytes);
+            self.out_begin += bytes.min(in_outbox);
+            if self.out_begin == self.out_end {
+                (self.out_begin, self.out_end) = (0, 0);
+            }
+            if let State::Answering { place, sent } = &mut self.state {
+                *sent += bytes.saturating_sub(in_outbox);
+                if *sent == place.bytes {
+                    self.state = State::Header;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Receives once. True if the socket is empty then: a short read says so without another call.
+    fn receive(&mut self, budget: &mut usize) -> Result<bool, Broken> {
+        let (mut straight, mut buffer) = (None, &mut self.inbox.0[self.end..]);
+        if let State::Payload { place, received, .. } = &self.state {
+            let rest = place.bytes - received;
+            let piece = rest.min(TURN_BYTES);
+            straight = Some(memory(&self.connection, place).subslice(*received, piece));
+            if piece < rest {
+                // What would come into the buffer belongs into the memory.
+                buffer = &mut [];
+            }
+        }
+        let room = straight.map_or(0, |memory| memory.len());
+        let asked = room + buffer.len();
+        let bytes = match self.socket.receive(straight, buffer) {
+            Ok(Moved::Bytes(bytes)) => bytes,
+            Ok(Moved::Nothing) => return Ok(true),
+            Err(_) if self.is_draining() => return Err(OFFENDED),
+            Err(error) => return Err(reason(&error)),
+        };
+        *budget = budget.saturating_sub(bytes);
+        if let State::Payload { received, .. } = &mut self.state {
+            *received += bytes.min(room);
+        }
+        self.end += bytes.saturating_sub(room);
+        Ok(bytes < asked)
+    }
+
+    /// Carries out the requests that the inbox holds.
+    fn digest(&mut self) -> Result<Wants, Broken> {
+        loop {
+            match &mut self.state {
+                State::Header => {
+                    if OUTBOX_BYTES - self.out_end < 2 * RESPONSE_BYTES + SHORT_BYTES {
+                        return Ok(Wants::Output);
+                    }
+                    let decoded = Request::decode(&self.inbox.0[self.begin..self.end]);
+                    let decoded = decoded.map_err(|error| {
+                        tracing::warn!(%error, "a tcp peer broke the protocol");
+                        Broken(PROTOCOL)
+                    })?;
+                    let Some((request, len)) = decoded else {
+                        self.compact();
+                        return Ok(Wants::Input);
+                    };
+                    if request.sequence != self.sequence + 1 {
+                        tracing::warn!("a tcp peer broke the protocol: a request out of turn");
+                        return Err(Broken(PROTOCOL));
+                    }
+                    if let Some(wants) = self.carry_out(&request, len) {
+                        return Ok(wants);
+                    }
+                }
+                State::Payload { place, received, answer } => {
+                    let (taken, answer) = ((place.bytes - *received).min(self.end - self.begin), *answer);
+                    let piece = &self.inbox.0[self.begin..self.begin + taken];
+                    memory(&self.connection, place).subslice(*received, taken).write(piece);
+                    self.begin += taken;
+                    *received += taken;
+                    if *received < place.bytes {
+                        self.compact();
+                        return Ok(Wants::Input);
+                    }
+                    self.state = State::Header;
+                    self.done(answer);
+                }
+                State::Answering { .. } => return Ok(Wants::Output),
+                State::Draining { bytes, .. } => {
+                    *bytes += self.end - self.begin;
+                    if *bytes > DRAIN_BYTES {
+                        return Err(OFFENDED);
+                    }
+                    (self.begin, self.end) = (0, 0);
+                    return Ok(Wants::Input);
+                }
+            }
+        }
+    }
+
+    /// Carries out, or begins, a request whose header is `len` bytes long at the begin of the inbox. What has to happen
+    /// first, if it cannot be begun yet: then nothing was taken.
+    #[inline]
+    fn carry_out(&mut self, request: &Request, len: usize) -> Option<Wants> {
+        let connection = Arc::clone(&self.connection);
+        if request.kind == Kind::Nothing && request.epoch == connection.ours.epoch {
+            self.begin(request, len);
+            self.done(request.answer);
+            return None;
+        }
+        let Some(place) = check(connection.grants(), connection.ours.epoch, request) else {
+            self.begin(request, len);
+            self.refuse();
+            return None;
+        };
+        let target = memory(&connection, &place);
+        match request.kind {
+            Kind::Write if place.bytes <= SHORT_BYTES => {
+                if self.end - self.begin < len + place.bytes {
+                    self.compact();
+                    return Some(Wants::Input);
+                }
+                self.begin(request, len);
+                // Promise 1 of the contract: this write becomes visible after all earlier ones.
+                mem::fence(Ordering::Release);
+                let payload = &self.inbox.0[self.begin..self.begin + place.bytes];
+                target.copy_from(VolatileSlice::from_ref(payload), Streaming::Never);
+                self.begin += place.bytes;
+                self.done(request.answer);
+            }
+            Kind::Write => {
+                self.begin(request, len);
+                mem::fence(Ordering::Release);
+                self.state = State::Payload { place, received: 0, answer: request.answer };
+            }
+            Kind::Words => {
+                self.begin(request, len);
+                mem::fence(Ordering::Release);
+                for (index, word) in request.words[..usize::from(request.count)].iter().enumerate() {
+                    target.store(index * 8, *word, Ordering::Relaxed);
+                }
+                self.done(request.answer);
+            }
+            Kind::Read if place.bytes <= SHORT_BYTES => {
+                if !self.out_end.is_multiple_of(8) {
+                    // Behind an answer of odd length the copy would cut words.
+                    return Some(Wants::Output);
+                }
+                self.begin(request, len);
+                self.answer(Response::Data { sequence: request.sequence, bytes: request.bytes });
+                target.read(&mut self.outbox.0[self.out_end..self.out_end + place.bytes]);
+                self.out_end += place.bytes;
+                mem::fence(Ordering::Acquire);
+            }
+            Kind::Read => {
+                self.begin(request, len);
+                self.answer(Response::Data { sequence: request.sequence, bytes: request.bytes });
+                self.state = State::Answering { place, sent: 0 };
+            }
+            Kind::FetchAdd => {
+                self.begin(request, len);
+                let before = target.fetch_add(0, request.words[0]);
+                self.answer(Response::Value { sequence: request.sequence, before });
+            }
+            Kind::CompareSwap => {
+                self.begin(request, len);
+                let before = target.compare_swap(0, request.words[0], request.words[1]);
+                self.answer(Response::Value { sequence: request.sequence, before });
+            }
+            Kind::Nothing => self.refuse(),
+        }
+        None
+    }
+
+    fn begin(&mut self, request: &Request, len: usize) {
+        self.sequence = request.sequence;
+        self.begin += len;
+    }
+
+    fn done(&mut self, answer: bool) {
+        if answer {
+            self.to_tell = Some(self.sequence);
+        }
+    }
+
+    fn refuse(&mut self) {
+        tracing::warn!(
+            connection = self.connection.id,
+            "refused a request of a tcp peer: unknown key, range outside of the grant, or a right that was not granted"
+        );
+        self.answer(Response::Refused { sequence: self.sequence });
+        self.state = State::Draining { until: Instant::now() + DRAIN_TIME, bytes: 0 };
+    }
+
+    /// Tells the completion that waits to be told.
+    fn tell(&mut self) {
+        if let Some(sequence) = self.to_tell {
+            self.answer(Response::Done { sequence });
+        }
+    }
+
+    #[inline]
+    fn answer(&mut self, response: Response) {
+        self.to_tell = None;
+        self.outbox.0[self.out_end..self.out_end + RESPONSE_BYTES].copy_from_slice(&response.encode());
+        self.out_end += RESPONSE_BYTES;
+    }
+
+    /// Makes room at the end of the inbox.
+    fn compact(&mut self) {
+        if self.begin > 0 {
+            self.inbox.0.copy_within(self.begin..self.end, 0);
+            self.end -= self.begin;
+            self.begin = 0;
+        }
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // Whatever ends a lane ends its connection.
+        self.connection.fail(super::initiator::ENDED);
+    }
+}
+
+fn memory<'a>(connection: &'a Connection, place: &Place) -> VolatileSlice<'a> {
+    connection.memory[place.grant].as_volatile().subslice(place.offset, place.bytes)
+}
