@@ -332,6 +332,12 @@ impl Hub {
         }
     }
 
+    /// Bytes that were said to a member and wait to be sent.
+    pub fn backlog(&self, member: MemberId) -> usize {
+        let inside = self.inside.iter().find(|inside| inside.member.id == member);
+        inside.map_or(0, |inside| inside.channel.backlog())
+    }
+
     /// Ends the connection of one member; it leaves with the next events.
     pub fn dismiss(&mut self, member: MemberId) {
         if let Some(inside) = self.inside.iter_mut().find(|inside| inside.member.id == member) {
