@@ -82,10 +82,7 @@ pub(super) fn number(
     env(name).map(parse).transpose()
 }
 
-fn said(
-    name: &'static str,
-    env: &impl Fn(&str) -> Option<String>,
-) -> Result<Option<Said>, LaunchError> {
+fn said(name: &'static str, env: &impl Fn(&str) -> Option<String>) -> Result<Option<Said>, LaunchError> {
     Ok(number(name, env)?.map(|value| Said { name, value }))
 }
 
@@ -109,10 +106,7 @@ pub(super) fn settle(
 }
 
 /// What one launcher says, if it is there.
-fn launcher(
-    names: &Names,
-    env: &impl Fn(&str) -> Option<String>,
-) -> Result<Option<Claim>, LaunchError> {
+fn launcher(names: &Names, env: &impl Fn(&str) -> Option<String>) -> Result<Option<Claim>, LaunchError> {
     let source = names.source;
     let step = number("SLURM_STEP_ID", env)?;
     if source == Source::Slurm && step.is_none_or(|step| step >= SPECIAL_STEPS) {
@@ -183,9 +177,7 @@ fn believe(claims: &[Claim]) -> Result<Option<Claim>, LaunchError> {
     let mut claims = claims.iter().filter(|claim| !is_shell(claim));
     let slurm = claims.clone().find(|claim| claim.source == Source::Slurm);
     let Some(inner) = claims.find(|claim| claim.source != Source::Slurm) else { return Ok(slurm.copied()) };
-    if let Some(other) =
-        claims.find(|claim| claim.source != Source::Slurm && place(claim) != place(inner))
-    {
+    if let Some(other) = claims.find(|claim| claim.source != Source::Slurm && place(claim) != place(inner)) {
         return Err(LaunchError::TwoLaunchers {
             one: inner.source,
             other: other.source,

@@ -72,7 +72,9 @@ pub enum LaunchError {
         rank: u32,
     },
     /// Not a host and a port.
-    #[error("{name} {value}: {reason}; give a name or address and a port, such as node1:29400 or [fd00::1]:29400")]
+    #[error(
+        "{name} {value}: {reason}; give a name or address and a port, such as node1:29400 or [fd00::1]:29400"
+    )]
     MeetingPoint {
         /// The flag or variable.
         name: &'static str,
@@ -82,7 +84,9 @@ pub enum LaunchError {
         reason: &'static str,
     },
     /// A list of hosts that is none.
-    #[error("{name}={value} is no list of hosts; set --rendezvous or SLACKLINE_RENDEZVOUS to HOST:PORT of rank 0")]
+    #[error(
+        "{name}={value} is no list of hosts; set --rendezvous or SLACKLINE_RENDEZVOUS to HOST:PORT of rank 0"
+    )]
     HostList {
         /// The variable.
         name: &'static str,

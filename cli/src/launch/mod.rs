@@ -104,10 +104,7 @@ impl fmt::Display for Source {
 /// assert_eq!(placement.meeting_point.unwrap().to_string(), "node003:22080");
 /// # Ok::<(), slackline_cli::launch::LaunchError>(())
 /// ```
-pub fn place(
-    flags: &Flags,
-    env: impl Fn(&str) -> Option<String>,
-) -> Result<Option<Placement>, LaunchError> {
+pub fn place(flags: &Flags, env: impl Fn(&str) -> Option<String>) -> Result<Option<Placement>, LaunchError> {
     // `NAME= command` is how a shell takes a variable away for one command.
     let env = |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
     let told = flags.meeting_point(env)?;

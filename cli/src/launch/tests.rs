@@ -6,7 +6,8 @@ use super::*;
 
 /// Places a process whose environment holds `variables`: `NAME=value`, separated by blanks.
 fn with(flags: &Flags, variables: &str) -> Result<Option<Placement>, LaunchError> {
-    let variables: HashMap<_, _> = variables.split_whitespace().filter_map(|one| one.split_once('=')).collect();
+    let variables: HashMap<_, _> =
+        variables.split_whitespace().filter_map(|one| one.split_once('=')).collect();
     place(flags, |name| variables.get(name).map(|value| value.to_string()))
 }
 
@@ -48,7 +49,8 @@ const HYDRA: &str = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 P
 
 #[test]
 fn nobody_says_anything_and_nothing_is_placed() {
-    for variables in ["", SBATCH, "MASTER_ADDR=a MASTER_PORT=1", "SLURM_JOB_ID=4 SLURM_NTASKS=2", "RANK= WORLD_SIZE="]
+    for variables in
+        ["", SBATCH, "MASTER_ADDR=a MASTER_PORT=1", "SLURM_JOB_ID=4 SLURM_NTASKS=2", "RANK= WORLD_SIZE="]
     {
         assert_eq!(with(&Flags::default(), variables), Ok(None), "{variables}");
     }
@@ -105,9 +107,12 @@ fn all_ranks_derive_one_meeting_point_and_two_jobs_derive_two() {
 #[test]
 fn the_inner_launcher_wins_over_slurm() {
     let srun = SRUN.replace("SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NUM_TASKS=4");
-    for (inner, source) in
-        [(TORCHRUN, Source::Torchrun), (MPIRUN, Source::OpenMpi), (HYDRA, Source::Pmi), (MPIRUN, Source::OpenMpi)]
-    {
+    for (inner, source) in [
+        (TORCHRUN, Source::Torchrun),
+        (MPIRUN, Source::OpenMpi),
+        (HYDRA, Source::Pmi),
+        (MPIRUN, Source::OpenMpi),
+    ] {
         for outer in [SBATCH, SRUN, &srun] {
             let both = placed(&format!("{outer} {inner}"));
             assert_eq!((both.source, Some(both.world)), (source, both.local_world));
@@ -117,7 +122,8 @@ fn the_inner_launcher_wins_over_slurm() {
 
 #[test]
 fn slurm_that_speaks_pmi_or_pmix_is_still_slurm() {
-    for more in ["PMI_RANK=1 PMI_SIZE=2 PMI_FD=11 PMI_JOBID=7.3", "PMIX_RANK=1 PMIX_NAMESPACE=slurm.pmix.7.3"] {
+    for more in ["PMI_RANK=1 PMI_SIZE=2 PMI_FD=11 PMI_JOBID=7.3", "PMIX_RANK=1 PMIX_NAMESPACE=slurm.pmix.7.3"]
+    {
         assert_eq!(placed(&format!("{SRUN} {more}")), placed(SRUN));
     }
 }
@@ -144,9 +150,15 @@ fn whoever_started_one_process_says_nothing_about_another_job() {
 #[test]
 fn two_launchers_that_disagree_are_named_with_their_values() {
     let both = refused(&format!("{TORCHRUN} {MPIRUN}"));
-    assert!(both.starts_with("torchrun says rank 1 of 3, and Open MPI (mpirun) says rank 1 of 2; "), "{both}");
+    assert!(
+        both.starts_with("torchrun says rank 1 of 3, and Open MPI (mpirun) says rank 1 of 2; "),
+        "{both}"
+    );
     let both = refused(&format!("{MPIRUN} {}", HYDRA.replace("PMI_RANK=1", "PMI_RANK=0")));
-    assert!(both.starts_with("Open MPI (mpirun) says rank 1 of 2, and PMI (Hydra) says rank 0 of 2; "), "{both}");
+    assert!(
+        both.starts_with("Open MPI (mpirun) says rank 1 of 2, and PMI (Hydra) says rank 0 of 2; "),
+        "{both}"
+    );
     // Whoever agrees contradicts nobody.
     let agrees = format!("{TORCHRUN} {}", MPIRUN.replace("SIZE=2", "SIZE=3"));
     assert_eq!(placed(&agrees).source, Source::Torchrun);
@@ -168,7 +180,10 @@ fn flags_place_a_process_alone_and_must_agree_with_a_launcher() {
     let error = with(&flags, SRUN).unwrap_err().to_string();
     assert!(error.starts_with("--rank 0 contradicts SLURM_PROCID=1, which Slurm (srun) says; "), "{error}");
     let error = refused(&format!("{MPIRUN} SLACKLINE_WORLD_SIZE=4"));
-    assert!(error.starts_with("SLACKLINE_WORLD_SIZE=4 contradicts OMPI_COMM_WORLD_SIZE=2, which Open"), "{error}");
+    assert!(
+        error.starts_with("SLACKLINE_WORLD_SIZE=4 contradicts OMPI_COMM_WORLD_SIZE=2, which Open"),
+        "{error}"
+    );
     let agrees = format!("{HYDRA} SLACKLINE_RANK=1 SLACKLINE_WORLD_SIZE=2");
     assert_eq!(placed(&agrees), placed(HYDRA));
 }
@@ -204,7 +219,11 @@ fn halves_are_refused_with_the_other_half_named() {
         ("SLACKLINE_RANK=0 SLACKLINE_WORLD_SIZE=2", "where rank 0 is from flags", "set --rendezvous"),
         ("RANK=0 WORLD_SIZE=2", "from torchrun", "set MASTER_ADDR and MASTER_PORT"),
         ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a", "from torchrun", "set MASTER_ADDR and MASTER_PORT"),
-        ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2", "what sets this job apart from PMI (Hydra)", "set SLACKLINE_JOB_ID"),
+        (
+            "PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2",
+            "what sets this job apart from PMI (Hydra)",
+            "set SLACKLINE_JOB_ID",
+        ),
     ];
     for (variables, what, remedy) in cases {
         let error = refused(variables);
@@ -214,7 +233,9 @@ fn halves_are_refused_with_the_other_half_named() {
 
 #[test]
 fn what_is_no_number_or_no_rank_is_refused() {
-    for variables in ["RANK=x WORLD_SIZE=2", "RANK=-1 WORLD_SIZE=2", "RANK=0 WORLD_SIZE=4294967296", "PMIX_RANK=1.0"] {
+    for variables in
+        ["RANK=x WORLD_SIZE=2", "RANK=-1 WORLD_SIZE=2", "RANK=0 WORLD_SIZE=4294967296", "PMIX_RANK=1.0"]
+    {
         assert!(refused(variables).contains("is no whole number"), "{variables}");
     }
     assert!(refused("RANK=2 WORLD_SIZE=2").starts_with("RANK=2 is not below WORLD_SIZE=2; "));

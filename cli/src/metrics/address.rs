@@ -20,7 +20,9 @@ impl Args {
         if let (Some(local_rank), true) = (local_rank, address.port() != 0) {
             let port = u16::try_from(local_rank).ok().and_then(|rank| address.port().checked_add(rank));
             let too_high = || {
-                format!("--metrics {address}: process {local_rank} of this host has no port; choose a lower one")
+                format!(
+                    "--metrics {address}: process {local_rank} of this host has no port; choose a lower one"
+                )
             };
             address.set_port(port.ok_or_else(too_high)?);
         }

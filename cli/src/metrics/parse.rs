@@ -47,9 +47,8 @@ impl Samples {
     pub fn quantile(&self, name: &str, part: f64) -> Option<f64> {
         let bucket = format!("{name}_bucket");
         let all = self.value(&format!("{name}_count")).filter(|all| *all > 0.0)?;
-        let mut buckets = self.named(&bucket).filter_map(|sample| {
-            Some((number(sample.label("le")?)?, sample.value))
-        });
+        let mut buckets =
+            self.named(&bucket).filter_map(|sample| Some((number(sample.label("le")?)?, sample.value)));
         buckets.find(|(_, within)| *within >= part * all).map(|(bound, _)| bound)
     }
 }

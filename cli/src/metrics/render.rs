@@ -183,9 +183,12 @@ fn of_peers(peers: &[PeerMetrics]) -> Vec<Family> {
     }
     vec![
         family("slackline_peer_state", Kind::Gauge, "How each peer is, in a label; always 1.", |_| 1),
-        family("slackline_peer_received_bytes_total", Kind::Counter, "Bytes that came from a peer.", |peer| {
-            peer.bytes_in
-        }),
+        family(
+            "slackline_peer_received_bytes_total",
+            Kind::Counter,
+            "Bytes that came from a peer.",
+            |peer| peer.bytes_in,
+        ),
         family("slackline_peer_sent_bytes_total", Kind::Counter, "Bytes that went to a peer.", |peer| {
             peer.bytes_out
         }),

@@ -40,7 +40,9 @@ pub enum ServeError {
     #[error("metrics cannot be served at {0}: the address is in use; choose another port for --metrics")]
     InUse(SocketAddr),
     /// Anything else.
-    #[error("metrics cannot be served at {address}: {error}; choose an address of this machine for --metrics")]
+    #[error(
+        "metrics cannot be served at {address}: {error}; choose an address of this machine for --metrics"
+    )]
     Io {
         /// Where.
         address: SocketAddr,
@@ -100,14 +102,15 @@ fn serve(listener: &TcpListener, stop: &UnixStream, registry: &Registry) {
         let accepts = connections.len() < CONNECTIONS_MAX && paused_until.is_none();
 
         let mut polled = vec![PollFd::new(stop, PollFlags::IN)];
-        polled.extend(connections.iter().map(|connection| {
-            PollFd::new(&connection.stream, connection.awaits())
-        }));
+        polled.extend(
+            connections.iter().map(|connection| PollFd::new(&connection.stream, connection.awaits())),
+        );
         if accepts {
             polled.push(PollFd::new(listener, PollFlags::IN));
         }
         let next = connections.iter().map(|connection| connection.deadline).chain(paused_until).min();
-        let timeout = next.map(|at| Timespec::try_from(at - now).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 }));
+        let timeout =
+            next.map(|at| Timespec::try_from(at - now).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 }));
         // Interrupted, or out of memory: look again.
         if poll(&mut polled, timeout.as_ref()).is_err() {
             std::thread::yield_now();
@@ -118,12 +121,14 @@ fn serve(listener: &TcpListener, stop: &UnixStream, registry: &Registry) {
             return;
         }
         let mut ready_connections = ready[1..].iter();
-        connections
-            .retain_mut(|connection| !ready_connections.next().is_some_and(|ready| *ready) || connection.go_on(registry));
+        connections.retain_mut(|connection| {
+            !ready_connections.next().is_some_and(|ready| *ready) || connection.go_on(registry)
+        });
         if accepts && ready.last() == Some(&true) {
             match listener.accept().and_then(|(stream, _)| Connection::new(stream)) {
                 Ok(connection) => connections.push(connection),
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionAborted) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionAborted) => {}
                 Err(_) => paused_until = Some(Instant::now() + PAUSE),
             }
         }

@@ -67,7 +67,8 @@ fn every_family_says_what_it_is_before_its_samples() {
 #[test]
 fn a_histogram_is_cumulative_and_gives_its_quantiles() {
     let samples = parse(&render(&worker(), Duration::ZERO)).unwrap();
-    let buckets: Vec<f64> = samples.named("slackline_staleness_clocks_bucket").map(|sample| sample.value).collect();
+    let buckets: Vec<f64> =
+        samples.named("slackline_staleness_clocks_bucket").map(|sample| sample.value).collect();
     assert!(buckets.is_sorted() && buckets.starts_with(&[5.0, 5.0, 9.0, 10.0]), "{buckets:?}");
     assert_eq!(samples.value("slackline_staleness_clocks_sum"), Some(11.0));
     assert_eq!(samples.value("slackline_staleness_clocks_count"), Some(10.0));
@@ -80,13 +81,16 @@ fn a_histogram_is_cumulative_and_gives_its_quantiles() {
 
 #[test]
 fn what_others_write_is_read_too() {
-    let text = "# a comment\n\nup 1\nx:y { a = \"1\" , b=\"2\", } 3e2 1395066363000\n n NaN\ni{le=\"+Inf\"} +Inf\n";
+    let text =
+        "# a comment\n\nup 1\nx:y { a = \"1\" , b=\"2\", } 3e2 1395066363000\n n NaN\ni{le=\"+Inf\"} +Inf\n";
     let samples = parse(text).unwrap();
     assert_eq!(samples.value("up"), Some(1.0));
     assert_eq!(samples.named("x:y").next().unwrap().label("b"), Some("2"));
     assert!(samples.value("n").unwrap().is_nan());
     assert_eq!(samples.value("i"), Some(f64::INFINITY));
-    for broken in ["<html>", "1a 2", "a", "a b", "a{b} 1", "a{b=1} 1", "a{b=\"1} 1", "a{b=\"1\"c=\"\"} 1", "a 1 2 3"] {
+    for broken in
+        ["<html>", "1a 2", "a", "a b", "a{b} 1", "a{b=1} 1", "a{b=\"1} 1", "a{b=\"1\"c=\"\"} 1", "a 1 2 3"]
+    {
         assert_eq!(parse(&format!("ok 1\n{broken}\n")).unwrap_err().line, 2, "{broken}");
     }
 }
