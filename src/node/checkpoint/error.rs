@@ -61,8 +61,8 @@ pub enum CheckpointError {
     },
     /// Another version of the format.
     #[error(
-        "{}: a checkpoint of format {found}, and this library reads format {supported}; use the slackline that wrote it",
-        file.display()
+        "{}: a checkpoint of format {found}, and this library reads format {supported}; use the slackline that \
+         wrote it", file.display()
     )]
     Format {
         /// Which.
