@@ -111,7 +111,7 @@ fn join(address: &Address, scheme: Config) -> (ShmEndpoint, Welcome, Received) {
 fn a_slot_that_was_written_and_never_announced_is_nothing_to_the_next_worker_of_the_place() {
     let mut server = server(Config::Asp, 1);
     let address = server.address();
-    let (mut endpoint, welcome, received) = meanwhile(&mut server, || join(&address, Config::Asp));
+    let (endpoint, welcome, received) = meanwhile(&mut server, || join(&address, Config::Asp));
     let shm = Shm::new();
     let gradient = shm.allocate(ELEMENTS * 4, Access::LOCAL).unwrap();
     gradient.as_volatile().write(&[0x7F; ELEMENTS * 4]);

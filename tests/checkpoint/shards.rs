@@ -1,10 +1,12 @@
 //! Jobs of two shards of which one dies: it comes back at an older clock than the other stands at.
 
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use slackline::Error;
 use slackline::clock::Clock;
-use slackline::node::{Checkpoint, Server, ServerOptions, Worker, WorkerOptions};
+use slackline::node::{Checkpoint, Server, ServerOptions, ServerStatus, Worker, WorkerOptions};
 use slackline::scheme::Config;
 use slackline::transport::Address;
 use slackline::transport::shm::Shm;
@@ -44,67 +46,54 @@ fn workers_of_two_shards_come_back_in_any_order_though_one_shard_was_restored_at
     for scheme in schemes() {
         let folder = tempfile::tempdir().unwrap();
         let [survivor, mut victim] = start(scheme, 2, folder.path());
-        let addresses = [survivor.address.clone(), victim.address.clone()];
-        let (told, deaths) = std::sync::mpsc::channel();
-        let mut to_workers = Vec::new();
-        let end = Clock(300);
-        let workers: Vec<_> = (0..2)
-            .map(|which| {
-                let (addresses, told) = (addresses.clone(), told.clone());
-                let (to_worker, places) = std::sync::mpsc::channel::<Vec<Address>>();
-                to_workers.push(to_worker);
-                std::thread::spawn(move || {
-                    let mut worker = connect(&addresses, scheme);
-                    while worker.clock() < end {
-                        match train(&mut worker) {
-                            Ok(view) => {
-                                let bound = scheme.staleness().unwrap_or(u64::MAX);
-                                assert!(view.staleness() <= bound, "{scheme}: {view:?}");
-                            }
-                            Err(Error::ServerLost { .. }) => {
-                                told.send(()).unwrap();
-                                let mut places = places.recv_timeout(PATIENCE).unwrap();
-                                // In different orders, and not at one moment.
-                                places.rotate_left(which);
-                                std::thread::sleep(Duration::from_millis(30 * which as u64));
-                                let before = worker.clock();
-                                worker.reconnect(&places, PATIENCE).unwrap();
-                                assert!(worker.clock() >= before, "{scheme}");
-                            }
-                            Err(error) => panic!("{scheme}: {error}"),
+        // Where the servers are now, as whoever starts them would say.
+        let places = Mutex::new(vec![survivor.address.clone(), victim.address.clone()]);
+        let (is_last, end) = (AtomicBool::new(false), Clock(300));
+        let (ended, victim) = std::thread::scope(|scope| {
+            let train_to_the_end = |which: usize| {
+                let mut worker = connect(&places.lock().unwrap().clone(), scheme);
+                while worker.clock() < end || !is_last.load(SeqCst) {
+                    match train(&mut worker) {
+                        Ok(view) => {
+                            let bound = scheme.staleness().unwrap_or(u64::MAX);
+                            assert!(view.staleness() <= bound, "{scheme}: {view:?}");
                         }
+                        Err(Error::ServerLost { .. }) => {
+                            // In different orders, and not at one moment.
+                            std::thread::sleep(Duration::from_millis(30 * which as u64));
+                            let before = worker.clock();
+                            wait_for("the servers", || {
+                                let mut places = places.lock().unwrap().clone();
+                                places.rotate_left(which);
+                                worker.reconnect(&places, Duration::from_millis(500)).ok()
+                            });
+                            assert!(worker.clock() >= before, "{scheme}");
+                        }
+                        Err(error) => panic!("{scheme}: {error}"),
                     }
-                    worker.flush(PATIENCE).unwrap();
-                    worker
-                })
-            })
-            .collect();
-        // Twice, each time from a checkpoint that is long past.
-        for round in 0..2u64 {
-            let begun = victim.stop();
-            victim = Serving::start(begun);
-            victim = victim.until("a start", |status| status.smallest_clock >= Clock(20 + 100 * round));
-            let mut server = victim.stop();
-            server.finish_checkpoint(PATIENCE).unwrap();
-            let written = server.status().smallest_clock;
-            victim = Serving::start(server);
-            let more = Clock(written.0 + 20);
-            drop(victim.until("more", |status| status.smallest_clock >= more).stop());
-            let resumed = take_up(scheme, 2, 1, folder.path());
-            assert!(resumed.status().smallest_clock < more, "{scheme}");
-            victim = Serving::start(resumed);
-            for to_worker in &to_workers {
-                deaths.recv_timeout(PATIENCE).unwrap();
-                to_worker.send(vec![survivor.address.clone(), victim.address.clone()]).unwrap();
+                }
+                worker.flush(PATIENCE).unwrap();
+                worker
+            };
+            let workers = [0, 1].map(|which| scope.spawn(move || train_to_the_end(which)));
+            // Three times, each time from a checkpoint that is long past.
+            for _ in 0..3 {
+                let mut server = victim.stop();
+                server.finish_checkpoint(PATIENCE).unwrap();
+                let begun = server.status().smallest_clock;
+                let more = |status: &ServerStatus| status.smallest_clock.0 >= begun.0 + 20;
+                drop(Serving::start(server).until("more", more).stop());
+                let resumed = take_up(scheme, 2, 1, folder.path());
+                assert!(resumed.status().smallest_clock <= begun, "{scheme}");
+                victim = Serving::start(resumed);
+                places.lock().unwrap()[1] = victim.address.clone();
+                victim = victim.until("both to be back", |status| status.workers == 2);
             }
-        }
-        let mut clocks = Vec::new();
-        // All end before one leaves.
-        let mut ended: Vec<_> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
-        for worker in &mut ended {
-            worker.flush(PATIENCE).unwrap();
-            assert_eq!(worker.statistics().reconnects, 2, "{scheme}");
-            clocks.push(worker.clock());
+            is_last.store(true, SeqCst);
+            (workers.map(|worker| worker.join().unwrap()), victim)
+        });
+        for worker in &ended {
+            assert!(worker.statistics().reconnects > 0 && worker.clock() >= end, "{scheme}");
         }
         drop(ended);
         let statuses = [survivor.stop().status(), victim.stop().status()];
