@@ -65,7 +65,7 @@ fn workers_of_two_shards_come_back_in_any_order_though_one_shard_was_restored_at
                             wait_for("the servers", || {
                                 let mut places = places.lock().unwrap().clone();
                                 places.rotate_left(which);
-                                worker.reconnect(&places, Duration::from_millis(500)).ok()
+                                worker.reconnect(&places, Duration::from_millis(250)).ok()
                             });
                             assert!(worker.clock() >= before, "{scheme}");
                         }
@@ -73,7 +73,8 @@ fn workers_of_two_shards_come_back_in_any_order_though_one_shard_was_restored_at
                     }
                 }
                 worker.flush(PATIENCE).unwrap();
-                worker
+                // Leaves: the other may have a clock to go.
+                (worker.clock(), worker.statistics().reconnects)
             };
             let workers = [0, 1].map(|which| scope.spawn(move || train_to_the_end(which)));
             // Three times, each time from a checkpoint that is long past.
@@ -92,13 +93,13 @@ fn workers_of_two_shards_come_back_in_any_order_though_one_shard_was_restored_at
             is_last.store(true, SeqCst);
             (workers.map(|worker| worker.join().unwrap()), victim)
         });
-        for worker in &ended {
-            assert!(worker.statistics().reconnects > 0 && worker.clock() >= end, "{scheme}");
+        for (clock, reconnects) in ended {
+            assert!(reconnects > 0 && clock >= end, "{scheme}");
         }
-        drop(ended);
         let statuses = [survivor.stop().status(), victim.stop().status()];
         for status in statuses {
-            assert!(status.smallest_clock >= end, "{scheme}: {status:?}");
+            // Without a bound each shard counts for itself.
+            assert!(scheme == Config::Asp || status.smallest_clock >= end, "{scheme}: {status:?}");
         }
         assert!(statuses[1].lost_updates > Some(0), "{scheme}");
     }
