@@ -156,6 +156,13 @@ impl Checkpointer {
         self.shared.failed.load(Ordering::Acquire)
     }
 
+    /// As if the thread were copying `frame` and `states`, for as long as a test wants it to.
+    #[cfg(test)]
+    pub(in crate::node) fn pretend(&mut self, copying: bool, frame: u8, states: usize) {
+        self.source = (frame, states);
+        self.shared.phase.store(if copying { COPYING } else { IDLE }, Ordering::Relaxed);
+    }
+
     /// Why the last one could not, the first time that this is asked.
     pub(in crate::node) fn failure(&self) -> Option<CheckpointError> {
         self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()

@@ -109,3 +109,58 @@ impl<T: Transport> Server<T> {
         writer.begin(order, latest.frame, self.current);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Optimizer;
+    use crate::node::{CheckpointOptions, Worker, WorkerOptions};
+    use crate::scheme::Config;
+    use crate::table::ElementType;
+    use crate::transport::shm::Shm;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// How many versions are made while the newest frame and its states are being copied, out of three that could be.
+    fn versions_made_meanwhile(frames: u8, optimizer: Optimizer) -> u64 {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = Some(CheckpointOptions::new(folder.path().join("shard")));
+        let options = ServerOptions { optimizer, checkpoint, ..ServerOptions::new(Config::Asp, 1, 0.1) };
+        let options =
+            ServerOptions { memory: crate::node::ShardOptions { frames, ..options.memory }, ..options };
+        let table = Table::flat(64, ElementType::F32).unwrap();
+        let mut server = Server::new(Shm::new(), &Address::random(), table, &[0.0; 64], options).unwrap();
+        let address = server.address();
+        std::thread::scope(|scope| {
+            let working = scope.spawn(move || {
+                let options = WorkerOptions::new(Config::Asp);
+                let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
+                for _ in 0..4 {
+                    worker.begin(PATIENCE).unwrap();
+                    worker.gradient().unwrap().fill(1.0);
+                    worker.publish(None, PATIENCE).unwrap();
+                }
+                worker.flush(PATIENCE).unwrap();
+            });
+            assert!(server.drive(|server| server.status().version >= Version(1), PATIENCE).unwrap());
+            let (latest, current) = (server.shard.frames.latest(), server.current);
+            server.writer().unwrap().pretend(true, latest.frame, current);
+            server.drive(|server| server.status().version >= Version(4), Duration::from_millis(200)).unwrap();
+            let made = latest.version.behind(server.status().version);
+            server.writer().unwrap().pretend(false, latest.frame, current);
+            // Those that had to wait go on at once.
+            assert!(server.drive(|server| server.status().version >= Version(4), PATIENCE).unwrap());
+            assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
+            4u64.saturating_sub(latest.version.0).min(made)
+        })
+    }
+
+    #[test]
+    fn only_a_fold_that_would_write_what_is_being_copied_waits() {
+        let (sgd, momentum) =
+            (Optimizer::Sgd { weight_decay: 0.0 }, Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 });
+        assert_eq!(versions_made_meanwhile(2, sgd), 1, "the frame is held");
+        assert_eq!(versions_made_meanwhile(3, momentum), 1, "the state is held");
+        assert!(versions_made_meanwhile(3, sgd) > 1, "there is a third frame, and no state");
+    }
+}
