@@ -53,6 +53,8 @@ pub mod mem;
 #[cfg(not(loom))]
 pub mod node;
 pub mod param;
+#[cfg(not(loom))]
+pub mod rendezvous;
 pub mod scheme;
 pub mod table;
 pub mod time;

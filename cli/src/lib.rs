@@ -1,7 +1,10 @@
-//! What the `slackline` command line is made of: the data it trains on and the models it trains.
+//! What the `slackline` command line is made of: the data it trains on and the models it trains, where a process
+//! stands in its job, and what it tells of itself.
 //!
-//! Nothing here touches shared memory or the network. A model is one flat slice of `f32`, which is
-//! what lets the library under it hold the same parameters in any kind of memory.
+//! A model is one flat slice of `f32`, which is what lets the library under it hold the same parameters in any kind of
+//! memory.
 
 pub mod data;
+pub mod launch;
+pub mod metrics;
 pub mod model;

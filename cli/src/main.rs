@@ -27,12 +27,8 @@ enum Command {
     /// The other process of a measurement; started by `bench`.
     #[command(hide = true)]
     BenchPeer(bench::PeerArgs),
-    /// One server of a run; started by `train`.
-    #[command(hide = true)]
-    Serve,
-    /// One worker of a run; started by `train`.
-    #[command(hide = true)]
-    Work,
+    Serve(train::ServeArgs),
+    Work(train::WorkArgs),
 }
 
 fn main() -> ExitCode {
@@ -43,7 +39,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(*args),
         Command::Bench(args) => bench::run(args),
         Command::BenchPeer(args) => bench::run_peer(args),
-        Command::Serve => train::serve(),
-        Command::Work => train::work(),
+        Command::Serve(args) => train::serve(args),
+        Command::Work(args) => train::work(args),
     }
 }

@@ -361,14 +361,19 @@ fn help_tells_of_everything() {
 }
 
 #[test]
-fn a_process_of_a_run_started_by_hand_says_so() {
+fn a_process_that_is_not_told_where_to_meet_says_what_to_tell() {
     for role in ["serve", "work"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_slackline")).arg(role).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let text = stderr(&output);
+        assert!(text.contains("nothing says where to meet") && text.contains("--rendezvous"), "{text}");
         let output = Command::new(env!("CARGO_BIN_EXE_slackline"))
-            .arg(role)
-            .stdin(std::process::Stdio::null())
-            .output();
-        let output = output.unwrap();
+            .args([role, "--rendezvous", "127.0.0.1:9", "--timeout", "0.3"])
+            .output()
+            .unwrap();
         assert_eq!(output.status.code(), Some(1));
-        assert!(String::from_utf8(output.stdout).unwrap().contains("no configuration came"));
+        let text = stderr(&output);
+        assert!(text.contains("could not join at 127.0.0.1:9 within 300ms"), "{text}");
+        assert!(text.contains("is rank 0 running"), "{text}");
     }
 }

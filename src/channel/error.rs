@@ -28,7 +28,8 @@ pub enum ChannelError {
     Foreign,
     /// The other side speaks another version.
     #[error(
-        "it speaks channel version {theirs}, this process version {CHANNEL_VERSION}: run the same slackline on both sides"
+        "it speaks channel version {theirs}, this process version {CHANNEL_VERSION}: \
+         run the same slackline on both sides"
     )]
     Version {
         /// What it speaks.

@@ -24,7 +24,10 @@ pub struct Secret {
 #[non_exhaustive]
 pub enum SecretError {
     /// The file cannot be read.
-    #[error("cannot read the secret file {}: {source}; make one with: (umask 077; head -c 32 /dev/urandom | base64 > FILE)", .path.display())]
+    #[error(
+        "cannot read the secret file {}: {source}; \
+         make one with: (umask 077; head -c 32 /dev/urandom | base64 > FILE)", .path.display()
+    )]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -32,7 +35,10 @@ pub enum SecretError {
         source: std::io::Error,
     },
     /// Others can read or change the file.
-    #[error("the secret file {} has mode {mode:o} and belongs to user {owner}: it must be yours and of mode 600 (chmod 600)", .path.display())]
+    #[error(
+        "the secret file {} has mode {mode:o} and belongs to user {owner}: \
+         it must be yours and of mode 600 (chmod 600)", .path.display()
+    )]
     Exposed {
         /// The file.
         path: PathBuf,

@@ -198,8 +198,7 @@ impl Channel {
 
     /// Says a message: seals it, and sends as much as fits; [`poll`](Self::poll) sends the rest.
     pub fn send(&mut self, message: &[u8]) -> Result<(), ChannelError> {
-        let early: usize = self.early.iter().map(Vec::len).sum();
-        let waiting = self.outbox.len() - self.sent + early;
+        let waiting = self.backlog();
         if message.len() > u32::MAX as usize || waiting.saturating_add(message.len()) > OUTBOX_MAX {
             return Err(ChannelError::Oversized { bytes: waiting + message.len(), limit: OUTBOX_MAX });
         }
@@ -227,6 +226,11 @@ impl Channel {
             State::Open { peer, .. } => Some(peer),
             _ => None,
         }
+    }
+
+    /// Bytes that wait to be sent.
+    pub fn backlog(&self) -> usize {
+        self.outbox.len() - self.sent + self.early.iter().map(Vec::len).sum::<usize>()
     }
 
     /// True if nothing waits to be sent.

@@ -258,7 +258,8 @@ fn nothing_is_read_past_the_end_of_a_message() {
 proptest! {
     #[test]
     fn no_bytes_of_a_stranger_panic(messages in prop::collection::vec(any::<[u8; 32]>(), 2..8), good in 0usize..6) {
-        let tags: [&[u8; 8]; 6] = [b"slk-hail", b"slk-dare", b"slk-prov", b"slk-well", b"slk-nope", b"\0\0\0\0\0\0\0\0"];
+        let tags: [&[u8; 8]; 6] =
+            [b"slk-hail", b"slk-dare", b"slk-prov", b"slk-well", b"slk-nope", b"slk-shm\0"];
         let mut server = Greeting::server(None, Purpose::Transport, Identity::default(), [2; 32]);
         let (mut client, _) = Greeting::client(None, Purpose::Transport, Identity::default(), [1; 32]);
         for pair in messages.chunks_exact(2) {

@@ -5,8 +5,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// Where a peer listens. Written as `@name` (shared memory, a name that vanishes with its process), as a path with a
-/// `/` in it (shared memory, a socket file), or as `IP:PORT` (TCP; an IPv6 address in brackets).
+/// `/` in it (shared memory, a socket file), or as `IP:PORT` (TCP; an IPv6 address in brackets). Names and paths
+/// cannot hold a comma.
 ///
 /// ```
 /// use slackline::transport::Address;
@@ -16,7 +19,8 @@ use std::str::FromStr;
 /// assert_eq!(address.to_string(), "[::1]:7000");
 /// # Ok::<(), slackline::transport::AddressError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 #[non_exhaustive]
 pub enum Address {
     /// A Unix socket in the abstract name space: gone with the process that listens.
@@ -25,11 +29,17 @@ pub enum Address {
     Path(PathBuf),
     /// An IP address and a TCP port. Names of hosts are resolved before.
     Tcp(SocketAddr),
+    /// All of these at once, for a listener that is reached over several transports; written with commas between
+    /// them. None of them is itself a list.
+    Several(Vec<Address>),
 }
 
 /// A text that is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no address: write @NAME (1 to 100 bytes), a path with a / in it, or IP:PORT")]
+#[error(
+    "`{text}` is no address: write @NAME (1 to 100 bytes), a path with a / in it, or IP:PORT, \
+         several with commas between them"
+)]
 pub struct AddressError {
     text: String,
 }
@@ -53,7 +63,28 @@ impl fmt::Display for Address {
             Address::Abstract(name) => write!(f, "@{name}"),
             Address::Path(path) => write!(f, "{}", path.display()),
             Address::Tcp(address) => write!(f, "{address}"),
+            Address::Several(addresses) => {
+                for (index, address) in addresses.iter().enumerate() {
+                    let comma = if index > 0 { "," } else { "" };
+                    write!(f, "{comma}{address}")?;
+                }
+                Ok(())
+            }
         }
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> String {
+        address.to_string()
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = AddressError;
+
+    fn try_from(text: String) -> Result<Self, AddressError> {
+        text.parse()
     }
 }
 
@@ -61,6 +92,10 @@ impl FromStr for Address {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
+        if text.contains(',') {
+            let addresses = text.split(',').map(str::parse).collect::<Result<_, _>>();
+            return addresses.map(Address::Several).map_err(|_| AddressError { text: text.to_owned() });
+        }
         match text.strip_prefix('@') {
             Some(name) if (1..=100).contains(&name.len()) && !name.contains('\0') => {
                 Ok(Address::Abstract(name.to_owned()))
@@ -81,10 +116,12 @@ mod tests {
 
     #[test]
     fn addresses_round_trip_and_rubbish_is_refused() {
-        for text in ["@x", "/run/user/0/s", "./s", "10.0.0.1:7000", "[fe80::1%2]:1"] {
+        for text in ["@x", "/run/user/0/s", "./s", "10.0.0.1:7000", "[fe80::1%2]:1", "@x,[::1]:7,./s"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
-        for text in ["", "@", "name", "@a\0b", "a/\0", "10.0.0.1", "localhost:7000", "10.0.0.1:70000"] {
+        for text in
+            ["", "@", "name", "@a\0b", "a/\0", "10.0.0.1", "localhost:7000", "10.0.0.1:70000", "@x,", ","]
+        {
             assert!(text.parse::<Address>().is_err(), "{text:?}");
         }
         assert_ne!(Address::random(), Address::random());

@@ -24,6 +24,8 @@ mod address;
 mod error;
 mod local;
 #[cfg(not(loom))]
+pub mod mixed;
+#[cfg(not(loom))]
 pub mod shm;
 #[cfg(not(loom))]
 pub mod tcp;

@@ -138,7 +138,7 @@ impl Transport for Shm {
 fn takes(operation: &'static str, address: &Address) -> Result<(), ConnectError> {
     match address {
         Address::Abstract(_) | Address::Path(_) => Ok(()),
-        Address::Tcp(_) => {
+        Address::Tcp(_) | Address::Several(_) => {
             let address = address.clone();
             Err(ConnectError::WrongAddress { operation, address, transport: NAME, takes: "@NAME or a path" })
         }

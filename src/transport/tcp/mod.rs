@@ -197,7 +197,7 @@ impl Transport for Tcp {
 fn takes(operation: &'static str, address: &Address) -> Result<SocketAddr, ConnectError> {
     match address {
         Address::Tcp(socket) => Ok(*socket),
-        Address::Abstract(_) | Address::Path(_) => {
+        Address::Abstract(_) | Address::Path(_) | Address::Several(_) => {
             let address = address.clone();
             Err(ConnectError::WrongAddress { operation, address, transport: NAME, takes: "IP:PORT" })
         }

@@ -6,10 +6,13 @@ use clap::ValueEnum;
 use slackline::scheme::Config;
 use slackline_cli::model::ModelKind;
 
-/// Train a model on shared memory, with one process per worker.
+/// Train a model, with one process per worker.
 ///
-/// Starts the servers and the workers as processes of this machine, shows how the run is getting on, and ends with
-/// what each worker did. Without any option it trains a perceptron on the digits that come with the program.
+/// Starts the servers and the workers as processes of this host, shows how the run is getting on, and ends with what
+/// each worker did. Without any option it trains a perceptron on the digits that come with the program.
+///
+/// Under a launcher (torchrun, srun, mpirun, mpiexec) every rank runs this command: rank 0 coordinates and holds the
+/// first shard, the ranks after it the other shards, and the rest are workers.
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -22,9 +25,9 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Scheme", value_name = "CLOCKS")]
     pub(super) staleness: Option<u64>,
 
-    /// Worker processes
-    #[arg(long, help_heading = "Processes", value_name = "N", default_value_t = 2)]
-    pub(super) workers: usize,
+    /// Worker processes [default: 2, or all ranks of a launcher that are no servers]
+    #[arg(long, help_heading = "Processes", value_name = "N")]
+    pub(super) workers: Option<usize>,
 
     /// Server processes, each with a shard of the parameters
     #[arg(long, help_heading = "Processes", value_name = "M", default_value_t = 1)]
@@ -34,9 +37,20 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Processes", value_name = "N", default_value_t = 1)]
     pub(super) threads: usize,
 
-    /// What processes talk over
-    #[arg(long, help_heading = "Processes", value_enum, default_value_t = Transport::Shm)]
+    /// What processes talk over; anything but auto is required, and an error where it cannot be had
+    #[arg(long, visible_alias = "require", help_heading = "Processes", value_enum, default_value_t = Transport::Auto)]
     pub(super) transport: Transport,
+
+    /// Whether gradients and parameters carry checksums, one more pass over each [default: where they may go over TCP]
+    #[arg(long, help_heading = "Processes", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(super) checksums: Option<bool>,
+
+    /// Start no process: all servers and workers are started elsewhere, by `slackline serve` and `slackline work`
+    #[arg(long, help_heading = "Job")]
+    pub(super) coordinate: bool,
+
+    #[command(flatten)]
+    pub(super) job: super::job::JobArgs,
 
     /// Make a worker FACTOR times slower, workers counted from 0; may be repeated
     #[arg(long, help_heading = "Processes", value_name = "WORKER=FACTOR", value_parser = straggler)]
@@ -107,14 +121,25 @@ const EXAMPLES: &str = "Examples:
   slackline train --load mnist.safetensors --data train-images-idx3-ubyte --learning-rate 0.01
       and on from there
   slackline train --json - | jq .final_accuracy
+  srun -n 5 slackline train --scheme bsp
+      a server and four workers, wherever Slurm puts them; likewise mpirun -n 5, torchrun --nproc-per-node 5
+  slackline train --coordinate --rendezvous 10.0.0.1:7000 --secret-file job.secret --workers 2
+      meet at this host; then `slackline serve` and twice `slackline work`, each on its host, with the same
+      --rendezvous and --secret-file
 
 Exit codes: 0 trained (a warning tells of workers that were lost on the way), 1 the run failed,
 2 options or files that cannot be used.";
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Transport {
+    /// The best that a pair of processes has: shared memory on one host, TCP between hosts
+    Auto,
     /// Shared memory
     Shm,
+    /// RDMA
+    Verbs,
+    /// TCP
+    Tcp,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

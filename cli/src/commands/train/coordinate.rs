@@ -1,21 +1,30 @@
-//! The coordinator: starts the processes, follows them, and brings the result home.
+//! The coordinator: keeps the meeting point, starts processes or waits for them, follows them, and brings the result
+//! home.
 
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use slackline::rendezvous::{Hub, HubEvent, HubOptions, Member, MemberId, Role};
 use slackline::transport::Address;
 use slackline_cli::model::Evaluation;
 
-use super::evaluate::{Evaluator, Final};
-use super::messages::{Message, Report, ServeConfig, Status, WorkConfig};
+use super::evaluate::{Evaluator, Final, Places};
+use super::messages::{
+    Body, Message, Order, PathTaken, Report, ServeConfig, Status, VALUES_PER_MESSAGE, WorkConfig, json, read,
+    values,
+};
 use super::plan::{PEERS, Plan};
 use super::process::Process;
 use super::show::{Display, Glance};
 use super::{Event, Who};
 use crate::failure::Failure;
 
-/// How often the display is brought up to date.
-const TICK: Duration = Duration::from_millis(50);
+/// How long the coordinator waits for its members at a time.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Bytes of initial values on their way to one server.
+const ON_THE_WAY: usize = 8 << 20;
 
 /// Workers report ten times a second; one silent for so long, and evicted by the servers, is stopped or hangs.
 const SILENT_FOR: Duration = Duration::from_secs(5);
@@ -41,6 +50,8 @@ pub(super) struct WorkerOutcome {
     pub(super) report: Report,
     /// Why it did not finish, if it did not.
     pub(super) lost: Option<String>,
+    /// How it reached the servers.
+    pub(super) paths: Vec<PathTaken>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,22 +62,35 @@ enum State {
     Lost { announced: bool },
 }
 
+/// A worker.
 struct Place {
-    process: Process,
+    /// Its process, if it is this one's child.
+    process: Option<Process>,
+    member: Option<MemberId>,
     state: State,
     outcome: WorkerOutcome,
     heard: Instant,
 }
 
+/// A server.
+struct Shard {
+    process: Option<Process>,
+    member: Option<MemberId>,
+    /// Initial values that were told to it.
+    told: usize,
+    address: Option<Address>,
+    status: Status,
+}
+
 struct Coordinator<'a> {
     plan: &'a Plan,
     display: &'a mut Display,
+    hub: Hub,
     events: Receiver<Event>,
     sender: SyncSender<Event>,
-    addresses: Vec<Address>,
-    servers: Vec<Process>,
-    listening: usize,
-    statuses: Vec<Status>,
+    /// Where the evaluator finds the servers.
+    places: Places,
+    servers: Vec<Shard>,
     workers: Vec<Place>,
     evaluation: Option<Evaluation>,
     last: Option<Final>,
@@ -75,23 +99,36 @@ struct Coordinator<'a> {
 /// Runs the plan to its end. Whatever happens, no process is left when it returns.
 pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure> {
     let (sender, events) = mpsc::sync_channel(256);
+    let places =
+        vec![(Role::Server, plan.servers as u32), (Role::Worker, plan.workers as u32), (Role::Reader, 0)];
+    let options = HubOptions { secret: plan.job.secret.clone(), places };
+    let hub = Hub::listen(plan.job.listen, options).map_err(Failure::failed)?;
+    let server = || Shard { process: None, member: None, told: 0, address: None, status: Status::default() };
+    let worker = || Place {
+        process: None,
+        member: None,
+        state: State::Starting,
+        outcome: WorkerOutcome::default(),
+        heard: Instant::now(),
+    };
     let mut coordinator = Coordinator {
         plan,
         display,
+        hub,
         events,
         sender,
-        addresses: (0..plan.servers).map(|_| Address::random()).collect(),
-        servers: Vec::new(),
-        listening: 0,
-        statuses: vec![Status::default(); plan.servers],
-        workers: Vec::new(),
+        places: Arc::default(),
+        servers: (0..plan.servers).map(|_| server()).collect(),
+        workers: (0..plan.workers).map(|_| worker()).collect(),
         evaluation: None,
         last: None,
     };
     coordinator.start_servers()?;
     coordinator.start_workers()?;
+    coordinator.tell_paths();
     let evaluator = Evaluator::start(
-        coordinator.addresses.clone(),
+        Arc::clone(&coordinator.places),
+        plan.job.secret.clone(),
         plan.spec.clone(),
         plan.split.clone(),
         plan.timeout,
@@ -116,53 +153,85 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
 }
 
 impl Coordinator<'_> {
+    fn start(&self, who: Who) -> Result<Process, Failure> {
+        Process::start(who, &self.hub.address().to_string(), self.plan.job.secret.as_ref())
+    }
+
     fn start_servers(&mut self) -> Result<(), Failure> {
-        let plan = self.plan;
-        for (shard, range) in plan.shards.iter().enumerate() {
-            let config = ServeConfig {
-                address: self.addresses[shard].to_string(),
-                table: plan.table.clone(),
-                shard: (shard as u16, plan.servers as u16),
-                scheme: plan.scheme,
-                workers: plan.workers,
-                peers: PEERS,
-                optimizer: plan.optimizer,
-                learning_rate: plan.learning_rate,
-                threads: plan.threads,
-            };
-            let values = &plan.initial[range.start as usize / 4..range.end as usize / 4];
-            let process = Process::start(Who::Server(shard), &config, values, self.sender.clone())?;
-            self.servers.push(process);
+        for shard in 0..self.plan.servers {
+            if self.plan.job.starts_server(shard) {
+                self.servers[shard].process = Some(self.start(Who::Server(shard))?);
+            }
         }
-        self.wait_for("the servers to listen", |run| run.listening == plan.servers)
+        self.wait_for("the servers to listen", |run| run.servers.iter().all(|shard| shard.address.is_some()))
     }
 
     fn start_workers(&mut self) -> Result<(), Failure> {
-        let plan = self.plan;
-        for (worker, factor) in plan.factors.iter().enumerate() {
-            let spec = &plan.spec;
-            let config = WorkConfig {
-                addresses: self.addresses.iter().map(Address::to_string).collect(),
-                scheme: plan.scheme,
-                encoding: plan.encoding,
-                data: plan.data.as_ref().map(|path| path.clone().into_os_string()),
-                model: (spec.kind(), spec.columns(), spec.classes(), spec.hidden()),
-                rows: plan.split.train.rows(),
-                seed: plan.seed,
-                worker,
-                workers: plan.workers,
-                batch: plan.batch,
-                steps: plan.steps,
-                factor: *factor,
-                timeout_s: plan.timeout.as_secs_f64(),
-            };
-            let process = Process::start(Who::Worker(worker), &config, &[], self.sender.clone())?;
-            let (state, outcome, heard) = (State::Starting, WorkerOutcome::default(), Instant::now());
-            self.workers.push(Place { process, state, outcome, heard });
+        if self.plan.job.starts_workers() {
+            for worker in 0..self.plan.workers {
+                self.workers[worker].process = Some(self.start(Who::Worker(worker))?);
+            }
         }
         self.wait_for("the workers to join", |run| {
             run.workers.iter().all(|place| place.state != State::Starting)
         })
+    }
+
+    fn serve_order(&self, shard: usize) -> Order {
+        let plan = self.plan;
+        Order::Serve(Box::new(ServeConfig {
+            listen: plan.job.listen_over(plan.require),
+            table: plan.table.clone(),
+            shard: (shard as u16, plan.servers as u16),
+            scheme: plan.scheme,
+            workers: plan.workers,
+            peers: PEERS,
+            optimizer: plan.optimizer,
+            learning_rate: plan.learning_rate,
+            threads: plan.threads,
+            checkpoint: None,
+        }))
+    }
+
+    fn work_order(&self, worker: usize) -> Order {
+        let (plan, spec) = (self.plan, &self.plan.spec);
+        Order::Work(Box::new(WorkConfig {
+            servers: plan.servers,
+            require: plan.require,
+            reconnect: false,
+            scheme: plan.scheme,
+            encoding: plan.encoding,
+            checksums: plan.checksums,
+            data: plan.data.as_ref().map(|path| path.clone().into_os_string()),
+            model: (spec.kind(), spec.columns(), spec.classes(), spec.hidden()),
+            rows: plan.split.train.rows(),
+            seed: plan.seed,
+            worker,
+            workers: plan.workers,
+            batch: plan.batch,
+            steps: plan.steps,
+            factor: plan.factors[worker],
+            timeout_s: plan.timeout.as_secs_f64(),
+        }))
+    }
+
+    /// Says which ways were taken, where it is not the only one there is.
+    fn tell_paths(&mut self) {
+        if self.plan.job.is_local() && self.plan.require.is_none() {
+            return;
+        }
+        let mut ways: Vec<(String, usize)> = Vec::new();
+        for taken in self.workers.iter().flat_map(|place| &place.outcome.paths) {
+            let way = format!("{} ({})", taken.path, taken.reason);
+            match ways.iter_mut().find(|(known, _)| *known == way) {
+                Some((_, count)) => *count += 1,
+                None => ways.push((way, 1)),
+            }
+        }
+        for (way, count) in ways {
+            let s = if count == 1 { "" } else { "s" };
+            self.display.tell(&format!("{count} path{s} over {way}"));
+        }
     }
 
     fn wait_for(&mut self, what: &str, until: impl Fn(&Self) -> bool) -> Result<(), Failure> {
@@ -223,23 +292,159 @@ impl Coordinator<'_> {
 
     /// Ends all processes in good order: workers before their servers.
     fn leave(mut self) {
-        self.workers.iter_mut().for_each(|place| place.process.dismiss());
-        self.workers.iter_mut().for_each(|place| drop(place.process.wait()));
-        self.servers.iter_mut().for_each(Process::dismiss);
-        self.servers.iter_mut().for_each(|server| drop(server.wait()));
+        let leave = json(&Order::Leave);
+        let workers: Vec<_> = self.workers.iter().filter_map(|place| place.member).collect();
+        self.dismiss(&workers, &leave);
+        self.workers.iter_mut().filter_map(|place| place.process.as_mut()).for_each(|p| drop(p.wait()));
+        let servers: Vec<_> = self.servers.iter().filter_map(|shard| shard.member).collect();
+        self.dismiss(&servers, &leave);
+        self.servers.iter_mut().filter_map(|shard| shard.process.as_mut()).for_each(|p| drop(p.wait()));
+    }
+
+    /// Asks members to leave, and waits a moment for them to be gone.
+    fn dismiss(&mut self, members: &[MemberId], leave: &[u8]) {
+        members.iter().for_each(|member| self.hub.say(*member, leave));
+        let deadline = Instant::now() + LAST_WORDS;
+        while self.hub.members().any(|member| members.contains(&member.id)) && Instant::now() < deadline {
+            while self.hub.poll().is_some() {}
+            self.hub.wait(TICK);
+        }
     }
 
     /// Takes what has happened, waiting a moment for it.
     fn step(&mut self) -> Result<(), Failure> {
-        let mut wait = TICK;
-        loop {
-            match self.events.recv_timeout(wait) {
-                Ok(event) => self.handle(event)?,
-                // This side keeps a sender: it cannot be disconnected.
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(()),
-            }
-            wait = Duration::ZERO;
+        self.tell_values();
+        self.hub.wait(TICK);
+        while let Some(event) = self.hub.poll() {
+            self.meet(event)?;
         }
+        while let Ok(event) = self.events.try_recv() {
+            self.handle(event)?;
+        }
+        self.reap()
+    }
+
+    /// Tells servers their initial values, as fast as they take them.
+    fn tell_values(&mut self) {
+        for (shard, range) in self.servers.iter_mut().zip(&self.plan.shards) {
+            let Some(member) = shard.member else { continue };
+            let all = &self.plan.initial[range.start as usize / 4..range.end as usize / 4];
+            while shard.told < all.len() && self.hub.backlog(member) < ON_THE_WAY {
+                let piece = &all[shard.told..all.len().min(shard.told + VALUES_PER_MESSAGE)];
+                self.hub.say(member, &values(piece));
+                shard.told += piece.len();
+            }
+        }
+    }
+
+    /// Children that ended before they joined, or whose connection outlives them.
+    fn reap(&mut self) -> Result<(), Failure> {
+        for shard in 0..self.servers.len() {
+            let place = &mut self.servers[shard];
+            if place.member.is_none()
+                && place.process.as_mut().is_some_and(|process| process.ended().is_some())
+            {
+                return Err(self.lost_server(shard, None));
+            }
+        }
+        for worker in 0..self.workers.len() {
+            let place = &mut self.workers[worker];
+            let open = matches!(place.state, State::Starting | State::Running);
+            if open
+                && place.member.is_none()
+                && place.process.as_mut().is_some_and(|process| process.ended().is_some())
+            {
+                self.close(worker, "ended");
+            }
+        }
+        Ok(())
+    }
+
+    fn meet(&mut self, event: HubEvent) -> Result<(), Failure> {
+        match event {
+            HubEvent::Joined(member) => {
+                let order = match who(&member) {
+                    Who::Server(shard) => {
+                        self.servers[shard].member = Some(member.id);
+                        self.servers[shard].told = 0;
+                        self.serve_order(shard)
+                    }
+                    Who::Worker(worker) => {
+                        self.workers[worker].member = Some(member.id);
+                        self.workers[worker].heard = Instant::now();
+                        self.work_order(worker)
+                    }
+                };
+                self.hub.say(member.id, &json(&order));
+                self.tell_values();
+            }
+            HubEvent::Announced(member) => {
+                if let Who::Server(shard) = who(&member) {
+                    self.learn_address(shard, &member);
+                }
+            }
+            HubEvent::Said(id, message) => {
+                let member = self.hub.members().find(|member| member.id == id).map(who);
+                match (member, read(&message)) {
+                    (None, _) => {}
+                    (Some(who), Ok(Body::Json(message))) => self.said(who, id, message)?,
+                    (Some(Who::Server(shard)), _) => {
+                        return Err(self.lost_server(shard, Some("said something that is no message")));
+                    }
+                    (Some(Who::Worker(worker)), _) => {
+                        let lost = &mut self.workers[worker].outcome.lost;
+                        lost.get_or_insert("said something that is no message".into());
+                        self.let_go(worker);
+                    }
+                }
+            }
+            HubEvent::Left { member, reason } => match who(&member) {
+                Who::Server(shard) if self.servers[shard].member == Some(member.id) => {
+                    self.servers[shard].member = None;
+                    return Err(self.lost_server(shard, Some(&reason)));
+                }
+                Who::Worker(worker) if self.workers[worker].member == Some(member.id) => {
+                    self.workers[worker].member = None;
+                    self.close(worker, &reason);
+                }
+                Who::Server(_) | Who::Worker(_) => {}
+            },
+        }
+        Ok(())
+    }
+
+    /// Where this process reaches a server.
+    fn learn_address(&mut self, shard: usize, server: &Member) {
+        let own = slackline::rendezvous::Host::own();
+        match slackline::rendezvous::choose(&own, server, self.plan.require) {
+            Ok(choice) => self.servers[shard].address = Some(choice.address),
+            // Workers may reach it all the same, but nobody could bring the result home.
+            Err(error) => tracing::warn!(%error, "cannot reach a server"),
+        }
+        let addresses: Option<Vec<_>> = self.servers.iter().map(|shard| shard.address.clone()).collect();
+        if let Some(addresses) = addresses {
+            *self.places.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
+        }
+    }
+
+    fn said(&mut self, who: Who, id: MemberId, message: Message) -> Result<(), Failure> {
+        match (who, message) {
+            (Who::Server(shard), Message::Status(status)) => self.servers[shard].status = status,
+            (Who::Server(_), Message::Failed { message }) => {
+                return Err(Failure::failed(format!("{who} failed: {message}")));
+            }
+            (Who::Server(_), other) => {
+                return Err(Failure::failed(format!("{who} said what only workers say: {other:?}")));
+            }
+            (Who::Worker(worker), message) => {
+                if matches!(message, Message::Failed { .. }) {
+                    // It waits for this before it ends.
+                    self.hub.dismiss(id);
+                }
+                self.hear(worker, message);
+            }
+        }
+        Ok(())
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Failure> {
@@ -251,29 +456,29 @@ impl Coordinator<'_> {
                 self.listen_on(LAST_WORDS / 4, |_| false)?;
                 return Err(Failure::failed(format!("cannot read the parameters: {error}")));
             }
-            Event::Said(Who::Server(shard), message) => match message {
-                Message::Listening => self.listening += 1,
-                Message::Status(status) => self.statuses[shard] = status,
-                Message::Failed { message } => {
-                    return Err(Failure::failed(format!("{} failed: {message}", Who::Server(shard))));
-                }
-                other => {
-                    let what = format!("{} said what only workers say: {other:?}", Who::Server(shard));
-                    return Err(Failure::failed(what));
-                }
-            },
-            Event::Said(Who::Worker(worker), message) => self.hear(worker, message),
-            Event::Closed(Who::Server(shard), error) => return Err(self.lost_server(shard, error)),
-            Event::Closed(Who::Worker(worker), error) => self.close(worker, error),
         }
         Ok(())
+    }
+
+    /// Has nothing more to do with a worker.
+    fn let_go(&mut self, worker: usize) {
+        let place = &mut self.workers[worker];
+        if let Some(process) = &mut place.process {
+            process.kill();
+        }
+        if let Some(member) = place.member {
+            self.hub.dismiss(member);
+        }
     }
 
     fn hear(&mut self, worker: usize, message: Message) {
         let place = &mut self.workers[worker];
         place.heard = Instant::now();
         match (place.state, message) {
-            (State::Starting, Message::Joined) => place.state = State::Running,
+            (State::Starting, Message::Joined(paths)) => {
+                place.state = State::Running;
+                place.outcome.paths = paths;
+            }
             (State::Running, Message::Progress(report)) => {
                 let loss = report.loss.or(place.outcome.report.loss);
                 place.outcome.report = Report { loss, ..report };
@@ -288,19 +493,15 @@ impl Coordinator<'_> {
             (State::Finished | State::Lost { .. }, _) => {}
             (_, other) => {
                 place.outcome.lost = Some(format!("said what it should not: {other:?}"));
-                place.process.kill();
+                self.let_go(worker);
             }
         }
     }
 
-    /// A worker's stdout has ended, or cannot be understood.
-    fn close(&mut self, worker: usize, error: Option<String>) {
+    /// A worker's connection has ended.
+    fn close(&mut self, worker: usize, reason: &str) {
         let place = &mut self.workers[worker];
-        if let Some(error) = error {
-            place.outcome.lost.get_or_insert(format!("said something that is no message: {error}"));
-            place.process.kill();
-        }
-        let how = place.process.wait();
+        let how = place.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
         place.outcome.lost.get_or_insert(how);
         // A worker that has finished stays until it is told to leave, but its gradients are in already.
         place.state = if place.state == State::Finished {
@@ -313,22 +514,24 @@ impl Coordinator<'_> {
 
     /// Workers that are neither heard of nor counted by the servers are ended: nobody can wait for them.
     fn let_go_of_the_silent(&mut self) {
-        let left = self.statuses.iter().map(|status| status.left).min().unwrap_or(0);
+        let left = self.servers.iter().map(|shard| shard.status.left).min().unwrap_or(0);
         let lost = self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count();
         if left <= lost as u64 {
             return;
         }
-        for place in self.workers.iter_mut().filter(|place| place.state == State::Running) {
-            if place.heard.elapsed() > SILENT_FOR && place.outcome.lost.is_none() {
+        for worker in 0..self.workers.len() {
+            let place = &mut self.workers[worker];
+            let silent = place.state == State::Running && place.heard.elapsed() > SILENT_FOR;
+            if silent && place.outcome.lost.is_none() {
                 place.outcome.lost = Some("was silent, and the servers evicted it".into());
-                place.process.kill();
+                self.let_go(worker);
             }
         }
     }
 
     /// Tells of lost workers once the servers have let them go. How many are still to be told of.
     fn announce_losses(&mut self, regardless: bool) -> usize {
-        let left = self.statuses.iter().map(|status| status.left).min().unwrap_or(0);
+        let left = self.servers.iter().map(|shard| shard.status.left).min().unwrap_or(0);
         let lost =
             self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count() as u64;
         let remaining = self.plan.workers - lost as usize;
@@ -362,9 +565,9 @@ impl Coordinator<'_> {
     }
 
     /// A run without one of its shards cannot go on. What the workers saw of it is told with it.
-    fn lost_server(&mut self, shard: usize, error: Option<String>) -> Failure {
-        let how = self.servers[shard].wait();
-        let how = error.map_or(how, |error| format!("said something that is no message: {error}"));
+    fn lost_server(&mut self, shard: usize, reason: Option<&str>) -> Failure {
+        let how = self.servers[shard].process.as_mut().map(Process::wait);
+        let how = how.or(reason.map(str::to_owned)).unwrap_or_else(|| "is gone".into());
         let told = |run: &Self| {
             let done = |place: &Place| place.state == State::Finished || place.outcome.lost.is_some();
             run.workers.iter().all(done)
@@ -383,17 +586,20 @@ impl Coordinator<'_> {
         Failure::failed(message)
     }
 
-    /// Takes events for a while, or until `until`.
+    /// Takes events for a while, or until `until`. Servers that are gone and results that come meanwhile add nothing.
     fn listen_on(&mut self, time: Duration, until: impl Fn(&Self) -> bool) -> Result<(), Failure> {
         let deadline = Instant::now() + time;
-        while !until(self) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.events.recv_timeout(left) {
-                // Those of other servers would come back here.
-                Ok(Event::Closed(Who::Server(shard), error)) => return Err(self.lost_server(shard, error)),
-                Ok(Event::Final(_)) => {}
-                Ok(event) => self.handle(event)?,
-                Err(_) => break,
+        while !until(self) && Instant::now() < deadline {
+            self.hub.wait(TICK);
+            while let Some(event) = self.hub.poll() {
+                match &event {
+                    HubEvent::Left { member, .. } if member.role == Role::Server => {
+                        let Who::Server(shard) = who(member) else { continue };
+                        self.servers[shard].member = None;
+                        return Err(self.lost_server(shard, None));
+                    }
+                    _ => self.meet(event)?,
+                }
             }
         }
         Ok(())
@@ -415,8 +621,16 @@ impl Coordinator<'_> {
             done: reports().map(|report| report.clocks).sum(),
             loss: (!losses.is_empty()).then(|| losses.iter().sum::<f64>() / losses.len() as f64),
             evaluation: self.evaluation,
-            version: self.statuses.iter().map(|status| status.version).min().unwrap_or(0),
+            version: self.servers.iter().map(|shard| shard.status.version).min().unwrap_or(0),
             staleness: (count > 0).then(|| (sum as f64 / count as f64, most)),
         }
+    }
+}
+
+fn who(member: &Member) -> Who {
+    match member.role {
+        Role::Server => Who::Server(member.place as usize),
+        // Readers have no places in this job.
+        Role::Worker | Role::Reader => Who::Worker(member.place as usize),
     }
 }

@@ -1,17 +1,18 @@
 //! Judging the model while it is trained: a thread with a reader of each shard, off the workers' path.
 
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use slackline::channel::Secret;
 use slackline::clock::Version;
 use slackline::node::{Reader, ReaderOptions};
 use slackline::transport::Address;
-use slackline::transport::shm::Shm;
 use slackline_cli::data::Split;
 use slackline_cli::model::ModelSpec;
 
 use super::Event;
+use super::fabric::{Fabric, fabric};
 use crate::failure::Failure;
 
 /// How often the model is judged at most; less often where that would take more than a tenth of the time.
@@ -30,9 +31,13 @@ pub(super) struct Evaluator {
     commands: Sender<()>,
 }
 
+/// Where the servers are now, by shard.
+pub(super) type Places = Arc<Mutex<Vec<Address>>>;
+
 impl Evaluator {
     pub(super) fn start(
-        addresses: Vec<Address>,
+        places: Places,
+        secret: Option<Secret>,
         spec: ModelSpec,
         split: Arc<Split>,
         timeout: Duration,
@@ -40,20 +45,17 @@ impl Evaluator {
     ) -> Result<Evaluator, Failure> {
         let (commands, orders) = mpsc::channel();
         let body = move || {
-            let mut readers = match connect(&addresses, timeout) {
-                Ok(readers) => readers,
-                Err(error) => return drop(events.send(Event::Final(Err(error)))),
-            };
+            let mut readers = Readers { places, fabric: fabric(secret.as_ref()), readers: Vec::new() };
             let mut interval = EVALUATE_EVERY;
             loop {
                 match orders.recv_timeout(interval) {
                     Err(RecvTimeoutError::Disconnected) => return,
                     Err(RecvTimeoutError::Timeout) => {}
-                    Ok(()) => return drop(events.send(Event::Final(collect(&mut readers, timeout, true)))),
+                    Ok(()) => return drop(events.send(Event::Final(readers.collect(timeout, true)))),
                 }
                 let begun = Instant::now();
                 // A server that is lost is told by its process; without figures the run goes on.
-                let Ok(now) = collect(&mut readers, timeout, false) else { continue };
+                let Ok(now) = readers.collect(timeout, false) else { continue };
                 let evaluation = spec.evaluate(&now.parameters, &split.test);
                 if events.send(Event::Evaluated(evaluation)).is_err() {
                     return;
@@ -75,23 +77,45 @@ impl Evaluator {
     }
 }
 
-fn connect(addresses: &[Address], timeout: Duration) -> Result<Vec<Reader<Shm>>, String> {
-    let connect = |address| Reader::connect(Shm::new(), address, ReaderOptions::default(), timeout);
-    addresses.iter().map(connect).collect::<Result<_, _>>().map_err(|error| error.to_string())
+/// A reader of each shard, connected again where a server was started again.
+struct Readers {
+    places: Places,
+    fabric: Fabric,
+    readers: Vec<(Address, Reader<Fabric>)>,
 }
 
-/// Brings all shards, with `newest` those that nothing is newer than.
-fn collect(readers: &mut [Reader<Shm>], timeout: Duration, newest: bool) -> Result<Final, String> {
-    let mut whole = Final { parameters: Vec::new(), versions: u64::MAX };
-    for reader in readers {
-        let fresh = match newest {
-            true => reader.refresh(0, timeout),
-            // While workers publish, the newest is whatever a copy begins with.
-            false => reader.refresh_to(Version(0), timeout),
-        };
-        whole.versions = whole.versions.min(fresh.map_err(|error| error.to_string())?.version.0);
-        let (values, _) = reader.bytes().map_err(|error| error.to_string())?.as_chunks();
-        whole.parameters.extend(values.iter().map(|value| f32::from_ne_bytes(*value)));
+impl Readers {
+    /// Brings all shards, with `newest` those that nothing is newer than.
+    fn collect(&mut self, timeout: Duration, newest: bool) -> Result<Final, String> {
+        let collected = self.try_collect(timeout, newest);
+        collected.map_err(|error| {
+            // Whatever it was, a new connection does no harm.
+            self.readers.clear();
+            error.to_string()
+        })
     }
-    Ok(whole)
+
+    fn try_collect(&mut self, timeout: Duration, newest: bool) -> Result<Final, slackline::Error> {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if !self.readers.iter().map(|(address, _)| address).eq(&places) {
+            self.readers.clear();
+            for address in places {
+                let options = ReaderOptions::default();
+                let reader = Reader::connect(self.fabric.clone(), &address, options, timeout)?;
+                self.readers.push((address, reader));
+            }
+        }
+        let mut whole = Final { parameters: Vec::new(), versions: u64::MAX };
+        for (_, reader) in &mut self.readers {
+            let fresh = match newest {
+                true => reader.refresh(0, timeout)?,
+                // While workers publish, the newest is whatever a copy begins with.
+                false => reader.refresh_to(Version(0), timeout)?,
+            };
+            whole.versions = whole.versions.min(fresh.version.0);
+            let (values, _) = reader.bytes()?.as_chunks();
+            whole.parameters.extend(values.iter().map(|value| f32::from_ne_bytes(*value)));
+        }
+        Ok(whole)
+    }
 }

@@ -1,24 +1,35 @@
-//! What the coordinator and its processes tell each other: lines of JSON, to a process on its stdin, from it on its
-//! stdout. A process leaves when its stdin ends, so none outlives its coordinator.
+//! What the coordinator and the other processes of a job tell each other, through the meeting point.
+//!
+//! A message is one letter and a body: `J` and JSON, or `V` and values, which are little-endian `f32`s.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead, Read, Write};
+use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use slackline::kernel::Optimizer;
 use slackline::node::WorkerStatistics;
+use slackline::rendezvous::{MAX_MESSAGE_BYTES, Path};
 use slackline::scheme;
 use slackline::table::{ElementType, Table};
 use slackline_cli::model::ModelKind;
 
-/// Longer lines are no message of ours: the longest has a histogram of 256 counts.
-const LINE_BYTES_MAX: u64 = 1 << 20;
+/// What the coordinator tells a member.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Order {
+    /// Serve a shard; its values follow.
+    Serve(Box<ServeConfig>),
+    /// Train.
+    Work(Box<WorkConfig>),
+    /// The job is over.
+    Leave,
+}
 
-/// What a server is told. The values of its shard follow as bytes.
+/// What a server is told.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ServeConfig {
-    pub(super) address: String,
+    pub(super) listen: Vec<Path>,
     pub(super) table: Table,
     pub(super) shard: (u16, u16),
     pub(super) scheme: scheme::Config,
@@ -27,14 +38,28 @@ pub(super) struct ServeConfig {
     pub(super) optimizer: Optimizer,
     pub(super) learning_rate: f32,
     pub(super) threads: usize,
+    pub(super) checkpoint: Option<CheckpointConfig>,
+}
+
+/// Where a server keeps its shard, and how often.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct CheckpointConfig {
+    pub(super) folder: PathBuf,
+    pub(super) every: u64,
+    /// Take up what is there.
+    pub(super) resume: bool,
 }
 
 /// What a worker is told.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct WorkConfig {
-    pub(super) addresses: Vec<String>,
+    pub(super) servers: usize,
+    pub(super) require: Option<Path>,
+    /// Whether to wait for a server that is lost, and connect again.
+    pub(super) reconnect: bool,
     pub(super) scheme: scheme::Config,
     pub(super) encoding: ElementType,
+    pub(super) checksums: bool,
     pub(super) data: Option<OsString>,
     /// Kind, columns, classes and hidden units.
     pub(super) model: (ModelKind, usize, usize, usize),
@@ -48,16 +73,14 @@ pub(super) struct WorkConfig {
     pub(super) timeout_s: f64,
 }
 
-/// What a process says.
+/// What a member tells the coordinator.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Message {
-    /// A server can be connected to.
-    Listening,
     /// How a server is getting on.
     Status(Status),
-    /// A worker is connected to all servers.
-    Joined,
+    /// A worker is connected to all servers, and how.
+    Joined(Vec<PathTaken>),
     /// How a worker is getting on; said at least ten times a second, whatever it computes.
     Progress(Report),
     /// All gradients of a worker are folded in.
@@ -69,12 +92,24 @@ pub(super) enum Message {
     },
 }
 
+/// How a worker reaches one server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PathTaken {
+    pub(super) server: u32,
+    pub(super) path: Path,
+    pub(super) reason: String,
+}
+
 /// How a server is getting on.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Status {
     pub(super) version: u64,
     /// Workers that left or were evicted.
     pub(super) left: u64,
+    /// The newest version that is on disk.
+    pub(super) checkpointed: Option<u64>,
+    /// Versions that were lost with this server's earlier life.
+    pub(super) lost_updates: Option<u64>,
 }
 
 /// How a worker is getting on.
@@ -107,25 +142,42 @@ impl From<&WorkerStatistics> for Report {
     }
 }
 
-/// Writes one line.
-pub(super) fn send(mut to: impl Write, message: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    to.write_all(&line)?;
-    to.flush()
+/// Values in one message: a message less its letter, in whole values.
+pub(super) const VALUES_PER_MESSAGE: usize = (MAX_MESSAGE_BYTES - 1) / 4;
+
+/// A body of JSON as a message.
+pub(super) fn json(body: &impl Serialize) -> Vec<u8> {
+    let mut message = vec![b'J'];
+    // Plain data with names as keys: there is nothing that JSON cannot hold.
+    serde_json::to_writer(&mut message, body).expect("messages always serialise");
+    message
 }
 
-/// Reads one line; `None` at the end. Rubbish is an error, and never more than a line of it is held.
-pub(super) fn receive<M: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<M>> {
-    let mut line = Vec::new();
-    if from.take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? == 0 {
-        return Ok(None);
+/// Values as a message, at most [`VALUES_PER_MESSAGE`].
+pub(super) fn values(values: &[f32]) -> Vec<u8> {
+    let mut message = Vec::with_capacity(1 + 4 * values.len());
+    message.push(b'V');
+    message.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    message
+}
+
+/// What a message holds.
+#[derive(Debug, PartialEq)]
+pub(super) enum Body<M> {
+    Json(M),
+    Values(Vec<f32>),
+}
+
+/// Reads a message; rubbish is an error.
+pub(super) fn read<M: DeserializeOwned>(message: &[u8]) -> Result<Body<M>, String> {
+    match message.split_first() {
+        Some((b'J', body)) => serde_json::from_slice(body).map(Body::Json).map_err(|error| error.to_string()),
+        Some((b'V', body)) => match body.as_chunks() {
+            (values, []) => Ok(Body::Values(values.iter().map(|value| f32::from_le_bytes(*value)).collect())),
+            _ => Err("values that are cut short".into()),
+        },
+        _ => Err("a message of an unknown kind".into()),
     }
-    if line.last() != Some(&b'\n') {
-        let what = if line.len() as u64 == LINE_BYTES_MAX { "a line without end" } else { "half a line" };
-        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-    }
-    serde_json::from_slice(&line).map(Some).map_err(io::Error::from)
 }
 
 #[cfg(test)]
@@ -133,22 +185,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_back_and_rubbish_is_an_error() {
-        let mut bytes = Vec::new();
+    fn messages_round_trip_and_rubbish_is_an_error() {
         let report = Report { clocks: 3, staleness_histogram: vec![1, 2], ..Report::default() };
-        send(&mut bytes, &Message::Progress(report.clone())).unwrap();
-        let mut from = &bytes[..];
-        assert!(matches!(receive(&mut from).unwrap(), Some(Message::Progress(back)) if back == report));
-        assert!(receive::<Message>(&mut from).unwrap().is_none());
-        for rubbish in [&b"hello\n"[..], b"{\"progress\":{}}\n", b"\"joined\"", &[0xff; 2 << 20]] {
-            assert!(receive::<Message>(&mut &rubbish[..]).is_err());
+        let message = json(&Message::Progress(report.clone()));
+        match read::<Message>(&message) {
+            Ok(Body::Json(Message::Progress(read))) => assert_eq!(read, report),
+            other => panic!("{other:?}"),
+        }
+        let numbers = [0.0, -1.5, f32::MAX];
+        assert_eq!(read::<Report>(&values(&numbers)), Ok(Body::Values(numbers.to_vec())));
+        assert!(values(&vec![0.0; VALUES_PER_MESSAGE]).len() <= MAX_MESSAGE_BYTES);
+        for rubbish in [&b""[..], b"J", b"J{", b"V123", b"X", b"J{\"leave\":3}"] {
+            assert!(read::<Message>(rubbish).is_err(), "{rubbish:?}");
         }
     }
 
     #[test]
-    fn a_loss_that_is_not_finite_is_none() {
-        let mut bytes = Vec::new();
-        send(&mut bytes, &Report { loss: Some(f64::NAN), ..Report::default() }).unwrap();
-        assert_eq!(receive::<Report>(&mut &bytes[..]).unwrap().unwrap().loss, None);
+    fn a_loss_that_is_not_finite_is_told_as_none() {
+        let message = json(&Report { loss: Some(f64::NAN), ..Report::default() });
+        let Ok(Body::Json(report)) = read::<Report>(&message) else { panic!() };
+        assert_eq!(report.loss, None);
     }
 }

@@ -1,19 +1,25 @@
 //! `slackline train`: real processes, a real model, real data.
 //!
 //! ```text
-//! train ──┬── serve   one per shard          stdin: configuration, initial values; its end means "leave"
-//!         ├── work    one per worker         stdout: one JSON message a line
+//! train ──┬── serve   one per shard          joins at the meeting point that train keeps, is told what to do,
+//!         ├── work    one per worker         tells how it is getting on, and ends with the job
 //!         └── a thread with readers          evaluates, and brings the result home
 //! ```
+//!
+//! On one host `train` starts the others itself; under a launcher every rank runs `train` and finds its part, and with
+//! `--coordinate` people start `serve` and `work` wherever they like. The rest is the same in all three.
 
 mod args;
-mod child;
 mod coordinate;
 mod evaluate;
+mod fabric;
+mod job;
+mod launch;
 mod messages;
 mod plan;
 mod process;
 mod report;
+mod seat;
 mod serve;
 mod show;
 mod work;
@@ -24,14 +30,13 @@ use std::process::ExitCode;
 use slackline_cli::model::{self, Evaluation};
 
 pub(crate) use args::Args;
-pub(crate) use serve::serve;
-pub(crate) use work::work;
+pub(crate) use job::{ServeArgs, WorkArgs, serve, work};
 
 use crate::failure::Failure;
 use crate::output;
 use coordinate::Outcome;
 use evaluate::Final;
-use messages::Message;
+use launch::Part;
 use plan::Plan;
 use show::Display;
 
@@ -44,19 +49,26 @@ enum Who {
     Worker(usize),
 }
 
-/// What the coordinator is told.
+/// What the evaluating thread tells the coordinator.
 #[derive(Debug)]
 enum Event {
-    Said(Who, Message),
-    /// The process's stdout has ended, or what came cannot be understood.
-    Closed(Who, Option<String>),
     Evaluated(Evaluation),
     Final(Result<Final, String>),
 }
 
+/// Anything that makes a process give up.
+type Trouble = Box<dyn std::error::Error>;
+
 /// Runs `slackline train`.
 pub(crate) fn run(args: Args) -> ExitCode {
-    match Plan::new(args).and_then(|plan| train(&plan)) {
+    let coordinated = match launch::part(&args) {
+        Ok(Part::Coordinate(job)) => Plan::new(args, job).and_then(|plan| train(&plan)),
+        Ok(Part::Take { role, place, address, rank }) => {
+            return launch::take_part(&args, role, place, &address, rank);
+        }
+        Err(failure) => Err(failure),
+    };
+    match coordinated {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackline::kernel::{AdamParameters, Optimizer};
+use slackline::rendezvous::Path as Way;
 use slackline::scheme;
 use slackline::table::{ElementType, Table};
 use slackline_cli::data::{self, Split};
 use slackline_cli::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
 
-use super::args::{Args, Encoding, OptimizerName};
+use super::args::{Args, Encoding, OptimizerName, Transport};
+use super::launch::Job;
 use crate::failure::Failure;
 use crate::output;
 
@@ -30,9 +32,13 @@ const FACTOR_MAX: f64 = 1000.0;
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) scheme: scheme::Config,
+    pub(super) job: Job,
     pub(super) workers: usize,
     pub(super) servers: usize,
     pub(super) threads: usize,
+    /// The only way that processes may reach each other.
+    pub(super) require: Option<Way>,
+    pub(super) checksums: bool,
     /// By how much each worker is slowed down: 1 for those that are not.
     pub(super) factors: Vec<f64>,
     pub(super) timeout: Duration,
@@ -57,23 +63,29 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(args: Args) -> Result<Plan, Failure> {
+    pub(super) fn new(args: Args, job: Job) -> Result<Plan, Failure> {
+        let workers = job.workers(&args)?;
+        let require = match args.transport {
+            Transport::Auto => None,
+            Transport::Shm => Some(Way::Shm),
+            Transport::Tcp => Some(Way::Tcp),
+            Transport::Verbs => {
+                let what = "--transport verbs: this build has no RDMA transport; use auto, shm or tcp";
+                return Err(Failure::usage(what));
+            }
+        };
+        let may_use_tcp = require == Some(Way::Tcp) || (require.is_none() && !job.is_local());
+        let checksums = args.checksums.unwrap_or(may_use_tcp);
         let scheme = scheme::Config::new(&args.scheme, args.staleness).map_err(|error| {
             Failure::usage(format!("--staleness: {}", error.to_string().replace(": ", "; ")))
         })?;
-        between("--workers", args.workers, WORKERS_MAX)?;
+        between("--workers", workers, WORKERS_MAX)?;
         between("--servers", args.servers, SERVERS_MAX)?;
         between("--threads", args.threads, 1024)?;
         between("--epochs", args.epochs as usize, u32::MAX as usize)?;
         between("--batch", args.batch, usize::MAX)?;
-        let factors = factors(&args)?;
-        let timeout = Some(args.timeout)
-            .filter(|seconds| (0.001..=1e6).contains(seconds))
-            .map(Duration::from_secs_f64)
-            .ok_or_else(|| {
-                let given = args.timeout;
-                Failure::usage(format!("--timeout cannot be {given}; use 0.001 to 1000000 seconds"))
-            })?;
+        let factors = factors(&args, workers)?;
+        let timeout = timeout(args.timeout)?;
         let (optimizer, optimizer_name, default_rate) = optimizer(args.optimizer);
         let learning_rate = args.learning_rate.unwrap_or(default_rate);
         if !learning_rate.is_finite() || learning_rate <= 0.0 {
@@ -98,7 +110,7 @@ impl Plan {
             None => data::digits(),
         };
         let rows = split.train.rows();
-        let batches = Batches::new(args.seed, 0, args.workers, rows, args.batch)
+        let batches = Batches::new(args.seed, 0, workers, rows, args.batch)
             .map_err(|error| Failure::usage(format!("--batch: {error}")))?;
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
         let (spec, loaded) = spec(&args, &split)?;
@@ -106,13 +118,16 @@ impl Plan {
         let shards = table.shards(args.servers).map_err(|error| {
             Failure::usage(format!("--servers: {}", error.to_string().replace(": ", "; ")))
         })?;
-        check_memory(&spec, scheme, args.workers, optimizer, encoding)?;
+        check_memory(&spec, scheme, workers, optimizer, encoding)?;
         let initial = loaded.unwrap_or_else(|| spec.initialise(args.seed));
         Ok(Plan {
             scheme,
-            workers: args.workers,
+            job,
+            workers,
             servers: args.servers,
             threads: args.threads,
+            require,
+            checksums,
             factors,
             timeout,
             spec,
@@ -153,10 +168,17 @@ fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
     Err(Failure::usage(format!("{option} cannot be {value}; use {range}")))
 }
 
-fn factors(args: &Args) -> Result<Vec<f64>, Failure> {
-    let mut factors = vec![None; args.workers];
+/// A time that a person may have to wait.
+pub(super) fn timeout(seconds: f64) -> Result<Duration, Failure> {
+    let usable = Some(seconds).filter(|seconds| (0.001..=1e6).contains(seconds)).map(Duration::from_secs_f64);
+    usable
+        .ok_or_else(|| Failure::usage(format!("--timeout cannot be {seconds}; use 0.001 to 1000000 seconds")))
+}
+
+fn factors(args: &Args, workers: usize) -> Result<Vec<f64>, Failure> {
+    let mut factors = vec![None; workers];
     for &(worker, factor) in &args.straggler {
-        let last = args.workers - 1;
+        let last = workers - 1;
         let wrong = |why: String| Failure::usage(format!("--straggler {worker}={factor}: {why}"));
         let place = factors
             .get_mut(worker)

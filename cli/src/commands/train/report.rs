@@ -1,12 +1,13 @@
 //! What a run came to: a table for people, JSON for programs.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde::Serialize;
 use slackline::table::ElementType;
 
 use super::coordinate::{Outcome, WorkerOutcome};
-use super::messages::Report;
+use super::messages::{PathTaken, Report};
 use super::plan::Plan;
 
 /// Heights of a histogram's bars.
@@ -26,7 +27,8 @@ struct Json<'a> {
     scheme: &'a str,
     /// The bound; none for asp.
     staleness: Option<u64>,
-    transport: &'a str,
+    /// The ways that workers reached servers, with a plus between them.
+    transport: String,
     servers: usize,
     threads: usize,
     encoding: &'a str,
@@ -52,6 +54,8 @@ struct JsonWorker<'a> {
     evicted: bool,
     /// Why it did not finish.
     lost: Option<&'a str>,
+    /// How it reached each server, and why so.
+    paths: &'a [PathTaken],
     /// Of a worker that was lost: as far as it had told.
     #[serde(flatten)]
     report: &'a Report,
@@ -69,7 +73,7 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         test_examples: plan.split.test.rows(),
         scheme: plan.scheme.name(),
         staleness: plan.scheme.staleness(),
-        transport: "shm",
+        transport: ways(outcome),
         servers: plan.servers,
         threads: plan.threads,
         encoding: encoding(plan.encoding),
@@ -91,6 +95,7 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
                 straggler_factor: *factor,
                 evicted: outcome.lost.is_some(),
                 lost: outcome.lost.as_deref(),
+                paths: &outcome.paths,
                 report: &outcome.report,
             })
             .collect(),
@@ -99,6 +104,12 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
     let mut line = serde_json::to_string(&json).unwrap_or_default();
     line.push('\n');
     line
+}
+
+fn ways(outcome: &Outcome) -> String {
+    let taken = outcome.workers.iter().flat_map(|worker| &worker.paths).map(|taken| taken.path);
+    let ways: Vec<_> = taken.collect::<BTreeSet<_>>().into_iter().map(|path| path.to_string()).collect();
+    ways.join("+")
 }
 
 /// The value as it is written, not the nearest f64's digits.

@@ -1,65 +1,62 @@
 //! A server process.
 
-use std::io::{self, BufReader, Read};
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use slackline::node::{Server, ServerOptions, ShardOptions};
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
 
-use super::child::{self, Trouble};
-use super::messages::{Message, ServeConfig, Status, receive, send};
+use super::Trouble;
+use super::fabric::{Fabric, fabric, flatten, listen_at};
+use super::messages::{Message, Order, ServeConfig, Status};
+use super::seat::{End, Seat};
 
 /// How often a server tells how it is getting on.
 const STATUS_EVERY: Duration = Duration::from_millis(100);
 
-/// Serves one shard until stdin ends.
-pub(crate) fn serve() -> ExitCode {
-    child::run(|| {
-        let mut input = BufReader::new(io::stdin());
-        let config: ServeConfig = receive(&mut input)?.ok_or("no configuration came")?;
-        let values = initial(&config, &mut input)?;
-        let address: Address = config.address.parse()?;
-        let options = ServerOptions {
-            optimizer: config.optimizer,
-            threads: config.threads,
-            shard: config.shard,
-            memory: ShardOptions { peers: config.peers, ..ShardOptions::default() },
-            ..ServerOptions::new(config.scheme, config.workers, config.learning_rate)
-        };
-        let mut server = Server::new(Shm::new(), &address, config.table, &values, options)?;
-        drop(values);
-        send(io::stdout(), &Message::Listening)?;
+/// How long a server may wait for one event before it looks whether the job is over.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        child::at_end_of(input, move || stopped.store(true, Ordering::Relaxed))?;
-        while !stop.load(Ordering::Relaxed) {
-            let left = server.status().left;
-            let news = |server: &Server<Shm>| stop.load(Ordering::Relaxed) || server.status().left != left;
-            server.drive(news, STATUS_EVERY)?;
-            let status = server.status();
-            send(io::stdout(), &Message::Status(Status { version: status.version.0, left: status.left }))?;
+/// Serves one shard until the job is over.
+pub(super) fn serve(seat: &Seat, timeout: Duration) -> Result<(), Trouble> {
+    let Order::Serve(config) = seat.order(timeout)? else {
+        return Err("the coordinator takes this server for a worker".into());
+    };
+    let mut server = start(seat, *config, timeout)?;
+    seat.announce(flatten(server.address()));
+    loop {
+        let before = server.status();
+        let mut waited = Duration::ZERO;
+        while waited < STATUS_EVERY && seat.end().is_none() {
+            if server.drive(|server: &Server<Fabric>| server.status().left != before.left, LOOK_EVERY)? {
+                break;
+            }
+            waited += LOOK_EVERY;
         }
-        Ok(())
-    })
+        let status = server.status();
+        seat.say(Message::Status(Status {
+            version: status.version.0,
+            left: status.left,
+            ..Status::default()
+        }));
+        match seat.end() {
+            None => {}
+            Some(End::Dismissed) => return Ok(()),
+            Some(End::Lost(why)) => return Err(why.into()),
+        }
+    }
 }
 
-/// The values of this shard, which follow the configuration.
-fn initial(config: &ServeConfig, input: &mut impl Read) -> Result<Vec<f32>, Trouble> {
+fn start(seat: &Seat, config: ServeConfig, timeout: Duration) -> Result<Server<Fabric>, Trouble> {
     let (shard, shards) = config.shard;
-    let range = config.table.shards(usize::from(shards))?[usize::from(shard)].clone();
-    let mut values: Vec<f32> = Vec::new();
-    let count = (range.end - range.start) as usize / 4;
-    values.try_reserve_exact(count)?;
-    let mut piece = [0; 1 << 16];
-    while values.len() < count {
-        let bytes = &mut piece[..(4 * (count - values.len())).min(1 << 16)];
-        input.read_exact(bytes)?;
-        values.extend(bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)));
-    }
-    Ok(values)
+    let ranges = config.table.shards(usize::from(shards))?;
+    let range = ranges.get(usize::from(shard)).ok_or("the coordinator names a shard that is not there")?;
+    let values = seat.values((range.end - range.start) as usize / 4, timeout)?;
+    let options = ServerOptions {
+        optimizer: config.optimizer,
+        threads: config.threads,
+        shard: config.shard,
+        memory: ShardOptions { peers: config.peers, ..ShardOptions::default() },
+        ..ServerOptions::new(config.scheme, config.workers, config.learning_rate)
+    };
+    let address = listen_at(&config.listen, seat.ip);
+    Ok(Server::new(fabric(seat.secret.as_ref()), &address, config.table, &values, options)?)
 }

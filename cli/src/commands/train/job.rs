@@ -1,0 +1,175 @@
+//! What `slackline serve` and `slackline work` have in common: they join a job, do what its coordinator says, and end
+//! with it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use slackline::channel::Secret;
+use slackline::rendezvous::Role;
+use slackline_cli::launch::{self, Flags};
+
+use super::Trouble;
+use super::seat::Seat;
+use crate::failure::Failure;
+
+/// Where a job's secret is, if not in a file that the command line names.
+const SECRET_FILE: &str = "SLACKLINE_SECRET_FILE";
+const SECRET: &str = "SLACKLINE_SECRET";
+
+/// What every process of a job can be told.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct JobArgs {
+    #[command(flatten)]
+    pub(super) place: Flags,
+
+    /// What all processes of the job know, in a file of mode 600; without one only this host is let in
+    /// [default: the file that SLACKLINE_SECRET_FILE names, or SLACKLINE_SECRET itself]
+    #[arg(long, help_heading = "Job", value_name = "FILE")]
+    pub(super) secret_file: Option<PathBuf>,
+}
+
+impl JobArgs {
+    /// The secret of the job, if there is one.
+    pub(super) fn secret(&self) -> Result<Option<Secret>, Failure> {
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let file = self.secret_file.clone().or_else(|| variable(SECRET_FILE).map(PathBuf::from));
+        let secret = match (file, variable(SECRET)) {
+            (Some(file), _) => Secret::from_file(&file).map(Some),
+            (None, Some(text)) => Secret::from_text(&text, SECRET).map(Some),
+            (None, None) => Ok(None),
+        };
+        secret.map_err(Failure::usage)
+    }
+}
+
+/// Serve a shard of a job's parameters.
+///
+/// Joins the job that `slackline train` coordinates, and does what it says until the job is over: nothing but where to
+/// meet needs to be told. A server that was killed may be started again; with checkpoints it goes on from the last.
+#[derive(clap::Args, Debug)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(super) member: MemberArgs,
+}
+
+/// Compute gradients for a job.
+///
+/// Joins the job that `slackline train` coordinates, and does what it says until the job is over: nothing but where to
+/// meet needs to be told. A worker that was killed may be started again; it goes on where the others are.
+#[derive(clap::Args, Debug)]
+pub(crate) struct WorkArgs {
+    #[command(flatten)]
+    pub(super) member: MemberArgs,
+}
+
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct MemberArgs {
+    #[command(flatten)]
+    pub(super) job: JobArgs,
+
+    /// Which shard, or which worker, this is, from 0 [default: the first that is free]
+    #[arg(long, help_heading = "Job", value_name = "N")]
+    pub(super) place: Option<u32>,
+
+    /// Longest to wait for the job to begin
+    #[arg(long, help_heading = "Job", value_name = "SECONDS", default_value_t = 60.0)]
+    pub(super) timeout: f64,
+
+    /// Started by `train`, which tells what goes wrong.
+    #[arg(long, hide = true)]
+    pub(super) child: bool,
+}
+
+/// Runs `slackline serve`.
+pub(crate) fn serve(args: ServeArgs) -> ExitCode {
+    run(&args.member, Role::Server)
+}
+
+/// Runs `slackline work`.
+pub(crate) fn work(args: WorkArgs) -> ExitCode {
+    run(&args.member, Role::Worker)
+}
+
+fn run(args: &MemberArgs, role: Role) -> ExitCode {
+    if args.child {
+        // The end of its connection says the same, but a process that is stuck does not see it.
+        if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+            eprintln!("warning: this process may outlive its coordinator if it hangs: {error}");
+        }
+    }
+    let timeout = match super::plan::timeout(args.timeout) {
+        Ok(timeout) => timeout,
+        Err(failure) => return failure.report(),
+    };
+    match meeting_point(&args.job) {
+        Ok((address, rank)) => take_part(&args.job, role, args.place, &address, rank, timeout, args.child),
+        Err(failure) => failure.report(),
+    }
+}
+
+/// Where to meet, and this process's rank if a launcher tells one.
+fn meeting_point(args: &JobArgs) -> Result<(String, Option<u32>), Failure> {
+    let told = args.place.meeting_point(launch::environment()).map_err(Failure::usage)?;
+    // Who is told where to meet needs no rank.
+    let placement = match launch::place(&args.place, launch::environment()) {
+        Err(_) if told.is_some() => None,
+        placement => placement.map_err(Failure::usage)?,
+    };
+    let rank = placement.as_ref().map(|placement| placement.rank);
+    if let Some(told) = told {
+        return Ok((told.to_string(), rank));
+    }
+    if rank == Some(0) {
+        return Err(Failure::usage(
+            "this is rank 0, which the others meet; run `slackline train --coordinate` as rank 0",
+        ));
+    }
+    let meeting_point = placement.and_then(|placement| placement.meeting_point);
+    let meeting_point = meeting_point.ok_or_else(|| {
+        Failure::usage(
+            "nothing says where to meet; \
+             use --rendezvous HOST:PORT of `slackline train`, or start all with one launcher",
+        )
+    })?;
+    Ok((meeting_point.to_string(), rank))
+}
+
+/// Takes part in a job until it is over.
+pub(super) fn take_part(
+    args: &JobArgs,
+    role: Role,
+    place: Option<u32>,
+    address: &str,
+    rank: Option<u32>,
+    timeout: Duration,
+    quiet: bool,
+) -> ExitCode {
+    let secret = match args.secret() {
+        Ok(secret) => secret,
+        Err(failure) => return failure.report(),
+    };
+    let failed = |error: &Trouble| {
+        if !quiet {
+            eprintln!("{}", Failure::failed(error));
+        }
+        ExitCode::FAILURE
+    };
+    let seat = match Seat::take(address, role, place, rank, secret, timeout) {
+        Ok(seat) => seat,
+        // Nobody else could tell.
+        Err(error) => return Failure::failed(error).report(),
+    };
+    let result = match role {
+        Role::Server => super::serve::serve(&seat, timeout),
+        _ => super::work::work(&seat, timeout),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            seat.fail(error.to_string());
+            failed(&error)
+        }
+    }
+}

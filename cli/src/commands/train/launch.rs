@@ -1,0 +1,152 @@
+//! Which part this process of `slackline train` has: it starts all others, coordinates those that a launcher started,
+//! or is one of them.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::process::ExitCode;
+
+use slackline::channel::Secret;
+use slackline::rendezvous::{Path, Role};
+use slackline_cli::launch::{self, MeetingPoint};
+
+use super::args::Args;
+use super::job;
+use crate::failure::Failure;
+
+/// A job as its coordinator sees it.
+#[derive(Debug)]
+pub(super) struct Job {
+    /// Where the others meet this process.
+    pub(super) listen: SocketAddr,
+    pub(super) secret: Option<Secret>,
+    pub(super) starts: Starts,
+}
+
+/// Which processes the coordinator starts itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Starts {
+    /// All of them.
+    All,
+    /// The first server: as many workers are started elsewhere.
+    FirstServer { workers: usize },
+    /// None.
+    None,
+}
+
+/// What a process has to do.
+pub(super) enum Part {
+    Coordinate(Job),
+    Take { role: Role, place: u32, address: String, rank: u32 },
+}
+
+/// Finds out which part this process has.
+pub(super) fn part(args: &Args) -> Result<Part, Failure> {
+    let told = args.job.place.meeting_point(launch::environment()).map_err(Failure::usage)?;
+    if args.coordinate {
+        // Ranks do not matter: whoever was told to coordinate does.
+        let placed = || launch::place(&args.job.place, launch::environment()).map_err(Failure::usage);
+        let meeting_point = match told {
+            Some(told) => Some(told),
+            None => placed()?.and_then(|placement| placement.meeting_point),
+        };
+        let meeting_point = meeting_point.ok_or_else(|| {
+            Failure::usage(
+                "--coordinate needs a place to meet; add --rendezvous HOST:PORT, an address of this host",
+            )
+        })?;
+        return coordinate(args, &meeting_point, Starts::None);
+    }
+    let placement = launch::place(&args.job.place, launch::environment()).map_err(Failure::usage)?;
+    let Some(placement) = placement.filter(|placement| placement.world > 1) else {
+        if told.is_some() {
+            return Err(Failure::usage(
+                "--rendezvous: without a rank nobody knows which part this process has; add --rank and --world-size, \
+                 or --coordinate to be met by `slackline serve` and `slackline work`",
+            ));
+        }
+        // Nobody else needs to know where these processes meet, nor the secret that they share.
+        let secret = Some(Secret::random().map_err(Failure::failed)?);
+        let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+        return Ok(Part::Coordinate(Job { listen, secret, starts: Starts::All }));
+    };
+    let (rank, world, servers) = (placement.rank, placement.world, args.servers as u64);
+    let meeting_point = placement.meeting_point.ok_or_else(|| {
+        Failure::usage("nothing says where to meet; add --rendezvous HOST:PORT, the same for all ranks")
+    })?;
+    let workers = u64::from(world).checked_sub(servers).filter(|workers| *workers > 0).ok_or_else(|| {
+        Failure::usage(format!(
+            "{} started {world} processes, and {servers} servers leave no worker; start at least {}",
+            placement.source,
+            servers + 1
+        ))
+    })?;
+    tracing::info!(rank, world, source = %placement.source, %meeting_point, "placed by a launcher");
+    if rank == 0 {
+        return coordinate(args, &meeting_point, Starts::FirstServer { workers: workers as usize });
+    }
+    let (role, place) = match u64::from(rank) < servers {
+        true => (Role::Server, rank),
+        false => (Role::Worker, rank - servers as u32),
+    };
+    Ok(Part::Take { role, place, address: meeting_point.to_string(), rank })
+}
+
+fn coordinate(args: &Args, meeting_point: &MeetingPoint, starts: Starts) -> Result<Part, Failure> {
+    let unusable = |what: String| {
+        Failure::usage(format!("cannot be met at {meeting_point}: {what}; name an address of this host"))
+    };
+    let mut addresses =
+        meeting_point.to_string().to_socket_addrs().map_err(|error| unusable(error.to_string()))?;
+    let listen = addresses.next().ok_or_else(|| unusable("it has no address".into()))?;
+    Ok(Part::Coordinate(Job { listen, secret: args.job.secret()?, starts }))
+}
+
+/// Takes part in the job that rank 0 coordinates.
+pub(super) fn take_part(args: &Args, role: Role, place: u32, address: &str, rank: u32) -> ExitCode {
+    match super::plan::timeout(args.timeout) {
+        Ok(timeout) => job::take_part(&args.job, role, Some(place), address, Some(rank), timeout, false),
+        Err(failure) => failure.report(),
+    }
+}
+
+impl Job {
+    /// True if all processes are this one's children.
+    pub(super) fn is_local(&self) -> bool {
+        self.starts == Starts::All
+    }
+
+    /// How many workers there are.
+    pub(super) fn workers(&self, args: &Args) -> Result<usize, Failure> {
+        match (self.starts, args.workers) {
+            (Starts::FirstServer { workers }, Some(told)) if workers != told => Err(Failure::usage(format!(
+                "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes; \
+                 leave --workers out",
+                args.servers
+            ))),
+            (Starts::FirstServer { workers }, _) => Ok(workers),
+            (Starts::All | Starts::None, told) => Ok(told.unwrap_or(2)),
+        }
+    }
+
+    /// Whether the coordinator starts this server itself.
+    pub(super) fn starts_server(&self, shard: usize) -> bool {
+        match self.starts {
+            Starts::All => true,
+            Starts::FirstServer { .. } => shard == 0,
+            Starts::None => false,
+        }
+    }
+
+    /// Whether the coordinator starts the workers itself.
+    pub(super) fn starts_workers(&self) -> bool {
+        self.starts == Starts::All
+    }
+
+    /// What servers are to be reached over.
+    pub(super) fn listen_over(&self, require: Option<Path>) -> Vec<Path> {
+        match require {
+            Some(path) => vec![path],
+            None if self.is_local() => vec![Path::Shm],
+            None => vec![Path::Shm, Path::Tcp],
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What a hub and its members say to each other, once both have proved the secret.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::{Introduction, MAX_ADDRESSES, MAX_MEMBERS, MAX_MESSAGE_BYTES, Member, MemberId};
+use crate::transport::Address;
+
+/// Longest message on a channel: a list of all members, or one of the job with its frame.
+pub(super) const LIMIT: usize = 8 << 20;
+
+const _: () = assert!(MAX_MESSAGE_BYTES + 64 < LIMIT);
+
+/// Longest text of an address that is taken.
+const ADDRESS_MAX: usize = 256;
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum ToHub {
+    /// First, and once.
+    Introduce(Introduction),
+    /// Where the member's memory is reached from now on.
+    Announce(Vec<Address>),
+    /// A message of the job.
+    Say(Vec<u8>),
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum FromHub {
+    /// The member is in.
+    Welcome { id: MemberId, place: u32, generation: u64, epoch: u64 },
+    /// It is not; whether it is worth trying again.
+    Refuse { reason: String, again: bool },
+    /// Everybody who is in.
+    Members(Vec<Member>),
+    /// A message of the job.
+    Say(Vec<u8>),
+}
+
+pub(super) fn encode(message: &impl Serialize) -> Vec<u8> {
+    // Serialising to a Vec cannot fail for types without maps of unknown length, and there are none.
+    postcard::to_allocvec(message).expect("messages always serialise")
+}
+
+/// A message that is what it should be, or nothing.
+pub(super) fn decode<M: DeserializeOwned + Sound>(bytes: &[u8]) -> Option<M> {
+    let (message, rest) = postcard::take_from_bytes::<M>(bytes).ok()?;
+    (rest.is_empty() && message.is_sound()).then_some(message)
+}
+
+/// Whether what another process said is within its bounds.
+pub(super) trait Sound {
+    fn is_sound(&self) -> bool;
+}
+
+fn sound_addresses(addresses: &[Address]) -> bool {
+    addresses.len() <= MAX_ADDRESSES
+        && addresses.iter().all(|address| address.to_string().len() <= ADDRESS_MAX)
+}
+
+impl Sound for ToHub {
+    fn is_sound(&self) -> bool {
+        match self {
+            ToHub::Introduce(introduction) => {
+                introduction.host.is_sound()
+                    && introduction.place.is_none_or(|place| (place as usize) < MAX_MEMBERS)
+            }
+            ToHub::Announce(addresses) => sound_addresses(addresses),
+            ToHub::Say(bytes) => bytes.len() <= MAX_MESSAGE_BYTES,
+        }
+    }
+}
+
+impl Sound for FromHub {
+    fn is_sound(&self) -> bool {
+        match self {
+            FromHub::Welcome { .. } | FromHub::Refuse { .. } => true,
+            FromHub::Members(members) => {
+                let sound = |member: &Member| member.host.is_sound() && sound_addresses(&member.addresses);
+                members.len() <= MAX_MEMBERS && members.iter().all(sound)
+            }
+            FromHub::Say(bytes) => bytes.len() <= MAX_MESSAGE_BYTES,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Host, Role};
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn messages_round_trip_and_what_is_out_of_bounds_is_refused() {
+        let announce = ToHub::Announce(vec!["@x".parse().unwrap(), "[::1]:7".parse().unwrap()]);
+        assert_eq!(decode::<ToHub>(&encode(&announce)), Some(announce));
+        let many = ToHub::Announce(vec![Address::random(); MAX_ADDRESSES + 1]);
+        assert_eq!(decode::<ToHub>(&encode(&many)), None);
+        let mut introduction = Introduction::new(Role::Worker, Host::named("evil\u{1b}[2J"));
+        assert_eq!(decode::<ToHub>(&encode(&ToHub::Introduce(introduction.clone()))), None);
+        introduction.host = Host::named("good");
+        introduction.place = Some(u32::MAX);
+        assert_eq!(decode::<ToHub>(&encode(&ToHub::Introduce(introduction))), None);
+        let long = FromHub::Say(vec![0; MAX_MESSAGE_BYTES + 1]);
+        assert_eq!(decode::<FromHub>(&encode(&long)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = decode::<ToHub>(&bytes);
+            let _ = decode::<FromHub>(&bytes);
+        }
+    }
+}

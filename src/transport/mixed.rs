@@ -1,0 +1,206 @@
+//! Shared memory and TCP side by side: a listener that is reached over both, and peers each over the one that fits.
+//!
+//! The address says which: [`Address::Tcp`] is TCP, names and paths are shared memory, and [`Address::Several`] is for
+//! listening at more than one.
+
+use std::task::Poll;
+
+use super::shm::{Shm, ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
+use super::tcp::{Tcp, TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
+use super::{
+    Address, AtomicDomain, Beacon, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, Incoming,
+    Listener, Offer, PostError, Received, RegisterError, Transport, WorkCompletion, WorkRequest,
+};
+use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
+use crate::time::Instant;
+
+/// Shared memory on one host, TCP between hosts. Memory is of the kind that both can serve.
+#[derive(Clone, Debug, Default)]
+pub struct Mixed {
+    shm: Shm,
+    tcp: Tcp,
+}
+
+impl Mixed {
+    /// Puts both side by side.
+    pub fn new(shm: Shm, tcp: Tcp) -> Mixed {
+        Mixed { shm, tcp }
+    }
+}
+
+impl Transport for Mixed {
+    type Endpoint = MixedEndpoint;
+    type Listener = MixedListener;
+    type Connecting = MixedConnecting;
+
+    fn capabilities(&self) -> Capabilities {
+        let (shm, tcp) = (self.shm.capabilities(), self.tcp.capabilities());
+        Capabilities {
+            name: "mixed",
+            queue_depth: shm.queue_depth.min(tcp.queue_depth),
+            max_request_bytes: shm.max_request_bytes.min(tcp.max_request_bytes),
+            // Both carry atomics out on the target's CPUs.
+            atomics: AtomicDomain::Host,
+            in_place: false,
+        }
+    }
+
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.shm.register(memory, access)
+    }
+
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.shm.allocate(bytes, access)
+    }
+
+    fn listen(&self, address: &Address) -> Result<MixedListener, ConnectError> {
+        let addresses = match address {
+            Address::Several(addresses) => addresses.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        let mut listener = MixedListener { shm: Vec::new(), tcp: Vec::new() };
+        for address in addresses {
+            match address {
+                Address::Tcp(_) => listener.tcp.push(self.tcp.listen(address)?),
+                _ => listener.shm.push(self.shm.listen(address)?),
+            }
+        }
+        Ok(listener)
+    }
+
+    fn connect(&self, address: &Address, offer: Offer) -> Result<MixedConnecting, ConnectError> {
+        match address {
+            Address::Tcp(_) => self.tcp.connect(address, offer).map(MixedConnecting::Tcp),
+            _ => self.shm.connect(address, offer).map(MixedConnecting::Shm),
+        }
+    }
+}
+
+/// Where peers arrive over both.
+pub struct MixedListener {
+    shm: Vec<ShmListener>,
+    tcp: Vec<TcpListener>,
+}
+
+impl Listener for MixedListener {
+    type Endpoint = MixedEndpoint;
+    type Incoming = MixedIncoming;
+
+    fn address(&self) -> Address {
+        let shm = self.shm.iter().map(Listener::address);
+        let mut addresses: Vec<_> = shm.chain(self.tcp.iter().map(Listener::address)).collect();
+        if addresses.len() == 1 { addresses.remove(0) } else { Address::Several(addresses) }
+    }
+
+    fn poll(&mut self, now: Instant) -> Option<MixedIncoming> {
+        let shm = self.shm.iter_mut().find_map(|listener| listener.poll(now)).map(MixedIncoming::Shm);
+        shm.or_else(|| self.tcp.iter_mut().find_map(|listener| listener.poll(now)).map(MixedIncoming::Tcp))
+    }
+}
+
+/// A peer that has said its part, over one of both.
+pub enum MixedIncoming {
+    /// Over shared memory.
+    Shm(ShmIncoming),
+    /// Over TCP.
+    Tcp(TcpIncoming),
+}
+
+impl Incoming for MixedIncoming {
+    type Endpoint = MixedEndpoint;
+
+    fn received(&self) -> &Received {
+        match self {
+            MixedIncoming::Shm(incoming) => incoming.received(),
+            MixedIncoming::Tcp(incoming) => incoming.received(),
+        }
+    }
+
+    fn accept(self, offer: Offer) -> Result<MixedEndpoint, ConnectError> {
+        match self {
+            MixedIncoming::Shm(incoming) => incoming.accept(offer).map(MixedEndpoint::Shm),
+            MixedIncoming::Tcp(incoming) => incoming.accept(offer).map(MixedEndpoint::Tcp),
+        }
+    }
+
+    fn refuse(self, reason: &str) {
+        match self {
+            MixedIncoming::Shm(incoming) => incoming.refuse(reason),
+            MixedIncoming::Tcp(incoming) => incoming.refuse(reason),
+        }
+    }
+}
+
+/// A connection in the making over one of both.
+pub enum MixedConnecting {
+    /// Over shared memory.
+    Shm(ShmConnecting),
+    /// Over TCP.
+    Tcp(TcpConnecting),
+}
+
+impl Connecting for MixedConnecting {
+    type Endpoint = MixedEndpoint;
+
+    fn poll(&mut self, now: Instant) -> Poll<Result<(MixedEndpoint, Received), ConnectError>> {
+        match self {
+            MixedConnecting::Shm(connecting) => connecting
+                .poll(now)
+                .map(|result| result.map(|(endpoint, received)| (MixedEndpoint::Shm(endpoint), received))),
+            MixedConnecting::Tcp(connecting) => connecting
+                .poll(now)
+                .map(|result| result.map(|(endpoint, received)| (MixedEndpoint::Tcp(endpoint), received))),
+        }
+    }
+}
+
+/// One connected peer, over one of both.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one per peer, and an indirection would be on every request's path"
+)]
+pub enum MixedEndpoint {
+    /// Over shared memory.
+    Shm(ShmEndpoint),
+    /// Over TCP.
+    Tcp(TcpEndpoint),
+}
+
+impl Endpoint for MixedEndpoint {
+    #[inline]
+    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.post(batch),
+            MixedEndpoint::Tcp(endpoint) => endpoint.post(batch),
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<WorkCompletion> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.poll(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.poll(),
+        }
+    }
+
+    fn check(&mut self) -> Result<(), Disconnected> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.check(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.check(),
+        }
+    }
+
+    fn map(&self, remote: &RemoteSlice) -> Option<LocalSlice> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.map(remote),
+            MixedEndpoint::Tcp(endpoint) => endpoint.map(remote),
+        }
+    }
+
+    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.beacon(word),
+            MixedEndpoint::Tcp(endpoint) => endpoint.beacon(word),
+        }
+    }
+}
