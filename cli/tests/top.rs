@@ -14,7 +14,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
 use slackline_cli::metrics::{
-    MetricsServer, NodeMetrics, Path, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics,
+    MetricsServer, NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics,
     listen_address,
 };
 

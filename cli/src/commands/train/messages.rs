@@ -38,6 +38,7 @@ pub(super) struct ServeConfig {
     pub(super) optimizer: Optimizer,
     pub(super) learning_rate: f32,
     pub(super) threads: usize,
+    pub(super) checksums: bool,
     pub(super) checkpoint: Option<CheckpointConfig>,
 }
 
@@ -48,6 +49,13 @@ pub(super) struct CheckpointConfig {
     pub(super) every: u64,
     /// Take up what is there.
     pub(super) resume: bool,
+}
+
+impl CheckpointConfig {
+    /// The file of one shard.
+    pub(super) fn file(&self, shard: u16, shards: u16) -> PathBuf {
+        self.folder.join(format!("shard-{shard}-of-{shards}.safetensors"))
+    }
 }
 
 /// What a worker is told.
@@ -125,6 +133,24 @@ pub(super) struct Report {
     pub(super) bytes_pulled: u64,
     pub(super) pull_retries: u64,
     pub(super) staleness_histogram: Vec<u64>,
+}
+
+impl Report {
+    /// With what the same worker did in its earlier lives.
+    pub(super) fn after(mut self, earlier: &Report) -> Report {
+        self.clocks += earlier.clocks;
+        self.compute_s += earlier.compute_s;
+        self.wait_s += earlier.wait_s;
+        self.bytes_published += earlier.bytes_published;
+        self.bytes_pulled += earlier.bytes_pulled;
+        self.pull_retries += earlier.pull_retries;
+        let both = self.staleness_histogram.len().max(earlier.staleness_histogram.len());
+        self.staleness_histogram.resize(both, 0);
+        for (count, before) in self.staleness_histogram.iter_mut().zip(&earlier.staleness_histogram) {
+            *count += before;
+        }
+        self
+    }
 }
 
 impl From<&WorkerStatistics> for Report {
