@@ -12,7 +12,6 @@ use slackline::rendezvous::Role;
 use slackline_cli::launch::{self, Flags, Placement};
 use slackline_cli::metrics::{self, MetricsServer, NodeMetrics, Registry};
 
-use super::Trouble;
 use super::seat::Seat;
 use crate::failure::Failure;
 

@@ -117,11 +117,13 @@ impl Job {
     /// How many workers there are.
     pub(super) fn workers(&self, args: &Args) -> Result<usize, Failure> {
         match (self.starts, args.workers) {
-            (Starts::FirstServer { workers, .. }, Some(told)) if workers != told => Err(Failure::usage(format!(
-                "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes; \
+            (Starts::FirstServer { workers, .. }, Some(told)) if workers != told => {
+                Err(Failure::usage(format!(
+                    "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes; \
                  leave --workers out",
-                args.servers
-            ))),
+                    args.servers
+                )))
+            }
             (Starts::FirstServer { workers, .. }, _) => Ok(workers),
             (Starts::All | Starts::None, told) => Ok(told.unwrap_or(2)),
         }

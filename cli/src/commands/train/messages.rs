@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use slackline::clock::Clock;
 use slackline::kernel::Optimizer;
 use slackline::node::WorkerStatistics;
 use slackline::rendezvous::{MAX_MESSAGE_BYTES, Path};
@@ -126,6 +127,9 @@ pub(super) struct Report {
     /// Mean loss since the last report; none if there was no gradient, or it is not finite.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) loss: Option<f64>,
+    /// Where it is in the job.
+    pub(super) clock: u64,
+    /// Gradients that it has published.
     pub(super) clocks: u64,
     pub(super) compute_s: f64,
     pub(super) wait_s: f64,
@@ -153,10 +157,12 @@ impl Report {
     }
 }
 
-impl From<&WorkerStatistics> for Report {
-    fn from(statistics: &WorkerStatistics) -> Report {
+impl Report {
+    /// Of a worker at this clock.
+    pub(super) fn of(clock: Clock, statistics: &WorkerStatistics) -> Report {
         Report {
             loss: None,
+            clock: clock.0,
             clocks: statistics.clocks,
             compute_s: statistics.compute.as_secs_f64(),
             wait_s: statistics.wait.as_secs_f64(),

@@ -193,7 +193,9 @@ fn checkpoint(args: &Args) -> Result<Option<CheckpointConfig>, Failure> {
         let file = config.file(shard as u16, args.servers as u16);
         if file.exists() && !args.resume {
             let name = file.file_name().unwrap_or_default().display().to_string();
-            return Err(wrong(format!("an earlier run left {name} there; add --resume, or name another folder")));
+            return Err(wrong(format!(
+                "an earlier run left {name} there; add --resume, or name another folder"
+            )));
         }
     }
     Ok(Some(config))

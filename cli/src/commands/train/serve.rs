@@ -69,11 +69,7 @@ fn start(seat: &Seat, config: ServeConfig, timeout: Duration) -> Result<Server<F
         optimizer: config.optimizer,
         threads: config.threads,
         shard: config.shard,
-        memory: ShardOptions {
-            peers: config.peers,
-            checksums: config.checksums,
-            ..ShardOptions::default()
-        },
+        memory: ShardOptions { peers: config.peers, checksums: config.checksums, ..ShardOptions::default() },
         checkpoint: file.clone().map(|path| CheckpointOptions { path, every }),
         ..ServerOptions::new(config.scheme, config.workers, config.learning_rate)
     };

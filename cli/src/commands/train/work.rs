@@ -53,7 +53,7 @@ pub(super) fn work(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -
     seat.report(Report::default());
     let mut trainer = Trainer { spec, train, batches, config: *config, timeout, seat, metrics };
     trainer.train(&mut worker)?;
-    seat.finish(Report::from(worker.statistics()));
+    seat.finish(Report::of(worker.clock(), worker.statistics()));
     loop {
         std::thread::park();
     }
@@ -111,7 +111,10 @@ struct Trainer<'a> {
 impl Trainer<'_> {
     /// Trains until all steps are done, through the loss of servers if they may come back.
     fn train(&mut self, worker: &mut Worker<Fabric>) -> Result<(), Trouble> {
-        while let Err(error) = self.steps(worker) {
+        let mut gradient: Vec<f32> = Vec::new();
+        gradient.try_reserve_exact(self.spec.parameters())?;
+        gradient.resize(self.spec.parameters(), 0.0);
+        while let Err(error) = self.steps(worker, &mut gradient) {
             let lost = matches!(error, Error::ServerLost { .. } | Error::Evicted { .. });
             if !lost || !self.config.reconnect {
                 return Err(error.into());
@@ -143,8 +146,7 @@ impl Trainer<'_> {
 
     /// The clock of the worker says which step it is at: it may begin late, and after a loss it goes on where the
     /// servers are.
-    fn steps(&mut self, worker: &mut Worker<Fabric>) -> Result<(), Error> {
-        let mut gradient = vec![0.0; self.spec.parameters()];
+    fn steps(&mut self, worker: &mut Worker<Fabric>, gradient: &mut [f32]) -> Result<(), Error> {
         let mut scratch = Scratch::default();
         let (mut sum, mut count, mut reported) = (0.0, 0u32, Instant::now());
         while worker.clock().0 < self.config.steps {
@@ -152,12 +154,11 @@ impl Trainer<'_> {
             let begun = Instant::now();
             let rows = self.batches.rows(worker.clock().0);
             let parameters = worker.parameters()?;
-            let loss =
-                self.spec.loss_and_gradient(parameters, &self.train, rows, &mut gradient, &mut scratch);
+            let loss = self.spec.loss_and_gradient(parameters, &self.train, rows, gradient, &mut scratch);
             if self.config.factor > 1.0 {
                 std::thread::sleep(begun.elapsed().mul_f64(self.config.factor - 1.0));
             }
-            worker.encode(&gradient)?;
+            worker.encode(gradient)?;
             worker.publish(Some(loss), self.timeout)?;
 
             (sum, count) = (sum + f64::from(loss), count + 1);
@@ -171,7 +172,7 @@ impl Trainer<'_> {
     }
 
     fn report(&self, worker: &Worker<Fabric>, loss: f64) {
-        self.seat.report(Report { loss: Some(loss), ..Report::from(worker.statistics()) });
+        self.seat.report(Report { loss: Some(loss), ..Report::of(worker.clock(), worker.statistics()) });
         let Some(metrics) = self.metrics else { return };
         let clock = worker.clock().0;
         metrics.update(|metrics| {
