@@ -46,6 +46,11 @@ const SLOW: &[Slow] = &[
         package: "slackline-cli",
         about: "workers and servers killed in the middle of training leave nothing behind",
     },
+    Slow {
+        name: "restart",
+        package: "slackline-cli",
+        about: "workers and servers killed in the middle of training come back and go on",
+    },
 ];
 
 /// Every step, for this machine.
