@@ -82,6 +82,11 @@ pub struct ClockTable {
 }
 
 impl ClockTable {
+    /// An empty table whose smallest clock is `smallest`: of a job that goes on from there.
+    pub fn at(smallest: Clock) -> ClockTable {
+        ClockTable { smallest, ..ClockTable::default() }
+    }
+
     /// Takes a worker in and returns the clock it starts at: the smallest of all.
     pub fn join(&mut self, worker: WorkerId) -> Clock {
         self.join_at(worker, self.smallest)

@@ -7,6 +7,7 @@ mod failure {
     mod joins;
     mod misbehaviour;
     mod raw;
+    mod restarts;
     mod second;
     mod servers;
     mod workers;

@@ -154,7 +154,11 @@ struct Bench {
 
 impl Bench {
     fn new(config: Config, workers: usize) -> Bench {
-        Bench { server: config.server(workers), shares: Vec::new() }
+        Bench::at(config, workers, 0)
+    }
+
+    fn at(config: Config, workers: usize, clock: u64) -> Bench {
+        Bench { server: config.server_at(workers, Clock(clock)), shares: Vec::new() }
     }
 
     fn tell(&mut self, events: &[ServerEvent]) -> &mut Bench {
@@ -332,6 +336,50 @@ fn a_job_resumed_at_a_later_clock_begins_there() {
         assert_eq!(bench.smallest(), 0, "{config}: the gate is closed");
         bench.tell(&[joined(1, 99)]);
         assert_eq!(bench.smallest(), 99, "{config}");
+    }
+}
+
+#[test]
+fn a_server_taken_up_at_a_clock_begins_there_and_moves_up_to_whoever_comes_alone() {
+    for config in four(1) {
+        let mut bench = Bench::at(config, 1, 90);
+        assert_eq!(bench.smallest(), 90, "{config}");
+        bench.tell(&[joined(0, 100)]);
+        assert_eq!(bench.smallest(), 100, "{config}: nobody is in who could be waited for");
+        bench.tell(&[arrived(0, 100)]);
+        while let Some((action, shares)) = bench.poll() {
+            if action == ServerAction::Apply {
+                assert_eq!(shares, [(0, 100, 1.0)], "{config}");
+                bench.tell(&[applied(1)]);
+            }
+        }
+        assert_eq!(bench.smallest(), 101, "{config}");
+    }
+}
+
+#[test]
+fn whoever_joins_ahead_of_the_others_holds_nobody_back_until_they_come() {
+    for config in four(1) {
+        let mut bench = Bench::at(config, 2, 90);
+        bench.tell(&[joined(0, 100), joined(1, 90)]);
+        assert_eq!(bench.smallest(), 90, "{config}");
+        for clock in 90..100 {
+            bench.tell(&[arrived(1, clock)]);
+            while let Some((action, shares)) = bench.poll() {
+                if action == ServerAction::Apply {
+                    assert_eq!((shares[0].0, shares[0].1, shares.len()), (1, clock, 1), "{config}");
+                    bench.tell(&[applied(clock)]);
+                }
+            }
+            assert_eq!(bench.smallest(), clock + 1, "{config}");
+        }
+        bench.tell(&[arrived(1, 100)]);
+        while let Some((action, _)) = bench.poll() {
+            if action == ServerAction::Apply {
+                bench.tell(&[applied(101)]);
+            }
+        }
+        assert_eq!(bench.smallest(), 100, "{config}: from here on the first counts");
     }
 }
 

@@ -51,6 +51,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "src/kernel/",
     "src/transport/shm/",
     "src/transport/tcp/socket.rs",
+    "src/transport/tcp/tests/fork.rs",
     "src/transport/verbs/",
     "src/cuda/",
     "ffi/src/",

@@ -43,6 +43,7 @@ struct TcpFixture;
 impl Fixture for TcpFixture {
     type Transport = Tcp;
     const MODULE: &'static str = "tcp";
+    const ROUNDS: u64 = 20_000;
 
     fn transport() -> Tcp {
         Tcp::new()

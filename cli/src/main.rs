@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use commands::{bench, train};
+use commands::{bench, top, train};
 
 /// Parameter memory with bounded staleness for distributed training.
 #[derive(Parser)]
@@ -24,6 +24,7 @@ struct Cli {
 enum Command {
     Train(Box<train::Args>),
     Bench(bench::Args),
+    Top(top::Args),
     /// The other process of a measurement; started by `bench`.
     #[command(hide = true)]
     BenchPeer(bench::PeerArgs),
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Train(args) => train::run(*args),
         Command::Bench(args) => bench::run(args),
+        Command::Top(args) => top::run(&args),
         Command::BenchPeer(args) => bench::run_peer(args),
         Command::Serve(args) => train::serve(args),
         Command::Work(args) => train::work(args),

@@ -310,6 +310,7 @@ impl slackline_server_options {
                 lease: Duration::from_millis(self.lease_ms),
                 checksums: self.checksums != 0,
             },
+            checkpoint: None,
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::CheckpointError;
 use crate::clock::Version;
 use crate::kernel::FoldError;
 use crate::mem::OutOfBounds;
@@ -175,6 +176,9 @@ pub enum Error {
         /// Why not.
         reason: &'static str,
     },
+    /// A checkpoint that cannot be written or taken up.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// A range outside of memory: a broken grant.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),

@@ -8,7 +8,7 @@ use crate::clock::Clock;
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
     ControlLayout, FrameSource, Hello, Latest, PULL_TAG, PinError, PinnedFrame, Pins, Publish, Pull,
-    PullOptions, Pulled, PushGrant, Role, Welcome, own_page, own_words,
+    PullOptions, Pulled, PushGrant, Resume, Role, Welcome, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -74,13 +74,13 @@ impl<E: Endpoint> Link<E> {
         transport: &T,
         address: &Address,
         role: Role,
+        resume: Option<Resume>,
         timeout: Duration,
     ) -> Result<Self, Error> {
         let deadline = now() + timeout;
         let wants_push = matches!(role, Role::Worker { scheme, .. } if scheme.pushes());
         let (push, grants) = if wants_push {
-            let (_, _, welcome) =
-                Self::shake_hands(transport, address, Role::Inquirer, None, Vec::new(), deadline, timeout)?;
+            let welcome = Self::ask(transport, address, timeout)?;
             let layout = ControlLayout { peers: 0, frames: welcome.geometry.frames };
             let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
             let control = transport.allocate(layout.bytes(), access)?;
@@ -92,7 +92,7 @@ impl<E: Endpoint> Link<E> {
         };
         let offered = grants.iter().map(MemoryRegion::whole).collect();
         let (endpoint, received, welcome) =
-            Self::shake_hands(transport, address, role, push, offered, deadline, timeout)?;
+            Self::shake_hands(transport, address, Hello { role, push, resume }, offered, deadline, timeout)?;
         let scratch = transport.allocate(Pull::SCRATCH_BYTES + LINE_BYTES + 2 * LINE_BYTES, Access::LOCAL)?;
         let mut link = Self::assemble(endpoint, address.clone(), received, welcome, &scratch)?;
         if let (Some(grant), [control, frames]) = (push, &grants[..]) {
@@ -101,23 +101,33 @@ impl<E: Endpoint> Link<E> {
         Ok(link)
     }
 
+    /// Only asks what is there.
+    pub(super) fn ask<T: Transport<Endpoint = E>>(
+        transport: &T,
+        address: &Address,
+        timeout: Duration,
+    ) -> Result<Welcome, Error> {
+        let hello = Hello { role: Role::Inquirer, push: None, resume: None };
+        let (_, _, welcome) =
+            Self::shake_hands(transport, address, hello, Vec::new(), now() + timeout, timeout)?;
+        Ok(welcome)
+    }
+
     fn shake_hands<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
-        role: Role,
-        push: Option<PushGrant>,
+        hello: Hello,
         grants: Vec<LocalSlice>,
         deadline: Instant,
         timeout: Duration,
     ) -> Result<(E, Received, Welcome), Error> {
-        let hello = Hello { role: role.clone(), push };
         let mut connecting = transport.connect(address, Offer { message: hello.encode(), grants })?;
         let mut backoff = Backoff::new();
         loop {
             match connecting.poll(now()) {
                 Poll::Ready(connected) => {
                     let (endpoint, received) = connected?;
-                    let welcome = Welcome::decode(&received.message, &role, &received.grants)
+                    let welcome = Welcome::decode(&received.message, &hello.role, &received.grants)
                         .map_err(|source| Error::Handshake { address: address.clone(), source })?;
                     return Ok((endpoint, received, welcome));
                 }

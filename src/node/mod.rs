@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod aggregate;
+mod checkpoint;
 mod error;
 mod link;
 mod publisher;
@@ -23,6 +24,7 @@ mod stats;
 mod wait;
 mod worker;
 
+pub use checkpoint::{Checkpoint, CheckpointError, CheckpointOptions};
 pub use error::Error;
 pub use publisher::{Publisher, PublisherOptions};
 pub use reader::{Fresh, Reader, ReaderOptions};

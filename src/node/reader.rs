@@ -56,7 +56,7 @@ impl<T: Transport> Reader<T> {
         options: ReaderOptions,
         timeout: Duration,
     ) -> Result<Self, Error> {
-        let link = Link::connect(&transport, address, Role::Reader, timeout)?;
+        let link = Link::connect(&transport, address, Role::Reader, None, timeout)?;
         Ok(Reader { link, transport, options, copy: None, held: None, unwatched: 0 })
     }
 

@@ -1,7 +1,10 @@
 //! The server: one shard, and the gradients that are folded into it as the scheme says.
 
+mod restart;
+
 use super::Error;
 use super::aggregate::{Aggregator, Input, Job, Stage};
+use super::checkpoint::{CheckpointOptions, Checkpointer, Identity};
 use super::shard::{Departure, Shard, ShardConfig, ShardEvent, ShardOptions};
 use super::wait::drive;
 use crate::clock::{Clock, Version, WorkerId};
@@ -30,6 +33,8 @@ pub struct ServerOptions {
     pub shard: (u16, u16),
     /// How its memory is made.
     pub memory: ShardOptions,
+    /// Whether it writes checkpoints: where, and how often.
+    pub checkpoint: Option<CheckpointOptions>,
 }
 
 impl ServerOptions {
@@ -43,6 +48,7 @@ impl ServerOptions {
             threads: 1,
             shard: (0, 1),
             memory: ShardOptions::default(),
+            checkpoint: None,
         }
     }
 }
@@ -70,6 +76,13 @@ pub struct ServerStatus {
     pub dropped: u64,
     /// Mean of the losses that came with the gradients of the newest version.
     pub loss: Option<f64>,
+    /// The newest version that this life of the server has brought safely to the disk.
+    pub checkpointed: Option<Version>,
+    /// Checkpoints that could not be written; the log says why.
+    pub checkpoints_failed: u64,
+    /// The most versions that a worker which came back had seen beyond the one that this life began at: updates that
+    /// were lost with the life before. `None` while no such worker has come.
+    pub lost_updates: Option<u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -140,7 +153,17 @@ pub struct Server<T: Transport> {
     shares: Vec<Share>,
     events: Vec<ShardEvent>,
     announced_clock: Clock,
+    checkpoints: Option<Checkpointer>,
     status: ServerStatus,
+}
+
+/// What a life of a server begins with.
+struct Start<'a> {
+    parameters: &'a [f32],
+    /// The optimiser's states; zeros where there are none.
+    states: &'a [Vec<f32>],
+    version: Version,
+    smallest_clock: Clock,
 }
 
 impl<T: Transport> Server<T> {
@@ -150,6 +173,17 @@ impl<T: Transport> Server<T> {
         address: &Address,
         table: Table,
         initial: &[f32],
+        options: ServerOptions,
+    ) -> Result<Self, Error> {
+        let start = Start { parameters: initial, states: &[], version: Version(0), smallest_clock: Clock(0) };
+        Self::begin(transport, address, table, start, options)
+    }
+
+    fn begin(
+        transport: T,
+        address: &Address,
+        table: Table,
+        start: Start<'_>,
         options: ServerOptions,
     ) -> Result<Self, Error> {
         if table.uniform_element() != Some(ElementType::F32) {
@@ -167,20 +201,40 @@ impl<T: Transport> Server<T> {
         let (shard, shards) = options.shard;
         let scheme = Some(options.scheme);
         let config = ShardConfig { table, shard, shards, scheme, options: options.memory };
-        let shard = Shard::new(transport, address, config)?;
+        let mut shard = Shard::new(transport, address, config)?;
         let payload = shard.frames.payload(0);
-        if payload.len() != std::mem::size_of_val(initial) {
-            return Err(Error::Length { given: initial.len(), expected: payload.len() / 4 });
+        if payload.len() != std::mem::size_of_val(start.parameters) {
+            return Err(Error::Length { given: start.parameters.len(), expected: payload.len() / 4 });
         }
-        crate::kernel::encode(initial, payload.as_volatile(), ElementType::F32);
+        crate::kernel::encode(start.parameters, payload.as_volatile(), ElementType::F32);
         let mut states = Vec::new();
-        for _ in 0..options.optimizer.states() {
+        for index in 0..options.optimizer.states() {
             let state = || shard.transport().allocate(payload.len(), Access::LOCAL);
-            states.push([state()?, state()?]);
+            let copies: [MemoryRegion; 2] = [state()?, state()?];
+            if let Some(values) = start.states.get(index) {
+                crate::kernel::encode(
+                    values,
+                    copies[0].as_volatile().subslice(0, payload.len()),
+                    ElementType::F32,
+                );
+            }
+            states.push(copies);
         }
         let places = shard.peers.len();
-        let mut server = Server {
-            scheme: options.scheme.server(options.workers),
+        shard.begin_at(start.version, start.smallest_clock);
+        let checkpoints = options.checkpoint.map(|checkpoint| {
+            let identity = Identity {
+                table: shard.table().clone(),
+                shard: options.shard,
+                range: shard.range().clone(),
+                epoch: shard.frames.epoch(),
+                scheme: options.scheme,
+                optimizer: options.optimizer,
+            };
+            Checkpointer::start(checkpoint, identity, start.version)
+        });
+        let server = Server {
+            scheme: options.scheme.server_at(options.workers, start.smallest_clock),
             aggregator,
             optimizer: options.optimizer,
             learning_rate,
@@ -190,12 +244,11 @@ impl<T: Transport> Server<T> {
             work: Work::default(),
             shares: Vec::with_capacity(places),
             events: Vec::with_capacity(places),
-            announced_clock: Clock(0),
+            announced_clock: start.smallest_clock,
+            checkpoints: checkpoints.transpose()?,
             status: ServerStatus::default(),
             shard,
         };
-        // Version 0 had no payload when its header was made.
-        server.shard.frames.seal_initial();
         Ok(server)
     }
 
@@ -228,6 +281,9 @@ impl<T: Transport> Server<T> {
             workers: peers().filter(|peer| peer.worker).count(),
             readers: peers().filter(|peer| !peer.worker).count(),
             refused: self.shard.refused,
+            lost_updates: self.shard.lost_updates,
+            checkpointed: self.checkpoints.as_ref().and_then(Checkpointer::written),
+            checkpoints_failed: self.checkpoints.as_ref().map_or(0, Checkpointer::failed),
             ..self.status
         }
     }
@@ -271,6 +327,7 @@ impl<T: Transport> Server<T> {
         }
         self.announce_clock();
         self.push();
+        self.checkpoint();
         Ok(progress)
     }
 
@@ -415,6 +472,12 @@ impl<T: Transport> Server<T> {
                 return Ok(false);
             }
         }
+        let checkpoints = self.checkpoints.as_ref();
+        // What would be written is being copied for a checkpoint: look again at the next poll.
+        if !self.states.is_empty() && checkpoints.is_some_and(|writer| writer.holds_states(1 - self.current))
+        {
+            return Ok(false);
+        }
         let version = self.shard.frames.latest().version.next();
         let frame = match self.work.frame {
             Some(frame) => {
@@ -423,7 +486,11 @@ impl<T: Transport> Server<T> {
             }
             None => {
                 let peers = &self.shard.peers;
-                match self.shard.frames.begin(version, |frame| Shard::<T>::is_pinned(peers, frame)) {
+                let is_pinned = |frame| {
+                    Shard::<T>::is_pinned(peers, frame)
+                        || checkpoints.is_some_and(|writer| writer.holds_frame(frame))
+                };
+                match self.shard.frames.begin(version, is_pinned) {
                     Ok(frame) => frame,
                     // Readers pin all other frames: look again at the next poll.
                     Err(crate::param::Pinned) => return Ok(false),

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::Error;
-use crate::clock::Clock;
+use crate::clock::{Clock, Version};
 use crate::mem::{Access, MemoryRegion};
 use crate::param::{
-    ControlLayout, Desk, Epoch, FrameGeometry, Frames, Hello, Push, Role, SlotGeometry, Welcome,
+    ControlLayout, Desk, Epoch, FrameGeometry, Frames, Hello, Push, Resume, Role, SlotGeometry, Welcome,
 };
 use crate::scheme;
 use crate::table::{ElementType, Table};
@@ -118,6 +118,9 @@ pub(super) struct Shard<T: Transport> {
     beaten: Instant,
     greeted: Instant,
     pub(super) refused: u64,
+    /// The version that this life began at.
+    begun_at: Version,
+    pub(super) lost_updates: Option<u64>,
 }
 
 fn option_error(option: &'static str, value: impl ToString, reason: &'static str) -> Error {
@@ -180,7 +183,17 @@ impl<T: Transport> Shard<T> {
             beaten: Instant::ORIGIN,
             greeted: Instant::ORIGIN,
             refused: 0,
+            begun_at: Version(0),
+            lost_updates: None,
         })
+    }
+
+    /// Completes the first version, whose payload is in place: `version` of the job.
+    pub(super) fn begin_at(&mut self, version: Version, smallest_clock: Clock) {
+        self.begun_at = version;
+        self.frames.set_initial(version, smallest_clock);
+        // It had no payload when its header was made.
+        self.frames.seal_initial();
     }
 
     pub(super) fn transport(&self) -> &T {
@@ -195,12 +208,16 @@ impl<T: Transport> Shard<T> {
         &self.config.table
     }
 
-    /// Takes peers in, notices who is gone. `clock` is where a new worker begins.
+    /// Takes peers in, notices who is gone. `clock` is where a new worker begins, or later if it has been further; one
+    /// worker at a time, since the next may begin elsewhere once this one is in.
     pub(super) fn poll(&mut self, now: Instant, clock: Clock, events: &mut Vec<ShardEvent>) -> bool {
         let before = events.len();
         if now - self.greeted >= GREET_EVERY {
-            self.greeted = now;
-            while let Some(incoming) = self.listener.poll(now) {
+            while events.len() == before {
+                let Some(incoming) = self.listener.poll(now) else {
+                    self.greeted = now;
+                    break;
+                };
                 self.greet(incoming, now, clock, events);
             }
         }
@@ -278,6 +295,15 @@ impl<T: Transport> Shard<T> {
             return;
         }
         let grants = received.grants.clone();
+        let clock = match &hello.resume {
+            Some(resume) if resume.clock.0.saturating_sub(clock.0) > Resume::AHEAD_MAX => {
+                let reason = format!("its clock {} is too far ahead of {}", resume.clock.0, clock.0);
+                return self.refuse(incoming, &reason);
+            }
+            // Clocks name iterations: whoever waits for this one's would wait for ever for those that it has done.
+            Some(resume) => clock.max(resume.clock),
+            None => clock,
+        };
         match self.admit(&hello, clock) {
             Err(reason) => self.refuse(incoming, &reason),
             Ok((peer, desk, slots)) => {
@@ -309,11 +335,31 @@ impl<T: Transport> Shard<T> {
                             checked,
                         });
                         tracing::info!(peer, worker, clock = clock.0, "peer joined");
+                        if let Some(resume) = &hello.resume {
+                            self.note_lost(resume);
+                        }
                         events.push(ShardEvent::Joined { peer, worker, clock });
                     }
                 }
             }
         }
+    }
+
+    /// A worker that comes back from another life tells how far that one had come.
+    fn note_lost(&mut self, resume: &Resume) {
+        if resume.epoch == self.frames.epoch() {
+            return;
+        }
+        let lost = self.begun_at.behind(resume.version);
+        if lost > self.lost_updates.unwrap_or(0) {
+            tracing::warn!(
+                updates = lost,
+                seen = resume.version.0,
+                begun_at = self.begun_at.0,
+                "updates of the life before this one are lost"
+            );
+        }
+        self.lost_updates = self.lost_updates.max(Some(lost));
     }
 
     fn refuse(&mut self, incoming: <T::Listener as Listener>::Incoming, reason: &str) {

@@ -45,6 +45,8 @@ pub struct WorkerStatistics {
     pub bytes_pulled: u64,
     /// Copies begun anew because the frame changed under them.
     pub pull_retries: u64,
+    /// How often it has connected again.
+    pub reconnects: u64,
     /// At each gradient: by how many clocks its parameters were stale (the worker's clock less the smallest clock of
     /// its copy).
     pub staleness: Histogram,

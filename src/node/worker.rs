@@ -1,10 +1,13 @@
 //! The worker: reads parameters, publishes gradients, to all shards at once, as its scheme says.
 
+mod join;
+mod reconnect;
+
 use super::link::Link;
 use super::{Backoff, Error, WorkerStatistics, now};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, Buffer, LocalSlice, VolatileSlice};
-use crate::param::{PinnedFrame, PullOptions, Role, Source};
+use crate::param::{Epoch, PinnedFrame, PullOptions, Source};
 use crate::scheme::{self, Bound, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
@@ -73,6 +76,8 @@ enum Phase {
     Computing,
     /// The gradient is being written.
     Publishing,
+    /// There are no connections: a `reconnect` failed.
+    Apart,
 }
 
 struct Part<T: Transport> {
@@ -85,6 +90,35 @@ struct Part<T: Transport> {
     behind: u64,
     refreshed: bool,
     published: bool,
+}
+
+impl<T: Transport> Part<T> {
+    /// Over connections to all shards, in order.
+    fn of(links: Vec<Link<T::Endpoint>>, options: &WorkerOptions) -> Vec<Self> {
+        let part = |mut link: Link<T::Endpoint>| {
+            let range = link.welcome.range().unwrap_or_default();
+            if let Some(publish) = &mut link.publish {
+                publish.set_checksums(options.checksums);
+            }
+            Part {
+                link,
+                begin: range.start as usize,
+                bytes: (range.end - range.start) as usize,
+                version: Version(0),
+                smallest_clock: Clock(0),
+                behind: 0,
+                refreshed: false,
+                published: false,
+            }
+        };
+        links.into_iter().map(part).collect()
+    }
+
+    /// The life of the server that it is connected to, and the newest version that it knows of.
+    fn reached(&mut self) -> (Epoch, Version) {
+        let seen = self.link.line.seen.version.max(self.link.refreshing().seen().version);
+        (self.link.welcome.epoch, self.version.max(seen))
+    }
 }
 
 /// Reads parameters and publishes gradients.
@@ -100,6 +134,8 @@ pub struct Worker<T: Transport> {
     gradient: Option<Buffer>,
     transport: T,
     clock: Clock,
+    /// Of each shard, while there is no connection to it: the life that was connected to last, and its newest version.
+    reached: Vec<(Epoch, Version)>,
     /// The scheme was told that gradients of clocks before this one are consumed.
     consumed: Clock,
     phase: Phase,
@@ -119,48 +155,15 @@ impl<T: Transport> Worker<T> {
         options: WorkerOptions,
         timeout: Duration,
     ) -> Result<Self, Error> {
-        let deadline = now() + timeout;
-        let role = Role::Worker { encoding: options.encoding, scheme: options.scheme };
-        let mut links = Vec::with_capacity(servers.len());
-        for address in servers {
-            links.push(Link::connect(&transport, address, role.clone(), deadline - now())?);
-        }
-        links.sort_by_key(|link| link.welcome.shard);
-        let table = check_shards(&links)?;
-        join_at_one_clock(&transport, &mut links, &role, deadline, timeout)?;
-        if options.read == ReadMode::InPlace {
-            if links.iter().any(|link| link.pins.is_none()) {
-                let source = crate::param::PinError::NotMapped;
-                return Err(Error::Pin { shard: 0, source });
-            }
-            if options.scheme.pushes() {
-                let reason = "pushes copies: reading in place has nothing to add";
-                return Err(Error::Scheme { scheme: options.scheme, reason });
-            }
-        }
-        // All shards are at one clock now, unless the scheme never waits.
-        let clock = links.iter().map(|link| link.welcome.clock).max().unwrap_or_default();
+        let links = join::join(&transport, servers, &options, None, timeout)?;
+        let table = join::check_shards(&links)?;
+        join::check_read_mode(&links, &options)?;
+        let clock = join::clock(&links);
         let parameters = match options.read {
             ReadMode::Copy => Some(private(&transport, table.bytes())?),
             ReadMode::InPlace => None,
         };
-        let mut parts = Vec::with_capacity(links.len());
-        for mut link in links {
-            let range = link.welcome.range().unwrap_or_default();
-            if let Some(publish) = &mut link.publish {
-                publish.set_checksums(options.checksums);
-            }
-            parts.push(Part {
-                link,
-                begin: range.start as usize,
-                bytes: (range.end - range.start) as usize,
-                version: Version(0),
-                smallest_clock: Clock(0),
-                behind: 0,
-                refreshed: false,
-                published: false,
-            });
-        }
+        let parts = Part::of(links, &options);
         let mut scheme = options.scheme.worker();
         scheme.handle_event(now(), WorkerEvent::Joined { clock });
         Ok(Worker {
@@ -172,6 +175,7 @@ impl<T: Transport> Worker<T> {
             gradient: None,
             transport,
             clock,
+            reached: Vec::new(),
             consumed: clock,
             phase: Phase::Deciding,
             retries: 0,
@@ -187,7 +191,7 @@ impl<T: Transport> Worker<T> {
         &self.table
     }
 
-    /// Gradients published.
+    /// The iteration that it is at: its next gradient belongs to it.
     pub fn clock(&self) -> Clock {
         self.clock
     }
@@ -332,6 +336,15 @@ impl<T: Transport> Worker<T> {
         self.finish_publish(timeout)
     }
 
+    fn expect_connected(&self, operation: &'static str) -> Result<(), Error> {
+        match self.phase {
+            Phase::Apart => {
+                Err(Error::OutOfTurn { operation, reason: "the last `reconnect` failed: call it again" })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn expect_computing(&self, operation: &'static str) -> Result<(), Error> {
         match self.phase {
             Phase::Computing => Ok(()),
@@ -399,6 +412,7 @@ impl<T: Transport> Worker<T> {
 
     /// Asks the servers whether this worker should abandon what it computes. Costs a read of each server's memory.
     pub fn should_stop(&mut self) -> Result<bool, Error> {
+        self.expect_connected("ask the servers")?;
         let mut interrupts = 0;
         for part in &mut self.parts {
             part.link.probe()?;
@@ -465,6 +479,7 @@ impl<T: Transport> Worker<T> {
 
     /// Goes as far as it can without waiting. True if it got anywhere.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
+        self.expect_connected("go on")?;
         let mut progress = false;
         loop {
             if self.phase == Phase::Deciding {
@@ -546,7 +561,7 @@ impl<T: Transport> Worker<T> {
                     progress = true;
                 }
             }
-            Phase::Deciding | Phase::Computing => {}
+            Phase::Deciding | Phase::Computing | Phase::Apart => {}
         }
         Ok(progress)
     }
@@ -615,55 +630,4 @@ impl<T: Transport> Worker<T> {
 pub(super) fn private<T: Transport>(transport: &T, bytes: u64) -> Result<Buffer, Error> {
     let region = transport.allocate(bytes as usize, Access::LOCAL)?;
     Buffer::new(region).ok_or(Error::InFlight { what: "memory just allocated" })
-}
-
-/// How long a server may take to notice that a peer has left.
-const LEAVING: Duration = Duration::from_millis(50);
-
-/// Shards move on one by one, so a late joiner may find them at different clocks; but its gradient of one clock goes
-/// to all of them. It leaves those that are behind and joins them again once they have caught up: those that it has
-/// joined cannot run ahead meanwhile, because their bound waits for it. Without a bound it does not matter.
-fn join_at_one_clock<T: Transport>(
-    transport: &T,
-    links: &mut Vec<Link<T::Endpoint>>,
-    role: &Role,
-    deadline: Instant,
-    timeout: Duration,
-) -> Result<(), Error> {
-    if !matches!(role, Role::Worker { scheme, .. } if scheme.staleness().is_some()) {
-        return Ok(());
-    }
-    loop {
-        let clock = links.iter().map(|link| link.welcome.clock).max().unwrap_or_default();
-        let Some(behind) = links.iter().position(|link| link.welcome.clock < clock) else { return Ok(()) };
-        let (address, seen) = (links[behind].address.clone(), links[behind].welcome.clock);
-        let bound = |smallest_clock| Bound { version: Version(0), smallest_clock };
-        if now() >= deadline {
-            let operation = "joining all shards at one clock";
-            let (needed, seen) = (bound(clock), bound(seen));
-            return Err(Error::Deadline { operation, waited: timeout, needed, seen });
-        }
-        tracing::info!(%address, behind = clock.0 - seen.0, "joining again: this shard is behind the others");
-        drop(links.remove(behind));
-        std::thread::sleep(LEAVING);
-        links.insert(behind, Link::connect(transport, &address, role.clone(), deadline - now())?);
-    }
-}
-
-/// That the servers hold the shards of one table, each once.
-fn check_shards<E: crate::transport::Endpoint>(links: &[Link<E>]) -> Result<Table, Error> {
-    let wrong = |reason: String| Error::Shards { reason };
-    let first = links.first().ok_or_else(|| wrong("no server was given".into()))?;
-    if usize::from(first.welcome.shards) != links.len() {
-        return Err(wrong(format!("there are {} shards and {} servers", first.welcome.shards, links.len())));
-    }
-    for (index, link) in links.iter().enumerate() {
-        if usize::from(link.welcome.shard) != index || link.welcome.shards != first.welcome.shards {
-            return Err(wrong(format!("shard {index} is missing or there twice")));
-        }
-        if link.welcome.table != first.welcome.table {
-            return Err(wrong(format!("{} and {} hold different tables", first.address, link.address)));
-        }
-    }
-    Ok(first.welcome.table.clone())
 }

@@ -90,7 +90,17 @@ impl Frames {
         self.checksums = on;
     }
 
-    /// Completes version 0 once its payload is in place: before the first peer joins.
+    /// Makes frame 0 `version`, of a shard that goes on from another life: before [`seal_initial`](Self::seal_initial).
+    pub fn set_initial(&mut self, version: Version, smallest_clock: Clock) {
+        let header = FrameHeader { version, smallest_clock, ..self.header(self.latest.frame) };
+        self.write_header(self.latest.frame, header);
+        self.latest.version = version;
+        let memory = self.control.as_volatile();
+        memory.store(ControlLayout::LATEST, self.latest.to_word(), Release);
+        memory.store(ControlLayout::SMALLEST_CLOCK, smallest_clock.0, Release);
+    }
+
+    /// Completes the first version once its payload is in place: before the first peer joins.
     pub fn seal_initial(&mut self) {
         let mut header = self.header(self.latest.frame);
         if self.checksums {

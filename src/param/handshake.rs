@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::layout::{ControlLayout, FrameGeometry, LAYOUT_VERSION, MAGIC, SlotGeometry};
-use crate::clock::Clock;
+use crate::clock::{Clock, Version};
 use crate::mem::RemoteSlice;
 use crate::scheme;
 use crate::table::{ElementType, Table};
@@ -62,6 +62,24 @@ pub struct PushGrant {
     pub geometry: FrameGeometry,
 }
 
+/// What a worker that was in before had reached. A server that restarted can be behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resume {
+    /// Its gradients of clocks before this one were announced to all shards: it begins here, or later.
+    pub clock: Clock,
+    /// The life of this shard's owner that it was connected to last.
+    pub epoch: Epoch,
+    /// The newest version that it has seen of that life.
+    pub version: Version,
+}
+
+impl Resume {
+    /// No clock is later, and no job so long: at a million clocks a second, 100,000 years.
+    pub const CLOCK_MAX: Clock = Clock(1 << 62);
+    /// The most that a worker may be ahead of a shard.
+    pub const AHEAD_MAX: u64 = 1 << 32;
+}
+
 /// The first thing a peer says. With a [`PushGrant`] it grants a control page and frames, in this order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
@@ -69,6 +87,8 @@ pub struct Hello {
     pub role: Role,
     /// Where it wants new versions pushed to.
     pub push: Option<PushGrant>,
+    /// Where it wants to go on, for a worker that comes back.
+    pub resume: Option<Resume>,
 }
 
 /// The owner's answer. Grants that go with it, in this order: the control page, the frames, the peer's page and, for a
@@ -142,6 +162,10 @@ impl Hello {
     /// From bytes and grants that a stranger sent: everything that is computed with later is checked here.
     pub fn decode(bytes: &[u8], grants: &[RemoteSlice]) -> Result<Hello, HandshakeError> {
         let hello: Hello = decode(bytes)?;
+        if let Some(resume) = &hello.resume {
+            check(resume.clock <= Resume::CLOCK_MAX, "a clock that nobody can have reached")?;
+            check(resume.version <= super::Latest::VERSION_MAX, "a version that nobody can have seen")?;
+        }
         check(grants.iter().all(is_aligned), "a grant that does not begin at a cache line")?;
         match &hello.push {
             None => check(grants.is_empty(), "grants that nobody asked for")?,
@@ -242,17 +266,32 @@ mod tests {
     fn messages_round_trip() {
         let (welcome, grants) = welcome();
         assert_eq!(Welcome::decode(&welcome.encode(), &Role::Reader, &grants), Ok(welcome));
-        let hello = Hello { role: Role::Reader, push: None };
+        let hello = Hello { role: Role::Reader, push: None, resume: None };
         assert_eq!(Hello::decode(&hello.encode(), &[]), Ok(hello));
     }
 
     #[test]
     fn a_peer_of_another_layout_version_is_told_both_versions() {
-        let mut bytes = Hello { role: Role::Reader, push: None }.encode();
+        let mut bytes = Hello { role: Role::Reader, push: None, resume: None }.encode();
         bytes[8] = 9;
         let error = Hello::decode(&bytes, &[]).unwrap_err();
         assert_eq!(error, HandshakeError::Version { theirs: 9 });
-        assert!(error.to_string().contains("layout version 9, this process version 1"));
+        assert!(error.to_string().contains("layout version 9, this process version 2"));
+    }
+
+    #[test]
+    fn a_clock_or_version_that_nobody_can_have_reached_is_refused() {
+        let resume =
+            Resume { clock: Resume::CLOCK_MAX, epoch: 1, version: super::super::Latest::VERSION_MAX };
+        let hello = |resume| Hello { role: Role::Reader, push: None, resume: Some(resume) };
+        assert!(Hello::decode(&hello(resume).encode(), &[]).is_ok());
+        for resume in [
+            Resume { clock: resume.clock.next(), ..resume },
+            Resume { clock: Clock(u64::MAX), ..resume },
+            Resume { version: resume.version.next(), ..resume },
+        ] {
+            assert!(Hello::decode(&hello(resume).encode(), &[]).is_err(), "{resume:?}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::clock::{Clock, Version};
 use crate::table::ElementType;
 
 /// Version of the layout and of the handshake. Peers of different versions refuse each other.
-pub const LAYOUT_VERSION: u64 = 1;
+pub const LAYOUT_VERSION: u64 = 2;
 
 /// First word of a control page: "SLACKLIN" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"SLACKLIN");
@@ -39,6 +39,9 @@ pub struct Latest {
 }
 
 impl Latest {
+    /// The largest version that fits the word.
+    pub const VERSION_MAX: Version = Version((1 << 56) - 1);
+
     /// Stands in a page that nothing was pushed to yet.
     pub const NONE: Latest = Latest { version: Version(0), frame: u8::MAX };
 

@@ -17,7 +17,7 @@ mod push;
 
 pub use desk::{Desk, SlotFault};
 pub use frames::{Frames, Pinned, Progress};
-pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Role, Welcome};
+pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Resume, Role, Welcome};
 pub use layout::{
     ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, Latest, SlotGeometry, SlotHeader,
 };

@@ -32,11 +32,11 @@ pub(super) struct BspServer {
 }
 
 impl BspServer {
-    pub(super) fn new(workers: usize) -> BspServer {
+    pub(super) fn new(workers: usize, clock: Clock) -> BspServer {
         BspServer {
             members: Members::new(workers),
             open: false,
-            round: Clock(0),
+            round: clock,
             arrived: 0,
             missing: 0,
             folding: false,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::bsp::BspServer;
 use super::ssp::{Reader, SspServer};
 use super::{ServerScheme, WorkerScheme};
+use crate::clock::Clock;
 
 /// The staleness of SSP and ESSP where none is given: enough to hide jitter, small enough to hardly cost iterations.
 /// No staleness hides a worker that is always slow.
@@ -113,9 +114,14 @@ impl Config {
     /// The server's half, for a job of `workers`: nothing is applied, and the smallest clock stays 0, until that many
     /// different workers have joined. From then on workers come and go as they like.
     pub fn server(&self, workers: usize) -> Box<dyn ServerScheme> {
+        self.server_at(workers, Clock(0))
+    }
+
+    /// As [`server`](Self::server), for a job that goes on from `clock`: the smallest clock begins there.
+    pub fn server_at(&self, workers: usize, clock: Clock) -> Box<dyn ServerScheme> {
         match self {
-            Config::Bsp => Box::new(BspServer::new(workers)),
-            _ => Box::new(SspServer::new(workers, self.pushes())),
+            Config::Bsp => Box::new(BspServer::new(workers, clock)),
+            _ => Box::new(SspServer::new(workers, self.pushes(), clock)),
         }
     }
 

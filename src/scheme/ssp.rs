@@ -46,11 +46,11 @@ enum Fold {
 }
 
 impl SspServer {
-    pub(super) fn new(workers: usize, pushes: bool) -> SspServer {
+    pub(super) fn new(workers: usize, pushes: bool, clock: Clock) -> SspServer {
         SspServer {
             members: Members::new(workers),
             open: false,
-            folded: ClockTable::default(),
+            folded: ClockTable::at(clock),
             queue: VecDeque::new(),
             fold: Fold::Idle,
             expected: None,

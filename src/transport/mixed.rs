@@ -99,6 +99,7 @@ impl Listener for MixedListener {
 }
 
 /// A peer that has said its part, over one of both.
+#[expect(clippy::large_enum_variant, reason = "it lives for the moment of being greeted")]
 pub enum MixedIncoming {
     /// Over shared memory.
     Shm(ShmIncoming),
@@ -155,10 +156,6 @@ impl Connecting for MixedConnecting {
 }
 
 /// One connected peer, over one of both.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one per peer, and an indirection would be on every request's path"
-)]
 pub enum MixedEndpoint {
     /// Over shared memory.
     Shm(ShmEndpoint),

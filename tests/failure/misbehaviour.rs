@@ -155,7 +155,7 @@ fn refusal(result: Result<impl Sized, ConnectError>) -> String {
 fn random_bytes_for_a_first_message_are_refused_with_a_reason() {
     let mut server = server(4, ServerOptions::new(ASP, 1, 1.0));
     let address = server.address();
-    let good = Hello { role: worker_role(ASP), push: None }.encode();
+    let good = Hello { role: worker_role(ASP), push: None, resume: None }.encode();
     for seed in 0..200 {
         let mut message = noise(seed, seed as usize);
         if seed % 2 == 0 {
@@ -177,13 +177,13 @@ fn random_bytes_for_a_first_message_are_refused_with_a_reason() {
 #[test]
 fn peers_of_different_layout_versions_name_both() {
     let mut server = server(4, ServerOptions::new(ASP, 1, 1.0));
-    let mut hello = Hello { role: worker_role(ASP), push: None }.encode();
+    let mut hello = Hello { role: worker_role(ASP), push: None, resume: None }.encode();
     hello[8] = 99;
     let said = say(&server.address(), hello.clone(), || {
         server.poll(slackline::node::now()).unwrap();
     });
     let reason = refusal(said);
-    assert!(reason.contains("layout version 99") && reason.contains("version 1"), "{reason}");
+    assert!(reason.contains("layout version 99") && reason.contains("version 2"), "{reason}");
 
     // The other way round: an owner that answers in another version.
     let address = Address::random();
@@ -197,7 +197,7 @@ fn peers_of_different_layout_versions_name_both() {
         let version = |source: &HandshakeError| matches!(source, HandshakeError::Version { theirs: 99 });
         assert!(matches!(&error, Error::Handshake { source, .. } if version(source)), "{error}");
         let text = error.to_string();
-        assert!(text.contains("layout version 99") && text.contains("version 1"), "{text}");
+        assert!(text.contains("layout version 99") && text.contains("version 2"), "{text}");
     });
 }
 
@@ -262,7 +262,7 @@ fn a_worker_of_another_encoding_is_refused_and_does_not_stop_the_server() {
 fn a_publisher_takes_no_workers_and_says_so() {
     let mut publisher =
         Publisher::new(Shm::new(), &Address::random(), table(4), PublisherOptions::default()).unwrap();
-    let hello = Hello { role: worker_role(ASP), push: None }.encode();
+    let hello = Hello { role: worker_role(ASP), push: None, resume: None }.encode();
     let said = say(&publisher.address(), hello, || {
         publisher.poll(slackline::node::now());
     });

@@ -42,7 +42,7 @@ pub(super) fn say(
 
 impl Raw {
     pub(super) fn join(address: &Address, role: Role, meanwhile: impl FnMut()) -> Raw {
-        let message = Hello { role: role.clone(), push: None }.encode();
+        let message = Hello { role: role.clone(), push: None, resume: None }.encode();
         let (endpoint, received) = say(address, message, meanwhile).unwrap();
         let welcome = Welcome::decode(&received.message, &role, &received.grants).unwrap();
         Raw { endpoint, welcome, received }

@@ -19,6 +19,9 @@ pub(crate) trait Fixture: 'static {
     type Transport: Transport;
     /// The module of the test binary that holds this transport's tests, for tests that run a process of their own.
     const MODULE: &'static str;
+    /// How many payloads are announced where it is watched that none is late. Fewer where each takes more switches
+    /// between threads than this machine may have processors for.
+    const ROUNDS: u64 = 100_000;
     fn transport() -> Self::Transport;
     /// An address that nobody listens at.
     fn address() -> Address;

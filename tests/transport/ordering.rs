@@ -12,7 +12,6 @@ use super::fixture::{
 };
 use super::process::{Second, accept, connect_to, second_process};
 
-const ROUNDS: u64 = 100_000;
 const PAYLOAD_WORDS: usize = 96;
 const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
 /// Where the announcing word is: on a page of its own.
@@ -29,7 +28,7 @@ fn announce<F: Fixture>(transport: &F::Transport, endpoint: &mut impl Endpoint, 
     let seen = transport.allocate(8, Access::LOCAL).unwrap().slice(0, 8).unwrap();
     let payload = remote.slice(0, PAYLOAD_BYTES as u64).unwrap();
     let word = remote.slice(WORD_AT as u64, 8).unwrap();
-    for round in 1..=ROUNDS {
+    for round in 1..=F::ROUNDS {
         for index in 0..PAYLOAD_WORDS {
             local.as_volatile().store_u64(index * 8, round);
         }
@@ -51,11 +50,11 @@ fn announce<F: Fixture>(transport: &F::Transport, endpoint: &mut impl Endpoint, 
 }
 
 /// Polls the announcing word and checks what it announces, until the last round; tells how many it saw.
-fn watch(region: &MemoryRegion) -> u64 {
+fn watch<F: Fixture>(region: &MemoryRegion) -> u64 {
     let memory = region.as_volatile();
     let (mut last, mut seen) = (0, 0);
     let deadline = now() + PATIENCE;
-    while last < ROUNDS {
+    while last < F::ROUNDS {
         let announced = memory.load_u64(WORD_AT);
         assert!(announced >= last, "announcements go back from {last} to {announced}");
         if announced == last {
@@ -79,10 +78,10 @@ pub(crate) fn a_word_never_announces_a_payload_that_is_not_there<F: Fixture>() {
     let mut target = Target::<F>::new(TARGET_BYTES, RIGHTS);
     let Client { mut endpoint, remote, server: _server } = target.client();
     let region = target.region.clone();
-    let watching = std::thread::spawn(move || watch(&region));
+    let watching = std::thread::spawn(move || watch::<F>(&region));
     announce::<F>(&target.transport, &mut endpoint, remote);
     let seen = watching.join().expect("the watcher saw nothing wrong");
-    assert!(seen >= ROUNDS / AHEAD, "{seen} announcements prove little");
+    assert!(seen >= F::ROUNDS / AHEAD, "{seen} announcements prove little");
 }
 
 pub(crate) fn a_word_never_announces_a_payload_that_is_not_there_across_processes<F: Fixture>() {
@@ -97,8 +96,8 @@ pub(crate) fn a_word_never_announces_a_payload_that_is_not_there_across_processe
     let second = Second::start::<F>(claim, &target.listener.address());
     let offer = Offer { message: Vec::new(), grants: vec![target.region.whole()] };
     let endpoint = accept::<F>(&mut target.listener, offer);
-    let seen = watch(&target.region);
-    assert!(seen >= ROUNDS / AHEAD, "{seen} announcements prove little");
+    let seen = watch::<F>(&target.region);
+    assert!(seen >= F::ROUNDS / AHEAD, "{seen} announcements prove little");
     drop(endpoint);
     second.wait();
 }
@@ -127,11 +126,12 @@ pub(crate) fn concurrent_adds_from_two_endpoints_sum_up<F: Fixture>() {
     let clients = [target.client(), target.client()];
     let go = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for mut client in clients {
+        for client in clients {
             let (transport, go) = (&target.transport, &go);
             scope.spawn(move || {
+                let Client { mut endpoint, remote, server: _server } = client;
                 wait_for("the start", || go.load(Ordering::Relaxed).then_some(()));
-                add::<F>(transport, &mut client.endpoint, client.remote);
+                add::<F>(transport, &mut endpoint, remote);
             });
         }
         go.store(true, Ordering::Relaxed);

@@ -1,4 +1,5 @@
 //! One module per subcommand, each with a `run` that takes its arguments and answers with an exit code.
 
 pub(crate) mod bench;
+pub(crate) mod top;
 pub(crate) mod train;

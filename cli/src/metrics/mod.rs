@@ -1,1 +1,239 @@
-//! What a node tells of itself.
+//! What a node tells of itself while it runs: a snapshot that its loop refreshes, served as Prometheus text.
+//!
+//! ```text
+//! node's loop ── update ──> Registry ── snapshot ──> render ──> MetricsServer ──HTTP──> Prometheus
+//!                                                                               └─────> slackline top: parse
+//! ```
+//!
+//! The node never waits for who asks: it holds a lock only while it stores numbers, and so does the server while it
+//! copies them.
+
+mod address;
+mod parse;
+mod render;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use slackline::node::{ServerStatus, WorkerStatistics};
+
+pub use address::{Args, listen_address};
+pub use parse::{ParseError, Sample, Samples, parse};
+pub use render::render;
+pub use server::{MetricsServer, ServeError};
+
+/// What a node is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Holds a shard of the parameters.
+    #[default]
+    Server,
+    /// Computes gradients.
+    Worker,
+    /// Holds a shard, and the job together.
+    Coordinator,
+}
+
+impl Role {
+    /// As it is written in labels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Server => "server",
+            Role::Worker => "worker",
+            Role::Coordinator => "coordinator",
+        }
+    }
+}
+
+/// How a peer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerState {
+    /// It has been met, and is not in yet.
+    Joining,
+    /// It is in.
+    Up,
+    /// It was in.
+    Lost,
+}
+
+impl PeerState {
+    /// As it is written in labels.
+    pub fn name(self) -> &'static str {
+        match self {
+            PeerState::Joining => "joining",
+            PeerState::Up => "up",
+            PeerState::Lost => "lost",
+        }
+    }
+}
+
+/// What the bytes of a peer travel over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Shared memory.
+    Shm,
+    /// TCP.
+    Tcp,
+    /// RDMA.
+    Verbs,
+}
+
+impl Path {
+    /// As it is written in labels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Path::Shm => "shm",
+            Path::Tcp => "tcp",
+            Path::Verbs => "verbs",
+        }
+    }
+}
+
+/// What a node has to tell. Parts that a node does not have are none, and not shown.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeMetrics {
+    /// What it is.
+    pub role: Role,
+    /// Which process of its job.
+    pub rank: u32,
+    /// As a holder of parameters.
+    pub server: Option<ServerMetrics>,
+    /// As a source of gradients.
+    pub worker: Option<WorkerMetrics>,
+    /// Whom it talks to.
+    pub peers: Vec<PeerMetrics>,
+}
+
+/// What a server has to tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ServerMetrics {
+    /// The newest version.
+    pub version: u64,
+    /// All gradients of clocks before this one are in it.
+    pub smallest_clock: u64,
+    /// Workers that are in.
+    pub workers: u64,
+    /// Readers that are in.
+    pub readers: u64,
+    /// Workers that ever joined.
+    pub joined: u64,
+    /// Workers that left or were evicted.
+    pub left: u64,
+    /// Peers that were turned away.
+    pub refused: u64,
+    /// Gradients that were folded in.
+    pub folded: u64,
+    /// Gradients that were consumed without being folded in.
+    pub dropped: u64,
+    /// Mean of the losses that came with the newest version.
+    pub loss: Option<f64>,
+}
+
+impl From<ServerStatus> for ServerMetrics {
+    fn from(status: ServerStatus) -> Self {
+        ServerMetrics {
+            version: status.version.0,
+            smallest_clock: status.smallest_clock.0,
+            workers: status.workers as u64,
+            readers: status.readers as u64,
+            joined: status.joined,
+            left: status.left,
+            refused: status.refused,
+            folded: status.folded,
+            dropped: status.dropped,
+            loss: status.loss,
+        }
+    }
+}
+
+/// What a worker has to tell.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WorkerMetrics {
+    /// Its clock: gradients published.
+    pub clock: u64,
+    /// Time spent on gradients.
+    pub compute: Duration,
+    /// Time spent waiting for servers.
+    pub wait: Duration,
+    /// Bytes of gradients written to servers.
+    pub bytes_published: u64,
+    /// Bytes of parameters copied from servers.
+    pub bytes_pulled: u64,
+    /// Copies begun anew because the frame changed under them.
+    pub pull_retries: u64,
+    /// How many gradients were computed from parameters that were this many clocks behind, from 0.
+    pub staleness: Vec<u64>,
+    /// Deadlines that passed.
+    pub timeouts: u64,
+    /// Times that a lost server was found again.
+    pub reconnects: u64,
+    /// The loss of the last gradient.
+    pub loss: Option<f64>,
+}
+
+impl From<&WorkerStatistics> for WorkerMetrics {
+    /// Timeouts, reconnects and the loss are not told there, and stay to be filled in.
+    fn from(statistics: &WorkerStatistics) -> Self {
+        WorkerMetrics {
+            clock: statistics.clocks,
+            compute: statistics.compute,
+            wait: statistics.wait,
+            bytes_published: statistics.bytes_published,
+            bytes_pulled: statistics.bytes_pulled,
+            pull_retries: statistics.pull_retries,
+            staleness: statistics.staleness.counts().to_vec(),
+            ..WorkerMetrics::default()
+        }
+    }
+}
+
+/// What a node has to tell of one peer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PeerMetrics {
+    /// What it is called, once in a node.
+    pub name: String,
+    /// What it is.
+    pub role: Role,
+    /// How it is.
+    pub state: PeerState,
+    /// What its bytes travel over.
+    pub path: Path,
+    /// Bytes that came from it.
+    pub bytes_in: u64,
+    /// Bytes that went to it.
+    pub bytes_out: u64,
+}
+
+/// Where a node leaves what it has to tell. Clones are the same place.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    latest: Arc<Mutex<(NodeMetrics, Instant)>>,
+}
+
+impl Registry {
+    /// A place for what this node tells.
+    pub fn new(metrics: NodeMetrics) -> Registry {
+        Registry { latest: Arc::new(Mutex::new((metrics, Instant::now()))) }
+    }
+
+    /// Brings what is told up to date: some ten times a second.
+    pub fn update(&self, update: impl FnOnce(&mut NodeMetrics)) {
+        let mut latest = self.lock();
+        update(&mut latest.0);
+        latest.1 = Instant::now();
+    }
+
+    /// What was told last, and how long ago.
+    pub fn snapshot(&self) -> (NodeMetrics, Duration) {
+        let latest = self.lock();
+        (latest.0.clone(), latest.1.elapsed())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (NodeMetrics, Instant)> {
+        // Numbers that a panic left half updated are still numbers.
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

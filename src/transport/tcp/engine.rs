@@ -334,8 +334,11 @@ impl Progress {
     }
 
     fn resume(&mut self, door: &Arc<Door>) {
-        let is_it = |entry: &Entry| matches!(&entry.source, Some(Source::Door(source)) if Arc::ptr_eq(&source.door, door));
-        if let Some(place) = self.sources.iter().position(is_it) {
+        let place = self.sources.iter().position(|entry| match &entry.source {
+            Some(Source::Door(source)) => Arc::ptr_eq(&source.door, door),
+            _ => false,
+        });
+        if let Some(place) = place {
             self.wants(place, epoll::EventFlags::IN);
         }
     }

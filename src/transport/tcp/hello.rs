@@ -69,7 +69,8 @@ pub(super) enum Hello {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HelloError {
     #[error(
-        "it speaks wire version {theirs}, this process speaks {WIRE_VERSION}; run the same slackline version on both sides"
+        "it speaks wire version {theirs}, this process speaks {WIRE_VERSION}; \
+         run the same slackline version on both sides"
     )]
     Version { theirs: u32 },
     #[error("{0}")]

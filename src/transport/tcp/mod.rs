@@ -1,15 +1,15 @@
 //! TCP: the one-sided contract, carried out by a thread at the target.
 //!
 //! A connection is made of *lanes*, each a TCP connection with one side that posts and one that serves, like half a
-//! queue pair. Posting and polling are done wholly by the caller's thread: a batch leaves with one system call, gathered
-//! straight from registered memory, and what is read arrives straight in it. The serving side of all lanes belongs to
+//! queue pair. Posting and polling are done wholly by the caller's thread: a batch leaves with one system call,
+//! gathered straight from registered memory, and what is read arrives straight in it. The serving side of all lanes belongs to
 //! one *progress thread* per [`Tcp`]: it receives payloads straight into the memory that was granted, after one small
 //! function has checked the key, the epoch, the range, the right and the alignment.
 //!
 //! | lane | posts | carries |
 //! | --- | --- | --- |
 //! | forward data | connector | its requests; the connection of the handshake |
-//! | forward pulse | connector | its heartbeats ([`Endpoint::beacon`](super::Endpoint::beacon)), if it was granted something |
+//! | forward pulse | connector | its heartbeats ([beacons](super::Endpoint::beacon)), if it was granted something |
 //! | reverse data | acceptor | its requests, if the connector granted something |
 //! | reverse pulse | acceptor | its heartbeats, likewise |
 //!
@@ -23,8 +23,8 @@
 //! **Words.** An aligned word of 8 bytes never tears in a request of up to 4 KiB; longer payloads are copied by the
 //! kernel, which may cut a word where a packet or a call ends. Words that announce something are shorter.
 //!
-//! **Who is let in.** Whoever proves that it knows the [secret](crate::channel::Secret); without one, whoever is on this
-//! host. Keys are random numbers made for one connection, and mean nothing on another. Nothing is encrypted: on a
+//! **Who is let in.** Whoever proves that it knows the [secret](crate::channel::Secret); without one, whoever is on
+//! this host. Keys are random numbers made for one connection, and mean nothing on another. Nothing is encrypted: on a
 //! network where others can listen, or slip bytes into a connection, use a tunnel.
 //!
 //! **Forked children.** What a forked child inherits is dead there, and only there; the progress thread stays with the

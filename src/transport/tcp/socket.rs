@@ -27,8 +27,8 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Takes over a socket that a handshake is done with: it does not block, is closed on exec, waits for nothing before
-    /// it sends, and gives a peer up that acknowledges nothing for seconds.
+    /// Takes over a socket that a handshake is done with: it does not block, is closed on exec, waits for nothing
+    /// before it sends, and gives a peer up that acknowledges nothing for seconds.
     pub(super) fn new(stream: TcpStream) -> Socket {
         Socket { stream, guard: ForkGuard::new() }
     }

@@ -1,6 +1,7 @@
 //! What `slackline bench` can be asked, and what it makes of it.
 
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use slackline::kernel::{AdamParameters, Optimizer};
 
 use super::BenchError;
@@ -12,8 +13,9 @@ use super::BenchError;
 /// moves over the median time. Every size uses one pair of buffers again and again, as perftest does: up to the size
 /// of the caches the numbers are those of warm caches.
 ///
-/// write: latency is half a ping-pong, each side writing N bytes into the other's memory and spinning on its own;
-/// bandwidth is of post and poll. read, fetch-add: post and poll. publish: a worker's gradient into its slot, against
+/// write: over shared memory latency is half a ping-pong, each side writing N bytes into the other's memory and
+/// spinning on its own; over TCP it is from the post until the target has applied the write and said so. read,
+/// fetch-add: post and poll. Bandwidth over TCP is that of --queue-depth requests under way at once. publish: a worker's gradient into its slot, against
 /// a server that folds it in (ASP, SGD) between two measurements. pull: a validated copy from an idle publisher.
 /// pinned-read: pin the newest version in place, read one word, let go. round: publish, fold (SGD) and pull under BSP,
 /// with the workers and the server in processes of their own; apply_ns is the fold alone, in the server. memcpy:
@@ -27,6 +29,10 @@ pub(crate) struct Args {
     /// What to measure.
     #[arg(long, value_enum)]
     op: Op,
+    /// write, read over tcp: requests under way at once where bandwidth is measured; by default 16, and never more
+    /// than 128 MiB hold.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    queue_depth: Option<u16>,
     /// Bytes of one operation, with an optional K, M or G (powers of 1024); several by commas or by repeating the
     /// option; `all` for the powers of two from 8 to 64M.
     #[arg(long, visible_alias = "sizes", value_name = "N", value_delimiter = ',', value_parser = sizes)]
@@ -68,9 +74,12 @@ pub(crate) struct Args {
     json: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(super) enum TransportName {
+    /// Shared memory.
     Shm,
+    /// TCP, over the loopback interface.
+    Tcp,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -141,7 +150,9 @@ impl OptimizerName {
 /// What was asked, checked and with defaults in place.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
+    pub(super) transport: TransportName,
     pub(super) op: Op,
+    pub(super) queue_depth: Option<u16>,
     pub(super) sizes: Vec<u64>,
     pub(super) iterations: Option<u64>,
     pub(super) warmup: Option<u64>,
@@ -158,8 +169,15 @@ pub(super) struct Settings {
 impl Args {
     /// Checks what goes together; also where the JSON goes.
     pub(super) fn check(self) -> Result<(Settings, Option<String>), BenchError> {
-        let TransportName::Shm = self.transport;
         let op = self.op;
+        if self.transport != TransportName::Shm && (op == Op::PinnedRead || self.borrow) {
+            let what = "only shared memory is read in place: leave --borrow out, or use --transport shm";
+            return Err(BenchError::Usage(what.into()));
+        }
+        if self.transport == TransportName::Shm && self.queue_depth.is_some() {
+            let what = "--queue-depth means nothing over shm, where a request is done when it is posted: leave it out";
+            return Err(BenchError::Usage(what.into()));
+        }
         let only = |option: &str, given: bool, ops: &[Op]| {
             if !given || ops.contains(&op) {
                 return Ok(());
@@ -193,6 +211,8 @@ impl Args {
         }
         let threads = self.threads.unwrap_or(1);
         let settings = Settings {
+            transport: self.transport,
+            queue_depth: self.queue_depth,
             op,
             sizes,
             iterations: self.iterations,

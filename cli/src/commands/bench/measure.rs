@@ -63,6 +63,16 @@ pub(super) struct Timing {
 pub(super) fn time(
     settings: &Settings,
     what: &str,
+    many: impl FnMut(u64) -> Result<Duration, BenchError>,
+) -> Result<Timing, BenchError> {
+    time_batches(settings, what, 1, many)
+}
+
+/// The same with at least `least` operations in one sample.
+pub(super) fn time_batches(
+    settings: &Settings,
+    what: &str,
+    least: u64,
     mut many: impl FnMut(u64) -> Result<Duration, BenchError>,
 ) -> Result<Timing, BenchError> {
     let mut progress = Progress::new(format!("{} {what}", settings.op.name()));
@@ -90,6 +100,7 @@ pub(super) fn time(
         }
         _ => 1,
     };
+    let batch = batch.max(least);
     let count = iterations.div_ceil(batch);
     let mut samples = Vec::with_capacity(count as usize);
     let begun = Instant::now();

@@ -4,6 +4,7 @@
 //! ([`peer`]), which dies with it. Copies and kernels alone run in this process.
 
 mod arguments;
+mod carrier;
 mod local;
 mod measure;
 mod nodes;
@@ -17,9 +18,12 @@ mod round;
 use std::process::ExitCode;
 
 pub(crate) use arguments::Args;
-use arguments::{Op, Settings};
+use arguments::{Op, Settings, TransportName};
+use carrier::Carrier;
 pub(crate) use peer::PeerArgs;
 use report::Measured;
+use slackline::transport::shm::Shm;
+use slackline::transport::tcp::Tcp;
 
 /// A measurement was called wrongly, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -86,18 +90,21 @@ fn try_run(args: Args) -> Result<(), BenchError> {
     let (settings, json) = args.check()?;
     let mut all = Vec::with_capacity(settings.sizes.len());
     for bytes in &settings.sizes {
-        all.push(measure_one(&settings, *bytes)?);
+        all.push(match settings.transport {
+            TransportName::Shm => measure_one::<Shm>(&settings, *bytes)?,
+            TransportName::Tcp => measure_one::<Tcp>(&settings, *bytes)?,
+        });
     }
     report::write(&all, json.as_deref())
 }
 
-fn measure_one(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+fn measure_one<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
     match settings.op {
-        Op::Write | Op::Read | Op::FetchAdd => requests::measure(settings, bytes),
-        Op::Publish => nodes::publish(settings, bytes),
-        Op::Pull => nodes::pull(settings, bytes),
-        Op::PinnedRead => nodes::pinned_read(settings, bytes),
-        Op::Round => round::measure(settings, bytes),
+        Op::Write | Op::Read | Op::FetchAdd => requests::measure::<C>(settings, bytes),
+        Op::Publish => nodes::publish::<C>(settings, bytes),
+        Op::Pull => nodes::pull::<C>(settings, bytes),
+        Op::PinnedRead => nodes::pinned_read::<C>(settings, bytes),
+        Op::Round => round::measure::<C>(settings, bytes),
         Op::Memcpy => local::memcpy(settings, bytes),
         Op::Apply => local::apply(settings, bytes),
         Op::Triad => local::triad(settings, bytes),

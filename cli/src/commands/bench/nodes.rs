@@ -6,11 +6,11 @@ use slackline::mem::Access;
 use slackline::node::{Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, Worker, WorkerOptions};
 use slackline::scheme::{Bound, Config};
 use slackline::table::{ElementType, Table};
-use slackline::transport::shm::Shm;
-use slackline::transport::{Address, Transport};
+use slackline::transport::Address;
 
 use super::BenchError;
 use super::arguments::Settings;
+use super::carrier::Carrier;
 use super::measure::{calls, time};
 use super::peer::{Peer, Role, Stop, Task, say};
 use super::pin::{pair, pin_to};
@@ -24,18 +24,19 @@ fn start(settings: &Settings, bytes: u64, role: Role) -> Result<(Address, Peer),
     if let Some(core) = own_core {
         pin_to(core);
     }
-    let task = Task { address: Address::random().to_string(), core, bytes, role };
-    Ok((task.address()?, task.start()?.ready()?))
+    Task { transport: settings.transport, address: None, core, bytes, role }.start()?.ready()
 }
 
 /// A worker's gradient into its slot. The server folds it while it lands and goes on after; the next one begins only
 /// when it is done.
-pub(super) fn publish(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+pub(super) fn publish<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
     let role = Role::Server { asynchronous: true, workers: 1, chunk: settings.chunk, threads: 1, folds: 0 };
     let (address, server) = start(settings, bytes, role)?;
-    // Read in place: only the gradient is copied.
-    let options = WorkerOptions { read: ReadMode::InPlace, ..WorkerOptions::new(Config::Asp) };
-    let mut worker = Worker::connect(Shm::new(), &[address], options, TIMEOUT)?;
+    let carrier = C::default();
+    // Read in place where that is possible: only the gradient is copied.
+    let read = if carrier.capabilities().in_place { ReadMode::InPlace } else { ReadMode::Copy };
+    let options = WorkerOptions { read, ..WorkerOptions::new(Config::Asp) };
+    let mut worker = Worker::connect(carrier, &[address], options, TIMEOUT)?;
     worker.gradient()?.fill(1e-3);
     let timing = time(settings, &format!("of {bytes} bytes"), |count| {
         let mut took = Duration::ZERO;
@@ -48,15 +49,15 @@ pub(super) fn publish(settings: &Settings, bytes: u64) -> Result<Measured, Bench
     })?;
     drop(worker);
     server.end()?;
-    Ok(Measured::new(settings.op.name(), bytes, bytes, timing))
+    Ok(Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing))
 }
 
 /// A copy of a version, validated.
-pub(super) fn pull(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+pub(super) fn pull<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
     let (address, publisher) = start(settings, bytes, Role::Publisher { chunk: settings.chunk })?;
-    let shm = Shm::new();
-    let mut reader = Reader::connect(shm.clone(), &address, ReaderOptions::default(), TIMEOUT)?;
-    let into = shm.allocate(bytes as usize, Access::LOCAL)?.whole();
+    let carrier = C::default();
+    let mut reader = Reader::connect(carrier.clone(), &address, ReaderOptions::default(), TIMEOUT)?;
+    let into = carrier.allocate(bytes as usize, Access::LOCAL)?.whole();
     let mut retries = 0;
     let timing = time(settings, &format!("of {bytes} bytes"), |count| {
         calls(count, || {
@@ -66,13 +67,13 @@ pub(super) fn pull(settings: &Settings, bytes: u64) -> Result<Measured, BenchErr
     })?;
     drop(reader);
     publisher.end()?;
-    Ok(Measured::new(settings.op.name(), bytes, bytes, timing).with("retries", retries))
+    Ok(Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing).with("retries", retries))
 }
 
 /// Pin, read one word, let go.
-pub(super) fn pinned_read(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+pub(super) fn pinned_read<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
     let (address, publisher) = start(settings, bytes, Role::Publisher { chunk: settings.chunk })?;
-    let mut reader = Reader::connect(Shm::new(), &address, ReaderOptions::default(), TIMEOUT)?;
+    let mut reader = Reader::connect(C::default(), &address, ReaderOptions::default(), TIMEOUT)?;
     let mut word = [0; 8];
     let width = word.len().min(bytes as usize);
     let timing = time(settings, &format!("of {bytes} bytes"), |count| {
@@ -92,14 +93,14 @@ pub(super) fn pinned_read(settings: &Settings, bytes: u64) -> Result<Measured, B
 }
 
 /// A publisher with one version.
-pub(super) fn serve_publisher(task: &Task, chunk: u64, stop: &Stop) -> Result<(), BenchError> {
+pub(super) fn serve_publisher<C: Carrier>(task: &Task, chunk: u64, stop: &Stop) -> Result<(), BenchError> {
     let table = Table::flat(task.bytes / 4, ElementType::F32)?;
     let mut options = PublisherOptions::default();
     options.memory.chunk_bytes = chunk;
-    let mut publisher = Publisher::new(Shm::new(), &task.address()?, table, options)?;
+    let mut publisher = Publisher::new(C::default(), &C::anywhere(), table, options)?;
     // Every page of the frame that is read is there.
     publisher.publish(&vec![1; task.bytes as usize], TIMEOUT)?;
-    say(&"ready")?;
+    say(&publisher.address())?;
     while !publisher.drive(|_| stop.is_wanted(), TIMEOUT)? {}
     Ok(())
 }

@@ -10,8 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use slackline::transport::{Address, AddressError};
+use slackline::transport::Address;
+use slackline::transport::shm::Shm;
+use slackline::transport::tcp::Tcp;
 
+use super::arguments::TransportName;
+use super::carrier::Carrier;
 use super::pin::pin_to;
 use super::{BenchError, nodes, pong, round};
 
@@ -25,7 +29,9 @@ pub(crate) struct PeerArgs {
 /// What the other side is to be.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
-    pub(super) address: String,
+    pub(super) transport: TransportName,
+    /// Whom to connect to, for those who do.
+    pub(super) address: Option<Address>,
     pub(super) core: Option<usize>,
     pub(super) bytes: u64,
     pub(super) role: Role,
@@ -44,8 +50,8 @@ pub(super) enum Role {
 }
 
 impl Task {
-    pub(super) fn address(&self) -> Result<Address, BenchError> {
-        self.address.parse().map_err(|error: AddressError| BenchError::Usage(error.to_string()))
+    pub(super) fn address(&self) -> Result<&Address, BenchError> {
+        self.address.as_ref().ok_or_else(|| BenchError::Usage("this task needs an address".into()))
     }
 
     /// Starts a process with this task.
@@ -71,10 +77,9 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Waits until it says that it is ready.
-    pub(super) fn ready(mut self) -> Result<Peer, BenchError> {
-        self.hear::<String>()?;
-        Ok(self)
+    /// Waits until it says that it is ready, and where.
+    pub(super) fn ready(mut self) -> Result<(Address, Peer), BenchError> {
+        Ok((self.hear()?, self))
     }
 
     /// The next value that it says.
@@ -148,10 +153,17 @@ pub(super) fn serve(args: PeerArgs) -> Result<(), BenchError> {
     if let Some(core) = task.core {
         pin_to(core);
     }
+    match task.transport {
+        TransportName::Shm => serve_over::<Shm>(&task, &stop),
+        TransportName::Tcp => serve_over::<Tcp>(&task, &stop),
+    }
+}
+
+fn serve_over<C: Carrier>(task: &Task, stop: &Stop) -> Result<(), BenchError> {
     match task.role {
-        Role::Memory => pong::serve(&task, &stop),
-        Role::Publisher { chunk } => nodes::serve_publisher(&task, chunk, &stop),
-        Role::Server { .. } => round::serve_server(&task, &stop),
-        Role::Worker { .. } => round::serve_worker(&task),
+        Role::Memory => pong::serve::<C>(task, stop),
+        Role::Publisher { chunk } => nodes::serve_publisher::<C>(task, chunk, stop),
+        Role::Server { .. } => round::serve_server::<C>(task, stop),
+        Role::Worker { .. } => round::serve_worker::<C>(task),
     }
 }

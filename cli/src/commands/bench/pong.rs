@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use slackline::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
 use slackline::node::now;
-use slackline::transport::shm::{Shm, ShmEndpoint};
 use slackline::transport::{
-    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, Transport, WorkRequest,
+    Address, Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, WorkRequest,
 };
 
 use super::BenchError;
+use super::carrier::Carrier;
 use super::peer::{Stop, Task, say};
 
 /// How often a side that waits looks whether the other still lives, in turns of the loop.
@@ -26,8 +26,8 @@ const CONNECT: Duration = Duration::from_secs(10);
 const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
 /// One side.
-pub(super) struct Side {
-    pub(super) endpoint: ShmEndpoint,
+pub(super) struct Side<C: Carrier> {
+    pub(super) endpoint: C::Endpoint,
     /// The other's data.
     pub(super) remote: RemoteSlice,
     /// What is sent, and what is read into.
@@ -47,8 +47,8 @@ fn is_own_flag(bytes: u64) -> bool {
     bytes <= 64 && bytes.is_multiple_of(8)
 }
 
-fn region(shm: &Shm, bytes: u64) -> Result<MemoryRegion, BenchError> {
-    let region = shm.allocate(bytes.next_multiple_of(4096) as usize + 4096, ALL)?;
+fn region<C: Carrier>(carrier: &C, bytes: u64) -> Result<MemoryRegion, BenchError> {
+    let region = carrier.allocate(bytes.next_multiple_of(4096) as usize + 4096, ALL)?;
     touch(&region.whole());
     Ok(region)
 }
@@ -61,15 +61,15 @@ fn touch(slice: &LocalSlice) {
     }
 }
 
-impl Side {
+impl<C: Carrier> Side<C> {
     fn new(
-        shm: &Shm,
-        endpoint: ShmEndpoint,
+        carrier: &C,
+        endpoint: C::Endpoint,
         mine: &MemoryRegion,
         granted: &[RemoteSlice],
         bytes: u64,
-    ) -> Result<Side, BenchError> {
-        let local = shm.allocate(bytes.next_multiple_of(8) as usize, Access::LOCAL)?;
+    ) -> Result<Side<C>, BenchError> {
+        let local = carrier.allocate(bytes.next_multiple_of(8) as usize, Access::LOCAL)?;
         touch(&local.whole());
         let local = local.slice(0, bytes as usize)?;
         let granted = granted.first().ok_or_else(|| BenchError::Peer("it granted nothing".into()))?;
@@ -87,17 +87,17 @@ impl Side {
     }
 
     /// Connects to the target at the other end.
-    pub(super) fn connect(task: &Task) -> Result<Side, BenchError> {
-        let shm = Shm::new();
-        let mine = region(&shm, task.bytes)?;
+    pub(super) fn connect(address: &Address, bytes: u64) -> Result<Side<C>, BenchError> {
+        let carrier = C::default();
+        let mine = region(&carrier, bytes)?;
         let offer = Offer { message: Vec::new(), grants: vec![mine.whole()] };
-        let mut connecting = shm.connect(&task.address()?, offer)?;
+        let mut connecting = carrier.connect(address, offer)?;
         let begun = Instant::now();
         loop {
             match connecting.poll(now()) {
                 Poll::Ready(connected) => {
                     let (endpoint, received) = connected?;
-                    return Side::new(&shm, endpoint, &mine, &received.grants, task.bytes);
+                    return Side::new(&carrier, endpoint, &mine, &received.grants, bytes);
                 }
                 Poll::Pending if begun.elapsed() > CONNECT => {
                     return Err(BenchError::Peer(format!("it did not answer within {CONNECT:?}")));
@@ -147,11 +147,11 @@ impl Side {
 }
 
 /// The target: answers every turn until nobody is there any more.
-pub(super) fn serve(task: &Task, stop: &Stop) -> Result<(), BenchError> {
-    let shm = Shm::new();
-    let mut listener = shm.listen(&task.address()?)?;
-    let mine = region(&shm, task.bytes)?;
-    say(&"ready")?;
+pub(super) fn serve<C: Carrier>(task: &Task, stop: &Stop) -> Result<(), BenchError> {
+    let carrier = C::default();
+    let mut listener = carrier.listen(&C::anywhere())?;
+    let mine = region(&carrier, task.bytes)?;
+    say(&listener.address())?;
     let incoming = loop {
         if let Some(incoming) = listener.poll(now()) {
             break incoming;
@@ -163,7 +163,14 @@ pub(super) fn serve(task: &Task, stop: &Stop) -> Result<(), BenchError> {
     };
     let grants = incoming.received().grants.clone();
     let endpoint = incoming.accept(Offer { message: Vec::new(), grants: vec![mine.whole()] })?;
-    let mut side = Side::new(&shm, endpoint, &mine, &grants, task.bytes)?;
+    let mut side = Side::<C>::new(&carrier, endpoint, &mine, &grants, task.bytes)?;
+    if C::WINDOW > 1 {
+        // No ping-pong: whoever spins here only keeps the transport's own thread off the core.
+        while !stop.is_wanted() && side.endpoint.check().is_ok() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        return Ok(());
+    }
     let mut turn = 1;
     let mut last = Instant::now();
     loop {

@@ -33,9 +33,20 @@ pub(super) struct Measured {
 impl Measured {
     /// Bandwidth is by the median.
     pub(super) fn new(op: &'static str, bytes: u64, bytes_moved: u64, timing: Timing) -> Measured {
+        Measured::over("shm", op, bytes, bytes_moved, timing)
+    }
+
+    /// The same over any transport.
+    pub(super) fn over(
+        transport: &'static str,
+        op: &'static str,
+        bytes: u64,
+        bytes_moved: u64,
+        timing: Timing,
+    ) -> Measured {
         Measured {
             op,
-            transport: "shm",
+            transport,
             bytes,
             iterations: timing.iterations,
             batch: timing.batch,

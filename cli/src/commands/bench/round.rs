@@ -6,11 +6,10 @@ use serde::{Deserialize, Serialize};
 use slackline::node::{ReadMode, Server, ServerOptions, Worker, WorkerOptions};
 use slackline::scheme::Config;
 use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
 
 use super::BenchError;
 use super::arguments::{OptimizerName, Settings};
+use super::carrier::Carrier;
 use super::local::{Arrays, Kind};
 use super::measure::{Latency, Progress, Timing};
 use super::nodes::TIMEOUT;
@@ -31,7 +30,7 @@ struct Folded {
     alone: Option<Latency>,
 }
 
-pub(super) fn measure(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
     let Settings { workers, chunk, threads, borrow, .. } = *settings;
     let rounds = settings
         .iterations
@@ -40,17 +39,17 @@ pub(super) fn measure(settings: &Settings, bytes: u64) -> Result<Measured, Bench
     let cores = if settings.pin { cores() } else { &[] };
     // Threads that fold would all sit on the server's one core.
     let server_core = if threads == 1 { cores.last().copied() } else { None };
-    let address = Address::random().to_string();
 
     let folds = rounds.clamp(5, 20);
     let role = Role::Server { asynchronous: false, workers, chunk, threads, folds };
-    let task = Task { address: address.clone(), core: server_core, bytes, role };
-    let mut server = task.start()?.ready()?;
+    let transport = settings.transport;
+    let task = Task { transport, address: None, core: server_core, bytes, role };
+    let (address, mut server) = task.start()?.ready()?;
     let mut peers = Vec::new();
     for worker in 0..usize::from(workers) {
         let core = if cores.is_empty() { None } else { Some(cores[worker % cores.len()]) };
         let role = Role::Worker { borrow, warmup, rounds };
-        peers.push(Task { address: address.clone(), core, bytes, role }.start()?);
+        peers.push(Task { transport, address: Some(address.clone()), core, bytes, role }.start()?);
     }
     let mut all = Vec::new();
     for mut peer in peers {
@@ -68,7 +67,7 @@ pub(super) fn measure(settings: &Settings, bytes: u64) -> Result<Measured, Bench
     let latency = slowest.ok_or_else(|| BenchError::Peer("there was no worker".into()))?;
     let timing = Timing { iterations: rounds, batch: 1, latency };
     let moved = if borrow { bytes * (u64::from(workers) + 2) } else { 2 * bytes };
-    let mut measured = Measured::new(settings.op.name(), bytes, moved, timing)
+    let mut measured = Measured::over(C::NAME, settings.op.name(), bytes, moved, timing)
         .with("workers", workers)
         .with("threads", threads)
         .with("chunk", chunk)
@@ -89,7 +88,7 @@ pub(super) fn measure(settings: &Settings, bytes: u64) -> Result<Measured, Bench
     }))
 }
 
-pub(super) fn serve_server(task: &Task, stop: &Stop) -> Result<(), BenchError> {
+pub(super) fn serve_server<C: Carrier>(task: &Task, stop: &Stop) -> Result<(), BenchError> {
     let Role::Server { asynchronous, workers, chunk, threads, folds } = task.role else {
         return Err(BenchError::Peer("not a server's task".into()));
     };
@@ -101,11 +100,11 @@ pub(super) fn serve_server(task: &Task, stop: &Stop) -> Result<(), BenchError> {
     options.memory.chunk_bytes = chunk;
     options.memory.peers = options.memory.peers.max(workers);
     let mut server =
-        Server::new(Shm::new(), &task.address()?, table, &vec![1.0; elements as usize], options)?;
+        Server::new(C::default(), &C::anywhere(), table, &vec![1.0; elements as usize], options)?;
     let mut alone = Alone::new(folds, usize::from(workers), usize::from(threads), task.bytes as usize)?;
     alone.measure(folds.div_ceil(2))?;
-    say(&"ready")?;
-    let over = |server: &Server<Shm>| server.status().left >= u64::from(workers) || stop.is_wanted();
+    say(&server.address())?;
+    let over = |server: &Server<C>| server.status().left >= u64::from(workers) || stop.is_wanted();
     while !server.drive(over, TIMEOUT)? {}
     let versions = server.status().version.0;
     drop(server);
@@ -148,13 +147,13 @@ impl Alone {
     }
 }
 
-pub(super) fn serve_worker(task: &Task) -> Result<(), BenchError> {
+pub(super) fn serve_worker<C: Carrier>(task: &Task) -> Result<(), BenchError> {
     let Role::Worker { borrow, warmup, rounds } = task.role else {
         return Err(BenchError::Peer("not a worker's task".into()));
     };
     let read = if borrow { ReadMode::InPlace } else { ReadMode::Copy };
     let options = WorkerOptions { read, ..WorkerOptions::new(Config::Bsp) };
-    let mut worker = Worker::connect(Shm::new(), &[task.address()?], options, TIMEOUT)?;
+    let mut worker = Worker::connect(C::default(), std::slice::from_ref(task.address()?), options, TIMEOUT)?;
     if !borrow {
         worker.gradient()?.fill(1e-3);
     }
@@ -172,7 +171,7 @@ pub(super) fn serve_worker(task: &Task) -> Result<(), BenchError> {
     say(&samples)
 }
 
-fn one_round(worker: &mut Worker<Shm>, borrow: bool) -> Result<Duration, BenchError> {
+fn one_round<C: Carrier>(worker: &mut Worker<C>, borrow: bool) -> Result<Duration, BenchError> {
     let begun = Instant::now();
     if borrow {
         worker.borrow_slots(TIMEOUT)?;

@@ -1,0 +1,157 @@
+//! Asks nodes for their metrics, all at once, and waits for none of them for long.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use slackline_cli::metrics::{Samples, parse};
+
+use super::Answer;
+
+/// The longest that a node is waited for; less where the interval is shorter.
+const WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// The least: a loaded machine takes its time.
+const WAIT_MIN: Duration = Duration::from_millis(500);
+
+/// The longest answer that is read.
+const ANSWER_MAX: usize = 4 << 20;
+
+/// Nodes that are asked at a time.
+const AT_ONCE: usize = 64;
+
+const HEADERS_MAX: usize = 64;
+
+/// A node, as it was given.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    name: String,
+    host: String,
+    port: u16,
+}
+
+impl Target {
+    /// Understands `PORT`, `:PORT` and `HOST:PORT`, with `http://` before it and `/metrics` behind it or not.
+    pub(super) fn parse(text: &str) -> Result<Target, String> {
+        let inner = text.strip_prefix("http://").unwrap_or(text);
+        let inner = inner.strip_suffix("/metrics").unwrap_or(inner).trim_end_matches('/');
+        let (host, port) = inner.rsplit_once(':').unwrap_or(("", inner));
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_good = bare.is_some() || !host.contains([':', '/', '[', ']']);
+        match port.parse() {
+            Ok(port)
+                if port > 0 && is_good && !host.contains(|c: char| c.is_control() || c.is_whitespace()) =>
+            {
+                let (host, name) = match (bare, host) {
+                    (Some(bare), _) => (bare, inner.to_owned()),
+                    (None, "") => ("127.0.0.1", format!("localhost:{port}")),
+                    (None, host) => (host, inner.to_owned()),
+                };
+                Ok(Target { name, host: host.to_owned(), port })
+            }
+            _ => Err("give HOST:PORT, or a PORT of this machine".into()),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// Asks all nodes.
+pub(super) fn all(nodes: &[Target], interval: Duration) -> Vec<Answer> {
+    let wait = interval.clamp(WAIT_MIN, WAIT_MAX);
+    let mut answers = Vec::with_capacity(nodes.len());
+    for nodes in nodes.chunks(AT_ONCE) {
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = nodes.iter().map(|node| scope.spawn(move || ask(node, wait))).collect();
+            answers.extend(asked.into_iter().map(|asked| {
+                let answer = asked.join().unwrap_or_else(|_| Err("the question panicked".into()));
+                (answer, Instant::now())
+            }));
+        });
+    }
+    answers
+}
+
+fn ask(node: &Target, wait: Duration) -> Result<Samples, String> {
+    let deadline = Instant::now() + wait;
+    let too_late = || format!("no answer within {} s", wait.as_secs_f64());
+    let left = || {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(too_late()) } else { Ok(left) }
+    };
+    let describe = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => too_late(),
+        std::io::ErrorKind::ConnectionRefused => "connection refused: nobody listens there".into(),
+        _ => error.to_string(),
+    };
+    let addresses = (node.host.as_str(), node.port).to_socket_addrs();
+    let mut tried = Err("the name has no address".to_owned());
+    for address in addresses.map_err(|error| error.to_string())? {
+        tried = TcpStream::connect_timeout(&address, left()?).map_err(describe);
+        if tried.is_ok() {
+            break;
+        }
+    }
+    let mut stream = tried?;
+    stream.set_write_timeout(Some(left()?)).map_err(describe)?;
+    // HTTP/1.0: the answer ends where the connection does, and comes in one piece.
+    let request = format!("GET /metrics HTTP/1.0\r\nHost: {node}\r\nAccept: text/plain\r\n\r\n");
+    stream.write_all(request.as_bytes()).map_err(describe)?;
+    let mut answer = Vec::new();
+    let mut piece = vec![0; 1 << 16];
+    loop {
+        stream.set_read_timeout(Some(left()?)).map_err(describe)?;
+        match stream.read(&mut piece).map_err(describe)? {
+            0 => break,
+            _ if answer.len() > ANSWER_MAX => return Err("the answer does not end".into()),
+            read => answer.extend_from_slice(&piece[..read]),
+        }
+    }
+    understand(&answer)
+}
+
+fn understand(answer: &[u8]) -> Result<Samples, String> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut response = httparse::Response::new(&mut headers);
+    let Ok(httparse::Status::Complete(begin)) = response.parse(answer) else {
+        return Err("what answers is no metrics server".into());
+    };
+    if response.code != Some(200) {
+        return Err(format!("answered {} to /metrics", response.code.unwrap_or_default()));
+    }
+    let length = response.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));
+    let length =
+        length.and_then(|header| std::str::from_utf8(header.value).ok()?.trim().parse::<usize>().ok());
+    let body = &answer[begin..];
+    if length.is_some_and(|length| body.len() < length) {
+        return Err("the answer ended early".into());
+    }
+    parse(&String::from_utf8_lossy(body)).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_ports_of_this_machine_or_of_another() {
+        for (text, host, port, name) in [
+            ("9100", "127.0.0.1", 9100, "localhost:9100"),
+            (":9100", "127.0.0.1", 9100, "localhost:9100"),
+            ("node1:9100", "node1", 9100, "node1:9100"),
+            ("http://node1:9100/metrics", "node1", 9100, "node1:9100"),
+            ("[fd00::1]:9100", "fd00::1", 9100, "[fd00::1]:9100"),
+        ] {
+            let target = Target::parse(text).unwrap();
+            assert_eq!((target.host.as_str(), target.port, target.to_string().as_str()), (host, port, name));
+        }
+        for text in ["", "node1", "node1:", "node1:0", "fd00::1:9100", "a b:1", "https://a:1", "a:1/else"] {
+            Target::parse(text).expect_err(text);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Where metrics are served.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+/// Whether a node serves its metrics, and where.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Args {
+    /// Serve metrics over HTTP, for Prometheus and `slackline top`: a PORT is one of this machine alone (127.0.0.1), an
+    /// ADDRESS:PORT is as told (0.0.0.0:PORT is all that can reach this machine). Process i of a host, from 0, takes
+    /// PORT + i
+    #[arg(long, help_heading = "Output", value_name = "ADDR", value_parser = listen_address)]
+    pub metrics: Option<SocketAddr>,
+}
+
+impl Args {
+    /// Where the process with this number on its host listens: one command line, and so one port, is told to all.
+    pub fn address(&self, local_rank: Option<u32>) -> Result<Option<SocketAddr>, String> {
+        let Some(mut address) = self.metrics else { return Ok(None) };
+        // Port 0 is whichever is free.
+        if let (Some(local_rank), true) = (local_rank, address.port() != 0) {
+            let port = u16::try_from(local_rank).ok().and_then(|rank| address.port().checked_add(rank));
+            let too_high = || {
+                format!(
+                    "--metrics {address}: process {local_rank} of this host has no port; choose a lower one"
+                )
+            };
+            address.set_port(port.ok_or_else(too_high)?);
+        }
+        Ok(Some(address))
+    }
+}
+
+/// Understands `PORT`, `:PORT`, `localhost:PORT` and `ADDRESS:PORT`.
+pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    let loopback = |port: &str| {
+        let port = port.parse().map_err(|_| format!("{port} is no port: a number up to 65535"))?;
+        Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+    };
+    let text = text.trim();
+    match text.strip_prefix(':').or_else(|| text.strip_prefix("localhost:")) {
+        Some(port) => loopback(port),
+        None if text.bytes().all(|byte| byte.is_ascii_digit()) => loopback(text),
+        None => text.parse().map_err(|_| {
+            format!("{text} is no address to listen at; give a PORT, or an IP address with one, such as [::1]:9100")
+        }),
+    }
+}

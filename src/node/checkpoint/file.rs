@@ -1,0 +1,316 @@
+//! The file: safetensors, so that every framework reads the parameters.
+//!
+//! `docs/design.md` has the format. What is not a tensor is one JSON object in the metadata, for people to read; a
+//! CRC-64 over it and all tensors stands beside it.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use serde::{Deserialize, Serialize};
+
+use super::{Checkpoint, CheckpointError};
+use crate::clock::{Clock, Version};
+use crate::kernel::{Optimizer, crc64};
+use crate::mem::VolatileSlice;
+use crate::param::{Latest, Resume};
+use crate::scheme;
+use crate::table::{ElementType, Table};
+
+/// The metadata entry with everything that is not a tensor.
+const KEY: &str = "slackline.checkpoint";
+
+/// The metadata entry with the checksum: 16 hexadecimal digits.
+const CHECKSUM_KEY: &str = "slackline.checkpoint.crc64";
+
+/// Raised when a file of an older format would be misread.
+const FORMAT: u32 = 1;
+
+/// Longest header that safetensors readers take.
+const HEADER_BYTES_MAX: usize = 100_000_000;
+
+/// Read and summed at a time.
+const PIECE: usize = 1 << 20;
+
+/// What the metadata entry holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Header {
+    pub(super) format: u32,
+    pub(super) shard: u16,
+    pub(super) shards: u16,
+    /// The bytes of the table that the shard holds, first and one past the last.
+    pub(super) range: [u64; 2],
+    pub(super) version: Version,
+    pub(super) smallest_clock: Clock,
+    /// How far the gradients of each worker that was in are in the parameters.
+    pub(super) clocks: Vec<Clock>,
+    /// In hexadecimal: not every reader of JSON keeps 64 bits of a number.
+    #[serde(with = "hexadecimal")]
+    pub(super) epoch: u64,
+    pub(super) scheme: scheme::Config,
+    pub(super) optimizer: Optimizer,
+    pub(super) table: Table,
+}
+
+/// Only what tells one format from another.
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
+}
+
+mod hexadecimal {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{number:016x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        u64::from_str_radix(&text, 16).map_err(D::Error::custom)
+    }
+}
+
+impl Header {
+    pub(super) const FORMAT: u32 = FORMAT;
+
+    /// Bytes of each tensor.
+    fn bytes(&self) -> u64 {
+        self.range[1] - self.range[0]
+    }
+}
+
+/// What the tensors are called: the parameters, then the optimiser's states.
+fn names(states: usize) -> impl Iterator<Item = String> {
+    std::iter::once("parameters".to_owned()).chain((0..states).map(|index| format!("optimizer.{index}")))
+}
+
+/// Where the file is made before it takes its place: one name, so that what a killed process left is replaced.
+pub(super) fn partial(file: &Path) -> Result<PathBuf, CheckpointError> {
+    let name = file.file_name().ok_or_else(|| CheckpointError::NoName { file: file.to_owned() })?;
+    let mut partial = name.to_owned();
+    partial.push(".partial");
+    Ok(file.with_file_name(partial))
+}
+
+/// Writes a checkpoint, replacing one that is there. `tensors` are the parameters and the optimiser's states.
+///
+/// The file is whole or as it was: it is made beside its place under another name, brought to the disk and then
+/// renamed, and the rename is brought to the disk, too.
+pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result<(), CheckpointError> {
+    let partial = partial(file)?;
+    let bytes = serialise(file, header, tensors)?;
+    let written = write_through(&partial, &bytes, tensors).and_then(|()| fs::rename(&partial, file));
+    written.and_then(|()| sync_folder(file)).map_err(|source| {
+        // Nothing more can be done if it cannot be removed; the first error is the one to report.
+        let _ = fs::remove_file(&partial);
+        CheckpointError::Write { file: file.to_owned(), source }
+    })
+}
+
+/// The head of the file: its length, and the JSON that safetensors has there.
+fn serialise(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result<Vec<u8>, CheckpointError> {
+    let unwritable = |source: io::Error| CheckpointError::Write { file: file.to_owned(), source };
+    let entry = serde_json::to_string(header).map_err(|error| unwritable(error.into()))?;
+    let mut checksum = crc64(VolatileSlice::from_ref(entry.as_bytes()), 0);
+    let (mut infos, mut at) = (Vec::with_capacity(tensors.len()), 0);
+    for (name, tensor) in names(tensors.len() - 1).zip(tensors) {
+        checksum = crc64(VolatileSlice::from_ref(tensor), checksum);
+        let data_offsets = (at, at + tensor.len());
+        infos.push((name, TensorInfo { dtype: Dtype::F32, shape: vec![tensor.len() / 4], data_offsets }));
+        at = data_offsets.1;
+    }
+    let entries =
+        HashMap::from([(KEY.to_owned(), entry), (CHECKSUM_KEY.to_owned(), format!("{checksum:016x}"))]);
+    let metadata =
+        Metadata::new(Some(entries), infos).map_err(|error| unwritable(io::Error::other(error)))?;
+    let mut bytes = vec![0; 8];
+    serde_json::to_writer(&mut bytes, &metadata).map_err(|error| unwritable(error.into()))?;
+    // Tensors begin where words can, as the format asks.
+    bytes.resize(bytes.len().next_multiple_of(8), b' ');
+    let len = bytes.len() - 8;
+    if len > HEADER_BYTES_MAX {
+        return Err(CheckpointError::Header { file: file.to_owned(), bytes: len, most: HEADER_BYTES_MAX });
+    }
+    bytes[..8].copy_from_slice(&(len as u64).to_le_bytes());
+    Ok(bytes)
+}
+
+fn write_through(partial: &Path, head: &[u8], tensors: &[Vec<u8>]) -> io::Result<()> {
+    // Removed and made anew rather than opened: whatever bears the name is not written through.
+    match fs::remove_file(partial) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = File::create_new(partial)?;
+    file.write_all(head)?;
+    for tensor in tensors {
+        file.write_all(tensor)?;
+    }
+    file.sync_all()
+}
+
+/// Brings the rename to the disk; only Unix lets a folder be opened for that.
+fn sync_folder(file: &Path) -> io::Result<()> {
+    if cfg!(unix) {
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
+    }
+    Ok(())
+}
+
+/// What is wrong with the bytes, before it is known of which file.
+enum Fault {
+    Io(io::Error),
+    Foreign(String),
+    Format(u32),
+    Damaged(String),
+    Memory(u64),
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Fault {
+        match error.kind() {
+            ErrorKind::UnexpectedEof => Fault::Damaged("it ends too early".into()),
+            _ => Fault::Io(error),
+        }
+    }
+}
+
+/// Reads a checkpoint. Nothing that a file can hold makes this panic or ask for more memory than the file is long.
+pub(super) fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let file = path.to_owned();
+    let source = match File::open(path) {
+        Ok(source) => source,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(CheckpointError::Missing { file }),
+        Err(source) => return Err(CheckpointError::Unreadable { file, source }),
+    };
+    let length = match source.metadata() {
+        Ok(metadata) if metadata.is_file() => metadata.len(),
+        Ok(_) => return Err(CheckpointError::Foreign { file, reason: "it is not a regular file".into() }),
+        Err(source) => return Err(CheckpointError::Unreadable { file, source }),
+    };
+    parse(source, length, path).map_err(|fault| match fault {
+        Fault::Io(source) => CheckpointError::Unreadable { file, source },
+        Fault::Foreign(reason) => CheckpointError::Foreign { file, reason },
+        Fault::Format(found) => CheckpointError::Format { file, found, supported: FORMAT },
+        Fault::Damaged(reason) => CheckpointError::Damaged { file, reason },
+        Fault::Memory(bytes) => CheckpointError::Memory { file, bytes },
+    })
+}
+
+fn parse(mut source: impl Read, length: u64, path: &Path) -> Result<Checkpoint, Fault> {
+    let mut word = [0; 8];
+    source.read_exact(&mut word)?;
+    let head_bytes = u64::from_le_bytes(word);
+    if head_bytes > HEADER_BYTES_MAX as u64 || head_bytes > length.saturating_sub(8) {
+        let mut first = [0];
+        let begins_well = source.read_exact(&mut first).is_ok() && first == *b"{";
+        return Err(match begins_well {
+            true => Fault::Damaged("its header is longer than it can be".into()),
+            false => Fault::Foreign("it is no safetensors file".into()),
+        });
+    }
+    let mut head = vec![0; head_bytes as usize];
+    source.read_exact(&mut head)?;
+    let (header, checksum) = parse_head(&head)?;
+    let range = check(&header)?;
+    let metadata: Metadata =
+        serde_json::from_slice(&head).map_err(|error| Fault::Damaged(error.to_string()))?;
+    let states = header.optimizer.states();
+    let elements = (range.end - range.start) / 4;
+    if metadata.offset_keys().len() != states + 1 {
+        return Err(Fault::Damaged(format!("it should hold {} tensors", states + 1)));
+    }
+    let mut expected_at = 0;
+    for name in names(states) {
+        let info =
+            metadata.info(&name).ok_or_else(|| Fault::Damaged(format!("it has no tensor `{name}`")))?;
+        let begins_well = info.data_offsets.0 as u64 == expected_at;
+        if info.dtype != Dtype::F32 || info.shape != [elements as usize] || !begins_well {
+            return Err(Fault::Damaged(format!("tensor `{name}` is not what the metadata say")));
+        }
+        expected_at += header.bytes();
+    }
+    if expected_at.checked_add(8 + head_bytes) != Some(length) {
+        return Err(Fault::Damaged(format!("it is {length} bytes long, and its tensors end elsewhere")));
+    }
+    let mut sum = checksum.begin;
+    let mut tensor = || read_tensor(&mut source, elements, &mut sum);
+    let parameters = tensor()?;
+    let states = (0..states).map(|_| tensor()).collect::<Result<Vec<_>, _>>()?;
+    if sum != checksum.expected {
+        return Err(Fault::Damaged("it does not match its checksum".into()));
+    }
+    Ok(Checkpoint { file: path.to_owned(), header, parameters, states })
+}
+
+/// The checksum of the entry alone, and what it must be with all tensors.
+struct Checksum {
+    begin: u64,
+    expected: u64,
+}
+
+/// Takes the metadata out of the head.
+fn parse_head(head: &[u8]) -> Result<(Header, Checksum), Fault> {
+    #[derive(Deserialize)]
+    struct Head {
+        #[serde(rename = "__metadata__", default)]
+        metadata: HashMap<String, String>,
+    }
+    let head: Head = serde_json::from_slice(head).map_err(|error| {
+        // Ours as far as can be seen: a file cut up or overwritten in the middle.
+        match head.first() == Some(&b'{') && head.windows(KEY.len()).any(|window| window == KEY.as_bytes()) {
+            true => Fault::Damaged(format!("its header is no JSON: {error}")),
+            false => Fault::Foreign("it is no safetensors file".into()),
+        }
+    })?;
+    let entry = head.metadata.get(KEY);
+    let entry = entry.ok_or_else(|| Fault::Foreign(format!("it has no `{KEY}` among its metadata")))?;
+    let damaged = |error: serde_json::Error| Fault::Damaged(format!("its metadata cannot be read: {error}"));
+    let Format { format } = serde_json::from_str(entry).map_err(damaged)?;
+    if format != FORMAT {
+        return Err(Fault::Format(format));
+    }
+    let header = serde_json::from_str(entry).map_err(damaged)?;
+    let digits = head.metadata.get(CHECKSUM_KEY).filter(|digits| digits.len() == 16);
+    let expected = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let expected = expected.ok_or_else(|| Fault::Damaged(format!("it has no `{CHECKSUM_KEY}`")))?;
+    Ok((header, Checksum { begin: crc64(VolatileSlice::from_ref(entry.as_bytes()), 0), expected }))
+}
+
+/// Everything that is computed with later; the checksum is looked at last, and a forger knows it, too.
+fn check(header: &Header) -> Result<std::ops::Range<u64>, Fault> {
+    let damaged = |reason: &str| Err(Fault::Damaged(reason.to_owned()));
+    let ranges = header.table.shards(usize::from(header.shards));
+    let range = ranges.ok().and_then(|ranges| ranges.get(usize::from(header.shard)).cloned());
+    let Some(range) = range else { return damaged("it is of a shard that its table does not have") };
+    if header.range != [range.start, range.end] {
+        return damaged("its range is not that of its shard");
+    }
+    if header.table.uniform_element() != Some(ElementType::F32) {
+        return damaged("its table is not f32 throughout");
+    }
+    if header.version >= Latest::VERSION_MAX || header.smallest_clock > Resume::CLOCK_MAX {
+        return damaged("its version or clock is one that nobody can have reached");
+    }
+    Ok(range)
+}
+
+fn read_tensor(source: &mut impl Read, elements: u64, sum: &mut u64) -> Result<Vec<f32>, Fault> {
+    let mut values: Vec<f32> = Vec::new();
+    let elements = usize::try_from(elements).map_err(|_| Fault::Memory(elements.saturating_mul(4)))?;
+    values.try_reserve_exact(elements).map_err(|_| Fault::Memory(elements as u64 * 4))?;
+    let mut buffer = vec![0; PIECE.min(elements * 4)];
+    while values.len() < elements {
+        let piece = &mut buffer[..PIECE.min((elements - values.len()) * 4)];
+        source.read_exact(piece)?;
+        *sum = crc64(VolatileSlice::from_ref(piece), *sum);
+        let (words, _) = piece.as_chunks::<4>();
+        values.extend(words.iter().map(|word| f32::from_le_bytes(*word)));
+    }
+    Ok(values)
+}

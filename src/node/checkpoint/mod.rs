@@ -1,0 +1,138 @@
+//! Checkpoints: one shard on the disk, whole, so that a server which died goes on in another life.
+//!
+//! A server with [`CheckpointOptions`] writes its shard on request and every so many versions, by a thread of its own;
+//! [`Server::resume`](super::Server::resume) takes it up. What was applied after the last checkpoint is lost with the
+//! server, and nothing else: workers [`reconnect`](super::Worker::reconnect) and go on from the version they are told.
+
+mod error;
+mod file;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+pub use error::CheckpointError;
+use file::Header;
+pub(super) use writer::{Checkpointer, Identity, Order};
+
+use crate::clock::{Clock, Version};
+use crate::kernel::Optimizer;
+use crate::scheme;
+use crate::table::Table;
+
+/// Where a server writes its shard, and how often.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointOptions {
+    /// The file; each server of a job needs its own. It is replaced as a whole, never changed. While it is written,
+    /// its successor stands beside it with `.partial` at its name's end.
+    pub path: PathBuf,
+    /// After how many versions to write it again; `None` for only on request. Versions that are made while a
+    /// checkpoint is written count towards the next.
+    pub every: Option<u64>,
+}
+
+impl CheckpointOptions {
+    /// Written on request only.
+    pub fn new(path: impl Into<PathBuf>) -> CheckpointOptions {
+        CheckpointOptions { path: path.into(), every: None }
+    }
+}
+
+/// One shard as a server wrote it: read from a file, to be taken up by
+/// [`Server::resume`](super::Server::resume).
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    file: PathBuf,
+    header: Header,
+    parameters: Vec<f32>,
+    states: Vec<Vec<f32>>,
+}
+
+impl Checkpoint {
+    /// Reads a file that a server wrote, and proves that it is whole.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] says what is wrong with the file and what to do.
+    pub fn read(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
+        file::read(path.as_ref())
+    }
+
+    /// The table of the job.
+    pub fn table(&self) -> &Table {
+        &self.header.table
+    }
+
+    /// Which shard of the table this is, and of how many.
+    pub fn shard(&self) -> (u16, u16) {
+        (self.header.shard, self.header.shards)
+    }
+
+    /// The version that it holds.
+    pub fn version(&self) -> Version {
+        self.header.version
+    }
+
+    /// It holds all gradients of clocks before this one, of every worker that was in.
+    pub fn smallest_clock(&self) -> Clock {
+        self.header.smallest_clock
+    }
+
+    /// For each worker that was in: it holds all its gradients of clocks before this one.
+    pub fn clocks(&self) -> &[Clock] {
+        &self.header.clocks
+    }
+
+    /// The life of the server that wrote it.
+    pub fn epoch(&self) -> u64 {
+        self.header.epoch
+    }
+
+    /// The scheme that the server ran.
+    pub fn scheme(&self) -> scheme::Config {
+        self.header.scheme
+    }
+
+    /// The optimiser that the server ran.
+    pub fn optimizer(&self) -> Optimizer {
+        self.header.optimizer
+    }
+
+    /// The shard's parameters.
+    pub fn parameters(&self) -> &[f32] {
+        &self.parameters
+    }
+
+    /// The optimiser's state, as many arrays as [`Optimizer::states`] says.
+    pub fn states(&self) -> &[Vec<f32>] {
+        &self.states
+    }
+
+    /// That it is of this job. The optimiser's constants may have changed, for they say how it goes on; what its
+    /// states mean may not.
+    pub(super) fn check(
+        &self,
+        table: &Table,
+        shard: (u16, u16),
+        optimizer: &Optimizer,
+    ) -> Result<(), CheckpointError> {
+        let other = |what, found, expected| {
+            Err(CheckpointError::OtherJob { file: self.file.clone(), what, found, expected })
+        };
+        let header = &self.header;
+        if header.table != *table {
+            let show =
+                |table: &Table| format!("{} tensors in {} bytes", table.tensors().len(), table.bytes());
+            return other("table", show(&header.table), show(table));
+        }
+        if self.shard() != shard {
+            let show = |(shard, shards): (u16, u16)| format!("shard {shard} of {shards}");
+            return other("shard", show(self.shard()), show(shard));
+        }
+        if std::mem::discriminant(&header.optimizer) != std::mem::discriminant(optimizer) {
+            return other("optimizer", format!("{:?}", header.optimizer), format!("{optimizer:?}"));
+        }
+        Ok(())
+    }
+}

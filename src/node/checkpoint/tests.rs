@@ -1,0 +1,226 @@
+use std::fs;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::file::{Header, read, write};
+use super::{Checkpoint, CheckpointError};
+use crate::clock::{Clock, Version};
+use crate::kernel::{AdamParameters, Optimizer};
+use crate::scheme::Config;
+use crate::table::{ElementType, Table};
+
+fn header() -> Header {
+    let table = Table::builder()
+        .tensor("weight", &[5, 7], ElementType::F32)
+        .tensor("a \"quoted\" bias", &[5], ElementType::F32)
+        .build()
+        .unwrap();
+    let range = table.shards(3).unwrap()[1].clone();
+    Header {
+        format: Header::FORMAT,
+        shard: 1,
+        shards: 3,
+        range: [range.start, range.end],
+        version: Version(77),
+        smallest_clock: Clock(70),
+        clocks: vec![Clock(70), Clock(72)],
+        epoch: u64::MAX - 5,
+        scheme: Config::Ssp { staleness: 3 },
+        optimizer: Optimizer::AdamW(AdamParameters::new(0.1)),
+        table,
+    }
+}
+
+/// Values of every kind, also those that are no numbers: what is there is kept to the bit.
+fn tensors(header: &Header) -> Vec<Vec<u8>> {
+    let elements = (header.range[1] - header.range[0]) / 4;
+    let tensor = |which: u32| {
+        (0..elements as u32).flat_map(move |i| (i.wrapping_mul(0x1357_9BDF) + which).to_le_bytes())
+    };
+    (0..=header.optimizer.states() as u32).map(|which| tensor(which).collect()).collect()
+}
+
+fn written() -> (TempDir, std::path::PathBuf, Vec<u8>) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("shard-1.safetensors");
+    let header = header();
+    write(&file, &header, &tensors(&header)).unwrap();
+    let bytes = fs::read(&file).unwrap();
+    (folder, file, bytes)
+}
+
+fn bits(checkpoint: &Checkpoint) -> Vec<Vec<u8>> {
+    let all = std::iter::once(checkpoint.parameters()).chain(checkpoint.states().iter().map(Vec::as_slice));
+    all.map(|values| values.iter().flat_map(|value| value.to_le_bytes()).collect()).collect()
+}
+
+/// Everything that a checkpoint says.
+fn essence(checkpoint: &Checkpoint) -> (String, Vec<Vec<u8>>) {
+    (serde_json::to_string(&checkpoint.header).unwrap(), bits(checkpoint))
+}
+
+#[test]
+fn a_checkpoint_is_read_as_it_was_written() {
+    let (folder, file, _) = written();
+    let checkpoint = Checkpoint::read(&file).unwrap();
+    let header = header();
+    assert_eq!(bits(&checkpoint), tensors(&header));
+    assert_eq!((checkpoint.table(), checkpoint.shard()), (&header.table, (1, 3)));
+    assert_eq!((checkpoint.version(), checkpoint.smallest_clock()), (Version(77), Clock(70)));
+    assert_eq!((checkpoint.clocks(), checkpoint.epoch()), (&header.clocks[..], u64::MAX - 5));
+    assert_eq!((checkpoint.scheme(), checkpoint.optimizer()), (header.scheme, header.optimizer));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+}
+
+#[test]
+fn every_reader_of_safetensors_finds_the_parameters() {
+    let (_folder, _, bytes) = written();
+    let header = header();
+    let tensors_of_file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    for (name, expected) in ["parameters", "optimizer.0", "optimizer.1"].iter().zip(tensors(&header)) {
+        let tensor = tensors_of_file.tensor(name).unwrap();
+        assert_eq!((tensor.shape(), tensor.data()), (&[expected.len() / 4][..], &expected[..]));
+    }
+    assert_eq!(tensors_of_file.len(), 3);
+}
+
+#[test]
+fn a_changed_byte_anywhere_is_noticed_or_changes_nothing() {
+    let (_folder, file, bytes) = written();
+    let expected = essence(&read(&file).unwrap());
+    let mut unnoticed = 0;
+    for at in 0..bytes.len() {
+        for flip in [0x01, 0x20, 0x80] {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= flip;
+            fs::write(&file, damaged).unwrap();
+            if let Ok(checkpoint) = read(&file) {
+                assert_eq!(essence(&checkpoint), expected, "byte {at} ^ {flip:#x}");
+                unnoticed += 1;
+            }
+        }
+    }
+    // Upper and lower case of the checksum's digits, and little else.
+    assert!(unnoticed <= 32, "{unnoticed}");
+}
+
+#[test]
+fn a_file_cut_short_or_long_is_damaged() {
+    let (_folder, file, bytes) = written();
+    for len in (0..bytes.len()).step_by(7) {
+        fs::write(&file, &bytes[..len]).unwrap();
+        assert!(matches!(read(&file), Err(CheckpointError::Damaged { .. })), "{len} bytes");
+    }
+    fs::write(&file, [&bytes[..], b"x"].concat()).unwrap();
+    assert!(matches!(read(&file), Err(CheckpointError::Damaged { .. })));
+}
+
+#[test]
+fn what_is_no_checkpoint_is_told_from_a_damaged_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x");
+    assert!(matches!(read(&file), Err(CheckpointError::Missing { .. })));
+    assert!(matches!(read(folder.path()), Err(CheckpointError::Foreign { .. })));
+    fs::write(&file, "just some text, of no format").unwrap();
+    assert!(matches!(read(&file), Err(CheckpointError::Foreign { .. })));
+    let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![1], &[0; 4]).unwrap();
+    safetensors::serialize_to_file([("weight", view)], None, &file).unwrap();
+    let error = read(&file).unwrap_err();
+    assert!(matches!(error, CheckpointError::Foreign { .. }), "{error}");
+    assert!(error.to_string().contains(file.to_str().unwrap()));
+}
+
+#[test]
+fn a_checkpoint_of_another_format_names_both() {
+    let (_folder, file, _) = written();
+    let later = Header { format: 9, ..header() };
+    write(&file, &later, &tensors(&later)).unwrap();
+    let error = read(&file).unwrap_err();
+    assert!(matches!(error, CheckpointError::Format { found: 9, supported: 1, .. }), "{error}");
+}
+
+#[test]
+fn a_header_that_cannot_be_true_is_damaged_though_its_checksum_is_right() {
+    let (_folder, file, _) = written();
+    let good = header();
+    let huge = Table::flat(1 << 50, ElementType::F32).unwrap();
+    let half = Table::flat(1 << 10, ElementType::Bf16).unwrap();
+    for bad in [
+        Header { shard: 3, ..good.clone() },
+        Header { shards: 0, ..good.clone() },
+        Header { range: [0, good.range[1]], ..good.clone() },
+        Header { range: [0, huge.bytes()], table: huge, shard: 0, shards: 1, ..good.clone() },
+        Header { range: [0, half.bytes()], table: half, shard: 0, shards: 1, ..good.clone() },
+        Header { version: Version(u64::MAX), ..good.clone() },
+        Header { smallest_clock: Clock(u64::MAX), ..good.clone() },
+        Header { optimizer: Optimizer::Sgd { weight_decay: 0.0 }, ..good.clone() },
+    ] {
+        write(&file, &bad, &tensors(&good)).unwrap();
+        assert!(matches!(read(&file), Err(CheckpointError::Damaged { .. })), "{bad:?}");
+    }
+}
+
+#[test]
+fn what_a_killed_process_left_is_replaced_and_nothing_is_written_through_it() {
+    let (folder, file, _) = written();
+    let partial = folder.path().join("shard-1.safetensors.partial");
+    let other = folder.path().join("other");
+    fs::write(&other, "precious").unwrap();
+    std::os::unix::fs::symlink(&other, &partial).unwrap();
+    let header = header();
+    write(&file, &header, &tensors(&header)).unwrap();
+    assert_eq!(fs::read(&other).unwrap(), b"precious");
+    fs::write(&partial, "half a checkpoint").unwrap();
+    read(&file).unwrap();
+    write(&file, &Header { version: Version(78), ..header.clone() }, &tensors(&header)).unwrap();
+    assert_eq!(read(&file).unwrap().version(), Version(78));
+    assert!(!partial.exists());
+}
+
+#[test]
+fn a_write_that_fails_leaves_the_last_checkpoint_as_it_was() {
+    let (folder, file, bytes) = written();
+    // A folder in the place of the new file: nothing that a user could remove by accident stops it otherwise.
+    fs::create_dir(folder.path().join("shard-1.safetensors.partial")).unwrap();
+    let header = header();
+    let error = write(&file, &header, &tensors(&header)).unwrap_err();
+    assert!(matches!(error, CheckpointError::Write { .. }), "{error}");
+    assert_eq!(fs::read(&file).unwrap(), bytes);
+    let error = write(&folder.path().join("nowhere/x"), &header, &tensors(&header)).unwrap_err();
+    assert!(matches!(error, CheckpointError::Write { .. }), "{error}");
+    let error = write(std::path::Path::new("/"), &header, &tensors(&header)).unwrap_err();
+    assert!(matches!(error, CheckpointError::NoName { .. }), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), begins_well in any::<bool>()) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x");
+        let mut bytes = bytes;
+        if begins_well {
+            let head = br#"{"__metadata__":{"slackline.checkpoint":"{\"format\":1}"}}"#;
+            bytes.splice(0..0, [&(head.len() as u64).to_le_bytes()[..], head].concat());
+        }
+        fs::write(&file, bytes).unwrap();
+        prop_assert!(read(&file).is_err());
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_is_refused_or_the_same(
+        cuts in prop::collection::vec((any::<prop::sample::Index>(), 0usize..12, any::<[u8; 4]>()), 1..4),
+    ) {
+        let (_folder, file, mut bytes) = written();
+        let expected = essence(&read(&file).unwrap());
+        for (at, len, with) in cuts {
+            let at = at.index(bytes.len());
+            let end = (at + len).min(bytes.len());
+            bytes.splice(at..end, with);
+        }
+        fs::write(&file, bytes).unwrap();
+        if let Ok(checkpoint) = read(&file) {
+            prop_assert_eq!(essence(&checkpoint), expected);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The thread that writes checkpoints while its server goes on.
+//!
+//! An order names the newest frame and the copies of the optimiser's state that belong to it. The thread copies them
+//! into memory of its own, lets go of them, and only then touches the disk. Until it has let go the server writes
+//! neither: the frame is pinned, and a fold whose output would be that copy of the state waits. Both are asked about
+//! only by the thread that also gives the orders, so one word says it all: the thread's release store after its last
+//! load of the frame, and the server's acquire load before its first store to it.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use super::file::{self, Header};
+use super::{CheckpointError, CheckpointOptions};
+use crate::clock::{Clock, Version};
+use crate::kernel::Optimizer;
+use crate::mem::LocalSlice;
+use crate::node::Error;
+use crate::scheme;
+use crate::table::Table;
+
+/// What all checkpoints of one life have in common.
+pub(in crate::node) struct Identity {
+    pub(in crate::node) table: Table,
+    pub(in crate::node) shard: (u16, u16),
+    pub(in crate::node) range: Range<u64>,
+    pub(in crate::node) epoch: u64,
+    pub(in crate::node) scheme: scheme::Config,
+    pub(in crate::node) optimizer: Optimizer,
+}
+
+/// One checkpoint to write.
+pub(in crate::node) struct Order {
+    pub(in crate::node) version: Version,
+    pub(in crate::node) smallest_clock: Clock,
+    /// Of the workers that are in: what of theirs is in the parameters.
+    pub(in crate::node) clocks: Vec<Clock>,
+    /// The newest frame's payload, then the current states.
+    pub(in crate::node) tensors: Vec<LocalSlice>,
+}
+
+const IDLE: u8 = 0;
+/// The server's memory is being read.
+const COPYING: u8 = 1;
+/// It is not any more.
+const WRITING: u8 = 2;
+
+struct Shared {
+    phase: AtomicU8,
+    /// One more than the newest version on the disk; 0 for none.
+    written: AtomicU64,
+    failed: AtomicU64,
+    /// Why the last one failed, until somebody asks.
+    failure: Mutex<Option<CheckpointError>>,
+}
+
+/// Gives orders to the thread, one at a time.
+pub(in crate::node) struct Checkpointer {
+    every: Option<u64>,
+    shared: Arc<Shared>,
+    orders: Option<SyncSender<Order>>,
+    thread: Option<JoinHandle<()>>,
+    /// Which frame and which copy of the states the last order named.
+    source: (u8, usize),
+    /// A request that is not begun yet.
+    wanted: bool,
+    /// The version of the last order, or the first of this life.
+    last: Version,
+}
+
+impl Checkpointer {
+    pub(in crate::node) fn start(
+        options: CheckpointOptions,
+        identity: Identity,
+        first: Version,
+    ) -> Result<Checkpointer, Error> {
+        // Now rather than at the first checkpoint.
+        file::partial(&options.path)?;
+        check(&options, &identity)?;
+        let shared = Arc::new(Shared {
+            phase: AtomicU8::new(IDLE),
+            written: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            failure: Mutex::new(None),
+        });
+        let (orders, to_do) = sync_channel(1);
+        let (every, seen) = (options.every, Arc::clone(&shared));
+        let thread = std::thread::Builder::new()
+            .name("slackline-checkpoint".into())
+            .spawn(move || serve(&options, &identity, &to_do, &seen))
+            .map_err(|source| Error::Thread { what: "checkpoints", source })?;
+        Ok(Checkpointer {
+            every,
+            shared,
+            orders: Some(orders),
+            thread: Some(thread),
+            source: (0, 0),
+            wanted: false,
+            last: first,
+        })
+    }
+
+    fn phase(&self) -> u8 {
+        // Acquire: all that the thread has read of the server's memory comes before what is written there next.
+        self.shared.phase.load(Ordering::Acquire)
+    }
+
+    /// Wants one more, as soon as the one that runs has ended.
+    pub(in crate::node) fn request(&mut self) {
+        self.wanted = true;
+    }
+
+    /// True if one is to be begun now that `version` is the newest.
+    pub(in crate::node) fn is_due(&self, version: Version) -> bool {
+        let due = self.every.is_some_and(|every| self.last.behind(version) >= every);
+        (self.wanted || due) && self.phase() == IDLE
+    }
+
+    /// Begins one. `frame` and `states` say where the order's memory is.
+    pub(in crate::node) fn begin(&mut self, order: Order, frame: u8, states: usize) {
+        (self.wanted, self.last, self.source) = (false, order.version, (frame, states));
+        // Release is not needed: the channel brings the order, and only this thread asks before the answer.
+        self.shared.phase.store(COPYING, Ordering::Relaxed);
+        let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok());
+        if !sent {
+            // The thread has panicked, and the panic hook has said so: nothing is copied, nobody shall wait.
+            self.shared.phase.store(IDLE, Ordering::Relaxed);
+            self.shared.failed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// True while `frame` is being copied.
+    pub(in crate::node) fn holds_frame(&self, frame: u8) -> bool {
+        self.source.0 == frame && self.phase() == COPYING
+    }
+
+    /// True while this copy of the states is being copied.
+    pub(in crate::node) fn holds_states(&self, states: usize) -> bool {
+        self.source.1 == states && self.phase() == COPYING
+    }
+
+    /// True if nothing is under way or wanted.
+    pub(in crate::node) fn is_idle(&self) -> bool {
+        !self.wanted && self.phase() == IDLE
+    }
+
+    /// The newest version that is safely on the disk, of those that this life wrote.
+    pub(in crate::node) fn written(&self) -> Option<Version> {
+        self.shared.written.load(Ordering::Acquire).checked_sub(1).map(Version)
+    }
+
+    /// How many could not be written.
+    pub(in crate::node) fn failed(&self) -> u64 {
+        self.shared.failed.load(Ordering::Acquire)
+    }
+
+    /// As if the thread were copying `frame` and `states`, for as long as a test wants it to.
+    #[cfg(test)]
+    pub(in crate::node) fn pretend(&mut self, copying: bool, frame: u8, states: usize) {
+        self.source = (frame, states);
+        self.shared.phase.store(if copying { COPYING } else { IDLE }, Ordering::Relaxed);
+    }
+
+    /// Why the last one could not, the first time that this is asked.
+    pub(in crate::node) fn failure(&self) -> Option<CheckpointError> {
+        self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Checkpointer {
+    fn drop(&mut self) {
+        // The thread ends what it is at, so that no half of a file is left behind, and finds nobody who orders more.
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn check(options: &CheckpointOptions, identity: &Identity) -> Result<(), Error> {
+    if options.every == Some(0) {
+        let reason = "use at least 1, or leave it out to write on request only";
+        return Err(Error::Option { option: "checkpoint.every", value: "0".into(), reason });
+    }
+    // JSON has no infinities: a checkpoint that cannot be read again is none.
+    let text = serde_json::to_string(&identity.optimizer).unwrap_or_default();
+    if serde_json::from_str::<Optimizer>(&text).ok() != Some(identity.optimizer) {
+        let value = format!("{:?}", identity.optimizer);
+        let reason = "a checkpoint cannot hold it: its constants must be finite";
+        return Err(Error::Option { option: "optimizer", value, reason });
+    }
+    Ok(())
+}
+
+fn serve(options: &CheckpointOptions, identity: &Identity, orders: &Receiver<Order>, shared: &Shared) {
+    // A panic between here and the end must not hold the server's memory for ever.
+    struct LetGo<'a>(&'a Shared);
+    impl Drop for LetGo<'_> {
+        fn drop(&mut self) {
+            self.0.phase.store(IDLE, Ordering::Release);
+        }
+    }
+    let _end = LetGo(shared);
+    let mut copies: Vec<Vec<u8>> = Vec::new();
+    while let Ok(order) = orders.recv() {
+        let begun = std::time::Instant::now();
+        copies.resize_with(order.tensors.len(), Vec::new);
+        for (copy, tensor) in copies.iter_mut().zip(&order.tensors) {
+            copy.resize(tensor.len(), 0);
+            tensor.as_volatile().read(copy);
+        }
+        let Order { version, smallest_clock, clocks, tensors } = order;
+        drop(tensors);
+        shared.phase.store(WRITING, Ordering::Release);
+        let copied = begun.elapsed();
+        let header = Header {
+            format: Header::FORMAT,
+            shard: identity.shard.0,
+            shards: identity.shard.1,
+            range: [identity.range.start, identity.range.end],
+            version,
+            smallest_clock,
+            clocks,
+            epoch: identity.epoch,
+            scheme: identity.scheme,
+            optimizer: identity.optimizer,
+            table: identity.table.clone(),
+        };
+        let (path, shard) = (&options.path, identity.shard.0);
+        match file::write(path, &header, &copies) {
+            Ok(()) => {
+                shared.written.store(version.0 + 1, Ordering::Release);
+                let written = begun.elapsed() - copied;
+                tracing::info!(
+                    shard, version = version.0, clock = smallest_clock.0, path = %path.display(), ?copied, ?written,
+                    "checkpoint written"
+                );
+            }
+            Err(error) => {
+                tracing::warn!(shard, version = version.0, %error, "checkpoint failed; serving goes on");
+                *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                shared.failed.fetch_add(1, Ordering::Release);
+            }
+        }
+        shared.phase.store(IDLE, Ordering::Release);
+    }
+}

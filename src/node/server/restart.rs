@@ -1,0 +1,166 @@
+//! The end of one life of a server and the begin of the next: checkpoints.
+
+use super::{Server, ServerOptions, Start};
+use crate::clock::Version;
+use crate::node::checkpoint::{Checkpoint, Checkpointer, Order};
+use crate::node::{Backoff, Error, now};
+use crate::scheme::Bound;
+use crate::table::Table;
+use crate::time::Duration;
+use crate::transport::{Address, Transport};
+
+impl<T: Transport> Server<T> {
+    /// As [`new`](Self::new), from a checkpoint of an earlier life: parameters, optimiser state, version and smallest
+    /// clock go on where it was written. The epoch is a new one, so that nothing of the old life reaches this one.
+    ///
+    /// Nothing is applied before [`workers`](ServerOptions::workers) of them are in, as at the begin of a job; as many
+    /// as [`Checkpoint::clocks`] has were in when it was written. `table`, shard and optimiser must be the
+    /// checkpoint's; the optimiser's constants, the scheme and the learning rate may be others.
+    pub fn resume(
+        transport: T,
+        address: &Address,
+        table: Table,
+        checkpoint: Checkpoint,
+        options: ServerOptions,
+    ) -> Result<Self, Error> {
+        checkpoint.check(&table, options.shard, &options.optimizer)?;
+        let (version, smallest_clock) = (checkpoint.version(), checkpoint.smallest_clock());
+        let (parameters, states) = (checkpoint.parameters(), checkpoint.states());
+        let start = Start { parameters, states, version, smallest_clock };
+        let server = Self::begin(transport, address, table, start, options)?;
+        tracing::info!(
+            shard = checkpoint.shard().0,
+            version = version.0,
+            clock = smallest_clock.0,
+            epoch = server.epoch(),
+            written_by = checkpoint.epoch(),
+            "resumed from a checkpoint"
+        );
+        Ok(server)
+    }
+
+    /// Asks for a checkpoint of the newest version, to be begun by the next [`poll`](Self::poll), or once one that is
+    /// being written has ended. [`ServerStatus::checkpointed`](super::ServerStatus::checkpointed) tells of its end.
+    pub fn request_checkpoint(&mut self) -> Result<(), Error> {
+        self.writer()?.request();
+        Ok(())
+    }
+
+    /// Serves until the version that is the newest now, or a later one, is safely on the disk, at most `timeout`; the
+    /// last thing before a clean end. Returns the version.
+    pub fn finish_checkpoint(&mut self, timeout: Duration) -> Result<Version, Error> {
+        let newest = self.shard.frames.latest().version;
+        let deadline = now() + timeout;
+        let mut backoff = Backoff::new();
+        let mut requested = false;
+        loop {
+            let at = now();
+            let progress = self.poll(at)?;
+            let writer = self.writer()?;
+            if let Some(written) = writer.written().filter(|written| *written >= newest) {
+                return Ok(written);
+            }
+            // One that was under way already may be of an older version: only the end of one's own is the end.
+            if writer.is_idle() && !std::mem::replace(&mut requested, true) {
+                writer.request();
+            } else if writer.is_idle() {
+                let panicked = Error::OutOfTurn {
+                    operation: "write a checkpoint",
+                    reason: "the thread that writes them has panicked, and said why",
+                };
+                return Err(writer.failure().map_or(panicked, Error::from));
+            }
+            if at >= deadline {
+                let seen = Bound::version(writer.written().unwrap_or_default());
+                let (operation, needed) = ("writing a checkpoint", Bound::version(newest));
+                return Err(Error::Deadline { operation, waited: timeout, needed, seen });
+            }
+            if progress { backoff.reset() } else { backoff.wait() }
+        }
+    }
+
+    fn writer(&mut self) -> Result<&mut Checkpointer, Error> {
+        self.checkpoints.as_mut().ok_or(Error::OutOfTurn {
+            operation: "write a checkpoint",
+            reason: "the server has no `checkpoint` among its options",
+        })
+    }
+
+    /// Begins a checkpoint if one is due: the newest frame and the states that belong to it, which only the end of a
+    /// fold changes, and that happens in this thread.
+    pub(super) fn checkpoint(&mut self) {
+        let latest = self.shard.frames.latest();
+        let Some(writer) = self.checkpoints.as_mut().filter(|writer| writer.is_due(latest.version)) else {
+            return;
+        };
+        let mut tensors = Vec::with_capacity(1 + self.states.len());
+        tensors.push(self.shard.frames.payload(latest.frame));
+        for state in &self.states {
+            // A region may be longer than was asked for.
+            let Ok(slice) = state[self.current].slice(0, tensors[0].len()) else { return };
+            tensors.push(slice);
+        }
+        let order = Order {
+            version: latest.version,
+            smallest_clock: self.announced_clock,
+            clocks: self.workers.iter().flatten().map(|worker| worker.consumed).collect(),
+            tensors,
+        };
+        writer.begin(order, latest.frame, self.current);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Optimizer;
+    use crate::node::{CheckpointOptions, Worker, WorkerOptions};
+    use crate::scheme::Config;
+    use crate::table::ElementType;
+    use crate::transport::shm::Shm;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// How many versions are made while the newest frame and its states are being copied, out of three that could be.
+    fn versions_made_meanwhile(frames: u8, optimizer: Optimizer) -> u64 {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = Some(CheckpointOptions::new(folder.path().join("shard")));
+        let options = ServerOptions { optimizer, checkpoint, ..ServerOptions::new(Config::Asp, 1, 0.1) };
+        let options =
+            ServerOptions { memory: crate::node::ShardOptions { frames, ..options.memory }, ..options };
+        let table = Table::flat(64, ElementType::F32).unwrap();
+        let mut server = Server::new(Shm::new(), &Address::random(), table, &[0.0; 64], options).unwrap();
+        let address = server.address();
+        std::thread::scope(|scope| {
+            let working = scope.spawn(move || {
+                let options = WorkerOptions::new(Config::Asp);
+                let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
+                for _ in 0..4 {
+                    worker.begin(PATIENCE).unwrap();
+                    worker.gradient().unwrap().fill(1.0);
+                    worker.publish(None, PATIENCE).unwrap();
+                }
+                worker.flush(PATIENCE).unwrap();
+            });
+            assert!(server.drive(|server| server.status().version >= Version(1), PATIENCE).unwrap());
+            let (latest, current) = (server.shard.frames.latest(), server.current);
+            server.writer().unwrap().pretend(true, latest.frame, current);
+            server.drive(|server| server.status().version >= Version(4), Duration::from_millis(200)).unwrap();
+            let made = latest.version.behind(server.status().version);
+            server.writer().unwrap().pretend(false, latest.frame, current);
+            // Those that had to wait go on at once.
+            assert!(server.drive(|server| server.status().version >= Version(4), PATIENCE).unwrap());
+            assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
+            4u64.saturating_sub(latest.version.0).min(made)
+        })
+    }
+
+    #[test]
+    fn only_a_fold_that_would_write_what_is_being_copied_waits() {
+        let (sgd, momentum) =
+            (Optimizer::Sgd { weight_decay: 0.0 }, Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 });
+        assert_eq!(versions_made_meanwhile(2, sgd), 1, "the frame is held");
+        assert_eq!(versions_made_meanwhile(3, momentum), 1, "the state is held");
+        assert!(versions_made_meanwhile(3, sgd) > 1, "there is a third frame, and no state");
+    }
+}

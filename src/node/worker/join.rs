@@ -1,0 +1,183 @@
+//! Joining the servers of all shards, at one clock.
+
+use super::{ReadMode, WorkerOptions};
+use crate::clock::{Clock, Version};
+use crate::node::link::Link;
+use crate::node::{Error, now};
+use crate::param::{Epoch, PinError, Resume, Role};
+use crate::scheme::Bound;
+use crate::table::Table;
+use crate::time::{Duration, Instant};
+use crate::transport::{Address, ConnectError, Endpoint, Transport};
+
+/// What a worker that comes back had reached.
+pub(super) struct Reached<'a> {
+    pub(super) clock: Clock,
+    /// Of each shard: the life that it was connected to last, and the newest version that it has seen of that.
+    pub(super) shards: &'a [(Epoch, Version)],
+}
+
+/// How long a server may take to notice that a peer has left.
+pub(super) const LEAVING: Duration = Duration::from_millis(50);
+
+/// How long to stand back between attempts to connect, at first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
+
+/// The most that a worker begins later than it must, so as to begin at the same clock everywhere.
+const MARGIN_MAX: u64 = 1 << 20;
+
+struct Joining<'a, T> {
+    transport: &'a T,
+    role: Role,
+    deadline: Instant,
+    timeout: Duration,
+}
+
+/// Connects to all shards and returns the connections in their order. Who comes back keeps trying until `timeout` has
+/// passed: a server may be on its way, too.
+pub(super) fn join<T: Transport>(
+    transport: &T,
+    servers: &[Address],
+    options: &WorkerOptions,
+    reached: Option<Reached<'_>>,
+    timeout: Duration,
+) -> Result<Vec<Link<T::Endpoint>>, Error> {
+    let role = Role::Worker { encoding: options.encoding, scheme: options.scheme };
+    let joining = Joining { transport, role, deadline: now() + timeout, timeout };
+    let mut links = Vec::with_capacity(servers.len());
+    for address in servers {
+        links.push(match &reached {
+            None => joining.connect(address, None)?,
+            Some(reached) => joining.retry(|| joining.connect_again(address, reached))?,
+        });
+    }
+    links.sort_by_key(|link| link.welcome.shard);
+    check_shards(&links)?;
+    if let Some(staleness) = options.scheme.staleness() {
+        joining.meet(&mut links, staleness)?;
+    }
+    Ok(links)
+}
+
+/// Where a worker begins. All shards are at one clock, unless the scheme never waits.
+pub(super) fn clock<E: Endpoint>(links: &[Link<E>]) -> Clock {
+    links.iter().map(|link| link.welcome.clock).max().unwrap_or_default()
+}
+
+impl<T: Transport> Joining<'_, T> {
+    fn left(&self) -> Duration {
+        self.deadline - now()
+    }
+
+    fn connect(&self, address: &Address, resume: Option<Resume>) -> Result<Link<T::Endpoint>, Error> {
+        Link::connect(self.transport, address, self.role.clone(), resume, self.left())
+    }
+
+    /// Asks first which shard it is, for each is told of its own versions.
+    fn connect_again(&self, address: &Address, reached: &Reached<'_>) -> Result<Link<T::Endpoint>, Error> {
+        let welcome = Link::<T::Endpoint>::ask(self.transport, address, self.left())?;
+        let seen = reached.shards.get(usize::from(welcome.shard));
+        let (epoch, version) = seen.copied().unwrap_or((welcome.epoch, Version(0)));
+        self.connect(address, Some(Resume { clock: reached.clock, epoch, version }))
+    }
+
+    /// Until it succeeds, the deadline passes, or no repetition can help.
+    fn retry<R>(&self, connect: impl Fn() -> Result<R, Error>) -> Result<R, Error> {
+        let (mut pause, most) = RETRY;
+        loop {
+            let error = match connect() {
+                Ok(connected) => return Ok(connected),
+                Err(error) => error,
+            };
+            // Nobody may listen yet, and the old place may not be free yet.
+            let may_pass = matches!(
+                &error,
+                Error::Connect(
+                    ConnectError::System { .. } | ConnectError::Refused { .. } | ConnectError::Closed { .. }
+                )
+            );
+            if !may_pass || self.left() <= pause {
+                return Err(error);
+            }
+            tracing::debug!(%error, "trying again to connect");
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(most);
+        }
+    }
+
+    /// Brings all shards to one clock, which is that of the next gradient for all of them.
+    ///
+    /// Shards move on one by one, so one who comes late, or comes back, may find them at different clocks; and one
+    /// that was restored stands where its checkpoint was written. It leaves those that are not at the latest and joins
+    /// them again, asking to begin there: a worker may begin later than it must, for it then waits for the others and
+    /// they do not wait for it. A shard that has moved past what was asked meanwhile makes it ask for more, and more
+    /// each time: the shards that it is in hold the others within its bound, so that a large enough step is past all
+    /// that they can do while it is on its way.
+    fn meet(&self, links: &mut Vec<Link<T::Endpoint>>, staleness: u64) -> Result<(), Error> {
+        let mut margin = 0;
+        loop {
+            let latest = clock(links);
+            let Some(behind) =
+                links.iter().map(|link| link.welcome.clock).min().filter(|least| *least < latest)
+            else {
+                return Ok(());
+            };
+            let target = Clock(latest.0.saturating_add(margin));
+            if self.left().is_zero() {
+                let operation = "joining all shards at one clock";
+                let (needed, seen) = (Bound::clock(target), Bound::clock(behind));
+                return Err(Error::Deadline { operation, waited: self.timeout, needed, seen });
+            }
+            // Those furthest behind first: those ahead hold the others back longest.
+            let mut order: Vec<usize> = (0..links.len()).collect();
+            order.sort_by_key(|index| links[*index].welcome.clock);
+            for index in order {
+                if links[index].welcome.clock == target {
+                    continue;
+                }
+                let (address, epoch) = (links[index].address.clone(), links[index].welcome.epoch);
+                let clock = links[index].welcome.clock;
+                tracing::info!(%address, clock = clock.0, to = target.0, "joining again: the shards differ");
+                drop(links.remove(index));
+                std::thread::sleep(LEAVING.min(self.left()));
+                // Its versions were told of already, if there was anything to tell.
+                let resume = Resume { clock: target, epoch, version: Version(0) };
+                links.insert(index, self.retry(|| self.connect(&address, Some(resume)))?);
+            }
+            margin = (2 * margin).max(staleness.saturating_add(1)).min(MARGIN_MAX);
+        }
+    }
+}
+
+/// That reading in place is possible, if it is asked for.
+pub(super) fn check_read_mode<E: Endpoint>(links: &[Link<E>], options: &WorkerOptions) -> Result<(), Error> {
+    if options.read != ReadMode::InPlace {
+        return Ok(());
+    }
+    if let Some(link) = links.iter().find(|link| link.pins.is_none()) {
+        return Err(Error::Pin { shard: link.welcome.shard, source: PinError::NotMapped });
+    }
+    if options.scheme.pushes() {
+        let reason = "pushes copies: reading in place has nothing to add";
+        return Err(Error::Scheme { scheme: options.scheme, reason });
+    }
+    Ok(())
+}
+
+/// That the servers hold the shards of one table, each once.
+pub(super) fn check_shards<E: Endpoint>(links: &[Link<E>]) -> Result<Table, Error> {
+    let wrong = |reason: String| Error::Shards { reason };
+    let first = links.first().ok_or_else(|| wrong("no server was given".into()))?;
+    if usize::from(first.welcome.shards) != links.len() {
+        return Err(wrong(format!("there are {} shards and {} servers", first.welcome.shards, links.len())));
+    }
+    for (index, link) in links.iter().enumerate() {
+        if usize::from(link.welcome.shard) != index || link.welcome.shards != first.welcome.shards {
+            return Err(wrong(format!("shard {index} is missing or there twice")));
+        }
+        if link.welcome.table != first.welcome.table {
+            return Err(wrong(format!("{} and {} hold different tables", first.address, link.address)));
+        }
+    }
+    Ok(first.welcome.table.clone())
+}

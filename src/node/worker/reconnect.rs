@@ -1,0 +1,48 @@
+//! Coming back: to servers that were restarted, or that took this worker for dead.
+
+use super::join::{self, Reached};
+use super::{Part, Phase, Worker};
+use crate::node::{Error, now};
+use crate::scheme::WorkerEvent;
+use crate::time::Duration;
+use crate::transport::{Address, Transport};
+
+impl<T: Transport> Worker<T> {
+    /// Leaves all servers and connects again, to those of all shards in any order of theirs, within `timeout`: after
+    /// an [`Error::ServerLost`] or [`Error::Evicted`], or whenever the servers have other addresses. It keeps trying
+    /// while a server is not there yet. Then call [`begin`](Worker::begin).
+    ///
+    /// A gradient whose publishing had not returned is void: it was applied once or not at all, and is never sent
+    /// again. The worker goes on at the clock that the servers tell, which is its own or a later one; the parameters
+    /// are theirs, and may be older than those it had where a server took up a checkpoint. Memory and statistics stay.
+    ///
+    /// After an error there are no connections: every call says so until a `reconnect` succeeds.
+    pub fn reconnect(&mut self, servers: &[Address], timeout: Duration) -> Result<(), Error> {
+        let deadline = now() + timeout;
+        if !self.parts.is_empty() {
+            self.reached = self.parts.iter_mut().map(Part::reached).collect();
+            // Before anything can fail, so that the servers need not wait for the lease.
+            self.parts.clear();
+            std::thread::sleep(join::LEAVING.min(timeout));
+        }
+        self.phase = Phase::Apart;
+        self.computing_since = None;
+        let reached = Reached { clock: self.clock, shards: &self.reached };
+        let links = join::join(&self.transport, servers, &self.options, Some(reached), deadline - now())?;
+        if join::check_shards(&links)? != self.table {
+            let reason = "it is another table than this worker's".into();
+            return Err(Error::Shards { reason });
+        }
+        join::check_read_mode(&links, &self.options)?;
+        self.clock = join::clock(&links);
+        self.consumed = self.clock;
+        self.parts = Part::of(links, &self.options);
+        self.scheme = self.options.scheme.worker();
+        self.scheme.handle_event(now(), WorkerEvent::Joined { clock: self.clock });
+        self.phase = Phase::Deciding;
+        (self.interrupts, self.counted) = (0, false);
+        self.statistics.reconnects += 1;
+        tracing::info!(clock = self.clock.0, "connected again");
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! Forked children.
+#![allow(unsafe_code)]
+
+use super::*;
+
+/// Runs test `name` of the file above in a process with no other tests: true in that process. Others would open
+/// descriptors of their own, and a forked child may hang on a lock that one of them held.
+pub(super) fn alone(name: &str) -> bool {
+    const ALONE: &str = "SLACKLINE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("transport::tcp::tests::{name}"), "--test-threads=1"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    false
+}
+
+#[test]
+fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
+    if !alone("fork::what_a_forked_child_inherits_is_dead_there_and_alive_here") {
+        return;
+    }
+    let tcp = Tcp::new();
+    let region = tcp.allocate(4096, ALL).unwrap();
+    let mut listener = listen(&tcp);
+    let (mut client, mut server, received) = pair(&tcp, &mut listener, offer(vec![region.whole()]));
+    let word = received.grants[0].slice(0, 8).unwrap();
+    let mut beacon = client.beacon(&word).unwrap();
+    let write = |client: &mut TcpEndpoint, value| {
+        let operation = Operation::WriteInline { data: Inline::word(value), remote: word };
+        client.post(&[WorkRequest::signalled(1, operation)])
+    };
+    // SAFETY: the only other thread, the one that serves requests, sleeps and holds no lock that the child takes; the
+    // child leaves by `_exit`.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let dead = Err(crate::transport::Disconnected { reason: endpoint::FORKED });
+        let posted = matches!(write(&mut client, 666), Err(PostError::Disconnected(gone)) if Err(gone.clone()) == dead);
+        let all = posted
+            && client.check() == dead
+            && server.check() == dead
+            && client.poll().is_none()
+            && beacon.set(667) == dead
+            && listener.poll(NOW).is_none();
+        // Dropping the child's copies must neither end the parent's connection nor wait for the parent's thread.
+        drop((client, server, listener, beacon, tcp));
+        // SAFETY: ends this process without running what belongs to its parent.
+        unsafe { libc::_exit(if all { 0 } else { 1 }) };
+    }
+    assert!(pid > 0);
+    let mut status = 0;
+    // SAFETY: the pid is that of our child; `status` is live.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0, "everything was dead in the child");
+    assert_eq!(region.as_volatile().load_u64(0), 0);
+    client.check().unwrap();
+    server.check().unwrap();
+    write(&mut client, 5).unwrap();
+    assert_eq!(results(&mut client, 1), [Ok(())]);
+    assert_eq!(region.as_volatile().load_u64(0), 5);
+    beacon.set(6).unwrap();
+    wait_for("the beacon", || (region.as_volatile().load_u64(0) == 6).then_some(()));
+    honest_peers_are_served(&tcp, &mut listener);
+}
+
+#[test]
+fn a_connection_ends_with_its_owner_even_if_a_forked_child_holds_a_copy() {
+    let tcp = Tcp::new();
+    let (client, mut server, _) = pair(&tcp, &mut listen(&tcp), Offer::default());
+    // SAFETY: the child only sleeps in the kernel, until it is killed below.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: as above; `alarm`, `pause` and `_exit` are async-signal-safe.
+        unsafe {
+            libc::alarm(60);
+            libc::pause();
+            libc::_exit(0);
+        }
+    }
+    drop(client);
+    wait_for("the server to notice", || server.check().err());
+    // SAFETY: the pid is that of our child, not yet waited for.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+}

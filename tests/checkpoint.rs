@@ -1,0 +1,10 @@
+//! Servers that are written to the disk and taken up again, and workers that come back: over shared memory, in one
+//! process. What dies in a process of its own is in `tests/failure/restarts.rs`.
+
+mod checkpoint {
+    mod job;
+    mod once;
+    mod reconnect;
+    mod resume;
+    mod shards;
+}

@@ -1,0 +1,218 @@
+//! One server: what it writes, when, and what comes of it.
+
+use std::time::Duration;
+
+use slackline::Error;
+use slackline::clock::{Clock, Version};
+use slackline::kernel::{AdamParameters, Optimizer};
+use slackline::node::{Checkpoint, CheckpointError, CheckpointOptions, Server, ServerOptions};
+use slackline::scheme::Config;
+use slackline::transport::Address;
+use slackline::transport::shm::Shm;
+
+use super::job::{PATIENCE, Serving, bits, checkpointing, new, resume, table, train, wait_for, worker};
+
+const ELEMENTS: usize = 5_003;
+
+#[test]
+fn training_resumed_from_a_checkpoint_is_bit_for_bit_that_without_a_stop() {
+    let adam = AdamParameters::new(0.01);
+    for optimizer in [
+        Optimizer::Sgd { weight_decay: 0.01 },
+        Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 },
+        Optimizer::Adam(adam),
+        Optimizer::AdamW(adam),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shard");
+        let options =
+            || checkpointing(ServerOptions { optimizer, ..ServerOptions::new(Config::Bsp, 1, 0.05) }, &path);
+        let serving = Serving::start(new(ELEMENTS, options()));
+        let mut straight = worker(&serving.address, Config::Bsp);
+        for _ in 0..25 {
+            train(&mut straight).unwrap();
+        }
+        straight.flush(PATIENCE).unwrap();
+        let expected = serving.stop().parameters().unwrap();
+
+        let serving = Serving::start(new(ELEMENTS, options()));
+        let mut worker = worker(&serving.address, Config::Bsp);
+        for clock in 0..10 {
+            assert_eq!(train(&mut worker).unwrap().clock, Clock(clock));
+        }
+        worker.flush(PATIENCE).unwrap();
+        let mut server = serving.stop();
+        assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version(10));
+        assert_eq!(server.status().checkpointed, Some(Version(10)));
+        let epoch = server.epoch();
+        drop(server);
+
+        let resumed = resume(ELEMENTS, &path, options());
+        assert_ne!(resumed.epoch(), epoch, "another life");
+        let status = resumed.status();
+        assert_eq!((status.version, status.smallest_clock), (Version(10), Clock(10)));
+        let serving = Serving::start(resumed);
+        worker.reconnect(std::slice::from_ref(&serving.address), PATIENCE).unwrap();
+        for clock in 10..25 {
+            let view = train(&mut worker).unwrap();
+            assert_eq!((view.clock, view.version), (Clock(clock), Version(clock)));
+        }
+        worker.flush(PATIENCE).unwrap();
+        assert_eq!((worker.statistics().clocks, worker.statistics().reconnects), (25, 1));
+        let server = serving.stop();
+        assert_eq!((server.status().version, server.status().lost_updates), (Version(25), Some(0)));
+        assert!(bits(&server.parameters().unwrap()) == bits(&expected), "{optimizer:?}");
+    }
+}
+
+#[test]
+fn a_checkpoint_says_what_it_holds_and_is_refused_by_another_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shard");
+    let options = || checkpointing(ServerOptions::new(Config::Ssp { staleness: 1 }, 1, 0.05), &path);
+    let serving = Serving::start(new(64, options()));
+    let mut trained = worker(&serving.address, Config::Ssp { staleness: 1 });
+    for _ in 0..3 {
+        train(&mut trained).unwrap();
+    }
+    trained.flush(PATIENCE).unwrap();
+    let mut server = serving.stop();
+    server.finish_checkpoint(PATIENCE).unwrap();
+    let checkpoint = Checkpoint::read(&path).unwrap();
+    assert_eq!((checkpoint.version(), checkpoint.smallest_clock()), (Version(3), Clock(3)));
+    assert_eq!((checkpoint.clocks(), checkpoint.epoch()), (&[Clock(3)][..], server.epoch()));
+    assert_eq!((checkpoint.table(), checkpoint.shard()), (server.table(), (0, 1)));
+    assert_eq!(bits(checkpoint.parameters()), bits(&server.parameters().unwrap()));
+    assert_eq!(checkpoint.states().len(), 0);
+
+    let momentum = Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 };
+    for (what, table, options) in [
+        ("table", table(65), options()),
+        ("shard", table(64), ServerOptions { shard: (1, 2), ..options() }),
+        ("optimizer", table(64), ServerOptions { optimizer: momentum, ..options() }),
+    ] {
+        let resumed = Server::resume(Shm::new(), &Address::random(), table, checkpoint.clone(), options);
+        let Err(Error::Checkpoint(error)) = resumed else { panic!("taken up by a job of another {what}") };
+        assert!(matches!(&error, CheckpointError::OtherJob { what: named, .. } if *named == what), "{error}");
+    }
+}
+
+#[test]
+fn a_checkpoint_is_written_every_so_many_versions_and_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shard");
+    let mut options = checkpointing(ServerOptions::new(Config::Bsp, 1, 0.05), &path);
+    options.checkpoint.as_mut().unwrap().every = Some(4);
+    let serving = Serving::start(new(16, options));
+    let mut worker = worker(&serving.address, Config::Bsp);
+    for _ in 0..3 {
+        train(&mut worker).unwrap();
+    }
+    worker.flush(PATIENCE).unwrap();
+    let serving = serving.until("a third version", |status| status.version == Version(3));
+    assert!(!path.exists());
+    train(&mut worker).unwrap();
+    let serving = serving.until("a first checkpoint", |status| status.checkpointed == Some(Version(4)));
+    assert_eq!(Checkpoint::read(&path).unwrap().version(), Version(4));
+    train(&mut worker).unwrap();
+    worker.flush(PATIENCE).unwrap();
+    let mut server = serving.stop();
+    // The second is wanted while the first may be under way, and is not forgotten.
+    server.request_checkpoint().unwrap();
+    server.poll(slackline::node::now()).unwrap();
+    server.request_checkpoint().unwrap();
+    let serving =
+        Serving::start(server).until("its request", |status| status.checkpointed == Some(Version(5)));
+    for _ in 0..4 {
+        train(&mut worker).unwrap();
+    }
+    serving.until("the next", |status| status.checkpointed >= Some(Version(9))).stop();
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_written_is_counted_and_stops_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gone/shard");
+    let mut options = checkpointing(ServerOptions::new(Config::Bsp, 1, 0.05), &path);
+    options.checkpoint.as_mut().unwrap().every = Some(1);
+    let serving = Serving::start(new(16, options));
+    let mut worker = worker(&serving.address, Config::Bsp);
+    for _ in 0..5 {
+        train(&mut worker).unwrap();
+    }
+    worker.flush(PATIENCE).unwrap();
+    let serving = serving.until("failures", |status| status.checkpoints_failed >= 1);
+    let mut server = serving.stop();
+    assert_eq!((server.status().version, server.status().checkpointed), (Version(5), None));
+    let error = server.finish_checkpoint(PATIENCE).unwrap_err();
+    assert!(matches!(error, Error::Checkpoint(CheckpointError::Write { .. })), "{error}");
+    // The folder comes back, and with it the checkpoints.
+    std::fs::create_dir(path.parent().unwrap()).unwrap();
+    assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version(5));
+}
+
+#[test]
+fn options_that_cannot_be_are_refused_at_once() {
+    let server = |options| Server::new(Shm::new(), &Address::random(), table(4), &[0.0; 4], options).err();
+    let good = ServerOptions::new(Config::Bsp, 1, 0.05);
+    let never = CheckpointOptions { every: Some(0), ..CheckpointOptions::new("x") };
+    let error = server(ServerOptions { checkpoint: Some(never), ..good.clone() });
+    assert!(matches!(error, Some(Error::Option { .. })), "{error:?}");
+    let error = server(checkpointing(good.clone(), "/"));
+    assert!(matches!(error, Some(Error::Checkpoint(CheckpointError::NoName { .. }))), "{error:?}");
+    let endless = Optimizer::Sgd { weight_decay: f32::INFINITY };
+    let error = server(checkpointing(ServerOptions { optimizer: endless, ..good.clone() }, "x"));
+    assert!(matches!(error, Some(Error::Option { .. })), "{error:?}");
+    let mut without = new(4, good);
+    assert!(matches!(without.request_checkpoint(), Err(Error::OutOfTurn { .. })));
+    assert!(matches!(without.finish_checkpoint(Duration::ZERO), Err(Error::OutOfTurn { .. })));
+}
+
+#[test]
+fn a_checkpoint_is_one_whole_version_though_folds_go_on_beneath_it() {
+    const LARGE: usize = 1 << 20;
+    let optimizer = Optimizer::Momentum { momentum: 0.5, weight_decay: 0.0 };
+    for frames in [2, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shard");
+        let mut options =
+            checkpointing(ServerOptions { optimizer, ..ServerOptions::new(Config::Asp, 1, -1.0) }, &path);
+        options.checkpoint.as_mut().unwrap().every = Some(1);
+        options.memory.frames = frames;
+        let serving = Serving::start(new(LARGE, options));
+        let mut worker = worker(&serving.address, Config::Asp);
+        let training = std::thread::spawn(move || {
+            for _ in 0..150 {
+                worker.begin(PATIENCE).unwrap();
+                worker.gradient().unwrap().fill(1.0);
+                worker.publish(None, PATIENCE).unwrap();
+            }
+            worker.flush(PATIENCE).unwrap();
+        });
+        let (mut expected, mut seen) = (vec![(0.5f32, 0.0f32)], Vec::new());
+        for version in 0..150 {
+            let (parameter, momentum) = expected[version];
+            let momentum = 0.5 * momentum + 1.0;
+            expected.push((parameter + momentum, momentum));
+        }
+        while !training.is_finished() || seen.is_empty() {
+            let checkpoint = match Checkpoint::read(&path) {
+                Ok(checkpoint) => checkpoint,
+                Err(CheckpointError::Missing { .. }) => continue,
+                Err(error) => panic!("{error}"),
+            };
+            let version = checkpoint.version().0 as usize;
+            let (parameter, momentum) = expected[version];
+            assert!(checkpoint.parameters().iter().all(|value| *value == parameter), "version {version}");
+            assert!(checkpoint.states()[0].iter().all(|value| *value == momentum), "version {version}");
+            if seen.last() != Some(&version) {
+                seen.push(version);
+            }
+        }
+        training.join().unwrap();
+        assert!(seen.is_sorted(), "{seen:?}");
+        let mut server = serving.stop();
+        assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version(150));
+        assert_eq!(wait_for("the last", || Checkpoint::read(&path).ok()).version(), Version(150));
+    }
+}

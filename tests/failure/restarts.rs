@@ -1,0 +1,199 @@
+//! Processes that are killed or stopped in the middle of their work, started again, and go on.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use slackline::Error;
+use slackline::clock::{Clock, Version};
+use slackline::node::{Checkpoint, CheckpointOptions, Server, ServerOptions, Worker};
+use slackline::scheme::Config;
+use slackline::transport::Address;
+use slackline::transport::shm::Shm;
+
+use super::second::{PATIENCE, SCHEMES, Second, drive, scheme, server, table, told, train, wait_for, worker};
+
+/// Clocks of the job in which each gradient has an element of its own.
+const CLOCKS: usize = 3000;
+
+/// The gradient of clock `c` is 1 in element `c`, and 0 elsewhere.
+fn mark_clocks(words: &[String]) -> ! {
+    let mut worker = worker(&words[0].parse().unwrap(), scheme(&words[1]));
+    while worker.clock() < Clock(CLOCKS as u64) {
+        let clock = worker.begin(PATIENCE).unwrap().clock.0 as usize;
+        let gradient = worker.gradient().unwrap();
+        gradient.fill(0.0);
+        gradient[clock] = 1.0;
+        worker.publish(None, PATIENCE).unwrap();
+    }
+    worker.flush(PATIENCE).unwrap();
+    std::process::exit(0);
+}
+
+#[test]
+fn a_worker_that_is_killed_and_started_again_never_has_a_gradient_applied_twice() {
+    if let Some(words) = told() {
+        mark_clocks(&words);
+    }
+    for name in SCHEMES {
+        // A step of -1: element `c` counts how often a gradient of clock `c` was applied.
+        let mut server = server(CLOCKS, ServerOptions::new(scheme(name), 1, -1.0));
+        let words = [server.address().to_string(), name.to_owned()];
+        let claim = a_worker_that_is_killed_and_started_again_never_has_a_gradient_applied_twice;
+        for life in 1..=5u64 {
+            let mut victim = Second::start(claim, &words);
+            drive(&mut server, "a part of the job", |server| {
+                server.status().smallest_clock >= Clock(life * 500 + life * 7 % 5)
+            });
+            victim.kill();
+            drive(&mut server, "its death to be noticed", |server| server.status().left == life);
+        }
+        let last = RefCell::new(Second::start(claim, &words));
+        drive(&mut server, "the end", |_| last.borrow_mut().ended().is_some_and(|status| status.success()));
+        // What was published and not applied was made anew, for the clock had not moved: nothing is missing, either.
+        assert_eq!(server.parameters().unwrap(), [1.0; CLOCKS], "{name}");
+        assert_eq!(server.status().version, Version(CLOCKS as u64), "{name}");
+    }
+}
+
+const ELEMENTS: usize = 1000;
+
+fn checkpointing(path: &Path) -> ServerOptions {
+    let checkpoint = CheckpointOptions { every: Some(5), ..CheckpointOptions::new(path) };
+    ServerOptions {
+        checkpoint: Some(checkpoint),
+        ..ServerOptions::new(Config::Ssp { staleness: 1 }, 2, -1.0)
+    }
+}
+
+/// A server in the second process, from its checkpoint if there is one, until it is killed.
+fn serve(words: &[String]) -> ! {
+    let (address, path): (Address, _) = (words[0].parse().unwrap(), Path::new(&words[1]));
+    let options = checkpointing(path);
+    let mut server = match path.exists() {
+        true => {
+            let checkpoint = Checkpoint::read(path).unwrap();
+            Server::resume(Shm::new(), &address, table(ELEMENTS), checkpoint, options)
+        }
+        false => Server::new(Shm::new(), &address, table(ELEMENTS), &[0.0; ELEMENTS], options),
+    }
+    .unwrap();
+    server.drive(|_| false, 10 * PATIENCE).unwrap();
+    panic!("nobody killed this server");
+}
+
+#[test]
+fn a_server_that_is_killed_again_and_again_loses_at_most_what_came_after_its_last_checkpoint() {
+    if let Some(words) = told() {
+        serve(&words);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (address, path) = (Address::random(), folder.path().join("shard"));
+    let words = [address.to_string(), path.to_str().unwrap().to_owned()];
+    let claim = a_server_that_is_killed_again_and_again_loses_at_most_what_came_after_its_last_checkpoint;
+    let mut server = Second::start(claim, &words);
+    let scheme = Config::Ssp { staleness: 1 };
+    let connect = || {
+        super::second::retry(|| {
+            let options = slackline::node::WorkerOptions::new(scheme);
+            Worker::connect(Shm::new(), std::slice::from_ref(&address), options, PATIENCE)
+        })
+    };
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut worker = connect();
+                    while !stop.load(std::sync::atomic::Ordering::SeqCst) {
+                        match train(&mut worker, 1.0) {
+                            Ok(_) => {}
+                            // Killed again while it came back: once more.
+                            Err(Error::ServerLost { .. } | Error::OutOfTurn { .. }) => {
+                                let _ = worker.reconnect(std::slice::from_ref(&address), PATIENCE);
+                            }
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                    worker.statistics().reconnects
+                })
+            })
+            .collect();
+        let mut newest = Version(0);
+        for _ in 0..4 {
+            // Some progress in each life; what is on the disk is always whole, and never goes back.
+            let read = || Checkpoint::read(&path).ok();
+            let checkpoint =
+                wait_for("a checkpoint", || read().filter(|read| read.version().0 >= newest.0 + 50));
+            newest = checkpoint.version();
+            server.kill();
+            let checkpoint = Checkpoint::read(&path).unwrap();
+            assert!(checkpoint.version() >= newest);
+            // Two workers: each update is half a step.
+            let expected = checkpoint.version().0 as f32 * 0.5;
+            assert_eq!(checkpoint.parameters(), [expected; ELEMENTS]);
+            newest = checkpoint.version();
+            server = Second::start(claim, &words);
+        }
+        wait_for("the last life to go on", || {
+            Checkpoint::read(&path).ok().filter(|read| read.version().0 >= newest.0 + 50)
+        });
+        stop.store(true, std::sync::atomic::Ordering::SeqCst);
+        for worker in workers {
+            assert!(worker.join().unwrap() > 0);
+        }
+    });
+}
+
+/// Trains until it is evicted, comes back, trains on and ends well.
+fn come_back(words: &[String]) -> ! {
+    let address: Address = words[0].parse().unwrap();
+    let mut worker = worker(&address, scheme(&words[1]));
+    let error = loop {
+        match train(&mut worker, 1.0) {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Evicted { .. }), "{error}");
+    let before = worker.clock();
+    worker.reconnect(&[address], PATIENCE).unwrap();
+    assert!(worker.clock() >= before);
+    for _ in 0..10 {
+        train(&mut worker, 1.0).unwrap();
+    }
+    std::process::exit(0);
+}
+
+#[test]
+fn an_evicted_worker_comes_back_and_goes_on_beside_those_who_stayed() {
+    if let Some(words) = told() {
+        come_back(&words);
+    }
+    for name in SCHEMES {
+        let mut options = ServerOptions::new(scheme(name), 2, 0.001);
+        options.memory.lease = Duration::from_millis(400);
+        let mut server = server(ELEMENTS, options);
+        let address = server.address();
+        let claim = an_evicted_worker_comes_back_and_goes_on_beside_those_who_stayed;
+        let victim = RefCell::new(Second::start(claim, &[address.to_string(), name.to_owned()]));
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut worker = worker(&address, scheme(name));
+                while !stop.load(std::sync::atomic::Ordering::SeqCst) {
+                    train(&mut worker, 1.0).unwrap();
+                }
+            });
+            drive(&mut server, "a start", |server| server.status().version >= Version(30));
+            victim.borrow().signal(Signal::STOP);
+            drive(&mut server, "the eviction", |server| server.status().left == 1);
+            victim.borrow().signal(Signal::CONT);
+            drive(&mut server, "it to end", |_| victim.borrow_mut().ended().is_some_and(|end| end.success()));
+            stop.store(true, std::sync::atomic::Ordering::SeqCst);
+            drive(&mut server, "all to leave", |server| server.status().workers == 0);
+        });
+        assert_eq!((server.status().joined, server.status().lost_updates), (3, None), "{name}");
+    }
+}
