@@ -2,7 +2,7 @@
 //!
 //! Slow, and needs `ip` and root or user name spaces: `cargo xtask test hosts`.
 
-mod hosts {
+mod network {
     pub(crate) mod far;
     pub(crate) mod namespaces;
 }
@@ -25,13 +25,15 @@ mod litmus {
 }
 
 use std::io::{self, Read};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
+use std::time::Duration;
 
-use hosts::far::Far;
-use hosts::namespaces::Hosts;
 use litmus::over_tcp::{self, Place};
 use litmus::writing::{first_process, tcp};
+use network::far::Far;
+use network::namespaces::{Host, Hosts};
 use slackline::transport::Address;
 use slackline::transport::tcp::Tcp;
 use transport::fixture::Fixture;
@@ -47,6 +49,7 @@ struct BetweenHosts;
 impl Fixture for BetweenHosts {
     type Transport = Far<Tcp>;
     const MODULE: &'static str = "tcp_between_hosts";
+    const ROUNDS: u64 = 20_000;
 
     fn transport() -> Far<Tcp> {
         let hosts = second_process().is_none().then(|| [&HOSTS[0], &HOSTS[1]]);
@@ -93,6 +96,23 @@ fn without_the_second_look_at_the_header_torn_reads_are_found_between_hosts() {
 
 // ---------------------------------------------------------------------- the hosts themselves
 
+#[test]
+fn hosts_reach_each_other_over_their_cables_and_nobody_else_reaches_them() {
+    let hosts = Hosts::new(3);
+    let listener = hosts[0].within(|| TcpListener::bind((hosts[0].address(), 0)).unwrap());
+    let address = listener.local_addr().unwrap();
+    let reach = || TcpStream::connect_timeout(&address, Duration::from_millis(1500));
+    for (host, from) in [(1, "10.77.0.2"), (2, "10.77.0.3")] {
+        let stream = hosts[host].within(reach).expect("a host reaches another");
+        assert_eq!(stream.local_addr().unwrap().ip().to_string(), from);
+        assert_eq!(listener.accept().unwrap().1, stream.local_addr().unwrap());
+    }
+    assert!(reach().is_err(), "from outside");
+    hosts.unplug(1);
+    assert!(hosts[1].within(reach).is_err(), "without a cable");
+    hosts[2].within(reach).expect("the others go on");
+}
+
 const HOLDER: &str = "SLACKLINE_TEST_HOLDS_HOSTS";
 
 /// Where the name spaces of a process's hosts are; they are gone when nothing leads there any more.
@@ -107,10 +127,8 @@ fn spaces(process: u32) -> Vec<String> {
 fn hosts_and_what_runs_there_are_gone_with_a_killed_test() {
     if std::env::var_os(HOLDER).is_some() {
         let hosts = Hosts::new(3);
-        hosts[2].within(|| {
-            let sleeper = hosts::namespaces::Host::command("sleep").arg("1000").spawn().unwrap();
-            println!("\nholds {}", sleeper.id());
-        });
+        let sleeper = hosts[2].within(|| Host::command("sleep").arg("1000").spawn().unwrap());
+        println!("\nholds {}", sleeper.id());
         std::thread::park();
     }
     let mut holder = Command::new(std::env::current_exe().unwrap())

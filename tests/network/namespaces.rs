@@ -16,7 +16,8 @@ use std::process::{Command, Stdio};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 /// What the programs that are needed come with.
-const PACKAGES: &str = "`ip` comes with iproute2, `nft` with nftables, `unshare` and `setpriv` with util-linux";
+const PACKAGES: &str =
+    "`ip` comes with iproute2, `nft` with nftables, `unshare` and `setpriv` with util-linux";
 
 /// Set for whoever became root of a user name space, so that it is tried once.
 const MAPPED: &str = "SLACKLINE_TEST_IS_MAPPED";
@@ -115,25 +116,23 @@ impl Host {
         command
     }
 
-    /// Runs a program here, which must succeed.
+    /// Runs a program here, which must succeed; its output.
     ///
     /// # Panics
     /// If it does not, or is not there, with what it said.
-    pub(crate) fn run(&self, program: &str, arguments: &[&str]) {
-        if let Err(error) = self.try_run(program, arguments) {
-            panic!("{error}");
-        }
+    pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> String {
+        self.try_run(program, arguments).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Runs a program here; what went wrong.
-    pub(crate) fn try_run(&self, program: &str, arguments: &[&str]) -> Result<(), String> {
+    /// Runs a program here; its output, or what went wrong.
+    pub(crate) fn try_run(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
         let mut command = Command::new(program);
         command.args(arguments).env("PATH", path()).stdin(Stdio::null());
         let what = || format!("on host {}: {program} {}", self.name, arguments.join(" "));
         let output = self.within(|| command.output());
         let output = output.map_err(|error| format!("{}: {error} ({PACKAGES})", what()))?;
         if output.status.success() {
-            return Ok(());
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         Err(format!("{}: {}", what(), String::from_utf8_lossy(&output.stderr)))
     }
