@@ -41,6 +41,10 @@ pub(super) struct Outcome {
     /// From the last worker joining to the last gradient folded in.
     pub(super) wall: Duration,
     pub(super) workers: Vec<WorkerOutcome>,
+    /// How often each server was started again.
+    pub(super) restarts: Vec<u32>,
+    /// Updates that were lost with servers, as far as any worker has seen them.
+    pub(super) lost_updates: u64,
 }
 
 /// What a worker came to.
@@ -52,6 +56,8 @@ pub(super) struct WorkerOutcome {
     pub(super) lost: Option<String>,
     /// How it reached the servers.
     pub(super) paths: Vec<PathTaken>,
+    /// How often it came back.
+    pub(super) restarts: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,6 +73,11 @@ struct Place {
     /// Its process, if it is this one's child.
     process: Option<Process>,
     member: Option<MemberId>,
+    /// How often it was started again, and how often it came back, whoever started it.
+    restarts: u32,
+    returns: u32,
+    /// What it did in its earlier lives.
+    earlier: Report,
     state: State,
     outcome: WorkerOutcome,
     heard: Instant,
@@ -80,6 +91,10 @@ struct Shard {
     told: usize,
     address: Option<Address>,
     status: Status,
+    restarts: u32,
+    lost_updates: Option<u64>,
+    /// Since when it is gone, if it may come back.
+    gone: Option<Instant>,
 }
 
 struct Coordinator<'a> {
@@ -103,10 +118,22 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         vec![(Role::Server, plan.servers as u32), (Role::Worker, plan.workers as u32), (Role::Reader, 0)];
     let options = HubOptions { secret: plan.job.secret.clone(), places };
     let hub = Hub::listen(plan.job.listen, options).map_err(Failure::failed)?;
-    let server = || Shard { process: None, member: None, told: 0, address: None, status: Status::default() };
+    let server = || Shard {
+        process: None,
+        member: None,
+        told: 0,
+        address: None,
+        status: Status::default(),
+        restarts: 0,
+        lost_updates: None,
+        gone: None,
+    };
     let worker = || Place {
         process: None,
         member: None,
+        restarts: 0,
+        returns: 0,
+        earlier: Report::default(),
         state: State::Starting,
         outcome: WorkerOutcome::default(),
         heard: Instant::now(),
@@ -147,14 +174,20 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         )));
     }
     let evaluation = plan.spec.evaluate(&parameters, &plan.split.test);
-    let workers = coordinator.workers.iter().map(|place| place.outcome.clone()).collect();
+    let outcome = |place: &Place| WorkerOutcome { restarts: place.returns, ..place.outcome.clone() };
+    let workers = coordinator.workers.iter().map(outcome).collect();
+    let restarts = coordinator.servers.iter().map(|shard| shard.restarts).collect();
+    let lost_updates = coordinator.servers.iter().filter_map(|shard| shard.lost_updates).sum();
     coordinator.leave();
-    Ok(Outcome { parameters, evaluation, versions, wall, workers })
+    Ok(Outcome { parameters, evaluation, versions, wall, workers, restarts, lost_updates })
 }
 
 impl Coordinator<'_> {
     fn start(&self, who: Who) -> Result<Process, Failure> {
-        Process::start(who, &self.hub.address().to_string(), self.plan.job.secret.as_ref())
+        let plan = self.plan;
+        let offset = plan.job.metrics_offset(plan.servers, who);
+        let metrics = plan.metrics.address(Some(offset)).map_err(Failure::usage)?;
+        Process::start(who, &self.hub.address().to_string(), plan.job.secret.as_ref(), metrics)
     }
 
     fn start_servers(&mut self) -> Result<(), Failure> {
@@ -177,8 +210,12 @@ impl Coordinator<'_> {
         })
     }
 
-    fn serve_order(&self, shard: usize) -> Order {
+    fn serve_order(&self, shard: usize, returns: bool) -> Order {
         let plan = self.plan;
+        let mut checkpoint = plan.checkpoint.clone();
+        if let Some(checkpoint) = &mut checkpoint {
+            checkpoint.resume |= returns;
+        }
         Order::Serve(Box::new(ServeConfig {
             listen: plan.job.listen_over(plan.require),
             table: plan.table.clone(),
@@ -189,7 +226,8 @@ impl Coordinator<'_> {
             optimizer: plan.optimizer,
             learning_rate: plan.learning_rate,
             threads: plan.threads,
-            checkpoint: None,
+            checksums: plan.checksums,
+            checkpoint,
         }))
     }
 
@@ -198,7 +236,7 @@ impl Coordinator<'_> {
         Order::Work(Box::new(WorkConfig {
             servers: plan.servers,
             require: plan.require,
-            reconnect: false,
+            reconnect: plan.checkpoint.is_some(),
             scheme: plan.scheme,
             encoding: plan.encoding,
             checksums: plan.checksums,
@@ -341,6 +379,9 @@ impl Coordinator<'_> {
     fn reap(&mut self) -> Result<(), Failure> {
         for shard in 0..self.servers.len() {
             let place = &mut self.servers[shard];
+            if place.gone.is_some_and(|since| since.elapsed() > self.plan.timeout) {
+                return Err(self.lost_server(shard, Some("did not come back in time")));
+            }
             if place.member.is_none()
                 && place.process.as_mut().is_some_and(|process| process.ended().is_some())
             {
@@ -365,13 +406,16 @@ impl Coordinator<'_> {
             HubEvent::Joined(member) => {
                 let order = match who(&member) {
                     Who::Server(shard) => {
-                        self.servers[shard].member = Some(member.id);
-                        self.servers[shard].told = 0;
-                        self.serve_order(shard)
+                        let server = &mut self.servers[shard];
+                        (server.member, server.told, server.gone) = (Some(member.id), 0, None);
+                        self.serve_order(shard, member.generation > 0)
                     }
                     Who::Worker(worker) => {
-                        self.workers[worker].member = Some(member.id);
-                        self.workers[worker].heard = Instant::now();
+                        let place = &mut self.workers[worker];
+                        (place.member, place.heard) = (Some(member.id), Instant::now());
+                        if member.generation > 0 {
+                            self.take_back(worker);
+                        }
                         self.work_order(worker)
                     }
                 };
@@ -401,7 +445,7 @@ impl Coordinator<'_> {
             HubEvent::Left { member, reason } => match who(&member) {
                 Who::Server(shard) if self.servers[shard].member == Some(member.id) => {
                     self.servers[shard].member = None;
-                    return Err(self.lost_server(shard, Some(&reason)));
+                    self.lose_server(shard, &reason)?;
                 }
                 Who::Worker(worker) if self.workers[worker].member == Some(member.id) => {
                     self.workers[worker].member = None;
@@ -429,7 +473,7 @@ impl Coordinator<'_> {
 
     fn said(&mut self, who: Who, id: MemberId, message: Message) -> Result<(), Failure> {
         match (who, message) {
-            (Who::Server(shard), Message::Status(status)) => self.servers[shard].status = status,
+            (Who::Server(shard), Message::Status(status)) => self.hear_server(shard, status),
             (Who::Server(_), Message::Failed { message }) => {
                 return Err(Failure::failed(format!("{who} failed: {message}")));
             }
@@ -445,6 +489,19 @@ impl Coordinator<'_> {
             }
         }
         Ok(())
+    }
+
+    fn hear_server(&mut self, shard: usize, status: Status) {
+        let known = std::mem::replace(&mut self.servers[shard].status, status).lost_updates;
+        if let Some(lost) = status.lost_updates.filter(|lost| known.is_none_or(|known| known < *lost)) {
+            *self.servers[shard].lost_updates.get_or_insert_default() += lost - known.unwrap_or(0);
+            self.display.tell(&format!(
+                "shard {shard} goes on from its checkpoint at version {}: at least {lost} update{} after it {} lost",
+                status.version,
+                if lost == 1 { "" } else { "s" },
+                if lost == 1 { "is" } else { "are" },
+            ));
+        }
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Failure> {
@@ -475,22 +532,24 @@ impl Coordinator<'_> {
         let place = &mut self.workers[worker];
         place.heard = Instant::now();
         match (place.state, message) {
-            (State::Starting, Message::Joined(paths)) => {
+            (State::Starting | State::Running, Message::Joined(paths)) => {
                 place.state = State::Running;
                 place.outcome.paths = paths;
             }
             (State::Running, Message::Progress(report)) => {
                 let loss = report.loss.or(place.outcome.report.loss);
-                place.outcome.report = Report { loss, ..report };
+                place.outcome.report = Report { loss, ..report.after(&place.earlier) };
             }
             (State::Running, Message::Finished(report)) => {
                 let loss = place.outcome.report.loss;
-                place.outcome.report = Report { loss, ..report };
+                place.outcome.report = Report { loss, ..report.after(&place.earlier) };
                 place.state = State::Finished;
             }
             (_, Message::Failed { message }) => place.outcome.lost = Some(message),
+            // What a life that is over had said before.
+            (State::Lost { .. }, _) => {}
             // The reporting thread may speak once more after the end.
-            (State::Finished | State::Lost { .. }, _) => {}
+            (State::Finished, _) => {}
             (_, other) => {
                 place.outcome.lost = Some(format!("said what it should not: {other:?}"));
                 self.let_go(worker);
@@ -510,6 +569,62 @@ impl Coordinator<'_> {
         } else {
             State::Lost { announced: false }
         };
+        let again =
+            place.state != State::Finished && place.process.is_some() && place.restarts < self.plan.restarts;
+        if again {
+            self.restart_worker(worker);
+        }
+    }
+
+    fn restart_worker(&mut self, worker: usize) {
+        let place = &mut self.workers[worker];
+        place.restarts += 1;
+        let why = place.outcome.lost.take().unwrap_or_else(|| "ended".into());
+        let which = format!("start {} of {} again", place.restarts, self.plan.restarts);
+        self.display.warn(&format!("worker {worker} {why}; {which}"));
+        match self.start(Who::Worker(worker)) {
+            Ok(process) => {
+                self.workers[worker].process = Some(process);
+                self.workers[worker].state = State::Starting;
+                self.workers[worker].heard = Instant::now();
+            }
+            Err(error) => self.workers[worker].outcome.lost = Some(error.to_string()),
+        }
+    }
+
+    /// A worker that was lost is there again, whoever started it.
+    fn take_back(&mut self, worker: usize) {
+        let place = &mut self.workers[worker];
+        if matches!(place.state, State::Lost { .. }) {
+            self.display.tell(&format!("worker {worker} is back"));
+        }
+        place.returns += 1;
+        place.state = State::Starting;
+        place.outcome.lost = None;
+        place.earlier = place.outcome.report.clone();
+    }
+
+    /// A server's connection has ended: it is started again, or waited for, if it can go on from a checkpoint.
+    fn lose_server(&mut self, shard: usize, reason: &str) -> Result<(), Failure> {
+        let place = &mut self.servers[shard];
+        let own = place.process.is_some();
+        // What the next life tells is counted from nothing.
+        place.status.lost_updates = None;
+        if self.plan.checkpoint.is_none() || (own && place.restarts >= self.plan.restarts) {
+            return Err(self.lost_server(shard, Some(reason)));
+        }
+        let how = place.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
+        (place.address, place.gone) = (None, Some(Instant::now()));
+        place.restarts += 1;
+        let server = Who::Server(shard);
+        if !own {
+            self.display.warn(&format!("{server}: {how}; waiting for it to be started again"));
+            return Ok(());
+        }
+        let which = format!("start {} of {} again", place.restarts, self.plan.restarts);
+        self.display.warn(&format!("{server} {how}; {which}, from its checkpoint"));
+        self.servers[shard].process = Some(self.start(server)?);
+        Ok(())
     }
 
     /// Workers that are neither heard of nor counted by the servers are ended: nobody can wait for them.
@@ -618,7 +733,7 @@ impl Coordinator<'_> {
             .map(counts)
             .fold((0, 0, 0), |(a, b, c), (sum, count, most)| (a + sum, b + count, c.max(most)));
         Glance {
-            done: reports().map(|report| report.clocks).sum(),
+            done: reports().map(|report| report.clock).sum(),
             loss: (!losses.is_empty()).then(|| losses.iter().sum::<f64>() / losses.len() as f64),
             evaluation: self.evaluation,
             version: self.servers.iter().map(|shard| shard.status.version).min().unwrap_or(0),
