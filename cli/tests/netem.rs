@@ -3,7 +3,9 @@
 //! Needs what the tests of [`hosts`](../hosts/index.html) need, and a kernel with netem (`sch_netem`):
 //! `cargo xtask test netem`, which says so where there is none.
 
+#[expect(dead_code, reason = "used by the tests of other jobs")]
 mod fleet;
+#[expect(dead_code, reason = "used by the tests of other jobs")]
 #[path = "../../tests/network/namespaces.rs"]
 mod namespaces;
 

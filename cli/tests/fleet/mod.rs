@@ -17,8 +17,8 @@ use crate::namespaces::{Host, Hosts};
 /// No wait that ends by itself takes longer, on a machine however busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where they meet.
-const MEET: &str = "10.77.0.1:7000";
+/// The port where they meet.
+const PORT: u16 = 7000;
 
 /// The hosts of the four workers.
 const WORKERS: [usize; 4] = [0, 0, 1, 2];
@@ -41,17 +41,21 @@ impl Fleet {
     }
 
     /// A file with a secret.
-    pub(crate) fn secret(&self, name: &str) -> PathBuf {
+    fn secret(&self, name: &str) -> PathBuf {
         let path = self.folder.path().join(name);
-        fs::write(&path, format!("{name}, known to whoever was given this file")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        // Once: others may be reading it.
+        if !path.exists() {
+            fs::write(&path, format!("{name}, known to whoever was given this file")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        }
         path
     }
 
     /// Starts the program on a host, and tells it where to meet.
     pub(crate) fn start(&self, host: usize, arguments: &[&str], secret: Option<&str>) -> Running {
         let mut command = Host::command(env!("CARGO_BIN_EXE_slackline"));
-        command.args(arguments).args(["--rendezvous", MEET]).env("RUST_LOG", "slackline=info");
+        let meet = format!("{}:{PORT}", self.hosts[0].address());
+        command.args(arguments).args(["--rendezvous", &meet]).env("RUST_LOG", "slackline=info");
         command.env_remove("SLACKLINE_SECRET_FILE").env_remove("SLACKLINE_SECRET").env("NO_COLOR", "1");
         if let Some(secret) = secret {
             command.arg("--secret-file").arg(self.secret(secret));
