@@ -145,7 +145,8 @@ fn a_worker_with_another_secret_is_told_so_and_the_job_ends_by_its_timeout() {
     let said = fleet.start(2, &["work"], Some("another secret")).end(1);
     assert!(said.contains("the two sides do not know the same secret"), "{said}");
     let said = coordinator.end(1);
-    assert!(said.contains("waited 5s for the workers to join; use a longer --timeout"), "{said}");
+    assert!(said.contains("error: waited 5s for the workers to join"), "{said}");
+    assert!(said.contains("help: use a longer --timeout"), "{said}");
     assert!(begun.elapsed() < Duration::from_secs(5 + 5), "{:?}", begun.elapsed());
     for other in others {
         other.end(1);

@@ -7,14 +7,14 @@ use super::{Backoff, Error, now};
 use crate::clock::Clock;
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
-    ControlLayout, FrameSource, Hello, Latest, PULL_TAG, PinError, PinnedFrame, Pins, Publish, Pull,
-    PullOptions, Pulled, PushGrant, Resume, Role, Welcome, own_page, own_words,
+    ControlLayout, FrameSource, Hello, Latest, PULL_TAG, PinError, PinnedFrame, Pins, Publish, PublishError,
+    Pull, PullError, PullOptions, Pulled, PushGrant, Resume, Role, Welcome, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::{
-    Address, Connecting, Disconnected, Endpoint, LocalEndpoint, Offer, Operation, PostError, Received,
-    Transport, WorkRequest,
+    Address, CompletionError, Connecting, Disconnected, Endpoint, LocalEndpoint, Offer, Operation, PostError,
+    Received, Transport, WorkRequest,
 };
 
 /// A connection to the owner of one shard.
@@ -258,13 +258,15 @@ impl<E: Endpoint> Link<E> {
             progress |= self.rescue()?;
             match self.pull.advance(&mut self.endpoint) {
                 Ok(stepped) => progress |= stepped,
-                Err(crate::param::PullError::Disconnected(gone)) => return Err(self.lost(gone)),
+                Err(PullError::Disconnected(gone)) => return Err(self.lost(gone)),
+                Err(PullError::Completion(CompletionError::Flushed)) => return Err(self.flushed()),
                 Err(source) => return Err(Error::Pull { shard, source }),
             }
             if let Some(publish) = &mut self.publish {
                 match publish.advance(&mut self.endpoint) {
                     Ok(stepped) => progress |= stepped,
-                    Err(crate::param::PublishError::Disconnected(gone)) => return Err(self.lost(gone)),
+                    Err(PublishError::Disconnected(gone)) => return Err(self.lost(gone)),
+                    Err(PublishError::Completion(CompletionError::Flushed)) => return Err(self.flushed()),
                     Err(source) => return Err(Error::Publish { shard, source }),
                 }
             }
@@ -367,6 +369,12 @@ impl<E: Endpoint> Link<E> {
         {
             publish.learn_consumed(words.consumed);
         }
+    }
+
+    /// A request was flushed because the connection failed under it: that is what there is to tell.
+    fn flushed(&mut self) -> Error {
+        let gone = self.endpoint.check().err();
+        self.lost(gone.unwrap_or(Disconnected { reason: "its requests were flushed" }))
     }
 
     fn lost(&mut self, source: Disconnected) -> Error {

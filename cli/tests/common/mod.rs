@@ -80,11 +80,22 @@ impl Run {
     }
 
     pub(crate) fn worker(&self, worker: usize) -> u32 {
-        self.children("work")[worker]
+        self.at("work", worker)
     }
 
     pub(crate) fn server(&self, shard: usize) -> u32 {
-        self.children("serve")[shard]
+        self.at("serve", shard)
+    }
+
+    /// The process at a place: one that was started again is another process.
+    fn at(&self, role: &str, place: usize) -> u32 {
+        let is_there = |pid: &u32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words: Vec<_> = line.split(|byte| *byte == 0).collect();
+            words.windows(2).any(|pair| pair == [&b"--place"[..], place.to_string().as_bytes()])
+        };
+        let found = self.children(role).into_iter().find(is_there);
+        found.unwrap_or_else(|| panic!("nobody is at place {place} of {role}"))
     }
 
     /// Waits for the end: exit code, stdout, stderr.
@@ -111,7 +122,7 @@ impl Run {
 }
 
 impl Drop for Run {
-    pub(crate) fn drop(&mut self) {
+    fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
