@@ -148,9 +148,11 @@ fn hosts_and_what_runs_there_are_gone_with_a_killed_test() {
     let held = spaces(holder.id());
     assert_eq!(held.len(), 4, "three hosts and a switch");
     let link = |pid| std::fs::read_link(format!("/proc/{pid}/ns/net")).map(|link| link.display().to_string());
-    transport::fixture::wait_for("the sleeper to be on its host", || {
-        held.contains(&link(sleeper).ok()?).then_some(())
+    // Before that it does not know yet with whom it is to end.
+    transport::fixture::wait_for("the sleeper to sleep", || {
+        (std::fs::read_to_string(format!("/proc/{sleeper}/comm")).ok()? == "sleep\n").then_some(())
     });
+    assert!(held.contains(&link(sleeper).unwrap()), "the sleeper is on its host");
     holder.kill().unwrap();
     holder.wait().unwrap();
     transport::fixture::wait_for("the sleeper to be gone", || link(sleeper).is_err().then_some(()));

@@ -10,7 +10,13 @@ use slackline::transport::Transport;
 use super::writing::TIMEOUT;
 
 pub(crate) fn pull<T: Transport>(reader: &mut Reader<T>, tally: &mut Tally) {
-    let Fresh { version, retries, .. } = reader.refresh_to(Version(0), TIMEOUT).unwrap();
+    pull_to(Version(0), reader, tally);
+}
+
+/// Pulls what is not older than `least`.
+pub(crate) fn pull_to<T: Transport>(least: Version, reader: &mut Reader<T>, tally: &mut Tally) {
+    let Fresh { version, retries, .. } = reader.refresh_to(least, TIMEOUT).unwrap();
+    assert!(version >= least);
     let bytes = reader.bytes().unwrap();
     assert!(all_are(bytes, version.0), "version {version:?} is torn");
     tally.count(bytes.len(), version, retries);
