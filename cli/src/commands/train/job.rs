@@ -15,10 +15,6 @@ use slackline_cli::metrics::{self, MetricsServer, NodeMetrics, Registry};
 use super::seat::Seat;
 use crate::failure::Failure;
 
-/// Where a job's secret is, if not in a file that the command line names.
-const SECRET_FILE: &str = "SLACKLINE_SECRET_FILE";
-const SECRET: &str = "SLACKLINE_SECRET";
-
 /// What every process of a job can be told.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct JobArgs {
@@ -34,12 +30,9 @@ pub(crate) struct JobArgs {
 impl JobArgs {
     /// The secret of the job, if there is one.
     pub(super) fn secret(&self) -> Result<Option<Secret>, Failure> {
-        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let file = self.secret_file.clone().or_else(|| variable(SECRET_FILE).map(PathBuf::from));
-        let secret = match (file, variable(SECRET)) {
-            (Some(file), _) => Secret::from_file(&file).map(Some),
-            (None, Some(text)) => Secret::from_text(&text, SECRET).map(Some),
-            (None, None) => Ok(None),
+        let secret = match &self.secret_file {
+            Some(file) => Secret::from_file(file).map(Some),
+            None => Secret::from_environment(),
         };
         secret.map_err(Failure::usage)
     }

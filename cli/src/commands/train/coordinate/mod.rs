@@ -5,11 +5,13 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use slackline::rendezvous::{Hub, HubEvent, HubOptions, Member, MemberId, Role};
+use slackline::rendezvous::{Hub, HubEvent, HubOptions, Member, MemberId, Path, Role};
 use slackline::transport::Address;
+use slackline_cli::metrics::{self, NodeMetrics, PeerMetrics, PeerState, Registry};
 use slackline_cli::model::Evaluation;
 
 use super::evaluate::{Evaluator, Final, Places};
+use super::job::serve_metrics;
 use super::messages::{
     Body, Message, Order, PathTaken, Report, ServeConfig, Status, VALUES_PER_MESSAGE, WorkConfig, json, read,
     values,
@@ -20,8 +22,13 @@ use super::show::{Display, Glance};
 use super::{Event, Who};
 use crate::failure::Failure;
 
+mod losses;
+
 /// How long the coordinator waits for its members at a time.
 const TICK: Duration = Duration::from_millis(10);
+
+/// How often what is served of this process is brought up to date.
+const MEASURE_EVERY: Duration = Duration::from_millis(100);
 
 /// Bytes of initial values on their way to one server.
 const ON_THE_WAY: usize = 8 << 20;
@@ -105,6 +112,8 @@ struct Coordinator<'a> {
     sender: SyncSender<Event>,
     /// Where the evaluator finds the servers.
     places: Places,
+    metrics: Option<Registry>,
+    measured: Instant,
     servers: Vec<Shard>,
     workers: Vec<Place>,
     evaluation: Option<Evaluation>,
@@ -118,6 +127,9 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         vec![(Role::Server, plan.servers as u32), (Role::Worker, plan.workers as u32), (Role::Reader, 0)];
     let options = HubOptions { secret: plan.job.secret.clone(), places };
     let hub = Hub::listen(plan.job.listen, options).map_err(Failure::failed)?;
+    let address = plan.metrics.address(Some(0)).map_err(Failure::usage)?;
+    let node = NodeMetrics { role: metrics::Role::Coordinator, ..NodeMetrics::default() };
+    let (metrics, _served) = serve_metrics(address, node)?;
     let server = || Shard {
         process: None,
         member: None,
@@ -145,6 +157,8 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         events,
         sender,
         places: Arc::default(),
+        metrics,
+        measured: Instant::now(),
         servers: (0..plan.servers).map(|_| server()).collect(),
         workers: (0..plan.workers).map(|_| worker()).collect(),
         evaluation: None,
@@ -359,7 +373,43 @@ impl Coordinator<'_> {
         while let Ok(event) = self.events.try_recv() {
             self.handle(event)?;
         }
+        self.measure();
         self.reap()
+    }
+
+    /// Brings up to date what is served of this process.
+    fn measure(&mut self) {
+        let Some(registry) = &self.metrics else { return };
+        if self.measured.elapsed() < MEASURE_EVERY {
+            return;
+        }
+        self.measured = Instant::now();
+        let state = |member: Option<MemberId>, up: bool| match (member, up) {
+            (Some(_), true) => PeerState::Up,
+            (Some(_), false) => PeerState::Joining,
+            (None, _) => PeerState::Lost,
+        };
+        let servers = self.servers.iter().enumerate().map(|(shard, server)| PeerMetrics {
+            name: format!("server {shard}"),
+            role: metrics::Role::Server,
+            state: state(server.member, server.address.is_some()),
+            path: match server.address {
+                Some(Address::Tcp(_)) => Path::Tcp,
+                _ => Path::Shm,
+            },
+            bytes_in: 0,
+            bytes_out: 4 * server.told as u64,
+        });
+        let workers = self.workers.iter().enumerate().map(|(worker, place)| PeerMetrics {
+            name: format!("worker {worker}"),
+            role: metrics::Role::Worker,
+            state: state(place.member, matches!(place.state, State::Running | State::Finished)),
+            path: Path::Tcp,
+            bytes_in: 0,
+            bytes_out: 0,
+        });
+        let peers = servers.chain(workers).collect();
+        registry.update(|metrics| metrics.peers = peers);
     }
 
     /// Tells servers their initial values, as fast as they take them.
@@ -373,32 +423,6 @@ impl Coordinator<'_> {
                 shard.told += piece.len();
             }
         }
-    }
-
-    /// Children that ended before they joined, or whose connection outlives them.
-    fn reap(&mut self) -> Result<(), Failure> {
-        for shard in 0..self.servers.len() {
-            let place = &mut self.servers[shard];
-            if place.gone.is_some_and(|since| since.elapsed() > self.plan.timeout) {
-                return Err(self.lost_server(shard, Some("did not come back in time")));
-            }
-            if place.member.is_none()
-                && place.process.as_mut().is_some_and(|process| process.ended().is_some())
-            {
-                return Err(self.lost_server(shard, None));
-            }
-        }
-        for worker in 0..self.workers.len() {
-            let place = &mut self.workers[worker];
-            let open = matches!(place.state, State::Starting | State::Running);
-            if open
-                && place.member.is_none()
-                && place.process.as_mut().is_some_and(|process| process.ended().is_some())
-            {
-                self.close(worker, "ended");
-            }
-        }
-        Ok(())
     }
 
     fn meet(&mut self, event: HubEvent) -> Result<(), Failure> {
@@ -517,17 +541,6 @@ impl Coordinator<'_> {
         Ok(())
     }
 
-    /// Has nothing more to do with a worker.
-    fn let_go(&mut self, worker: usize) {
-        let place = &mut self.workers[worker];
-        if let Some(process) = &mut place.process {
-            process.kill();
-        }
-        if let Some(member) = place.member {
-            self.hub.dismiss(member);
-        }
-    }
-
     fn hear(&mut self, worker: usize, message: Message) {
         let place = &mut self.workers[worker];
         place.heard = Instant::now();
@@ -555,169 +568,6 @@ impl Coordinator<'_> {
                 self.let_go(worker);
             }
         }
-    }
-
-    /// A worker's connection has ended.
-    fn close(&mut self, worker: usize, reason: &str) {
-        let place = &mut self.workers[worker];
-        let how = place.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
-        place.outcome.lost.get_or_insert(how);
-        // A worker that has finished stays until it is told to leave, but its gradients are in already.
-        place.state = if place.state == State::Finished {
-            place.outcome.lost = None;
-            State::Finished
-        } else {
-            State::Lost { announced: false }
-        };
-        let again =
-            place.state != State::Finished && place.process.is_some() && place.restarts < self.plan.restarts;
-        if again {
-            self.restart_worker(worker);
-        }
-    }
-
-    fn restart_worker(&mut self, worker: usize) {
-        let place = &mut self.workers[worker];
-        place.restarts += 1;
-        let why = place.outcome.lost.take().unwrap_or_else(|| "ended".into());
-        let which = format!("start {} of {} again", place.restarts, self.plan.restarts);
-        self.display.warn(&format!("worker {worker} {why}; {which}"));
-        match self.start(Who::Worker(worker)) {
-            Ok(process) => {
-                self.workers[worker].process = Some(process);
-                self.workers[worker].state = State::Starting;
-                self.workers[worker].heard = Instant::now();
-            }
-            Err(error) => self.workers[worker].outcome.lost = Some(error.to_string()),
-        }
-    }
-
-    /// A worker that was lost is there again, whoever started it.
-    fn take_back(&mut self, worker: usize) {
-        let place = &mut self.workers[worker];
-        if matches!(place.state, State::Lost { .. }) {
-            self.display.tell(&format!("worker {worker} is back"));
-        }
-        place.returns += 1;
-        place.state = State::Starting;
-        place.outcome.lost = None;
-        place.earlier = place.outcome.report.clone();
-    }
-
-    /// A server's connection has ended: it is started again, or waited for, if it can go on from a checkpoint.
-    fn lose_server(&mut self, shard: usize, reason: &str) -> Result<(), Failure> {
-        let place = &mut self.servers[shard];
-        let own = place.process.is_some();
-        // What the next life tells is counted from nothing.
-        place.status.lost_updates = None;
-        if self.plan.checkpoint.is_none() || (own && place.restarts >= self.plan.restarts) {
-            return Err(self.lost_server(shard, Some(reason)));
-        }
-        let how = place.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
-        (place.address, place.gone) = (None, Some(Instant::now()));
-        place.restarts += 1;
-        let server = Who::Server(shard);
-        if !own {
-            self.display.warn(&format!("{server}: {how}; waiting for it to be started again"));
-            return Ok(());
-        }
-        let which = format!("start {} of {} again", place.restarts, self.plan.restarts);
-        self.display.warn(&format!("{server} {how}; {which}, from its checkpoint"));
-        self.servers[shard].process = Some(self.start(server)?);
-        Ok(())
-    }
-
-    /// Workers that are neither heard of nor counted by the servers are ended: nobody can wait for them.
-    fn let_go_of_the_silent(&mut self) {
-        let left = self.servers.iter().map(|shard| shard.status.left).min().unwrap_or(0);
-        let lost = self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count();
-        if left <= lost as u64 {
-            return;
-        }
-        for worker in 0..self.workers.len() {
-            let place = &mut self.workers[worker];
-            let silent = place.state == State::Running && place.heard.elapsed() > SILENT_FOR;
-            if silent && place.outcome.lost.is_none() {
-                place.outcome.lost = Some("was silent, and the servers evicted it".into());
-                self.let_go(worker);
-            }
-        }
-    }
-
-    /// Tells of lost workers once the servers have let them go. How many are still to be told of.
-    fn announce_losses(&mut self, regardless: bool) -> usize {
-        let left = self.servers.iter().map(|shard| shard.status.left).min().unwrap_or(0);
-        let lost =
-            self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count() as u64;
-        let remaining = self.plan.workers - lost as usize;
-        let mut waiting = 0;
-        for (worker, place) in self.workers.iter_mut().enumerate() {
-            if place.state != (State::Lost { announced: false }) {
-                continue;
-            }
-            if left < lost && !regardless {
-                waiting += 1;
-                continue;
-            }
-            place.state = State::Lost { announced: true };
-            let why = place.outcome.lost.as_deref().unwrap_or("ended");
-            self.display
-                .warn(&format!("worker {worker} {why}; evicted, {remaining} of {} go on", self.plan.workers));
-        }
-        waiting
-    }
-
-    fn lost_worker_at_start(&self, worker: usize) -> Failure {
-        let why = self.workers[worker].outcome.lost.as_deref().unwrap_or("ended");
-        Failure::failed(format!("worker {worker} could not join: {why}"))
-    }
-
-    fn all_lost(&self) -> Failure {
-        let places = || self.workers.iter().enumerate();
-        let why = places().filter_map(|(worker, place)| Some((worker, place.outcome.lost.as_deref()?)));
-        let why: Vec<_> = why.map(|(worker, why)| format!("worker {worker}: {why}")).collect();
-        Failure::failed(format!("all workers are lost: {}", why.join(", ").replace("; ", ", ")))
-    }
-
-    /// A run without one of its shards cannot go on. What the workers saw of it is told with it.
-    fn lost_server(&mut self, shard: usize, reason: Option<&str>) -> Failure {
-        let how = self.servers[shard].process.as_mut().map(Process::wait);
-        let how = how.or(reason.map(str::to_owned)).unwrap_or_else(|| "is gone".into());
-        let told = |run: &Self| {
-            let done = |place: &Place| place.state == State::Finished || place.outcome.lost.is_some();
-            run.workers.iter().all(done)
-        };
-        // A second server that is gone adds nothing.
-        let _ = self.listen_on(LAST_WORDS, told);
-        let mut message = format!("lost shard {shard} of {}: its server {how}", self.plan.servers);
-        let said = self.workers.iter().enumerate().find_map(|(worker, place)| {
-            Some((worker, place.outcome.lost.as_deref().filter(|said| said.starts_with("lost shard"))?))
-        });
-        if let Some((worker, said)) = said {
-            let said = said.rsplit_once("; ").map_or(said, |(said, _)| said);
-            message.push_str(&format!(" (worker {worker}: {said})"));
-        }
-        message.push_str("; start the run again, with --load if there is a saved model to go on from");
-        Failure::failed(message)
-    }
-
-    /// Takes events for a while, or until `until`. Servers that are gone and results that come meanwhile add nothing.
-    fn listen_on(&mut self, time: Duration, until: impl Fn(&Self) -> bool) -> Result<(), Failure> {
-        let deadline = Instant::now() + time;
-        while !until(self) && Instant::now() < deadline {
-            self.hub.wait(TICK);
-            while let Some(event) = self.hub.poll() {
-                match &event {
-                    HubEvent::Left { member, .. } if member.role == Role::Server => {
-                        let Who::Server(shard) = who(member) else { continue };
-                        self.servers[shard].member = None;
-                        return Err(self.lost_server(shard, None));
-                    }
-                    _ => self.meet(event)?,
-                }
-            }
-        }
-        Ok(())
     }
 
     fn glance(&self) -> Glance {
