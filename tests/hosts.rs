@@ -111,6 +111,8 @@ fn hosts_reach_each_other_over_their_cables_and_nobody_else_reaches_them() {
     hosts.unplug(1);
     assert!(hosts[1].within(reach).is_err(), "without a cable");
     hosts[2].within(reach).expect("the others go on");
+    hosts.plug(1);
+    transport::fixture::wait_for("the cable to be back", || hosts[1].within(reach).ok());
 }
 
 const HOLDER: &str = "SLACKLINE_TEST_HOLDS_HOSTS";

@@ -67,6 +67,11 @@ impl Hosts {
     pub(crate) fn unplug(&self, host: usize) {
         self.switch.ip(&format!("link set port{} down", host + 1));
     }
+
+    /// Puts it back.
+    pub(crate) fn plug(&self, host: usize) {
+        self.switch.ip(&format!("link set port{} up", host + 1));
+    }
 }
 
 impl std::ops::Index<usize> for Hosts {
