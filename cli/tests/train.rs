@@ -100,6 +100,15 @@ fn every_scheme_learns_the_digits_and_keeps_its_bound() {
     }
 }
 
+#[test]
+fn every_scheme_learns_over_tcp_on_one_host_too() {
+    for scheme in ["bsp", "asp", "ssp", "essp"] {
+        let json = train(&["--scheme", scheme, "--seed", "7", "--transport", "tcp", "--servers", "2"]);
+        assert!(json["final_accuracy"].as_f64().unwrap() >= 0.95, "{json}");
+        assert_eq!((&json["transport"], &json["evicted"]), (&"tcp".into(), &0.into()), "{json}");
+    }
+}
+
 /// The loop that one worker under BSP must equal bit for bit.
 fn serial(
     spec: &ModelSpec,

@@ -25,6 +25,10 @@ pub(crate) trait Fixture: 'static {
     fn transport() -> Self::Transport;
     /// An address that nobody listens at.
     fn address() -> Address;
+    /// Starts the second process of a test where it belongs.
+    fn start(command: &mut std::process::Command) -> std::io::Result<std::process::Child> {
+        command.spawn()
+    }
 }
 
 pub(crate) type EndpointOf<F> = <<F as Fixture>::Transport as Transport>::Endpoint;

@@ -20,13 +20,12 @@ pub(crate) struct Second(pub(crate) Child);
 impl Second {
     /// Runs test `claim` of fixture `F` in another process, told to connect to `address`.
     pub(crate) fn start<F: Fixture>(claim: &str, address: &Address) -> Second {
-        let child = Command::new(std::env::current_exe().expect("this binary"))
+        let mut command = Command::new(std::env::current_exe().expect("this binary"));
+        command
             .args(["--exact", &format!("{}::{claim}", F::MODULE), "--nocapture", "--test-threads=1"])
             .env(ADDRESS, address.to_string())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("run this binary again");
-        Second(child)
+            .stdout(Stdio::null());
+        Second(F::start(&mut command).expect("run this binary again"))
     }
 
     /// Waits for its end, which must be a good one.

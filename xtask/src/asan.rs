@@ -32,7 +32,7 @@ pub(crate) fn step(site: &Site) -> Step {
         true => ("AddressSanitizer over the tests that touch shared memory", Vec::new()),
         false => ("valgrind over the tests that touch shared memory (no nightly)", vec![Need::Valgrind]),
     };
-    Step { name: "asan", about, needs, commands }
+    Step { name: "asan", about, needs, feature: None, commands }
 }
 
 fn command(site: &Site, package: &str, targets: &[&str]) -> Cmd {

@@ -42,6 +42,7 @@ pub(crate) fn step() -> Step {
         name: "loom",
         about: "the memory protocol under every interleaving (tests/loom.rs), and its mutants, which must fail",
         needs: Vec::new(),
+        feature: None,
         commands: [models_of(&[]).suite()].into_iter().chain(mutants).collect(),
     }
 }

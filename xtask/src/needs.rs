@@ -15,6 +15,10 @@ pub(crate) enum Need {
     Valgrind,
     /// UCX's own benchmark, as a peer to be measured against.
     UcxPerftest,
+    /// `ip` and `tc`: tests make networks of their own.
+    Iproute2,
+    /// `nft`: tests lose packets.
+    Nftables,
 }
 
 /// How a missing need is installed.
@@ -33,6 +37,11 @@ impl Need {
             Need::Valgrind => Cmd::new("valgrind", &["--version"]),
             // It has no option that succeeds and does nothing.
             Need::UcxPerftest => Cmd::new("sh", &["-c", "command -v ucx_perftest"]),
+            // Not everybody's path leads to programs for administrators.
+            Need::Iproute2 => {
+                Cmd::new("sh", &["-c", "PATH=$PATH:/usr/sbin:/sbin; command -v ip && command -v tc"])
+            }
+            Need::Nftables => Cmd::new("sh", &["-c", "PATH=$PATH:/usr/sbin:/sbin; command -v nft"]),
         };
         probe.output(site).is_some()
     }
@@ -43,6 +52,8 @@ impl Need {
             Need::Cc => Source::Apt(&["gcc", "libc6-dev"]),
             Need::Valgrind => Source::Apt(&["valgrind"]),
             Need::UcxPerftest => Source::Apt(&["ucx-utils"]),
+            Need::Iproute2 => Source::Apt(&["iproute2"]),
+            Need::Nftables => Source::Apt(&["nftables"]),
         }
     }
 
@@ -51,6 +62,8 @@ impl Need {
             Need::Component(name) => format!("the Rust toolchain has no `{name}`"),
             Need::Cc => "there is no C compiler `cc` that finds the C library's headers".into(),
             Need::UcxPerftest => "there is no `ucx_perftest`".into(),
+            Need::Iproute2 => "there is no `ip` or no `tc`".into(),
+            Need::Nftables => "there is no `nft`".into(),
             Need::Valgrind => "there is neither a nightly toolchain for AddressSanitizer nor valgrind".into(),
         }
     }

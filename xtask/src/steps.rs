@@ -13,16 +13,56 @@ pub(crate) struct Step {
     pub(crate) about: &'static str,
     /// What must be installed before it can run.
     pub(crate) needs: Vec<Need>,
+    /// What nobody can install and not every machine has.
+    pub(crate) feature: Option<Feature>,
     /// Run one after the other; the first that fails fails the step.
     pub(crate) commands: Vec<Cmd>,
 }
 
+/// Something that a machine has or has not: a step that takes it is not run where it is missing, and says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Feature {
+    /// A network that delays and loses packets, made by the kernel (`sch_netem`).
+    Netem,
+}
+
+impl Feature {
+    /// Why it is not there, if it is not.
+    pub(crate) fn missing(self, site: &Site) -> Option<&'static str> {
+        match self {
+            Feature::Netem => {
+                // In a network of its own, and where that takes it as root of its own.
+                let script = "PATH=$PATH:/usr/sbin:/sbin; id=; [ $(id -u) = 0 ] || id='--user --map-root-user'; \
+                              unshare $id --net tc qdisc add dev lo root netem delay 1ms";
+                let found = Cmd::new("sh", &["-c", script]).output(site);
+                found
+                    .is_none()
+                    .then_some("this kernel has no netem (sch_netem), which delays and loses packets")
+            }
+        }
+    }
+}
+
 /// An integration test that is too slow for the test profile, and so runs by name, in release.
 struct Slow {
-    /// Name of the step, and of the test target: `tests/<name>.rs` of the package.
+    /// Name of the step, and of the test target: `tests/<name>.rs` of each of the packages.
     name: &'static str,
-    package: &'static str,
+    packages: &'static [&'static str],
     about: &'static str,
+    needs: &'static [Need],
+    feature: Option<Feature>,
+}
+
+impl Slow {
+    const fn new(name: &'static str, packages: &'static [&'static str], about: &'static str) -> Slow {
+        Slow { name, packages, about, needs: &[], feature: None }
+    }
+
+    fn command(&self) -> Cmd {
+        let test = Cmd::new("cargo", &["test", "--release"]);
+        let packages = self.packages.iter().fold(test, |test, package| test.arg("-p").arg(package));
+        packages.arg("--test").arg(self.name).suite()
+    }
 }
 
 /// The slow suites. Nothing is ignored: what plain `cargo test` leaves out stands here.
@@ -35,21 +75,34 @@ struct Slow {
 /// name = "litmus"
 /// test = false
 ///
-/// Slow { name: "litmus", package: "slackline", about: "the memory protocol under every order it may meet" },
+/// Slow::new("litmus", &["slackline"], "the memory protocol under every order it may meet"),
 /// ```
 ///
 /// A suite that is listed but does not exist, or has no test in it, fails its step.
 const SLOW: &[Slow] = &[
-    Slow { name: "litmus", package: "slackline", about: "no torn read is accepted, between two processes" },
+    Slow::new("litmus", &["slackline"], "no torn read is accepted, between two processes"),
+    Slow::new(
+        "kill",
+        &["slackline-cli"],
+        "workers and servers killed in the middle of training leave nothing behind",
+    ),
+    Slow::new(
+        "restart",
+        &["slackline-cli"],
+        "workers and servers killed in the middle of training come back and go on",
+    ),
     Slow {
-        name: "kill",
-        package: "slackline-cli",
-        about: "workers and servers killed in the middle of training leave nothing behind",
+        needs: &[Need::Iproute2, Need::Nftables],
+        ..Slow::new(
+            "hosts",
+            &["slackline", "slackline-cli"],
+            "the contract, the litmus and the main job over TCP between hosts that are network name spaces",
+        )
     },
     Slow {
-        name: "restart",
-        package: "slackline-cli",
-        about: "workers and servers killed in the middle of training come back and go on",
+        needs: &[Need::Iproute2],
+        feature: Some(Feature::Netem),
+        ..Slow::new("netem", &["slackline-cli"], "the main job over a network that delays and loses packets")
     },
 ];
 
@@ -60,12 +113,14 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             name: "fmt",
             about: "the code is formatted",
             needs: vec![Need::Component("rustfmt")],
+            feature: None,
             commands: vec![Cmd::new("cargo", &["fmt", "--all", "--", "--check"])],
         },
         Step {
             name: "clippy",
             about: "no lint warns",
             needs: vec![Need::Component("clippy")],
+            feature: None,
             commands: vec![Cmd::new(
                 "cargo",
                 &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
@@ -75,22 +130,23 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             name: "test",
             about: "unit tests, integration tests, doctests",
             needs: vec![Need::Cc],
+            feature: None,
             commands: vec![Cmd::new("cargo", &["test", "--workspace"])],
         },
     ];
     steps.extend(SLOW.iter().map(|slow| Step {
         name: slow.name,
         about: slow.about,
-        needs: Vec::new(),
-        commands: vec![
-            Cmd::new("cargo", &["test", "--release", "-p", slow.package, "--test", slow.name]).suite(),
-        ],
+        needs: slow.needs.to_vec(),
+        feature: slow.feature,
+        commands: vec![slow.command()],
     }));
     steps.push(loom::step());
     steps.push(Step {
         name: "doc",
         about: "the documentation builds, and no link in it is dead",
         needs: Vec::new(),
+        feature: None,
         commands: vec![
             Cmd::new("cargo", &["doc", "--workspace", "--no-deps"]).flags("RUSTDOCFLAGS", "-D warnings"),
         ],

@@ -29,6 +29,12 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     }
     let needs: Vec<Need> = chosen.iter().flat_map(|step| step.needs.iter().copied()).collect();
     needs::ensure(site, &needs)?;
+    if !names.is_empty() {
+        // Who asks for a step is not told that all is well without it.
+        if let Some(what) = chosen.iter().find_map(|step| step.feature?.missing(site)) {
+            return Err(Failure::Missing { what: what.into(), remedy: "run this on another machine".into() });
+        }
+    }
     run_all(site, &chosen)
 }
 
@@ -53,6 +59,9 @@ fn list(steps: &[&Step]) -> String {
     text
 }
 
+/// The verdict on a step that this machine cannot run.
+const NOT_RUN: &str = "NOT RUN";
+
 /// Runs the steps up to the first failure, then says how each of them went.
 fn run_all(site: &Site, steps: &[&Step]) -> Result<(), Failure> {
     let start = Instant::now();
@@ -60,6 +69,11 @@ fn run_all(site: &Site, steps: &[&Step]) -> Result<(), Failure> {
     let mut outcome = Ok(());
     for step in steps {
         let before = Instant::now();
+        if let Some(why) = step.feature.and_then(|feature| feature.missing(site)) {
+            println!("== {}: {NOT_RUN}: {why}\n", step.name);
+            done.push((NOT_RUN, before.elapsed()));
+            continue;
+        }
         outcome = run_one(site, step);
         let took = before.elapsed();
         let verdict = if outcome.is_ok() { "ok" } else { "FAILED" };
@@ -94,8 +108,13 @@ fn summary(steps: &[&Step], done: &[(&str, Duration)], total: Duration) -> Strin
             None => [step.name.into(), "not run".into(), String::new()],
         });
     }
-    let passed = done.len() == steps.len() && done.iter().all(|(verdict, _)| *verdict == "ok");
-    rows.push(["all".into(), if passed { "ok" } else { "FAILED" }.into(), seconds(total)]);
+    let count = |wanted: &str| done.iter().filter(|(verdict, _)| *verdict == wanted).count();
+    let all = match count(NOT_RUN) {
+        0 if count("ok") == steps.len() => "ok".into(),
+        left if count("ok") + left == steps.len() => format!("ok but for {left}"),
+        _ => "FAILED".into(),
+    };
+    rows.push(["all".into(), all, seconds(total)]);
     table::layout(&rows)
 }
 
@@ -109,7 +128,7 @@ mod tests {
     use crate::cmd::Cmd;
 
     fn step(name: &'static str, program: &str) -> Step {
-        Step { name, about: "", needs: Vec::new(), commands: vec![Cmd::new(program, &[])] }
+        Step { name, about: "", needs: Vec::new(), feature: None, commands: vec![Cmd::new(program, &[])] }
     }
 
     fn site() -> Site {
@@ -148,5 +167,19 @@ mod tests {
         let (a, b) = (step("a", "true"), step("b", "true"));
         let text = summary(&[&a, &b], &[("FAILED", Duration::from_millis(1250))], Duration::from_secs(2));
         assert_eq!(text, "step  result   time\na     FAILED   1.2 s\nb     not run\nall   FAILED   2.0 s\n");
+    }
+
+    #[test]
+    fn what_this_machine_cannot_run_is_not_called_ok() {
+        let (a, b) = (step("a", "true"), step("b", "true"));
+        let done = [("ok", Duration::from_millis(1250)), (NOT_RUN, Duration::ZERO)];
+        let text = summary(&[&a, &b], &done, Duration::from_secs(2));
+        let rows = [
+            "step  result        time",
+            "a     ok            1.2 s",
+            "b     NOT RUN       0.0 s",
+            "all   ok but for 1  2.0 s",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), rows);
     }
 }

@@ -1,0 +1,250 @@
+//! The main job on three hosts, which are network name spaces: two workers share memory with the server, two reach it
+//! over TCP.
+//!
+//! Slow, and needs `ip`, `nft`, and root or user name spaces: `cargo xtask test hosts`.
+
+mod fleet;
+#[path = "../../tests/network/namespaces.rs"]
+mod namespaces;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fleet::{Fleet, paths};
+
+/// The lease, and what a busy machine takes to act on it.
+const EVICTED_WITHIN: Duration = Duration::from_secs(3 + 2);
+
+/// A peer whose process ended, and not its host: its connections say so.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// About five seconds of training, most of them asleep.
+const LONG: &str = "--model softmax --epochs 600 --straggler 0=40 --straggler 1=40 --straggler 2=40 \
+                    --straggler 3=40 --timeout 20";
+
+/// One job at a time: they are timed.
+fn alone<'a>() -> MutexGuard<'a, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn two_workers_by_shared_memory_and_two_by_tcp_learn_the_digits() {
+    let _alone = alone();
+    let fleet = Fleet::new();
+    for scheme in ["bsp", "asp", "ssp", "essp"] {
+        let said = fleet.job(&format!("--scheme {scheme} --seed 7")).succeeds();
+        let json = fleet.json();
+        assert!(json["final_accuracy"].as_f64().unwrap() >= 0.95, "{json}");
+        assert_eq!((&json["scheme"], &json["evicted"]), (&scheme.into(), &0.into()), "{json}");
+        assert_eq!(paths(&json), ["shm", "shm", "tcp", "tcp"], "{json}");
+        assert_eq!(json["transport"], "shm+tcp");
+        let reason = |worker: usize| json["workers"][worker]["paths"][0]["reason"].as_str().unwrap();
+        assert_eq!(reason(0), "both are on one host");
+        assert!(reason(3).contains("it listens at a port; no shm: ") && reason(3).contains("not one host"));
+        assert!(said.contains("2 paths over shm (both are on one host)"), "{said}");
+        assert!(said.contains("2 paths over tcp (it listens at a port"), "{said}");
+        let clocks = |worker: usize| json["workers"][worker]["clocks"].as_u64().unwrap();
+        assert!((1..4).all(|worker| clocks(worker) == clocks(0)), "all did all their work: {json}");
+    }
+}
+
+#[test]
+fn the_path_that_is_required_is_taken_by_all_or_refused_by_name() {
+    let _alone = alone();
+    let fleet = Fleet::new();
+    fleet.job("--require tcp --scheme bsp").succeeds();
+    let json = fleet.json();
+    assert_eq!(paths(&json), ["tcp"; 4], "{json}");
+    assert_eq!(json["transport"], "tcp");
+    assert!(json["final_accuracy"].as_f64().unwrap() >= 0.95, "{json}");
+
+    let mut job = fleet.job("--require shm --timeout 10");
+    for far in [job.workers.remove(3), job.workers.remove(2)] {
+        let said = far.end(1);
+        assert!(said.contains("cannot reach the server 0 on "), "{said}");
+        assert!(said.contains(" over shm, which is required: no shm: "), "{said}");
+        assert!(said.contains("are not one host (kernel, network and user)"), "{said}");
+    }
+    let said = job.coordinator.end(1);
+    assert!(said.contains("could not join: cannot reach the server 0 on "), "{said}");
+}
+
+#[test]
+fn a_host_that_is_cut_off_loses_its_worker_and_the_others_finish() {
+    let _alone = alone();
+    for scheme in ["bsp", "ssp"] {
+        let fleet = Fleet::new();
+        let mut job = fleet.job(&format!("--scheme {scheme} {LONG}"));
+        job.coordinator.wait_for("2 paths over tcp");
+        std::thread::sleep(Duration::from_millis(500));
+        let cut = Instant::now();
+        fleet.hosts.unplug(2);
+        let noticed = job.server.wait_for("peer evicted").max(job.coordinator.wait_for("warning: worker 3 "));
+        println!("{scheme}: cut off, noticed after {:?}", noticed - cut);
+        assert!(noticed - cut <= EVICTED_WITHIN, "{scheme}: noticed after {:?}", noticed - cut);
+        // It cannot be told anything, and does not wait for it.
+        job.workers.pop().unwrap().end(1);
+        let said = job.succeeds();
+        assert!(said.contains("; evicted, 3 of 4 go on"), "{said}");
+        let json = fleet.json();
+        assert_eq!(json["evicted"], 1, "{json}");
+        assert_eq!(json["workers"][3]["evicted"], true, "{json}");
+        let clocks = |worker: usize| json["workers"][worker]["clocks"].as_u64().unwrap();
+        assert!(clocks(0) == clocks(1) && clocks(0) == clocks(2), "survivors do all their work: {json}");
+        assert!(clocks(3) < clocks(0), "cut off in the middle: {json}");
+        assert!(json["final_accuracy"].as_f64().unwrap() >= 0.9, "{json}");
+    }
+}
+
+#[test]
+fn a_worker_that_is_killed_on_another_host_is_evicted_at_once() {
+    let _alone = alone();
+    for scheme in ["bsp", "ssp"] {
+        let fleet = Fleet::new();
+        let mut job = fleet.job(&format!("--scheme {scheme} {LONG}"));
+        job.coordinator.wait_for("2 paths over tcp");
+        std::thread::sleep(Duration::from_millis(500));
+        let killed = job.workers.remove(2).kill();
+        let noticed = job.coordinator.wait_for("warning: worker 2 ");
+        println!("{scheme}: killed, noticed after {:?}", noticed - killed);
+        assert!(noticed - killed <= AT_ONCE, "{scheme}: noticed after {:?}", noticed - killed);
+        let said = job.succeeds();
+        assert!(said.contains("; evicted, 3 of 4 go on"), "{said}");
+        let json = fleet.json();
+        assert_eq!((&json["evicted"], &json["workers"][2]["evicted"]), (&1.into(), &true.into()), "{json}");
+    }
+}
+
+#[test]
+fn a_cable_that_is_out_for_a_second_costs_nobody_the_job() {
+    let _alone = alone();
+    for scheme in ["bsp", "ssp"] {
+        let fleet = Fleet::new();
+        let mut job = fleet.job(&format!("--scheme {scheme} {LONG}"));
+        job.coordinator.wait_for("2 paths over tcp");
+        std::thread::sleep(Duration::from_millis(500));
+        fleet.hosts.unplug(2);
+        std::thread::sleep(Duration::from_secs(1));
+        fleet.hosts.plug(2);
+        job.succeeds();
+        let json = fleet.json();
+        assert_eq!(json["evicted"], 0, "{json}");
+        let clocks = |worker: usize| json["workers"][worker]["clocks"].as_u64().unwrap();
+        assert!((1..4).all(|worker| clocks(worker) == clocks(0)), "all did all their work: {json}");
+    }
+}
+
+#[test]
+fn a_worker_that_comes_late_or_again_from_another_host_goes_on_where_the_others_are() {
+    let _alone = alone();
+    for scheme in ["bsp", "ssp"] {
+        let fleet = Fleet::new();
+        let secret = Some("one secret");
+        let mut job = fleet.job(&format!("--scheme {scheme} {LONG}"));
+        job.coordinator.wait_for("2 paths over tcp");
+        std::thread::sleep(Duration::from_millis(500));
+        // One is killed, and started again where it was.
+        job.workers.remove(2).kill();
+        job.coordinator.wait_for("warning: worker 2 ");
+        let again = fleet.work(2, 1, secret);
+        job.coordinator.wait_for("worker 2 is back");
+        // One loses its host, and is started again on that of another.
+        fleet.hosts.unplug(2);
+        job.coordinator.wait_for("warning: worker 3 ");
+        job.workers.pop().unwrap().end(1);
+        let elsewhere = fleet.work(3, 1, secret);
+        job.coordinator.wait_for("worker 3 is back");
+        job.workers.extend([again, elsewhere]);
+        job.succeeds();
+        let json = fleet.json();
+        assert_eq!((&json["evicted"], paths(&json)), (&0.into(), vec!["shm", "shm", "tcp", "tcp"]), "{json}");
+        let of = |worker: usize, what: &str| json["workers"][worker][what].as_u64().unwrap();
+        assert_eq!((of(0, "restarts"), of(2, "restarts"), of(3, "restarts")), (0, 1, 1), "{json}");
+        assert!((1..4).all(|worker| of(worker, "clock") == of(0, "clock")), "all came to the end: {json}");
+        assert!(json["final_accuracy"].as_f64().unwrap() >= 0.9, "{json}");
+    }
+}
+
+#[test]
+fn a_server_that_comes_again_is_found_again_by_workers_on_other_hosts() {
+    let _alone = alone();
+    let fleet = Fleet::new();
+    let secret = Some("one secret");
+    let folder = tempfile::TempDir::new().unwrap();
+    let checkpoints = format!("--checkpoint {} --checkpoint-every 20", folder.path().display());
+    let mut job = fleet.job(&format!("--scheme ssp {LONG} {checkpoints}"));
+    job.coordinator.wait_for("2 paths over tcp");
+    std::thread::sleep(Duration::from_millis(1000));
+    job.server.kill();
+    job.coordinator.wait_for("waiting for it to be started again");
+    job.server = fleet.start(0, &["serve"], secret);
+    job.succeeds();
+    let json = fleet.json();
+    assert_eq!((&json["evicted"], paths(&json)), (&0.into(), vec!["shm", "shm", "tcp", "tcp"]), "{json}");
+    assert_eq!(json["server_restarts"][0], 1, "{json}");
+    assert!(json["final_accuracy"].as_f64().unwrap() >= 0.9, "{json}");
+}
+
+#[test]
+fn without_a_secret_nobody_comes_in_from_another_host() {
+    let _alone = alone();
+    let fleet = Fleet::new();
+    let begun = Instant::now();
+    let said = fleet.coordinate("--timeout 30", None).end(1);
+    assert!(said.contains("without a secret only loopback addresses are served"), "{said}");
+    let coordinator = fleet.coordinate("--timeout 4", Some("one secret"));
+    for role in ["serve", "work"] {
+        let said = fleet.start(1, &[role, "--timeout", "4"], None).end(1);
+        assert!(said.contains("without a secret only loopback is let in"), "{said}");
+        assert!(said.contains("give all processes of the job one secret"), "{said}");
+    }
+    coordinator.end(1);
+    assert!(begun.elapsed() < Duration::from_secs(4 + 4), "by the timeout: {:?}", begun.elapsed());
+}
+
+#[test]
+fn a_worker_with_another_secret_is_told_so_and_the_job_ends_by_its_timeout() {
+    let _alone = alone();
+    let fleet = Fleet::new();
+    let secret = Some("one secret");
+    let begun = Instant::now();
+    let coordinator = fleet.coordinate("--timeout 5", secret);
+    let mut others = vec![fleet.start(0, &["serve"], secret)];
+    others.extend([0, 0, 1].map(|host| fleet.start(host, &["work"], secret)));
+    let said = fleet.start(2, &["work"], Some("another secret")).end(1);
+    assert!(said.contains("the two sides do not know the same secret"), "{said}");
+    let said = coordinator.end(1);
+    assert!(said.contains("error: waited 5s for the workers to join"), "{said}");
+    assert!(said.contains("help: use a longer --timeout"), "{said}");
+    assert!(begun.elapsed() < Duration::from_secs(5 + 5), "{:?}", begun.elapsed());
+    for other in others {
+        other.end(1);
+    }
+}
+
+#[test]
+fn training_converges_over_a_cable_that_loses_packets() {
+    let _alone = alone();
+    for scheme in ["bsp", "ssp"] {
+        let fleet = Fleet::new();
+        for host in [1, 2] {
+            // Two in a hundred, of those that come in.
+            for rule in [
+                "add table inet loss",
+                "add chain inet loss incoming { type filter hook input priority 0 ; }",
+                "add rule inet loss incoming iifname eth0 numgen random mod 100 < 2 counter drop",
+            ] {
+                fleet.hosts[host].run("nft", &rule.split(' ').collect::<Vec<_>>());
+            }
+        }
+        fleet.job(&format!("--scheme {scheme} --epochs 20 --learning-rate 0.04")).succeeds();
+        let json = fleet.json();
+        assert_eq!((&json["evicted"], paths(&json)), (&0.into(), vec!["shm", "shm", "tcp", "tcp"]), "{json}");
+        assert!(json["final_accuracy"].as_f64().unwrap() >= 0.93, "{json}");
+        for host in [1, 2] {
+            let list = fleet.hosts[host].run("nft", &["list", "table", "inet", "loss"]);
+            assert!(list.contains("counter packets ") && !list.contains("counter packets 0 "), "{list}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The same over TCP, on one host or between two: nobody's loads and stores reach the other's memory, a thread beside
+//! the writer reads it, and what it reads takes a while to arrive. Versions carry checksums.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::process::{Child, Command};
+use std::time::Instant;
+
+use slackline::clock::Version;
+use slackline::node::{ReaderOptions, Worker, WorkerOptions};
+use slackline::param::Consistency;
+use slackline::scheme::Config;
+use slackline::transport::Address;
+
+use super::reading::{Tally, all_are, check_floats, pull, pull_to, say};
+use super::writing::{Fill, Kind, Second, Spec, TIMEOUT, tcp};
+
+/// Where the writer is. The reader is where it is.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) listens_at: Ipv4Addr,
+    pub(crate) start: fn(&mut Command) -> io::Result<Child>,
+}
+
+impl Place {
+    fn spec(self, bytes: usize, fill: Fill) -> Spec {
+        let address = Address::Tcp((self.listens_at, 0).into());
+        Spec { address, checksums: true, ..Spec::publisher(bytes, fill) }
+    }
+}
+
+/// So many times as many pulls.
+fn times(pulls: u64) -> u64 {
+    pulls * std::env::var("SLACKLINE_LITMUS_TCP").map_or(1, |text| text.parse().expect("a number"))
+}
+
+fn checked() -> ReaderOptions {
+    let mut options = ReaderOptions::default();
+    options.pull.checksum = true;
+    options
+}
+
+pub(crate) fn pulls_are_whole_of_every_size(claim: &str, place: Place) {
+    // Versions are written faster than they travel: frames enough for one to stand still until it has arrived.
+    for (what, bytes, frames, pulls) in [
+        ("64 bytes over TCP", 64, 3, 10_000),
+        ("64 KiB over TCP", 64 << 10, 3, 10_000),
+        ("4 MiB over TCP", 4 << 20, 8, 200),
+        ("64 MiB over TCP", 64 << 20, 8, 20),
+    ] {
+        let mut tally = Tally::new(what, times(pulls));
+        for fill in [Fill::Cached, Fill::Streaming] {
+            let spec = Spec { frames, ..place.spec(bytes, fill) };
+            let writer = Second::start(claim, &spec, place.start);
+            let mut reader = writer.reader(tcp(), checked());
+            tally.next_writer();
+            for _ in 0..times(pulls) / 2 {
+                // Small ones are read over and over while the writer works on the next; of large ones each is new.
+                let next = if bytes < 1 << 20 { Version(0) } else { Version(tally.newest.0 + 1) };
+                pull_to(next, &mut reader, &mut tally);
+            }
+        }
+        tally.end();
+    }
+}
+
+pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, place: Place) {
+    let spec = Spec { kind: Kind::Server(Config::Bsp), ..place.spec(64 << 10, Fill::Words) };
+    let writer = Second::start(claim, &spec, place.start);
+    let mut options = checked();
+    options.pull.follow = true;
+    let mut reader = writer.reader(tcp(), options);
+    let mut tally = Tally::new("frames followed over TCP", times(5_000));
+    for _ in 0..times(5_000) {
+        if tally.is_late() {
+            break;
+        }
+        let next = Version(tally.newest.0 + 1);
+        let fresh = reader.refresh_to(next, TIMEOUT).unwrap();
+        assert!(fresh.version >= next);
+        check_floats(reader.bytes().unwrap(), fresh.version);
+        tally.count(reader.payload_bytes(), fresh.version, fresh.retries);
+    }
+    tally.end();
+    drop((reader, writer));
+
+    let scheme = Config::Essp { staleness: 2 };
+    let spec = Spec { kind: Kind::ServerAlone(scheme), ..place.spec(32 << 10, Fill::Words) };
+    let second = Second::start(claim, &spec, place.start);
+    let options = WorkerOptions { checksums: true, ..WorkerOptions::new(scheme) };
+    let address = std::slice::from_ref(&second.address);
+    let mut worker = Worker::connect(tcp(), address, options, TIMEOUT).unwrap();
+    worker.gradient().unwrap().fill(1.0);
+    let mut tally = Tally::new("frames pushed over TCP", times(5_000));
+    for _ in 0..times(5_000) {
+        if tally.is_late() {
+            break;
+        }
+        let view = worker.begin(TIMEOUT).unwrap();
+        let parameters = worker.parameters().unwrap();
+        let whole = parameters.iter().all(|value| *value == view.version.0 as f32);
+        assert!(whole, "version {:?} is torn", view.version);
+        tally.count(4 * parameters.len(), view.version, view.retries);
+        worker.publish(None, TIMEOUT).unwrap();
+    }
+    tally.end();
+}
+
+pub(crate) fn without_the_second_look_at_the_header_torn_reads_are_found(claim: &str, place: Place) {
+    let spec = Spec { frames: 2, ..place.spec(256 << 10, Fill::Words) };
+    let writer = Second::start(claim, &spec, place.start);
+    let mut reader = writer.reader(tcp(), ReaderOptions::default());
+    reader.set_consistency(Consistency::Mixture);
+    let (begun, mut mixtures, mut pulls) = (Instant::now(), 0, 0u64);
+    while mixtures < 10 && begun.elapsed() < TIMEOUT {
+        reader.refresh_to(Version(0), TIMEOUT).unwrap();
+        let bytes = reader.bytes().unwrap();
+        let first = u64::from_le_bytes(*bytes.first_chunk().unwrap());
+        mixtures += u64::from(!all_are(bytes, first));
+        pulls += 1;
+    }
+    say(&format!("without the check, over TCP: {mixtures} mixtures in {pulls} pulls"));
+    assert!(mixtures > 0, "none in {pulls} pulls: this litmus would find nothing");
+
+    // The same two processes, with the check, and without a checksum to help it.
+    reader.set_consistency(Consistency::Whole);
+    let mut tally = Tally::new("the same with the check", times(500));
+    for _ in 0..times(500) {
+        pull(&mut reader, &mut tally);
+    }
+    tally.end();
+}

@@ -1,0 +1,257 @@
+//! The process that writes without ever pausing.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use slackline::channel::Secret;
+use slackline::clock::Version;
+use slackline::mem::{Streaming, VolatileSlice};
+use slackline::node::{
+    Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions,
+};
+use slackline::scheme::Config;
+use slackline::table::{ElementType, Table};
+use slackline::transport::shm::Shm;
+use slackline::transport::tcp::Tcp;
+use slackline::transport::{Address, Transport};
+
+/// How long a single wait may take.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The spec of the second process.
+const SECOND: &str = "SLACKLINE_LITMUS_SECOND";
+
+/// What the second process says before its address.
+const AT: &str = "litmus: listens at ";
+
+/// TCP as both processes speak it, on one host or on two.
+pub(crate) fn tcp() -> Tcp {
+    Tcp::with_secret(Secret::from_text("both processes know this", "this test").unwrap())
+}
+
+/// Past the test harness, which keeps what `println!` says to itself.
+fn tell(address: &Address) {
+    // Who does not hear it is gone.
+    let _unheard = writeln!(io::stdout(), "{AT}{address}");
+}
+
+/// In the first process: waits until no other litmus runs. In the second: writes until the first has gone.
+pub(crate) fn first_process() -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    if let Ok(text) = std::env::var(SECOND) {
+        Spec::parse(&text).write();
+        return None;
+    }
+    Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// How the writer stores a version.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Fill {
+    /// Word by word.
+    Words,
+    /// By copies that stay in the cache.
+    Cached,
+    /// By copies past the cache.
+    Streaming,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Kind {
+    Publisher,
+    /// A server and its one worker.
+    Server(Config),
+    /// A server for a worker in the first process.
+    ServerAlone(Config),
+}
+
+/// What the second process does.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Spec {
+    pub(crate) address: Address,
+    pub(crate) kind: Kind,
+    pub(crate) bytes: usize,
+    pub(crate) fill: Fill,
+    pub(crate) frames: u8,
+    pub(crate) checksums: bool,
+}
+
+impl Spec {
+    /// One on this host, over shared memory.
+    pub(crate) fn publisher(bytes: usize, fill: Fill) -> Spec {
+        let address = Address::random();
+        Spec { address, kind: Kind::Publisher, bytes, fill, frames: 3, checksums: false }
+    }
+
+    fn print(&self) -> String {
+        let Spec { address, kind, bytes, fill, frames, checksums } = self;
+        let kind = match kind {
+            Kind::Publisher => "publisher",
+            Kind::Server(_) => "server",
+            Kind::ServerAlone(_) => "alone",
+        };
+        format!("{address} {kind} {bytes} {fill:?} {frames} {checksums}")
+    }
+
+    fn parse(text: &str) -> Spec {
+        let words: Vec<&str> = text.split(' ').collect();
+        let [address, kind, bytes, fill, frames, checksums] = words[..] else { panic!("no spec: {text}") };
+        Spec {
+            address: address.parse().unwrap(),
+            kind: match kind {
+                "publisher" => Kind::Publisher,
+                "server" => Kind::Server(Config::Bsp),
+                _ => Kind::ServerAlone(Config::Essp { staleness: 2 }),
+            },
+            bytes: bytes.parse().unwrap(),
+            fill: match fill {
+                "Words" => Fill::Words,
+                "Cached" => Fill::Cached,
+                _ => Fill::Streaming,
+            },
+            frames: frames.parse().unwrap(),
+            checksums: checksums.parse().unwrap(),
+        }
+    }
+
+    fn write(&self) {
+        match self.address {
+            Address::Tcp(_) => self.write_over(&tcp()),
+            _ => self.write_over(&Shm::new()),
+        }
+    }
+
+    fn write_over<T: Transport + Clone>(&self, transport: &T) {
+        match self.kind {
+            Kind::Publisher => self.publish(transport),
+            Kind::Server(scheme) => self.serve(transport, scheme, true),
+            Kind::ServerAlone(scheme) => self.serve(transport, scheme, false),
+        }
+    }
+
+    fn publish<T: Transport + Clone>(&self, transport: &T) {
+        let table = Table::flat(self.bytes as u64 / 4, ElementType::F32).unwrap();
+        let mut options = PublisherOptions::default();
+        options.memory.frames = self.frames;
+        options.memory.checksums = self.checksums;
+        let mut publisher = Publisher::new(transport.clone(), &self.address, table, options).unwrap();
+        tell(&publisher.address());
+        let parent = Parent::new();
+        let mut pattern = vec![0; self.bytes.min(64 << 10)];
+        for version in 1u64.. {
+            let fill = |memory: VolatileSlice<'_>| self.fill(memory, version, &mut pattern);
+            assert_eq!(publisher.publish_with(TIMEOUT, fill).unwrap(), Version(version));
+            if version.is_multiple_of(64) && !parent.lives() {
+                return;
+            }
+        }
+    }
+
+    fn fill(&self, memory: VolatileSlice<'_>, version: u64, pattern: &mut [u8]) {
+        let streaming = match self.fill {
+            Fill::Words => {
+                for offset in (0..memory.len()).step_by(8) {
+                    memory.store_u64(offset, version);
+                }
+                return;
+            }
+            Fill::Cached => Streaming::Never,
+            Fill::Streaming => Streaming::Always,
+        };
+        pattern.as_chunks_mut::<8>().0.fill(version.to_le_bytes());
+        let source = VolatileSlice::from_ref(pattern);
+        for offset in (0..memory.len()).step_by(pattern.len()) {
+            let len = pattern.len().min(memory.len() - offset);
+            memory.subslice(offset, len).copy_from(source.subslice(0, len), streaming);
+        }
+    }
+
+    /// Every gradient adds 1 to every parameter.
+    fn serve<T: Transport + Clone>(&self, transport: &T, scheme: Config, with_worker: bool) {
+        let elements = self.bytes / 4;
+        let table = Table::flat(elements as u64, ElementType::F32).unwrap();
+        let mut options = ServerOptions::new(scheme, 1, -1.0);
+        options.memory.frames = self.frames;
+        options.memory.checksums = self.checksums;
+        options.memory.chunk_bytes = 1024;
+        let mut server =
+            Server::new(transport.clone(), &self.address, table, &vec![0.0; elements], options).unwrap();
+        let address = server.address();
+        let parent = Parent::new();
+        if !with_worker {
+            tell(&address);
+            let served = |server: &Server<T>| server.status().left > 0;
+            while parent.lives() && !server.drive(served, Duration::from_millis(50)).unwrap() {}
+            return;
+        }
+        let mut worker = std::thread::scope(|scope| {
+            let options = WorkerOptions::new(scheme);
+            let (address, transport) = (std::slice::from_ref(&address), transport.clone());
+            let connecting =
+                scope.spawn(move || Worker::connect(transport, address, options, TIMEOUT).unwrap());
+            assert!(server.drive(|server| server.status().joined == 1, TIMEOUT).unwrap());
+            connecting.join().unwrap()
+        });
+        tell(&address);
+        worker.gradient().unwrap().fill(1.0);
+        // By turns in one thread: a processor is left for the reader, and folds are cut into turns for it to see.
+        while parent.lives() {
+            match worker.begin(Duration::ZERO) {
+                Ok(_) => worker.start_publish(None).unwrap(),
+                Err(slackline::Error::Deadline { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+            server.poll(slackline::node::now()).unwrap();
+        }
+    }
+}
+
+/// The process that started this one.
+struct Parent(Option<rustix::process::Pid>);
+
+impl Parent {
+    fn new() -> Parent {
+        Parent(rustix::process::getppid())
+    }
+
+    fn lives(&self) -> bool {
+        rustix::process::getppid() == self.0
+    }
+}
+
+/// The second process. Killed when this is dropped.
+pub(crate) struct Second {
+    child: Child,
+    pub(crate) address: Address,
+}
+
+impl Second {
+    /// Runs test `claim` of this binary in another process, which `start` starts, to do what `spec` says; waits until
+    /// it listens.
+    pub(crate) fn start(claim: &str, spec: &Spec, start: fn(&mut Command) -> io::Result<Child>) -> Second {
+        assert_eq!(Spec::parse(&spec.print()), *spec);
+        let mut command = Command::new(std::env::current_exe().expect("this binary"));
+        command.args(["--exact", claim, "--nocapture", "--test-threads=1"]);
+        command.env(SECOND, spec.print()).stdout(Stdio::piped());
+        let mut child = start(&mut command).expect("run this binary again");
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let mut second = Second { child, address: spec.address.clone() };
+        let told = lines.find_map(|line| Some(line.ok()?.split_once(AT)?.1.parse().expect("an address")));
+        second.address = told.expect("the second process listens");
+        second
+    }
+
+    /// Reads there, over `transport`.
+    pub(crate) fn reader<T: Transport>(&self, transport: T, options: ReaderOptions) -> Reader<T> {
+        Reader::connect(transport, &self.address, options, TIMEOUT).expect("the second process listens")
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _status = self.child.wait();
+    }
+}

@@ -1,0 +1,69 @@
+//! Any transport between two hosts, in one process: who listens is on one, who connects on the other.
+//!
+//! A socket belongs to the name space in which it was made, whoever uses it later.
+
+use std::task::Poll;
+
+use slackline::mem::{Access, HostMemory, MemoryRegion};
+use slackline::time::Instant;
+use slackline::transport::{
+    Address, Capabilities, ConnectError, Connecting, Offer, Received, RegisterError, Transport,
+};
+
+use super::namespaces::Host;
+
+/// The transport, and the hosts of those who listen and of those who connect; none in a process that is on its host
+/// already.
+pub(crate) struct Far<T> {
+    pub(crate) transport: T,
+    pub(crate) hosts: Option<[&'static Host; 2]>,
+}
+
+fn within<R>(host: Option<&Host>, job: impl FnOnce() -> R) -> R {
+    match host {
+        Some(host) => host.within(job),
+        None => job(),
+    }
+}
+
+impl<T: Transport> Transport for Far<T> {
+    type Endpoint = T::Endpoint;
+    type Listener = T::Listener;
+    type Connecting = FarConnecting<T::Connecting>;
+
+    fn capabilities(&self) -> Capabilities {
+        self.transport.capabilities()
+    }
+
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.transport.register(memory, access)
+    }
+
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.transport.allocate(bytes, access)
+    }
+
+    fn listen(&self, address: &Address) -> Result<T::Listener, ConnectError> {
+        within(self.hosts.map(|hosts| hosts[0]), || self.transport.listen(address))
+    }
+
+    fn connect(&self, address: &Address, offer: Offer) -> Result<Self::Connecting, ConnectError> {
+        let host = self.hosts.map(|hosts| hosts[1]);
+        let connecting = within(host, || self.transport.connect(address, offer))?;
+        Ok(FarConnecting { connecting, host })
+    }
+}
+
+/// A connection in the making, which may dial once more.
+pub(crate) struct FarConnecting<C> {
+    connecting: C,
+    host: Option<&'static Host>,
+}
+
+impl<C: Connecting> Connecting for FarConnecting<C> {
+    type Endpoint = C::Endpoint;
+
+    fn poll(&mut self, now: Instant) -> Poll<Result<(C::Endpoint, Received), ConnectError>> {
+        within(self.host, || self.connecting.poll(now))
+    }
+}
