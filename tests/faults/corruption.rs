@@ -46,7 +46,7 @@ fn train(job: Job, every: u64, towards: Towards, seed: u64) -> u64 {
                 }
                 assert!(begun.elapsed() < PATIENCE, "only {} flips", proxy.flipped());
             }
-            drop(stops);
+            drop((stops, worker));
             surviving.join().unwrap();
             noticed
         })
