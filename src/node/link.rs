@@ -7,8 +7,8 @@ use super::{Backoff, Error, now};
 use crate::clock::Clock;
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
-    ControlLayout, FrameSource, Hello, Latest, PULL_TAG, PinError, PinnedFrame, Pins, Publish, Pull,
-    PullOptions, Pulled, PushGrant, Resume, Role, Welcome, own_page, own_words,
+    ControlLayout, FrameSource, Hello, Latest, PULL_TAG, PinError, PinnedFrame, Pins, Publish, PublishError,
+    Pull, PullError, PullOptions, Pulled, PushGrant, Resume, Role, Welcome, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -258,13 +258,19 @@ impl<E: Endpoint> Link<E> {
             progress |= self.rescue()?;
             match self.pull.advance(&mut self.endpoint) {
                 Ok(stepped) => progress |= stepped,
-                Err(crate::param::PullError::Disconnected(gone)) => return Err(self.lost(gone)),
+                Err(PullError::Disconnected(gone)) => return Err(self.lost(gone)),
+                Err(PullError::Completion(flushed)) => {
+                    return Err(self.flushed(Error::Pull { shard, source: flushed.into() }));
+                }
                 Err(source) => return Err(Error::Pull { shard, source }),
             }
             if let Some(publish) = &mut self.publish {
                 match publish.advance(&mut self.endpoint) {
                     Ok(stepped) => progress |= stepped,
-                    Err(crate::param::PublishError::Disconnected(gone)) => return Err(self.lost(gone)),
+                    Err(PublishError::Disconnected(gone)) => return Err(self.lost(gone)),
+                    Err(PublishError::Completion(flushed)) => {
+                        return Err(self.flushed(Error::Publish { shard, source: flushed.into() }));
+                    }
                     Err(source) => return Err(Error::Publish { shard, source }),
                 }
             }
@@ -366,6 +372,14 @@ impl<E: Endpoint> Link<E> {
             && !words.evicted
         {
             publish.learn_consumed(words.consumed);
+        }
+    }
+
+    /// What a request that failed means: where the connection is over, that is why, and what the user is to know.
+    fn flushed(&mut self, error: Error) -> Error {
+        match self.endpoint.check() {
+            Ok(()) => error,
+            Err(gone) => self.lost(gone),
         }
     }
 
