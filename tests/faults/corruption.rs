@@ -135,7 +135,10 @@ fn read(proxy: &Proxy, epoch: u64, begun_to: &AtomicU64, every: u64) -> (u64, u6
                 Ok(fresh) => {
                     good += 1;
                     let newest = begun_to.load(SeqCst);
-                    assert!(fresh.version.0 + fresh.behind <= newest, "{fresh:?}, where {newest} is the newest");
+                    assert!(
+                        fresh.version.0 + fresh.behind <= newest,
+                        "{fresh:?}, where {newest} is the newest"
+                    );
                     assert!(fresh.version >= last && fresh.epoch == epoch, "{fresh:?} after {last:?}");
                     last = fresh.version;
                     let held = reader.bytes().unwrap();

@@ -122,7 +122,10 @@ pub(super) fn pattern(index: usize) -> f32 {
 pub(super) fn multiple(parameters: &[f32]) -> f64 {
     let unit = parameters[0];
     for (index, value) in parameters.iter().enumerate() {
-        assert!(*value == unit * pattern(index), "a wrong byte: {value} at {index}, where {unit} is the unit");
+        assert!(
+            *value == unit * pattern(index),
+            "a wrong byte: {value} at {index}, where {unit} is the unit"
+        );
     }
     assert!(unit >= 0.0 && (2.0 * unit).fract() == 0.0, "no sum of weights: {unit}");
     f64::from(unit)

@@ -111,8 +111,7 @@ fn a_worker_whose_connection_is_cut_or_reset_is_told_at_once_and_the_other_finis
 fn a_worker_whose_network_falls_silent_hears_of_it_within_seconds_and_the_other_finishes() {
     let _alone = alone();
     for scheme in SCHEMES {
-        let (error, took) =
-            broken(Job::new(scheme, 5000), Fault::HalfOpen, Duration::from_millis(500));
+        let (error, took) = broken(Job::new(scheme, 5000), Fault::HalfOpen, Duration::from_millis(500));
         assert!(matches!(error, Error::ServerLost { .. }), "{scheme}: {error}");
         assert!(took < Duration::from_secs(10), "{scheme} took {took:?}");
     }

@@ -21,7 +21,10 @@ pub(super) enum Fault {
     /// So many bytes at a time, and a millisecond's rest after each.
     Trickle(usize),
     /// On average one bit in so many bytes is flipped.
-    Corrupt { every: u64, towards: Towards },
+    Corrupt {
+        every: u64,
+        towards: Towards,
+    },
     /// Both sides are closed in the middle of the next piece.
     Cut,
     /// As after a power cut: nothing passes, and neither side's packets are acknowledged any more.
