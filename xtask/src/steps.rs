@@ -46,6 +46,16 @@ const SLOW: &[Slow] = &[
         package: "slackline-cli",
         about: "workers and servers killed in the middle of training leave nothing behind",
     },
+    Slow {
+        name: "faults",
+        package: "slackline",
+        about: "networks that delay, cut, stall and damage, and strangers at the door, harm nobody but their victim",
+    },
+    Slow {
+        name: "strangers",
+        package: "slackline-cli",
+        about: "strangers at the meeting point of a job do not disturb it",
+    },
 ];
 
 /// Every step, for this machine.
