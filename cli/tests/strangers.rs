@@ -43,7 +43,7 @@ fn strangers_at_the_meeting_point_are_shut_out_in_time_at_bounded_memory_while_t
     let good = job.recorded();
     job.is_training();
     let before = job.memory("VmRSS:");
-    besiege(job.address, &job.secret, &good);
+    besiege(&job, &good);
     let peak = job.memory("VmHWM:");
     assert!(job.coordinator.try_wait().unwrap().is_none(), "the siege lies within the training");
     assert!(peak < before + GROWTH, "{peak} KiB after {before}");
@@ -75,7 +75,8 @@ fn alone(epochs: u32) -> Value {
 }
 
 /// Everything that a stranger may try.
-fn besiege(address: SocketAddr, secret: &Secret, good: &[u8]) {
+fn besiege(job: &Job, good: &[u8]) {
+    let (address, secret, before) = (job.address, &job.secret, job.descriptors());
     let other = Secret::random().unwrap();
     for wrong in [None, Some(other)] {
         let begun = Instant::now();
@@ -109,11 +110,13 @@ fn besiege(address: SocketAddr, secret: &Secret, good: &[u8]) {
         stranger.is_shut_out();
     }
     let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
-    // Whoever knows the secret is heard past all of them: there is no place left, and it is told so.
+    // Whoever knows the secret is heard past all of them, and few of them are kept: there is no place left, and it is told so.
     let introduction = Introduction { place: Some(0), ..Introduction::new(Role::Reader, Host::own()) };
     let joined = Membership::join(&address.to_string(), introduction, Some(secret.clone()), PATIENCE);
     let error = joined.err().expect("the job has no places for readers").to_string();
     assert!(error.contains("the job has places for 0 readers"), "{error}");
+    let kept = job.descriptors() - before;
+    assert!(kept < 100, "{kept} connections of strangers are kept");
     for stranger in silent {
         stranger.is_shut_out();
     }
@@ -223,6 +226,10 @@ impl Job {
             assert!(Instant::now() < deadline, "the worker does not report");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.coordinator.id())).unwrap().count()
     }
 
     /// KiB, as the system names them.

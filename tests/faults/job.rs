@@ -88,7 +88,12 @@ impl Job {
             let (seen, done_too) = (&watch, &done);
             let serving = scope.spawn(move || {
                 let until = |server: &Server<Tcp>| {
-                    *seen.status.lock().unwrap() = server.status();
+                    let status = server.status();
+                    assert!(
+                        status.loss.is_none_or(|loss| loss == f64::from(LOSS)),
+                        "a wrong loss: {status:?}"
+                    );
+                    *seen.status.lock().unwrap() = status;
                     done_too.load(SeqCst)
                 };
                 assert!(server.drive(until, 3 * PATIENCE).unwrap(), "the job does not end");
@@ -111,6 +116,9 @@ impl Drop for End<'_> {
         self.0.store(true, SeqCst);
     }
 }
+
+/// The loss of every gradient.
+const LOSS: f32 = 0.75;
 
 /// What a gradient holds: whole numbers, so that sums are exact.
 pub(super) fn pattern(index: usize) -> f32 {
@@ -150,7 +158,7 @@ impl Watch {
             *value = pattern(index);
         }
         self.furthest.fetch_max(view.clock.0 + 1, SeqCst);
-        timed("publish", timeout, || worker.publish(None, timeout))
+        timed("publish", timeout, || worker.publish(Some(LOSS), timeout))
     }
 
     /// Two workers weigh a half each, one alone weighs one: a version adds a half or one.

@@ -89,7 +89,7 @@ fn rate(clocks: &AtomicU64, body: impl FnOnce()) -> f64 {
 
 /// Everything that a stranger may try.
 fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
-    let (name, mut random) = (server.address(), Random::new(seed));
+    let (name, before, mut random) = (server.address(), server.usage(), Random::new(seed));
     let Address::Tcp(address) = name else { panic!("a server over tcp") };
     for tcp in [Tcp::new(), Tcp::with_secret(Secret::random().unwrap())] {
         let begun = Instant::now();
@@ -136,11 +136,13 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
         stranger.is_shut_out();
     }
     let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
-    // Whoever is expected gets in past all of them.
+    // Whoever is expected gets in past all of them, and few of them are kept.
     let begun = Instant::now();
     let tcp = Tcp::with_secret(secret.clone());
     drop(Reader::connect(tcp, &name, ReaderOptions::default(), PATIENCE).unwrap());
     assert!(begun.elapsed() < Duration::from_secs(4), "let in after {:?}", begun.elapsed());
+    let kept = server.usage().descriptors - before.descriptors;
+    assert!(kept < 100, "{kept} connections of strangers are kept");
     for stranger in silent {
         stranger.is_shut_out();
     }
