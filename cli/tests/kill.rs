@@ -5,25 +5,21 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::JoinHandle;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
+
+mod common;
+use common::{Run, is_ours, kill};
 
 const SCHEMES: [&str; 4] = ["bsp", "asp", "ssp", "essp"];
 
 /// Runs at a time: they sleep most of the time.
 const TOGETHER: usize = 6;
-
-/// No run that ends by itself takes longer, on a machine however busy.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Servers look after their peers every 20 ms; three seconds are the lease.
 const NOTICED_WITHIN: Duration = Duration::from_secs(3);
@@ -33,9 +29,9 @@ fn survivors_of_a_killed_worker_finish_100_times() {
     let _alone = alone();
     repeat(100, |index, random| {
         let workers = 2 + index % 2;
-        let run = Run::start(SCHEMES[index % 4], workers, 1 + index / 4 % 2);
+        let run = start(SCHEMES[index % 4], workers, 1 + index / 4 % 2);
         run.wait_for("epoch");
-        let held = run.held();
+        let held = held(&run);
         random.pause();
         let victim = random.below(workers);
         let killed = Instant::now();
@@ -66,9 +62,9 @@ fn survivors_of_a_killed_server_say_which_shard_is_lost_20_times() {
     let _alone = alone();
     repeat(20, |index, random| {
         let servers = 1 + index % 2;
-        let run = Run::start(SCHEMES[index / 2 % 4], 2, servers);
+        let run = start(SCHEMES[index / 2 % 4], 2, servers);
         run.wait_for("epoch");
-        let held = run.held();
+        let held = held(&run);
         random.pause();
         let shard = random.below(servers);
         let killed = Instant::now();
@@ -90,9 +86,9 @@ fn survivors_of_a_killed_server_say_which_shard_is_lost_20_times() {
 fn a_killed_or_interrupted_coordinator_takes_all_its_processes_along() {
     let _alone = alone();
     repeat(20, |index, random| {
-        let run = Run::start(SCHEMES[index / 2 % 4], 2, 1 + index % 2);
+        let run = start(SCHEMES[index / 2 % 4], 2, 1 + index % 2);
         run.wait_for("epoch");
-        let held = run.held();
+        let held = held(&run);
         random.pause();
         kill(run.pid(), [Signal::KILL, Signal::INT][index % 2]);
         let (code, json, said) = run.end();
@@ -104,9 +100,9 @@ fn a_killed_or_interrupted_coordinator_takes_all_its_processes_along() {
 #[test]
 fn a_worker_that_hangs_is_let_go_of() {
     let _alone = alone();
-    let run = Run::start("bsp", 2, 2);
+    let run = start("bsp", 2, 2);
     run.wait_for("epoch");
-    let held = run.held();
+    let held = held(&run);
     kill(run.worker(1), Signal::STOP);
     let (code, json, said) = run.end();
     assert_eq!(code, Some(0), "{said}");
@@ -122,9 +118,9 @@ fn a_worker_that_hangs_is_let_go_of() {
 #[test]
 fn a_server_that_hangs_is_told_by_the_deadline() {
     let _alone = alone();
-    let run = Run::start("ssp", 2, 1);
+    let run = start("ssp", 2, 1);
     run.wait_for("epoch");
-    let held = run.held();
+    let held = held(&run);
     let stopped = Instant::now();
     kill(run.server(0), Signal::STOP);
     let (code, _, said) = run.end();
@@ -136,141 +132,35 @@ fn a_server_that_hangs_is_told_by_the_deadline() {
 
 // ---------------------------------------------------------------------- a run
 
-struct Run {
-    child: Child,
-    /// What stderr said, and when.
-    lines: mpsc::Receiver<(Instant, String)>,
-    said: Mutex<String>,
-    stdout: JoinHandle<String>,
+/// Begins a run that sleeps most of the time and takes about two seconds.
+fn start(scheme: &str, workers: usize, servers: usize) -> Run {
+    let (count, servers) = (workers.to_string(), servers.to_string());
+    let mut arguments =
+        vec!["train", "--model", "softmax", "--epochs", "80", "--timeout", "8", "--json", "-"];
+    arguments.extend(["--scheme", scheme, "--workers", &count, "--servers", &servers]);
+    let stragglers: Vec<_> = (0..workers).map(|worker| format!("{worker}=40")).collect();
+    arguments.extend(stragglers.iter().flat_map(|straggler| ["--straggler", straggler]));
+    Run::of(&arguments)
 }
 
-impl Run {
-    /// Begins a run that sleeps most of the time and takes about two seconds.
-    fn start(scheme: &str, workers: usize, servers: usize) -> Run {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
-        command.args(["train", "--model", "softmax", "--epochs", "80", "--timeout", "8", "--json", "-"]);
-        command.args([
-            "--scheme",
-            scheme,
-            "--workers",
-            &workers.to_string(),
-            "--servers",
-            &servers.to_string(),
-        ]);
-        for worker in 0..workers {
-            command.args(["--straggler", &format!("{worker}=40")]);
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
-        let mut child = command.spawn().expect("the program starts");
-        let (sender, lines) = mpsc::channel();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                if sender.send((Instant::now(), line)).is_err() {
-                    break;
-                }
+/// All that a run holds of the system now.
+fn held(run: &Run) -> Held {
+    let mut held = Held::default();
+    held.processes.extend(run.children("serve").into_iter().chain(run.children("work")));
+    assert!(held.processes.len() >= 3, "servers and workers are there");
+    let sockets = sockets();
+    for pid in held.processes.iter().chain([&run.pid()]) {
+        for (link, identity) in descriptors(&format!("/proc/{pid}/fd")) {
+            if link.starts_with("/memfd:") {
+                held.memory.insert(identity);
             }
-        });
-        let mut stdout = child.stdout.take().unwrap();
-        let stdout = std::thread::spawn(move || {
-            let mut text = String::new();
-            stdout.read_to_string(&mut text).unwrap();
-            text
-        });
-        Run { child, lines, said: Mutex::default(), stdout }
-    }
-
-    /// Waits for a line on stderr that begins so; when it came.
-    fn wait_for(&self, beginning: &str) -> Instant {
-        let deadline = Instant::now() + PATIENCE;
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let Ok((when, line)) = self.lines.recv_timeout(left) else {
-                panic!("`{beginning}` never came: {said}");
-            };
-            said.push_str(&format!("{line}\n"));
-            if line.starts_with(beginning) {
-                return when;
-            }
+            let inode = link.strip_prefix("socket:[").and_then(|link| link.strip_suffix(']'));
+            let listens = |socket: &&Vec<String>| Some(socket[6].as_str()) == inode && socket.len() > 7;
+            held.names.extend(sockets.iter().find(listens).map(|socket| socket[7].clone()));
         }
     }
-
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// The processes of one role, in the order in which they were started.
-    fn children(&self, role: &str) -> Vec<u32> {
-        let mut children = Vec::new();
-        for task in fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten() {
-            let list = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            children.extend(list.split_whitespace().map(|pid| pid.parse::<u32>().unwrap()));
-        }
-        children.retain(|pid| is_ours(*pid, role));
-        children
-    }
-
-    fn worker(&self, worker: usize) -> u32 {
-        self.children("work")[worker]
-    }
-
-    fn server(&self, shard: usize) -> u32 {
-        self.children("serve")[shard]
-    }
-
-    /// All that the run holds of the system now.
-    fn held(&self) -> Held {
-        let mut held = Held::default();
-        held.processes.extend(self.children("serve").into_iter().chain(self.children("work")));
-        assert!(held.processes.len() >= 3, "servers and workers are there");
-        let sockets = sockets();
-        for pid in held.processes.iter().chain([&self.pid()]) {
-            for (link, identity) in descriptors(&format!("/proc/{pid}/fd")) {
-                if link.starts_with("/memfd:") {
-                    held.memory.insert(identity);
-                }
-                let inode = link.strip_prefix("socket:[").and_then(|link| link.strip_suffix(']'));
-                let listens = |socket: &&Vec<String>| Some(socket[6].as_str()) == inode && socket.len() > 7;
-                held.names.extend(sockets.iter().find(listens).map(|socket| socket[7].clone()));
-            }
-        }
-        assert!(!held.memory.is_empty() && !held.names.is_empty(), "the look at /proc sees them");
-        held
-    }
-
-    /// Waits for the end: exit code, stdout, stderr.
-    fn end(mut self) -> (Option<i32>, String, String) {
-        let deadline = Instant::now() + PATIENCE;
-        let status = loop {
-            match self.child.try_wait().unwrap() {
-                Some(status) => break status,
-                None => assert!(Instant::now() < deadline, "the run does not end"),
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        let mut said = std::mem::take(&mut *self.said.lock().unwrap());
-        // Its children held the other ends too: both pipes end when all are gone.
-        while let Ok((_, line)) = self.lines.recv_timeout(PATIENCE) {
-            said.push_str(&format!("{line}\n"));
-        }
-        (
-            status.code(),
-            std::mem::replace(&mut self.stdout, std::thread::spawn(String::new)).join().unwrap(),
-            said,
-        )
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn kill(pid: u32, signal: Signal) {
-    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).expect("the process is there");
+    assert!(!held.memory.is_empty() && !held.names.is_empty(), "the look at /proc sees them");
+    held
 }
 
 // ---------------------------------------------------------------------- what it holds
@@ -317,15 +207,6 @@ impl Held {
         }
         left
     }
-}
-
-fn is_ours(pid: u32, role: &str) -> bool {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words: Vec<_> = line.split(|byte| *byte == 0).collect();
-    let own = env!("CARGO_BIN_EXE_slackline");
-    let is_own =
-        words.first().is_some_and(|word| Path::new(&*String::from_utf8_lossy(word)) == Path::new(own));
-    is_own && words.get(1) == Some(&role.as_bytes())
 }
 
 /// The lines of /proc/net/unix, as words: the inode is the seventh, a name the eighth.

@@ -13,8 +13,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
+use slackline::rendezvous::Path;
 use slackline_cli::metrics::{
-    MetricsServer, NodeMetrics, Path, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics,
+    MetricsServer, NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics,
     listen_address,
 };
 

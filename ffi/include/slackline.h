@@ -639,8 +639,9 @@ void slackline_reader_destroy(struct slackline_reader *reader);
 slackline_status slackline_server_options_init(struct slackline_server_options *options);
 
 /**
- * Begins to serve a shard of a table at `address`: "@NAME", a name that vanishes with the process, or the path of a
- * socket file, with a "/" in it. NULL picks a name; `slackline_server_address` tells it.
+ * Begins to serve a shard of a table at `address`: "@NAME", a name that vanishes with the process, the path of a
+ * socket file, with a "/" in it, "IP:PORT" (port 0 takes a free one), or several of these with commas between. NULL
+ * picks a name; `slackline_server_address` tells it.
  *
  * All tensors must be f32. `initial` holds the shard's own `initial_len` values as version 0 and is copied. The
  * server is the caller's, to be destroyed; on failure it is NULL.

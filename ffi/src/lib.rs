@@ -4,6 +4,10 @@
 //! Every function does three things: it checks what it was given (`handle`), calls the library, and translates what
 //! came back (`error`, `options`). There is no logic on this side of the boundary.
 //!
+//! An address is `@NAME` or a path (shared memory), `IP:PORT` (TCP), or for listening several of them with commas
+//! between. Over TCP to other hosts both sides need one secret: the file of mode 600 that `SLACKLINE_SECRET_FILE` names,
+//! or the text in `SLACKLINE_SECRET`.
+//!
 //! # What every function asks of its caller
 //!
 //! - A pointer to an object is NULL, or came from this library and was not destroyed. An object may wander from
@@ -20,6 +24,7 @@
 #![allow(clippy::missing_safety_doc, reason = "the contract is stated once, above")]
 
 mod error;
+mod fabric;
 mod handle;
 mod options;
 mod publisher;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use slackline::node::{Publisher, now};
 use slackline::transport::Address;
-use slackline::transport::shm::Shm;
 
 use crate::error::slackline_status;
+use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Opaque, Out, call, destroy, give, sized, sized_out, slice, with};
 use crate::options::{self, slackline_publisher_options, slackline_publisher_status, slackline_tensor};
 
@@ -17,7 +17,7 @@ pub struct slackline_publisher(Handle<Publishing>);
 
 /// A publisher and its address as C reads it.
 pub(crate) struct Publishing {
-    publisher: Publisher<Shm>,
+    publisher: Publisher<Fabric>,
     address: CString,
 }
 
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn slackline_publisher_create(
             let options = if options.is_null() { &default } else { sized(options, "options")? };
             (address, table, options.translate())
         };
-        let publisher = Publisher::new(Shm::new(), &address, table, options)?;
+        let publisher = Publisher::new(fabric()?, &address, table, options)?;
         let address = CString::new(publisher.address().to_string()).unwrap_or_default();
         place.set(give(Publishing { publisher, address }));
         Ok(())

@@ -5,22 +5,22 @@ use std::time::Duration;
 
 use slackline::clock::Version;
 use slackline::node::{Fresh, Reader};
-use slackline::transport::shm::Shm;
 
 use crate::error::{Failure, slackline_status};
+use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Opaque, Out, call, destroy, give, sized, sized_out, with};
 use crate::options::{self, slackline_fresh, slackline_reader_options};
 
 /// Reads versions of one publisher's table, or of one server's shard. A thread of its own tells the owner that it
 /// lives.
-pub struct slackline_reader(Handle<Reader<Shm>>);
+pub struct slackline_reader(Handle<Reader<Fabric>>);
 
 impl Opaque for slackline_reader {
-    type Value = Reader<Shm>;
-    fn wrap(handle: Handle<Reader<Shm>>) -> Self {
+    type Value = Reader<Fabric>;
+    fn wrap(handle: Handle<Reader<Fabric>>) -> Self {
         slackline_reader(handle)
     }
-    fn handle(&self) -> &Handle<Reader<Shm>> {
+    fn handle(&self) -> &Handle<Reader<Fabric>> {
         &self.0
     }
 }
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn slackline_reader_connect(
             let options = if options.is_null() { &default } else { sized(options, "options")? };
             (options::address(address)?, options.translate())
         };
-        place.set(give(Reader::connect(Shm::new(), &address, options, Duration::from_millis(timeout_ms))?));
+        place.set(give(Reader::connect(fabric()?, &address, options, Duration::from_millis(timeout_ms))?));
         Ok(())
     })
 }
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn slackline_reader_refresh_to(
 unsafe fn refresh(
     reader: *mut slackline_reader,
     fresh: *mut slackline_fresh,
-    operation: impl FnOnce(&mut Reader<Shm>) -> Result<Fresh, Failure>,
+    operation: impl FnOnce(&mut Reader<Fabric>) -> Result<Fresh, Failure>,
 ) -> Result<(), Failure> {
     // SAFETY: the contract.
     let place = if fresh.is_null() { None } else { Some(unsafe { sized_out(fresh, "fresh")? }) };
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn slackline_reader_bytes(
     call(|| {
         // SAFETY: the contract.
         let (place, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
-        let lend = |reader: &mut Reader<Shm>| {
+        let lend = |reader: &mut Reader<Fabric>| {
             let bytes = reader.bytes()?;
             Ok((bytes.as_ptr().cast(), bytes.len()))
         };

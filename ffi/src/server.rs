@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use slackline::node::{Server, ServerStatus, now};
 use slackline::transport::Address;
-use slackline::transport::shm::Shm;
 
 use crate::error::{Failure, slackline_status};
+use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Opaque, Out, call, copy_out, destroy, give, sized, sized_out, slice, with};
 use crate::options::{self, slackline_server_options, slackline_server_status, slackline_tensor};
 
@@ -18,7 +18,7 @@ pub struct slackline_server(Handle<Serving>);
 
 /// A server and its address as C reads it.
 pub(crate) struct Serving {
-    server: Server<Shm>,
+    server: Server<Fabric>,
     address: CString,
 }
 
@@ -44,8 +44,9 @@ pub unsafe extern "C" fn slackline_server_options_init(
     })
 }
 
-/// Begins to serve a shard of a table at `address`: "@NAME", a name that vanishes with the process, or the path of a
-/// socket file, with a "/" in it. NULL picks a name; `slackline_server_address` tells it.
+/// Begins to serve a shard of a table at `address`: "@NAME", a name that vanishes with the process, the path of a
+/// socket file, with a "/" in it, "IP:PORT" (port 0 takes a free one), or several of these with commas between. NULL
+/// picks a name; `slackline_server_address` tells it.
 ///
 /// All tensors must be f32. `initial` holds the shard's own `initial_len` values as version 0 and is copied. The
 /// server is the caller's, to be destroyed; on failure it is NULL.
@@ -70,7 +71,7 @@ pub unsafe extern "C" fn slackline_server_create(
             let initial = slice(initial, initial_len, "the array of initial values")?;
             (address, table, initial, sized(options, "options")?.translate()?)
         };
-        let server = Server::new(Shm::new(), &address, table, initial, options)?;
+        let server = Server::new(fabric()?, &address, table, initial, options)?;
         let address = CString::new(server.address().to_string()).unwrap_or_default();
         place.set(give(Serving { server, address }));
         Ok(())

@@ -4,22 +4,22 @@ use std::ffi::c_char;
 use std::time::Duration;
 
 use slackline::node::Worker;
-use slackline::transport::shm::Shm;
 
 use crate::error::slackline_status;
+use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Opaque, Out, call, destroy, give, sized, sized_out, slice, value, with};
 use crate::options::{self, slackline_view, slackline_worker_options};
 
 /// Reads parameters and publishes gradients. One clock is: begin, compute on the parameters, write the gradient,
 /// publish. A thread of its own tells the servers that it lives, however long it computes.
-pub struct slackline_worker(Handle<Worker<Shm>>);
+pub struct slackline_worker(Handle<Worker<Fabric>>);
 
 impl Opaque for slackline_worker {
-    type Value = Worker<Shm>;
-    fn wrap(handle: Handle<Worker<Shm>>) -> Self {
+    type Value = Worker<Fabric>;
+    fn wrap(handle: Handle<Worker<Fabric>>) -> Self {
         slackline_worker(handle)
     }
-    fn handle(&self) -> &Handle<Worker<Shm>> {
+    fn handle(&self) -> &Handle<Worker<Fabric>> {
         &self.0
     }
 }
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn slackline_worker_connect(
             servers.push(unsafe { options::address(*address)? });
         }
         let timeout = Duration::from_millis(timeout_ms);
-        place.set(give(Worker::connect(Shm::new(), &servers, options, timeout)?));
+        place.set(give(Worker::connect(fabric()?, &servers, options, timeout)?));
         Ok(())
     })
 }
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn slackline_worker_parameters(
         // SAFETY: the contract.
         let (place, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
         // The array is memory of its own behind the worker: other calls that borrow the worker do not touch it.
-        let lend = |worker: &mut Worker<Shm>| {
+        let lend = |worker: &mut Worker<Fabric>| {
             let parameters = worker.parameters()?;
             let whole = (worker.table().bytes() / 4) as usize;
             Ok((parameters.as_ptr(), parameters.len().min(whole)))
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn slackline_worker_gradient(
     call(|| {
         // SAFETY: the contract.
         let (place, len) = unsafe { (Out::new(gradient, "gradient")?, Out::new(len, "len")?) };
-        let lend = |worker: &mut Worker<Shm>| {
+        let lend = |worker: &mut Worker<Fabric>| {
             let whole = (worker.table().bytes() / 4) as usize;
             let gradient = worker.gradient()?;
             Ok((gradient.as_mut_ptr(), gradient.len().min(whole)))

@@ -79,15 +79,19 @@ static struct slackline_worker_options worker_options(void)
 
 /* ------------------------------------------------------------------ two processes */
 
-/* A name for this run, known to parent and child before either creates anything. */
-static const char *own_address(char text[64], const char *role)
+#define ADDRESS_SIZE 64
+
+/* Where to listen: at a name for this run, or at any free port of this host. */
+static void own_address(char text[ADDRESS_SIZE], const char *role, int tcp)
 {
-    snprintf(text, 64, "@slackline-smoke-%s-%d", role, (int)getpid());
-    return text;
+    if (tcp)
+        snprintf(text, ADDRESS_SIZE, "127.0.0.1:0");
+    else
+        snprintf(text, ADDRESS_SIZE, "@slackline-smoke-%s-%d", role, (int)getpid());
 }
 
-/* Forks. The child waits until the parent calls `start`, as connecting needs somebody who listens. */
-static pid_t pair(int gate[2])
+/* Forks. The child waits until the parent calls `start`, as connecting needs somebody who listens; it is told where. */
+static pid_t pair(int gate[2], char address[ADDRESS_SIZE])
 {
     pid_t child;
     CHECK(pipe(gate) == 0);
@@ -95,16 +99,18 @@ static pid_t pair(int gate[2])
     child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-        char byte;
         close(gate[1]);
-        CHECK(read(gate[0], &byte, 1) == 1);
+        CHECK(read(gate[0], address, ADDRESS_SIZE) == ADDRESS_SIZE);
     }
     return child;
 }
 
-static void start(const int gate[2])
+static void start(const int gate[2], const char *address)
 {
-    CHECK(write(gate[1], "", 1) == 1);
+    char text[ADDRESS_SIZE] = {0};
+    CHECK(strlen(address) < ADDRESS_SIZE);
+    memcpy(text, address, strlen(address));
+    CHECK(write(gate[1], text, ADDRESS_SIZE) == ADDRESS_SIZE);
 }
 
 static void join(pid_t child)
@@ -169,7 +175,7 @@ static void train(const char *address)
     slackline_worker_destroy(worker);
 }
 
-static void a_server_and_a_worker_train_a_quadratic(void)
+static void a_server_and_a_worker_train_a_quadratic(int tcp)
 {
     struct slackline_server_options options = server_options();
     struct slackline_server *server = NULL;
@@ -177,13 +183,13 @@ static void a_server_and_a_worker_train_a_quadratic(void)
     struct slackline_tensor tensors[2];
     float parameters[ELEMENTS];
     const char *address;
-    char text[64];
+    char text[ADDRESS_SIZE];
     size_t index;
     pid_t child;
     int gate[2];
 
-    own_address(text, "server");
-    child = pair(gate);
+    own_address(text, "server", tcp);
+    child = pair(gate, text);
     if (child == 0) {
         train(text);
         exit(0);
@@ -198,11 +204,11 @@ static void a_server_and_a_worker_train_a_quadratic(void)
     CHECK(server == NULL && said("1009 values were given for 1010"));
     OK(slackline_server_create(text, tensors, 2, parameters, ELEMENTS, &options, &server));
     OK(slackline_server_address(server, &address));
-    CHECK(strcmp(address, text) == 0);
+    CHECK(tcp ? strncmp(address, "127.0.0.1:", 10) == 0 && strcmp(address, text) != 0 : strcmp(address, text) == 0);
     OK(slackline_server_progress(server, NULL));
     EXPECT(DEADLINE, slackline_server_serve(server, 1, 1));
     CHECK(said("0 have joined"));
-    start(gate);
+    start(gate, address);
     OK(slackline_server_serve(server, 1, TIMEOUT_MS));
     join(child);
 
@@ -253,20 +259,21 @@ static void follow(const char *address)
     slackline_reader_destroy(reader);
 }
 
-static void a_reader_gets_what_a_publisher_published(void)
+static void a_reader_gets_what_a_publisher_published(int tcp)
 {
     struct slackline_publisher_options options;
     struct slackline_publisher *publisher = NULL;
     struct slackline_publisher_status status;
     struct slackline_tensor tensors[2];
     unsigned char bytes[2 * ELEMENTS];
+    const char *address;
     uint64_t version;
-    char text[64];
+    char text[ADDRESS_SIZE];
     pid_t child;
     int gate[2];
 
-    own_address(text, "publisher");
-    child = pair(gate);
+    own_address(text, "publisher", tcp);
+    child = pair(gate, text);
     if (child == 0) {
         follow(text);
         exit(0);
@@ -280,7 +287,8 @@ static void a_reader_gets_what_a_publisher_published(void)
     OK(slackline_publisher_create(text, tensors, 2, &options, &publisher));
     EXPECT(BAD_ARGUMENT, slackline_publisher_publish(publisher, bytes, sizeof bytes - 1, TIMEOUT_MS, NULL));
     EXPECT(BAD_ARGUMENT, slackline_publisher_publish(publisher, NULL, sizeof bytes, TIMEOUT_MS, NULL));
-    start(gate);
+    OK(slackline_publisher_address(publisher, &address));
+    start(gate, address);
     for (version = 1; version <= VERSIONS; version++) {
         uint64_t made;
         memset(bytes, (int)version, sizeof bytes);
@@ -482,19 +490,19 @@ static void another_scheme_is_refused_and_a_server_that_ends_is_lost(void)
     struct slackline_server_status status;
     struct slackline_tensor tensors[2];
     float values[ELEMENTS] = {0};
-    char text[64];
+    char text[ADDRESS_SIZE];
     pid_t child;
     int gate[2];
 
-    own_address(text, "ending");
-    child = pair(gate);
+    own_address(text, "ending", 0);
+    child = pair(gate, text);
     if (child == 0) {
         outlive(text);
         exit(0);
     }
     layer(tensors);
     OK(slackline_server_create(text, tensors, 2, values, ELEMENTS, &options, &server));
-    start(gate);
+    start(gate, text);
     status.size = sizeof status;
     do {
         OK(slackline_server_progress(server, NULL));
@@ -514,8 +522,10 @@ int main(void)
     tables_options_and_addresses_that_cannot_be_are_bad_arguments();
     a_server_that_is_absent_refuses_or_is_gone_is_named();
     another_scheme_is_refused_and_a_server_that_ends_is_lost();
-    a_server_and_a_worker_train_a_quadratic();
-    a_reader_gets_what_a_publisher_published();
+    a_server_and_a_worker_train_a_quadratic(0);
+    a_server_and_a_worker_train_a_quadratic(1);
+    a_reader_gets_what_a_publisher_published(0);
+    a_reader_gets_what_a_publisher_published(1);
     puts("all checks passed");
     return 0;
 }

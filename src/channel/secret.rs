@@ -87,6 +87,17 @@ impl Secret {
         Secret::from_text(&text, &path.display().to_string())
     }
 
+    /// From the environment: the file that `SLACKLINE_SECRET_FILE` names, or the text in `SLACKLINE_SECRET`; none where
+    /// neither is set.
+    pub fn from_environment() -> Result<Option<Secret>, SecretError> {
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        match (variable("SLACKLINE_SECRET_FILE"), variable("SLACKLINE_SECRET")) {
+            (Some(file), _) => Secret::from_file(Path::new(&file)).map(Some),
+            (None, Some(text)) => Secret::from_text(&text, "SLACKLINE_SECRET").map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
     /// One that nobody has.
     pub fn random() -> Result<Secret, SecretError> {
         let mut bytes = [0; 32];

@@ -13,8 +13,8 @@ use crate::param::{
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::{
-    Address, Connecting, Disconnected, Endpoint, LocalEndpoint, Offer, Operation, PostError, Received,
-    Transport, WorkRequest,
+    Address, CompletionError, Connecting, Disconnected, Endpoint, LocalEndpoint, Offer, Operation, PostError,
+    Received, Transport, WorkRequest,
 };
 
 /// A connection to the owner of one shard.
@@ -259,18 +259,14 @@ impl<E: Endpoint> Link<E> {
             match self.pull.advance(&mut self.endpoint) {
                 Ok(stepped) => progress |= stepped,
                 Err(PullError::Disconnected(gone)) => return Err(self.lost(gone)),
-                Err(PullError::Completion(flushed)) => {
-                    return Err(self.flushed(Error::Pull { shard, source: flushed.into() }));
-                }
+                Err(PullError::Completion(CompletionError::Flushed)) => return Err(self.flushed()),
                 Err(source) => return Err(Error::Pull { shard, source }),
             }
             if let Some(publish) = &mut self.publish {
                 match publish.advance(&mut self.endpoint) {
                     Ok(stepped) => progress |= stepped,
                     Err(PublishError::Disconnected(gone)) => return Err(self.lost(gone)),
-                    Err(PublishError::Completion(flushed)) => {
-                        return Err(self.flushed(Error::Publish { shard, source: flushed.into() }));
-                    }
+                    Err(PublishError::Completion(CompletionError::Flushed)) => return Err(self.flushed()),
                     Err(source) => return Err(Error::Publish { shard, source }),
                 }
             }
@@ -375,12 +371,10 @@ impl<E: Endpoint> Link<E> {
         }
     }
 
-    /// What a request that failed means: where the connection is over, that is why, and what the user is to know.
-    fn flushed(&mut self, error: Error) -> Error {
-        match self.endpoint.check() {
-            Ok(()) => error,
-            Err(gone) => self.lost(gone),
-        }
+    /// A request was flushed because the connection failed under it: that is what there is to tell.
+    fn flushed(&mut self) -> Error {
+        let gone = self.endpoint.check().err();
+        self.lost(gone.unwrap_or(Disconnected { reason: "its requests were flushed" }))
     }
 
     fn lost(&mut self, source: Disconnected) -> Error {

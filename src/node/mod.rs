@@ -30,6 +30,6 @@ pub use publisher::{Publisher, PublisherOptions};
 pub use reader::{Fresh, Reader, ReaderOptions};
 pub use server::{Server, ServerOptions, ServerStatus};
 pub use shard::{Departure, ShardOptions};
-pub use stats::{Histogram, WorkerStatistics};
+pub use stats::{Histogram, LinkStatus, PeerStatus, WorkerStatistics};
 pub use wait::{Backoff, now};
 pub use worker::{ReadMode, View, Worker, WorkerOptions};

@@ -2,11 +2,11 @@
 
 mod restart;
 
-use super::Error;
 use super::aggregate::{Aggregator, Input, Job, Stage};
 use super::checkpoint::{CheckpointOptions, Checkpointer, Identity};
 use super::shard::{Departure, Shard, ShardConfig, ShardEvent, ShardOptions};
 use super::wait::drive;
+use super::{Error, PeerStatus};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
 use crate::mem::{Access, MemoryRegion, streaming_threshold};
@@ -286,6 +286,22 @@ impl<T: Transport> Server<T> {
             checkpoints_failed: self.checkpoints.as_ref().map_or(0, Checkpointer::failed),
             ..self.status
         }
+    }
+
+    /// Those who are in.
+    pub fn peers(&self) -> impl Iterator<Item = PeerStatus> + '_ {
+        let present = self.shard.peers.iter().enumerate();
+        present.filter_map(|(index, peer)| {
+            let peer = peer.as_ref()?;
+            let gradients = peer.desk.published().0.saturating_sub(peer.began.0);
+            let slot = peer.desk.slot_geometry().map_or(0, |slots| slots.payload_bytes());
+            Some(PeerStatus {
+                peer: index as u16,
+                worker: peer.worker,
+                transport: peer.endpoint.transport(),
+                bytes_received: if peer.worker { gradients.saturating_mul(slot) } else { 0 },
+            })
+        })
     }
 
     /// Changes the step size from the next version on.

@@ -88,6 +88,8 @@ pub(super) struct Peer<E> {
     pub(super) endpoint: E,
     pub(super) desk: Desk,
     pub(super) worker: bool,
+    /// The clock that it began at.
+    pub(super) began: Clock,
     /// Tells this peer from others that had its place before.
     pub(super) generation: u64,
     pub(super) push: Option<Push>,
@@ -327,6 +329,7 @@ impl<T: Transport> Shard<T> {
                             endpoint,
                             desk,
                             worker,
+                            began: clock,
                             generation,
                             push,
                             wants_push,

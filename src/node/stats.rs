@@ -1,6 +1,7 @@
 //! What a worker can say about its run.
 
 use crate::time::Duration;
+use crate::transport::Address;
 
 /// Counts of small numbers; the last bucket holds all that are larger.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,9 +46,39 @@ pub struct WorkerStatistics {
     pub bytes_pulled: u64,
     /// Copies begun anew because the frame changed under them.
     pub pull_retries: u64,
+    /// Waits that ended at their deadline.
+    pub timeouts: u64,
     /// How often it has connected again.
     pub reconnects: u64,
     /// At each gradient: by how many clocks its parameters were stale (the worker's clock less the smallest clock of
     /// its copy).
     pub staleness: Histogram,
+}
+
+/// One peer of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerStatus {
+    /// Its number; a worker's id.
+    pub peer: u16,
+    /// Whether it is a worker; else it is a reader.
+    pub worker: bool,
+    /// The transport that carries it.
+    pub transport: &'static str,
+    /// Bytes of gradients that it has announced. What it reads, a server does not see.
+    pub bytes_received: u64,
+}
+
+/// A worker's connection to one server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkStatus {
+    /// The server's shard.
+    pub shard: u16,
+    /// Where it is.
+    pub address: Address,
+    /// The transport that carries it.
+    pub transport: &'static str,
+    /// Bytes of gradients written to it.
+    pub bytes_published: u64,
+    /// Bytes of parameters copied from it.
+    pub bytes_pulled: u64,
 }

@@ -4,14 +4,14 @@ mod join;
 mod reconnect;
 
 use super::link::Link;
-use super::{Backoff, Error, WorkerStatistics, now};
+use super::{Backoff, Error, LinkStatus, WorkerStatistics, now};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, Buffer, LocalSlice, VolatileSlice};
 use crate::param::{Epoch, PinnedFrame, PullOptions, Source};
 use crate::scheme::{self, Bound, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
-use crate::transport::{Address, Transport};
+use crate::transport::{Address, Endpoint, Transport};
 
 /// How a worker reads parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,6 +90,8 @@ struct Part<T: Transport> {
     behind: u64,
     refreshed: bool,
     published: bool,
+    bytes_published: u64,
+    bytes_pulled: u64,
 }
 
 impl<T: Transport> Part<T> {
@@ -109,6 +111,8 @@ impl<T: Transport> Part<T> {
                 behind: 0,
                 refreshed: false,
                 published: false,
+                bytes_published: 0,
+                bytes_pulled: 0,
             }
         };
         links.into_iter().map(part).collect()
@@ -199,6 +203,17 @@ impl<T: Transport> Worker<T> {
     /// What was done and waited for so far.
     pub fn statistics(&self) -> &WorkerStatistics {
         &self.statistics
+    }
+
+    /// The connections to the servers, in order of their shards.
+    pub fn links(&self) -> impl Iterator<Item = LinkStatus> + '_ {
+        self.parts.iter().map(|part| LinkStatus {
+            shard: part.link.welcome.shard,
+            address: part.link.address.clone(),
+            transport: part.link.endpoint.transport(),
+            bytes_published: part.bytes_published,
+            bytes_pulled: part.bytes_pulled,
+        })
     }
 
     /// Brings the parameters for the next gradient, waiting as the scheme says, at most `timeout`. After an
@@ -298,6 +313,9 @@ impl<T: Transport> Worker<T> {
         }
         self.start_sources(sources, loss)?;
         self.statistics.bytes_published += self.table.bytes() / 4 * width as u64;
+        for part in &mut self.parts {
+            part.bytes_published += (part.bytes / 4 * width) as u64;
+        }
         Ok(())
     }
 
@@ -451,6 +469,7 @@ impl<T: Transport> Worker<T> {
                 break Ok(());
             }
             if now >= deadline {
+                self.statistics.timeouts += 1;
                 break Err(self.deadline(operation, timeout));
             }
             if progress { backoff.reset() } else { backoff.wait() }
@@ -595,6 +614,7 @@ impl<T: Transport> Worker<T> {
             self.retries += pulled.retries;
             self.statistics.pull_retries += pulled.retries;
             if self.options.read == ReadMode::Copy && !part.link.is_pushed() {
+                part.bytes_pulled += part.bytes as u64;
                 self.statistics.bytes_pulled += part.bytes as u64;
             }
             *progress = true;

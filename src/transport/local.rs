@@ -147,6 +147,10 @@ impl Endpoint for LocalEndpoint {
         segment.region.slice(usize::try_from(remote.offset).ok()?, usize::try_from(remote.len).ok()?).ok()
     }
 
+    fn transport(&self) -> &'static str {
+        "local"
+    }
+
     fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
         let malformed =
             PostError::Malformed { index: 0, reason: "a beacon is one granted, aligned, writable word" };

@@ -194,6 +194,13 @@ impl Endpoint for MixedEndpoint {
         }
     }
 
+    fn transport(&self) -> &'static str {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.transport(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.transport(),
+        }
+    }
+
     fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.beacon(word),

@@ -180,6 +180,9 @@ pub trait Endpoint: Send {
     /// The peer's memory itself, where this transport shares it; `None` elsewhere, or if the slice was not granted.
     fn map(&self, remote: &RemoteSlice) -> Option<LocalSlice>;
 
+    /// What carries it, as [`Capabilities::name`] spells it.
+    fn transport(&self) -> &'static str;
+
     /// A handle that sets one granted word from another thread: for heartbeats, which must not wait for the thread
     /// that computes.
     fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError>;

@@ -121,6 +121,10 @@ impl Endpoint for Nic {
         None
     }
 
+    fn transport(&self) -> &'static str {
+        "nic"
+    }
+
     fn beacon(&self, _word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
         unreachable!("nothing here beats")
     }

@@ -56,6 +56,11 @@ const SLOW: &[Slow] = &[
         package: "slackline-cli",
         about: "strangers at the meeting point of a job do not disturb it",
     },
+    Slow {
+        name: "restart",
+        package: "slackline-cli",
+        about: "workers and servers killed in the middle of training come back and go on",
+    },
 ];
 
 /// Every step, for this machine.

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use slackline::node::{ServerStatus, WorkerStatistics};
+use slackline::rendezvous::Path;
 
 pub use address::{Args, listen_address};
 pub use parse::{ParseError, Sample, Samples, parse};
@@ -66,28 +67,6 @@ impl PeerState {
             PeerState::Joining => "joining",
             PeerState::Up => "up",
             PeerState::Lost => "lost",
-        }
-    }
-}
-
-/// What the bytes of a peer travel over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Path {
-    /// Shared memory.
-    Shm,
-    /// TCP.
-    Tcp,
-    /// RDMA.
-    Verbs,
-}
-
-impl Path {
-    /// As it is written in labels.
-    pub fn name(self) -> &'static str {
-        match self {
-            Path::Shm => "shm",
-            Path::Tcp => "tcp",
-            Path::Verbs => "verbs",
         }
     }
 }
@@ -175,7 +154,7 @@ pub struct WorkerMetrics {
 }
 
 impl From<&WorkerStatistics> for WorkerMetrics {
-    /// Timeouts, reconnects and the loss are not told there, and stay to be filled in.
+    /// The loss is not told there, and stays to be filled in.
     fn from(statistics: &WorkerStatistics) -> Self {
         WorkerMetrics {
             clock: statistics.clocks,
@@ -185,7 +164,9 @@ impl From<&WorkerStatistics> for WorkerMetrics {
             bytes_pulled: statistics.bytes_pulled,
             pull_retries: statistics.pull_retries,
             staleness: statistics.staleness.counts().to_vec(),
-            ..WorkerMetrics::default()
+            timeouts: statistics.timeouts,
+            reconnects: statistics.reconnects,
+            loss: None,
         }
     }
 }

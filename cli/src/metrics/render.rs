@@ -164,7 +164,7 @@ fn staleness(counts: &[u64]) -> Family {
 
 fn of_peers(peers: &[PeerMetrics]) -> Vec<Family> {
     let labels = |peer: &PeerMetrics| {
-        [("peer", peer.name.clone()), ("role", peer.role.name().into()), ("path", peer.path.name().into())]
+        [("peer", peer.name.clone()), ("role", peer.role.name().into()), ("path", peer.path.to_string())]
     };
     let family = |name: &'static str, kind, help, value: fn(&PeerMetrics) -> u64| {
         let sample = |peer: &PeerMetrics| {

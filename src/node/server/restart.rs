@@ -57,13 +57,15 @@ impl<T: Transport> Server<T> {
             let at = now();
             let progress = self.poll(at)?;
             let writer = self.writer()?;
+            // Asked first: one that ends between the two questions has then been written, or has failed.
+            let idle = writer.is_idle();
             if let Some(written) = writer.written().filter(|written| *written >= newest) {
                 return Ok(written);
             }
             // One that was under way already may be of an older version: only the end of one's own is the end.
-            if writer.is_idle() && !std::mem::replace(&mut requested, true) {
+            if idle && !std::mem::replace(&mut requested, true) {
                 writer.request();
-            } else if writer.is_idle() {
+            } else if idle {
                 let panicked = Error::OutOfTurn {
                     operation: "write a checkpoint",
                     reason: "the thread that writes them has panicked, and said why",

@@ -104,6 +104,10 @@ impl Endpoint for ShmEndpoint {
         if self.link.is_inherited() { None } else { self.local.map(remote) }
     }
 
+    fn transport(&self) -> &'static str {
+        super::NAME
+    }
+
     fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
         if self.link.is_inherited() {
             return Err(INHERITED.into());

@@ -171,6 +171,10 @@ impl Endpoint for TcpEndpoint {
         None
     }
 
+    fn transport(&self) -> &'static str {
+        super::NAME
+    }
+
     fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
         if self.guard.is_inherited() {
             return Err(INHERITED.into());

@@ -28,6 +28,14 @@ use crate::transport::{HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES};
 /// waits for an answer posts again within a few.
 const SPIN: Duration = Duration::from_micros(50);
 
+/// A look that took so long was interrupted: there are more threads than processors.
+const INTERRUPTED: Duration = Duration::from_micros(200);
+
+/// For how long the thread then does not spin, from the least to the most. A thread that spins loses its processor for
+/// whole time slices; one that sleeps is woken ahead of others. Measured with two processors and a load of eight: round
+/// trips of 50 to 1,400 us with spinning, of 8 us without, where a bare blocking ping-pong took 4.5.
+const RESTRAINT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+
 /// How often time limits are looked after, while there are any.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -134,6 +142,30 @@ impl Drop for Engine {
     }
 }
 
+/// Whether looking again at once beats sleeping.
+struct Spin {
+    allowed_from: Instant,
+    /// How long not to spin after the next interruption.
+    restraint: Duration,
+}
+
+impl Spin {
+    fn is_allowed(&self, now: Instant) -> bool {
+        now >= self.allowed_from
+    }
+
+    /// A look that did not wait went from `begin` to `end`.
+    fn looked(&mut self, begin: Instant, end: Instant) {
+        if end - begin >= INTERRUPTED {
+            self.allowed_from = end + self.restraint;
+            self.restraint = (2 * self.restraint).min(RESTRAINT.1);
+        } else if begin - self.allowed_from > RESTRAINT.1 {
+            // It has gone well for long.
+            self.restraint = RESTRAINT.0;
+        }
+    }
+}
+
 /// Something that events come from.
 enum Source {
     Door(DoorSource),
@@ -184,9 +216,10 @@ impl Progress {
         let mut busy = Instant::now();
         let mut ticked = busy;
         let mut needs_tick = false;
+        let mut spin = Spin { allowed_from: busy, restraint: RESTRAINT.0 };
         while !self.shared.stop.load(Ordering::Acquire) {
             let now = Instant::now();
-            let is_spinning = now - busy < SPIN;
+            let is_spinning = now - busy < SPIN && spin.is_allowed(now);
             if now - ticked >= TICK {
                 ticked = now;
                 self.tick(now);
@@ -208,10 +241,10 @@ impl Progress {
                 tracing::error!(%error, "the tcp progress thread cannot wait for events");
                 return;
             }
+            if is_spinning {
+                spin.looked(now, Instant::now());
+            }
             if events.is_empty() {
-                if is_spinning {
-                    std::thread::yield_now();
-                }
                 continue;
             }
             for event in events.drain(..) {

@@ -80,6 +80,9 @@ pub(super) struct Initiator {
     /// Index in the queue of the first request that is not wholly sent, and how much of it is.
     unsent: usize,
     sent_bytes: usize,
+    /// True if the system's buffer was full. Whoever polls in a loop would fill every little gap in it with a call of
+    /// its own; so from then on a good part of it must be free first.
+    is_blocked: bool,
     /// Requests since the last one that asks for an answer.
     unasked: usize,
     /// How much of the answer at `done + 1` has arrived, if it is a long one that is arriving.
@@ -110,6 +113,7 @@ impl Initiator {
             done: 0,
             unsent: 0,
             sent_bytes: 0,
+            is_blocked: false,
             unasked: 0,
             arriving: None,
             buffer: Box::new([0; BUFFER_BYTES]),
@@ -281,6 +285,9 @@ impl Initiator {
     #[inline]
     fn send(&mut self) {
         while self.broken.is_none() && self.unsent < self.queue.len() {
+            if self.is_blocked && !self.socket.wait_for_room(0) {
+                return;
+            }
             let mut pieces = SmallVec::<[VolatileSlice<'_>; MAX_PIECES]>::new();
             let (mut skip, mut total) = (self.sent_bytes, 0);
             for posted in self.queue.range(self.unsent..) {
@@ -302,11 +309,15 @@ impl Initiator {
                 Ok(Moved::Bytes(bytes)) => {
                     drop(pieces);
                     self.count_sent(bytes);
-                    if bytes < total {
+                    self.is_blocked = bytes < total;
+                    if self.is_blocked {
                         return;
                     }
                 }
-                Ok(Moved::Nothing) => return,
+                Ok(Moved::Nothing) => {
+                    self.is_blocked = true;
+                    return;
+                }
                 Err(error) => {
                     drop(pieces);
                     // What the peer answered before it went may be a refusal.

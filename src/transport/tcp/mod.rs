@@ -2,9 +2,9 @@
 //!
 //! A connection is made of *lanes*, each a TCP connection with one side that posts and one that serves, like half a
 //! queue pair. Posting and polling are done wholly by the caller's thread: a batch leaves with one system call,
-//! gathered straight from registered memory, and what is read arrives straight in it. The serving side of all lanes belongs to
-//! one *progress thread* per [`Tcp`]: it receives payloads straight into the memory that was granted, after one small
-//! function has checked the key, the epoch, the range, the right and the alignment.
+//! gathered straight from registered memory, and what is read arrives straight in it. The serving side of all lanes
+//! belongs to one *progress thread* per [`Tcp`]: it receives payloads straight into the memory that was granted,
+//! after one small function has checked the key, the epoch, the range, the right and the alignment.
 //!
 //! | lane | posts | carries |
 //! | --- | --- | --- |

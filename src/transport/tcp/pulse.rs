@@ -55,7 +55,7 @@ impl Pulse {
                 }
                 Ok(Moved::Nothing) if !has_waited => {
                     has_waited = true;
-                    socket.wait_for_room(wait_ms);
+                    let _has_room = socket.wait_for_room(wait_ms);
                 }
                 Ok(Moved::Nothing) => return false,
                 Err(error) => {

@@ -98,12 +98,13 @@ impl Socket {
         }
     }
 
-    /// Waits until a byte can be sent, for at most `timeout_ms`.
-    pub(super) fn wait_for_room(&self, timeout_ms: i64) {
+    /// Waits until a good part of the system's buffer is free, or the connection has ended, for at most `timeout_ms`;
+    /// whether it came to that.
+    pub(super) fn wait_for_room(&self, timeout_ms: i64) -> bool {
         let mut sockets = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::OUT)];
         let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: timeout_ms * 1_000_000 };
-        // Whatever it says, the next send will tell.
-        let _ready = rustix::event::poll(&mut sockets, Some(&timeout));
+        // If the question fails, the next send tells.
+        !matches!(rustix::event::poll(&mut sockets, Some(&timeout)), Ok(0))
     }
 
     /// Ends the connection now.

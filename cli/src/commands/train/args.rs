@@ -45,12 +45,32 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Processes", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(super) checksums: Option<bool>,
 
+    /// Keep what each server holds as a file in this folder, so that one that is lost can go on from there
+    #[arg(long, help_heading = "Restarts", value_name = "FOLDER")]
+    pub(super) checkpoint: Option<PathBuf>,
+
+    /// Versions between two checkpoints
+    #[arg(long, help_heading = "Restarts", value_name = "VERSIONS", default_value_t = 500)]
+    pub(super) checkpoint_every: u64,
+
+    /// Go on from the checkpoints in the folder
+    #[arg(long, help_heading = "Restarts", requires = "checkpoint")]
+    pub(super) resume: bool,
+
+    /// How often a process that is lost is started again (a server only with --checkpoint); one that somebody else
+    /// starts again is always let in
+    #[arg(long, help_heading = "Restarts", value_name = "N", default_value_t = 0)]
+    pub(super) restarts: u32,
+
     /// Start no process: all servers and workers are started elsewhere, by `slackline serve` and `slackline work`
     #[arg(long, help_heading = "Job")]
     pub(super) coordinate: bool,
 
     #[command(flatten)]
     pub(super) job: super::job::JobArgs,
+
+    #[command(flatten)]
+    pub(super) metrics: slackline_cli::metrics::Args,
 
     /// Make a worker FACTOR times slower, workers counted from 0; may be repeated
     #[arg(long, help_heading = "Processes", value_name = "WORKER=FACTOR", value_parser = straggler)]

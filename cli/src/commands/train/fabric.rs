@@ -35,3 +35,8 @@ pub(super) fn flatten(address: Address) -> Vec<Address> {
         one => vec![one],
     }
 }
+
+/// The path that a transport of this name takes.
+pub(super) fn path_of(transport: &str) -> Path {
+    transport.parse().unwrap_or(Path::Shm)
+}

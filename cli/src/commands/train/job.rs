@@ -1,6 +1,7 @@
 //! What `slackline serve` and `slackline work` have in common: they join a job, do what its coordinator says, and end
 //! with it.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -8,15 +9,11 @@ use std::time::Duration;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use slackline::channel::Secret;
 use slackline::rendezvous::Role;
-use slackline_cli::launch::{self, Flags};
+use slackline_cli::launch::{self, Flags, Placement};
+use slackline_cli::metrics::{self, MetricsServer, NodeMetrics, Registry};
 
-use super::Trouble;
 use super::seat::Seat;
 use crate::failure::Failure;
-
-/// Where a job's secret is, if not in a file that the command line names.
-const SECRET_FILE: &str = "SLACKLINE_SECRET_FILE";
-const SECRET: &str = "SLACKLINE_SECRET";
 
 /// What every process of a job can be told.
 #[derive(clap::Args, Clone, Debug)]
@@ -33,12 +30,9 @@ pub(crate) struct JobArgs {
 impl JobArgs {
     /// The secret of the job, if there is one.
     pub(super) fn secret(&self) -> Result<Option<Secret>, Failure> {
-        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let file = self.secret_file.clone().or_else(|| variable(SECRET_FILE).map(PathBuf::from));
-        let secret = match (file, variable(SECRET)) {
-            (Some(file), _) => Secret::from_file(&file).map(Some),
-            (None, Some(text)) => Secret::from_text(&text, SECRET).map(Some),
-            (None, None) => Ok(None),
+        let secret = match &self.secret_file {
+            Some(file) => Secret::from_file(file).map(Some),
+            None => Secret::from_environment(),
         };
         secret.map_err(Failure::usage)
     }
@@ -73,6 +67,9 @@ pub(crate) struct MemberArgs {
     #[arg(long, help_heading = "Job", value_name = "N")]
     pub(super) place: Option<u32>,
 
+    #[command(flatten)]
+    pub(super) metrics: metrics::Args,
+
     /// Longest to wait for the job to begin
     #[arg(long, help_heading = "Job", value_name = "SECONDS", default_value_t = 60.0)]
     pub(super) timeout: f64,
@@ -103,73 +100,100 @@ fn run(args: &MemberArgs, role: Role) -> ExitCode {
         Ok(timeout) => timeout,
         Err(failure) => return failure.report(),
     };
-    match meeting_point(&args.job) {
-        Ok((address, rank)) => take_part(&args.job, role, args.place, &address, rank, timeout, args.child),
+    let part = meeting_point(&args.job).and_then(|(address, placement)| {
+        let local_rank = placement.as_ref().and_then(|placement| placement.local_rank);
+        let metrics = args.metrics.address(local_rank).map_err(Failure::usage)?;
+        let rank = placement.map(|placement| placement.rank);
+        Ok(Part { role, place: args.place, address, rank, metrics, timeout, quiet: args.child })
+    });
+    match part {
+        Ok(part) => part.take(&args.job),
         Err(failure) => failure.report(),
     }
 }
 
-/// Where to meet, and this process's rank if a launcher tells one.
-fn meeting_point(args: &JobArgs) -> Result<(String, Option<u32>), Failure> {
+/// Where to meet, and where this process stands if a launcher tells.
+fn meeting_point(args: &JobArgs) -> Result<(String, Option<Placement>), Failure> {
     let told = args.place.meeting_point(launch::environment()).map_err(Failure::usage)?;
     // Who is told where to meet needs no rank.
     let placement = match launch::place(&args.place, launch::environment()) {
         Err(_) if told.is_some() => None,
         placement => placement.map_err(Failure::usage)?,
     };
-    let rank = placement.as_ref().map(|placement| placement.rank);
+    let placement = placement.filter(|placement| placement.world > 1);
     if let Some(told) = told {
-        return Ok((told.to_string(), rank));
+        return Ok((told.to_string(), placement));
     }
-    if rank == Some(0) {
+    if placement.as_ref().is_some_and(|placement| placement.rank == 0) {
         return Err(Failure::usage(
             "this is rank 0, which the others meet; run `slackline train --coordinate` as rank 0",
         ));
     }
-    let meeting_point = placement.and_then(|placement| placement.meeting_point);
+    let meeting_point = placement.as_ref().and_then(|placement| placement.meeting_point.clone());
     let meeting_point = meeting_point.ok_or_else(|| {
         Failure::usage(
             "nothing says where to meet; \
              use --rendezvous HOST:PORT of `slackline train`, or start all with one launcher",
         )
     })?;
-    Ok((meeting_point.to_string(), rank))
+    Ok((meeting_point.to_string(), placement))
 }
 
-/// Takes part in a job until it is over.
-pub(super) fn take_part(
-    args: &JobArgs,
-    role: Role,
-    place: Option<u32>,
-    address: &str,
-    rank: Option<u32>,
-    timeout: Duration,
-    quiet: bool,
-) -> ExitCode {
-    let secret = match args.secret() {
-        Ok(secret) => secret,
-        Err(failure) => return failure.report(),
-    };
-    let failed = |error: &Trouble| {
-        if !quiet {
-            eprintln!("{}", Failure::failed(error));
+/// A part in a job.
+pub(super) struct Part {
+    pub(super) role: Role,
+    pub(super) place: Option<u32>,
+    /// Where to meet.
+    pub(super) address: String,
+    pub(super) rank: Option<u32>,
+    pub(super) metrics: Option<SocketAddr>,
+    pub(super) timeout: Duration,
+    /// Somebody else tells what goes wrong.
+    pub(super) quiet: bool,
+}
+
+impl Part {
+    /// Takes part until the job is over.
+    pub(super) fn take(self, args: &JobArgs) -> ExitCode {
+        let secret = match args.secret() {
+            Ok(secret) => secret,
+            Err(failure) => return failure.report(),
+        };
+        let Part { role, place, rank, timeout, .. } = self;
+        let node = match role {
+            Role::Server => metrics::Role::Server,
+            Role::Worker | Role::Reader => metrics::Role::Worker,
+        };
+        let node = NodeMetrics { role: node, rank: rank.unwrap_or_default(), ..NodeMetrics::default() };
+        let (registry, _served) = match serve_metrics(self.metrics, node) {
+            Ok(served) => served,
+            Err(failure) => return failure.report(),
+        };
+        let seat = match Seat::take(&self.address, role, place, rank, secret, timeout) {
+            Ok(seat) => seat,
+            // Nobody else could tell.
+            Err(error) => return Failure::failed(error).report(),
+        };
+        let result = match role {
+            Role::Server => super::serve::serve(&seat, registry.as_ref(), timeout),
+            Role::Worker | Role::Reader => super::work::work(&seat, registry.as_ref(), timeout),
+        };
+        let Err(error) = result else { return ExitCode::SUCCESS };
+        seat.fail(error.to_string());
+        if !self.quiet {
+            return Failure::failed(error).report();
         }
         ExitCode::FAILURE
-    };
-    let seat = match Seat::take(address, role, place, rank, secret, timeout) {
-        Ok(seat) => seat,
-        // Nobody else could tell.
-        Err(error) => return Failure::failed(error).report(),
-    };
-    let result = match role {
-        Role::Server => super::serve::serve(&seat, timeout),
-        _ => super::work::work(&seat, timeout),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            seat.fail(error.to_string());
-            failed(&error)
-        }
     }
+}
+
+/// Serves what a node tells of itself, if that is wanted.
+pub(super) fn serve_metrics(
+    address: Option<SocketAddr>,
+    node: NodeMetrics,
+) -> Result<(Option<Registry>, Option<MetricsServer>), Failure> {
+    let Some(address) = address else { return Ok((None, None)) };
+    let registry = Registry::new(node);
+    let server = MetricsServer::start(address, registry.clone()).map_err(Failure::failed)?;
+    Ok((Some(registry), Some(server)))
 }

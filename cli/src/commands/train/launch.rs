@@ -2,14 +2,13 @@
 //! or is one of them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
-use std::process::ExitCode;
 
 use slackline::channel::Secret;
 use slackline::rendezvous::{Path, Role};
 use slackline_cli::launch::{self, MeetingPoint};
 
 use super::args::Args;
-use super::job;
+use super::{Who, job};
 use crate::failure::Failure;
 
 /// A job as its coordinator sees it.
@@ -27,7 +26,7 @@ pub(super) enum Starts {
     /// All of them.
     All,
     /// The first server: as many workers are started elsewhere.
-    FirstServer { workers: usize },
+    FirstServer { workers: usize, local_world: Option<u32> },
     /// None.
     None,
 }
@@ -35,7 +34,7 @@ pub(super) enum Starts {
 /// What a process has to do.
 pub(super) enum Part {
     Coordinate(Job),
-    Take { role: Role, place: u32, address: String, rank: u32 },
+    Take(job::Part),
 }
 
 /// Finds out which part this process has.
@@ -81,13 +80,22 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
     })?;
     tracing::info!(rank, world, source = %placement.source, %meeting_point, "placed by a launcher");
     if rank == 0 {
-        return coordinate(args, &meeting_point, Starts::FirstServer { workers: workers as usize });
+        let starts = Starts::FirstServer { workers: workers as usize, local_world: placement.local_world };
+        return coordinate(args, &meeting_point, starts);
     }
     let (role, place) = match u64::from(rank) < servers {
         true => (Role::Server, rank),
         false => (Role::Worker, rank - servers as u32),
     };
-    Ok(Part::Take { role, place, address: meeting_point.to_string(), rank })
+    Ok(Part::Take(job::Part {
+        role,
+        place: Some(place),
+        address: meeting_point.to_string(),
+        rank: Some(rank),
+        metrics: args.metrics.address(placement.local_rank).map_err(Failure::usage)?,
+        timeout: super::plan::timeout(args.timeout)?,
+        quiet: false,
+    }))
 }
 
 fn coordinate(args: &Args, meeting_point: &MeetingPoint, starts: Starts) -> Result<Part, Failure> {
@@ -100,14 +108,6 @@ fn coordinate(args: &Args, meeting_point: &MeetingPoint, starts: Starts) -> Resu
     Ok(Part::Coordinate(Job { listen, secret: args.job.secret()?, starts }))
 }
 
-/// Takes part in the job that rank 0 coordinates.
-pub(super) fn take_part(args: &Args, role: Role, place: u32, address: &str, rank: u32) -> ExitCode {
-    match super::plan::timeout(args.timeout) {
-        Ok(timeout) => job::take_part(&args.job, role, Some(place), address, Some(rank), timeout, false),
-        Err(failure) => failure.report(),
-    }
-}
-
 impl Job {
     /// True if all processes are this one's children.
     pub(super) fn is_local(&self) -> bool {
@@ -117,12 +117,14 @@ impl Job {
     /// How many workers there are.
     pub(super) fn workers(&self, args: &Args) -> Result<usize, Failure> {
         match (self.starts, args.workers) {
-            (Starts::FirstServer { workers }, Some(told)) if workers != told => Err(Failure::usage(format!(
-                "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes; \
+            (Starts::FirstServer { workers, .. }, Some(told)) if workers != told => {
+                Err(Failure::usage(format!(
+                    "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes; \
                  leave --workers out",
-                args.servers
-            ))),
-            (Starts::FirstServer { workers }, _) => Ok(workers),
+                    args.servers
+                )))
+            }
+            (Starts::FirstServer { workers, .. }, _) => Ok(workers),
             (Starts::All | Starts::None, told) => Ok(told.unwrap_or(2)),
         }
     }
@@ -139,6 +141,16 @@ impl Job {
     /// Whether the coordinator starts the workers itself.
     pub(super) fn starts_workers(&self) -> bool {
         self.starts == Starts::All
+    }
+
+    /// How far above the coordinator's port the metrics of a process that it starts are.
+    pub(super) fn metrics_offset(&self, servers: usize, who: Who) -> u32 {
+        match (self.starts, who) {
+            // The ranks of this host have taken those in between.
+            (Starts::FirstServer { local_world, .. }, _) => local_world.unwrap_or(1),
+            (_, Who::Server(shard)) => 1 + shard as u32,
+            (_, Who::Worker(worker)) => 1 + (servers + worker) as u32,
+        }
     }
 
     /// What servers are to be reached over.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use slackline::clock::Clock;
 use slackline::kernel::Optimizer;
 use slackline::node::WorkerStatistics;
 use slackline::rendezvous::{MAX_MESSAGE_BYTES, Path};
@@ -38,6 +39,7 @@ pub(super) struct ServeConfig {
     pub(super) optimizer: Optimizer,
     pub(super) learning_rate: f32,
     pub(super) threads: usize,
+    pub(super) checksums: bool,
     pub(super) checkpoint: Option<CheckpointConfig>,
 }
 
@@ -48,6 +50,13 @@ pub(super) struct CheckpointConfig {
     pub(super) every: u64,
     /// Take up what is there.
     pub(super) resume: bool,
+}
+
+impl CheckpointConfig {
+    /// The file of one shard.
+    pub(super) fn file(&self, shard: u16, shards: u16) -> PathBuf {
+        self.folder.join(format!("shard-{shard}-of-{shards}.safetensors"))
+    }
 }
 
 /// What a worker is told.
@@ -118,6 +127,9 @@ pub(super) struct Report {
     /// Mean loss since the last report; none if there was no gradient, or it is not finite.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) loss: Option<f64>,
+    /// Where it is in the job.
+    pub(super) clock: u64,
+    /// Gradients that it has published.
     pub(super) clocks: u64,
     pub(super) compute_s: f64,
     pub(super) wait_s: f64,
@@ -127,10 +139,30 @@ pub(super) struct Report {
     pub(super) staleness_histogram: Vec<u64>,
 }
 
-impl From<&WorkerStatistics> for Report {
-    fn from(statistics: &WorkerStatistics) -> Report {
+impl Report {
+    /// With what the same worker did in its earlier lives.
+    pub(super) fn after(mut self, earlier: &Report) -> Report {
+        self.clocks += earlier.clocks;
+        self.compute_s += earlier.compute_s;
+        self.wait_s += earlier.wait_s;
+        self.bytes_published += earlier.bytes_published;
+        self.bytes_pulled += earlier.bytes_pulled;
+        self.pull_retries += earlier.pull_retries;
+        let both = self.staleness_histogram.len().max(earlier.staleness_histogram.len());
+        self.staleness_histogram.resize(both, 0);
+        for (count, before) in self.staleness_histogram.iter_mut().zip(&earlier.staleness_histogram) {
+            *count += before;
+        }
+        self
+    }
+}
+
+impl Report {
+    /// Of a worker at this clock.
+    pub(super) fn of(clock: Clock, statistics: &WorkerStatistics) -> Report {
         Report {
             loss: None,
+            clock: clock.0,
             clocks: statistics.clocks,
             compute_s: statistics.compute.as_secs_f64(),
             wait_s: statistics.wait.as_secs_f64(),

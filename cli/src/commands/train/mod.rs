@@ -63,9 +63,7 @@ type Trouble = Box<dyn std::error::Error>;
 pub(crate) fn run(args: Args) -> ExitCode {
     let coordinated = match launch::part(&args) {
         Ok(Part::Coordinate(job)) => Plan::new(args, job).and_then(|plan| train(&plan)),
-        Ok(Part::Take { role, place, address, rank }) => {
-            return launch::take_part(&args, role, place, &address, rank);
-        }
+        Ok(Part::Take(part)) => return part.take(&args.job),
         Err(failure) => Err(failure),
     };
     match coordinated {

@@ -13,6 +13,7 @@ use slackline_cli::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
 
 use super::args::{Args, Encoding, OptimizerName, Transport};
 use super::launch::Job;
+use super::messages::CheckpointConfig;
 use crate::failure::Failure;
 use crate::output;
 
@@ -36,6 +37,10 @@ pub(super) struct Plan {
     pub(super) workers: usize,
     pub(super) servers: usize,
     pub(super) threads: usize,
+    pub(super) checkpoint: Option<CheckpointConfig>,
+    /// How often a lost process is started again.
+    pub(super) restarts: u32,
+    pub(super) metrics: slackline_cli::metrics::Args,
     /// The only way that processes may reach each other.
     pub(super) require: Option<Way>,
     pub(super) checksums: bool,
@@ -99,6 +104,7 @@ impl Plan {
             Encoding::F16 => ElementType::F16,
         };
         check_outputs(&args)?;
+        let checkpoint = checkpoint(&args)?;
         if args.hidden.is_some() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
             return Err(Failure::usage(
                 "softmax has no hidden units; leave --hidden out, or use --model mlp",
@@ -126,6 +132,9 @@ impl Plan {
             workers,
             servers: args.servers,
             threads: args.threads,
+            checkpoint,
+            restarts: args.restarts,
+            metrics: args.metrics,
             require,
             checksums,
             factors,
@@ -166,6 +175,30 @@ fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
     }
     let range = if most >= u32::MAX as usize { "1 or more".into() } else { format!("1 to {most}") };
     Err(Failure::usage(format!("{option} cannot be {value}; use {range}")))
+}
+
+/// Where checkpoints go. What an earlier run left there is taken up or left alone, never written over.
+fn checkpoint(args: &Args) -> Result<Option<CheckpointConfig>, Failure> {
+    let Some(folder) = &args.checkpoint else { return Ok(None) };
+    let wrong = |what: String| Failure::usage(format!("--checkpoint {}: {what}", folder.display()));
+    if args.checkpoint_every == 0 {
+        return Err(Failure::usage("--checkpoint-every cannot be 0; use 1 or more versions"));
+    }
+    std::fs::create_dir_all(folder)
+        .map_err(|error| wrong(format!("{error}; name a folder that can be made and written to")))?;
+    let folder = folder.canonicalize().map_err(|error| wrong(error.to_string()))?;
+    let config = CheckpointConfig { folder, every: args.checkpoint_every, resume: args.resume };
+    // Of servers on other hosts the folders may be elsewhere; they look for themselves.
+    for shard in 0..args.servers {
+        let file = config.file(shard as u16, args.servers as u16);
+        if file.exists() && !args.resume {
+            let name = file.file_name().unwrap_or_default().display().to_string();
+            return Err(wrong(format!(
+                "an earlier run left {name} there; add --resume, or name another folder"
+            )));
+        }
+    }
+    Ok(Some(config))
 }
 
 /// A time that a person may have to wait.

@@ -1,6 +1,7 @@
 //! The processes that a run starts itself, as their coordinator sees them.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,12 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts a process that meets this one at `rendezvous`.
-    pub(super) fn start(who: Who, rendezvous: &str, secret: Option<&Secret>) -> Result<Process, Failure> {
+    pub(super) fn start(
+        who: Who,
+        rendezvous: &str,
+        secret: Option<&Secret>,
+        metrics: Option<SocketAddr>,
+    ) -> Result<Process, Failure> {
         let failed = |error| {
             Failure::failed(format!(
                 "cannot start {who}: {error}; look at the limits on processes and open files (ulimit -u, -n)"
@@ -33,6 +39,9 @@ impl Process {
         };
         let mut command = Command::new(own);
         command.args([role, "--place", &place.to_string(), "--rendezvous", rendezvous, "--child"]);
+        if let Some(metrics) = metrics {
+            command.args(["--metrics", &metrics.to_string()]);
+        }
         // A command line can be read by everybody, an environment by its user alone.
         match secret {
             Some(secret) => command.env("SLACKLINE_SECRET", secret.expose()),

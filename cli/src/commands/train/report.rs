@@ -44,6 +44,10 @@ struct Json<'a> {
     versions_per_s: f64,
     saved: Option<String>,
     evicted: usize,
+    /// How often each server was started again.
+    server_restarts: &'a [u32],
+    /// Updates that were lost with servers, as far as any worker had seen them.
+    lost_updates: u64,
     workers: Vec<JsonWorker<'a>>,
 }
 
@@ -54,6 +58,8 @@ struct JsonWorker<'a> {
     evicted: bool,
     /// Why it did not finish.
     lost: Option<&'a str>,
+    /// How often it came back after it was lost.
+    restarts: u32,
     /// How it reached each server, and why so.
     paths: &'a [PathTaken],
     /// Of a worker that was lost: as far as it had told.
@@ -89,12 +95,15 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         versions_per_s: rate(outcome),
         saved: plan.save.as_ref().map(|path| path.display().to_string()),
         evicted: lost(outcome),
+        server_restarts: &outcome.restarts,
+        lost_updates: outcome.lost_updates,
         workers: workers
             .map(|(worker, (outcome, factor))| JsonWorker {
                 worker,
                 straggler_factor: *factor,
                 evicted: outcome.lost.is_some(),
                 lost: outcome.lost.as_deref(),
+                restarts: outcome.restarts,
                 paths: &outcome.paths,
                 report: &outcome.report,
             })

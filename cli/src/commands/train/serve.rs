@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use slackline::node::{Server, ServerOptions, ShardOptions};
+use slackline::node::{Checkpoint, CheckpointOptions, Server, ServerOptions, ShardOptions};
+use slackline_cli::metrics::{NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics};
 
 use super::Trouble;
-use super::fabric::{Fabric, fabric, flatten, listen_at};
+use super::fabric::{Fabric, fabric, flatten, listen_at, path_of};
 use super::messages::{Message, Order, ServeConfig, Status};
 use super::seat::{End, Seat};
 
@@ -16,13 +17,14 @@ const STATUS_EVERY: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Serves one shard until the job is over.
-pub(super) fn serve(seat: &Seat, timeout: Duration) -> Result<(), Trouble> {
+pub(super) fn serve(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -> Result<(), Trouble> {
     let Order::Serve(config) = seat.order(timeout)? else {
         return Err("the coordinator takes this server for a worker".into());
     };
+    let keeps = config.checkpoint.is_some();
     let mut server = start(seat, *config, timeout)?;
     seat.announce(flatten(server.address()));
-    loop {
+    let end = loop {
         let before = server.status();
         let mut waited = Duration::ZERO;
         while waited < STATUS_EVERY && seat.end().is_none() {
@@ -35,13 +37,24 @@ pub(super) fn serve(seat: &Seat, timeout: Duration) -> Result<(), Trouble> {
         seat.say(Message::Status(Status {
             version: status.version.0,
             left: status.left,
-            ..Status::default()
+            checkpointed: status.checkpointed.map(|version| version.0),
+            lost_updates: status.lost_updates,
         }));
-        match seat.end() {
-            None => {}
-            Some(End::Dismissed) => return Ok(()),
-            Some(End::Lost(why)) => return Err(why.into()),
+        if let Some(metrics) = metrics {
+            metrics.update(|metrics| tell(metrics, &server));
         }
+        if let Some(end) = seat.end() {
+            break end;
+        }
+    };
+    // Whatever ended the job: what was learnt is kept where that was asked for.
+    if keeps {
+        let version = server.finish_checkpoint(timeout)?;
+        tracing::info!(version = version.0, "the last checkpoint is written");
+    }
+    match end {
+        End::Dismissed => Ok(()),
+        End::Lost(why) => Err(why.into()),
     }
 }
 
@@ -50,13 +63,46 @@ fn start(seat: &Seat, config: ServeConfig, timeout: Duration) -> Result<Server<F
     let ranges = config.table.shards(usize::from(shards))?;
     let range = ranges.get(usize::from(shard)).ok_or("the coordinator names a shard that is not there")?;
     let values = seat.values((range.end - range.start) as usize / 4, timeout)?;
+    let file = config.checkpoint.as_ref().map(|checkpoint| checkpoint.file(shard, shards));
+    let every = config.checkpoint.as_ref().map(|checkpoint| checkpoint.every);
     let options = ServerOptions {
         optimizer: config.optimizer,
         threads: config.threads,
         shard: config.shard,
-        memory: ShardOptions { peers: config.peers, ..ShardOptions::default() },
+        memory: ShardOptions { peers: config.peers, checksums: config.checksums, ..ShardOptions::default() },
+        checkpoint: file.clone().map(|path| CheckpointOptions { path, every }),
         ..ServerOptions::new(config.scheme, config.workers, config.learning_rate)
     };
     let address = listen_at(&config.listen, seat.ip);
-    Ok(Server::new(fabric(seat.secret.as_ref()), &address, config.table, &values, options)?)
+    let fabric = fabric(seat.secret.as_ref());
+    let resume = config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.resume);
+    Ok(match file.filter(|file| resume && file.exists()) {
+        Some(file) => {
+            let checkpoint = Checkpoint::read(&file)?;
+            Server::resume(fabric, &address, config.table, checkpoint, options)?
+        }
+        None => Server::new(fabric, &address, config.table, &values, options)?,
+    })
+}
+
+fn tell(metrics: &mut NodeMetrics, server: &Server<Fabric>) {
+    metrics.server = Some(ServerMetrics::from(server.status()));
+    for peer in &mut metrics.peers {
+        peer.state = PeerState::Lost;
+    }
+    for peer in server.peers() {
+        let role = if peer.worker { "worker" } else { "reader" };
+        let now = PeerMetrics {
+            name: format!("{role} {}", peer.peer),
+            role: Role::Worker,
+            state: PeerState::Up,
+            path: path_of(peer.transport),
+            bytes_in: peer.bytes_received,
+            bytes_out: 0,
+        };
+        match metrics.peers.iter_mut().find(|known| known.name == now.name) {
+            Some(known) => *known = now,
+            None => metrics.peers.push(now),
+        }
+    }
 }

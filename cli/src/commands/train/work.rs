@@ -3,22 +3,28 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use slackline::node::{Worker, WorkerOptions};
+use slackline::Error;
+use slackline::node::{LinkStatus, Worker, WorkerOptions};
 use slackline::rendezvous::{Choice, Member, Role, choose};
+use slackline::transport::Address;
 use slackline_cli::data::{self, Dataset};
+use slackline_cli::metrics::{self, PeerMetrics, PeerState, Registry, WorkerMetrics};
 use slackline_cli::model::{Batches, ModelSpec, Scratch};
 
 use super::Trouble;
-use super::fabric::{Fabric, fabric};
+use super::fabric::{Fabric, fabric, path_of};
 use super::messages::{Message, Order, PathTaken, Report, WorkConfig};
 use super::seat::{End, Seat};
+
+/// How long one try to connect to servers that came back may take.
+const RECONNECT_TRY: Duration = Duration::from_secs(2);
 
 /// How often a worker brings up to date what it tells.
 const REPORT_EVERY: Duration = Duration::from_millis(50);
 
 /// Trains until all steps are done, then stays until the job is over: while it is in, the others' gradients keep their
 /// weight.
-pub(super) fn work(seat: &Seat, timeout: Duration) -> Result<(), Trouble> {
+pub(super) fn work(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -> Result<(), Trouble> {
     let Order::Work(config) = seat.order(timeout)? else {
         return Err("the coordinator takes this worker for a server".into());
     };
@@ -27,20 +33,14 @@ pub(super) fn work(seat: &Seat, timeout: Duration) -> Result<(), Trouble> {
     let train = examples(&config)?;
     let batches = Batches::new(config.seed, config.worker, config.workers, train.rows(), config.batch)?;
     let timeout = Duration::from_secs_f64(config.timeout_s);
-    let choices = choices(seat, &config, timeout)?;
-    let addresses: Vec<_> = choices.iter().map(|(_, choice)| choice.address.clone()).collect();
+    let (addresses, taken) = choices(seat, &config, timeout)?;
     let options = WorkerOptions {
         encoding: config.encoding,
         checksums: config.checksums,
         ..WorkerOptions::new(config.scheme)
     };
     let mut worker = Worker::connect(fabric(seat.secret.as_ref()), &addresses, options, timeout)?;
-    let taken = choices.iter().map(|(server, choice)| PathTaken {
-        server: server.place,
-        path: choice.path,
-        reason: choice.reason.clone(),
-    });
-    seat.say(Message::Joined(taken.collect()));
+    seat.say(Message::Joined(taken));
 
     // Nothing is lost by leaving in the middle: the servers drop what was not announced.
     seat.at_end(|end| match end {
@@ -51,10 +51,9 @@ pub(super) fn work(seat: &Seat, timeout: Duration) -> Result<(), Trouble> {
         }
     })?;
     seat.report(Report::default());
-    let mut trainer = Trainer { spec, train, batches, config: *config, timeout, seat };
+    let mut trainer = Trainer { spec, train, batches, config: *config, timeout, seat, metrics };
     trainer.train(&mut worker)?;
-    worker.flush(timeout)?;
-    seat.finish(Report::from(worker.statistics()));
+    seat.finish(Report::of(worker.clock(), worker.statistics()));
     loop {
         std::thread::park();
     }
@@ -78,20 +77,25 @@ fn examples(config: &WorkConfig) -> Result<Dataset, Trouble> {
 }
 
 /// Waits until all servers are up, and chooses the way to each.
-fn choices(seat: &Seat, config: &WorkConfig, timeout: Duration) -> Result<Vec<(Member, Choice)>, Trouble> {
+fn choices(
+    seat: &Seat,
+    config: &WorkConfig,
+    timeout: Duration,
+) -> Result<(Vec<Address>, Vec<PathTaken>), Trouble> {
     let servers = seat.members(timeout, "all servers to be up", |members| {
         let up = |member: &&Member| member.role == Role::Server && !member.addresses.is_empty();
         let servers: Vec<Member> = members.iter().filter(up).cloned().collect();
         (servers.len() == config.servers).then_some(servers)
     })?;
-    let mut choices = Vec::with_capacity(servers.len());
-    for server in servers {
-        let choice = choose(&seat.host, &server, config.require)?;
-        tracing::info!(server = server.place, host = %server.host, path = %choice.path, address = %choice.address,
-            reason = choice.reason, "chose a path");
-        choices.push((server, choice));
+    let (mut addresses, mut taken) = (Vec::new(), Vec::new());
+    for member in servers {
+        let Choice { path, address, reason } = choose(&seat.host, &member, config.require)?;
+        let server = member.place;
+        tracing::info!(server, host = %member.host, %path, %address, reason, "chose a path");
+        addresses.push(address);
+        taken.push(PathTaken { server, path, reason });
     }
-    Ok(choices)
+    Ok((addresses, taken))
 }
 
 struct Trainer<'a> {
@@ -101,36 +105,91 @@ struct Trainer<'a> {
     config: WorkConfig,
     timeout: Duration,
     seat: &'a Seat,
+    metrics: Option<&'a Registry>,
 }
 
 impl Trainer<'_> {
+    /// Trains until all steps are done, through the loss of servers if they may come back.
     fn train(&mut self, worker: &mut Worker<Fabric>) -> Result<(), Trouble> {
         let mut gradient: Vec<f32> = Vec::new();
         gradient.try_reserve_exact(self.spec.parameters())?;
         gradient.resize(self.spec.parameters(), 0.0);
+        while let Err(error) = self.steps(worker, &mut gradient) {
+            let lost = matches!(error, Error::ServerLost { .. } | Error::Evicted { .. });
+            if !lost || !self.config.reconnect {
+                return Err(error.into());
+            }
+            tracing::warn!(%error, "connecting again");
+            self.reconnect(worker, error)?;
+        }
+        Ok(())
+    }
+
+    /// Connects again once all servers are up, wherever they are by then.
+    fn reconnect(&mut self, worker: &mut Worker<Fabric>, lost: Error) -> Result<(), Trouble> {
+        let deadline = Instant::now() + self.timeout;
+        let mut last = Trouble::from(lost);
+        while Instant::now() < deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let (addresses, taken) = choices(self.seat, &self.config, left)?;
+            // What is told of a server that has just died may not have been corrected yet.
+            match worker.reconnect(&addresses, left.min(RECONNECT_TRY)) {
+                Ok(()) => {
+                    self.seat.say(Message::Joined(taken));
+                    return Ok(());
+                }
+                Err(error) => last = error.into(),
+            }
+        }
+        Err(last)
+    }
+
+    /// The clock of the worker says which step it is at: it may begin late, and after a loss it goes on where the
+    /// servers are.
+    fn steps(&mut self, worker: &mut Worker<Fabric>, gradient: &mut [f32]) -> Result<(), Error> {
         let mut scratch = Scratch::default();
         let (mut sum, mut count, mut reported) = (0.0, 0u32, Instant::now());
-        for step in 0..self.config.steps {
+        while worker.clock().0 < self.config.steps {
             worker.begin(self.timeout)?;
             let begun = Instant::now();
-            let rows = self.batches.rows(step);
+            let rows = self.batches.rows(worker.clock().0);
             let parameters = worker.parameters()?;
-            let loss =
-                self.spec.loss_and_gradient(parameters, &self.train, rows, &mut gradient, &mut scratch);
+            let loss = self.spec.loss_and_gradient(parameters, &self.train, rows, gradient, &mut scratch);
             if self.config.factor > 1.0 {
                 std::thread::sleep(begun.elapsed().mul_f64(self.config.factor - 1.0));
             }
-            worker.encode(&gradient)?;
+            worker.encode(gradient)?;
             worker.publish(Some(loss), self.timeout)?;
 
             (sum, count) = (sum + f64::from(loss), count + 1);
             // Cheap next to a step, but there may be thousands of steps between two reports.
             if reported.elapsed() >= REPORT_EVERY {
-                let loss = Some(sum / f64::from(count));
-                self.seat.report(Report { loss, ..Report::from(worker.statistics()) });
+                self.report(worker, sum / f64::from(count));
                 (sum, count, reported) = (0.0, 0, Instant::now());
             }
         }
-        Ok(())
+        worker.flush(self.timeout)
+    }
+
+    fn report(&self, worker: &Worker<Fabric>, loss: f64) {
+        self.seat.report(Report { loss: Some(loss), ..Report::of(worker.clock(), worker.statistics()) });
+        let Some(metrics) = self.metrics else { return };
+        let clock = worker.clock().0;
+        metrics.update(|metrics| {
+            let loss = Some(loss);
+            metrics.worker = Some(WorkerMetrics { clock, loss, ..WorkerMetrics::from(worker.statistics()) });
+            metrics.peers = worker.links().map(peer).collect();
+        });
+    }
+}
+
+fn peer(link: LinkStatus) -> PeerMetrics {
+    PeerMetrics {
+        name: format!("server {}", link.shard),
+        role: metrics::Role::Server,
+        state: PeerState::Up,
+        path: path_of(link.transport),
+        bytes_in: link.bytes_pulled,
+        bytes_out: link.bytes_published,
     }
 }

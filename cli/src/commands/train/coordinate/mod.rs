@@ -5,11 +5,13 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use slackline::rendezvous::{Hub, HubEvent, HubOptions, Member, MemberId, Role};
+use slackline::rendezvous::{Hub, HubEvent, HubOptions, Member, MemberId, Path, Role};
 use slackline::transport::Address;
+use slackline_cli::metrics::{self, NodeMetrics, PeerMetrics, PeerState, Registry};
 use slackline_cli::model::Evaluation;
 
 use super::evaluate::{Evaluator, Final, Places};
+use super::job::serve_metrics;
 use super::messages::{
     Body, Message, Order, PathTaken, Report, ServeConfig, Status, VALUES_PER_MESSAGE, WorkConfig, json, read,
     values,
@@ -20,8 +22,13 @@ use super::show::{Display, Glance};
 use super::{Event, Who};
 use crate::failure::Failure;
 
+mod losses;
+
 /// How long the coordinator waits for its members at a time.
 const TICK: Duration = Duration::from_millis(10);
+
+/// How often what is served of this process is brought up to date.
+const MEASURE_EVERY: Duration = Duration::from_millis(100);
 
 /// Bytes of initial values on their way to one server.
 const ON_THE_WAY: usize = 8 << 20;
@@ -41,6 +48,10 @@ pub(super) struct Outcome {
     /// From the last worker joining to the last gradient folded in.
     pub(super) wall: Duration,
     pub(super) workers: Vec<WorkerOutcome>,
+    /// How often each server was started again.
+    pub(super) restarts: Vec<u32>,
+    /// Updates that were lost with servers, as far as any worker has seen them.
+    pub(super) lost_updates: u64,
 }
 
 /// What a worker came to.
@@ -52,6 +63,8 @@ pub(super) struct WorkerOutcome {
     pub(super) lost: Option<String>,
     /// How it reached the servers.
     pub(super) paths: Vec<PathTaken>,
+    /// How often it came back.
+    pub(super) restarts: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,6 +80,11 @@ struct Place {
     /// Its process, if it is this one's child.
     process: Option<Process>,
     member: Option<MemberId>,
+    /// How often it was started again, and how often it came back, whoever started it.
+    restarts: u32,
+    returns: u32,
+    /// What it did in its earlier lives.
+    earlier: Report,
     state: State,
     outcome: WorkerOutcome,
     heard: Instant,
@@ -80,6 +98,10 @@ struct Shard {
     told: usize,
     address: Option<Address>,
     status: Status,
+    restarts: u32,
+    lost_updates: Option<u64>,
+    /// Since when it is gone, if it may come back.
+    gone: Option<Instant>,
 }
 
 struct Coordinator<'a> {
@@ -90,6 +112,8 @@ struct Coordinator<'a> {
     sender: SyncSender<Event>,
     /// Where the evaluator finds the servers.
     places: Places,
+    metrics: Option<Registry>,
+    measured: Instant,
     servers: Vec<Shard>,
     workers: Vec<Place>,
     evaluation: Option<Evaluation>,
@@ -103,10 +127,25 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         vec![(Role::Server, plan.servers as u32), (Role::Worker, plan.workers as u32), (Role::Reader, 0)];
     let options = HubOptions { secret: plan.job.secret.clone(), places };
     let hub = Hub::listen(plan.job.listen, options).map_err(Failure::failed)?;
-    let server = || Shard { process: None, member: None, told: 0, address: None, status: Status::default() };
+    let address = plan.metrics.address(Some(0)).map_err(Failure::usage)?;
+    let node = NodeMetrics { role: metrics::Role::Coordinator, ..NodeMetrics::default() };
+    let (metrics, _served) = serve_metrics(address, node)?;
+    let server = || Shard {
+        process: None,
+        member: None,
+        told: 0,
+        address: None,
+        status: Status::default(),
+        restarts: 0,
+        lost_updates: None,
+        gone: None,
+    };
     let worker = || Place {
         process: None,
         member: None,
+        restarts: 0,
+        returns: 0,
+        earlier: Report::default(),
         state: State::Starting,
         outcome: WorkerOutcome::default(),
         heard: Instant::now(),
@@ -118,6 +157,8 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         events,
         sender,
         places: Arc::default(),
+        metrics,
+        measured: Instant::now(),
         servers: (0..plan.servers).map(|_| server()).collect(),
         workers: (0..plan.workers).map(|_| worker()).collect(),
         evaluation: None,
@@ -147,14 +188,20 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         )));
     }
     let evaluation = plan.spec.evaluate(&parameters, &plan.split.test);
-    let workers = coordinator.workers.iter().map(|place| place.outcome.clone()).collect();
+    let outcome = |place: &Place| WorkerOutcome { restarts: place.returns, ..place.outcome.clone() };
+    let workers = coordinator.workers.iter().map(outcome).collect();
+    let restarts = coordinator.servers.iter().map(|shard| shard.restarts).collect();
+    let lost_updates = coordinator.servers.iter().filter_map(|shard| shard.lost_updates).sum();
     coordinator.leave();
-    Ok(Outcome { parameters, evaluation, versions, wall, workers })
+    Ok(Outcome { parameters, evaluation, versions, wall, workers, restarts, lost_updates })
 }
 
 impl Coordinator<'_> {
     fn start(&self, who: Who) -> Result<Process, Failure> {
-        Process::start(who, &self.hub.address().to_string(), self.plan.job.secret.as_ref())
+        let plan = self.plan;
+        let offset = plan.job.metrics_offset(plan.servers, who);
+        let metrics = plan.metrics.address(Some(offset)).map_err(Failure::usage)?;
+        Process::start(who, &self.hub.address().to_string(), plan.job.secret.as_ref(), metrics)
     }
 
     fn start_servers(&mut self) -> Result<(), Failure> {
@@ -177,8 +224,12 @@ impl Coordinator<'_> {
         })
     }
 
-    fn serve_order(&self, shard: usize) -> Order {
+    fn serve_order(&self, shard: usize, returns: bool) -> Order {
         let plan = self.plan;
+        let mut checkpoint = plan.checkpoint.clone();
+        if let Some(checkpoint) = &mut checkpoint {
+            checkpoint.resume |= returns;
+        }
         Order::Serve(Box::new(ServeConfig {
             listen: plan.job.listen_over(plan.require),
             table: plan.table.clone(),
@@ -189,7 +240,8 @@ impl Coordinator<'_> {
             optimizer: plan.optimizer,
             learning_rate: plan.learning_rate,
             threads: plan.threads,
-            checkpoint: None,
+            checksums: plan.checksums,
+            checkpoint,
         }))
     }
 
@@ -198,7 +250,7 @@ impl Coordinator<'_> {
         Order::Work(Box::new(WorkConfig {
             servers: plan.servers,
             require: plan.require,
-            reconnect: false,
+            reconnect: plan.checkpoint.is_some(),
             scheme: plan.scheme,
             encoding: plan.encoding,
             checksums: plan.checksums,
@@ -321,7 +373,43 @@ impl Coordinator<'_> {
         while let Ok(event) = self.events.try_recv() {
             self.handle(event)?;
         }
+        self.measure();
         self.reap()
+    }
+
+    /// Brings up to date what is served of this process.
+    fn measure(&mut self) {
+        let Some(registry) = &self.metrics else { return };
+        if self.measured.elapsed() < MEASURE_EVERY {
+            return;
+        }
+        self.measured = Instant::now();
+        let state = |member: Option<MemberId>, up: bool| match (member, up) {
+            (Some(_), true) => PeerState::Up,
+            (Some(_), false) => PeerState::Joining,
+            (None, _) => PeerState::Lost,
+        };
+        let servers = self.servers.iter().enumerate().map(|(shard, server)| PeerMetrics {
+            name: format!("server {shard}"),
+            role: metrics::Role::Server,
+            state: state(server.member, server.address.is_some()),
+            path: match server.address {
+                Some(Address::Tcp(_)) => Path::Tcp,
+                _ => Path::Shm,
+            },
+            bytes_in: 0,
+            bytes_out: 4 * server.told as u64,
+        });
+        let workers = self.workers.iter().enumerate().map(|(worker, place)| PeerMetrics {
+            name: format!("worker {worker}"),
+            role: metrics::Role::Worker,
+            state: state(place.member, matches!(place.state, State::Running | State::Finished)),
+            path: Path::Tcp,
+            bytes_in: 0,
+            bytes_out: 0,
+        });
+        let peers = servers.chain(workers).collect();
+        registry.update(|metrics| metrics.peers = peers);
     }
 
     /// Tells servers their initial values, as fast as they take them.
@@ -337,41 +425,21 @@ impl Coordinator<'_> {
         }
     }
 
-    /// Children that ended before they joined, or whose connection outlives them.
-    fn reap(&mut self) -> Result<(), Failure> {
-        for shard in 0..self.servers.len() {
-            let place = &mut self.servers[shard];
-            if place.member.is_none()
-                && place.process.as_mut().is_some_and(|process| process.ended().is_some())
-            {
-                return Err(self.lost_server(shard, None));
-            }
-        }
-        for worker in 0..self.workers.len() {
-            let place = &mut self.workers[worker];
-            let open = matches!(place.state, State::Starting | State::Running);
-            if open
-                && place.member.is_none()
-                && place.process.as_mut().is_some_and(|process| process.ended().is_some())
-            {
-                self.close(worker, "ended");
-            }
-        }
-        Ok(())
-    }
-
     fn meet(&mut self, event: HubEvent) -> Result<(), Failure> {
         match event {
             HubEvent::Joined(member) => {
                 let order = match who(&member) {
                     Who::Server(shard) => {
-                        self.servers[shard].member = Some(member.id);
-                        self.servers[shard].told = 0;
-                        self.serve_order(shard)
+                        let server = &mut self.servers[shard];
+                        (server.member, server.told, server.gone) = (Some(member.id), 0, None);
+                        self.serve_order(shard, member.generation > 0)
                     }
                     Who::Worker(worker) => {
-                        self.workers[worker].member = Some(member.id);
-                        self.workers[worker].heard = Instant::now();
+                        let place = &mut self.workers[worker];
+                        (place.member, place.heard) = (Some(member.id), Instant::now());
+                        if member.generation > 0 {
+                            self.take_back(worker);
+                        }
                         self.work_order(worker)
                     }
                 };
@@ -401,7 +469,7 @@ impl Coordinator<'_> {
             HubEvent::Left { member, reason } => match who(&member) {
                 Who::Server(shard) if self.servers[shard].member == Some(member.id) => {
                     self.servers[shard].member = None;
-                    return Err(self.lost_server(shard, Some(&reason)));
+                    self.lose_server(shard, &reason)?;
                 }
                 Who::Worker(worker) if self.workers[worker].member == Some(member.id) => {
                     self.workers[worker].member = None;
@@ -429,7 +497,7 @@ impl Coordinator<'_> {
 
     fn said(&mut self, who: Who, id: MemberId, message: Message) -> Result<(), Failure> {
         match (who, message) {
-            (Who::Server(shard), Message::Status(status)) => self.servers[shard].status = status,
+            (Who::Server(shard), Message::Status(status)) => self.hear_server(shard, status),
             (Who::Server(_), Message::Failed { message }) => {
                 return Err(Failure::failed(format!("{who} failed: {message}")));
             }
@@ -447,6 +515,19 @@ impl Coordinator<'_> {
         Ok(())
     }
 
+    fn hear_server(&mut self, shard: usize, status: Status) {
+        let known = std::mem::replace(&mut self.servers[shard].status, status).lost_updates;
+        if let Some(lost) = status.lost_updates.filter(|lost| known.is_none_or(|known| known < *lost)) {
+            *self.servers[shard].lost_updates.get_or_insert_default() += lost - known.unwrap_or(0);
+            self.display.tell(&format!(
+                "shard {shard} goes on from its checkpoint at version {}: at least {lost} update{} after it {} lost",
+                status.version,
+                if lost == 1 { "" } else { "s" },
+                if lost == 1 { "is" } else { "are" },
+            ));
+        }
+    }
+
     fn handle(&mut self, event: Event) -> Result<(), Failure> {
         match event {
             Event::Evaluated(evaluation) => self.evaluation = Some(evaluation),
@@ -460,149 +541,33 @@ impl Coordinator<'_> {
         Ok(())
     }
 
-    /// Has nothing more to do with a worker.
-    fn let_go(&mut self, worker: usize) {
-        let place = &mut self.workers[worker];
-        if let Some(process) = &mut place.process {
-            process.kill();
-        }
-        if let Some(member) = place.member {
-            self.hub.dismiss(member);
-        }
-    }
-
     fn hear(&mut self, worker: usize, message: Message) {
         let place = &mut self.workers[worker];
         place.heard = Instant::now();
         match (place.state, message) {
-            (State::Starting, Message::Joined(paths)) => {
+            (State::Starting | State::Running, Message::Joined(paths)) => {
                 place.state = State::Running;
                 place.outcome.paths = paths;
             }
             (State::Running, Message::Progress(report)) => {
                 let loss = report.loss.or(place.outcome.report.loss);
-                place.outcome.report = Report { loss, ..report };
+                place.outcome.report = Report { loss, ..report.after(&place.earlier) };
             }
             (State::Running, Message::Finished(report)) => {
                 let loss = place.outcome.report.loss;
-                place.outcome.report = Report { loss, ..report };
+                place.outcome.report = Report { loss, ..report.after(&place.earlier) };
                 place.state = State::Finished;
             }
             (_, Message::Failed { message }) => place.outcome.lost = Some(message),
+            // What a life that is over had said before.
+            (State::Lost { .. }, _) => {}
             // The reporting thread may speak once more after the end.
-            (State::Finished | State::Lost { .. }, _) => {}
+            (State::Finished, _) => {}
             (_, other) => {
                 place.outcome.lost = Some(format!("said what it should not: {other:?}"));
                 self.let_go(worker);
             }
         }
-    }
-
-    /// A worker's connection has ended.
-    fn close(&mut self, worker: usize, reason: &str) {
-        let place = &mut self.workers[worker];
-        let how = place.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
-        place.outcome.lost.get_or_insert(how);
-        // A worker that has finished stays until it is told to leave, but its gradients are in already.
-        place.state = if place.state == State::Finished {
-            place.outcome.lost = None;
-            State::Finished
-        } else {
-            State::Lost { announced: false }
-        };
-    }
-
-    /// Workers that are neither heard of nor counted by the servers are ended: nobody can wait for them.
-    fn let_go_of_the_silent(&mut self) {
-        let left = self.servers.iter().map(|shard| shard.status.left).min().unwrap_or(0);
-        let lost = self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count();
-        if left <= lost as u64 {
-            return;
-        }
-        for worker in 0..self.workers.len() {
-            let place = &mut self.workers[worker];
-            let silent = place.state == State::Running && place.heard.elapsed() > SILENT_FOR;
-            if silent && place.outcome.lost.is_none() {
-                place.outcome.lost = Some("was silent, and the servers evicted it".into());
-                self.let_go(worker);
-            }
-        }
-    }
-
-    /// Tells of lost workers once the servers have let them go. How many are still to be told of.
-    fn announce_losses(&mut self, regardless: bool) -> usize {
-        let left = self.servers.iter().map(|shard| shard.status.left).min().unwrap_or(0);
-        let lost =
-            self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count() as u64;
-        let remaining = self.plan.workers - lost as usize;
-        let mut waiting = 0;
-        for (worker, place) in self.workers.iter_mut().enumerate() {
-            if place.state != (State::Lost { announced: false }) {
-                continue;
-            }
-            if left < lost && !regardless {
-                waiting += 1;
-                continue;
-            }
-            place.state = State::Lost { announced: true };
-            let why = place.outcome.lost.as_deref().unwrap_or("ended");
-            self.display
-                .warn(&format!("worker {worker} {why}; evicted, {remaining} of {} go on", self.plan.workers));
-        }
-        waiting
-    }
-
-    fn lost_worker_at_start(&self, worker: usize) -> Failure {
-        let why = self.workers[worker].outcome.lost.as_deref().unwrap_or("ended");
-        Failure::failed(format!("worker {worker} could not join: {why}"))
-    }
-
-    fn all_lost(&self) -> Failure {
-        let places = || self.workers.iter().enumerate();
-        let why = places().filter_map(|(worker, place)| Some((worker, place.outcome.lost.as_deref()?)));
-        let why: Vec<_> = why.map(|(worker, why)| format!("worker {worker}: {why}")).collect();
-        Failure::failed(format!("all workers are lost: {}", why.join(", ").replace("; ", ", ")))
-    }
-
-    /// A run without one of its shards cannot go on. What the workers saw of it is told with it.
-    fn lost_server(&mut self, shard: usize, reason: Option<&str>) -> Failure {
-        let how = self.servers[shard].process.as_mut().map(Process::wait);
-        let how = how.or(reason.map(str::to_owned)).unwrap_or_else(|| "is gone".into());
-        let told = |run: &Self| {
-            let done = |place: &Place| place.state == State::Finished || place.outcome.lost.is_some();
-            run.workers.iter().all(done)
-        };
-        // A second server that is gone adds nothing.
-        let _ = self.listen_on(LAST_WORDS, told);
-        let mut message = format!("lost shard {shard} of {}: its server {how}", self.plan.servers);
-        let said = self.workers.iter().enumerate().find_map(|(worker, place)| {
-            Some((worker, place.outcome.lost.as_deref().filter(|said| said.starts_with("lost shard"))?))
-        });
-        if let Some((worker, said)) = said {
-            let said = said.rsplit_once("; ").map_or(said, |(said, _)| said);
-            message.push_str(&format!(" (worker {worker}: {said})"));
-        }
-        message.push_str("; start the run again, with --load if there is a saved model to go on from");
-        Failure::failed(message)
-    }
-
-    /// Takes events for a while, or until `until`. Servers that are gone and results that come meanwhile add nothing.
-    fn listen_on(&mut self, time: Duration, until: impl Fn(&Self) -> bool) -> Result<(), Failure> {
-        let deadline = Instant::now() + time;
-        while !until(self) && Instant::now() < deadline {
-            self.hub.wait(TICK);
-            while let Some(event) = self.hub.poll() {
-                match &event {
-                    HubEvent::Left { member, .. } if member.role == Role::Server => {
-                        let Who::Server(shard) = who(member) else { continue };
-                        self.servers[shard].member = None;
-                        return Err(self.lost_server(shard, None));
-                    }
-                    _ => self.meet(event)?,
-                }
-            }
-        }
-        Ok(())
     }
 
     fn glance(&self) -> Glance {
@@ -618,7 +583,7 @@ impl Coordinator<'_> {
             .map(counts)
             .fold((0, 0, 0), |(a, b, c), (sum, count, most)| (a + sum, b + count, c.max(most)));
         Glance {
-            done: reports().map(|report| report.clocks).sum(),
+            done: reports().map(|report| report.clock).sum(),
             loss: (!losses.is_empty()).then(|| losses.iter().sum::<f64>() / losses.len() as f64),
             evaluation: self.evaluation,
             version: self.servers.iter().map(|shard| shard.status.version).min().unwrap_or(0),

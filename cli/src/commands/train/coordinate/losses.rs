@@ -1,0 +1,212 @@
+//! Who is lost, who comes back, and when that is the end of the run.
+
+use std::time::{Duration, Instant};
+
+use slackline::rendezvous::{HubEvent, Role};
+
+use super::{Coordinator, LAST_WORDS, Place, SILENT_FOR, State, TICK, who};
+use crate::commands::train::Who;
+use crate::commands::train::process::Process;
+use crate::failure::Failure;
+
+impl Coordinator<'_> {
+    /// Children that ended before they joined, or whose connection outlives them.
+    pub(super) fn reap(&mut self) -> Result<(), Failure> {
+        for shard in 0..self.servers.len() {
+            let place = &mut self.servers[shard];
+            if place.gone.is_some_and(|since| since.elapsed() > self.plan.timeout) {
+                return Err(self.lost_server(shard, Some("did not come back in time")));
+            }
+            if place.member.is_none()
+                && place.process.as_mut().is_some_and(|process| process.ended().is_some())
+            {
+                return Err(self.lost_server(shard, None));
+            }
+        }
+        for worker in 0..self.workers.len() {
+            let place = &mut self.workers[worker];
+            let open = matches!(place.state, State::Starting | State::Running);
+            if open
+                && place.member.is_none()
+                && place.process.as_mut().is_some_and(|process| process.ended().is_some())
+            {
+                self.close(worker, "ended");
+            }
+        }
+        Ok(())
+    }
+
+    /// Has nothing more to do with a worker.
+    pub(super) fn let_go(&mut self, worker: usize) {
+        let place = &mut self.workers[worker];
+        if let Some(process) = &mut place.process {
+            process.kill();
+        }
+        if let Some(member) = place.member {
+            self.hub.dismiss(member);
+        }
+    }
+
+    /// A worker's connection has ended.
+    pub(super) fn close(&mut self, worker: usize, reason: &str) {
+        let place = &mut self.workers[worker];
+        let how = place.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
+        place.outcome.lost.get_or_insert(how);
+        // A worker that has finished stays until it is told to leave, but its gradients are in already.
+        place.state = if place.state == State::Finished {
+            place.outcome.lost = None;
+            State::Finished
+        } else {
+            State::Lost { announced: false }
+        };
+        let again =
+            place.state != State::Finished && place.process.is_some() && place.restarts < self.plan.restarts;
+        if again {
+            self.restart_worker(worker);
+        }
+    }
+
+    pub(super) fn restart_worker(&mut self, worker: usize) {
+        let place = &mut self.workers[worker];
+        place.restarts += 1;
+        let why = place.outcome.lost.take().unwrap_or_else(|| "ended".into());
+        let which = format!("start {} of {} again", place.restarts, self.plan.restarts);
+        self.display.warn(&format!("worker {worker} {why}; {which}"));
+        match self.start(Who::Worker(worker)) {
+            Ok(process) => {
+                self.workers[worker].process = Some(process);
+                self.workers[worker].state = State::Starting;
+                self.workers[worker].heard = Instant::now();
+            }
+            Err(error) => self.workers[worker].outcome.lost = Some(error.to_string()),
+        }
+    }
+
+    /// A worker that was lost is there again, whoever started it.
+    pub(super) fn take_back(&mut self, worker: usize) {
+        let place = &mut self.workers[worker];
+        if matches!(place.state, State::Lost { .. }) {
+            self.display.tell(&format!("worker {worker} is back"));
+        }
+        place.returns += 1;
+        place.state = State::Starting;
+        place.outcome.lost = None;
+        place.earlier = place.outcome.report.clone();
+    }
+
+    /// A server's connection has ended: it is started again, or waited for, if it can go on from a checkpoint.
+    pub(super) fn lose_server(&mut self, shard: usize, reason: &str) -> Result<(), Failure> {
+        let place = &mut self.servers[shard];
+        let own = place.process.is_some();
+        // What the next life tells is counted from nothing.
+        place.status.lost_updates = None;
+        if self.plan.checkpoint.is_none() || (own && place.restarts >= self.plan.restarts) {
+            return Err(self.lost_server(shard, Some(reason)));
+        }
+        let how = place.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
+        (place.address, place.gone) = (None, Some(Instant::now()));
+        place.restarts += 1;
+        let server = Who::Server(shard);
+        if !own {
+            self.display.warn(&format!("{server}: {how}; waiting for it to be started again"));
+            return Ok(());
+        }
+        let which = format!("start {} of {} again", place.restarts, self.plan.restarts);
+        self.display.warn(&format!("{server} {how}; {which}, from its checkpoint"));
+        self.servers[shard].process = Some(self.start(server)?);
+        Ok(())
+    }
+
+    /// Workers that are neither heard of nor counted by the servers are ended: nobody can wait for them.
+    pub(super) fn let_go_of_the_silent(&mut self) {
+        let left = self.servers.iter().map(|shard| shard.status.left).min().unwrap_or(0);
+        let lost = self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count();
+        if left <= lost as u64 {
+            return;
+        }
+        for worker in 0..self.workers.len() {
+            let place = &mut self.workers[worker];
+            let silent = place.state == State::Running && place.heard.elapsed() > SILENT_FOR;
+            if silent && place.outcome.lost.is_none() {
+                place.outcome.lost = Some("was silent, and the servers evicted it".into());
+                self.let_go(worker);
+            }
+        }
+    }
+
+    /// Tells of lost workers once the servers have let them go. How many are still to be told of.
+    pub(super) fn announce_losses(&mut self, regardless: bool) -> usize {
+        let left = self.servers.iter().map(|shard| shard.status.left).min().unwrap_or(0);
+        let lost =
+            self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count() as u64;
+        let remaining = self.plan.workers - lost as usize;
+        let mut waiting = 0;
+        for (worker, place) in self.workers.iter_mut().enumerate() {
+            if place.state != (State::Lost { announced: false }) {
+                continue;
+            }
+            if left < lost && !regardless {
+                waiting += 1;
+                continue;
+            }
+            place.state = State::Lost { announced: true };
+            let why = place.outcome.lost.as_deref().unwrap_or("ended");
+            self.display
+                .warn(&format!("worker {worker} {why}; evicted, {remaining} of {} go on", self.plan.workers));
+        }
+        waiting
+    }
+
+    pub(super) fn lost_worker_at_start(&self, worker: usize) -> Failure {
+        let why = self.workers[worker].outcome.lost.as_deref().unwrap_or("ended");
+        Failure::failed(format!("worker {worker} could not join: {why}"))
+    }
+
+    pub(super) fn all_lost(&self) -> Failure {
+        let places = || self.workers.iter().enumerate();
+        let why = places().filter_map(|(worker, place)| Some((worker, place.outcome.lost.as_deref()?)));
+        let why: Vec<_> = why.map(|(worker, why)| format!("worker {worker}: {why}")).collect();
+        Failure::failed(format!("all workers are lost: {}", why.join(", ").replace("; ", ", ")))
+    }
+
+    /// A run without one of its shards cannot go on. What the workers saw of it is told with it.
+    pub(super) fn lost_server(&mut self, shard: usize, reason: Option<&str>) -> Failure {
+        let how = self.servers[shard].process.as_mut().map(Process::wait);
+        let how = how.or(reason.map(str::to_owned)).unwrap_or_else(|| "is gone".into());
+        let told = |run: &Self| {
+            let done = |place: &Place| place.state == State::Finished || place.outcome.lost.is_some();
+            run.workers.iter().all(done)
+        };
+        // A second server that is gone adds nothing.
+        let _ = self.listen_on(LAST_WORDS, told);
+        let mut message = format!("lost shard {shard} of {}: its server {how}", self.plan.servers);
+        let said = self.workers.iter().enumerate().find_map(|(worker, place)| {
+            Some((worker, place.outcome.lost.as_deref().filter(|said| said.starts_with("lost shard"))?))
+        });
+        if let Some((worker, said)) = said {
+            let said = said.rsplit_once("; ").map_or(said, |(said, _)| said);
+            message.push_str(&format!(" (worker {worker}: {said})"));
+        }
+        message.push_str("; start the run again, with --load if there is a saved model to go on from");
+        Failure::failed(message)
+    }
+
+    /// Takes events for a while, or until `until`. Servers that are gone and results that come meanwhile add nothing.
+    pub(super) fn listen_on(&mut self, time: Duration, until: impl Fn(&Self) -> bool) -> Result<(), Failure> {
+        let deadline = Instant::now() + time;
+        while !until(self) && Instant::now() < deadline {
+            self.hub.wait(TICK);
+            while let Some(event) = self.hub.poll() {
+                match &event {
+                    HubEvent::Left { member, .. } if member.role == Role::Server => {
+                        let Who::Server(shard) = who(member) else { continue };
+                        self.servers[shard].member = None;
+                        return Err(self.lost_server(shard, None));
+                    }
+                    _ => self.meet(event)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}

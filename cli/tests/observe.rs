@@ -1,0 +1,71 @@
+//! A job that is watched while it runs: every node serves its metrics, and `top` shows them.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use slackline_cli::metrics;
+
+mod common;
+use common::Run;
+
+/// Ports of this test, one process after the other; the test's own number keeps two runs apart.
+fn ports(count: u16) -> Vec<String> {
+    let first = 27_000 + (std::process::id() % 500) as u16 * 8;
+    (first..first + count).map(|port| format!("127.0.0.1:{port}")).collect()
+}
+
+fn scrape(address: &str) -> Option<String> {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    stream
+        .write_all(
+            format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes(),
+        )
+        .ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    Some(text.split_once("\r\n\r\n")?.1.to_owned())
+}
+
+/// The value of a metric of a node, once it is told.
+fn value(address: &str, name: &str) -> f64 {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let samples = scrape(address).and_then(|text| metrics::parse(&text).ok());
+        if let Some(value) = samples.and_then(|samples| samples.value(name).filter(|value| *value > 0.0)) {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "{address} never tells {name}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn every_process_of_a_job_serves_its_metrics_and_top_shows_them() {
+    let nodes = ports(4);
+    let mut job = vec!["train", "--model", "softmax", "--epochs", "200", "--metrics", &nodes[0]];
+    job.extend(["--straggler", "0=80", "--straggler", "1=80", "--transport", "tcp"]);
+    let run = Run::of(&job);
+    run.wait_for("epoch");
+    assert!(value(&nodes[1], "slackline_version") > 0.0, "the server");
+    for worker in &nodes[2..4] {
+        assert!(value(worker, "slackline_clock") > 0.0, "a worker");
+    }
+    let text = scrape(&nodes[0]).expect("the coordinator answers");
+    assert!(text.contains("worker 1") && text.contains("server 0"), "{text}");
+    let text = scrape(&nodes[2]).expect("a worker answers");
+    assert!(text.contains("path=\"tcp\""), "{text}");
+
+    let top = Command::new(env!("CARGO_BIN_EXE_slackline"))
+        .args(["top", "--once", "--json", "--interval", "0.2"])
+        .args(&nodes)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&top.stdout);
+    assert!(top.status.success(), "{said}{}", String::from_utf8_lossy(&top.stderr));
+    let shown: Value = serde_json::from_str(said.trim()).expect("one line of JSON");
+    assert!(said.contains("coordinator") && said.contains("worker") && said.contains("server"), "{shown}");
+    drop(run);
+}

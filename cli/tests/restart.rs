@@ -1,0 +1,123 @@
+//! Processes of a run that are killed and come back: training goes on where it was, and nothing is applied twice.
+//!
+//! Only processes that a test itself started are ever signalled.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+mod common;
+use common::{Run, kill};
+
+/// How far from what an undisturbed run of the same seed reaches a disturbed one may end.
+const ACCURACY: f64 = 0.01;
+
+/// A run that sleeps most of the time, and takes about four seconds.
+fn arguments<'a>(scheme: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let job = ["train", "--model", "softmax", "--epochs", "80", "--timeout", "20", "--json", "-"];
+    let slow = ["--straggler", "0=80", "--straggler", "1=80", "--scheme", scheme];
+    [&job[..], &slow, more].concat()
+}
+
+fn end(run: Run) -> (Value, String) {
+    let (code, json, said) = run.end();
+    assert_eq!(code, Some(0), "{said}");
+    (serde_json::from_str(&json).expect("stdout holds JSON"), said)
+}
+
+fn accuracy(json: &Value) -> f64 {
+    json["final_accuracy"].as_f64().unwrap()
+}
+
+#[test]
+fn a_killed_server_goes_on_from_its_checkpoint_and_training_ends_as_if_undisturbed() {
+    for (scheme, servers, transport) in [("ssp", "1", "auto"), ("bsp", "2", "auto"), ("ssp", "2", "tcp")] {
+        let folder = TempDir::new().unwrap();
+        let folder = folder.path().to_str().unwrap();
+        let job = arguments(scheme, &["--servers", servers, "--transport", transport]);
+        let (undisturbed, _) = end(Run::of(&job));
+        let keep = ["--checkpoint", folder, "--checkpoint-every", "50", "--restarts", "3"];
+        let run = Run::of(&[&job[..], &keep].concat());
+        run.wait_for("epoch");
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(500));
+            kill(run.server(0), Signal::KILL);
+            run.wait_for("warning: the server of shard 0 was killed by signal 9; start");
+            run.wait_for("shard 0 goes on from its checkpoint at version");
+        }
+        let (json, said) = end(run);
+        assert_eq!(json["server_restarts"][0], 2, "{said}");
+        assert_eq!(json["evicted"], 0, "{said}");
+        assert!(json["lost_updates"].is_u64());
+        let (with, without) = (accuracy(&json), accuracy(&undisturbed));
+        assert!(with > without - ACCURACY, "{with} against {without}: {said}");
+    }
+}
+
+#[test]
+fn a_killed_worker_is_started_again_and_its_old_gradients_are_not_applied_twice() {
+    for (scheme, transport) in [("bsp", "auto"), ("ssp", "tcp"), ("asp", "auto"), ("essp", "tcp")] {
+        let job = arguments(scheme, &["--restarts", "5", "--transport", transport]);
+        let run = Run::of(&job);
+        run.wait_for("epoch");
+        for life in 1..=2 {
+            std::thread::sleep(Duration::from_millis(400));
+            kill(run.worker(1), Signal::KILL);
+            run.wait_for(&format!("warning: worker 1 was killed by signal 9; start {life} of 5 again"));
+        }
+        let (json, said) = end(run);
+        let workers = json["workers"].as_array().unwrap();
+        assert_eq!((&workers[0]["restarts"], &workers[1]["restarts"]), (&0.into(), &2.into()), "{said}");
+        assert_eq!(json["evicted"], 0, "{said}");
+        let clocks = |worker: usize, what: &str| workers[worker][what].as_u64().unwrap();
+        assert_eq!(clocks(0, "clock"), clocks(1, "clock"), "both came to the end: {json}");
+        // A version folds at least one gradient, or with bsp one of each, and there is one of each worker and clock:
+        // were old ones applied again, there would be more versions. A worker that was ahead begins where the others
+        // are: within the bound it may come to a clock twice, with another gradient.
+        let clocks = clocks(0, "clock");
+        let most = match scheme {
+            "bsp" => Some(clocks),
+            "asp" => None,
+            _ => Some(2 * (clocks + 4)),
+        };
+        let versions = json["versions"].as_u64().unwrap();
+        assert!(most.is_none_or(|most| versions <= most), "{versions} versions of {clocks} clocks: {said}");
+        assert!(accuracy(&json) >= 0.9, "{json}");
+    }
+}
+
+#[test]
+fn a_job_goes_on_from_the_checkpoints_of_an_earlier_one() {
+    let folder = TempDir::new().unwrap();
+    let place = folder.path().to_str().unwrap();
+    let job = |epochs, more: &[&'static str]| {
+        let options = ["--scheme", "bsp", "--servers", "2", "--epochs", epochs, "--json", "-"];
+        let mut arguments = vec!["train", "--checkpoint", place];
+        arguments.extend(options.iter().chain(more));
+        Run::of(&arguments)
+    };
+    let (first, _) = end(job("10", &[]));
+    let (code, _, said) = job("20", &[]).end();
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("an earlier run left shard-0-of-2.safetensors there"), "{said}");
+    let (second, _) = end(job("20", &["--resume"]));
+    // The same number again, and not from the beginning.
+    assert_eq!(second["versions"].as_u64(), first["versions"].as_u64().map(|versions| 2 * versions));
+    assert!(second["final_loss"].as_f64() < first["final_loss"].as_f64());
+    // Bit for bit what one run of that length comes to.
+    let whole =
+        end(Run::of(&["train", "--scheme", "bsp", "--servers", "2", "--epochs", "20", "--json", "-"]));
+    assert_eq!(whole.0["final_loss"], second["final_loss"]);
+}
+
+#[test]
+fn without_a_checkpoint_a_lost_server_is_the_end() {
+    let run = Run::of(&arguments("ssp", &["--restarts", "3"]));
+    run.wait_for("epoch");
+    kill(run.server(0), Signal::KILL);
+    let (code, _, said) = run.end();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("error: lost shard 0 of 1"), "{said}");
+}
