@@ -25,10 +25,10 @@ const GROWTH: u64 = 16 << 10;
 const HALF_OPEN: usize = 1000;
 
 /// Epochs that show how long one takes.
-const SHORT: u32 = 100;
+const SHORT: u32 = 60;
 
 /// How long training is to go on: much longer than the siege, which waits twice for strangers to be shut out.
-const TRAINING: Duration = Duration::from_secs(20);
+const TRAINING: Duration = Duration::from_secs(25);
 
 const TRAIN: [&str; 6] = ["--model", "softmax", "--scheme", "bsp", "--json", "-"];
 
@@ -36,16 +36,18 @@ const TRAIN: [&str; 6] = ["--model", "softmax", "--scheme", "bsp", "--json", "-"
 fn strangers_at_the_meeting_point_are_shut_out_in_time_at_bounded_memory_while_training_goes_on() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
-    let short = Job::start(SHORT).end();
-    let a_epoch = wall(&short) / f64::from(SHORT);
-    let epochs = (TRAINING.as_secs_f64() / a_epoch) as u32 + 1;
+    // A busy machine makes some of them slow. The fastest tells how many epochs are surely enough.
+    let short = [(); 3].map(|()| wall(&Job::start(SHORT).end()) / f64::from(SHORT));
+    let (fastest, slowest) =
+        (short.into_iter().fold(f64::MAX, f64::min), short.into_iter().fold(0.0, f64::max));
+    let epochs = (TRAINING.as_secs_f64() / fastest) as u32 + 1;
     let mut job = Job::start(epochs);
     let good = job.recorded();
     job.is_training();
     let before = job.memory("VmRSS:");
     besiege(&job, &good);
-    let peak = job.memory("VmHWM:");
     assert!(job.coordinator.try_wait().unwrap().is_none(), "the siege lies within the training");
+    let peak = job.memory("VmHWM:");
     assert!(peak < before + GROWTH, "{peak} KiB after {before}");
     let disturbed = job.end();
     let undisturbed = alone(epochs);
@@ -57,7 +59,7 @@ fn strangers_at_the_meeting_point_are_shut_out_in_time_at_bounded_memory_while_t
         assert_eq!(of(&disturbed, "clocks"), of(&undisturbed, "clocks"));
         assert_eq!(of(&disturbed, "evicted"), false);
     }
-    let (slow, fast) = (wall(&disturbed), a_epoch * f64::from(epochs));
+    let (slow, fast) = (wall(&disturbed), slowest * f64::from(epochs));
     assert!(slow < 3.0 * fast, "{slow} s, and {fast} s without strangers");
 }
 
@@ -107,7 +109,7 @@ fn besiege(job: &Job, good: &[u8]) {
     }
     strangers.push(Stranger::goes_on(channel.into_stream(), &u32::MAX.to_le_bytes()));
     for stranger in strangers {
-        stranger.is_shut_out();
+        stranger.must_be_shut_out();
     }
     let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
     // Whoever knows the secret is heard past all of them, and few of them are kept: there is no place left, and it is told so.
@@ -118,7 +120,7 @@ fn besiege(job: &Job, good: &[u8]) {
     let kept = job.descriptors() - before;
     assert!(kept < 100, "{kept} connections of strangers are kept");
     for stranger in silent {
-        stranger.is_shut_out();
+        stranger.must_be_shut_out();
     }
 }
 
@@ -153,7 +155,7 @@ impl Stranger {
     }
 
     /// Answers of a greeting may come before the end, and no more than those.
-    fn is_shut_out(mut self) {
+    fn must_be_shut_out(mut self) {
         let (mut heard, mut buffer) = (0, [0; 1024]);
         loop {
             let left = REFUSED_WITHIN.saturating_sub(self.since.elapsed()).max(Duration::from_millis(1));

@@ -133,7 +133,7 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
     });
     strangers.push(Stranger::goes_on(channel.into_stream(), &u32::MAX.to_le_bytes()));
     for stranger in strangers {
-        stranger.is_shut_out();
+        stranger.must_be_shut_out();
     }
     let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
     // Whoever is expected gets in past all of them, and few of them are kept.
@@ -144,7 +144,7 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
     let kept = server.usage().descriptors - before.descriptors;
     assert!(kept < 100, "{kept} connections of strangers are kept");
     for stranger in silent {
-        stranger.is_shut_out();
+        stranger.must_be_shut_out();
     }
 }
 
@@ -168,7 +168,7 @@ impl Stranger {
     }
 
     /// Answers of a greeting may come before the end, and no more than those.
-    fn is_shut_out(mut self) {
+    fn must_be_shut_out(mut self) {
         let (mut heard, mut buffer) = (0, [0; 1024]);
         loop {
             let left = REFUSED_WITHIN.saturating_sub(self.since.elapsed()).max(Duration::from_millis(1));
