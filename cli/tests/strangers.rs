@@ -112,7 +112,8 @@ fn besiege(job: &Job, good: &[u8]) {
         stranger.must_be_shut_out();
     }
     let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
-    // Whoever knows the secret is heard past all of them, and few of them are kept: there is no place left, and it is told so.
+    // Whoever knows the secret is heard past all of them, and few of them are kept. There is no place left, and it is
+    // told so.
     let introduction = Introduction { place: Some(0), ..Introduction::new(Role::Reader, Host::own()) };
     let joined = Membership::join(&address.to_string(), introduction, Some(secret.clone()), PATIENCE);
     let error = joined.err().expect("the job has no places for readers").to_string();
