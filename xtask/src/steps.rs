@@ -104,6 +104,12 @@ const SLOW: &[Slow] = &[
         feature: Some(Feature::Netem),
         ..Slow::new("netem", &["slackline-cli"], "the main job over a network that delays and loses packets")
     },
+    Slow::new(
+        "faults",
+        &["slackline"],
+        "networks that delay, cut, stall and damage, and strangers at the door, harm nobody but their victim",
+    ),
+    Slow::new("strangers", &["slackline-cli"], "strangers at the meeting point of a job do not disturb it"),
 ];
 
 /// Every step, for this machine.

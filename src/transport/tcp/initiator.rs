@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::connection::words;
 use super::socket::{MAX_PIECES, Moved, Socket};
-use super::wire::{Encoded, Kind, MAX_WORDS, RESPONSE_BYTES, Request, Response};
+use super::wire::{self, Encoded, Kind, MAX_WORDS, RESPONSE_BYTES, Request, Response, SHORT_BYTES};
 use crate::mem::{self, LocalSlice, RemoteSlice, VolatileSlice};
 use crate::transport::{
     CompletionError, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
@@ -97,6 +97,8 @@ pub(super) struct Initiator {
 struct Arriving {
     sequence: u64,
     received: usize,
+    /// What a short one must add up to.
+    checksum: Option<u32>,
 }
 
 impl Initiator {
@@ -340,7 +342,7 @@ impl Initiator {
     /// Receives once and takes in what came. False if there is nothing more for now, or the lane is over.
     fn receive(&mut self) -> bool {
         let (memory, room) = match &self.arriving {
-            Some(Arriving { sequence, received }) => {
+            Some(Arriving { sequence, received, .. }) => {
                 let posted = &self.queue[(sequence - self.front) as usize];
                 let memory = posted.memory.as_ref().map(LocalSlice::as_volatile);
                 let rest = memory.map(|memory| memory.subslice(*received, memory.len() - received));
@@ -372,7 +374,7 @@ impl Initiator {
     /// Takes in what the buffer holds.
     fn digest(&mut self) -> Result<(), Broken> {
         loop {
-            if let Some(Arriving { sequence, received }) = &mut self.arriving {
+            if let Some(Arriving { sequence, received, checksum }) = &mut self.arriving {
                 let index = (*sequence - self.front) as usize;
                 let memory = self.queue[index].memory.as_ref().map(LocalSlice::as_volatile);
                 let memory = memory.ok_or(Broken(PROTOCOL))?;
@@ -382,6 +384,10 @@ impl Initiator {
                 *received += taken;
                 if *received < memory.len() {
                     break;
+                }
+                if checksum.is_some_and(|expected| !matches(&memory, expected)) {
+                    tracing::warn!("an answer of a tcp peer was changed on its way");
+                    return Err(Broken(PROTOCOL));
                 }
                 // Promise 2: what is read after this completion is no older than what was read here.
                 mem::fence(Ordering::Acquire);
@@ -413,13 +419,9 @@ impl Initiator {
                 self.is_plain_up_to(sequence)?;
                 self.done = sequence;
             }
-            Response::Data { sequence, bytes } => {
-                let posted = self.answered(sequence, Answer::Data)?;
-                if posted.memory.as_ref().map(|memory| memory.len() as u64) != Some(bytes) {
-                    return Err(Broken(PROTOCOL));
-                }
-                self.done = sequence - 1;
-                self.arriving = Some(Arriving { sequence, received: 0 });
+            Response::Data { sequence, bytes } => self.expect_data(sequence, bytes, None)?,
+            Response::ShortData { sequence, bytes, checksum } => {
+                self.expect_data(sequence, bytes.into(), Some(checksum))?;
             }
             Response::Value { sequence, before } => {
                 let posted = self.answered(sequence, Answer::Value)?;
@@ -435,6 +437,18 @@ impl Initiator {
                 return Err(Broken(REFUSED));
             }
         }
+        Ok(())
+    }
+
+    /// The bytes that a read asked for come next. Short ones carry a checksum, and only those.
+    fn expect_data(&mut self, sequence: u64, bytes: u64, checksum: Option<u32>) -> Result<(), Broken> {
+        let posted = self.answered(sequence, Answer::Data)?;
+        let is_expected = posted.memory.as_ref().map(|memory| memory.len() as u64) == Some(bytes);
+        if !is_expected || checksum.is_some() != (bytes <= SHORT_BYTES as u64) {
+            return Err(Broken(PROTOCOL));
+        }
+        self.done = sequence - 1;
+        self.arriving = Some(Arriving { sequence, received: 0, checksum });
         Ok(())
     }
 
@@ -477,6 +491,15 @@ impl Posted {
         }
         self.memory.as_ref().map(LocalSlice::as_volatile)
     }
+}
+
+/// Whether a short answer, which nobody else writes before it is complete, is what was sent.
+#[inline]
+fn matches(answer: &VolatileSlice<'_>, checksum: u32) -> bool {
+    let mut copy = [0; SHORT_BYTES];
+    let copy = &mut copy[..answer.len()];
+    answer.read(copy);
+    wire::checksum(copy) == checksum
 }
 
 /// The words of a short write from aligned memory to aligned memory: they travel with the header and arrive whole.

@@ -12,15 +12,11 @@ use super::check::{Place, check};
 use super::connection::Connection;
 use super::initiator::{Broken, PROTOCOL, reason};
 use super::socket::{Moved, Socket};
-use super::wire::{Kind, MAX_REQUEST_BYTES, RESPONSE_BYTES, Request, Response};
+use super::wire::{Kind, MAX_REQUEST_BYTES, RESPONSE_BYTES, Request, Response, SHORT_BYTES, checksum};
 use crate::mem::{self, Streaming, VolatileSlice};
 
 /// A lane's turn ends after so many bytes, so that one that never pauses does not keep the others waiting.
 const TURN_BYTES: usize = 1 << 20;
-
-/// Payloads of up to so many bytes are copied by this CPU, word by word where they are aligned, so that what the
-/// contract says of words holds for them. Longer ones are copied by the kernel, which cuts them where packets end.
-const SHORT_BYTES: usize = 4 << 10;
 
 /// Holds the longest request with a short payload, and a row of small ones.
 const INBOX_BYTES: usize = 8 << 10;
@@ -308,10 +304,13 @@ impl Target {
                     return Some(Wants::Output);
                 }
                 self.begin(request, len);
-                self.answer(Response::Data { sequence: request.sequence, bytes: request.bytes });
-                target.read(&mut self.outbox.0[self.out_end..self.out_end + place.bytes]);
-                self.out_end += place.bytes;
+                let begin = self.out_end + RESPONSE_BYTES;
+                let payload = &mut self.outbox.0[begin..begin + place.bytes];
+                target.read(payload);
                 mem::fence(Ordering::Acquire);
+                let (bytes, checksum) = (place.bytes as u32, checksum(payload));
+                self.answer(Response::ShortData { sequence: request.sequence, bytes, checksum });
+                self.out_end += place.bytes;
             }
             Kind::Read => {
                 self.begin(request, len);

@@ -148,7 +148,7 @@ fn another_wire_version_is_told_which_one_is_spoken_here() {
     channel.send(&bytes).unwrap();
     let answer = wait_for("an answer", || channel.poll().unwrap());
     let Ok(Hello::Refuse(reason)) = Hello::decode(&answer) else { panic!("a refusal") };
-    assert!(reason.contains("version 99") && reason.contains("speaks 1"), "{reason}");
+    assert!(reason.contains("version 99") && reason.contains("speaks 2"), "{reason}");
 }
 
 #[test]
@@ -396,6 +396,10 @@ fn raw_target(answers: &[Vec<u8>]) -> (TcpEndpoint, Received, Vec<TcpStream>) {
     (client, received, accepting.join().unwrap())
 }
 
+fn short(sequence: u64, payload: &[u8]) -> Response {
+    Response::ShortData { sequence, bytes: payload.len() as u32, checksum: wire::checksum(payload) }
+}
+
 fn results(client: &mut TcpEndpoint, count: usize) -> Vec<Result<(), CompletionError>> {
     (0..count).map(|_| wait_for("a completion", || client.poll()).result).collect()
 }
@@ -409,10 +413,12 @@ fn answers_that_fit_no_request_end_the_connection_and_complete_nothing() {
         one(Response::Done { sequence: u64::MAX }),
         // Done without its bytes.
         one(Response::Done { sequence: 2 }),
-        one(Response::Data { sequence: 1, bytes: 100 }),
-        one(Response::Data { sequence: 2, bytes: 101 }),
+        one(short(1, &[7; 100])),
+        one(short(2, &[7; 101])),
+        one(short(3, &[7; 8])),
+        // A short answer comes with a checksum, a long one without.
+        one(Response::Data { sequence: 2, bytes: 100 }),
         one(Response::Data { sequence: 2, bytes: u64::MAX }),
-        one(Response::Data { sequence: 3, bytes: 8 }),
         one(Response::Value { sequence: 2, before: 1 }),
         one(Response::Value { sequence: 3, before: 1 }),
         one(Response::Refused { sequence: 0 }),
@@ -432,13 +438,30 @@ fn answers_that_fit_no_request_end_the_connection_and_complete_nothing() {
 #[test]
 fn answers_in_pieces_and_before_the_end_count() {
     let mut bytes = Response::Done { sequence: 1 }.encode().to_vec();
-    bytes.extend(Response::Data { sequence: 2, bytes: 100 }.encode());
+    bytes.extend(short(2, &[7; 100]).encode());
     bytes.extend([7; 100]);
     bytes.extend(&Response::Value { sequence: 3, before: 8 }.encode()[..20]);
     let (mut client, _, streams) = raw_target(&[bytes]);
     drop(streams);
     assert_eq!(results(&mut client, 3), [Ok(()), Ok(()), Err(CompletionError::Flushed)]);
     wait_for("the end", || client.check().err());
+}
+
+#[test]
+fn a_short_answer_that_was_changed_on_its_way_ends_the_connection_and_completes_nothing() {
+    for at in [0, 50, 99] {
+        let mut payload = [7; 100];
+        let header = short(2, &payload).encode();
+        payload[at] ^= 0x20;
+        let done = Response::Done { sequence: 1 }.encode();
+        let (mut client, _, _streams) = raw_target(&[done.to_vec(), header.to_vec(), payload.to_vec()]);
+        assert_eq!(
+            results(&mut client, 3),
+            [Ok(()), Err(CompletionError::Flushed), Err(CompletionError::Flushed)]
+        );
+        let gone = client.check().unwrap_err();
+        assert!(gone.reason.contains("broke the protocol"), "byte {at}: {gone}");
+    }
 }
 
 // ---------------------------------------------------------------------- queues and time

@@ -15,16 +15,23 @@
 //! payload   write: as many bytes as the range is long
 //!
 //! response  0  u32 checksum
-//!  24 bytes 4  u8  kind       1 done, 2 data, 3 value, 4 refused
+//!  24 bytes 4  u8  kind       1 done, 2 data, 3 value, 4 refused, 5 short data
 //!           5  3 bytes zero
 //!           8  u64 sequence   this request and all before it are done (refused: all before it)
-//!          16  u64 value      data: length of the payload that follows; value: what the word was
+//!          16  u64 value      data: length of the payload that follows; value: what the word was;
+//!                             short data: its length, and above it 32 bits of the payload's checksum
 //! ```
 //!
 //! A header that was changed on its way ends the connection: TCP's own checksum has 16 bits, and a header says where in
-//! memory a megabyte goes.
+//! memory a megabyte goes. So does a short answer: clocks, versions and headers of frames are read so, and no other
+//! checksum covers all of them. Long payloads are for whoever reads them to check.
 
 use crate::mem::RemoteKey;
+
+/// Payloads of up to so many bytes are copied by this CPU, word by word where they are aligned, so that what the
+/// contract says of words holds for them; and those of answers carry a checksum. Longer ones are copied by the kernel,
+/// which cuts them where packets end.
+pub(super) const SHORT_BYTES: usize = 4 << 10;
 
 pub(super) const REQUEST_BYTES: usize = 48;
 pub(super) const RESPONSE_BYTES: usize = 24;
@@ -163,8 +170,10 @@ impl Request {
 pub(super) enum Response {
     /// This request and all before it are done.
     Done { sequence: u64 },
-    /// A read: its bytes follow.
+    /// A long read: its bytes follow.
     Data { sequence: u64, bytes: u64 },
+    /// A short read: its bytes follow, and must match the checksum.
+    ShortData { sequence: u64, bytes: u32, checksum: u32 },
     /// An atomic: what the word was.
     Value { sequence: u64, before: u64 },
     /// This request is refused, and nothing behind it was looked at.
@@ -179,6 +188,9 @@ impl Response {
             Response::Data { sequence, bytes } => (2, sequence, bytes),
             Response::Value { sequence, before } => (3, sequence, before),
             Response::Refused { sequence } => (4, sequence, 0),
+            Response::ShortData { sequence, bytes, checksum } => {
+                (5, sequence, u64::from(bytes) | u64::from(checksum) << 32)
+            }
         };
         let mut bytes = [0; RESPONSE_BYTES];
         bytes[4] = kind;
@@ -202,6 +214,10 @@ impl Response {
             (2, bytes) => Ok(Some(Response::Data { sequence, bytes })),
             (3, before) => Ok(Some(Response::Value { sequence, before })),
             (4, 0) => Ok(Some(Response::Refused { sequence })),
+            (5, value) => {
+                let (bytes, checksum) = (value as u32, (value >> 32) as u32);
+                Ok(Some(Response::ShortData { sequence, bytes, checksum }))
+            }
             _ => Err(WireError("a response of an unknown kind")),
         }
     }
@@ -222,8 +238,9 @@ fn check_seal(bytes: &[u8]) -> Result<(), WireError> {
     }
 }
 
+/// CRC-32C, of headers and short answers.
 #[inline]
-fn checksum(bytes: &[u8]) -> u32 {
+pub(super) fn checksum(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
@@ -292,11 +309,12 @@ mod tests {
         }
 
         #[test]
-        fn a_response_that_was_encoded_is_decoded(kind in 0..4, sequence: u64, value: u64) {
+        fn a_response_that_was_encoded_is_decoded(kind in 0..5, sequence: u64, value: u64) {
             let response = match kind {
                 0 => Response::Done { sequence },
                 1 => Response::Data { sequence, bytes: value },
                 2 => Response::Value { sequence, before: value },
+                3 => Response::ShortData { sequence, bytes: value as u32, checksum: (value >> 32) as u32 },
                 _ => Response::Refused { sequence },
             };
             let bytes = response.encode();

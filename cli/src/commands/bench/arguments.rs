@@ -15,8 +15,9 @@ use super::BenchError;
 ///
 /// write: over shared memory latency is half a ping-pong, each side writing N bytes into the other's memory and
 /// spinning on its own; over TCP it is from the post until the target has applied the write and said so. read,
-/// fetch-add: post and poll. Bandwidth over TCP is that of --queue-depth requests under way at once. publish: a worker's gradient into its slot, against
-/// a server that folds it in (ASP, SGD) between two measurements. pull: a validated copy from an idle publisher.
+/// fetch-add: post and poll. Bandwidth over TCP is that of --queue-depth requests under way at once. publish: a
+/// worker's gradient into its slot, against a server that folds it in (ASP, SGD) between two measurements. pull: a
+/// validated copy from an idle publisher.
 /// pinned-read: pin the newest version in place, read one word, let go. round: publish, fold (SGD) and pull under BSP,
 /// with the workers and the server in processes of their own; apply_ns is the fold alone, in the server. memcpy:
 /// private memory to shared, by libc and past the caches. apply: a fold of K gradients; --bytes are those of the

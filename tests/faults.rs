@@ -1,0 +1,13 @@
+//! Networks that misbehave and strangers that knock: servers, workers, publishers and readers over TCP, one of them
+//! behind a proxy that delays, cuts, stalls and damages what passes.
+
+mod faults {
+    mod corruption;
+    mod job;
+    mod network;
+    mod process;
+    mod proxy;
+    mod random;
+    mod rounds;
+    mod strangers;
+}

@@ -1,0 +1,172 @@
+//! Networks that are slow, that break, and that fall silent.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use slackline::Error;
+use slackline::scheme::Config;
+
+use super::job::{Job, PATIENCE, SCHEMES, alone, multiple, timed, wait_for};
+use super::proxy::{Fault, Proxy};
+
+/// Trains two workers for so many clocks, the second through a proxy that does this to what passes. Both leave when
+/// both are done. The parameters, as bits, and how long it took.
+fn train(job: Job, clocks: u64, fault: Fault) -> (Vec<u32>, Duration) {
+    let (took, parameters, status) = job.serve(|address, watch| {
+        let proxy = Proxy::new(address, 1);
+        proxy.set(fault);
+        let done = Barrier::new(2);
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            for at in [address.clone(), proxy.address()] {
+                let done = &done;
+                scope.spawn(move || {
+                    let mut worker = watch.connect(&at, PATIENCE).unwrap();
+                    for _ in 0..clocks {
+                        watch.train(&mut worker, PATIENCE).unwrap();
+                    }
+                    worker.flush(PATIENCE).unwrap();
+                    done.wait();
+                });
+            }
+        });
+        begun.elapsed()
+    });
+    assert_eq!((status.folded, status.dropped), (2 * clocks, 0), "{fault:?}");
+    (parameters.iter().map(|value| value.to_bits()).collect(), took)
+}
+
+#[test]
+fn a_slow_or_trickling_network_makes_training_slower_and_changes_no_bit_of_it() {
+    let _alone = alone();
+    for scheme in SCHEMES {
+        let job = Job::new(scheme, 600);
+        let (undisturbed, _) = train(job, 20, Fault::None);
+        for fault in [Fault::Delay(Duration::from_millis(3)), Fault::Trickle(100)] {
+            let (disturbed, took) = train(job, 20, fault);
+            assert!(undisturbed == disturbed, "{scheme} {fault:?}");
+            // 20 gradients of 2,400 bytes at 100 a millisecond, or 20 round trips of 6 ms.
+            assert!(took > Duration::from_millis(120), "{scheme} {fault:?} took {took:?}: was it there?");
+        }
+    }
+}
+
+/// Breaks a worker's connection in the middle of training: what it is told, how long after, and that the other one
+/// goes on to the end.
+fn broken(job: Job, fault: Fault, timeout: Duration) -> (Error, Duration) {
+    let clocks = 60;
+    let (told, parameters, status) = job.serve(|address, watch| {
+        let proxy = Proxy::new(address, 1);
+        std::thread::scope(|scope| {
+            let surviving = scope.spawn(|| {
+                let mut worker = watch.connect(address, PATIENCE).unwrap();
+                for _ in 0..clocks {
+                    watch.train(&mut worker, PATIENCE).unwrap();
+                }
+                worker.flush(PATIENCE).unwrap();
+            });
+            let mut worker = watch.connect(&proxy.address(), PATIENCE).unwrap();
+            for _ in 0..20 {
+                watch.train(&mut worker, PATIENCE).unwrap();
+            }
+            proxy.set(fault);
+            let begun = Instant::now();
+            let error = loop {
+                match watch.train(&mut worker, timeout) {
+                    Ok(()) => {}
+                    // It is not known to be lost yet.
+                    Err(Error::Deadline { .. }) => {}
+                    Err(Error::OutOfTurn { .. }) => panic!("a deadline leaves a worker where it was"),
+                    Err(error) => break error,
+                }
+                assert!(begun.elapsed() < PATIENCE, "{fault:?} is never noticed");
+            };
+            let took = begun.elapsed();
+            surviving.join().unwrap();
+            (error, took)
+        })
+    });
+    // Each clock of the survivor is in it, and up to 21 and some of the victim.
+    let unit = multiple(&parameters);
+    match job.scheme {
+        Config::Bsp => assert_eq!(unit, clocks as f64, "{fault:?}"),
+        _ => assert!(status.folded >= clocks + 20 && status.folded < clocks + 30, "{fault:?}: {status:?}"),
+    }
+    told
+}
+
+#[test]
+fn a_worker_whose_connection_is_cut_or_reset_is_told_at_once_and_the_other_finishes() {
+    let _alone = alone();
+    for scheme in SCHEMES {
+        for fault in [Fault::Cut, Fault::Reset] {
+            let (error, took) = broken(Job::new(scheme, 5000), fault, PATIENCE);
+            assert!(matches!(error, Error::ServerLost { .. }), "{scheme} {fault:?}: {error}");
+            assert!(took < Duration::from_secs(5), "{scheme} {fault:?} took {took:?}");
+        }
+    }
+}
+
+#[test]
+fn a_worker_whose_network_falls_silent_hears_of_it_within_seconds_and_the_other_finishes() {
+    let _alone = alone();
+    for scheme in SCHEMES {
+        let (error, took) = broken(Job::new(scheme, 5000), Fault::HalfOpen, Duration::from_millis(500));
+        assert!(matches!(error, Error::ServerLost { .. }), "{scheme}: {error}");
+        assert!(took < Duration::from_secs(10), "{scheme} took {took:?}");
+    }
+}
+
+#[test]
+fn calls_over_a_network_that_swallows_everything_end_by_their_deadline_and_the_other_worker_finishes() {
+    let _alone = alone();
+    let timeout = Duration::from_millis(300);
+    for scheme in SCHEMES {
+        Job { lease: Duration::from_secs(1), ..Job::new(scheme, 5000) }.serve(|address, watch| {
+            let proxy = Proxy::new(address, 1);
+            std::thread::scope(|scope| {
+                let surviving = scope.spawn(|| {
+                    let mut worker = watch.connect(address, PATIENCE).unwrap();
+                    for _ in 0..60 {
+                        watch.train(&mut worker, PATIENCE).unwrap();
+                    }
+                });
+                let mut worker = watch.connect(&proxy.address(), PATIENCE).unwrap();
+                for _ in 0..20 {
+                    watch.train(&mut worker, PATIENCE).unwrap();
+                }
+                proxy.set(Fault::Stall);
+                let mut refused = 0;
+                while refused < 5 {
+                    match watch.train(&mut worker, timeout) {
+                        Ok(()) => {}
+                        Err(Error::Deadline { .. } | Error::ServerLost { .. }) => refused += 1,
+                        Err(error) => panic!("{scheme}: {error}"),
+                    }
+                }
+                // The connection is made by the system; nothing is ever said on it.
+                let error = watch.connect(&proxy.address(), timeout).err().expect("nobody answers");
+                assert!(matches!(error, Error::Deadline { .. }), "{scheme}: {error}");
+                let again = [proxy.address()];
+                let error = timed("reconnect", timeout, || worker.reconnect(&again, timeout)).err();
+                assert!(error.is_some(), "{scheme}: nobody answers");
+                surviving.join().unwrap();
+            });
+        });
+    }
+}
+
+#[test]
+fn a_server_lets_a_worker_whose_host_is_gone_go_long_before_a_long_lease_is_over() {
+    let _alone = alone();
+    Job { lease: Duration::from_secs(600), ..Job::new(Config::Bsp, 100) }.serve(|address, watch| {
+        let proxy = Proxy::new(address, 1);
+        let _worker = watch.connect(&proxy.address(), PATIENCE).unwrap();
+        wait_for("the worker", || (watch.status().workers == 1).then_some(()));
+        proxy.set(Fault::HalfOpen);
+        let begun = Instant::now();
+        wait_for("the worker to be let go", || (watch.status().left == 1).then_some(()));
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(10), "{took:?}");
+    });
+}

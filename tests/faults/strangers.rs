@@ -1,0 +1,192 @@
+//! Strangers at a server's door, while two workers train behind it.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use slackline::channel::{Channel, Purpose, Secret, Terms};
+use slackline::node::{Reader, ReaderOptions};
+use slackline::scheme::Config;
+use slackline::transport::Address;
+use slackline::transport::tcp::Tcp;
+
+use super::job::{PATIENCE, alone, multiple, wait_for};
+use super::process::{self, ServerProcess};
+use super::proxy::Proxy;
+use super::random::{Random, Seed};
+
+/// A handshake's five seconds, and what a busy machine may add.
+const REFUSED_WITHIN: Duration = Duration::from_secs(5 + 3);
+
+/// KiB by which a server may grow at most, at any moment.
+const GROWTH: u64 = 16 << 10;
+
+const HALF_OPEN: usize = 1000;
+
+#[test]
+fn strangers_are_shut_out_in_time_at_bounded_memory_while_training_goes_on() {
+    process::is_told();
+    let _alone = alone();
+    let claim = strangers_are_shut_out_in_time_at_bounded_memory_while_training_goes_on;
+    allow_many_descriptors();
+    let seed = Seed::of_this_run();
+    let secret = Secret::random().unwrap();
+    let server = ServerProcess::start(claim, &secret, Config::Bsp, 2);
+    let address = server.address();
+    let (clocks, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let workers: Vec<_> =
+            (0..2).map(|_| scope.spawn(|| train(&address, &secret, &clocks, &stop))).collect();
+        let stops = Stop(&stop);
+        wait_for("training", || (clocks.load(SeqCst) > 20).then_some(()));
+        let undisturbed = rate(&clocks, || std::thread::sleep(Duration::from_secs(2)));
+        let before = server.usage();
+        let disturbed = rate(&clocks, || besiege(&server, &secret, seed.0));
+        let after = server.usage();
+        assert!(disturbed > undisturbed / 3.0, "{disturbed} clocks a second, and {undisturbed} before");
+        assert!(after.peak < before.memory + GROWTH, "{after:?} after {before:?}");
+        assert_eq!((server.told().joined, server.told().workers), (2, 2), "nobody else got in, nobody went");
+        drop(stops);
+        for worker in workers {
+            worker.join().unwrap();
+        }
+    });
+}
+
+/// Ends the workers, also if a claim does not hold.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+/// A worker that computes for a few milliseconds a clock, and checks every version that it gets.
+fn train(address: &Address, secret: &Secret, clocks: &AtomicU64, stop: &AtomicBool) {
+    let mut worker = process::worker(secret.expose(), Config::Bsp, address).unwrap();
+    while !stop.load(SeqCst) {
+        process::train(&mut worker).unwrap();
+        clocks.fetch_add(1, SeqCst);
+        std::thread::sleep(Duration::from_millis(4));
+        // The other one may have ended.
+        let view = match worker.begin(Duration::from_secs(5)) {
+            Ok(view) => view,
+            Err(_) if stop.load(SeqCst) => return,
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(multiple(worker.parameters().unwrap()), view.version.0 as f64);
+    }
+}
+
+fn rate(clocks: &AtomicU64, body: impl FnOnce()) -> f64 {
+    let (before, begun) = (clocks.load(SeqCst), Instant::now());
+    body();
+    (clocks.load(SeqCst) - before) as f64 / begun.elapsed().as_secs_f64()
+}
+
+/// Everything that a stranger may try.
+fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
+    let (name, before, mut random) = (server.address(), server.usage(), Random::new(seed));
+    let Address::Tcp(address) = name else { panic!("a server over tcp") };
+    for tcp in [Tcp::new(), Tcp::with_secret(Secret::random().unwrap())] {
+        let begun = Instant::now();
+        let error = Reader::connect(tcp, &name, ReaderOptions::default(), PATIENCE).err();
+        let error = error.expect("who does not know the secret is not let in");
+        assert!(matches!(error, slackline::Error::Connect(_)), "{error}");
+        assert!(begun.elapsed() < REFUSED_WITHIN, "{error} after {:?}", begun.elapsed());
+    }
+    // What good peers say is said again, as it was and cut.
+    let good = {
+        let proxy = Proxy::recording(&name);
+        let tcp = Tcp::with_secret(secret.clone());
+        let mut reader = Reader::connect(tcp, &proxy.address(), ReaderOptions::default(), PATIENCE).unwrap();
+        reader.refresh(0, PATIENCE).unwrap();
+        proxy.recorded()
+    };
+    wait_for("the reader to be gone", || (server.told().readers == 0).then_some(()));
+    let mut strangers = Vec::new();
+    for lane in &good {
+        assert!(lane.len() > 128, "a greeting and a message");
+        strangers.push(Stranger::says(address, lane));
+        for _ in 0..20 {
+            strangers.push(Stranger::says(address, &lane[..random.below(lane.len() as u64) as usize]));
+        }
+    }
+    // Noise of any length; and of any after a beginning that is right.
+    for number in 0..100 {
+        let mut noise: Vec<_> = (0..random.below(3000)).map(|_| random.below(256) as u8).collect();
+        if number % 2 == 0 {
+            noise.splice(0..0, good[0][..random.below(80) as usize].iter().copied());
+        }
+        strangers.push(Stranger::says(address, &noise));
+    }
+    strangers.push(Stranger::says(address, &vec![7; 4 << 20]));
+    // One who knows the secret, and promises four gigabytes.
+    let terms = Terms { secret: Some(secret.clone()), ..Terms::new(Purpose::Transport) };
+    let mut channel = Channel::connect(address, &terms).unwrap();
+    wait_for("the greeting", || {
+        channel.poll().unwrap();
+        channel.is_open().then_some(())
+    });
+    strangers.push(Stranger::goes_on(channel.into_stream(), &u32::MAX.to_le_bytes()));
+    for stranger in strangers {
+        stranger.must_be_shut_out();
+    }
+    let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
+    // Whoever is expected gets in past all of them, and few of them are kept.
+    let begun = Instant::now();
+    let tcp = Tcp::with_secret(secret.clone());
+    drop(Reader::connect(tcp, &name, ReaderOptions::default(), PATIENCE).unwrap());
+    assert!(begun.elapsed() < Duration::from_secs(4), "let in after {:?}", begun.elapsed());
+    let kept = server.usage().descriptors - before.descriptors;
+    assert!(kept < 100, "{kept} connections of strangers are kept");
+    for stranger in silent {
+        stranger.must_be_shut_out();
+    }
+}
+
+/// A connection of somebody who is not to be let in.
+struct Stranger {
+    stream: TcpStream,
+    since: Instant,
+}
+
+impl Stranger {
+    fn says(address: SocketAddr, bytes: &[u8]) -> Stranger {
+        Stranger::goes_on(TcpStream::connect(address).unwrap(), bytes)
+    }
+
+    fn goes_on(mut stream: TcpStream, bytes: &[u8]) -> Stranger {
+        stream.set_nonblocking(false).unwrap();
+        stream.set_write_timeout(Some(REFUSED_WITHIN)).unwrap();
+        // It may be shut out before it has said all.
+        let _sent = stream.write_all(bytes);
+        Stranger { stream, since: Instant::now() }
+    }
+
+    /// Answers of a greeting may come before the end, and no more than those.
+    fn must_be_shut_out(mut self) {
+        let (mut heard, mut buffer) = (0, [0; 1024]);
+        loop {
+            let left = REFUSED_WITHIN.saturating_sub(self.since.elapsed()).max(Duration::from_millis(1));
+            self.stream.set_read_timeout(Some(left)).unwrap();
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(bytes) => heard += bytes,
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    panic!("nobody shuts it out: {:?}", self.since.elapsed());
+                }
+                Err(_) => return,
+            }
+            assert!(heard <= 1024, "a stranger was told much");
+        }
+    }
+}
+
+fn allow_many_descriptors() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+}
