@@ -12,7 +12,10 @@
 #![forbid(unsafe_code)]
 
 mod aggregate;
+#[cfg(not(any(test, fuzzing)))]
 mod checkpoint;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod checkpoint;
 mod error;
 mod link;
 mod publisher;
