@@ -129,8 +129,11 @@ pub(crate) fn fuzz_sealed(bytes: &[u8]) {
     let mut sending = Seal::new([5; 32]);
     let mut receiving = Seal::new([if script.byte().unwrap_or(0) & STRANGERS == 0 { 5 } else { 6 }; 32]);
     let is_stranger = bytes.first().is_some_and(|setting| setting & STRANGERS != 0);
-    let payloads: Vec<Vec<u8>> =
-        (0..4).map(|_| script.byte().map_or(0, usize::from)).map(|len| script.take(len).to_vec()).collect();
+    let mut payload = |_| {
+        let len = script.byte().map_or(0, usize::from);
+        script.take(len).to_vec()
+    };
+    let payloads: Vec<Vec<u8>> = (0..4).map(&mut payload).collect();
     let sealed: Vec<Vec<u8>> = payloads
         .iter()
         .map(|payload| {

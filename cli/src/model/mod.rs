@@ -10,7 +10,7 @@
 
 mod batches;
 mod compute;
-mod file;
+pub(crate) mod file;
 mod kernels;
 
 #[cfg(test)]
