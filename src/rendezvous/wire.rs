@@ -14,6 +14,9 @@ const _: () = assert!(MAX_MESSAGE_BYTES + 64 < LIMIT);
 /// Longest text of an address that is taken.
 const ADDRESS_MAX: usize = 256;
 
+/// Longest reason of a refusal that is taken; ours are a sentence.
+const REASON_MAX: usize = 4096;
+
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum ToHub {
     /// First, and once.
@@ -53,8 +56,13 @@ pub(super) trait Sound {
 }
 
 fn sound_addresses(addresses: &[Address]) -> bool {
-    addresses.len() <= MAX_ADDRESSES
-        && addresses.iter().all(|address| address.to_string().len() <= ADDRESS_MAX)
+    let sound = |address: &Address| sound_text(&address.to_string(), ADDRESS_MAX);
+    addresses.len() <= MAX_ADDRESSES && addresses.iter().all(sound)
+}
+
+/// Short enough, and nothing in it that a terminal would act on: it comes from another process, and is shown.
+fn sound_text(text: &str, most: usize) -> bool {
+    text.len() <= most && !text.chars().any(char::is_control)
 }
 
 impl Sound for ToHub {
@@ -73,7 +81,8 @@ impl Sound for ToHub {
 impl Sound for FromHub {
     fn is_sound(&self) -> bool {
         match self {
-            FromHub::Welcome { .. } | FromHub::Refuse { .. } => true,
+            FromHub::Welcome { .. } => true,
+            FromHub::Refuse { reason, .. } => sound_text(reason, REASON_MAX),
             FromHub::Members(members) => {
                 let sound = |member: &Member| member.host.is_sound() && sound_addresses(&member.addresses);
                 members.len() <= MAX_MEMBERS && members.iter().all(sound)
@@ -158,6 +167,21 @@ mod tests {
         assert_eq!(decode::<ToHub>(&encode(&ToHub::Introduce(introduction))), None);
         let long = FromHub::Say(vec![0; MAX_MESSAGE_BYTES + 1]);
         assert_eq!(decode::<FromHub>(&encode(&long)), None);
+    }
+
+    /// Found by the property test of all decoders: hosts' names were looked at, addresses and reasons were not.
+    #[test]
+    fn an_address_or_a_reason_that_a_terminal_would_act_on_is_refused() {
+        for text in ["\u{19}/s", "@a\u{1b}[2J", "@ok,./\n"] {
+            let announce = ToHub::Announce(vec![text.parse().unwrap()]);
+            assert_eq!(decode::<ToHub>(&encode(&announce)), None, "{text:?}");
+        }
+        for (reason, taken) in
+            [("no room", true), ("no\u{1b}[2J", false), (&*"x".repeat(REASON_MAX + 1), false)]
+        {
+            let refusal = FromHub::Refuse { reason: reason.into(), again: true };
+            assert_eq!(decode::<FromHub>(&encode(&refusal)).is_some(), taken);
+        }
     }
 
     proptest! {
