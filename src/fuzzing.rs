@@ -26,8 +26,8 @@ const fn target(name: &'static str, check: fn(&[u8]), samples: fn() -> Vec<Vec<u
 /// Every decoder of the library.
 pub const TARGETS: &[Target] = &[
     target("address", transport::fuzz_address, transport::address_samples),
-    target("checkpoint", node::checkpoint::fuzz::fuzz_file, node::checkpoint::fuzz::file_samples),
-    target("checkpoint_forged", node::checkpoint::fuzz::fuzz_forged, node::checkpoint::fuzz::forged_samples),
+    target("checkpoint", node::checkpoint_fuzz::fuzz_file, node::checkpoint_fuzz::file_samples),
+    target("checkpoint_forged", node::checkpoint_fuzz::fuzz_forged, node::checkpoint_fuzz::forged_samples),
     target("greeting", channel::fuzz::fuzz_greeting, channel::fuzz::greeting_samples),
     target("param_hello", param::fuzz_hello, param::hello_samples),
     target("param_welcome", param::fuzz_welcome, param::welcome_samples),

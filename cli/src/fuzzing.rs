@@ -14,5 +14,5 @@ pub const TARGETS: &[Target] = &[
         check: metrics::fuzz::fuzz_request,
         samples: metrics::fuzz::request_samples,
     },
-    Target { name: "model", check: model::file::fuzz::fuzz_file, samples: model::file::fuzz::file_samples },
+    Target { name: "model", check: model::fuzz::fuzz_file, samples: model::fuzz::file_samples },
 ];

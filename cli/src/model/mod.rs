@@ -10,7 +10,7 @@
 
 mod batches;
 mod compute;
-pub(crate) mod file;
+mod file;
 mod kernels;
 
 #[cfg(test)]
@@ -24,6 +24,8 @@ use thiserror::Error;
 
 pub use batches::{Batches, BatchesError};
 pub use compute::{Evaluation, Scratch};
+#[cfg(fuzzing)]
+pub(crate) use file::fuzz;
 pub use file::{ModelFileError, load, load_for, save};
 
 use kernels::Layer;
