@@ -7,7 +7,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::{ModelFileError, load, load_for, parse, save, serialise};
+use super::{ModelFileError, fuzz, load, load_for, parse, save, serialise};
 use crate::model::{ModelKind, ModelSpec};
 
 fn spec(kind: ModelKind) -> ModelSpec {
