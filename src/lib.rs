@@ -48,6 +48,9 @@ macro_rules! mutant {
 #[cfg(not(loom))]
 pub mod channel;
 pub mod clock;
+#[cfg(all(any(test, fuzzing), not(loom)))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod kernel;
 pub mod mem;
 #[cfg(not(loom))]

@@ -37,10 +37,11 @@ const MODULES: &[Row] = &[
     row("param", &["transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
     row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
     row("sim", &["node", "transport", "scheme", "mem", "clock", "time"], true),
+    row("fuzzing", &["node", "param", "rendezvous", "channel", "transport"], true),
 ];
 
 /// Who may name a backend, besides `lib.rs`; whoever uses a transport is generic over the trait.
-const NAMES_BACKENDS: &[&str] = &["src/transport/mod.rs", "src/transport/mixed.rs"];
+const NAMES_BACKENDS: &[&str] = &["src/transport/mod.rs", "src/transport/mixed.rs", "src/fuzzing.rs"];
 
 /// The backends of `transport`, besides every folder under `src/transport/`.
 const BACKENDS: &[&str] = &["shm", "tcp", "verbs"];

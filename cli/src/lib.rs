@@ -5,6 +5,9 @@
 //! memory.
 
 pub mod data;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod launch;
 pub mod metrics;
 pub mod model;

@@ -41,6 +41,8 @@
 #![forbid(unsafe_code)]
 
 mod error;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod greeting;
 mod seal;
 mod secret;

@@ -24,6 +24,8 @@ mod stats;
 mod wait;
 mod worker;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use checkpoint::fuzz as checkpoint_fuzz;
 pub use checkpoint::{Checkpoint, CheckpointError, CheckpointOptions};
 pub use error::Error;
 pub use publisher::{Publisher, PublisherOptions};

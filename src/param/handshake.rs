@@ -236,6 +236,125 @@ impl Welcome {
     }
 }
 
+/// Grants and a message out of bytes: the role, how many grants, the begin and the length of each, and the rest.
+#[cfg(any(test, fuzzing))]
+fn take_apart(bytes: &[u8]) -> (Role, Vec<RemoteSlice>, &[u8]) {
+    let ([role, count], mut rest) = bytes.split_first_chunk::<2>().unwrap_or((&[0; 2], bytes));
+    let mut grants = Vec::new();
+    while grants.len() < usize::from(count % 6) {
+        let Some((words, behind)) = rest.split_first_chunk::<16>() else { break };
+        let (words, _) = words.as_chunks::<8>();
+        let [offset, len] = [words[0], words[1]].map(u64::from_le_bytes);
+        grants.push(RemoteSlice { key: crate::mem::RemoteKey(grants.len() as u64), offset, len });
+        rest = behind;
+    }
+    let worker = |encoding| Role::Worker { encoding, scheme: scheme::Config::Bsp };
+    let role = match role % 5 {
+        0 => Role::Reader,
+        1 => Role::Inquirer,
+        2 => worker(ElementType::F32),
+        3 => worker(ElementType::Bf16),
+        _ => worker(ElementType::F16),
+    };
+    (role, grants, rest)
+}
+
+/// Bytes that [`take_apart`] takes apart again.
+#[cfg(any(test, fuzzing))]
+fn put_together(role: u8, lengths: &[u64], message: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![role, lengths.len() as u8];
+    for len in lengths {
+        bytes.extend(0u64.to_le_bytes());
+        bytes.extend(len.to_le_bytes());
+    }
+    bytes.extend(message);
+    bytes
+}
+
+/// That a grant is as long as `needed`, which is what comes of frames or slots of these sizes, without any overflow.
+#[cfg(any(test, fuzzing))]
+fn assert_holds(grant: &RemoteSlice, count: u64, bytes: u64, stride: u64) {
+    assert!(bytes > 0 && stride >= bytes && u128::from(stride) * u128::from(count) <= u128::from(grant.len));
+}
+
+/// Decodes whatever `bytes` are as a peer's hello with its grants, and checks what came out.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_hello(bytes: &[u8]) {
+    let (_, grants, message) = take_apart(bytes);
+    let Ok(hello) = Hello::decode(message, &grants) else { return };
+    if let Some(PushGrant { layout, geometry }) = &hello.push {
+        assert_holds(&grants[0], 1, layout.bytes() as u64, layout.bytes() as u64);
+        assert_holds(&grants[1], geometry.frames.into(), geometry.payload_bytes, geometry.stride());
+        assert!(layout.frame_header(geometry.frames - 1) + super::layout::LINE <= layout.bytes());
+    }
+    assert_eq!(Hello::decode(&hello.encode(), &grants), Ok(hello));
+}
+
+/// Decodes whatever `bytes` are as an owner's welcome with its grants, and checks what came out.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_welcome(bytes: &[u8]) {
+    let (role, grants, message) = take_apart(bytes);
+    let Ok(welcome) = Welcome::decode(message, &role, &grants) else { return };
+    let range = welcome.range().expect("a shard of the table");
+    assert!(range.start < range.end && range.end <= welcome.table.bytes());
+    let last = welcome.table.tensors().last().expect("a table is not empty").range();
+    assert_eq!(last.end, welcome.table.bytes());
+    let geometry = &welcome.geometry;
+    assert!(geometry.chunks() as u64 * geometry.chunk_bytes >= geometry.payload_bytes);
+    if role != Role::Inquirer {
+        assert_holds(&grants[0], 1, welcome.layout.bytes() as u64, welcome.layout.bytes() as u64);
+        assert!(welcome.layout.peer_line(welcome.peer) < welcome.layout.frame_header(0));
+        assert_holds(&grants[1], geometry.frames.into(), geometry.payload_bytes, geometry.stride());
+    }
+    if matches!(role, Role::Worker { .. }) {
+        let slots = welcome.slots.expect("a worker has slots");
+        assert_holds(&grants[3], slots.slots.into(), slots.payload_bytes(), slots.stride());
+        let last = super::layout::desk::slot_header(usize::from(slots.slots) - 1);
+        assert!((last + super::layout::LINE) as u64 <= grants[2].len);
+        assert!(slots.slot_of(welcome.clock) < usize::from(slots.slots));
+        assert_eq!(slots.chunks(), geometry.chunks());
+    }
+    assert_eq!(Welcome::decode(&welcome.encode(), &role, &grants), Ok(welcome));
+}
+
+/// Hellos that are taken.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
+    let layout = ControlLayout { peers: 0, frames: 2 };
+    let geometry = FrameGeometry { frames: 2, payload_bytes: 400, chunk_bytes: 128 };
+    let role = Role::Worker { encoding: ElementType::Bf16, scheme: scheme::Config::Ssp { staleness: 3 } };
+    let resume = Resume { clock: Clock(5), epoch: 6, version: Version(7) };
+    let plain = Hello { role: Role::Reader, push: None, resume: None };
+    let full = Hello { role, push: Some(PushGrant { layout, geometry }), resume: Some(resume) };
+    vec![put_together(0, &[], &plain.encode()), put_together(0, &[4096, 2 * 4096], &full.encode())]
+}
+
+/// Welcomes that are taken, by a reader, an inquirer and two workers.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
+    let welcome = Welcome {
+        epoch: 7,
+        peer: 1,
+        generation: 2,
+        clock: Clock(3),
+        table: Table::flat(100, ElementType::F32).expect("a table"),
+        shard: 0,
+        shards: 1,
+        layout: ControlLayout { peers: 4, frames: 3 },
+        geometry: FrameGeometry { frames: 3, payload_bytes: 400, chunk_bytes: 128 },
+        slots: None,
+        lease_ns: 1,
+        scheme: Some(scheme::Config::Bsp),
+    };
+    let read_by = |role| put_together(role, &[4096, 3 * 4096, 4096], &welcome.encode());
+    let worked_by = |role, encoding| {
+        let slots = SlotGeometry { slots: 2, encoding, elements: 100, chunk_elements: 32 };
+        let welcome = Welcome { slots: Some(slots), ..welcome.clone() };
+        put_together(role, &[4096, 3 * 4096, 4096, 2 * 4096], &welcome.encode())
+    };
+    vec![read_by(0), read_by(1), worked_by(2, ElementType::F32), worked_by(3, ElementType::Bf16)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -314,18 +433,26 @@ mod tests {
             if good {
                 bytes.splice(0..0, [MAGIC.to_le_bytes(), LAYOUT_VERSION.to_le_bytes()].concat());
             }
-            let grants = vec![RemoteSlice { key: RemoteKey(1), offset: 0, len: u64::MAX }; 3];
-            let _ = Hello::decode(&bytes, &grants[..2]);
-            let _ = Welcome::decode(&bytes, &Role::Reader, &grants);
+            for role in 0..5 {
+                for grants in 0..5 {
+                    let bytes = put_together(role, &[u64::MAX; 4][..grants], &bytes);
+                    fuzz_hello(&bytes);
+                    fuzz_welcome(&bytes);
+                }
+            }
         }
 
         #[test]
-        fn a_damaged_welcome_never_panics(at in 16usize..60, value in any::<u8>()) {
-            let (welcome, grants) = welcome();
-            let mut bytes = welcome.encode();
-            let at = at % bytes.len();
-            bytes[at] = value;
-            let _ = Welcome::decode(&bytes, &Role::Reader, &grants);
+        fn a_damaged_message_never_panics(at: prop::sample::Index, value in any::<u8>()) {
+            for (samples, fuzz) in
+                [(hello_samples(), fuzz_hello as fn(&[u8])), (welcome_samples(), fuzz_welcome)]
+            {
+                for mut bytes in samples {
+                    let at = at.index(bytes.len());
+                    bytes[at] = value;
+                    fuzz(&bytes);
+                }
+            }
         }
     }
 }

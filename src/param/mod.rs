@@ -18,6 +18,8 @@ mod push;
 pub use desk::{Desk, SlotFault};
 pub use frames::{Frames, Pinned, Progress};
 pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Resume, Role, Welcome};
+#[cfg(any(test, fuzzing))]
+pub(crate) use handshake::{fuzz_hello, fuzz_welcome, hello_samples, welcome_samples};
 pub use layout::{
     ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, Latest, SlotGeometry, SlotHeader,
 };

@@ -54,6 +54,8 @@ pub use host::Host;
 pub use hub::{Hub, HubEvent, HubOptions};
 pub use membership::{MemberEvent, Membership};
 pub use path::{Choice, Path, PathError, choose};
+#[cfg(any(test, fuzzing))]
+pub(crate) use wire::{fuzz_messages, message_samples};
 
 use crate::channel::ChannelError;
 use crate::transport::Address;

@@ -110,6 +110,29 @@ impl FromStr for Address {
     }
 }
 
+/// Reads whatever `bytes` are as an address, and checks that it is written and sent as it was read.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_address(bytes: &[u8]) {
+    let Some(address) = std::str::from_utf8(bytes).ok().and_then(|text| text.parse::<Address>().ok()) else {
+        return;
+    };
+    assert_eq!(address.to_string().parse().as_ref(), Ok(&address));
+    let sent = postcard::to_allocvec(&address).expect("an address can be sent");
+    assert_eq!(postcard::from_bytes::<Address>(&sent).as_ref(), Ok(&address));
+    if let Address::Several(addresses) = &address {
+        let is_list = |address: &Address| matches!(address, Address::Several(_));
+        assert!(addresses.len() > 1 && !addresses.iter().any(is_list));
+    }
+}
+
+/// Addresses of every kind.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn address_samples() -> Vec<Vec<u8>> {
+    ["@x", "/run/user/0/s", "./s", "10.0.0.1:7000", "[fe80::1%2]:1", "@x,[::1]:7,./s"]
+        .map(|text| text.as_bytes().to_vec())
+        .into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -34,6 +34,8 @@ mod work;
 use std::task::Poll;
 
 pub use address::{Address, AddressError};
+#[cfg(any(test, fuzzing))]
+pub(crate) use address::{address_samples, fuzz_address};
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
 pub use local::LocalEndpoint;
 pub use work::{Flags, Inline, Operation, WorkCompletion, WorkRequest, WorkRequestId};

@@ -151,6 +151,11 @@ impl Cmd {
         }
     }
 
+    /// Runs it in silence, whatever comes of it.
+    pub(crate) fn outcome(&self, site: &Site) -> Result<std::process::Output, Failure> {
+        self.command(site).stdin(Stdio::null()).output().map_err(|error| self.missing(&error))
+    }
+
     /// Starts it in silence, with nothing to read.
     pub(crate) fn start(&self, site: &Site) -> Result<std::process::Child, Failure> {
         let mut command = self.command(site);

@@ -7,6 +7,7 @@ mod asan;
 mod bench;
 mod cmd;
 mod failure;
+mod fuzz;
 mod loom;
 mod miri;
 mod needs;
@@ -29,7 +30,7 @@ struct Command {
 }
 
 /// Every subcommand. To add one: a file with a `pub(crate) const COMMAND: Command`, its `mod`, its name here.
-const COMMANDS: &[Command] = &[test::COMMAND, miri::COMMAND, bench::COMMAND];
+const COMMANDS: &[Command] = &[test::COMMAND, fuzz::COMMAND, miri::COMMAND, bench::COMMAND];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -64,7 +65,7 @@ fn usage() -> String {
     let mut text = String::from("usage:\n");
     for command in COMMANDS {
         let call = format!("{} {}", command.name, command.arguments);
-        text.push_str(&format!("  cargo xtask {call:<24} {}\n", command.about));
+        text.push_str(&format!("  cargo xtask {call:<38} {}\n", command.about));
     }
     text
 }
@@ -85,6 +86,7 @@ mod tests {
         assert_eq!(exit_code(&["test", "--lits"]), 2);
         assert_eq!(exit_code(&["test", "fmt", "no-such-step"]), 2);
         assert_eq!(exit_code(&["miri", "surplus"]), 2);
+        assert_eq!(exit_code(&["fuzz", "no-such-target"]), 2);
         assert_eq!(exit_code(&["bench", "--fast"]), 2);
         assert_eq!(exit_code(&["bench", "--json"]), 2);
         assert_eq!(exit_code(&["--help"]), 0);

@@ -3,6 +3,7 @@
 use crate::cmd::Cmd;
 use crate::failure::Failure;
 use crate::site::Site;
+use std::path::{Path, PathBuf};
 
 /// Something that a step cannot run without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +12,10 @@ pub(crate) enum Need {
     Component(&'static str),
     /// A C compiler with the C library's headers: the C interface is tested from C.
     Cc,
+    /// A C++ compiler: libFuzzer is C++.
+    Cxx,
+    /// cargo-fuzz, which stays under the target directory.
+    CargoFuzz,
     /// Valgrind, where no nightly toolchain brings AddressSanitizer.
     Valgrind,
     /// UCX's own benchmark, as a peer to be measured against.
@@ -26,6 +31,15 @@ pub(crate) enum Need {
 enum Source {
     Rustup(&'static str),
     Apt(&'static [&'static str]),
+    Cargo(&'static str),
+}
+
+/// Where `cargo install` puts what only chores need, and builds it.
+const TOOLS: &str = "tools";
+
+/// The program of cargo-fuzz, whether it is there or not.
+pub(crate) fn cargo_fuzz(site: &Site) -> PathBuf {
+    site.target.join(TOOLS).join("bin/cargo-fuzz")
 }
 
 impl Need {
@@ -34,6 +48,8 @@ impl Need {
             Need::Component("rustfmt") => Cmd::new("cargo", &["fmt", "--version"]),
             Need::Component(name) => Cmd::new("cargo", &[name, "--version"]),
             Need::Cc => Cmd::new("cc", &["-fsyntax-only", "-include", "stdint.h", "-x", "c", "/dev/null"]),
+            Need::Cxx => Cmd::new("c++", &["-fsyntax-only", "-include", "string", "-x", "c++", "/dev/null"]),
+            Need::CargoFuzz => Cmd::new(&cargo_fuzz(site).to_string_lossy(), &["fuzz", "--version"]),
             Need::Valgrind => Cmd::new("valgrind", &["--version"]),
             // It has no option that succeeds and does nothing.
             Need::UcxPerftest => Cmd::new("sh", &["-c", "command -v ucx_perftest"]),
@@ -50,6 +66,8 @@ impl Need {
         match self {
             Need::Component(name) => Source::Rustup(name),
             Need::Cc => Source::Apt(&["gcc", "libc6-dev"]),
+            Need::Cxx => Source::Apt(&["g++"]),
+            Need::CargoFuzz => Source::Cargo("cargo-fuzz"),
             Need::Valgrind => Source::Apt(&["valgrind"]),
             Need::UcxPerftest => Source::Apt(&["ucx-utils"]),
             Need::Iproute2 => Source::Apt(&["iproute2"]),
@@ -61,6 +79,8 @@ impl Need {
         match self {
             Need::Component(name) => format!("the Rust toolchain has no `{name}`"),
             Need::Cc => "there is no C compiler `cc` that finds the C library's headers".into(),
+            Need::Cxx => "there is no C++ compiler `c++` that finds its own headers".into(),
+            Need::CargoFuzz => "there is no cargo-fuzz under the target directory".into(),
             Need::UcxPerftest => "there is no `ucx_perftest`".into(),
             Need::Iproute2 => "there is no `ip` or no `tc`".into(),
             Need::Nftables => "there is no `nft`".into(),
@@ -77,7 +97,8 @@ pub(crate) fn ensure(site: &Site, needs: &[Need]) -> Result<(), Failure> {
         return Ok(());
     }
     let rights = Rights::find(site);
-    for command in installers(&missing, rights) {
+    let tools = site.target.join(TOOLS);
+    for command in installers(&missing, rights, &tools) {
         println!("== installing: {command}");
         // Whether it worked is seen by looking again.
         if let Err(failure) = command.run(site) {
@@ -89,7 +110,7 @@ pub(crate) fn ensure(site: &Site, needs: &[Need]) -> Result<(), Failure> {
         return Ok(());
     }
     let what: Vec<String> = missing.iter().map(|need| need.what()).collect();
-    Err(Failure::Missing { what: what.join("; "), remedy: remedy(&missing, rights) })
+    Err(Failure::Missing { what: what.join("; "), remedy: remedy(&missing, rights, &tools) })
 }
 
 fn missing(site: &Site, needs: &[Need]) -> Vec<Need> {
@@ -120,20 +141,21 @@ impl Rights {
     }
 }
 
-/// Names to install from rustup, and from apt.
-fn sorted(missing: &[Need]) -> (Vec<&'static str>, Vec<&'static str>) {
-    let (mut components, mut packages) = (Vec::new(), Vec::new());
+/// Names to install from rustup, from apt and by cargo.
+fn sorted(missing: &[Need]) -> (Vec<&'static str>, Vec<&'static str>, Vec<&'static str>) {
+    let (mut components, mut packages, mut programs) = (Vec::new(), Vec::new(), Vec::new());
     for need in missing {
         match need.source() {
             Source::Rustup(name) => components.push(name),
             Source::Apt(names) => packages.extend_from_slice(names),
+            Source::Cargo(name) => programs.push(name),
         }
     }
-    (components, packages)
+    (components, packages, programs)
 }
 
-fn installers(missing: &[Need], rights: Rights) -> Vec<Cmd> {
-    let (components, packages) = sorted(missing);
+fn installers(missing: &[Need], rights: Rights, tools: &Path) -> Vec<Cmd> {
+    let (components, packages, programs) = sorted(missing);
     let mut commands = Vec::new();
     if rights.rustup && !components.is_empty() {
         commands.push(Cmd::new("rustup", &[&["component", "add"], components.as_slice()].concat()));
@@ -143,11 +165,17 @@ fn installers(missing: &[Need], rights: Rights) -> Vec<Cmd> {
         commands.push(Cmd::new("apt-get", &["update"]));
         commands.push(Cmd::new("apt-get", &install).env("DEBIAN_FRONTEND", "noninteractive"));
     }
+    commands.extend(programs.iter().map(|program| install(program, tools)));
     commands
 }
 
-fn remedy(missing: &[Need], rights: Rights) -> String {
-    let (components, packages) = sorted(missing);
+/// The program's own lock file decides what it is made of.
+fn install(program: &str, tools: &Path) -> Cmd {
+    Cmd::new("cargo", &["install", "--locked", program, "--root"]).arg(&tools.to_string_lossy()).target(TOOLS)
+}
+
+fn remedy(missing: &[Need], rights: Rights, tools: &Path) -> String {
+    let (components, packages, programs) = sorted(missing);
     let mut lines = Vec::new();
     if !components.is_empty() {
         let components = components.join(" ");
@@ -166,6 +194,9 @@ fn remedy(missing: &[Need], rights: Rights) -> String {
             false => format!("install what Debian calls {packages} with your system's package manager"),
         });
     }
+    for program in programs {
+        lines.push(format!("{}, with a way to a package registry", install(program, tools)));
+    }
     if missing.contains(&Need::Valgrind) && rights.rustup {
         lines.push("or, instead of valgrind: rustup toolchain install nightly".into());
     }
@@ -176,10 +207,10 @@ fn remedy(missing: &[Need], rights: Rights) -> String {
 mod tests {
     use super::*;
 
-    const ALL: &[Need] = &[Need::Component("clippy"), Need::Cc, Need::Valgrind];
+    const ALL: &[Need] = &[Need::Component("clippy"), Need::Cc, Need::Valgrind, Need::CargoFuzz];
 
     fn shown(rights: Rights) -> Vec<String> {
-        installers(ALL, rights).iter().map(Cmd::to_string).collect()
+        installers(ALL, rights, Path::new("/t")).iter().map(Cmd::to_string).collect()
     }
 
     #[test]
@@ -193,8 +224,9 @@ mod tests {
     #[test]
     fn without_the_right_nothing_is_run_and_the_exact_command_is_said() {
         let rights = Rights { rustup: false, apt: true, root: false };
-        assert!(shown(rights).is_empty());
-        let remedy = remedy(ALL, rights);
+        assert_eq!(shown(rights).len(), 1, "what goes under the target directory needs no right");
+        let remedy = remedy(ALL, rights, Path::new("/t"));
+        assert!(remedy.contains("cargo install --locked cargo-fuzz --root /t"), "{remedy}");
         assert!(remedy.contains("sudo apt-get update && sudo apt-get install --yes gcc libc6-dev valgrind"));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::asan;
 use crate::cmd::Cmd;
+use crate::fuzz;
 use crate::loom;
 use crate::needs::Need;
 use crate::site::Site;
@@ -158,5 +159,6 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
         ],
     });
     steps.push(asan::step(site));
+    steps.push(fuzz::step(site));
     steps
 }

@@ -73,7 +73,7 @@ fn pair(path: &Path, bytes: &[u8]) -> Result<Table, DataError> {
 }
 
 /// The number of images, the pixels of each and all pixels.
-fn images<'a>(file: &Path, bytes: &'a [u8]) -> Result<(usize, usize, &'a [u8]), DataError> {
+pub(super) fn images<'a>(file: &Path, bytes: &'a [u8]) -> Result<(usize, usize, &'a [u8]), DataError> {
     let (kind, dimensions) = match *bytes {
         [0, 0, kind, dimensions, ..] => (kind, dimensions),
         _ => return Err(DataError::NotText { file: file.to_owned(), line: 1 }),
@@ -93,7 +93,7 @@ fn images<'a>(file: &Path, bytes: &'a [u8]) -> Result<(usize, usize, &'a [u8]), 
 }
 
 /// The labels of a labels file.
-fn labels<'a>(file: &Path, bytes: &'a [u8]) -> Result<&'a [u8], DataError> {
+pub(super) fn labels<'a>(file: &Path, bytes: &'a [u8]) -> Result<&'a [u8], DataError> {
     if !bytes.starts_with(&[0, 0, UNSIGNED_BYTES, 1]) {
         return Err(DataError::NotLabels { file: file.to_owned() });
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::{DataError, Dataset, digits, load};
+use super::{DataError, Dataset, digits, fuzz, load};
 
 /// A folder with the given files; the first one is the one to load.
 fn folder(files: &[(&str, &[u8])]) -> (TempDir, PathBuf) {
@@ -258,6 +258,22 @@ proptest! {
     #[test]
     fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         load_anywhere(&bytes);
+        fuzz::fuzz_text(&bytes);
+        fuzz::fuzz_idx(&bytes);
+    }
+
+    #[test]
+    fn damaged_samples_never_panic(at: prop::sample::Index, with in any::<[u8; 2]>()) {
+        for (samples, fuzz) in
+            [(fuzz::text_samples(), fuzz::fuzz_text as fn(&[u8])), (fuzz::idx_samples(), fuzz::fuzz_idx)]
+        {
+            for mut bytes in samples {
+                fuzz(&bytes);
+                let at = at.index(bytes.len());
+                bytes.splice(at..=at, with);
+                fuzz(&bytes);
+            }
+        }
     }
 
     #[test]

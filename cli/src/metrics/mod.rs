@@ -9,6 +9,8 @@
 //! copies them.
 
 mod address;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod parse;
 mod render;
 mod server;

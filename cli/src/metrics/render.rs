@@ -42,7 +42,7 @@ pub fn render(metrics: &NodeMetrics, age: Duration) -> String {
     text
 }
 
-fn write_sample(text: &mut String, sample: &Sample) {
+pub(super) fn write_sample(text: &mut String, sample: &Sample) {
     text.push_str(&sample.name);
     for (index, (name, value)) in sample.labels.iter().enumerate() {
         let _ = write!(text, "{}{name}=\"", if index == 0 { '{' } else { ',' });

@@ -20,7 +20,7 @@ const CONNECTIONS_MAX: usize = 32;
 const DEADLINE: Duration = Duration::from_secs(2);
 
 /// The longest request that is read.
-const REQUEST_MAX: usize = 8192;
+pub(super) const REQUEST_MAX: usize = 8192;
 
 /// The most headers of a request.
 const HEADERS_MAX: usize = 64;
@@ -201,7 +201,7 @@ impl Connection {
 }
 
 /// The answer to a request, unless more of it must come.
-fn answer(request: &[u8], registry: &Registry) -> Option<Vec<u8>> {
+pub(super) fn answer(request: &[u8], registry: &Registry) -> Option<Vec<u8>> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut headers);
     let plain = "text/plain; charset=utf-8";

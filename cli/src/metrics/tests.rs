@@ -114,7 +114,22 @@ proptest! {
 
     #[test]
     fn nothing_that_is_read_makes_it_panic(text in "[a-z{}=\",\\\\ 0-9\n]{0,40}") {
-        let _ = parse(&text);
+        fuzz::fuzz_text(text.as_bytes());
+    }
+
+    #[test]
+    fn damaged_texts_and_requests_never_panic(at: prop::sample::Index, with in any::<[u8; 2]>()) {
+        for (samples, fuzz) in [
+            (fuzz::text_samples(), fuzz::fuzz_text as fn(&[u8])),
+            (fuzz::request_samples(), fuzz::fuzz_request),
+        ] {
+            for mut bytes in samples {
+                fuzz(&bytes);
+                let at = at.index(bytes.len());
+                bytes.splice(at..=at, with);
+                fuzz(&bytes);
+            }
+        }
     }
 }
 

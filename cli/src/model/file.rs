@@ -5,6 +5,8 @@
 //! metadata is written in no particular order, and equal models should be equal files.
 
 mod error;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 
 #[cfg(test)]
 mod tests;

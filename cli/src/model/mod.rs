@@ -24,6 +24,8 @@ use thiserror::Error;
 
 pub use batches::{Batches, BatchesError};
 pub use compute::{Evaluation, Scratch};
+#[cfg(fuzzing)]
+pub(crate) use file::fuzz;
 pub use file::{ModelFileError, load, load_for, save};
 
 use kernels::Layer;

@@ -20,10 +20,10 @@ use crate::scheme;
 use crate::table::{ElementType, Table};
 
 /// The metadata entry with everything that is not a tensor.
-const KEY: &str = "slackline.checkpoint";
+pub(super) const KEY: &str = "slackline.checkpoint";
 
 /// The metadata entry with the checksum: 16 hexadecimal digits.
-const CHECKSUM_KEY: &str = "slackline.checkpoint.crc64";
+pub(super) const CHECKSUM_KEY: &str = "slackline.checkpoint.crc64";
 
 /// Raised when a file of an older format would be misread.
 const FORMAT: u32 = 1;
@@ -84,7 +84,7 @@ impl Header {
 }
 
 /// What the tensors are called: the parameters, then the optimiser's states.
-fn names(states: usize) -> impl Iterator<Item = String> {
+pub(super) fn names(states: usize) -> impl Iterator<Item = String> {
     std::iter::once("parameters".to_owned()).chain((0..states).map(|index| format!("optimizer.{index}")))
 }
 
@@ -112,7 +112,11 @@ pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result
 }
 
 /// The head of the file: its length, and the JSON that safetensors has there.
-fn serialise(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result<Vec<u8>, CheckpointError> {
+pub(super) fn serialise(
+    file: &Path,
+    header: &Header,
+    tensors: &[Vec<u8>],
+) -> Result<Vec<u8>, CheckpointError> {
     let unwritable = |source: io::Error| CheckpointError::Write { file: file.to_owned(), source };
     let entry = serde_json::to_string(header).map_err(|error| unwritable(error.into()))?;
     let mut checksum = crc64(VolatileSlice::from_ref(entry.as_bytes()), 0);
@@ -163,7 +167,7 @@ fn sync_folder(file: &Path) -> io::Result<()> {
 }
 
 /// What is wrong with the bytes, before it is known of which file.
-enum Fault {
+pub(super) enum Fault {
     Io(io::Error),
     Foreign(String),
     Format(u32),
@@ -202,7 +206,7 @@ pub(super) fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
     })
 }
 
-fn parse(mut source: impl Read, length: u64, path: &Path) -> Result<Checkpoint, Fault> {
+pub(super) fn parse(mut source: impl Read, length: u64, path: &Path) -> Result<Checkpoint, Fault> {
     let mut word = [0; 8];
     source.read_exact(&mut word)?;
     let head_bytes = u64::from_le_bytes(word);

@@ -6,6 +6,8 @@
 
 mod error;
 mod file;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod writer;
 
 #[cfg(test)]

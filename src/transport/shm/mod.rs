@@ -61,6 +61,8 @@ mod tests;
 pub use connecting::ShmConnecting;
 pub use endpoint::ShmEndpoint;
 pub use listener::{ShmIncoming, ShmListener};
+#[cfg(any(test, fuzzing))]
+pub(crate) use wire::{fuzz_handshake, handshake_samples};
 
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport};
 use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};

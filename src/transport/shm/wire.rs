@@ -203,19 +203,49 @@ fn field(field: &'static str, value: u64, allowed: &'static str) -> WireError {
     WireError::Field { field, value, allowed }
 }
 
+/// A whole handshake, as the socket would bring it in two parts.
+#[cfg(any(test, fuzzing))]
+fn parse(bytes: &[u8]) -> Result<(Prefix, Body), WireError> {
+    let prefix = Prefix::parse(bytes.first_chunk().ok_or(WireError::Rule { what: "short" })?)?;
+    Ok((prefix, prefix.parse_body(bytes[PREFIX_BYTES..].to_vec())?))
+}
+
+/// Parses whatever `bytes` are as a handshake, and checks what came out.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_handshake(bytes: &[u8]) {
+    let Ok((prefix, body)) = parse(bytes) else { return };
+    assert!(body.segments.len() <= MAX_GRANTS && body.grants.len() <= MAX_GRANTS);
+    let mut grants = Vec::new();
+    for slice in &body.grants {
+        let segment = body.segments.iter().position(|segment| segment.key == slice.key);
+        let segment = segment.expect("a grant is of a segment");
+        assert!(u128::from(slice.offset) + u128::from(slice.len) <= u128::from(body.segments[segment].bytes));
+        grants.push(Grant { segment: segment as u32, offset: slice.offset, bytes: slice.len });
+    }
+    assert_eq!(encode(prefix.kind, &body.segments, &grants, &body.message), bytes);
+}
+
+/// Handshakes that the parser takes.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn handshake_samples() -> Vec<Vec<u8>> {
+    let segment = |key, bytes| Segment { key: RemoteKey(key), bytes, access: Access::REMOTE_READ };
+    let grants = [Grant { segment: 1, offset: 8, bytes: 24 }, Grant { segment: 0, offset: 64, bytes: 0 }];
+    vec![
+        encode(Kind::Hello, &[segment(7, 64), segment(u64::MAX - 1, 32)], &grants, b"hi"),
+        encode(Kind::Refuse, &[], &[], b"no room"),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn parse(bytes: &[u8]) -> Result<Body, WireError> {
-        let prefix = bytes.first_chunk().ok_or(WireError::Rule { what: "short" })?;
-        Prefix::parse(prefix)?.parse_body(bytes[PREFIX_BYTES..].to_vec())
+        super::parse(bytes).map(|(_, body)| body)
     }
 
     fn sample() -> Vec<u8> {
-        let segment = |key, bytes| Segment { key: RemoteKey(key), bytes, access: Access::REMOTE_READ };
-        let grants = [Grant { segment: 1, offset: 8, bytes: 24 }, Grant { segment: 0, offset: 64, bytes: 0 }];
-        encode(Kind::Hello, &[segment(7, 64), segment(u64::MAX - 1, 32)], &grants, b"hi")
+        handshake_samples().swap_remove(0)
     }
 
     #[test]
@@ -238,12 +268,7 @@ mod tests {
                 let mut bad = good.clone();
                 bad[at] ^= flip;
                 // Keys and the message may be anything; the rest must be noticed or stay in bounds.
-                if let Ok(body) = parse(&bad) {
-                    for grant in body.grants {
-                        let segment = body.segments.iter().find(|segment| segment.key == grant.key).unwrap();
-                        assert!(grant.offset + grant.len <= segment.bytes);
-                    }
-                }
+                fuzz_handshake(&bad);
             }
         }
     }

@@ -304,12 +304,45 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Decodes whatever `bytes` are as a message of a handshake. For fuzzing.
-#[doc(hidden)]
-pub fn fuzz_hello(bytes: &[u8]) {
-    if let Ok(hello @ (Hello::Offer(..) | Hello::Accept(..) | Hello::Join(..))) = Hello::decode(bytes) {
-        assert_eq!(hello.encode(), bytes);
+/// Decodes whatever `bytes` are as a message of a handshake, and checks what came out.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_hello(bytes: &[u8]) {
+    match Hello::decode(bytes) {
+        Ok(Hello::Refuse(reason)) => {
+            // Each byte that is no text becomes a sign of three.
+            assert!(reason.len() <= 3 * MAX_REASON_BYTES && !reason.chars().any(char::is_control));
+        }
+        Ok(hello) => {
+            assert_eq!(hello.encode(), bytes);
+            if let Hello::Offer(terms, _) | Hello::Accept(terms, _) = &hello {
+                assert!(terms.grants.len() <= MAX_GRANTS);
+                for grant in &terms.grants {
+                    assert!(grant.offset.checked_add(grant.bytes).is_some() && !grant.access.is_empty());
+                    assert_eq!(terms.grants.iter().filter(|other| other.key == grant.key).count(), 1);
+                }
+            }
+        }
+        Err(_) => {}
     }
+}
+
+/// Messages that the decoder takes, of every kind.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
+    let grant = |key, offset, bytes| Grant {
+        key: RemoteKey(key),
+        offset,
+        bytes,
+        access: Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+    };
+    let terms = || Terms { epoch: 5, ticket: [3; 16], grants: vec![grant(1, 8, 64), grant(2, 0, 0)] };
+    vec![
+        Hello::Accept(terms(), b"hi".to_vec()).encode(),
+        Hello::Offer(terms(), Vec::new()).encode(),
+        Hello::refuse("no room").encode(),
+        Hello::Join([9; 16], Lane::ReverseData).encode(),
+        Hello::Joined.encode(),
+    ]
 }
 
 #[cfg(test)]
@@ -319,14 +352,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Vec<u8> {
-        let grant = |key, offset, bytes| Grant {
-            key: RemoteKey(key),
-            offset,
-            bytes,
-            access: Access::REMOTE_READ | Access::REMOTE_ATOMIC,
-        };
-        let terms = Terms { epoch: 5, ticket: [3; 16], grants: vec![grant(1, 8, 64), grant(2, 0, 0)] };
-        Hello::Accept(terms, b"hi".to_vec()).encode()
+        hello_samples().swap_remove(0)
     }
 
     #[test]

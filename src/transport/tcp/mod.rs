@@ -81,11 +81,11 @@ use std::sync::{Arc, Mutex};
 
 pub use connecting::TcpConnecting;
 pub use endpoint::TcpEndpoint;
-#[doc(hidden)]
-pub use hello::fuzz_hello;
+#[cfg(any(test, fuzzing))]
+pub(crate) use hello::{fuzz_hello, hello_samples};
 pub use listener::{TcpIncoming, TcpListener};
-#[doc(hidden)]
-pub use wire::fuzz_headers;
+#[cfg(any(test, fuzzing))]
+pub(crate) use wire::{fuzz_headers, header_samples};
 
 use self::engine::Engine;
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport};

@@ -256,16 +256,68 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Decodes whatever `bytes` are as a request and as a response, and checks that what they say is said back in the same
-/// bytes. For fuzzing.
-#[doc(hidden)]
-pub fn fuzz_headers(bytes: &[u8]) {
+/// Decodes whatever `bytes` are as a request and as a response, as they are and with the checksum put right, and checks
+/// that what they say is said back in the same bytes.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_headers(bytes: &[u8]) {
+    say_back(bytes);
+    let words = bytes.get(6).map_or(0, |count| usize::from(*count).min(MAX_WORDS));
+    for len in [REQUEST_BYTES + 8 * words, RESPONSE_BYTES] {
+        let mut sealed = bytes.to_vec();
+        if let Some(header) = sealed.get_mut(..len) {
+            seal(header);
+            say_back(&sealed);
+        }
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+fn say_back(bytes: &[u8]) {
     if let Ok(Some((request, len))) = Request::decode(bytes) {
         assert_eq!(request.encode().as_bytes(), &bytes[..len]);
+        // Where a request may work lies inside what was granted, whatever was granted.
+        let grant = super::check::Grant {
+            key: request.key,
+            offset: request.words[0],
+            bytes: request.sequence,
+            access: crate::mem::Access::all(),
+        };
+        if let Some(place) = super::check::check(&[grant], request.epoch, &request) {
+            assert!(place.offset as u128 + place.bytes as u128 <= u128::from(grant.bytes));
+            assert_eq!(u128::from(grant.offset) + place.offset as u128, u128::from(request.offset));
+        }
     }
     if let Ok(Some(response)) = Response::decode(bytes) {
         assert_eq!(response.encode(), bytes[..RESPONSE_BYTES]);
     }
+}
+
+/// Bytes that the decoders take.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn header_samples() -> Vec<Vec<u8>> {
+    let kinds = [
+        (Kind::Write, 0, 4096),
+        (Kind::Words, 3, 24),
+        (Kind::Read, 0, 64),
+        (Kind::FetchAdd, 1, 8),
+        (Kind::CompareSwap, 2, 8),
+        (Kind::Nothing, 0, 0),
+    ];
+    let (key, words) = (RemoteKey(7), [5, 6, 7, 8, 9, 10, 11, 12]);
+    let requests = kinds.map(|(kind, count, bytes)| {
+        let mut kept = [0; MAX_WORDS];
+        kept[..usize::from(count)].copy_from_slice(&words[..usize::from(count)]);
+        let request =
+            Request { kind, answer: true, sequence: 9, epoch: 1, key, offset: 16, bytes, words: kept, count };
+        request.encode().as_bytes().to_vec()
+    });
+    let responses = [
+        Response::Done { sequence: 3 },
+        Response::Data { sequence: 4, bytes: 64 },
+        Response::Value { sequence: 5, before: 6 },
+        Response::Refused { sequence: 7 },
+    ];
+    requests.into_iter().chain(responses.map(|response| response.encode().to_vec())).collect()
 }
 
 #[cfg(test)]

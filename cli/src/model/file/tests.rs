@@ -7,7 +7,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::{ModelFileError, load, load_for, parse, save, serialise};
+use super::{ModelFileError, fuzz, load, load_for, parse, save, serialise};
 use crate::model::{ModelKind, ModelSpec};
 
 fn spec(kind: ModelKind) -> ModelSpec {
@@ -132,7 +132,17 @@ fn refusals_name_the_cause_and_the_remedy() {
 proptest! {
     #[test]
     fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = parse(Path::new("m"), &bytes);
+        fuzz::fuzz_file(&bytes);
+    }
+
+    #[test]
+    fn damaged_samples_never_panic(at: prop::sample::Index, with in any::<[u8; 2]>()) {
+        for mut bytes in fuzz::file_samples() {
+            fuzz::fuzz_file(&bytes);
+            let at = at.index(bytes.len());
+            bytes.splice(at..=at, with);
+            fuzz::fuzz_file(&bytes);
+        }
     }
 
     #[test]
