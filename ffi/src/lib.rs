@@ -5,8 +5,8 @@
 //! came back (`error`, `options`). There is no logic on this side of the boundary.
 //!
 //! An address is `@NAME` or a path (shared memory), `IP:PORT` (TCP), or for listening several of them with commas
-//! between. Over TCP to other hosts both sides need one secret: the file of mode 600 that `SLACKLINE_SECRET_FILE` names,
-//! or the text in `SLACKLINE_SECRET`.
+//! between. Over TCP to other hosts both sides need one secret: the file of mode 600 that `SLACKLINE_SECRET_FILE`
+//! names, or the text in `SLACKLINE_SECRET`.
 //!
 //! # What every function asks of its caller
 //!

@@ -19,8 +19,8 @@ pub fn targets() -> impl Iterator<Item = &'static Target> {
 static SAMPLES: LazyLock<HashMap<&str, Vec<Vec<u8>>>> =
     LazyLock::new(|| targets().map(|target| (target.name, (target.samples)())).collect());
 
-/// Gives an input to the decoder of this name. If it panics, the bytes that the decoder was given are said, too: they are
-/// what a test beside it needs.
+/// Gives an input to the decoder of this name. If it panics, the bytes that the decoder was given are said, too: they
+/// are what a test beside it needs.
 ///
 /// # Panics
 /// If the decoder breaks a promise, or there is none of this name.

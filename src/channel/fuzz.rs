@@ -59,9 +59,9 @@ impl<'a> Script<'a> {
     }
 }
 
-/// A greeting whose messages the one in between passes on, changes, replaces or sends back. Whoever ends up with an open
-/// channel knows the same secret as the other side and has been told nothing but what that side said; then both agree on
-/// who they are and on the keys.
+/// A greeting whose messages the one in between passes on, changes, replaces or sends back. Whoever ends up with an
+/// open channel knows the same secret as the other side and has been told nothing but what that side said; then
+/// both agree on who they are and on the keys.
 pub(crate) fn fuzz_greeting(bytes: &[u8]) {
     let mut script = Script(bytes);
     let setting = script.byte().unwrap_or(0);

@@ -40,7 +40,7 @@ pub(crate) fn step(site: &Site) -> Step {
         false => ("each decoder is fed random inputs for a minute (no nightly, so no libFuzzer)", Vec::new()),
     };
     let commands = vec![Cmd::new("cargo", &["xtask", "fuzz", "--seconds", &SECONDS.to_string()])];
-    Step { name: "fuzz", about, needs, commands }
+    Step { name: "fuzz", about, needs, feature: None, commands }
 }
 
 /// What the call asks for.
@@ -306,7 +306,8 @@ mod tests {
 
     #[test]
     fn the_end_of_a_run_is_one_line() {
-        let text = "#2\tINITED cov: 90 ft: 91\n#9\tDONE   cov: 312 ft: 700 corp: 3/9b\nstat::number_of_executed_units: 9\n";
+        let text = "#2\tINITED cov: 90 ft: 91\n#9\tDONE   cov: 312 ft: 700 corp: 3/9b\n\
+                    stat::number_of_executed_units: 9\n";
         assert_eq!(told(&said(text), 1.25), "          9 inputs     312 edges reached     1.2 s");
         assert_eq!(told(&said("stat::number_of_executed_units: 7\n"), 2.0), "          7 inputs     2.0 s");
     }
