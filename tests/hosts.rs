@@ -129,9 +129,10 @@ fn spaces(process: u32) -> Vec<String> {
 fn hosts_and_what_runs_there_are_gone_with_a_killed_test() {
     if std::env::var_os(HOLDER).is_some() {
         let hosts = Hosts::new(3);
-        let sleeper = hosts[2].within(|| Host::command("sleep").arg("1000").spawn().unwrap());
+        let mut sleeper = hosts[2].within(|| Host::command("sleep").arg("1000").spawn().unwrap());
         println!("\nholds {}", sleeper.id());
-        std::thread::park();
+        // Killed long before.
+        sleeper.wait().unwrap();
     }
     let mut holder = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "hosts_and_what_runs_there_are_gone_with_a_killed_test", "--nocapture"])
