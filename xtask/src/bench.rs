@@ -1,9 +1,10 @@
 //! `cargo xtask bench`: the ratios that the project promises, each against a limit measured in the same minute.
 //!
 //! Every row is a number of ours and one of a limit or a peer: this machine's own memcpy, STREAM's triad, a round in
-//! bare C ([`round.c`](../../bench/round.c)), UCX. Machines are noisy: each pair is measured several times, the rows
+//! bare C ([`round.c`](../../bench/round.c)), a bare TCP connection ([`tcp.c`](../../bench/tcp.c)), iperf3, UCX. Machines are noisy: each pair is measured several times, the rows
 //! by turns and the two sides of a row next to each other, and the ratio is the median of the pairs' ratios.
 
+mod iperf;
 mod probe;
 mod row;
 mod ucx;
@@ -11,10 +12,10 @@ mod ucx;
 use crate::Command;
 use crate::cmd::Cmd;
 use crate::failure::Failure;
-use crate::needs::{self, Need};
+use crate::needs;
 use crate::site::Site;
 use crate::table;
-use probe::{Probe, Tools};
+use probe::Tools;
 use row::{Outcome, Row};
 use serde_json::{Value, json};
 
@@ -45,13 +46,16 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         }
     }
     let tools = Tools::build(site)?;
-    // Without it the other rows are still worth having.
-    let ucx_missing = match needs::ensure(site, &[Need::UcxPerftest]) {
-        Ok(()) => None,
-        Err(Failure::Missing { what, remedy }) => Some(format!("{what}; {remedy}")),
-        Err(other) => return Err(other),
-    };
-    let outcomes = measure(&tools, &rows, if options.quick { 3 } else { 5 }, ucx_missing.as_deref());
+    let mut outcomes: Vec<Outcome> = rows.iter().map(|_| Outcome::default()).collect();
+    for (row, outcome) in rows.iter().zip(&mut outcomes) {
+        // Without one peer the other rows are still worth having.
+        outcome.missing = match row.peer.need().map(|need| needs::ensure(site, &[need])) {
+            None | Some(Ok(())) => None,
+            Some(Err(Failure::Missing { what, remedy })) => Some(format!("{what}; {remedy}")),
+            Some(Err(other)) => return Err(other),
+        };
+    }
+    measure(&tools, &rows, if options.quick { 3 } else { 5 }, &mut outcomes);
     report(site, &options, &rows, &outcomes)?;
     let failed = outcomes.iter().filter(|outcome| outcome.failure.is_some()).count();
     if failed > 0 {
@@ -86,13 +90,9 @@ fn value(option: &str, what: &str, value: Option<&String>) -> Result<String, Fai
 }
 
 /// Measures every row so many times, by turns.
-fn measure(tools: &Tools<'_>, rows: &[Row], times: usize, ucx_missing: Option<&str>) -> Vec<Outcome> {
-    let mut outcomes: Vec<Outcome> = rows.iter().map(|_| Outcome::default()).collect();
+fn measure(tools: &Tools<'_>, rows: &[Row], times: usize, outcomes: &mut [Outcome]) {
     for time in 0..times {
-        for (row, outcome) in rows.iter().zip(&mut outcomes) {
-            if let (Some(missing), Probe::Ucx { .. }) = (ucx_missing, &row.peer) {
-                outcome.missing = Some(missing.into());
-            }
+        for (row, outcome) in rows.iter().zip(outcomes.iter_mut()) {
             if outcome.failure.is_some() || outcome.missing.is_some() {
                 continue;
             }
@@ -103,7 +103,6 @@ fn measure(tools: &Tools<'_>, rows: &[Row], times: usize, ucx_missing: Option<&s
             }
         }
     }
-    outcomes
 }
 
 /// Our number and the peer's; the peer's first if so asked.

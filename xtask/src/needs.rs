@@ -20,6 +20,7 @@ pub(crate) enum Need {
     Valgrind,
     /// UCX's own benchmark, as a peer to be measured against.
     UcxPerftest,
+    Iperf3,
     /// `ip` and `tc`: tests make networks of their own.
     Iproute2,
     /// `nft`: tests lose packets.
@@ -53,6 +54,7 @@ impl Need {
             Need::Valgrind => Cmd::new("valgrind", &["--version"]),
             // It has no option that succeeds and does nothing.
             Need::UcxPerftest => Cmd::new("sh", &["-c", "command -v ucx_perftest"]),
+            Need::Iperf3 => Cmd::new("sh", &["-c", "command -v iperf3"]),
             // Not everybody's path leads to programs for administrators.
             Need::Iproute2 => {
                 Cmd::new("sh", &["-c", "PATH=$PATH:/usr/sbin:/sbin; command -v ip && command -v tc"])
@@ -70,6 +72,7 @@ impl Need {
             Need::CargoFuzz => Source::Cargo("cargo-fuzz"),
             Need::Valgrind => Source::Apt(&["valgrind"]),
             Need::UcxPerftest => Source::Apt(&["ucx-utils"]),
+            Need::Iperf3 => Source::Apt(&["iperf3"]),
             Need::Iproute2 => Source::Apt(&["iproute2"]),
             Need::Nftables => Source::Apt(&["nftables"]),
         }
@@ -82,6 +85,7 @@ impl Need {
             Need::Cxx => "there is no C++ compiler `c++` that finds its own headers".into(),
             Need::CargoFuzz => "there is no cargo-fuzz under the target directory".into(),
             Need::UcxPerftest => "there is no `ucx_perftest`".into(),
+            Need::Iperf3 => "there is no `iperf3`".into(),
             Need::Iproute2 => "there is no `ip` or no `tc`".into(),
             Need::Nftables => "there is no `nft`".into(),
             Need::Valgrind => "there is neither a nightly toolchain for AddressSanitizer nor valgrind".into(),

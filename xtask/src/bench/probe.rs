@@ -1,6 +1,6 @@
 //! One number, measured by running a program.
 
-use super::ucx;
+use super::{iperf, ucx};
 use crate::cmd::Cmd;
 use crate::failure::Failure;
 use crate::needs::{self, Need};
@@ -15,8 +15,14 @@ pub(super) enum Probe {
     Bench { arguments: Vec<String>, pointer: &'static str },
     /// The slowest worker's median of `bench/round.c`.
     Round { workers: u32, chunk: u32, bytes: &'static str, rounds: &'static str },
-    /// UCX's median over shared memory.
+    /// UCX's median latency of 8 bytes over shared memory.
     Ucx { test: &'static str, iterations: u32 },
+    /// UCX's bandwidth over TCP.
+    UcxTcp { test: &'static str, bytes: u64, iterations: u32 },
+    /// `bench/tcp.c` with these words; the number stands at `pointer`.
+    Tcp { words: String, pointer: &'static str },
+    /// iperf3's one stream over the loopback interface.
+    Iperf,
 }
 
 /// The programs that measure.
@@ -24,6 +30,7 @@ pub(super) struct Tools<'a> {
     pub(super) site: &'a Site,
     slackline: PathBuf,
     round: PathBuf,
+    tcp: PathBuf,
 }
 
 impl<'a> Tools<'a> {
@@ -36,11 +43,15 @@ impl<'a> Tools<'a> {
             what: format!("cannot make {}: {error}", folder.display()),
             remedy: "make cargo's target directory writable".into(),
         })?;
-        let round = folder.join("round");
-        let flags = ["-O3", "-march=native", "-Wall", "-Wextra", "-Werror", "-o"];
-        let compile = Cmd::new("cc", &flags).arg(&round.to_string_lossy()).arg("xtask/bench/round.c");
-        compile.answer(site)?;
-        Ok(Tools { site, slackline: site.target.join("release/slackline"), round })
+        let compile = |name: &str| {
+            let program = folder.join(name);
+            let flags = ["-O3", "-march=native", "-Wall", "-Wextra", "-Werror", "-o"];
+            let source = format!("xtask/bench/{name}.c");
+            Cmd::new("cc", &flags).arg(&program.to_string_lossy()).arg(&source).answer(site)?;
+            Ok::<_, Failure>(program)
+        };
+        let (round, tcp) = (compile("round")?, compile("tcp")?);
+        Ok(Tools { site, slackline: site.target.join("release/slackline"), round, tcp })
     }
 }
 
@@ -48,6 +59,15 @@ impl Probe {
     /// `slackline bench` with these words; the number stands at `pointer`.
     pub(super) fn bench(words: &str, pointer: &'static str) -> Probe {
         Probe::Bench { arguments: words.split_whitespace().map(String::from).collect(), pointer }
+    }
+
+    /// What it needs beside what is built here.
+    pub(super) fn need(&self) -> Option<Need> {
+        match self {
+            Probe::Ucx { .. } | Probe::UcxTcp { .. } => Some(Need::UcxPerftest),
+            Probe::Iperf => Some(Need::Iperf3),
+            Probe::Bench { .. } | Probe::Round { .. } | Probe::Tcp { .. } => None,
+        }
     }
 
     /// Measures.
@@ -69,6 +89,16 @@ impl Probe {
                 number(&json, slowest).ok_or_else(|| unclear(&cmd, &json))
             }
             Probe::Ucx { test, iterations } => ucx::latency(tools.site, test, *iterations),
+            Probe::UcxTcp { test, bytes, iterations } => {
+                ucx::bandwidth(tools.site, test, *bytes, *iterations)
+            }
+            Probe::Tcp { words, pointer } => {
+                let cmd = Cmd::new(&tools.tcp.to_string_lossy(), &[]);
+                let cmd = words.split_whitespace().fold(cmd, |cmd, word| cmd.arg(word));
+                let json = cmd.answer(tools.site)?;
+                number(&json, |value| value.pointer(pointer)?.as_f64()).ok_or_else(|| unclear(&cmd, &json))
+            }
+            Probe::Iperf => iperf::bandwidth(tools.site),
         }
     }
 }

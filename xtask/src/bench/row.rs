@@ -158,6 +158,52 @@ pub(super) fn all(quick: bool) -> Vec<Row> {
     rows.extend(rounds(quick));
     rows.extend(folds(quick));
     rows.extend(words(quick));
+    rows.extend(over_tcp(quick));
+    rows
+}
+
+fn over_tcp(quick: bool) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (op, ucx) in [("write", "ucp_put_bw"), ("read", "ucp_get")] {
+        for (size, bytes, copies, requests) in [("1M", 1 << 20, 8000, 2000), ("64M", 64 << 20, 60, 20)] {
+            let against = [
+                ("iperf3", Probe::Iperf, 0.9),
+                (
+                    "a bare copy of as much",
+                    Probe::Tcp { words: format!("copy {bytes} {copies}"), pointer: "/bytes_per_s" },
+                    0.9,
+                ),
+                (ucx, Probe::UcxTcp { test: ucx, bytes, iterations: requests }, 1.0),
+            ];
+            for (against, peer, least) in against {
+                rows.push(Row {
+                    name: format!("{op} {size} over tcp, against {against}"),
+                    ours: Probe::bench(
+                        &format!("--transport tcp --op {op} --bytes {size}"),
+                        "/bandwidth_bytes_per_s",
+                    ),
+                    against,
+                    peer,
+                    unit: Unit::BytesPerSecond,
+                    target: Target::AtLeast(least),
+                });
+            }
+        }
+    }
+    let iterations = if quick { 20_000 } else { 100_000 };
+    for (against, pointer) in [("a bare ping-pong", "/p50_ns"), ("one that blocks", "/blocking_ns")] {
+        rows.push(Row {
+            name: format!("write of 8 bytes over tcp, against {against}"),
+            ours: Probe::bench(
+                &format!("--transport tcp --op write --bytes 8 --iterations {iterations}"),
+                "/latency_ns/p50",
+            ),
+            against,
+            peer: Probe::Tcp { words: format!("ping {iterations}"), pointer },
+            unit: Unit::Nanoseconds,
+            target: Target::AtMost(1.3),
+        });
+    }
     rows
 }
 

@@ -1,4 +1,4 @@
-//! UCX's own benchmark, over shared memory, as a peer.
+//! UCX's own benchmark, over shared memory and over TCP, as a peer.
 
 use super::probe::unclear;
 use crate::cmd::Cmd;
@@ -14,22 +14,43 @@ const BETWEEN: Duration = Duration::from_millis(300);
 /// So long may the client take, in seconds, before it is ended.
 const SECONDS_MAX: &str = "120";
 
-/// Median latency of 8 bytes, in nanoseconds, of one of its tests, both sides on cores of their own as ours are.
+/// Median latency of 8 bytes over shared memory, in nanoseconds, of one of its tests, both sides on cores of their own as
+/// ours are.
 pub(super) fn latency(site: &Site, test: &str, iterations: u32) -> Result<f64, Failure> {
-    let port = free_port()?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let common = |cmd: Cmd, core: usize| {
-        let cmd = cmd.arg("-p").arg(&port).arg("-t").arg(test).arg("-s").arg("8");
-        let cmd = cmd.arg("-n").arg(&iterations.to_string()).arg("-c").arg(&core.to_string());
+    let common = |cmd: Cmd, server: bool| {
+        let core = if server { cores - 1 } else { 0 };
+        let cmd = cmd.arg("-s").arg("8").arg("-c").arg(&core.to_string());
         cmd.env("UCX_TLS", "posix,self")
     };
-    let _server = Server(common(Cmd::new("ucx_perftest", &[]), cores - 1).start(site)?);
-    let client = common(Cmd::new("timeout", &[SECONDS_MAX, "ucx_perftest"]), 0).arg("127.0.0.1");
+    measure(site, test, iterations, &common, median)
+}
+
+/// Bandwidth over TCP in bytes per second, of one of its tests, the sides on whichever cores the system gives them.
+pub(super) fn bandwidth(site: &Site, test: &str, bytes: u64, iterations: u32) -> Result<f64, Failure> {
+    let common = |cmd: Cmd, _: bool| cmd.arg("-s").arg(&bytes.to_string()).env("UCX_TLS", "tcp,self");
+    measure(site, test, iterations, &common, overall_bandwidth)
+}
+
+fn measure(
+    site: &Site,
+    test: &str,
+    iterations: u32,
+    common: &dyn Fn(Cmd, bool) -> Cmd,
+    find: fn(&str) -> Option<f64>,
+) -> Result<f64, Failure> {
+    let port = free_port()?;
+    let common = |cmd: Cmd, server: bool| {
+        let cmd = cmd.arg("-p").arg(&port).arg("-t").arg(test).arg("-n").arg(&iterations.to_string());
+        common(cmd, server)
+    };
+    let _server = Server(common(Cmd::new("ucx_perftest", &[]), true).start(site)?);
+    let client = common(Cmd::new("timeout", &[SECONDS_MAX, "ucx_perftest"]), false).arg("127.0.0.1");
     let mut last = String::new();
     for _ in 0..ATTEMPTS {
         std::thread::sleep(BETWEEN);
         if let Some(said) = client.output(site) {
-            return median(&said).ok_or_else(|| unclear(&client, &said));
+            return find(&said).ok_or_else(|| unclear(&client, &said));
         }
         last = "it could not reach its server, or did not end in time".into();
     }
@@ -37,7 +58,7 @@ pub(super) fn latency(site: &Site, test: &str, iterations: u32) -> Result<f64, F
 }
 
 /// A port that nobody listens on now.
-fn free_port() -> Result<String, Failure> {
+pub(super) fn free_port() -> Result<String, Failure> {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
     port.map(|address| address.port().to_string()).map_err(|error| Failure::Missing {
         what: format!("no free port on localhost: {error}"),
@@ -52,7 +73,15 @@ fn median(said: &str) -> Option<f64> {
     (micros > 0.0).then_some(micros * 1e3)
 }
 
-struct Server(Child);
+/// The line of final results has the overall bandwidth in MiB per second in its seventh place.
+fn overall_bandwidth(said: &str) -> Option<f64> {
+    let line = said.lines().find_map(|line| line.strip_prefix("Final:"))?;
+    let mebibytes: f64 = line.split_whitespace().nth(5)?.parse().ok()?;
+    (mebibytes > 0.0).then_some(mebibytes * f64::from(1 << 20))
+}
+
+/// A process that is ended with this.
+pub(super) struct Server(pub(super) Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -71,6 +100,7 @@ mod tests {
         let said = "[thread 0]  29858  0.152  17.148  17.148  0.44  0.44  58317  58317\n\
                     Final:     200000      0.149    17.443    15.020        0.44       0.51       57329  66577\n";
         assert_eq!(median(said), Some(149.0));
+        assert_eq!(overall_bandwidth(said), Some(0.51 * 1048576.0));
         assert_eq!(median("Final: 10"), None);
         assert_eq!(median("no final line"), None);
     }
