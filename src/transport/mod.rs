@@ -6,7 +6,8 @@
 //!
 //! 1. **Order of writes.** The writes of one endpoint become visible at the target in the order they were posted
 //!    (one RC queue pair, announcing regions without relaxed ordering). Nothing orders the bytes *inside* one write,
-//!    except that an aligned 8-byte word never tears.
+//!    except that an aligned 8-byte word never tears. (Where a kernel copies, in requests of up to 4 KiB: words that
+//!    announce something are short writes.)
 //! 2. **Reads promise nothing** but whole aligned 8-byte words: a READ is not a snapshot, its bytes may be fetched in
 //!    any order, and more than once. A READ posted after the completion of another sees memory no older than that
 //!    one did. A WRITE posted after a READ waits for it only if it carries [`Flags::FENCE`].
