@@ -80,11 +80,7 @@ impl Hub {
     pub fn listen(address: SocketAddr, options: HubOptions) -> Result<Hub, Error> {
         let failed = |source| Error::Listen { address, source };
         if options.secret.is_none() && !address.ip().to_canonical().is_loopback() {
-            let source = io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                "without a secret only loopback addresses are served: give all processes one secret file of mode 600",
-            );
-            return Err(failed(source));
+            return Err(Error::NeedsSecret { address });
         }
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;

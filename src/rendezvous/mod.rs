@@ -151,6 +151,15 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Rank 0 would let in whoever comes.
+    #[error(
+        "cannot listen at {address}: without a secret only loopback addresses are served; \
+         give all processes one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)"
+    )]
+    NeedsSecret {
+        /// Where.
+        address: std::net::SocketAddr,
+    },
     /// The meeting point is no address.
     #[error("the meeting point {address} cannot be found: {source}; write HOST:PORT of rank 0's host")]
     Resolve {

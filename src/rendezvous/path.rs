@@ -99,6 +99,9 @@ fn way(path: Path, own: &Host, member: &Member) -> Result<(Address, &'static str
     let find =
         |wanted: fn(&Address) -> bool| member.addresses.iter().find(|address| wanted(address)).cloned();
     match path {
+        Path::Shm if !own.shares_memory_with(&member.host) && own.name == member.host.name => {
+            Err(format!("two hosts are called {own}: they are not one host (kernel, network and user)"))
+        }
         Path::Shm if !own.shares_memory_with(&member.host) => {
             Err(format!("{own} and {} are not one host (kernel, network and user)", member.host))
         }

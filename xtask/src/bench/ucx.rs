@@ -14,8 +14,8 @@ const BETWEEN: Duration = Duration::from_millis(300);
 /// So long may the client take, in seconds, before it is ended.
 const SECONDS_MAX: &str = "120";
 
-/// Median latency of 8 bytes over shared memory, in nanoseconds, of one of its tests, both sides on cores of their own as
-/// ours are.
+/// Median latency of 8 bytes over shared memory, in nanoseconds, of one of its tests, both sides on cores of their own
+/// as ours are.
 pub(super) fn latency(site: &Site, test: &str, iterations: u32) -> Result<f64, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let common = |cmd: Cmd, server: bool| {

@@ -291,7 +291,10 @@ impl Coordinator<'_> {
         while !until(self) {
             if Instant::now() >= deadline {
                 let waited = self.plan.timeout;
-                return Err(Failure::failed(format!("waited {waited:?} for {what}; use a longer --timeout")));
+                let missing = self.missing();
+                return Err(Failure::failed(format!(
+                    "waited {waited:?} for {what}{missing}; use a longer --timeout"
+                )));
             }
             self.step()?;
             let lost = self.workers.iter().position(|place| place.outcome.lost.is_some());
@@ -300,6 +303,23 @@ impl Coordinator<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Who is not there yet, and who came but was turned away.
+    fn missing(&self) -> String {
+        let servers = self.servers.iter().enumerate().filter(|(_, shard)| shard.address.is_none());
+        let servers = servers.map(|(shard, _)| Who::Server(shard).to_string());
+        let workers = self.workers.iter().enumerate().filter(|(_, place)| place.state == State::Starting);
+        let workers = workers.map(|(worker, _)| Who::Worker(worker).to_string());
+        let missing: Vec<_> = servers.chain(workers).collect();
+        let missing = if missing.is_empty() { String::new() } else { format!(": {}", missing.join(", ")) };
+        match self.hub.turned_away() {
+            0 => missing,
+            1 => format!("{missing}; one connection was turned away (RUST_LOG=warn says why)"),
+            strangers => {
+                format!("{missing}; {strangers} connections were turned away (RUST_LOG=warn says why)")
+            }
+        }
     }
 
     /// Until every worker has finished or is lost.
