@@ -32,12 +32,12 @@ const TORCHRUN: &str = "RANK=1 WORLD_SIZE=3 LOCAL_RANK=1 LOCAL_WORLD_SIZE=3 MAST
 
 /// As Slurm 22.05 sets them in a step.
 const SRUN: &str = "SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NODEID=0 SLURM_NTASKS=2 SLURM_STEP_NUM_TASKS=2 \
-    SLURM_STEP_NUM_NODES=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_STEP_NODELIST=vm SLURM_JOB_NODELIST=vm SLURM_JOB_ID=7 \
+    SLURM_STEP_NUM_NODES=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_STEP_NODELIST=node1 SLURM_JOB_NODELIST=node1 SLURM_JOB_ID=7 \
     SLURM_STEP_ID=3";
 
 /// As Slurm 22.05 sets them in a batch script of `sbatch -n 3`: a rank, but no step.
 const SBATCH: &str = "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=3 SLURM_TASKS_PER_NODE=3 \
-    SLURM_JOB_NODELIST=vm SLURM_JOB_ID=3";
+    SLURM_JOB_NODELIST=node1 SLURM_JOB_ID=3";
 
 /// As Open MPI 4.1 sets them.
 const MPIRUN: &str = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
@@ -45,7 +45,7 @@ const MPIRUN: &str = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WO
 
 /// As MPICH 4.0's Hydra sets them, with what `environment` adds.
 const HYDRA: &str = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_FD=8 HYDI_CONTROL_FD=7 \
-    HYDRA_CONTROL_PORT=vm:39979";
+    HYDRA_CONTROL_PORT=node1:39979";
 
 #[test]
 fn nobody_says_anything_and_nothing_is_placed() {
@@ -267,7 +267,7 @@ fn the_first_host_of_a_list_is_found_with_its_zeros() {
         ("node[003-010,12],login1", "node003"),
         ("login1,node[003-010]", "login1"),
         ("rack[1-2]n[01-04]-ib", "rack1n01-ib"),
-        ("vm", "vm"),
+        ("node1", "node1"),
         ("a.b-c_1", "a.b-c_1"),
     ] {
         assert_eq!(slurm::first_host(list).as_deref(), Some(first), "{list}");
@@ -276,7 +276,7 @@ fn the_first_host_of_a_list_is_found_with_its_zeros() {
         assert_eq!(slurm::first_host(list), None, "{list}");
     }
     let srun = SRUN.replace("SLURM_STEP_NUM_NODES=1", "").replace("PER_NODE=2", "PER_NODE=1(x2)");
-    assert!(refused(&srun.replace("LIST=vm", "LIST=n[")).contains("SLURM_STEP_NODELIST=n[ is no list"));
+    assert!(refused(&srun.replace("LIST=node1", "LIST=n[")).contains("SLURM_STEP_NODELIST=n[ is no list"));
 }
 
 #[test]
