@@ -1,9 +1,9 @@
 //! `cargo xtask bench`: the ratios that the project promises, each against a limit measured in the same minute.
 //!
-//! Every row is a number of ours and one of a limit or a peer: this machine's own memcpy, STREAM's triad, a round in
-//! bare C ([`round.c`](../../bench/round.c)), a bare TCP connection ([`tcp.c`](../../bench/tcp.c)), iperf3, UCX. Machines
-//! are noisy: each pair is measured several times, the rows by turns and the two sides of a row next to each other, and
-//! the ratio is the median of the pairs' ratios.
+//! Every row is a number of ours and one of a limit or a peer: this machine's own memcpy, STREAM's triad, a
+//! round in bare C ([`round.c`](../../bench/round.c)), a bare TCP connection ([`tcp.c`](../../bench/tcp.c)),
+//! iperf3, UCX. Machines are noisy: each pair is measured several times, the rows by turns and the two sides of
+//! a row next to each other, and the ratio is the median of the pairs' ratios.
 
 mod iperf;
 mod probe;
