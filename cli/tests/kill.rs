@@ -83,14 +83,14 @@ fn survivors_of_a_killed_server_say_which_shard_is_lost_20_times() {
 }
 
 #[test]
-fn a_killed_or_interrupted_coordinator_takes_all_its_processes_along() {
+fn a_killed_or_terminated_coordinator_takes_all_its_processes_along() {
     let _alone = alone();
     repeat(20, |index, random| {
         let run = start(SCHEMES[index / 2 % 4], 2, 1 + index % 2);
         run.wait_for("epoch");
         let held = held(&run);
         random.pause();
-        kill(run.pid(), [Signal::KILL, Signal::INT][index % 2]);
+        kill(run.pid(), [Signal::KILL, Signal::TERM][index % 2]);
         let (code, json, said) = run.end();
         assert_eq!((code, json.as_str()), (None, ""), "ended by the signal: {said}");
         held.is_gone();
