@@ -25,10 +25,10 @@ const GROWTH: u64 = 16 << 10;
 const HALF_OPEN: usize = 1000;
 
 /// Epochs that show how long one takes.
-const SHORT: u32 = 60;
+const SHORT: u32 = 400;
 
 /// How long training is to go on: much longer than the siege, which waits twice for strangers to be shut out.
-const TRAINING: Duration = Duration::from_secs(25);
+const TRAINING: Duration = Duration::from_secs(40);
 
 const TRAIN: [&str; 6] = ["--model", "softmax", "--scheme", "bsp", "--json", "-"];
 
