@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -50,16 +51,18 @@ impl Socket {
     #[inline]
     pub(super) fn send(&self, pieces: &[VolatileSlice<'_>]) -> io::Result<Moved> {
         assert!(pieces.len() <= MAX_PIECES);
-        let mut vectors = [EMPTY; MAX_PIECES];
+        // Only as many are written as there are pieces: a call with one need not clear the room for all.
+        let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_PIECES];
         let mut total = 0;
         for (vector, piece) in vectors.iter_mut().zip(pieces) {
-            *vector = libc::iovec { iov_base: piece.as_ptr().cast(), iov_len: piece.len() };
+            vector.write(libc::iovec { iov_base: piece.as_ptr().cast(), iov_len: piece.len() });
             total += piece.len();
         }
         assert!(total > 0, "nothing to send");
-        let message = header(&mut vectors, pieces.len());
+        let message = header(vectors.as_mut_ptr().cast(), pieces.len());
         // SAFETY: the vectors are the ranges of volatile slices, valid for reads for as long as `pieces` is borrowed;
-        // the kernel reads them by address, so no Rust reference to memory that a peer may write is made. The header
+        // the kernel reads them by address, so no Rust reference to memory that a peer may write is made. As many vectors
+        // were written as the header counts. The header
         // and the vectors live on this stack until the call returns.
         let sent = unsafe {
             libc::sendmsg(self.stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
@@ -86,7 +89,7 @@ impl Socket {
         vectors[count] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         count += 1;
         assert!(vectors.iter().any(|vector| vector.iov_len > 0), "no room to receive into");
-        let mut message = header(&mut vectors, count);
+        let mut message = header(vectors.as_mut_ptr(), count);
         // SAFETY: the first vector is the range of a writable volatile slice, borrowed for this call, which the kernel
         // writes by address; the second is the caller's own buffer, exclusively borrowed. The header and the vectors
         // live on this stack until the call returns.
@@ -130,10 +133,10 @@ impl Drop for Socket {
 
 const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
-fn header(vectors: &mut [libc::iovec], count: usize) -> libc::msghdr {
+fn header(vectors: *mut libc::iovec, count: usize) -> libc::msghdr {
     // SAFETY: all zeros is a message header without a name, vectors or control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = vectors.as_mut_ptr();
+    message.msg_iov = vectors;
     message.msg_iovlen = count as _;
     message
 }
