@@ -9,5 +9,7 @@ mod faults {
     mod proxy;
     mod random;
     mod rounds;
+    #[path = "../network/stranger.rs"]
+    mod stranger;
     mod strangers;
 }

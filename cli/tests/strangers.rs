@@ -1,6 +1,6 @@
 //! Strangers at the meeting point of a job that trains: they are shut out, and it goes on as if they were not there.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -14,10 +14,11 @@ use slackline::channel::{Channel, Purpose, Secret, Terms};
 use slackline::rendezvous::{Host, Introduction, Membership, Role};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+#[path = "../../tests/network/stranger.rs"]
+mod stranger;
+use stranger::{REFUSED_WITHIN, Stranger};
 
-/// A handshake's five seconds, and what a busy machine may add.
-const REFUSED_WITHIN: Duration = Duration::from_secs(5 + 3);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// KiB by which the coordinator may grow at most, at any moment.
 const GROWTH: u64 = 16 << 10;
@@ -134,44 +135,6 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
         (state >> 32) as u8
     };
     std::iter::repeat_with(step).take(len).collect()
-}
-
-/// A connection of somebody who is not to be let in.
-struct Stranger {
-    stream: TcpStream,
-    since: Instant,
-}
-
-impl Stranger {
-    fn says(address: SocketAddr, bytes: &[u8]) -> Stranger {
-        Stranger::goes_on(TcpStream::connect(address).unwrap(), bytes)
-    }
-
-    fn goes_on(mut stream: TcpStream, bytes: &[u8]) -> Stranger {
-        stream.set_nonblocking(false).unwrap();
-        stream.set_write_timeout(Some(REFUSED_WITHIN)).unwrap();
-        // It may be shut out before it has said all.
-        let _sent = stream.write_all(bytes);
-        Stranger { stream, since: Instant::now() }
-    }
-
-    /// Answers of a greeting may come before the end, and no more than those.
-    fn must_be_shut_out(mut self) {
-        let (mut heard, mut buffer) = (0, [0; 1024]);
-        loop {
-            let left = REFUSED_WITHIN.saturating_sub(self.since.elapsed()).max(Duration::from_millis(1));
-            self.stream.set_read_timeout(Some(left)).unwrap();
-            match self.stream.read(&mut buffer) {
-                Ok(0) => return,
-                Ok(bytes) => heard += bytes,
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    panic!("nobody shuts it out: {:?}", self.since.elapsed());
-                }
-                Err(_) => return,
-            }
-            assert!(heard <= 1024, "a stranger was told much");
-        }
-    }
 }
 
 // ---------------------------------------------------------------------- a job

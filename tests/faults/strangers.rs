@@ -1,7 +1,5 @@
 //! Strangers at a server's door, while two workers train behind it.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -16,9 +14,7 @@ use super::job::{PATIENCE, alone, multiple, wait_for};
 use super::process::{self, ServerProcess};
 use super::proxy::Proxy;
 use super::random::{Random, Seed};
-
-/// A handshake's five seconds, and what a busy machine may add.
-const REFUSED_WITHIN: Duration = Duration::from_secs(5 + 3);
+use super::stranger::{REFUSED_WITHIN, Stranger};
 
 /// KiB by which a server may grow at most, at any moment.
 const GROWTH: u64 = 16 << 10;
@@ -145,44 +141,6 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
     assert!(kept < 100, "{kept} connections of strangers are kept");
     for stranger in silent {
         stranger.must_be_shut_out();
-    }
-}
-
-/// A connection of somebody who is not to be let in.
-struct Stranger {
-    stream: TcpStream,
-    since: Instant,
-}
-
-impl Stranger {
-    fn says(address: SocketAddr, bytes: &[u8]) -> Stranger {
-        Stranger::goes_on(TcpStream::connect(address).unwrap(), bytes)
-    }
-
-    fn goes_on(mut stream: TcpStream, bytes: &[u8]) -> Stranger {
-        stream.set_nonblocking(false).unwrap();
-        stream.set_write_timeout(Some(REFUSED_WITHIN)).unwrap();
-        // It may be shut out before it has said all.
-        let _sent = stream.write_all(bytes);
-        Stranger { stream, since: Instant::now() }
-    }
-
-    /// Answers of a greeting may come before the end, and no more than those.
-    fn must_be_shut_out(mut self) {
-        let (mut heard, mut buffer) = (0, [0; 1024]);
-        loop {
-            let left = REFUSED_WITHIN.saturating_sub(self.since.elapsed()).max(Duration::from_millis(1));
-            self.stream.set_read_timeout(Some(left)).unwrap();
-            match self.stream.read(&mut buffer) {
-                Ok(0) => return,
-                Ok(bytes) => heard += bytes,
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    panic!("nobody shuts it out: {:?}", self.since.elapsed());
-                }
-                Err(_) => return,
-            }
-            assert!(heard <= 1024, "a stranger was told much");
-        }
     }
 }
 
