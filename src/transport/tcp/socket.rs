@@ -61,9 +61,8 @@ impl Socket {
         assert!(total > 0, "nothing to send");
         let message = header(vectors.as_mut_ptr().cast(), pieces.len());
         // SAFETY: the vectors are the ranges of volatile slices, valid for reads for as long as `pieces` is borrowed;
-        // the kernel reads them by address, so no Rust reference to memory that a peer may write is made. As many vectors
-        // were written as the header counts. The header
-        // and the vectors live on this stack until the call returns.
+        // the kernel reads them by address, so no Rust reference to memory that a peer may write is made. As many
+        // vectors were written as the header counts, and both live on this stack until the call returns.
         let sent = unsafe {
             libc::sendmsg(self.stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
         };
