@@ -23,8 +23,10 @@ fn server(c: &mut Criterion) {
                 b.iter(|| {
                     for id in 0..workers {
                         let gradient = GradientId { worker: WorkerId(id), clock };
-                        server
-                            .handle_event(NOW, ServerEvent::Arrived { gradient, base: version, loss: None });
+                        server.handle_event(
+                            NOW,
+                            ServerEvent::Arrived { gradient, base: version, loss: None, magnitude: None },
+                        );
                         while let Some(action) = server.poll_action(&mut shares) {
                             if action == ServerAction::Apply {
                                 version = version.next();

@@ -128,7 +128,7 @@ fn gradient(worker: u16, clock: u64) -> GradientId {
 }
 
 fn arrived(worker: u16, clock: u64) -> ServerEvent {
-    ServerEvent::Arrived { gradient: gradient(worker, clock), base: Version(0), loss: None }
+    ServerEvent::Arrived { gradient: gradient(worker, clock), base: Version(0), loss: None, magnitude: None }
 }
 
 fn applied(version: u64) -> ServerEvent {

@@ -394,7 +394,12 @@ impl<T: Transport> Server<T> {
                     Ok(header) => {
                         state.arrived = clock.next();
                         let gradient = GradientId { worker: WorkerId(index as u16), clock };
-                        let event = ServerEvent::Arrived { gradient, base: header.base, loss: header.loss };
+                        let event = ServerEvent::Arrived {
+                            gradient,
+                            base: header.base,
+                            loss: header.loss,
+                            magnitude: None,
+                        };
                         self.scheme.handle_event(now, event);
                     }
                     Err(fault) => {

@@ -113,6 +113,7 @@ impl ServerScheme for BspServer {
                     self.arrive(gradient, before);
                 }
             }
+            ServerEvent::Seen { .. } => {}
             ServerEvent::Applied { .. } => {
                 if self.folding {
                     self.folding = false;

@@ -111,6 +111,26 @@ impl Config {
         matches!(self, Config::Essp { .. })
     }
 
+    /// True if servers are to be told which version each worker holds ([`ServerEvent::Seen`](super::ServerEvent::Seen)).
+    pub const fn reports_reads(&self) -> bool {
+        false
+    }
+
+    /// True if workers are to measure the largest magnitude of their gradients.
+    pub const fn measures_magnitude(&self) -> bool {
+        false
+    }
+
+    /// True if servers are to measure norm and variance of the gradients that they fold.
+    pub const fn measures_moments(&self) -> bool {
+        false
+    }
+
+    /// True if servers may ask a worker to abandon what it computes, so that asking whether they did is worth while.
+    pub const fn interrupts(&self) -> bool {
+        false
+    }
+
     /// The server's half, for a job of `workers`: nothing is applied, and the smallest clock stays 0, until that many
     /// different workers have joined. From then on workers come and go as they like.
     pub fn server(&self, workers: usize) -> Box<dyn ServerScheme> {

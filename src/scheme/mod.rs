@@ -66,6 +66,8 @@ pub struct Statistics {
     pub variance: Option<f64>,
     /// Mean of the losses that came with the gradients, where they did.
     pub loss: Option<f64>,
+    /// The step size that the update was made with.
+    pub learning_rate: Option<f64>,
 }
 
 /// What happened at a server.
@@ -92,6 +94,15 @@ pub enum ServerEvent {
         base: Version,
         /// The loss that came with it.
         loss: Option<f32>,
+        /// Largest magnitude of its elements, where its worker measured it.
+        magnitude: Option<f32>,
+    },
+    /// A worker holds a copy of `version`, or a later one; told only where [`Config::reports_reads`].
+    Seen {
+        /// Who.
+        worker: WorkerId,
+        /// The version; over several shards, that of this one.
+        version: Version,
     },
     /// An update was applied and can be read.
     Applied {
@@ -109,7 +120,8 @@ pub enum ServerAction {
     /// The shares handed out beside this action will be folded next if they all come: whatever has landed of them may
     /// be summed before the last byte. Binds nobody.
     Expect,
-    /// Fold the shares handed out beside this action into one new version. All of them have arrived.
+    /// Fold the shares handed out beside this action into one new version. All of them have arrived. There may be none:
+    /// then the version is a step of the optimiser on a gradient of zero.
     Apply,
     /// Consume a gradient without folding it in.
     Drop {
@@ -166,7 +178,7 @@ pub enum WorkerEvent {
     },
     /// The gradient of the worker's clock was announced (to all shards): the clock moves on by one.
     Published {
-        /// Largest magnitude of its elements, where it was measured.
+        /// Largest magnitude of its elements, where it was measured ([`Config::measures_magnitude`]).
         magnitude: Option<f32>,
     },
     /// The server asked to abandon the running computation. The clock stays.

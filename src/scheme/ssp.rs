@@ -116,6 +116,7 @@ impl ServerScheme for SspServer {
                     self.queue.push_back(gradient);
                 }
             }
+            ServerEvent::Seen { .. } => {}
             ServerEvent::Applied { .. } => {
                 if let Fold::Running(gradient) = std::mem::replace(&mut self.fold, Fold::Idle) {
                     self.folded.advance(gradient.worker, gradient.clock.next());

@@ -342,7 +342,7 @@ impl Job {
                 slot.arrived = true;
                 let base = Version(slot.base);
                 let gradient = GradientId { worker: WorkerId(worker as u16), clock: Clock(clock) };
-                self.tell_server(ServerEvent::Arrived { gradient, base, loss: None })
+                self.tell_server(ServerEvent::Arrived { gradient, base, loss: None, magnitude: None })
             }
             Event::Consumed { worker, life } => {
                 if !self.workers[worker].is_in || self.workers[worker].life != life {
