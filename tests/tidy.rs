@@ -36,7 +36,7 @@ const MODULES: &[Row] = &[
     row("scheme", &["clock", "time"], true),
     row("param", &["transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
     row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
-    row("sim", &["node", "transport", "scheme", "mem", "clock", "time"], true),
+    row("sim", &["node", "param", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
     row("fuzzing", &["node", "param", "rendezvous", "channel", "transport"], true),
 ];
 

@@ -111,7 +111,8 @@ impl Config {
         matches!(self, Config::Essp { .. })
     }
 
-    /// True if servers are to be told which version each worker holds ([`ServerEvent::Seen`](super::ServerEvent::Seen)).
+    /// True if servers are to be told which version each worker holds: see
+    /// [`ServerEvent::Seen`](super::ServerEvent::Seen).
     pub const fn reports_reads(&self) -> bool {
         false
     }
