@@ -151,12 +151,14 @@ pub struct WorkerMetrics {
     pub timeouts: u64,
     /// Times that a lost server was found again.
     pub reconnects: u64,
+    /// Computations that were abandoned because a server asked for that.
+    pub interrupts: u64,
     /// The loss of the last gradient.
     pub loss: Option<f64>,
 }
 
 impl From<&WorkerStatistics> for WorkerMetrics {
-    /// The loss is not told there, and stays to be filled in.
+    /// The loss and the interrupts are not told there, and stay to be filled in.
     fn from(statistics: &WorkerStatistics) -> Self {
         WorkerMetrics {
             clock: statistics.clocks,
@@ -168,6 +170,7 @@ impl From<&WorkerStatistics> for WorkerMetrics {
             staleness: statistics.staleness.counts().to_vec(),
             timeouts: statistics.timeouts,
             reconnects: statistics.reconnects,
+            interrupts: 0,
             loss: None,
         }
     }

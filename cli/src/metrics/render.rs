@@ -135,6 +135,11 @@ fn of_worker(worker: &WorkerMetrics) -> Vec<Family> {
             worker.pull_retries,
         ),
         counter("slackline_timeouts_total", "Deadlines that passed.", worker.timeouts),
+        counter(
+            "slackline_interrupts_total",
+            "Computations that were abandoned because a server asked for that.",
+            worker.interrupts,
+        ),
         counter("slackline_reconnects_total", "Times that a lost server was found again.", worker.reconnects),
         staleness(&worker.staleness),
         single(

@@ -116,6 +116,10 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
 
+    /// End the run once this part of the test examples is classified correctly, and tell how long that took
+    #[arg(long, help_heading = "Training", value_name = "PART")]
+    pub(super) target_accuracy: Option<f32>,
+
     /// How gradients travel
     #[arg(long, help_heading = "Training", value_enum, default_value_t = Encoding::F32)]
     pub(super) encoding: Encoding,

@@ -41,6 +41,8 @@ pub(super) struct ServeConfig {
     pub(super) threads: usize,
     pub(super) checksums: bool,
     pub(super) checkpoint: Option<CheckpointConfig>,
+    /// Gradients to fold in; after them nothing moves any more. None: as many as there are.
+    pub(super) gradients: Option<u64>,
 }
 
 /// Where a server keeps its shard, and how often.
@@ -77,8 +79,13 @@ pub(super) struct WorkConfig {
     pub(super) worker: usize,
     pub(super) workers: usize,
     pub(super) batch: usize,
-    pub(super) steps: u64,
+    /// Clocks after which it has finished; none if it goes on until the job is over.
+    pub(super) steps: Option<u64>,
+    /// The server's, for steps on the worker's own copy.
+    pub(super) learning_rate: f32,
     pub(super) factor: f64,
+    /// The law of the time that each step takes besides computing.
+    pub(super) jitter: Option<String>,
     pub(super) timeout_s: f64,
 }
 
@@ -119,6 +126,10 @@ pub(super) struct Status {
     pub(super) checkpointed: Option<u64>,
     /// Versions that were lost with this server's earlier life.
     pub(super) lost_updates: Option<u64>,
+    /// Gradients that were folded in.
+    pub(super) folded: u64,
+    /// Gradients that came too late, and were not folded in.
+    pub(super) dropped: u64,
 }
 
 /// How a worker is getting on.
@@ -136,6 +147,8 @@ pub(super) struct Report {
     pub(super) bytes_published: u64,
     pub(super) bytes_pulled: u64,
     pub(super) pull_retries: u64,
+    /// Computations that it abandoned because a server asked for that.
+    pub(super) interrupts: u64,
     pub(super) staleness_histogram: Vec<u64>,
 }
 
@@ -148,6 +161,7 @@ impl Report {
         self.bytes_published += earlier.bytes_published;
         self.bytes_pulled += earlier.bytes_pulled;
         self.pull_retries += earlier.pull_retries;
+        self.interrupts += earlier.interrupts;
         let both = self.staleness_histogram.len().max(earlier.staleness_histogram.len());
         self.staleness_histogram.resize(both, 0);
         for (count, before) in self.staleness_histogram.iter_mut().zip(&earlier.staleness_histogram) {
@@ -169,6 +183,7 @@ impl Report {
             bytes_published: statistics.bytes_published,
             bytes_pulled: statistics.bytes_pulled,
             pull_retries: statistics.pull_retries,
+            interrupts: 0,
             staleness_histogram: statistics.staleness.counts().to_vec(),
         }
     }

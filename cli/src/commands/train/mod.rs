@@ -10,6 +10,7 @@
 //! `--coordinate` people start `serve` and `work` wherever they like. The rest is the same in all three.
 
 mod args;
+mod compute;
 mod coordinate;
 mod evaluate;
 mod fabric;
@@ -27,7 +28,7 @@ mod work;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use slackline_cli::model::{self, Evaluation};
+use slackline_cli::model;
 
 pub(crate) use args::Args;
 pub(crate) use job::{ServeArgs, WorkArgs, serve, work};
@@ -35,7 +36,7 @@ pub(crate) use job::{ServeArgs, WorkArgs, serve, work};
 use crate::failure::Failure;
 use crate::output;
 use coordinate::Outcome;
-use evaluate::Final;
+use evaluate::{Final, Judged};
 use launch::Part;
 use plan::Plan;
 use show::Display;
@@ -52,7 +53,7 @@ enum Who {
 /// What the evaluating thread tells the coordinator.
 #[derive(Debug)]
 enum Event {
-    Evaluated(Evaluation),
+    Judged(Judged),
     Final(Result<Final, String>),
 }
 

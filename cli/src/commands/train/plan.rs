@@ -59,6 +59,12 @@ pub(super) struct Plan {
     pub(super) batch: usize,
     /// Gradients of each worker.
     pub(super) steps: u64,
+    /// Gradients of all workers together, where that is what ends the run.
+    pub(super) gradients: Option<u64>,
+    /// The accuracy that ends the run.
+    pub(super) target: Option<f32>,
+    /// The law of the time that each step takes besides computing.
+    pub(super) jitter: Option<String>,
     pub(super) optimizer: Optimizer,
     pub(super) optimizer_name: &'static str,
     pub(super) learning_rate: f32,
@@ -119,6 +125,8 @@ impl Plan {
         let batches = Batches::new(args.seed, 0, workers, rows, args.batch)
             .map_err(|error| Failure::usage(format!("--batch: {error}")))?;
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
+        let target = target(args.target_accuracy)?;
+        let gradients = scheme.interrupts().then_some(steps * workers as u64);
         let (spec, loaded) = spec(&args, &split)?;
         let table = table(&spec)?;
         let shards = table.shards(args.servers).map_err(|error| {
@@ -149,6 +157,9 @@ impl Plan {
             epochs: args.epochs,
             batch: args.batch,
             steps,
+            gradients,
+            target,
+            jitter: None,
             optimizer,
             optimizer_name,
             learning_rate,
@@ -206,6 +217,15 @@ pub(super) fn timeout(seconds: f64) -> Result<Duration, Failure> {
     let usable = Some(seconds).filter(|seconds| (0.001..=1e6).contains(seconds)).map(Duration::from_secs_f64);
     usable
         .ok_or_else(|| Failure::usage(format!("--timeout cannot be {seconds}; use 0.001 to 1000000 seconds")))
+}
+
+fn target(accuracy: Option<f32>) -> Result<Option<f32>, Failure> {
+    match accuracy {
+        Some(accuracy) if !(accuracy > 0.0 && accuracy <= 1.0) => Err(Failure::usage(format!(
+            "--target-accuracy cannot be {accuracy}; use a part of the test examples above 0 and up to 1, such as 0.95"
+        ))),
+        accuracy => Ok(accuracy),
+    }
 }
 
 fn factors(args: &Args, workers: usize) -> Result<Vec<f64>, Failure> {

@@ -39,6 +39,12 @@ struct Json<'a> {
     seed: u64,
     final_accuracy: f64,
     final_loss: f64,
+    /// Of the first worker's own parameters, under a scheme without servers; those above are then of the mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    local: Option<JsonLocal>,
+    target_accuracy: Option<f64>,
+    /// None if it was not reached, or there was none.
+    time_to_target_s: Option<f64>,
     wall_s: f64,
     versions: u64,
     versions_per_s: f64,
@@ -49,6 +55,14 @@ struct Json<'a> {
     /// Updates that were lost with servers, as far as any worker had seen them.
     lost_updates: u64,
     workers: Vec<JsonWorker<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonLocal {
+    accuracy: f64,
+    loss: f64,
+    /// Euclidean distance from the mean of all workers' parameters.
+    distance_from_mean: f64,
 }
 
 #[derive(Serialize)]
@@ -90,6 +104,13 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         seed: plan.seed,
         final_accuracy: decimal(outcome.evaluation.accuracy),
         final_loss: decimal(outcome.evaluation.loss),
+        local: outcome.local.map(|(local, distance)| JsonLocal {
+            accuracy: decimal(local.accuracy),
+            loss: decimal(local.loss),
+            distance_from_mean: distance,
+        }),
+        target_accuracy: plan.target.map(decimal),
+        time_to_target_s: outcome.time_to_target.map(|time| time.as_secs_f64()),
         wall_s: outcome.wall.as_secs_f64(),
         versions: outcome.versions,
         versions_per_s: rate(outcome),
@@ -149,7 +170,13 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
     for (worker, (outcome, factor)) in outcome.workers.iter().zip(&plan.factors).enumerate() {
         rows.push(row(worker, *factor, outcome));
     }
-    let columns = header.len();
+    if plan.scheme.interrupts() {
+        // Told where it can happen only: a line is to stay short.
+        for (row, cell) in rows.iter_mut().zip(interrupts(outcome)) {
+            row.insert(2, cell);
+        }
+    }
+    let columns = rows[0].len();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<_> = (0..columns).map(width).collect();
     let mut text = String::new();
@@ -174,6 +201,23 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
         wall.as_secs_f64(),
         rate(outcome)
     );
+    if let Some((local, distance)) = &outcome.local {
+        let _ = writeln!(
+            text,
+            "that is the mean of all workers; the first one's own: accuracy {:.1} %, loss {:.4}, {distance:.4} away",
+            100.0 * local.accuracy,
+            local.loss
+        );
+    }
+    match (plan.target, outcome.time_to_target) {
+        (None, _) => {}
+        (Some(target), Some(time)) => {
+            let _ = writeln!(text, "{:.1} % after {:.2} s", 100.0 * target, time.as_secs_f64());
+        }
+        (Some(target), None) => {
+            let _ = writeln!(text, "{:.1} % was not reached; more --epochs may reach it", 100.0 * target);
+        }
+    }
     match lost(outcome) {
         0 => {}
         1 => text.push_str("1 worker was lost on the way; its figures are the last that it told\n"),
@@ -208,6 +252,12 @@ fn row(worker: usize, factor: f64, outcome: &WorkerOutcome) -> Vec<String> {
         report.pull_retries.to_string(),
         last.trim().to_owned(),
     ]
+}
+
+/// A column of the computations that each worker abandoned.
+fn interrupts(outcome: &Outcome) -> impl Iterator<Item = String> {
+    let counts = outcome.workers.iter().map(|worker| worker.report.interrupts.to_string());
+    std::iter::once("stopped".to_owned()).chain(counts)
 }
 
 fn bytes(bytes: u64) -> String {

@@ -39,7 +39,7 @@ pub(super) struct Display {
 
 impl Display {
     pub(super) fn new(plan: &Plan) -> Display {
-        let all = plan.steps * plan.workers as u64;
+        let all = plan.gradients.unwrap_or(plan.steps * plan.workers as u64);
         let bar = io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(all);
             let style = ProgressStyle::with_template("{elapsed:>4} {wide_bar} {percent:>3} %  {msg}");

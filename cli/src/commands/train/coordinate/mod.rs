@@ -10,7 +10,7 @@ use slackline::transport::Address;
 use slackline_cli::metrics::{self, NodeMetrics, PeerMetrics, PeerState, Registry};
 use slackline_cli::model::Evaluation;
 
-use super::evaluate::{Evaluator, Final, Places};
+use super::evaluate::{Evaluator, Final, Judged, Places};
 use super::job::serve_metrics;
 use super::messages::{
     Body, Message, Order, PathTaken, Report, ServeConfig, Status, VALUES_PER_MESSAGE, WorkConfig, json, read,
@@ -44,7 +44,11 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub(super) struct Outcome {
     pub(super) parameters: Vec<f32>,
     pub(super) evaluation: Evaluation,
+    /// Where each worker has its own parameters: how good the first one's are, and how far from the mean.
+    pub(super) local: Option<(Evaluation, f64)>,
     pub(super) versions: u64,
+    /// When the accuracy that was aimed at was there, counted as `wall`.
+    pub(super) time_to_target: Option<Duration>,
     /// From the last worker joining to the last gradient folded in.
     pub(super) wall: Duration,
     pub(super) workers: Vec<WorkerOutcome>,
@@ -117,6 +121,8 @@ struct Coordinator<'a> {
     servers: Vec<Shard>,
     workers: Vec<Place>,
     evaluation: Option<Evaluation>,
+    /// When the accuracy that is aimed at was there.
+    reached: Option<Instant>,
     last: Option<Final>,
 }
 
@@ -162,24 +168,21 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         servers: (0..plan.servers).map(|_| server()).collect(),
         workers: (0..plan.workers).map(|_| worker()).collect(),
         evaluation: None,
+        reached: None,
         last: None,
     };
     coordinator.start_servers()?;
     coordinator.start_workers()?;
     coordinator.tell_paths();
-    let evaluator = Evaluator::start(
-        Arc::clone(&coordinator.places),
-        plan.job.secret.clone(),
-        plan.spec.clone(),
-        plan.split.clone(),
-        plan.timeout,
-        coordinator.sender.clone(),
-    )?;
+    let evaluator = Evaluator::start(Arc::clone(&coordinator.places), plan, coordinator.sender.clone())?;
     let begun = Instant::now();
     coordinator.follow()?;
     let wall = begun.elapsed();
+    let counted = plan.gradients.map(|_| coordinator.servers[0].status.version);
     evaluator.finish();
-    let Final { parameters, versions } = coordinator.bring_home()?;
+    let Final { parameters, versions, local } = coordinator.bring_home()?;
+    // A server that has all that it is to fold in goes on counting, and changes nothing.
+    let versions = counted.unwrap_or(versions);
     if parameters.iter().any(|value| !value.is_finite()) {
         return Err(Failure::failed(format!(
             "the run diverged: parameters are not finite after {versions} versions; use a smaller \
@@ -188,12 +191,24 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         )));
     }
     let evaluation = plan.spec.evaluate(&parameters, &plan.split.test);
+    let local = local.map(|(local, distance)| (plan.spec.evaluate(&local, &plan.split.test), distance));
+    let time_to_target = coordinator.reached.map(|at| at.saturating_duration_since(begun));
     let outcome = |place: &Place| WorkerOutcome { restarts: place.returns, ..place.outcome.clone() };
     let workers = coordinator.workers.iter().map(outcome).collect();
     let restarts = coordinator.servers.iter().map(|shard| shard.restarts).collect();
     let lost_updates = coordinator.servers.iter().filter_map(|shard| shard.lost_updates).sum();
     coordinator.leave();
-    Ok(Outcome { parameters, evaluation, versions, wall, workers, restarts, lost_updates })
+    Ok(Outcome {
+        parameters,
+        evaluation,
+        local,
+        versions,
+        time_to_target,
+        wall,
+        workers,
+        restarts,
+        lost_updates,
+    })
 }
 
 impl Coordinator<'_> {
@@ -242,6 +257,7 @@ impl Coordinator<'_> {
             threads: plan.threads,
             checksums: plan.checksums,
             checkpoint,
+            gradients: plan.gradients,
         }))
     }
 
@@ -261,8 +277,10 @@ impl Coordinator<'_> {
             worker,
             workers: plan.workers,
             batch: plan.batch,
-            steps: plan.steps,
+            steps: plan.gradients.is_none().then_some(plan.steps),
+            learning_rate: plan.learning_rate,
             factor: plan.factors[worker],
+            jitter: plan.jitter.as_ref().map(ToString::to_string),
             timeout_s: plan.timeout.as_secs_f64(),
         }))
     }
@@ -333,6 +351,12 @@ impl Coordinator<'_> {
             if !self.workers.iter().any(running) {
                 break;
             }
+            if self.reached.is_some() || self.has_all_gradients() {
+                // They go on until they are told to leave, and it counts for nothing.
+                let running = self.workers.iter_mut().filter(|place| place.state == State::Running);
+                running.for_each(|place| place.state = State::Finished);
+                break;
+            }
         }
         if !self.workers.iter().any(|place| place.state == State::Finished) {
             // Where they all died of a lost server, that is what to tell.
@@ -347,6 +371,11 @@ impl Coordinator<'_> {
         self.announce_losses(true);
         self.display.show(&self.glance(), true);
         Ok(())
+    }
+
+    /// True once the server has folded in all that this run is to have.
+    fn has_all_gradients(&self) -> bool {
+        self.plan.gradients.is_some_and(|all| self.servers.iter().all(|shard| shard.status.folded >= all))
     }
 
     fn bring_home(&mut self) -> Result<Final, Failure> {
@@ -550,7 +579,12 @@ impl Coordinator<'_> {
 
     fn handle(&mut self, event: Event) -> Result<(), Failure> {
         match event {
-            Event::Evaluated(evaluation) => self.evaluation = Some(evaluation),
+            Event::Judged(Judged { evaluation, at }) => {
+                self.evaluation = Some(evaluation);
+                if self.plan.target.is_some_and(|target| evaluation.accuracy >= target) {
+                    self.reached.get_or_insert(at);
+                }
+            }
             Event::Final(Ok(last)) => self.last = Some(last),
             Event::Final(Err(error)) => {
                 // Most likely a server is gone, and its process will tell why.
@@ -603,7 +637,10 @@ impl Coordinator<'_> {
             .map(counts)
             .fold((0, 0, 0), |(a, b, c), (sum, count, most)| (a + sum, b + count, c.max(most)));
         Glance {
-            done: reports().map(|report| report.clock).sum(),
+            done: match self.plan.gradients {
+                Some(_) => self.servers.iter().map(|shard| shard.status.folded).min().unwrap_or(0),
+                None => reports().map(|report| report.clock).sum(),
+            },
             loss: (!losses.is_empty()).then(|| losses.iter().sum::<f64>() / losses.len() as f64),
             evaluation: self.evaluation,
             version: self.servers.iter().map(|shard| shard.status.version).min().unwrap_or(0),
