@@ -5,6 +5,7 @@ mod check;
 mod checksum;
 mod convert;
 mod lanes;
+mod mean;
 mod optimizer;
 mod rule;
 mod sweep;
@@ -18,6 +19,7 @@ mod tests;
 pub use check::{FoldError, Operand};
 pub use checksum::crc64;
 pub use convert::{decode, encode};
+pub use mean::mean;
 pub use optimizer::{AdamParameters, Optimizer};
 pub use triad::triad;
 
