@@ -13,6 +13,7 @@ use slackline::node::WorkerStatistics;
 use slackline::rendezvous::{MAX_MESSAGE_BYTES, Path};
 use slackline::scheme;
 use slackline::table::{ElementType, Table};
+use slackline::transport::Address;
 use slackline_cli::model::ModelKind;
 
 /// What the coordinator tells a member.
@@ -87,6 +88,18 @@ pub(super) struct WorkConfig {
     /// The law of the time that each step takes besides computing.
     pub(super) jitter: Option<String>,
     pub(super) timeout_s: f64,
+    /// What else it needs where there are no servers; its initial values follow.
+    pub(super) sync: Option<SyncConfig>,
+}
+
+/// What a worker is told that trains its own parameters.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SyncConfig {
+    pub(super) listen: Vec<Path>,
+    pub(super) table: Table,
+    pub(super) optimizer: Optimizer,
+    /// Names the job.
+    pub(super) run: u64,
 }
 
 /// What a member tells the coordinator.
@@ -95,8 +108,10 @@ pub(super) struct WorkConfig {
 pub(super) enum Message {
     /// How a server is getting on.
     Status(Status),
-    /// A worker is connected to all servers, and how.
+    /// A worker is connected to all servers, or to all other workers, and how.
     Joined(Vec<PathTaken>),
+    /// Where a worker's own parameters can be read.
+    Publishes(Vec<Address>),
     /// How a worker is getting on; said at least ten times a second, whatever it computes.
     Progress(Report),
     /// All gradients of a worker are folded in.
@@ -108,10 +123,13 @@ pub(super) enum Message {
     },
 }
 
-/// How a worker reaches one server.
+/// How a worker reaches one server, or another worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PathTaken {
-    pub(super) server: u32,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) server: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) worker: Option<u32>,
     pub(super) path: Path,
     pub(super) reason: String,
 }
@@ -149,6 +167,9 @@ pub(super) struct Report {
     pub(super) pull_retries: u64,
     /// Computations that it abandoned because a server asked for that.
     pub(super) interrupts: u64,
+    /// Rounds of averaging that had no mean, and those that began anew, because somebody was lost.
+    pub(super) rounds_skipped: u64,
+    pub(super) rounds_restarted: u64,
     pub(super) staleness_histogram: Vec<u64>,
 }
 
@@ -184,6 +205,8 @@ impl Report {
             bytes_pulled: statistics.bytes_pulled,
             pull_retries: statistics.pull_retries,
             interrupts: 0,
+            rounds_skipped: 0,
+            rounds_restarted: 0,
             staleness_histogram: statistics.staleness.counts().to_vec(),
         }
     }

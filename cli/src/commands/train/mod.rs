@@ -23,6 +23,7 @@ mod report;
 mod seat;
 mod serve;
 mod show;
+mod sync;
 mod work;
 
 use std::io::{self, Write};

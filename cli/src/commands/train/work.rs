@@ -16,6 +16,7 @@ use super::compute::Computer;
 use super::fabric::{Fabric, fabric, path_of};
 use super::messages::{Message, Order, PathTaken, Report, WorkConfig};
 use super::seat::{End, Seat};
+use super::sync::Sync;
 
 /// How long one try to connect to servers that came back may take.
 const RECONNECT_TRY: Duration = Duration::from_secs(2);
@@ -34,6 +35,18 @@ pub(super) fn work(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -
     let train = examples(&config)?;
     let batches = Batches::new(config.seed, config.worker, config.workers, train.rows(), config.batch)?;
     let timeout = Duration::from_secs_f64(config.timeout_s);
+    let mut computer = Computer::new(spec, train, batches);
+    computer.pace.factor = config.factor;
+    computer.learning_rate = config.learning_rate;
+    computer.local_steps = u64::from(config.scheme.local_steps());
+    if config.sync.is_some() {
+        let mut sync = Sync::meet(seat, *config, computer, metrics)?;
+        end_with_the_job(seat)?;
+        seat.report(Report::default());
+        sync.train()?;
+        seat.finish(sync.report());
+        return sync.attend();
+    }
     let (addresses, taken) = choices(seat, &config, timeout)?;
     let options = WorkerOptions {
         encoding: config.encoding,
@@ -43,23 +56,25 @@ pub(super) fn work(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -
     let mut worker = Worker::connect(fabric(seat.secret.as_ref()), &addresses, options, timeout)?;
     seat.say(Message::Joined(taken));
 
-    // Nothing is lost by leaving in the middle: the servers drop what was not announced.
-    seat.at_end(|end| match end {
-        End::Dismissed => std::process::exit(0),
-        End::Lost(why) => {
-            eprintln!("error: {why}");
-            std::process::exit(1)
-        }
-    })?;
+    end_with_the_job(seat)?;
     seat.report(Report::default());
-    let mut computer = Computer::new(spec, train, batches);
-    computer.pace.factor = config.factor;
     let mut trainer = Trainer { computer, config: *config, timeout, seat, metrics, interrupts: 0 };
     trainer.train(&mut worker)?;
     seat.finish(trainer.report(&worker));
     loop {
         std::thread::park();
     }
+}
+
+/// Ends this process with the job. Nothing is lost by leaving in the middle: servers drop what was not announced.
+fn end_with_the_job(seat: &Seat) -> Result<(), Trouble> {
+    seat.at_end(|end| match end {
+        End::Dismissed => std::process::exit(0),
+        End::Lost(why) => {
+            eprintln!("error: {why}");
+            std::process::exit(1)
+        }
+    })
 }
 
 /// The training examples, as the coordinator saw them.
@@ -96,7 +111,7 @@ fn choices(
         let server = member.place;
         tracing::info!(server, host = %member.host, %path, %address, reason, "chose a path");
         addresses.push(address);
-        taken.push(PathTaken { server, path, reason });
+        taken.push(PathTaken { server: Some(server), worker: None, path, reason });
     }
     Ok((addresses, taken))
 }

@@ -3,7 +3,7 @@
 
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use slackline::rendezvous::{Hub, HubEvent, HubOptions, Member, MemberId, Path, Role};
 use slackline::transport::Address;
@@ -13,7 +13,7 @@ use slackline_cli::model::Evaluation;
 use super::evaluate::{Evaluator, Final, Judged, Places};
 use super::job::serve_metrics;
 use super::messages::{
-    Body, Message, Order, PathTaken, Report, ServeConfig, Status, VALUES_PER_MESSAGE, WorkConfig, json, read,
+    Body, Message, Order, PathTaken, Report, ServeConfig, Status, SyncConfig, VALUES_PER_MESSAGE, WorkConfig, json, read,
     values,
 };
 use super::plan::{PEERS, Plan};
@@ -84,6 +84,9 @@ struct Place {
     /// Its process, if it is this one's child.
     process: Option<Process>,
     member: Option<MemberId>,
+    /// Initial values that were told to it, where there are no servers; and where its own parameters can be read.
+    told: usize,
+    address: Option<Address>,
     /// How often it was started again, and how often it came back, whoever started it.
     restarts: u32,
     returns: u32,
@@ -118,6 +121,8 @@ struct Coordinator<'a> {
     places: Places,
     metrics: Option<Registry>,
     measured: Instant,
+    /// Names this job among those of its workers.
+    run: u64,
     servers: Vec<Shard>,
     workers: Vec<Place>,
     evaluation: Option<Evaluation>,
@@ -149,6 +154,8 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
     let worker = || Place {
         process: None,
         member: None,
+        told: 0,
+        address: None,
         restarts: 0,
         returns: 0,
         earlier: Report::default(),
@@ -165,6 +172,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         places: Arc::default(),
         metrics,
         measured: Instant::now(),
+        run: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64),
         servers: (0..plan.servers).map(|_| server()).collect(),
         workers: (0..plan.workers).map(|_| worker()).collect(),
         evaluation: None,
@@ -282,6 +290,12 @@ impl Coordinator<'_> {
             factor: plan.factors[worker],
             jitter: plan.jitter.as_ref().map(ToString::to_string),
             timeout_s: plan.timeout.as_secs_f64(),
+            sync: (plan.servers == 0).then(|| SyncConfig {
+                listen: plan.job.listen_over(plan.require),
+                table: plan.table.clone(),
+                optimizer: plan.optimizer,
+                run: self.run,
+            }),
         }))
     }
 
@@ -461,21 +475,24 @@ impl Coordinator<'_> {
         registry.update(|metrics| metrics.peers = peers);
     }
 
-    /// Tells servers their initial values, as fast as they take them.
+    /// Tells servers (workers, where there are none) their initial values, as fast as they take them.
     fn tell_values(&mut self) {
+        let initial = &self.plan.initial;
         for (shard, range) in self.servers.iter_mut().zip(&self.plan.shards) {
-            let Some(member) = shard.member else { continue };
-            let all = &self.plan.initial[range.start as usize / 4..range.end as usize / 4];
-            while shard.told < all.len() && self.hub.backlog(member) < ON_THE_WAY {
-                let piece = &all[shard.told..all.len().min(shard.told + VALUES_PER_MESSAGE)];
-                self.hub.say(member, &values(piece));
-                shard.told += piece.len();
-            }
+            let own = &initial[range.start as usize / 4..range.end as usize / 4];
+            tell(&mut self.hub, shard.member, own, &mut shard.told);
+        }
+        for place in self.workers.iter_mut().filter(|_| self.plan.servers == 0) {
+            tell(&mut self.hub, place.member, initial, &mut place.told);
         }
     }
 
     fn meet(&mut self, event: HubEvent) -> Result<(), Failure> {
         match event {
+            // A group that has lost a member goes on without it, for good.
+            HubEvent::Joined(member) if member.generation > 0 && self.plan.servers == 0 => {
+                self.hub.dismiss(member.id);
+            }
             HubEvent::Joined(member) => {
                 let order = match who(&member) {
                     Who::Server(shard) => {
@@ -522,6 +539,9 @@ impl Coordinator<'_> {
                 }
                 Who::Worker(worker) if self.workers[worker].member == Some(member.id) => {
                     self.workers[worker].member = None;
+                    if self.workers[worker].address.take().is_some() {
+                        self.tell_places();
+                    }
                     self.close(worker, &reason);
                 }
                 Who::Server(_) | Who::Worker(_) => {}
@@ -544,6 +564,23 @@ impl Coordinator<'_> {
         }
     }
 
+    /// Where this process reads a worker's own parameters.
+    fn learn_place(&mut self, worker: usize, id: MemberId, addresses: Vec<Address>) {
+        let member = self.hub.members().find(|member| member.id == id).cloned();
+        let Some(member) = member.map(|member| Member { addresses, ..member }) else { return };
+        match slackline::rendezvous::choose(&slackline::rendezvous::Host::own(), &member, self.plan.require) {
+            Ok(choice) => self.workers[worker].address = Some(choice.address),
+            Err(error) => tracing::warn!(%error, "cannot reach a worker"),
+        }
+        self.tell_places();
+    }
+
+    /// Tells the evaluator whose own parameters there are.
+    fn tell_places(&self) {
+        let addresses = self.workers.iter().filter_map(|place| place.address.clone()).collect();
+        *self.places.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
+    }
+
     fn said(&mut self, who: Who, id: MemberId, message: Message) -> Result<(), Failure> {
         match (who, message) {
             (Who::Server(shard), Message::Status(status)) => self.hear_server(shard, status),
@@ -553,6 +590,7 @@ impl Coordinator<'_> {
             (Who::Server(_), other) => {
                 return Err(Failure::failed(format!("{who} said what only workers say: {other:?}")));
             }
+            (Who::Worker(worker), Message::Publishes(addresses)) => self.learn_place(worker, id, addresses),
             (Who::Worker(worker), message) => {
                 if matches!(message, Message::Failed { .. }) {
                     // It waits for this before it ends.
@@ -643,9 +681,22 @@ impl Coordinator<'_> {
             },
             loss: (!losses.is_empty()).then(|| losses.iter().sum::<f64>() / losses.len() as f64),
             evaluation: self.evaluation,
-            version: self.servers.iter().map(|shard| shard.status.version).min().unwrap_or(0),
+            version: match self.plan.servers {
+                0 => reports().map(|report| report.clock).min().unwrap_or(0),
+                _ => self.servers.iter().map(|shard| shard.status.version).min().unwrap_or(0),
+            },
             staleness: (count > 0).then(|| (sum as f64 / count as f64, most)),
         }
+    }
+}
+
+/// Tells a member more of its initial values.
+fn tell(hub: &mut Hub, member: Option<MemberId>, all: &[f32], told: &mut usize) {
+    let Some(member) = member else { return };
+    while *told < all.len() && hub.backlog(member) < ON_THE_WAY {
+        let piece = &all[*told..all.len().min(*told + VALUES_PER_MESSAGE)];
+        hub.say(member, &values(piece));
+        *told += piece.len();
     }
 }
 
