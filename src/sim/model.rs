@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use crate::kernel::{Fold, FoldError, Gradient, Optimizer, Pass, decode, encode};
+use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, decode, encode};
 use crate::mem::VolatileSlice;
 use crate::table::ElementType;
 
@@ -18,7 +18,7 @@ pub(super) struct Snapshot {
 /// A gradient as it goes over the wire.
 pub(super) type Payload = Rc<[u8]>;
 
-/// Parameters in the hands of whoever updates them. Without a problem there are none.
+/// Parameters in the hands of whoever updates them.
 #[derive(Debug)]
 pub(super) struct Model {
     optimizer: Optimizer,
@@ -29,13 +29,14 @@ pub(super) struct Model {
     next: Vec<Vec<u8>>,
 }
 
-/// Without a problem there is nothing to fold.
+/// As it goes over the wire.
 pub(super) fn payload(values: &[f32]) -> Payload {
     let mut bytes = vec![0; values.len() * 4];
     encode(values, VolatileSlice::from_mut(&mut bytes), ElementType::F32);
     bytes.into()
 }
 
+/// As it was before it went over the wire.
 pub(super) fn values(payload: &[u8]) -> Vec<f32> {
     let mut values = vec![0.0; payload.len() / 4];
     decode(VolatileSlice::from_ref(payload), ElementType::F32, &mut values);
@@ -58,24 +59,24 @@ impl Model {
         values(&self.parameters)
     }
 
-    /// Makes version `version` out of weighted gradients; out of none, that of a gradient of zero.
-    pub(super) fn fold(&mut self, version: u64, shares: &[(Payload, f32)]) -> Result<(), FoldError> {
-        if self.parameters.is_empty() {
-            return Ok(());
-        }
-        let zero = if shares.is_empty() { vec![0; self.parameters.len()] } else { Vec::new() };
-        let gradient = |bytes, weight| Gradient { elements: VolatileSlice::from_ref(bytes), weight };
-        let gradients: Vec<Gradient<'_>> = match shares {
-            [] => vec![gradient(zero.as_slice(), 1.0)],
-            _ => shares.iter().map(|(payload, weight)| gradient(payload, *weight)).collect(),
-        };
+    /// Makes version `version` out of weighted gradients, and measures them if `measures`.
+    pub(super) fn fold(
+        &mut self,
+        version: u64,
+        shares: &[(Payload, f32)],
+        measures: bool,
+    ) -> Result<Moments, FoldError> {
+        let gradients: Vec<Gradient<'_>> = shares
+            .iter()
+            .map(|(payload, weight)| Gradient { elements: VolatileSlice::from_ref(payload), weight: *weight })
+            .collect();
         let mut passes = std::iter::once(&self.parameters)
             .chain(&self.states)
             .zip(&mut self.next)
             .map(|(from, to)| Pass { from: VolatileSlice::from_ref(from), to: VolatileSlice::from_mut(to) });
-        let Some(parameters) = passes.next() else { return Ok(()) };
+        let Some(parameters) = passes.next() else { return Ok(Moments::default()) };
         let states: Vec<Pass<'_>> = passes.collect();
-        Fold {
+        let fold = Fold {
             gradients: &gradients,
             encoding: ElementType::F32,
             optimizer: self.optimizer,
@@ -84,12 +85,13 @@ impl Model {
             parameters,
             states: &states,
             streaming: false,
-        }
-        .run()?;
+        };
+        let moments =
+            if measures { fold.run_measured()? } else { fold.run().map(|()| Moments::default())? };
         std::iter::once(&mut self.parameters)
             .chain(&mut self.states)
             .zip(&mut self.next)
             .for_each(|(old, new)| std::mem::swap(old, new));
-        Ok(())
+        Ok(moments)
     }
 }

@@ -301,16 +301,19 @@ impl Engine<'_> {
             inputs.extend(gradient.payload.map(|payload| (payload, share.weight)));
         }
         let version = self.server.version + 1;
-        if let Some(model) = &mut self.server.model {
-            model.fold(version, &inputs).map_err(|source| Error::Fold { version, source })?;
-        }
-        self.server.version = version;
-        self.count_gradients(version, shares.len());
-        let statistics = Statistics {
+        let mut statistics = Statistics {
             loss: (measured > 0).then(|| losses / f64::from(measured)),
             learning_rate: Some(f64::from(self.cluster.learning_rate)),
             ..Statistics::default()
         };
+        if let Some(model) = &mut self.server.model {
+            let moments = model
+                .fold(version, &inputs, self.cluster.scheme.measures_moments())
+                .map_err(|source| Error::Fold { version, source })?;
+            (statistics.mean_norm_squared, statistics.variance) = moments.statistics();
+        }
+        self.server.version = version;
+        self.count_gradients(version, shares.len());
         self.tell_server(ServerEvent::Applied { version: Version(version), statistics });
         self.look_at_clock()?;
         self.measure(false);
