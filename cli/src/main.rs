@@ -4,6 +4,7 @@
 mod commands;
 mod failure;
 mod output;
+mod scheme_args;
 
 use std::process::ExitCode;
 

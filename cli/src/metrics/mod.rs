@@ -158,7 +158,7 @@ pub struct WorkerMetrics {
 }
 
 impl From<&WorkerStatistics> for WorkerMetrics {
-    /// The loss and the interrupts are not told there, and stay to be filled in.
+    /// The loss is not told there, and stays to be filled in.
     fn from(statistics: &WorkerStatistics) -> Self {
         WorkerMetrics {
             clock: statistics.clocks,
@@ -170,7 +170,7 @@ impl From<&WorkerStatistics> for WorkerMetrics {
             staleness: statistics.staleness.counts().to_vec(),
             timeouts: statistics.timeouts,
             reconnects: statistics.reconnects,
-            interrupts: 0,
+            interrupts: statistics.abandoned,
             loss: None,
         }
     }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use slackline::Error;
+use slackline::sim::{Law, LawError, Sampler};
 use slackline_cli::data::Dataset;
 use slackline_cli::model::{Batches, ModelSpec, Scratch};
 
@@ -11,6 +12,12 @@ const PIECE: usize = 8;
 
 /// Time between two questions while a worker that is to be slow does nothing.
 const NAP: Duration = Duration::from_millis(1);
+
+/// The longest that one step may be made to take.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// The purpose of the random stream that jitter is drawn from.
+const JITTER: u64 = 100;
 
 /// Computes one worker's gradients.
 pub(super) struct Computer {
@@ -40,7 +47,7 @@ impl Computer {
             spec,
             train,
             batches,
-            pace: Pace { factor: 1.0 },
+            pace: Pace { factor: 1.0, jitter: None },
             local_steps: 1,
             learning_rate: 0.0,
             gradient: Vec::new(),
@@ -105,12 +112,33 @@ impl Computer {
 pub(super) struct Pace {
     /// How many times slower than it could be.
     pub(super) factor: f64,
+    /// What each step takes besides computing, before that.
+    pub(super) jitter: Option<(Law, Sampler)>,
 }
 
 impl Pace {
+    /// Of one worker out of `workers`, with jitter of this law, if any.
+    pub(super) fn new(
+        factor: f64,
+        jitter: Option<&str>,
+        seed: u64,
+        worker: usize,
+        workers: usize,
+    ) -> Result<Pace, LawError> {
+        let jitter: Option<Law> = jitter.map(str::parse).transpose()?;
+        let sampler = |law: Law| {
+            let sampler = Sampler::new(&law, seed, JITTER, worker, workers);
+            (law, sampler)
+        };
+        Ok(Pace { factor, jitter: jitter.map(sampler) })
+    }
+
     /// Makes what has begun at `begun` take as long as it is to take. False if it was stopped.
     fn lag(&mut self, begun: Instant, stop: Option<Stop<'_>>) -> Result<bool, Error> {
-        let lag = begun.elapsed().mul_f64(self.factor - 1.0);
+        let jitter = self.jitter.as_mut().map_or(0.0, |(law, sampler)| sampler.draw(law));
+        // A law may have no mean; nobody waits for more than this.
+        let jitter = Duration::from_secs_f64((jitter * self.factor).min(LONGEST.as_secs_f64()));
+        let lag = begun.elapsed().mul_f64(self.factor - 1.0) + jitter;
         let Some(stop) = stop else {
             std::thread::sleep(lag);
             return Ok(true);

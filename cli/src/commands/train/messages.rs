@@ -204,7 +204,7 @@ impl Report {
             bytes_published: statistics.bytes_published,
             bytes_pulled: statistics.bytes_pulled,
             pull_retries: statistics.pull_retries,
-            interrupts: 0,
+            interrupts: statistics.abandoned,
             rounds_skipped: 0,
             rounds_restarted: 0,
             staleness_histogram: statistics.staleness.counts().to_vec(),

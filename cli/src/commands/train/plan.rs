@@ -7,6 +7,7 @@ use std::time::Duration;
 use slackline::kernel::{AdamParameters, Optimizer};
 use slackline::rendezvous::Path as Way;
 use slackline::scheme;
+use slackline::sim::Law;
 use slackline::table::{ElementType, Table};
 use slackline_cli::data::{self, Split};
 use slackline_cli::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
@@ -16,6 +17,7 @@ use super::launch::Job;
 use super::messages::CheckpointConfig;
 use crate::failure::Failure;
 use crate::output;
+use crate::scheme_args;
 
 /// Places that each server has: for workers, and for the one reader that evaluates.
 pub(super) const PEERS: u16 = 256;
@@ -64,7 +66,7 @@ pub(super) struct Plan {
     /// The accuracy that ends the run.
     pub(super) target: Option<f32>,
     /// The law of the time that each step takes besides computing.
-    pub(super) jitter: Option<String>,
+    pub(super) jitter: Option<Law>,
     pub(super) optimizer: Optimizer,
     pub(super) optimizer_name: &'static str,
     pub(super) learning_rate: f32,
@@ -87,19 +89,13 @@ impl Plan {
         };
         let may_use_tcp = require == Some(Way::Tcp) || (require.is_none() && !job.is_local());
         let checksums = args.checksums.unwrap_or(may_use_tcp);
-        let staleness = args.staleness.map(|staleness| staleness.to_string());
-        let settings =
-            staleness.iter().map(|staleness| ("staleness", staleness.as_str())).collect::<Vec<_>>();
-        let refused = |option: &'static str| {
-            move |error: scheme::ConfigError| {
-                Failure::usage(format!("{option}: {}", error.to_string().replace(": ", "; ")))
-            }
-        };
-        let scheme =
-            scheme::Config::from_settings(&args.scheme, &settings).map_err(refused("--staleness"))?;
+        let scheme = args.scheme()?;
+        let servers = args.servers()?;
         between("--workers", workers, WORKERS_MAX)?;
-        scheme.check(workers).map_err(refused("--scheme"))?;
-        between("--servers", args.servers, SERVERS_MAX)?;
+        scheme.check(workers).map_err(|error| scheme_args::refused(&error))?;
+        if scheme.has_server() {
+            between("--servers", servers, SERVERS_MAX)?;
+        }
         between("--threads", args.threads, 1024)?;
         between("--epochs", args.epochs as usize, u32::MAX as usize)?;
         between("--batch", args.batch, usize::MAX)?;
@@ -118,7 +114,7 @@ impl Plan {
             Encoding::F16 => ElementType::F16,
         };
         check_outputs(&args)?;
-        let checkpoint = checkpoint(&args)?;
+        let checkpoint = checkpoint(&args, servers)?;
         if args.hidden.is_some() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
             return Err(Failure::usage(
                 "softmax has no hidden units; leave --hidden out, or use --model mlp",
@@ -133,11 +129,13 @@ impl Plan {
         let batches = Batches::new(args.seed, 0, workers, rows, args.batch)
             .map_err(|error| Failure::usage(format!("--batch: {error}")))?;
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
+        let jitter = args.jitter.as_deref().map(str::parse::<Law>).transpose();
+        let jitter = jitter.map_err(|error| refused("--jitter", &error))?;
         let target = target(args.target_accuracy)?;
         let gradients = scheme.interrupts().then_some(steps * workers as u64);
         let (spec, loaded) = spec(&args, &split)?;
         let table = table(&spec)?;
-        let shards = table.shards(args.servers).map_err(|error| {
+        let shards = table.shards(servers.max(1)).map_err(|error| {
             Failure::usage(format!("--servers: {}", error.to_string().replace(": ", "; ")))
         })?;
         check_memory(&spec, scheme, workers, optimizer, encoding)?;
@@ -146,7 +144,7 @@ impl Plan {
             scheme,
             job,
             workers,
-            servers: args.servers,
+            servers,
             threads: args.threads,
             checkpoint,
             restarts: args.restarts,
@@ -167,7 +165,7 @@ impl Plan {
             steps,
             gradients,
             target,
-            jitter: None,
+            jitter,
             optimizer,
             optimizer_name,
             learning_rate,
@@ -188,6 +186,15 @@ impl Plan {
     }
 }
 
+/// An error of the library, which says what is wrong and then what to do.
+fn refused(option: &str, error: &impl std::fmt::Display) -> Failure {
+    let text = error.to_string();
+    match text.rsplit_once(": ") {
+        Some((wrong, remedy)) => Failure::usage(format!("{option}: {wrong}; {remedy}")),
+        None => Failure::usage(format!("{option}: {text}")),
+    }
+}
+
 fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
     if (1..=most).contains(&value) {
         return Ok(());
@@ -197,7 +204,7 @@ fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
 }
 
 /// Where checkpoints go. What an earlier run left there is taken up or left alone, never written over.
-fn checkpoint(args: &Args) -> Result<Option<CheckpointConfig>, Failure> {
+fn checkpoint(args: &Args, servers: usize) -> Result<Option<CheckpointConfig>, Failure> {
     let Some(folder) = &args.checkpoint else { return Ok(None) };
     let wrong = |what: String| Failure::usage(format!("--checkpoint {}: {what}", folder.display()));
     if args.checkpoint_every == 0 {
@@ -208,8 +215,8 @@ fn checkpoint(args: &Args) -> Result<Option<CheckpointConfig>, Failure> {
     let folder = folder.canonicalize().map_err(|error| wrong(error.to_string()))?;
     let config = CheckpointConfig { folder, every: args.checkpoint_every, resume: args.resume };
     // Of servers on other hosts the folders may be elsewhere; they look for themselves.
-    for shard in 0..args.servers {
-        let file = config.file(shard as u16, args.servers as u16);
+    for shard in 0..servers {
+        let file = config.file(shard as u16, servers as u16);
         if file.exists() && !args.resume {
             let name = file.file_name().unwrap_or_default().display().to_string();
             return Err(wrong(format!(

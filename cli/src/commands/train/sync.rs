@@ -3,18 +3,19 @@
 use std::time::{Duration, Instant};
 
 use slackline::Error;
+use slackline::clock::Clock;
 use slackline::kernel::{self, Fold, Gradient, Optimizer, Pass};
 use slackline::mem::{HostMemory, VolatileSlice};
 use slackline::node::{GroupMember, GroupOptions, Publisher, PublisherOptions, ShardOptions};
 use slackline::rendezvous::{Choice, Member, Role, choose};
-use slackline::scheme::{Groups, WorkerAction, WorkerEvent, WorkerScheme};
+use slackline::scheme::{WorkerAction, WorkerEvent, WorkerScheme};
 use slackline::table::ElementType;
 use slackline::transport::Address;
 use slackline_cli::metrics::{self, PeerMetrics, PeerState, Registry, WorkerMetrics};
 
 use super::Trouble;
 use super::compute::Computer;
-use super::fabric::{Fabric, fabric, flatten, listen_at, path_of};
+use super::fabric::{Fabric, fabric, flatten, listen_at};
 use super::messages::{Message, PathTaken, Report, SyncConfig, WorkConfig};
 use super::seat::Seat;
 
@@ -51,18 +52,15 @@ impl<'a> Sync<'a> {
     ) -> Result<Sync<'a>, Trouble> {
         let timeout = Duration::from_secs_f64(config.timeout_s);
         let sync = config.sync.as_ref().ok_or("the coordinator does not say whom to average with")?;
-        let groups = config.scheme.groups(config.workers)?;
+        let groups = Groups(config.workers);
         let initial = seat.values(computer.spec.parameters(), timeout)?;
         let fabric = fabric(seat.secret.as_ref());
-        let options =
-            GroupOptions { checksums: config.checksums, run: sync.run, ..GroupOptions::default() };
+        let options = GroupOptions { checksums: config.checksums, run: sync.run, ..GroupOptions::default() };
         let at = || listen_at(&sync.listen, seat.ip);
         let (rank, workers) = (config.worker, config.workers);
-        let listener =
-            GroupMember::listen(fabric.clone(), &at(), rank, workers, initial.len(), options)?;
+        let listener = GroupMember::listen(fabric.clone(), &at(), rank, workers, initial.len(), options)?;
         let memory = ShardOptions { checksums: config.checksums, ..ShardOptions::default() };
-        let mut publisher =
-            Publisher::new(fabric, &at(), sync.table.clone(), PublisherOptions { memory })?;
+        let mut publisher = Publisher::new(fabric, &at(), sync.table.clone(), PublisherOptions { memory })?;
         publish(&mut publisher, &initial, timeout)?;
         seat.announce(flatten(listener.address()));
         let (addresses, peers) = others(seat, &config, timeout)?;
@@ -92,7 +90,7 @@ impl<'a> Sync<'a> {
     /// Trains until all steps are done.
     pub(super) fn train(&mut self) -> Result<(), Trouble> {
         let (mut sum, mut count, mut reported) = (0.0, 0u32, Instant::now());
-        self.scheme.handle_event(slackline::node::now(), WorkerEvent::Joined { clock: self.clock.into() });
+        self.scheme.handle_event(slackline::node::now(), WorkerEvent::Joined { clock: Clock(self.clock) });
         loop {
             let event = match self.scheme.poll_action() {
                 Some(WorkerAction::Compute) if Some(self.clock) == self.config.steps => return Ok(()),
@@ -245,5 +243,12 @@ impl Steps {
         fold.run()?;
         kernel::decode(self.part(1), ElementType::F32, parameters);
         Ok(())
+    }
+}
+
+struct Groups(usize);
+impl Groups {
+    fn members(&self, _rank: usize, _round: u64) -> std::ops::Range<usize> {
+        0..self.0
     }
 }

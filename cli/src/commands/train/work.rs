@@ -12,7 +12,7 @@ use slackline_cli::metrics::{self, PeerMetrics, PeerState, Registry, WorkerMetri
 use slackline_cli::model::{Batches, ModelSpec};
 
 use super::Trouble;
-use super::compute::Computer;
+use super::compute::{Computer, Pace};
 use super::fabric::{Fabric, fabric, path_of};
 use super::messages::{Message, Order, PathTaken, Report, WorkConfig};
 use super::seat::{End, Seat};
@@ -36,7 +36,8 @@ pub(super) fn work(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -
     let batches = Batches::new(config.seed, config.worker, config.workers, train.rows(), config.batch)?;
     let timeout = Duration::from_secs_f64(config.timeout_s);
     let mut computer = Computer::new(spec, train, batches);
-    computer.pace.factor = config.factor;
+    let (jitter, workers) = (config.jitter.as_deref(), config.workers);
+    computer.pace = Pace::new(config.factor, jitter, config.seed, config.worker, workers)?;
     computer.learning_rate = config.learning_rate;
     computer.local_steps = u64::from(config.scheme.local_steps());
     if config.sync.is_some() {
@@ -58,9 +59,9 @@ pub(super) fn work(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -
 
     end_with_the_job(seat)?;
     seat.report(Report::default());
-    let mut trainer = Trainer { computer, config: *config, timeout, seat, metrics, interrupts: 0 };
+    let mut trainer = Trainer { computer, config: *config, timeout, seat, metrics };
     trainer.train(&mut worker)?;
-    seat.finish(trainer.report(&worker));
+    seat.finish(Report::of(worker.clock(), worker.statistics()));
     loop {
         std::thread::park();
     }
@@ -122,8 +123,6 @@ struct Trainer<'a> {
     timeout: Duration,
     seat: &'a Seat,
     metrics: Option<&'a Registry>,
-    /// Computations that were abandoned.
-    interrupts: u64,
 }
 
 impl Trainer<'_> {
@@ -171,10 +170,7 @@ impl Trainer<'_> {
                     worker.publish(Some(loss), self.timeout)?;
                     (sum, count) = (sum + f64::from(loss), count + 1);
                 }
-                None => {
-                    worker.abandon()?;
-                    self.interrupts += 1;
-                }
+                None => worker.abandon()?,
             }
             // Cheap next to a step, but there may be thousands of steps between two reports.
             if reported.elapsed() >= REPORT_EVERY {
@@ -196,19 +192,15 @@ impl Trainer<'_> {
         self.computer.gradient_unless(clock, &mut || worker.should_stop())
     }
 
-    fn report(&self, worker: &Worker<Fabric>) -> Report {
-        Report { interrupts: self.interrupts, ..Report::of(worker.clock(), worker.statistics()) }
-    }
-
     fn tell(&self, worker: &Worker<Fabric>, loss: Option<f64>) {
-        self.seat.report(Report { loss, ..self.report(worker) });
+        self.seat.report(Report { loss, ..Report::of(worker.clock(), worker.statistics()) });
         let Some(metrics) = self.metrics else { return };
-        let (clock, interrupts) = (worker.clock().0, self.interrupts);
+        let clock = worker.clock().0;
         metrics.update(|metrics| {
             let before = metrics.worker.take().and_then(|worker| worker.loss);
             let statistics = WorkerMetrics::from(worker.statistics());
             let loss = loss.or(before);
-            metrics.worker = Some(WorkerMetrics { clock, loss, interrupts, ..statistics });
+            metrics.worker = Some(WorkerMetrics { clock, loss, ..statistics });
             metrics.peers = worker.links().map(peer).collect();
         });
     }

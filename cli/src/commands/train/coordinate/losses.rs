@@ -127,7 +127,11 @@ impl Coordinator<'_> {
             let place = &mut self.workers[worker];
             let silent = place.state == State::Running && place.heard.elapsed() > SILENT_FOR;
             if silent && place.outcome.lost.is_none() {
-                let why = if self.servers.is_empty() { "was silent" } else { "was silent, and the servers evicted it" };
+                let why = if self.servers.is_empty() {
+                    "was silent"
+                } else {
+                    "was silent, and the servers evicted it"
+                };
                 place.outcome.lost = Some(why.into());
                 self.let_go(worker);
             }

@@ -13,8 +13,8 @@ use slackline_cli::model::Evaluation;
 use super::evaluate::{Evaluator, Final, Judged, Places};
 use super::job::serve_metrics;
 use super::messages::{
-    Body, Message, Order, PathTaken, Report, ServeConfig, Status, SyncConfig, VALUES_PER_MESSAGE, WorkConfig, json, read,
-    values,
+    Body, Message, Order, PathTaken, Report, ServeConfig, Status, SyncConfig, VALUES_PER_MESSAGE, WorkConfig,
+    json, read, values,
 };
 use super::plan::{PEERS, Plan};
 use super::process::Process;
