@@ -11,3 +11,4 @@ pub mod fuzzing;
 pub mod launch;
 pub mod metrics;
 pub mod model;
+pub mod plot;

@@ -4,6 +4,7 @@
 mod commands;
 mod failure;
 mod output;
+mod table;
 
 use std::process::ExitCode;
 
