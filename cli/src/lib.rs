@@ -12,3 +12,4 @@ pub mod launch;
 pub mod metrics;
 pub mod model;
 pub mod plot;
+pub mod problem;
