@@ -7,8 +7,8 @@ use slackline::sim::{Evaluation, Problem};
 use crate::data::{self, Split};
 use crate::model::{Batches, BatchesError, ModelKind, ModelSpec, ModelSpecError, Scratch, Tower};
 
-/// A model to be trained on the digits, with the mini-batches that [`Batches`] gives each worker: what `slackline train`
-/// does, without its processes.
+/// A model to be trained on the digits, with the mini-batches that [`Batches`] gives each worker: what `slackline
+/// train` does, without its processes.
 #[derive(Debug)]
 pub struct Digits {
     net: Net,
@@ -35,8 +35,8 @@ pub enum DigitsError {
 }
 
 impl Digits {
-    /// A softmax regression, or a perceptron with one hidden layer, for `workers` with mini-batches of `batch`. The seed
-    /// decides the order of the examples.
+    /// A softmax regression, or a perceptron with one hidden layer, for `workers` with mini-batches of `batch`. The
+    /// seed decides the order of the examples.
     ///
     /// # Errors
     ///

@@ -15,8 +15,8 @@ const PANEL_HEIGHT: u32 = 300;
 const MARGIN: u32 = 14;
 const LEGEND_LINE: u32 = 22;
 
-/// Colours that stay apart for all kinds of colour vision (Okabe and Ito, 2008), without the yellow that is too pale for
-/// a line on white.
+/// Colours that stay apart for all kinds of colour vision (Okabe and Ito, 2008), without the yellow that is too
+/// pale for a line on white.
 const PALETTE: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -118,7 +118,7 @@ fn draw_panel(area: &Area<'_>, panel: &Panel, mut x: Scale, y: Scale, entries: &
     let mut builder = ChartBuilder::on(area);
     builder
         .margin_left(MARGIN * FINE)
-        .margin_right(MARGIN * FINE)
+        .margin_right(2 * MARGIN * FINE)
         .margin_top(6 * FINE)
         .x_label_area_size(44 * FINE)
         .y_label_area_size(54 * FINE);

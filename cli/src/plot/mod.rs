@@ -1,7 +1,7 @@
 //! Charts as SVG: lines, bars and points in one or more panels under one title and one legend.
 //!
-//! The same figure gives the same bytes on every machine and at every time, so a plot that is kept under version control
-//! changes only when what it shows does.
+//! The same figure gives the same bytes on every machine and at every time, so a plot that is kept under version
+//! control changes only when what it shows does.
 //!
 //! ```
 //! use slackline_cli::plot::{Axis, Figure, Panel, Series};

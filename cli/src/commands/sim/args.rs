@@ -11,8 +11,8 @@ use crate::scheme_args::SchemeArgs;
 /// Simulate a job in virtual time.
 ///
 /// The schemes are those of `slackline train`, the very same objects; gradients are real gradients of a real, small
-/// problem, or left out to simulate time alone; only time is not real. The same options give the same run, to the last
-/// bit, on every machine.
+/// problem, or left out to simulate time alone; only time is not real. The same options give the same run, to the
+/// last bit, on every machine.
 #[derive(clap::Args, Clone, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -68,7 +68,8 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Network", value_name = "RATE", value_parser = scaled)]
     pub(super) server_bandwidth: Option<f64>,
 
-    /// Bytes of a gradient and of a copy of the parameters, such as 100M [default: 4 for each parameter of the problem]
+    /// Bytes of a gradient and of a copy of the parameters, such as 100M [default: 4 for each parameter of the
+    /// problem]
     #[arg(long, help_heading = "Network", value_name = "BYTES", value_parser = scaled)]
     pub(super) message_bytes: Option<f64>,
 
@@ -136,7 +137,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "End", value_name = "N", group = "end")]
     pub(super) versions: Option<u64>,
 
-    /// Stop at this virtual time [default with --compare if a scheme interrupts workers: 100 times what a gradient takes]
+    /// Stop at this virtual time [default with --compare, if a scheme interrupts workers: 100 gradients long]
     #[arg(long, help_heading = "End", value_name = "SECONDS", group = "end")]
     pub(super) seconds: Option<f64>,
 
@@ -162,7 +163,7 @@ pub(crate) struct Args {
 }
 
 const EXIT_CODES: &str =
-    "Exit codes: 0 done, 1 a promise was broken or the simulation failed, 2 options or files that cannot be used.";
+    "Exit codes: 0 done, 1 a promise was broken or the run failed, 2 options or files that cannot be used.";
 
 const EXAMPLES: &str = "Examples:
   slackline sim
@@ -180,7 +181,7 @@ const EXAMPLES: &str = "Examples:
   slackline sim --reproduce bap
       a table of the literature, and ours beside it; `--reproduce list` has the others
 
-Exit codes: 0 done, 1 a promise was broken or the simulation failed, 2 options or files that cannot be used.";
+Exit codes: 0 done, 1 a promise was broken or the run failed, 2 options or files that cannot be used.";
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum ProblemName {

@@ -12,8 +12,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Where no bar can be shown, a line at most so often.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Does `work` for each item, and gives what came of each, in the order of the items, however many cores there are. The
-/// first error, in that order, ends it; work that was begun is finished.
+/// Does `work` for each item, and gives what came of each, in the order of the items, however many cores there are.
+/// The first error, in that order, ends it; work that was begun is finished.
 pub(super) fn map<T: Sync, R: Send, E: Send>(
     what: &str,
     items: &[T],
@@ -40,7 +40,8 @@ pub(super) fn map<T: Sync, R: Send, E: Send>(
             });
         }
     });
-    let results = results.into_iter().map(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner));
+    let results =
+        results.into_iter().map(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner));
     // Where an error ended it, what was never begun has no result; the error does.
     results.flatten().collect()
 }

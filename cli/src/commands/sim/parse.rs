@@ -50,7 +50,8 @@ pub(super) fn change(text: &str) -> Result<Change, String> {
 
 /// `WORKER@TIME`, or `WORKER@TIME-TIME`.
 pub(super) fn crash(text: &str) -> Result<Crash, String> {
-    let form = "write WORKER@TIME, such as 2@30, or WORKER@TIME-TIME, such as 2@30-45 for a worker that comes back";
+    let form =
+        "write WORKER@TIME, such as 2@30, or WORKER@TIME-TIME, such as 2@30-45 for a worker that comes back";
     let (worker, times) = text.split_once('@').ok_or(form)?;
     let seconds = |text: &str| text.trim().parse::<f64>().map_err(|_| format!("{text:?} is no time; {form}"));
     let worker = worker.trim().parse().map_err(|_| format!("{worker:?} is no worker; {form}"))?;

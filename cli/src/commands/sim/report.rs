@@ -36,12 +36,15 @@ pub(super) fn one(args: &Args, report: &Report) -> String {
     line("staleness", histogram(&report.staleness, "clocks, data less reader"));
     line("lag", histogram(&report.lag, "versions between computing and folding"));
     if let (Some(first), Some(last)) = (report.curve.first(), report.curve.last()) {
-        let accuracy = last.accuracy.map_or(String::new(), |part| format!(", accuracy {:.1} %", 100.0 * part));
-        let reached = report.reached.map_or(String::new(), |at| format!(", target reached at {} s", number(at)));
+        let accuracy =
+            last.accuracy.map_or(String::new(), |part| format!(", accuracy {:.1} %", 100.0 * part));
+        let reached =
+            report.reached.map_or(String::new(), |at| format!(", target reached at {} s", number(at)));
         line("loss", format!("{} to {}{accuracy}{reached}", number(first.loss), number(last.loss)));
     }
     let counts = &report.counts;
-    let bytes = if counts.bytes > 0 { format!(", {} MB", number(counts.bytes as f64 / 1e6)) } else { String::new() };
+    let bytes =
+        if counts.bytes > 0 { format!(", {} MB", number(counts.bytes as f64 / 1e6)) } else { String::new() };
     line("traffic", format!("{} uploads, {} downloads{bytes}", counts.uploads, counts.downloads));
     let trouble = [
         (counts.averages, "averages"),
@@ -51,8 +54,11 @@ pub(super) fn one(args: &Args, report: &Report) -> String {
         (counts.lost, "messages lost"),
         (counts.replayed, "messages twice"),
     ];
-    let trouble: Vec<_> =
-        trouble.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+    let trouble: Vec<_> = trouble
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{count} {what}"))
+        .collect();
     if !trouble.is_empty() {
         line("besides", trouble.join(", "));
     }
@@ -75,7 +81,8 @@ pub(super) fn many(args: &Args, reports: &[Report]) -> String {
 
 /// What [`summary`] tells of a run.
 pub(super) fn summary_heading(learns: bool, has_target: bool) -> Vec<&'static str> {
-    let mut heading = vec!["time, s", "s a clock", "versions", "computing", "staleness", "least", "lag", "most"];
+    let mut heading =
+        vec!["time, s", "s/clock", "versions", "computing", "staleness", "least", "lag", "most"];
     if learns {
         heading.extend(["loss", "accuracy"]);
     }
@@ -102,7 +109,9 @@ pub(super) fn summary(report: &Report, learns: bool, has_target: bool) -> Vec<St
     let last = report.curve.last();
     if learns {
         cells.push(or_dash(last.map(|point| number(point.loss))));
-        cells.push(or_dash(last.and_then(|point| point.accuracy).map(|part| format!("{:.1} %", 100.0 * part))));
+        cells.push(or_dash(
+            last.and_then(|point| point.accuracy).map(|part| format!("{:.1} %", 100.0 * part)),
+        ));
     }
     if has_target {
         cells.push(or_dash(report.reached.map(number)));
@@ -188,9 +197,14 @@ pub(super) fn figure(args: &Args, reports: &[Report]) -> Figure {
         panel.series.push(Series::bars(&report.scheme, [(0.0, report.mean_time_per_clock)]));
     }
     figure = figure.panel(panel.titled("Time per clock"));
-    let panel = Panel::new(Axis::linear("data's clock less reader's"), Axis::linear("part of reads, %"));
-    let widths = reports.iter().filter_map(|report| Some(report.staleness.max()? - report.staleness.min()?));
-    let is_wide = widths.max().unwrap_or(0) > BARS_MAX;
+    let least = reports.iter().filter_map(|report| report.staleness.min()).min().unwrap_or(0);
+    let is_wide = least < -BARS_MAX;
+    let mut x = Axis::linear("data's clock less reader's");
+    if is_wide {
+        // What nothing bounds goes on for ever; the others are to be seen.
+        x = x.between(least.max(-2 * BARS_MAX) as f64, 0.0);
+    }
+    let panel = Panel::new(x, Axis::linear("part of reads, %"));
     let series = reports.iter().map(|report| staleness(&report.scheme, &report.staleness, is_wide));
     let series = series.collect();
     figure.panel(Panel { series, ..panel }.titled("Staleness"))

@@ -73,7 +73,8 @@ fn factors(args: &Args) -> Result<Vec<f64>, Failure> {
     let mut factors = vec![None; args.workers];
     for given in &args.factor {
         let (first, last) = (given.workers.start, given.workers.end - 1);
-        let wrong = |what: String| Failure::usage(format!("--factor {first}-{last}={}: {what}", given.factor));
+        let wrong =
+            |what: String| Failure::usage(format!("--factor {first}-{last}={}: {what}", given.factor));
         let places = factors.get_mut(given.workers.clone()).ok_or_else(|| {
             let most = args.workers.saturating_sub(1);
             wrong(format!("there is no worker {last}; workers are numbered 0 to {most}"))
@@ -92,7 +93,9 @@ fn problem(args: &Args) -> Result<Option<Box<dyn Problem>>, Failure> {
         return Err(Failure::usage("--batch cannot be 0; use 1 or more examples"));
     }
     if args.hidden.is_some() && args.problem != ProblemName::Mlp {
-        return Err(Failure::usage("--hidden: only mlp has hidden units; leave it out, or use --problem mlp"));
+        return Err(Failure::usage(
+            "--hidden: only mlp has hidden units; leave it out, or use --problem mlp",
+        ));
     }
     let digits = |kind| {
         let hidden = args.hidden.unwrap_or(HIDDEN_DEFAULT);
@@ -130,7 +133,9 @@ fn optimizer(name: OptimizerName, problem: ProblemName) -> (Optimizer, f32) {
 pub(super) fn failure(error: &sim::Error) -> Failure {
     let text = error.to_string();
     match error {
-        sim::Error::Broken { .. } | sim::Error::Stuck { .. } | sim::Error::Fold { .. } => Failure::failed(text),
+        sim::Error::Broken { .. } | sim::Error::Stuck { .. } | sim::Error::Fold { .. } => {
+            Failure::failed(text)
+        }
         sim::Error::Scheme(error) => scheme_args::refused(error),
         sim::Error::Setting { setting, value, remedy } => {
             let option = match *setting {
@@ -141,7 +146,12 @@ pub(super) fn failure(error: &sim::Error) -> Failure {
                 "the time of a crash" | "the worker of a crash" => "--crash",
                 "the time of a partition" | "the workers of a partition" => "--cut",
                 "until" => return Failure::usage(format!("the end cannot be {value}; {remedy}")),
-                other => return Failure::usage(format!("--{} cannot be {value}; {remedy}", other.replace('_', "-"))),
+                other => {
+                    return Failure::usage(format!(
+                        "--{} cannot be {value}; {remedy}",
+                        other.replace('_', "-")
+                    ));
+                }
             };
             Failure::usage(format!("{option}: {setting} cannot be {value}; {remedy}"))
         }

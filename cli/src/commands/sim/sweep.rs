@@ -45,7 +45,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         points.push((values, parsed.args));
     }
     for (values, args) in &points {
-        prepare(args).map_err(|failure| Failure::usage(format!("--sweep, at {}: {failure}", place(&axes, values))))?;
+        prepare(args)
+            .map_err(|failure| Failure::usage(format!("--sweep, at {}: {failure}", place(&axes, values))))?;
     }
     let reports = parallel::map("runs", &points, |(_, args)| simulate(prepare(args)?))?;
     let learns = points.iter().any(|(_, args)| args.problem != ProblemName::None);
@@ -56,8 +57,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     for ((values, _), report) in points.iter().zip(&reports) {
         table.row(values.iter().cloned().chain(report::summary(report, learns, has_target)));
     }
-    let rows = || points.iter().zip(&reports).map(|((values, args), report)| row(&axes, values, args, report));
-    let json = || json!({ "sweep": axes.iter().map(|axis| &axis.option).collect::<Vec<_>>(), "rows": rows().collect::<Vec<_>>() });
+    let rows =
+        || points.iter().zip(&reports).map(|((values, args), report)| row(&axes, values, args, report));
+    let options: Vec<_> = axes.iter().map(|axis| &axis.option).collect();
+    let json = || json!({ "sweep": options, "rows": rows().collect::<Vec<_>>() });
     // A plot of a grid is not one picture: clap refuses it.
     give(args, &table.text(), json, || report::figure(args, &[]))
 }
@@ -92,7 +95,9 @@ fn row(axes: &[Axis], values: &[String], args: &Args, report: &Report) -> Value 
 }
 
 fn axis(text: &str) -> Result<Axis, Failure> {
-    let wrong = |what: &str| Failure::usage(format!("--sweep {text}: {what}; write OPTION=VALUE,VALUE, such as workers=4,8"));
+    let wrong = |what: &str| {
+        Failure::usage(format!("--sweep {text}: {what}; write OPTION=VALUE,VALUE, such as workers=4,8"))
+    };
     let (option, values) = text.split_once('=').ok_or_else(|| wrong("there is no ="))?;
     let option = option.trim().trim_start_matches("--").to_owned();
     if ["sweep", "compare", "reproduce", "json", "plot", "docs"].contains(&option.as_str()) {
@@ -117,7 +122,8 @@ fn values(axes: &[Axis], mut index: usize) -> Vec<String> {
 }
 
 fn place(axes: &[Axis], values: &[String]) -> String {
-    let parts: Vec<_> = axes.iter().zip(values).map(|(axis, value)| format!("{}={value}", axis.option)).collect();
+    let parts: Vec<_> =
+        axes.iter().zip(values).map(|(axis, value)| format!("{}={value}", axis.option)).collect();
     parts.join(" ")
 }
 

@@ -15,6 +15,7 @@ const STALENESS: [u64; 6] = [0, 1, 2, 4, 8, 16];
 
 /// By workers: mean time per clock at each staleness, from the recurrence `f[c,i] = max(f[c-1,i], max_j f[c-1-s,j]) +
 /// x[c,i]` over 3 million clocks.
+#[allow(clippy::approx_constant)] // 2.718 is H_8, and not e
 const EXPECTED: [(usize, [f64; 6]); 3] = [
     (4, [2.083, 1.515, 1.337, 1.199, 1.109, 1.058]),
     (8, [2.718, 1.793, 1.509, 1.296, 1.161, 1.084]),
@@ -22,7 +23,7 @@ const EXPECTED: [(usize, [f64; 6]); 3] = [
 ];
 
 /// Enough for 0.5 % in every cell.
-const CLOCKS: u64 = 20_000;
+const CLOCKS: u64 = 60_000;
 
 /// Of the runs that learn.
 const SEEDS: u64 = 5;
@@ -31,25 +32,28 @@ const TARGET: f64 = 0.15;
 pub(super) const RECIPE: Recipe = Recipe {
     name: "bap",
     title: "BAP hides jitter",
-    claim: "Workers that may run ahead of the newest version by a bounded number of clocks are 1.2 to 2 times as fast as in \
-            lock step.",
+    claim: "Workers that may run ahead of the newest version by a bounded number of clocks are 1.2 to 2 \
+            times as fast as in lock step.",
     source: "Li, Wan, Jiang, Long: BAP, HPCC 2016, abstract; the table is from a recurrence of our own",
-    setup: "N workers with exponential times of mean 1 s, no network, 20,000 clocks for each cell. Below it 8 workers learn \
-            the digits (softmax regression, batches of 32, step size 0.5) until the loss is 0.15, mean of 5 seeds.",
-    remarks: "The gain in time per clock grows with the workers and goes beyond the paper's range for 16 of them and a long \
-              run-ahead, where exponential times (harsher than those of real machines) leave the most to win. What counts is \
-              the time to a loss: there old gradients cost clocks, so the gain is smaller than in time per clock.",
+    setup: "N workers with exponential times of mean 1 s, no network, 60,000 clocks for each cell. Below it \
+            8 workers learn the digits (softmax regression, batches of 32, step size 0.5) until the loss is \
+            0.15, mean of 5 seeds.",
+    remarks: "The gain in time per clock grows with the workers and goes beyond the paper's range for 16 of \
+              them and a long run-ahead, where exponential times (harsher than those of real machines) leave \
+              the most to win. What counts is the time to a loss: there old gradients cost clocks, so the \
+              gain is smaller than in time per clock.",
     run,
 };
 
 pub(super) const STRAGGLER: Recipe = Recipe {
     name: "bap-straggler",
     title: "No staleness hides a machine that is always slow",
-    claim: "With one worker that is three times slower all the time, every finite staleness gives the rate of lock step.",
+    claim: "With one worker that is three times slower all the time, every finite staleness gives \
+            the rate of lock step.",
     source: "follows from the bound: in the long run nobody can be faster than the slowest, plus s clocks",
     setup: "8 workers, one of them three times slower; times constant (1 s), or exponential of mean 1 s; 4,000 clocks.",
-    remarks: "With exponential times there is jitter to hide as well: running ahead takes the time per clock down to the \
-              3 s of the slow worker, and never below.",
+    remarks: "With exponential times there is jitter to hide as well: running ahead takes the time per clock \
+              down to the 3 s of the slow worker, and never below.",
     run: straggler,
 };
 
@@ -75,7 +79,10 @@ fn run(seed: u64) -> Result<Findings, Failure> {
     };
 
     let mut table = Table::new(["N", "s = 0", "1", "2", "4", "8", "16", "best over BSP"]);
-    let mut panel = Panel::new(Axis::names("staleness s", STALENESS.map(|s| s.to_string())), Axis::linear("mean time per clock, s"));
+    let mut panel = Panel::new(
+        Axis::names("staleness s", STALENESS.map(|s| s.to_string())),
+        Axis::linear("mean time per clock, s"),
+    );
     let (mut rows, mut worst) = (Vec::new(), 0.0f64);
     let mut circles = Vec::new();
     for (workers, expected) in EXPECTED {
@@ -108,7 +115,8 @@ fn run(seed: u64) -> Result<Findings, Failure> {
         let of = runs.iter().zip(&learnt).filter(|((s, _), _)| *s == staleness);
         mean(of.map(|(_, report)| report.reached.unwrap_or(f64::INFINITY)))
     };
-    let mut curves = Panel::new(Axis::linear("virtual time, s"), Axis::log("loss")).titled("The digits, N = 8");
+    let mut curves =
+        Panel::new(Axis::linear("virtual time, s"), Axis::log("loss")).titled("The digits, N = 8");
     let mut times = Table::new(["staleness", "time to the loss, s", "times as fast as BSP"]);
     for staleness in [0, 1, 4, 16] {
         let at = runs.iter().position(|run| *run == (staleness, seed)).unwrap_or(0);
@@ -121,21 +129,34 @@ fn run(seed: u64) -> Result<Findings, Failure> {
     let gains = [1, 4, 16].map(|staleness| reached(0) / reached(staleness));
     let best = gains.into_iter().fold(0.0, f64::max);
     let checks = vec![
-        Check::new("mean time per clock, all 18 cells", "within 2 %", format!("within {:.2} %", 100.0 * worst), worst <= 0.02),
-        Check::new("time to a loss under jitter, over BSP", "1.2 to 2 times", format!("{best:.2} times (best s)"), best >= 1.2),
+        Check::new(
+            "mean time per clock, all 18 cells",
+            "within 2 %",
+            format!("within {:.2} %", 100.0 * worst),
+            worst <= 0.02,
+        ),
+        Check::new(
+            "time to a loss under jitter, over BSP",
+            "1.2 to 2 times",
+            format!("{best:.2} times (best s)"),
+            best >= 1.2,
+        ),
     ];
     let figure = Figure::new("BAP: running ahead hides jitter")
         .subtitle("exponential times of mean 1 s; circles: the recurrence")
         .columns(2)
         .panel(panel.titled("Time per clock"))
         .panel(curves);
-    let tables =
-        vec![("Mean time per clock, s (expected in brackets)".into(), table), ("8 workers on the digits".into(), times)];
+    let tables = vec![
+        ("Mean time per clock, s (expected in brackets)".into(), table),
+        ("8 workers on the digits".into(), times),
+    ];
     Ok(Findings { tables, rows, checks, figure })
 }
 
 fn straggler(seed: u64) -> Result<Findings, Failure> {
-    let laws = [("constant", Law::Constant { seconds: 1.0 }), ("exponential", Law::Exponential { mean: 1.0 })];
+    let laws =
+        [("constant", Law::Constant { seconds: 1.0 }), ("exponential", Law::Exponential { mean: 1.0 })];
     let cells: Vec<_> = laws.iter().flat_map(|law| [0, 1, 4, 16].map(|staleness| (law, staleness))).collect();
     let reports = simulate("bap-straggler", &cells, |((_, law), staleness)| {
         let mut cluster = job(*staleness, 8, seed);
@@ -145,7 +166,8 @@ fn straggler(seed: u64) -> Result<Findings, Failure> {
         Ok(cluster)
     })?;
     let mut table = Table::new(["times", "staleness", "mean time per clock, s", "times as fast as BSP"]);
-    let mut panel = Panel::new(Axis::names("staleness s", ["0", "1", "4", "16"]), Axis::linear("mean time per clock, s"));
+    let mut panel =
+        Panel::new(Axis::names("staleness s", ["0", "1", "4", "16"]), Axis::linear("mean time per clock, s"));
     let mut rows = Vec::new();
     for (index, (name, _)) in laws.iter().enumerate() {
         let own = &reports[4 * index..][..4];
@@ -155,7 +177,10 @@ fn straggler(seed: u64) -> Result<Findings, Failure> {
             rows.push(json!({ "times": name, "staleness": staleness, "mean_time_per_clock": time }));
             table.row([name.to_string(), staleness.to_string(), format!("{time:.3}"), format!("{gain:.3}")]);
         }
-        panel.series.push(Series::bars(*name, own.iter().enumerate().map(|(at, report)| (at as f64, report.mean_time_per_clock))));
+        panel.series.push(Series::bars(
+            *name,
+            own.iter().enumerate().map(|(at, report)| (at as f64, report.mean_time_per_clock)),
+        ));
     }
     panel.series.push(Series::guide("the slow worker alone", [(-0.5, 3.0), (3.5, 3.0)]));
     let constant = &reports[..4];
@@ -165,6 +190,7 @@ fn straggler(seed: u64) -> Result<Findings, Failure> {
         Check::near("constant times: BSP's time over that of s = 16", 1.0, gain, 0.01),
         Check::near("the least time per clock of all", 3.0, floor, 0.02),
     ];
-    let figure = Figure::new("One worker is three times slower").subtitle("BAP, 8 workers, 4,000 clocks").panel(panel);
+    let figure =
+        Figure::new("One worker is three times slower").subtitle("BAP, 8 workers, 4,000 clocks").panel(panel);
     Ok(Findings { tables: vec![(String::from("Mean time per clock"), table)], rows, checks, figure })
 }

@@ -1,7 +1,7 @@
 //! The results of the literature, and ours beside them.
 //!
-//! Each is a recipe: what was claimed, how it is tried here, and a function that tries it. A claim that does not come out
-//! is told with its figures like one that does; no recipe knows what it should find when it looks.
+//! Each is a recipe: what was claimed, how it is tried here, and a function that tries it. A claim that does not
+//! come out is told with its figures like one that does; no recipe knows what it should find when it looks.
 
 mod bap;
 mod page;
@@ -59,10 +59,14 @@ pub(super) fn run(args: &Args, name: &str) -> Result<ExitCode, Failure> {
         super::print(&list())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let recipes: Vec<&Recipe> = RECIPES.iter().filter(|recipe| name == "all" || recipe.name == name).collect();
+    let recipes: Vec<&Recipe> =
+        RECIPES.iter().filter(|recipe| name == "all" || recipe.name == name).collect();
     if recipes.is_empty() {
         let names: Vec<_> = RECIPES.iter().map(|recipe| recipe.name).collect();
-        return Err(Failure::usage(format!("--reproduce knows no {name:?}; use one of {}, or all", names.join(", "))));
+        return Err(Failure::usage(format!(
+            "--reproduce knows no {name:?}; use one of {}, or all",
+            names.join(", ")
+        )));
     }
     if let (Some(docs), "all") = (&args.docs, name) {
         page::check(docs)?;
@@ -70,7 +74,9 @@ pub(super) fn run(args: &Args, name: &str) -> Result<ExitCode, Failure> {
         return Err(Failure::usage("--docs writes one page of all; use it with --reproduce all"));
     }
     if args.plot.is_some() && recipes.len() > 1 {
-        return Err(Failure::usage("--plot is one file; name one result, or use --docs FOLDER for all plots"));
+        return Err(Failure::usage(
+            "--plot is one file; name one result, or use --docs FOLDER for all plots",
+        ));
     }
     let mut done = Vec::with_capacity(recipes.len());
     for recipe in recipes {
@@ -96,7 +102,8 @@ fn list() -> String {
 
 /// For people.
 fn text(recipe: &Recipe, findings: &Findings) -> String {
-    let mut text = format!("{}\n{}\n  ({})\n\nhere: {}\n", recipe.title, recipe.claim, recipe.source, recipe.setup);
+    let mut text =
+        format!("{}\n{}\n  ({})\n\nhere: {}\n", recipe.title, recipe.claim, recipe.source, recipe.setup);
     for (caption, table) in &findings.tables {
         text += &format!("\n{caption}\n{}", table.text());
     }
@@ -136,7 +143,12 @@ impl Check {
         Check { what: what.into(), expected, ours: format!("{ours:.3}"), holds }
     }
 
-    fn new(what: impl Into<String>, expected: impl Into<String>, ours: impl Into<String>, holds: bool) -> Check {
+    fn new(
+        what: impl Into<String>,
+        expected: impl Into<String>,
+        ours: impl Into<String>,
+        holds: bool,
+    ) -> Check {
         Check { what: what.into(), expected: expected.into(), ours: ours.into(), holds }
     }
 }

@@ -13,12 +13,20 @@ use crate::table::Table;
 const NAME: &str = "reproductions.md";
 const PLOTS: &str = "plots";
 
-const HEAD: &str = "# The literature, and what comes out here\n\n\
-Every figure on this page was computed by the simulator: the scheme objects that `slackline train` runs, real gradients of\n\
-small real problems, virtual time. Each section ends with its command; the same command gives the same figures to the last\n\
-digit. The whole page, with its plots, is written by\n\n\
-```sh\ncargo run --release -- sim --reproduce all --docs docs\n```\n\n\
-\"Differs\" is not a failure of the program: the section says what came out instead, and why.\n\n";
+const HEAD: &str = "\
+# The literature, and what comes out here
+
+Every figure on this page was computed by the simulator: the scheme objects that `slackline train` runs, real
+gradients of small real problems, virtual time. Each section has its command; the same command gives the same figures
+to the last digit. The whole page, with its plots, is written by
+
+```sh
+cargo run --release -- sim --reproduce all --docs docs
+```
+
+\"Differs\" is not a failure of the program: the section says what came out instead, and why.
+
+";
 
 /// Finds out whether the page can be written.
 pub(super) fn check(docs: &Path) -> Result<(), Failure> {
