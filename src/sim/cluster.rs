@@ -98,7 +98,7 @@ impl Cluster {
     pub fn run(self) -> Result<Report, Error> {
         self.check()?;
         let scheme = self.scheme;
-        let server = scheme.server(self.workers);
+        let server = scheme.server(self.workers)?;
         Engine::new(self, server, &mut |_| scheme.worker()).run()
     }
 

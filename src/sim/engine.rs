@@ -91,7 +91,7 @@ impl<'a> Engine<'a> {
             record: Record { report, published: ClockTable::default(), next_point: 0 },
             slots: u64::from(scheme.slots()),
             pushes: scheme.pushes(),
-            local_steps: 1,
+            local_steps: scheme.local_steps().max(1),
             is_over: false,
         }
     }

@@ -8,6 +8,8 @@ use crate::scheme::{Config, Share};
 pub(super) struct Judge {
     /// A gradient of clock `c` is computed on a copy that holds all clocks before `c - bound`.
     clocks: Option<u64>,
+    /// A gradient of clock `c` is computed on a version in `c - bound ..= c`.
+    versions: Option<u64>,
     /// All gradients of an update are of one clock, and of everybody.
     is_bulk: bool,
     /// What the server has consumed of each worker.
@@ -19,7 +21,12 @@ impl Judge {
     pub(super) fn new(scheme: &Config) -> Judge {
         Judge {
             clocks: scheme.staleness(),
-            is_bulk: matches!(scheme, Config::Bsp),
+            versions: match *scheme {
+                Config::Bsp => Some(0),
+                Config::Bap { staleness } => Some(staleness),
+                _ => None,
+            },
+            is_bulk: matches!(scheme, Config::Bsp | Config::Bap { .. }),
             consumed: ClockTable::default(),
             smallest: 0,
         }
