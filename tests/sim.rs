@@ -1,5 +1,9 @@
 //! What the simulator says of schemes, laws and networks, held against what is known without it.
 
+#[path = "sim/inputs.rs"]
+mod inputs;
+#[path = "sim/judge.rs"]
+mod judge;
 #[path = "sim/limits.rs"]
 mod limits;
 #[path = "sim/times.rs"]

@@ -24,6 +24,8 @@ pub(super) enum Event {
     Up { worker: u32, life: u32, message: Up },
     /// A message has arrived at a worker.
     Down { worker: u32, life: u32, message: Down },
+    /// A group has its mean.
+    Averaged { round: u64, first: u32 },
     /// Some workers change their pace.
     Change { index: usize },
     /// The server's scheme asked to be woken.

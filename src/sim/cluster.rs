@@ -99,7 +99,7 @@ impl Cluster {
         self.check()?;
         let scheme = self.scheme;
         let server = scheme.server(self.workers)?;
-        Engine::new(self, server, &mut |_| scheme.worker()).run()
+        Engine::new(self, Some(server), None, &mut |_| scheme.worker()).run()
     }
 
     /// Simulates it with other halves than those of its scheme, held to the promises of its scheme.
@@ -109,7 +109,18 @@ impl Cluster {
         worker: &mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
     ) -> Result<Report, Error> {
         self.check()?;
-        Engine::new(self, server, worker).run()
+        Engine::new(self, Some(server), None, worker).run()
+    }
+
+    /// Simulates it without a server, in groups of the caller's own: `members` says who averages with `worker` in a
+    /// round, itself among them.
+    pub fn run_in_groups(
+        self,
+        members: &dyn Fn(usize, u64) -> Vec<usize>,
+        worker: &mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
+    ) -> Result<Report, Error> {
+        self.check()?;
+        Engine::new(self, None, Some(members), worker).run()
     }
 
     /// Says what is wrong with it, if anything is.

@@ -1,6 +1,7 @@
 //! The run itself: what happens, in order, until the end.
 
 use super::agenda::{Agenda, Down, Event, Up};
+use super::group::{Members, Nobody, Peers};
 use super::judge::Judge;
 use super::law::Sampler;
 use super::model::Model;
@@ -17,6 +18,8 @@ pub(super) struct Engine<'a> {
     pub(super) problem: Option<Box<dyn Problem>>,
     pub(super) agenda: Agenda,
     pub(super) server: Server,
+    /// In the place of a server's model, where there is no server.
+    pub(super) peers: Option<Peers<'a>>,
     pub(super) workers: Vec<Worker>,
     make: &'a mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
     pub(super) wires: Wires,
@@ -52,14 +55,20 @@ impl Record {
 impl<'a> Engine<'a> {
     pub(super) fn new(
         mut cluster: Cluster,
-        server: Box<dyn ServerScheme>,
+        server: Option<Box<dyn ServerScheme>>,
+        groups: Option<Members<'a>>,
         make: &'a mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
     ) -> Engine<'a> {
         let problem = cluster.problem.take();
         let (workers, seed, scheme) = (cluster.workers, cluster.seed, cluster.scheme);
-        let model = problem
-            .as_ref()
-            .map(|problem| Model::new(&problem.initial(seed), cluster.optimizer, cluster.learning_rate));
+        let model = || {
+            let initial = problem.as_ref()?.initial(seed);
+            Some(Model::new(&initial, cluster.optimizer, cluster.learning_rate))
+        };
+        let peers = groups.map(|members| {
+            Peers::new(members, std::iter::repeat_with(model).take(workers).flatten().collect(), workers)
+        });
+        let model = if peers.is_none() { model() } else { None };
         let parameters = problem.as_ref().map_or(0, |problem| problem.parameters() as u64);
         let constant = super::Law::Constant { seconds: 0.0 };
         let faults = &cluster.faults;
@@ -77,6 +86,7 @@ impl<'a> Engine<'a> {
                 Worker::new(make(WorkerId(index as u16)), samplers, factor)
             })
             .collect();
+        let judge = Judge::new(&cluster);
         let report = Report { scheme: scheme.to_string(), workers, seed, ..Report::default() };
         Engine {
             wires: Wires::new(&cluster.network, &cluster.faults, workers, seed),
@@ -84,10 +94,11 @@ impl<'a> Engine<'a> {
             cluster,
             problem,
             agenda: Agenda::default(),
-            server: Server::new(server, model, workers),
+            server: Server::new(server.unwrap_or(Box::new(Nobody)), model, workers),
+            peers,
             workers: members,
             make,
-            judge: Judge::new(&scheme),
+            judge,
             record: Record { report, published: ClockTable::default(), next_point: 0 },
             slots: u64::from(scheme.slots()),
             pushes: scheme.pushes(),
@@ -170,6 +181,7 @@ impl<'a> Engine<'a> {
                 self.record.note(3, now, u64::from(worker));
                 self.receive_down(worker as usize, life, message)
             }
+            Event::Averaged { round, first } => self.averaged(round, first as usize),
             Event::Change { index } => {
                 let change = self.cluster.changes[index].clone();
                 self.workers[change.workers].iter_mut().for_each(|worker| worker.factor *= change.factor);
@@ -204,6 +216,7 @@ impl<'a> Engine<'a> {
         self.notice(id, self.server.accounts[id].life)?;
         self.workers[id].scheme = (self.make)(WorkerId(id as u16));
         self.enter(id);
+        self.gather_all()?;
         self.drive_server()?;
         self.tell_membership(id)?;
         let (clock, workers) = (Clock(self.workers[id].clock), self.server.members);
@@ -280,7 +293,12 @@ impl<'a> Engine<'a> {
         let mut report = self.record.report;
         report.end = seconds(now);
         report.versions = self.server.version;
-        report.mean_time_per_clock = report.end * self.workers.len() as f64 / report.gradients.max(1) as f64;
+        let workers = self.workers.len();
+        report.parameters = match (&self.peers, &self.server.model) {
+            (Some(peers), _) => (0..workers).filter_map(|id| peers.model_values(id)).collect(),
+            (None, model) => model.iter().map(Model::values).collect(),
+        };
+        report.mean_time_per_clock = report.end * workers as f64 / report.gradients.max(1) as f64;
         report.counts.lost = self.wires.lost;
         report.counts.events = self.agenda.count();
         for worker in &mut self.workers {

@@ -1,5 +1,7 @@
 //! Who holds schemes to their promises.
 
+use super::Cluster;
+use super::model::Snapshot;
 use crate::clock::{Clock, ClockTable, WorkerId};
 use crate::scheme::{Config, Share};
 
@@ -18,12 +20,15 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    pub(super) fn new(scheme: &Config) -> Judge {
+    pub(super) fn new(cluster: &Cluster) -> Judge {
+        let scheme = &cluster.scheme;
+        // One that comes back begins at a clock, and versions are not clocks any more once a clock was nobody's.
+        let stays = cluster.faults.crashes.is_empty() && cluster.faults.lifetime.is_none();
         Judge {
             clocks: scheme.staleness(),
             versions: match *scheme {
-                Config::Bsp => Some(0),
-                Config::Bap { staleness } => Some(staleness),
+                Config::Bsp if stays => Some(0),
+                Config::Bap { staleness } if stays => Some(staleness),
                 _ => None,
             },
             is_bulk: matches!(scheme, Config::Bsp | Config::Bap { .. }),
@@ -41,8 +46,16 @@ impl Judge {
     }
 
     /// A worker of some clock computes on a copy.
-    pub(super) fn computes(&self, worker: usize, clock: u64, smallest: u64) -> Result<(), String> {
-        let behind = clock.saturating_sub(smallest);
+    pub(super) fn computes(&self, worker: usize, clock: u64, copy: &Snapshot) -> Result<(), String> {
+        if let Some(bound) = self.versions
+            && !(clock.saturating_sub(bound)..=clock).contains(&copy.version)
+        {
+            return Err(format!(
+                "worker {worker} computes clock {clock} on version {}, and the bound is {bound}",
+                copy.version
+            ));
+        }
+        let behind = clock.saturating_sub(copy.smallest_clock);
         match self.clocks {
             Some(bound) if behind > bound => Err(format!(
                 "worker {worker} computes clock {clock} on a copy {behind} clocks behind, and the bound is {bound}"
@@ -64,6 +77,20 @@ impl Judge {
         let first = clocks.next();
         if self.is_bulk && (clocks.any(|clock| Some(clock) != first) || shares.len() > members) {
             return Err(format!("an update of one clock is made of {shares:?}, by {members} workers"));
+        }
+        Ok(())
+    }
+
+    /// A group replaces its members' parameters by their mean: the mean of all stays where it was.
+    pub(super) fn averages(&self, parts: &[Vec<f32>], mean: &[f32]) -> Result<(), String> {
+        for (at, mean) in mean.iter().enumerate() {
+            let sum: f64 = parts.iter().map(|part| f64::from(part[at])).sum();
+            let size: f64 = parts.iter().map(|part| f64::from(part[at].abs())).sum();
+            let off = (sum - parts.len() as f64 * f64::from(*mean)).abs();
+            // Rounding of so many additions; what has diverged is no breach.
+            if size.is_finite() && off > parts.len() as f64 * size * f64::from(f32::EPSILON) {
+                return Err(format!("averaging moved the sum of parameter {at} from {sum} by {off}"));
+            }
         }
         Ok(())
     }

@@ -41,6 +41,7 @@ mod cluster;
 mod engine;
 mod error;
 mod faults;
+mod group;
 mod histogram;
 mod judge;
 mod law;

@@ -43,6 +43,16 @@ pub(super) fn values(payload: &[u8]) -> Vec<f32> {
     values
 }
 
+/// The mean of vectors, added from the left and divided once, each operation rounded to f32.
+pub(super) fn mean(parts: &[Vec<f32>]) -> Vec<f32> {
+    let mut parts = parts.iter();
+    let mut mean = parts.next().cloned().unwrap_or_default();
+    let count = 1.0 + parts.len() as f32;
+    parts.for_each(|part| mean.iter_mut().zip(part).for_each(|(sum, element)| *sum += element));
+    mean.iter_mut().for_each(|sum| *sum /= count);
+    mean
+}
+
 impl Model {
     pub(super) fn new(initial: &[f32], optimizer: Optimizer, learning_rate: f32) -> Model {
         let zeros = || vec![0; initial.len() * 4];
@@ -53,6 +63,11 @@ impl Model {
             states: (0..optimizer.states()).map(|_| zeros()).collect(),
             next: (0..=optimizer.states()).map(|_| zeros()).collect(),
         }
+    }
+
+    /// Takes other parameters; the optimiser's state stays.
+    pub(super) fn put(&mut self, parameters: Payload) {
+        self.parameters.copy_from_slice(&parameters);
     }
 
     pub(super) fn values(&self) -> Vec<f32> {

@@ -155,7 +155,6 @@ impl Wires {
     }
 
     /// How long a group of workers takes to reduce and gather `bytes` among themselves in a ring, from `now` on.
-    #[expect(dead_code, reason = "for schemes of groups")]
     pub(super) fn average(&mut self, now: u64, members: &[usize], bytes: u64) -> u64 {
         let steps = 2 * (members.len() as u64 - 1);
         let latency = (0..steps).map(|_| self.delay()).fold(0, u64::saturating_add);

@@ -37,6 +37,9 @@ pub struct Report {
     pub curve: Vec<Point>,
     /// What was counted.
     pub counts: Counts,
+    /// The newest parameters; without a server, those of each worker; none on time alone.
+    #[serde(skip)]
+    pub parameters: Vec<Vec<f32>>,
     /// Hash over all that happened: two runs with the same hash were the same run.
     pub trace_hash: u64,
 }
@@ -78,6 +81,9 @@ pub struct Point {
     pub loss: f64,
     /// Their accuracy, where the problem has one.
     pub accuracy: Option<f64>,
+    /// Without a server these are the mean of all workers' parameters; then this is the root of the mean of their
+    /// squared distances from it.
+    pub disagreement: Option<f64>,
 }
 
 /// What was counted.

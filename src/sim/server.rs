@@ -112,7 +112,15 @@ impl Server {
 impl Engine<'_> {
     /// Takes a worker in and returns the clock it begins at.
     pub(super) fn admit(&mut self, worker: usize, life: u32) -> u64 {
-        let clock = self.server.scheme.smallest_clock().0;
+        let mut clock = self.server.scheme.smallest_clock().0;
+        if let Some(peers) = &mut self.peers {
+            let accounts = &self.server.accounts;
+            let blank = self.problem.as_ref().map(|problem| {
+                let zeros = vec![0.0; problem.parameters()];
+                Model::new(&zeros, self.cluster.optimizer, self.cluster.learning_rate)
+            });
+            clock = peers.enter(worker, |other| accounts[other].is_in, blank);
+        }
         let account = &mut self.server.accounts[worker];
         let request = account.request;
         *account =
@@ -135,6 +143,10 @@ impl Engine<'_> {
         self.server.members -= 1;
         self.judge.left(worker);
         self.record.published.leave(WorkerId(worker as u16));
+        if let Some(peers) = &mut self.peers {
+            peers.leave(worker);
+        }
+        self.gather_all()?;
         self.tell_server(ServerEvent::Left { worker: WorkerId(worker as u16) });
         self.drive_server()?;
         self.tell_membership(worker)
@@ -337,10 +349,15 @@ impl Engine<'_> {
         if is_taken || (!must && now < self.record.next_point) {
             return;
         }
-        let (Some(problem), Some(model)) = (&mut self.problem, &self.server.model) else { return };
+        let accounts = &self.server.accounts;
+        let mean = self.peers.as_ref().and_then(|peers| peers.mean(|worker| accounts[worker].is_in));
+        let disagreement = mean.as_ref().map(|(_, spread)| *spread);
+        let served = || self.server.model.as_ref().map(Model::values);
+        let Some(parameters) = mean.map(|(mean, _)| mean).or_else(served) else { return };
+        let Some(problem) = &mut self.problem else { return };
         let every = nanos(self.cluster.evaluate_every.unwrap_or(self.cluster.compute.mean())).max(1);
         self.record.next_point = (now / every + 1).saturating_mul(every);
-        let evaluation = problem.evaluate(&model.values());
+        let evaluation = problem.evaluate(&parameters);
         let (version, clock) = (self.server.version, self.server.smallest_clock);
         let point = Point {
             time: seconds(now),
@@ -348,6 +365,7 @@ impl Engine<'_> {
             clock,
             loss: evaluation.loss,
             accuracy: evaluation.accuracy,
+            disagreement,
         };
         self.record.report.curve.push(point);
         if let Until::Loss { target, .. } = self.cluster.until

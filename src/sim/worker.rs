@@ -117,7 +117,7 @@ impl Engine<'_> {
                 match action {
                     WorkerAction::Refresh { bound } => self.refresh(id, bound),
                     WorkerAction::Compute => self.compute(id)?,
-                    _ => return Err(self.broken(format!("worker {id} wants {action:?}"))),
+                    WorkerAction::Average { round } => self.average(id, round)?,
                 }
                 continue;
             }
@@ -188,18 +188,19 @@ impl Engine<'_> {
 
     fn compute(&mut self, id: usize) -> Result<(), Error> {
         let now = self.agenda.now();
-        let worker = &mut self.workers[id];
+        let worker = &self.workers[id];
         if worker.computing.is_some() || worker.finished.is_some() || worker.asked.is_some() {
             return Err(self.broken(format!("worker {id} computes before the last answer")));
         }
-        let (clock, Some(copy)) = (worker.clock, &worker.copy) else {
-            return Err(self.broken(format!("worker {id} computes without a copy")));
-        };
-        let smallest = copy.snapshot.smallest_clock;
-        let version = copy.snapshot.version;
-        self.judge.computes(id, clock, smallest).map_err(|what| self.broken(what))?;
-        self.record.report.staleness.add(smallest as i64 - 1 - clock as i64);
-        self.record.note(6, version, clock);
+        let clock = worker.clock;
+        if self.peers.is_none() {
+            let Some(Held { snapshot, .. }) = &worker.copy else {
+                return Err(self.broken(format!("worker {id} computes without a copy")));
+            };
+            self.judge.computes(id, clock, snapshot).map_err(|what| self.broken(what))?;
+            self.record.report.staleness.add(snapshot.smallest_clock as i64 - 1 - clock as i64);
+            self.record.note(6, snapshot.version, clock);
+        }
         let worker = &mut self.workers[id];
         let drawn: f64 = (0..self.local_steps).map(|_| worker.sampler.draw(&self.cluster.compute)).sum();
         worker.attempt += 1;
@@ -256,6 +257,9 @@ impl Engine<'_> {
     /// The parameters that a worker computes on: its copy, and what it has itself added since, as the server will.
     fn view(&self, id: usize) -> Rc<[f32]> {
         let worker = &self.workers[id];
+        if let Some(own) = self.peers.as_ref().and_then(|peers| peers.model_values(id)) {
+            return own.into();
+        }
         let Some(copy) = &worker.copy else { return Rc::from([]) };
         if worker.own.is_empty() {
             return Rc::clone(&copy.snapshot.values);
@@ -271,20 +275,30 @@ impl Engine<'_> {
     /// Publishes what is finished, if there is a free slot.
     fn publish(&mut self, id: usize) -> Result<(), Error> {
         let worker = &mut self.workers[id];
-        if worker.clock - worker.credited >= self.slots {
+        if self.peers.is_none() && worker.clock - worker.credited >= self.slots {
             return Ok(());
         }
         let Some(gradient) = worker.finished.take() else { return Ok(()) };
+        if self.peers.is_some() {
+            self.step_locally(id, gradient.payload)?;
+            return self.published(id, gradient.magnitude);
+        }
         if self.cluster.read_my_writes {
             worker.own.extend(gradient.payload.clone().map(|payload| (gradient.clock, payload)));
         }
         let (clock, magnitude) = (gradient.clock, gradient.magnitude);
-        worker.clock += 1;
-        worker.published += 1;
-        self.record.report.gradients += 1;
-        self.record.published.advance(WorkerId(id as u16), Clock(clock + 1));
         self.server.accounts[id].gradients.push_back(gradient);
         self.send_up(id, self.bytes, Up::Gradient { clock });
+        self.published(id, magnitude)
+    }
+
+    fn published(&mut self, id: usize, magnitude: Option<f32>) -> Result<(), Error> {
+        let worker = &mut self.workers[id];
+        worker.clock += 1;
+        worker.published += 1;
+        let clock = Clock(worker.clock);
+        self.record.report.gradients += 1;
+        self.record.published.advance(WorkerId(id as u16), clock);
         self.tell_worker(id, WorkerEvent::Published { magnitude })
     }
 

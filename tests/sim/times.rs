@@ -100,3 +100,19 @@ fn a_change_on_the_way_slows_those_whom_it_names() {
     let clocks: Vec<u64> = run(cluster).of_workers.iter().map(|worker| worker.clocks).collect();
     assert_eq!(clocks, [200, 200, 120, 120]);
 }
+
+/// Mean time per clock under exponential times: the recurrence `f[c,i] = max(f[c-1,i], max_j f[c-1-s,j]) + x[c,i]`.
+#[test]
+fn bap_takes_as_long_as_its_recurrence_says() {
+    let table = [
+        (4, [2.083, 1.515, 1.337, 1.199, 1.109, 1.058]),
+        (8, [2.718, 1.793, 1.509, 1.296, 1.161, 1.084]),
+        (16, [3.381, 2.080, 1.687, 1.394, 1.212, 1.110]),
+    ];
+    for (workers, row) in table {
+        for (staleness, expected) in [0, 1, 2, 4, 8, 16].into_iter().zip(row) {
+            let report = run(exponential(Config::Bap { staleness }, workers, 10_000));
+            near(&format!("{workers} workers, s = {staleness}"), report.mean_time_per_clock, expected, 0.02);
+        }
+    }
+}
