@@ -76,6 +76,10 @@ pub struct ServerStatus {
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
     pub dropped: u64,
+    /// Gradients in the newest version.
+    pub gradients: u64,
+    /// How often workers were asked to abandon what they compute. Who was asked in vain, having just published, counts.
+    pub interrupts: u64,
     /// Mean of the losses that came with the gradients of the newest version.
     pub loss: Option<f64>,
     /// Squared Euclidean norm of the mean gradient of the newest version that has told one, where the scheme asks for
@@ -528,6 +532,7 @@ impl<T: Transport> Server<T> {
         let peer = self.shard.peers.get_mut(usize::from(worker.0)).and_then(Option::as_mut);
         if let Some(peer) = peer.filter(|peer| peer.worker) {
             peer.wants_push |= peer.push.is_some();
+            self.status.interrupts += 1;
             self.shard.frames.interrupt(worker.0);
         }
     }
@@ -663,6 +668,7 @@ impl<T: Transport> Server<T> {
         let (mean_norm_squared, variance) = moments.map_or((None, None), |moments| moments.statistics());
         let learning_rate = Some(f64::from(self.work.learning_rate));
         let statistics = Statistics { mean_norm_squared, variance, loss: self.mean_loss(), learning_rate };
+        self.status.gradients = self.work.shares.len() as u64;
         self.status.loss = statistics.loss.or(self.status.loss);
         self.status.mean_norm_squared = mean_norm_squared.or(self.status.mean_norm_squared);
         self.status.variance = variance.or(self.status.variance);

@@ -109,6 +109,14 @@ pub struct ServerMetrics {
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
     pub dropped: u64,
+    /// Gradients in the newest version.
+    pub gradients: u64,
+    /// How often workers were asked to abandon what they compute.
+    pub interrupts: u64,
+    /// Squared norm of the mean gradient, where it is measured.
+    pub mean_norm_squared: Option<f64>,
+    /// Variance of one gradient, where it is measured.
+    pub variance: Option<f64>,
     /// Mean of the losses that came with the newest version.
     pub loss: Option<f64>,
 }
@@ -125,6 +133,10 @@ impl From<ServerStatus> for ServerMetrics {
             refused: status.refused,
             folded: status.folded,
             dropped: status.dropped,
+            gradients: status.gradients,
+            interrupts: status.interrupts,
+            mean_norm_squared: status.mean_norm_squared,
+            variance: status.variance,
             loss: status.loss,
         }
     }

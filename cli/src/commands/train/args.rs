@@ -28,6 +28,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(super) settings: SchemeArgs,
 
+    /// Workers see their own gradients before a server has folded them in
+    #[arg(long, help_heading = "Scheme")]
+    pub(super) read_my_writes: bool,
+
     /// Worker processes [default: 2, or all ranks of a launcher that are no servers]
     #[arg(long, help_heading = "Processes", value_name = "N")]
     pub(super) workers: Option<usize>,

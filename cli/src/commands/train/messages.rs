@@ -85,6 +85,8 @@ pub(super) struct WorkConfig {
     /// The server's, for steps on the worker's own copy.
     pub(super) learning_rate: f32,
     pub(super) factor: f64,
+    /// What one gradient of its own does to the parameters, where it is to see that at once.
+    pub(super) own_step: Option<f32>,
     /// The law of the time that each step takes besides computing.
     pub(super) jitter: Option<String>,
     pub(super) timeout_s: f64,
@@ -148,6 +150,13 @@ pub(super) struct Status {
     pub(super) folded: u64,
     /// Gradients that came too late, and were not folded in.
     pub(super) dropped: u64,
+    /// Times that it asked a worker to abandon what it computes.
+    pub(super) interrupts: u64,
+    /// Gradients in the newest version.
+    pub(super) gradients: u64,
+    /// What was measured of gradients last: squared norm of their mean, and variance of one.
+    pub(super) mean_norm_squared: Option<f64>,
+    pub(super) variance: Option<f64>,
 }
 
 /// How a worker is getting on.

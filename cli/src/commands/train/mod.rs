@@ -14,6 +14,7 @@ mod compute;
 mod coordinate;
 mod evaluate;
 mod fabric;
+mod fit;
 mod job;
 mod launch;
 mod messages;

@@ -65,6 +65,8 @@ pub(super) struct Plan {
     pub(super) gradients: Option<u64>,
     /// The accuracy that ends the run.
     pub(super) target: Option<f32>,
+    /// Workers see what they wrote: what one gradient of their own does to the parameters.
+    pub(super) own_step: Option<f32>,
     /// The law of the time that each step takes besides computing.
     pub(super) jitter: Option<Law>,
     pub(super) optimizer: Optimizer,
@@ -113,6 +115,9 @@ impl Plan {
             Encoding::Bf16 => ElementType::Bf16,
             Encoding::F16 => ElementType::F16,
         };
+        super::fit::check(&args, scheme, servers, optimizer, encoding)?;
+        // What one gradient of its own does: each counts for one of all.
+        let own_step = args.read_my_writes.then(|| learning_rate / workers as f32);
         check_outputs(&args)?;
         let checkpoint = checkpoint(&args, servers)?;
         if args.hidden.is_some() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
@@ -166,6 +171,7 @@ impl Plan {
             gradients,
             target,
             jitter,
+            own_step,
             optimizer,
             optimizer_name,
             learning_rate,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use slackline::table::ElementType;
 
 use super::coordinate::{Outcome, WorkerOutcome};
-use super::messages::{PathTaken, Report};
+use super::messages::{PathTaken, Report, Status};
 use super::plan::Plan;
 
 /// Heights of a histogram's bars.
@@ -54,6 +54,8 @@ struct Json<'a> {
     server_restarts: &'a [u32],
     /// Updates that were lost with servers, as far as any worker had seen them.
     lost_updates: u64,
+    /// What each server last said of itself.
+    server_status: &'a [Status],
     workers: Vec<JsonWorker<'a>>,
 }
 
@@ -118,6 +120,7 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         evicted: lost(outcome),
         server_restarts: &outcome.restarts,
         lost_updates: outcome.lost_updates,
+        server_status: &outcome.servers,
         workers: workers
             .map(|(worker, (outcome, factor))| JsonWorker {
                 worker,
@@ -208,6 +211,16 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
             100.0 * local.accuracy,
             local.loss
         );
+    }
+    if let (Some(_), [status]) = (plan.gradients, &outcome.servers[..]) {
+        let Status { folded, dropped, version, .. } = *status;
+        let each = folded as f64 / version.max(1) as f64;
+        let _ = write!(text, "{folded} gradients, {each:.2} in a version");
+        let _ = match dropped {
+            0 => writeln!(text),
+            1 => writeln!(text, "; 1 more came too late"),
+            more => writeln!(text, "; {more} more came too late"),
+        };
     }
     match (plan.target, outcome.time_to_target) {
         (None, _) => {}

@@ -52,6 +52,10 @@ pub(super) fn serve(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) 
             lost_updates: status.lost_updates,
             folded: status.folded,
             dropped: status.dropped,
+            interrupts: status.interrupts,
+            gradients: status.gradients,
+            mean_norm_squared: status.mean_norm_squared,
+            variance: status.variance,
         }));
         if let Some(metrics) = metrics {
             metrics.update(|metrics| tell(metrics, &server));

@@ -52,6 +52,7 @@ pub(super) fn work(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -
     let options = WorkerOptions {
         encoding: config.encoding,
         checksums: config.checksums,
+        own_step: config.own_step,
         ..WorkerOptions::new(config.scheme)
     };
     let mut worker = Worker::connect(fabric(seat.secret.as_ref()), &addresses, options, timeout)?;

@@ -56,6 +56,8 @@ pub(super) struct Outcome {
     pub(super) restarts: Vec<u32>,
     /// Updates that were lost with servers, as far as any worker has seen them.
     pub(super) lost_updates: u64,
+    /// The last that each server said of itself.
+    pub(super) servers: Vec<Status>,
 }
 
 /// What a worker came to.
@@ -186,11 +188,12 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
     let begun = Instant::now();
     coordinator.follow()?;
     let wall = begun.elapsed();
-    let counted = plan.gradients.map(|_| coordinator.servers[0].status.version);
     evaluator.finish();
     let Final { parameters, versions, local } = coordinator.bring_home()?;
-    // A server that has all that it is to fold in goes on counting, and changes nothing.
-    let versions = counted.unwrap_or(versions);
+    let versions = match coordinator.has_all_gradients() {
+        true => coordinator.servers[0].status.version,
+        false => versions,
+    };
     if parameters.iter().any(|value| !value.is_finite()) {
         return Err(Failure::failed(format!(
             "the run diverged: parameters are not finite after {versions} versions; use a smaller \
@@ -205,6 +208,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
     let workers = coordinator.workers.iter().map(outcome).collect();
     let restarts = coordinator.servers.iter().map(|shard| shard.restarts).collect();
     let lost_updates = coordinator.servers.iter().filter_map(|shard| shard.lost_updates).sum();
+    let servers = coordinator.servers.iter().map(|shard| shard.status).collect();
     coordinator.leave();
     Ok(Outcome {
         parameters,
@@ -216,6 +220,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         workers,
         restarts,
         lost_updates,
+        servers,
     })
 }
 
@@ -288,6 +293,7 @@ impl Coordinator<'_> {
             steps: plan.gradients.is_none().then_some(plan.steps),
             learning_rate: plan.learning_rate,
             factor: plan.factors[worker],
+            own_step: plan.own_step,
             jitter: plan.jitter.as_ref().map(ToString::to_string),
             timeout_s: plan.timeout.as_secs_f64(),
             sync: (plan.servers == 0).then(|| SyncConfig {
@@ -603,6 +609,10 @@ impl Coordinator<'_> {
     }
 
     fn hear_server(&mut self, shard: usize, status: Status) {
+        // It goes on counting, and nothing changes any more.
+        if self.has_all_gradients() {
+            return;
+        }
         let known = std::mem::replace(&mut self.servers[shard].status, status).lost_updates;
         if let Some(lost) = status.lost_updates.filter(|lost| known.is_none_or(|known| known < *lost)) {
             *self.servers[shard].lost_updates.get_or_insert_default() += lost - known.unwrap_or(0);
@@ -684,6 +694,10 @@ impl Coordinator<'_> {
             version: match self.plan.servers {
                 0 => reports().map(|report| report.clock).min().unwrap_or(0),
                 _ => self.servers.iter().map(|shard| shard.status.version).min().unwrap_or(0),
+            },
+            gradients: match self.plan.gradients {
+                Some(_) => self.servers.first().map(|shard| shard.status.gradients),
+                None => None,
             },
             staleness: (count > 0).then(|| (sum as f64 / count as f64, most)),
         }
