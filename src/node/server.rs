@@ -23,6 +23,8 @@ use crate::transport::{Address, Endpoint, Transport};
 pub struct ServerOptions {
     /// The scheme. Workers must run the same.
     pub scheme: scheme::Config,
+    /// What a gradient's staleness does to its weight.
+    pub damping: scheme::Damping,
     /// How many workers the job has: nothing is applied before that many have joined.
     pub workers: usize,
     /// How gradients move parameters.
@@ -44,6 +46,7 @@ impl ServerOptions {
     pub fn new(scheme: scheme::Config, workers: usize, learning_rate: f32) -> ServerOptions {
         ServerOptions {
             scheme,
+            damping: scheme::Damping::None,
             workers,
             optimizer: Optimizer::Sgd { weight_decay: 0.0 },
             learning_rate,
@@ -233,6 +236,7 @@ impl<T: Transport> Server<T> {
             });
         }
         let scheme = options.scheme.server_at(options.workers, start.smallest_clock)?;
+        let scheme = scheme::damped(scheme, options.damping);
         if options.scheme.counts_versions() && options.shard.1 > 1 {
             let reason =
                 "counts versions, and those of two shards have nothing to do with each other: use one";

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use slackline::scheme::{Config, ConfigError};
+use slackline::scheme::{Config, ConfigError, Damping};
 use slackline_cli::model::ModelKind;
 
 use crate::failure::Failure;
@@ -19,14 +19,20 @@ use crate::scheme_args::SchemeArgs;
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// When workers wait: for everybody at every step (bsp), never (asp), or once they are too far
-    /// apart (ssp; essp besides sends them new parameters as soon as there are any; bap folds whole steps).
-    /// Settings may follow in parentheses, as in ssp(2)
+    /// When workers wait, and for whom. For everybody at every step: bsp. Never: asp. Once they are too far apart:
+    /// ssp, essp (new parameters are sent to them at once), bap (whole steps are folded in), vap (too much is on its
+    /// way). The first few make an update: dbw, k-sync (late ones are dropped), abs, k-async, adasync (they count, up
+    /// to a bound). Without a server: ds-sync, small groups that change. For tests: delay. Settings may follow in
+    /// parentheses, as in 'abs(k=2, staleness=4)'
     #[arg(long, help_heading = "Scheme", value_name = "SCHEME", value_parser = scheme, default_value = "ssp")]
     pub(super) scheme: String,
 
     #[command(flatten)]
     pub(super) settings: SchemeArgs,
+
+    /// What staleness does to the weight of a gradient: nothing, or dividing it by the versions that it is old
+    #[arg(long, help_heading = "Scheme", value_enum, default_value_t = DampingName::None)]
+    pub(super) damping: DampingName,
 
     /// Workers see their own gradients before a server has folded them in
     #[arg(long, help_heading = "Scheme")]
@@ -228,6 +234,21 @@ pub(crate) enum OptimizerName {
     /// Adam with a weight decay of 0.01
     #[value(name = "adamw")]
     AdamW,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum DampingName {
+    None,
+    Inverse,
+}
+
+impl From<DampingName> for Damping {
+    fn from(damping: DampingName) -> Damping {
+        match damping {
+            DampingName::None => Damping::None,
+            DampingName::Inverse => Damping::Inverse,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]

@@ -35,6 +35,7 @@ pub(super) struct ServeConfig {
     pub(super) table: Table,
     pub(super) shard: (u16, u16),
     pub(super) scheme: scheme::Config,
+    pub(super) damping: scheme::Damping,
     pub(super) workers: usize,
     pub(super) peers: u16,
     pub(super) optimizer: Optimizer,

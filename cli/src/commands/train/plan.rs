@@ -65,6 +65,7 @@ pub(super) struct Plan {
     pub(super) gradients: Option<u64>,
     /// The accuracy that ends the run.
     pub(super) target: Option<f32>,
+    pub(super) damping: scheme::Damping,
     /// Workers see what they wrote: what one gradient of their own does to the parameters.
     pub(super) own_step: Option<f32>,
     /// The law of the time that each step takes besides computing.
@@ -137,7 +138,10 @@ impl Plan {
         let jitter = args.jitter.as_deref().map(str::parse::<Law>).transpose();
         let jitter = jitter.map_err(|error| refused("--jitter", &error))?;
         let target = target(args.target_accuracy)?;
-        let gradients = scheme.interrupts().then_some(steps * workers as u64);
+        // Under these nobody can say when a worker has done its part: who has would keep the others waiting.
+        let together = scheme.counts_versions() || matches!(scheme, scheme::Config::Abs { .. });
+        let local_steps = u64::from(scheme.local_steps());
+        let gradients = together.then(|| (steps * workers as u64).div_ceil(local_steps));
         let (spec, loaded) = spec(&args, &split)?;
         let table = table(&spec)?;
         let shards = table.shards(servers.max(1)).map_err(|error| {
@@ -170,6 +174,7 @@ impl Plan {
             steps,
             gradients,
             target,
+            damping: args.damping.into(),
             jitter,
             own_step,
             optimizer,
@@ -345,8 +350,8 @@ fn check_memory(
     let servers = own * (3 + 2 * optimizer.states() as u64);
     let published = parameters * encoding.bytes() as u64;
     let pushed = if scheme.pushes() { 3 * own } else { 0 };
-    // Two slots at the server and one source; parameters and gradient.
-    let worker = 3 * published + 2 * own + pushed;
+    // Slots at the server and one source; parameters and gradient.
+    let worker = (u64::from(scheme.slots()) + 1) * published + 2 * own + pushed;
     // Initial and final parameters, and the reader's.
     let needed = servers + workers as u64 * worker + 3 * own;
     if let Some(available) = available_memory().filter(|available| needed > *available) {

@@ -85,6 +85,7 @@ fn start(seat: &Seat, config: ServeConfig, timeout: Duration) -> Result<Server<F
     let options = ServerOptions {
         optimizer: config.optimizer,
         threads: config.threads,
+        damping: config.damping,
         shard: config.shard,
         memory: ShardOptions { peers: config.peers, checksums: config.checksums, ..ShardOptions::default() },
         checkpoint: file.clone().map(|path| CheckpointOptions { path, every }),

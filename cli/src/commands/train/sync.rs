@@ -8,7 +8,7 @@ use slackline::kernel::{self, Fold, Gradient, Optimizer, Pass};
 use slackline::mem::{HostMemory, VolatileSlice};
 use slackline::node::{GroupMember, GroupOptions, Publisher, PublisherOptions, ShardOptions};
 use slackline::rendezvous::{Choice, Member, Role, choose};
-use slackline::scheme::{WorkerAction, WorkerEvent, WorkerScheme};
+use slackline::scheme::{Config, Groups, WorkerAction, WorkerEvent, WorkerScheme};
 use slackline::table::ElementType;
 use slackline::transport::Address;
 use slackline_cli::metrics::{self, PeerMetrics, PeerState, Registry, WorkerMetrics};
@@ -52,7 +52,10 @@ impl<'a> Sync<'a> {
     ) -> Result<Sync<'a>, Trouble> {
         let timeout = Duration::from_secs_f64(config.timeout_s);
         let sync = config.sync.as_ref().ok_or("the coordinator does not say whom to average with")?;
-        let groups = Groups(config.workers);
+        let Config::DsSync { group, partition } = config.scheme else {
+            return Err("the coordinator tells a worker to average whose scheme has servers".into());
+        };
+        let groups = Groups::new(config.workers, group, partition)?;
         let initial = seat.values(computer.spec.parameters(), timeout)?;
         let fabric = fabric(seat.secret.as_ref());
         let options = GroupOptions { checksums: config.checksums, run: sync.run, ..GroupOptions::default() };
@@ -243,12 +246,5 @@ impl Steps {
         fold.run()?;
         kernel::decode(self.part(1), ElementType::F32, parameters);
         Ok(())
-    }
-}
-
-struct Groups(usize);
-impl Groups {
-    fn members(&self, _rank: usize, _round: u64) -> std::ops::Range<usize> {
-        0..self.0
     }
 }

@@ -263,6 +263,7 @@ impl Coordinator<'_> {
             table: plan.table.clone(),
             shard: (shard as u16, plan.servers as u16),
             scheme: plan.scheme,
+            damping: plan.damping,
             workers: plan.workers,
             peers: PEERS,
             optimizer: plan.optimizer,
