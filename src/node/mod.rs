@@ -21,6 +21,8 @@ mod reader;
 mod server;
 mod shard;
 mod stats;
+#[cfg(test)]
+mod tests;
 mod wait;
 mod worker;
 

@@ -254,6 +254,7 @@ impl<T: Transport> Worker<T> {
     pub fn links(&self) -> impl Iterator<Item = LinkStatus> + '_ {
         self.parts.iter().map(|part| LinkStatus {
             shard: part.link.welcome.shard,
+            peer: part.link.welcome.peer,
             address: part.link.address.clone(),
             transport: part.link.endpoint.transport(),
             bytes_published: part.bytes_published,
@@ -742,6 +743,20 @@ impl<T: Transport> Worker<T> {
         let view = self.view_of_parts();
         self.retries = 0;
         view
+    }
+}
+
+#[cfg(test)]
+impl<T: Transport> Worker<T> {
+    /// Says to all servers that it holds `version`, whether it does or not.
+    pub(super) fn say_held(&mut self, version: Version) {
+        self.parts.iter_mut().for_each(|part| part.link.say_held(version));
+    }
+
+    /// Puts another scheme around this worker's.
+    pub(super) fn listen(&mut self, around: impl FnOnce(Box<dyn WorkerScheme>) -> Box<dyn WorkerScheme>) {
+        let own = std::mem::replace(&mut self.scheme, self.options.scheme.worker());
+        self.scheme = around(own);
     }
 }
 
