@@ -18,11 +18,11 @@ mod link;
 mod publisher;
 mod pulse;
 mod reader;
+#[cfg(test)]
+mod scripted;
 mod server;
 mod shard;
 mod stats;
-#[cfg(test)]
-mod tests;
 mod wait;
 mod worker;
 

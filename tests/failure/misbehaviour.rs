@@ -184,7 +184,7 @@ fn peers_of_different_layout_versions_name_both() {
         server.poll(slackline::node::now()).unwrap();
     });
     let reason = refusal(said);
-    assert!(reason.contains("layout version 99") && reason.contains("version 2"), "{reason}");
+    assert!(reason.contains("layout version 99") && reason.contains("version 3"), "{reason}");
 
     // The other way round: an owner that answers in another version.
     let address = Address::random();
