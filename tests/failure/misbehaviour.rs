@@ -198,7 +198,7 @@ fn peers_of_different_layout_versions_name_both() {
         let version = |source: &HandshakeError| matches!(source, HandshakeError::Version { theirs: 99 });
         assert!(matches!(&error, Error::Handshake { source, .. } if version(source)), "{error}");
         let text = error.to_string();
-        assert!(text.contains("layout version 99") && text.contains("version 2"), "{text}");
+        assert!(text.contains("layout version 99") && text.contains("version 3"), "{text}");
     });
 }
 
