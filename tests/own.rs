@@ -6,12 +6,14 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
+use slackline::channel::Secret;
 use slackline::clock::Version;
 use slackline::node::{Error, ReadMode, Server, ServerOptions, Worker, WorkerOptions};
 use slackline::scheme::Config;
 use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
 use slackline::transport::shm::Shm;
+use slackline::transport::tcp::Tcp;
+use slackline::transport::{Address, Transport};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -19,18 +21,43 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const SHARE: usize = 700;
 
 /// The schemes: with copies that are used again, pushed, and always fresh.
-const SCHEMES: [Config; 4] =
-    [Config::Ssp { staleness: 3 }, Config::Essp { staleness: 3 }, Config::Ssp { staleness: 0 }, Config::Asp];
+const SCHEMES: [Config; 5] = [
+    Config::Ssp { staleness: 3 },
+    Config::Essp { staleness: 3 },
+    Config::Ssp { staleness: 0 },
+    Config::Bap { staleness: 2 },
+    Config::Asp,
+];
 
-fn server(scheme: Config, workers: usize, shard: (u16, u16)) -> (Server<Shm>, Address) {
+/// How a job's nodes reach each other.
+trait Carrier: Transport {
+    fn new() -> (Self, Address)
+    where
+        Self: Sized;
+}
+
+impl Carrier for Shm {
+    fn new() -> (Shm, Address) {
+        (Shm::new(), Address::random())
+    }
+}
+
+impl Carrier for Tcp {
+    fn new() -> (Tcp, Address) {
+        let secret = Secret::from_text("what both sides know", "this test").unwrap();
+        (Tcp::with_secret(secret), "127.0.0.1:0".parse().unwrap())
+    }
+}
+
+fn server<T: Carrier>(scheme: Config, workers: usize, shard: (u16, u16)) -> (Server<T>, Address) {
     let table = Table::flat((workers * SHARE) as u64, ElementType::F32).unwrap();
     let range = table.shards(usize::from(shard.1)).unwrap()[usize::from(shard.0)].clone();
     // A gradient of 1 moves a parameter by 1: the weights are 1 / workers.
     let mut options = ServerOptions { shard, ..ServerOptions::new(scheme, workers, workers as f32) };
     options.memory.chunk_bytes = 1024;
     let initial = vec![0.0; (range.end - range.start) as usize / 4];
-    let address = Address::random();
-    let server = Server::new(Shm::new(), &address, table, &initial, options).unwrap();
+    let (transport, address) = T::new();
+    let server = Server::new(transport, &address, table, &initial, options).unwrap();
     let address = server.address();
     (server, address)
 }
@@ -49,7 +76,7 @@ fn counts(parameters: &[f32]) -> Vec<u64> {
 }
 
 /// One clock: checks the view, and publishes.
-fn work(worker: &mut Worker<Shm>, index: usize, scheme: Config, slots: bool) -> Vec<u64> {
+fn work<T: Transport>(worker: &mut Worker<T>, index: usize, scheme: Config, slots: bool) -> Vec<u64> {
     let view = worker.begin(TIMEOUT).unwrap();
     let held = counts(worker.parameters().unwrap());
     assert_eq!(
@@ -77,8 +104,8 @@ fn work(worker: &mut Worker<Shm>, index: usize, scheme: Config, slots: bool) -> 
 }
 
 /// So many workers over so many shards, each for so many clocks.
-fn job(scheme: Config, workers: usize, shards: u16, encoding: ElementType) {
-    let servers: Vec<_> = (0..shards).map(|shard| server(scheme, workers, (shard, shards))).collect();
+fn job<T: Carrier>(scheme: Config, workers: usize, shards: u16, encoding: ElementType) {
+    let servers: Vec<_> = (0..shards).map(|shard| server::<T>(scheme, workers, (shard, shards))).collect();
     let addresses: Vec<_> = servers.iter().map(|(_, address)| address.clone()).collect();
     let clocks = 60;
     // Who leaves changes the others' weights: all stay to the end.
@@ -98,7 +125,7 @@ fn job(scheme: Config, workers: usize, shards: u16, encoding: ElementType) {
                 let addresses = addresses.clone();
                 scope.spawn(move || {
                     let options = options(scheme, encoding);
-                    let mut worker = Worker::connect(Shm::new(), &addresses, options, TIMEOUT).unwrap();
+                    let mut worker = Worker::connect(T::new().0, &addresses, options, TIMEOUT).unwrap();
                     // Which share is its own only matters to the test: whoever comes takes its number at the server.
                     let index = usize::from(worker.links().next().unwrap().peer);
                     for _ in 0..clocks {
@@ -118,27 +145,34 @@ fn job(scheme: Config, workers: usize, shards: u16, encoding: ElementType) {
 #[test]
 fn a_single_workers_view_is_exactly_what_it_has_published() {
     for scheme in SCHEMES {
-        job(scheme, 1, 1, ElementType::F32);
+        job::<Shm>(scheme, 1, 1, ElementType::F32);
     }
 }
 
 #[test]
 fn each_of_three_workers_sees_all_of_its_own_and_what_the_bound_guarantees_of_the_others() {
     for scheme in SCHEMES {
-        job(scheme, 3, 1, ElementType::F32);
+        job::<Shm>(scheme, 3, 1, ElementType::F32);
     }
 }
 
 #[test]
 fn shards_and_encodings_make_no_difference() {
-    job(Config::Ssp { staleness: 2 }, 1, 3, ElementType::Bf16);
-    job(Config::Essp { staleness: 2 }, 1, 2, ElementType::F16);
+    job::<Shm>(Config::Ssp { staleness: 2 }, 1, 3, ElementType::Bf16);
+    job::<Shm>(Config::Essp { staleness: 2 }, 1, 2, ElementType::F16);
+}
+
+#[test]
+fn nor_does_the_transport() {
+    for scheme in SCHEMES {
+        job::<Tcp>(scheme, 2, 1, ElementType::F32);
+    }
 }
 
 #[test]
 fn a_copy_that_is_used_again_shows_what_was_published_since() {
     let scheme = Config::Ssp { staleness: 3 };
-    let (mut server, address) = server(scheme, 2, (0, 1));
+    let (mut server, address) = server::<Shm>(scheme, 2, (0, 1));
     std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
             assert!(server.drive(|server| server.status().left == 2, TIMEOUT).unwrap());
@@ -168,7 +202,7 @@ fn a_copy_that_is_used_again_shows_what_was_published_since() {
 #[test]
 fn after_coming_back_a_worker_shows_only_what_the_servers_have() {
     let scheme = Config::Ssp { staleness: 5 };
-    let (mut server, address) = server(scheme, 2, (0, 1));
+    let (mut server, address) = server::<Shm>(scheme, 2, (0, 1));
     std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
             assert!(server.drive(|server| server.status().joined == 2, TIMEOUT).unwrap());
@@ -199,7 +233,7 @@ fn after_coming_back_a_worker_shows_only_what_the_servers_have() {
 #[test]
 fn a_step_that_cannot_be_and_reading_in_place_are_errors() {
     let scheme = Config::Bsp;
-    let (mut server, address) = server(scheme, 1, (0, 1));
+    let (mut server, address) = server::<Shm>(scheme, 1, (0, 1));
     std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
             assert!(server.drive(|server| server.status().joined == 3, TIMEOUT).unwrap());
