@@ -220,8 +220,8 @@ mod tests {
         });
     }
 
-    /// One worker's update makes the other's computation void; it stops, begins again, and only what it made of the newer
-    /// version arrives. A request that it has overtaken does not disturb it.
+    /// One worker's update makes the other's computation void; it stops, begins again, and only what it made of the
+    /// newer version arrives. A request that it has overtaken does not disturb it.
     fn an_interrupted_worker_begins_again<T: Transport>(transport: fn() -> T, address: Address) {
         std::thread::scope(|scope| {
             let server = Scripted::serve(scope, (transport(), address), options(1, SGD));
