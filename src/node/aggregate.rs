@@ -134,13 +134,7 @@ impl Job {
     /// What all chunks measured, added in their order: the same whichever threads folded them.
     fn moments(&self) -> Option<Moments> {
         let measured = self.measured.as_ref()?;
-        let weights = || self.inputs.iter().map(|input| f64::from(input.weight));
-        let mut moments = Moments {
-            gradients: self.inputs.len(),
-            weights: weights().sum(),
-            weights_squared: weights().map(|weight| weight * weight).sum(),
-            ..Moments::default()
-        };
+        let mut moments = Moments::of(self.inputs.iter().map(|input| input.weight));
         for chunk in 0..self.chunks() {
             let [sum_norm_squared, each_norm_squared] = measured.get(chunk);
             moments.add(Moments { sum_norm_squared, each_norm_squared, ..moments });

@@ -75,6 +75,8 @@ pub struct PeerStatus {
 pub struct LinkStatus {
     /// The server's shard.
     pub shard: u16,
+    /// This worker's number there.
+    pub peer: u16,
     /// Where it is.
     pub address: Address,
     /// The transport that carries it.

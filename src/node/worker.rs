@@ -38,9 +38,9 @@ pub struct WorkerOptions {
     pub read: ReadMode,
     /// Whether its gradients carry checksums, and those of parameters are checked: one more pass over each.
     pub checksums: bool,
-    /// Read-my-writes: `parameters -= own_step * gradient` is what one of its own gradients does to the parameters. With
-    /// it the worker's view holds all that it has published, at once: what its copy does not hold of that is taken off
-    /// it in order. For plain SGD that is the learning rate over the number of workers.
+    /// Read-my-writes: `parameters -= own_step * gradient` is what one of its own gradients does to the parameters.
+    /// With it the worker's view holds all that it has published, at once: what its copy does not hold of that is
+    /// taken off it in order. For plain SGD that is the learning rate over the number of workers.
     ///
     /// For optimisers that add up, without decay; which one the servers have, a worker does not know, so whoever sets
     /// this answers for it. Schemes must consume each worker's gradients in order. A gradient that the servers drop is
@@ -254,6 +254,7 @@ impl<T: Transport> Worker<T> {
     pub fn links(&self) -> impl Iterator<Item = LinkStatus> + '_ {
         self.parts.iter().map(|part| LinkStatus {
             shard: part.link.welcome.shard,
+            peer: part.link.welcome.peer,
             address: part.link.address.clone(),
             transport: part.link.endpoint.transport(),
             bytes_published: part.bytes_published,
@@ -490,11 +491,11 @@ impl<T: Transport> Worker<T> {
         self.parts.get_mut(shard).ok_or(out_of_range)?.link.pin(bound, timeout)
     }
 
-    /// Whether a server has asked that this worker abandon what it computes: the parameters that it computes on are older
-    /// than that server wants. Never waits, so that it can be asked in the midst of a batch. Costs a load per server
-    /// where its memory is mapped (some nanoseconds); elsewhere it is what the last read of its memory brought, and
-    /// posting the next one (over TCP some microseconds) if none is under way: there the second question after a request
-    /// has arrived has it at the earliest, and who asks once in a batch hears of it a batch later.
+    /// Whether a server has asked that this worker abandon what it computes: the parameters that it computes on are
+    /// older than that server wants. Never waits, so that it can be asked in the midst of a batch. Costs a load per
+    /// server where its memory is mapped; elsewhere it is what the last read of its memory brought, and begins the next
+    /// one if none is under way (over TCP some microseconds): there a request is heard of with the second question
+    /// after it at the earliest.
     pub fn should_stop(&mut self) -> Result<bool, Error> {
         self.expect_connected("ask the servers")?;
         let mut stop = false;
@@ -742,6 +743,20 @@ impl<T: Transport> Worker<T> {
         let view = self.view_of_parts();
         self.retries = 0;
         view
+    }
+}
+
+#[cfg(test)]
+impl<T: Transport> Worker<T> {
+    /// Says to all servers that it holds `version`, whether it does or not.
+    pub(super) fn say_held(&mut self, version: Version) {
+        self.parts.iter_mut().for_each(|part| part.link.say_held(version));
+    }
+
+    /// Puts another scheme around this worker's.
+    pub(super) fn listen(&mut self, around: impl FnOnce(Box<dyn WorkerScheme>) -> Box<dyn WorkerScheme>) {
+        let own = std::mem::replace(&mut self.scheme, self.options.scheme.worker());
+        self.scheme = around(own);
     }
 }
 
