@@ -41,7 +41,6 @@ struct History {
     folded: u64,
     dropped: u64,
     versions: u64,
-    #[allow(dead_code)]
     abandoned: u64,
 }
 
@@ -162,6 +161,18 @@ impl History {
         }
     }
 
+    /// By how many versions each gradient was behind when it was folded in, where its version is known for certain.
+    fn check_used(&self, fits: impl Fn(u64) -> bool) {
+        for update in self.updates.iter().filter(|update| update.after == update.before + 1) {
+            for (element, _) in &update.shares {
+                let of = self.published.iter().find(|one| one.element == *element);
+                let base = of.expect("folded, so published").view.version.0;
+                let staleness = update.before - base;
+                assert!(fits(staleness), "element {element}, computed on {base}, is in {}", update.after);
+            }
+        }
+    }
+
     fn check_staleness(&self, bound: u64) {
         for Published { element, view } in &self.published {
             assert!(view.staleness() <= bound, "element {element}: {view:?}");
@@ -205,6 +216,66 @@ fn bap_folds_whole_clocks_in_order_and_runs_ahead_no_further_than_its_bound() {
     }
     let ahead = history.published.iter().filter(|one| one.view.staleness() > 0).count();
     assert!(ahead > 0, "nobody ever ran ahead");
+}
+
+fn scheme(text: &str) -> Config {
+    text.parse().unwrap()
+}
+
+#[test]
+fn static_backup_workers_fold_exactly_k_and_all_of_one_version() {
+    for delivery in ["interrupt", "wait", "pull"] {
+        let history = run(scheme(&format!("dbw(k=3, delivery={delivery})")), 200, 40);
+        assert_eq!(history.folded, 3 * history.versions, "{delivery}");
+        assert!(history.dropped + history.abandoned > 0, "{delivery}: the slow one is never late");
+        history.check_folded_at_most_once();
+        history.check_means(|count| count == 3);
+        history.check_used(|staleness| staleness == 0);
+    }
+}
+
+#[test]
+fn dynamic_backup_workers_fold_whole_means_of_one_version() {
+    for choice in ["dynamic", "blind"] {
+        let history = run(scheme(&format!("dbw(choice={choice})")), 200, 40);
+        assert!((history.versions..=4 * history.versions).contains(&history.folded));
+        history.check_folded_at_most_once();
+        history.check_means(|count| (1..=WORKERS).contains(&count));
+        history.check_used(|staleness| staleness == 0);
+    }
+}
+
+#[test]
+fn abs_folds_k_updates_none_older_than_its_bound() {
+    for bound in [0, 1, 2] {
+        let text = format!("abs(k=2, staleness={bound}, rule=fixed, shrink=fixed)");
+        let history = run(scheme(&text), 200, 40);
+        assert_eq!(history.folded, 2 * history.versions, "{text}");
+        history.check_folded_at_most_once();
+        history.check_means(|count| count == 2);
+        history.check_used(|staleness| staleness <= bound);
+    }
+    let history = run(scheme("k-async(2)"), 200, 40);
+    assert_eq!((history.folded, history.dropped, history.abandoned), (2 * history.versions, 0, 0));
+    history.check_folded_at_most_once();
+}
+
+#[test]
+fn vap_folds_every_gradient_once_whatever_it_waits_for() {
+    for text in ["vap(bound=0.6)", "vap(bound=0.6, strength=strong)"] {
+        let history = run(scheme(text), 300, 120);
+        history.check_folded_at_most_once();
+        assert_eq!(history.dropped, 0, "{text}");
+        assert!(history.versions >= 120, "{text}");
+    }
+}
+
+#[test]
+fn delayed_updates_are_folded_in_late_and_all_of_them() {
+    let history = run(scheme("delay(staleness=3, seed=5)"), 200, 40);
+    history.check_folded_at_most_once();
+    // A gradient of round `r` comes into the version after its own round, or up to three later.
+    history.check_used(|staleness| staleness <= 3);
 }
 
 /// A gradient that depends on the parameters, and a run in which only the order of sums could differ.

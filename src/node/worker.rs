@@ -120,6 +120,7 @@ impl<T: Transport> Part<T> {
             let range = link.welcome.range().unwrap_or_default();
             if let Some(publish) = &mut link.publish {
                 publish.set_checksums(options.checksums);
+                publish.watch_consumed(waits_for_own(&options.scheme));
             }
             let shows = link.published();
             Part {
@@ -468,7 +469,7 @@ impl<T: Transport> Worker<T> {
                 |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= p.clock());
             worker.parts.iter().all(consumed)
         });
-        self.watch_consumed(false);
+        self.watch_consumed(waits_for_own(&self.options.scheme));
         flushed
     }
 
@@ -657,7 +658,17 @@ impl<T: Transport> Worker<T> {
         for part in &mut self.parts {
             progress |= part.link.advance()?;
         }
-        self.tell_consumed(now);
+        if self.tell_consumed(now)
+            && let Phase::Refreshing { .. } = self.phase
+            && let Some(WorkerAction::Refresh { bound }) = self.scheme.poll_action()
+        {
+            // It need not wait any more for what it waited for.
+            for part in self.parts.iter_mut().filter(|part| !part.refreshed) {
+                let bound = part.bound(bound);
+                part.link.refreshing().change_bound(bound);
+            }
+            self.phase = Phase::Refreshing { bound };
+        }
         match self.phase {
             Phase::Refreshing { bound } => self.collect_copies(now, bound, &mut progress)?,
             Phase::Publishing => {
@@ -679,17 +690,19 @@ impl<T: Transport> Worker<T> {
         Ok(progress)
     }
 
-    /// Tells the scheme how far all servers have consumed this worker's gradients.
-    fn tell_consumed(&mut self, now: Instant) {
+    /// Tells the scheme how far all servers have consumed this worker's gradients. True if that is news.
+    fn tell_consumed(&mut self, now: Instant) -> bool {
         let outstanding = |part: &Part<T>| {
             part.link.publish.as_ref().map(|publish| publish.clock().0.saturating_sub(publish.consumed().0))
         };
         let most = self.parts.iter().filter_map(outstanding).max().unwrap_or_default();
         let clock = Clock(self.clock.0.saturating_sub(most));
-        if clock > self.consumed {
+        let news = clock > self.consumed;
+        if news {
             self.consumed = clock;
             self.scheme.handle_event(now, WorkerEvent::Consumed { clock });
         }
+        news
     }
 
     fn collect_copies(&mut self, now: Instant, bound: Bound, progress: &mut bool) -> Result<(), Error> {
@@ -758,6 +771,11 @@ impl<T: Transport> Worker<T> {
         let own = std::mem::replace(&mut self.scheme, self.options.scheme.worker());
         self.scheme = around(own);
     }
+}
+
+/// True if workers wait for their own gradients: then they have to look whether those are consumed.
+fn waits_for_own(scheme: &scheme::Config) -> bool {
+    matches!(scheme, scheme::Config::Abs { .. } | scheme::Config::Vap { .. })
 }
 
 /// Has each copy say which of this worker's gradients it holds, where that is wanted.

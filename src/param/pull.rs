@@ -353,6 +353,12 @@ impl Pull {
         !matches!(self.state, State::Idle)
     }
 
+    /// Has a pull that waits go on with another bound.
+    pub fn change_bound(&mut self, bound: Bound) {
+        let floor = self.bound.version.min(self.floor);
+        self.bound = Bound { version: bound.version.max(floor), ..bound };
+    }
+
     /// Gives up waiting. Reads in flight own the destination until they have completed.
     pub fn cancel(&mut self) {
         self.state = State::Idle;

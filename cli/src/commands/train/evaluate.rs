@@ -161,7 +161,8 @@ impl Readers {
             let at = self.readers.iter().position(|(known, _)| known == address);
             match self.copy(at, address) {
                 Ok((version, copy)) => {
-                    versions = versions.min(version);
+                    // The first is what they began with.
+                    versions = versions.min(version.saturating_sub(1));
                     copies.push(copy);
                 }
                 Err(error) => {

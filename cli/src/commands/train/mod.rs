@@ -79,15 +79,17 @@ fn train(plan: &Plan) -> Result<(), Failure> {
     let mut display = Display::new(plan);
     let s = |count| if count == 1 { "" } else { "s" };
     display.tell(&format!(
-        "{} on {} examples of {}: {}, {} worker{}, {} server{}, {} epoch{}",
+        "{} on {} examples of {}: {}, {} worker{}, {}, {} epoch{}",
         plan.spec,
         plan.split.train.rows(),
         plan.data_name(),
         plan.scheme,
         plan.workers,
         s(plan.workers),
-        plan.servers,
-        s(plan.servers),
+        match plan.servers {
+            0 => "no server".to_owned(),
+            servers => format!("{servers} server{}", s(servers)),
+        },
         plan.epochs,
         s(plan.epochs as usize)
     ));
