@@ -110,6 +110,7 @@ const SLOW: &[Slow] = &[
         &["slackline"],
         "networks that delay, cut, stall and damage, and strangers at the door, harm nobody but their victim",
     ),
+    Slow::new("schemes", &["slackline-cli"], "every scheme trains the digits with real workers"),
     Slow::new("strangers", &["slackline-cli"], "strangers at the meeting point of a job do not disturb it"),
 ];
 
