@@ -21,6 +21,7 @@ mod reader;
 mod server;
 mod shard;
 mod stats;
+mod surroundings;
 mod wait;
 mod worker;
 
@@ -33,5 +34,6 @@ pub use reader::{Fresh, Reader, ReaderOptions};
 pub use server::{Server, ServerOptions, ServerStatus};
 pub use shard::{Departure, ShardOptions};
 pub use stats::{Histogram, LinkStatus, PeerStatus, WorkerStatistics};
+pub(crate) use surroundings::{Published, Stay, Surroundings};
 pub use wait::{Backoff, now};
 pub use worker::{ReadMode, View, Worker, WorkerOptions};

@@ -1,5 +1,6 @@
 //! What a worker can say about its run.
 
+use crate::clock::Version;
 use crate::time::Duration;
 use crate::transport::Address;
 
@@ -73,6 +74,10 @@ pub struct PeerStatus {
 pub struct LinkStatus {
     /// The server's shard.
     pub shard: u16,
+    /// The life of the server.
+    pub epoch: u64,
+    /// The version of the copy that the worker holds of this shard.
+    pub version: Version,
     /// Where it is.
     pub address: Address,
     /// The transport that carries it.

@@ -1,0 +1,5 @@
+//! Simulation: schemes, nodes and the memory protocol under virtual time.
+//!
+//! [`fabric`] runs the real nodes over a simulated network that is as hostile as the transport contract permits.
+
+pub mod fabric;
