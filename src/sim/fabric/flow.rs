@@ -71,8 +71,14 @@ enum Source {
 }
 
 enum Work {
-    Write { from: Source, to: LocalSlice },
-    Read { from: LocalSlice, into: LocalSlice },
+    Write {
+        from: Source,
+        to: LocalSlice,
+    },
+    Read {
+        from: LocalSlice,
+        into: LocalSlice,
+    },
     /// The other end does not permit it.
     Refused,
 }
@@ -189,7 +195,8 @@ impl Net {
     /// Pieces of a range, in any order, and where the parts of them end. Aligned words are never cut.
     fn cut_up(&mut self, there: &LocalSlice) -> (Vec<(u32, u32)>, Vec<u32>) {
         let unit = if self.law.lines { 64 } else { 8 };
-        let unit = unit.max(there.len().div_ceil(PIECES_MAX).next_multiple_of(64) * usize::from(there.len() > 512));
+        let unit =
+            unit.max(there.len().div_ceil(PIECES_MAX).next_multiple_of(64) * usize::from(there.len() > 512));
         let mut pieces = Vec::with_capacity(there.len() / unit + 2);
         let mut at = 0;
         while at < there.len() {
@@ -200,7 +207,8 @@ impl Net {
         self.random.shuffle(&mut pieces);
         let most = self.law.parts_max.min(pieces.len() as u64).max(1);
         let count = self.random.between(1, most);
-        let mut parts: Vec<u32> = (1..count).map(|_| self.random.between(0, pieces.len() as u64) as u32).collect();
+        let mut parts: Vec<u32> =
+            (1..count).map(|_| self.random.between(0, pieces.len() as u64) as u32).collect();
         parts.push(pieces.len() as u32);
         parts.sort_unstable();
         (pieces, parts)
@@ -257,7 +265,8 @@ impl Net {
         let there = &ends[1 - end];
         // What goes to somebody who is gone is not answered.
         let answering = !*is_cut && !there.is_dropped && there.failed.is_none();
-        let successor = if self.hosts[target].is_alive { None } else { self.living(self.hosts[target].place) };
+        let successor =
+            if self.hosts[target].is_alive { None } else { self.living(self.hosts[target].place) };
         if !answering && successor.is_none() {
             if !*is_cut && !self.hosts[target].is_alive && self.request(connection, end, serial).is_some() {
                 // Sent again and again, until the poster hears that nobody is there.
@@ -528,7 +537,9 @@ fn move_part(request: &Request, part: u32, instead: Option<&LocalSlice>) {
                             }
                         }
                     }
-                    Source::Memory(memory) => copy(memory.as_volatile(), to.as_volatile(), at, len, to.offset()),
+                    Source::Memory(memory) => {
+                        copy(memory.as_volatile(), to.as_volatile(), at, len, to.offset())
+                    }
                 }
             }
         }
