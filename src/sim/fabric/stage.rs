@@ -87,9 +87,8 @@ struct Stage {
 /// Plays one run to its end.
 pub(super) fn play(seed: u64, plan: Plan) -> Result<Outcome, String> {
     let net = Arc::new(Mutex::new(Net::new(seed ^ 0xFAB, plan.law.clone(), false)));
-    let (places, plan) = (plan.places(), Rc::new(plan));
-    let judge = Judge::new(plan.scheme, plan.lease, plan.goal, plan.workers, places);
-    let judge = Rc::new(RefCell::new(judge));
+    let plan = Rc::new(plan);
+    let judge = Rc::new(RefCell::new(Judge::new(&plan)));
     let running = Rc::new(Cell::new(0));
     let ground = || Ground { net: Arc::clone(&net), judge: Rc::clone(&judge), running: Rc::clone(&running) };
     let sleeper = ground();
@@ -249,6 +248,7 @@ impl Stage {
                     judge.crashed(worker, returns);
                     judge.unrest(now);
                 } else {
+                    judge.ended(place);
                     judge.harm(now);
                 }
             }
