@@ -22,6 +22,9 @@ pub(crate) trait Surroundings {
     /// Lets others run for a while: the node has found nothing to do for the `turns`th time.
     fn stand_back(&self, turns: u32);
 
+    /// May let others run in the middle of a fold.
+    fn breathe(&self);
+
     /// Lets others run until `pause` has passed.
     fn sleep(&self, pause: Duration);
 

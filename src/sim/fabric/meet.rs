@@ -208,7 +208,7 @@ impl Net {
     }
 
     fn grant(&mut self, slices: &[LocalSlice]) -> Vec<Grant> {
-        let grant = |slice: &LocalSlice| Grant { key: RemoteKey(self.random.next()), slice: slice.clone() };
+        let grant = |slice: &LocalSlice| Grant { key: RemoteKey(self.random.word()), slice: slice.clone() };
         slices.iter().map(grant).collect()
     }
 }

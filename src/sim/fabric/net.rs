@@ -46,6 +46,8 @@ pub(super) struct Law {
     /// Posts that find the queue full though it is not.
     pub(super) full: u64,
     pub(super) queue_depth: usize,
+    /// Servers that are held up between two chunks that they fold.
+    pub(super) breathers: u64,
     /// How late a peer hears that the other one is gone.
     pub(super) notice: (u64, u64),
     /// Requests of a connection that has failed which arrive nevertheless.
@@ -67,6 +69,7 @@ impl Law {
             repeated: 100,
             full: 0,
             queue_depth: 64,
+            breathers: 0,
             notice: (1_000, 100_000),
             late: 500,
             same_keys: false,
@@ -148,6 +151,9 @@ struct Stall {
     until: u64,
 }
 
+/// What the network's stream of random numbers is for, as opposed to the plan's.
+const NETWORK: u64 = 2;
+
 /// All of it.
 pub(super) struct Net {
     pub(super) now: u64,
@@ -173,7 +179,7 @@ impl Net {
         Net {
             now: 0,
             law,
-            random: Random::new(seed),
+            random: Random::new(seed, NETWORK),
             trace: Trace::new(),
             events: 0,
             queue: BinaryHeap::new(),

@@ -52,12 +52,15 @@ pub(super) struct Plan {
     pub(super) limit: u64,
 }
 
+/// What the plan's stream of random numbers is for, as opposed to the network's.
+const PLAN: u64 = 1;
+
 /// Everything must be done so long after the last fault.
 const CONVERGES_WITHIN: u64 = 20_000 * MILLISECOND;
 
 impl Plan {
     pub(super) fn draw(seed: u64, scheme: Option<Config>, breaks: bool) -> Plan {
-        let mut random = Random::new(seed);
+        let mut random = Random::new(seed, PLAN);
         let staleness = random.between(0, 4);
         let schemes = [Config::Bsp, Config::Asp, Config::Ssp { staleness }, Config::Essp { staleness }];
         let scheme = scheme.unwrap_or(random.pick(&schemes));
@@ -168,6 +171,7 @@ fn draw_law(random: &mut Random, lease: u64) -> Law {
         repeated: random.pick(&[0, 50, 300]),
         full: random.pick(&[0, 20]),
         queue_depth: random.pick(&[24, 32, 64]),
+        breathers: random.pick(&[0, 100, 500]),
         notice: (10 * MICROSECOND, notice),
         late: random.pick(&[0, 500, 1000]),
         same_keys: random.permille(600),

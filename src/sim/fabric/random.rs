@@ -1,32 +1,27 @@
 //! Numbers that a seed draws.
 #![forbid(unsafe_code)]
 
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): small, fast, and every seed is as good as any other.
+use crate::sim;
+
+/// One stream for a whole run: whatever happens draws from it, in the order in which it happens.
 #[derive(Clone, Debug)]
 pub(super) struct Random {
-    state: u64,
+    stream: sim::Random,
 }
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Random {
-        let mut random = Random { state: seed ^ 0x5EED_FAB5_1C00_0001 };
-        // Neighbouring seeds begin far apart.
-        random.state = random.next();
-        random
+    /// The stream of a seed for one of its purposes.
+    pub(super) fn new(seed: u64, purpose: u64) -> Random {
+        Random { stream: sim::Random::stream(seed, purpose, 0) }
     }
 
-    pub(super) fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
+    pub(super) fn word(&mut self) -> u64 {
+        self.stream.word()
     }
 
     /// A number from `least` to `most`, both included.
     pub(super) fn between(&mut self, least: u64, most: u64) -> u64 {
-        let span = most.saturating_sub(least).saturating_add(1);
-        least + (u128::from(self.next()) * u128::from(span) >> 64) as u64
+        least + self.stream.below(most.saturating_sub(least).saturating_add(1))
     }
 
     /// True `count` times out of a thousand.

@@ -59,6 +59,20 @@ impl Surroundings for Ground {
         coroutine::suspend();
     }
 
+    fn breathe(&self) {
+        {
+            let mut net = lock(&self.net);
+            let breathers = net.law.breathers;
+            if !net.random.permille(breathers) {
+                return;
+            }
+            let most = net.law.latency.1;
+            let nanos = net.random.between(100, most);
+            net.sleep(self.running.get(), nanos, false);
+        }
+        coroutine::suspend();
+    }
+
     fn sleep(&self, pause: Duration) {
         let nanos = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
         lock(&self.net).sleep(self.running.get(), nanos, false);
@@ -86,7 +100,7 @@ struct Stage {
 
 /// Plays one run to its end.
 pub(super) fn play(seed: u64, plan: Plan) -> Result<Outcome, String> {
-    let net = Arc::new(Mutex::new(Net::new(seed ^ 0xFAB, plan.law.clone(), false)));
+    let net = Arc::new(Mutex::new(Net::new(seed, plan.law.clone(), false)));
     let plan = Rc::new(plan);
     let judge = Rc::new(RefCell::new(Judge::new(&plan)));
     let running = Rc::new(Cell::new(0));
