@@ -25,7 +25,8 @@ fn the_same_seed_is_the_same_run_and_another_seed_is_another() {
 
 #[test]
 fn a_scheme_that_is_asked_for_is_the_one_that_runs() {
-    for scheme in [Config::Bsp, Config::Asp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 1 }] {
+    let bounded = [Config::Ssp { staleness: 2 }, Config::Essp { staleness: 1 }, Config::Bap { staleness: 1 }];
+    for scheme in [Config::Bsp, Config::Asp].into_iter().chain(bounded) {
         let options = Options { scheme: Some(scheme), ..Options::default() };
         for seed in 0..10 {
             let report = fabric::run(seed, &options).unwrap_or_else(|failure| panic!("{failure}"));

@@ -75,6 +75,10 @@ pub(super) struct Judge {
     names_agree: bool,
     lives: Vec<Life>,
     workers: Vec<Seen>,
+    /// Of a publisher's last version, once it is made: its life and number.
+    last: Option<(u64, u64)>,
+    /// Which readers of a publisher have got that.
+    readers: Vec<bool>,
     frozen: Vec<Vec<(Instant, Instant)>>,
     /// When somebody last came, went, or was held up.
     unrest: Instant,
@@ -98,6 +102,8 @@ impl Judge {
             names_agree: scheme.staleness().is_some() || servers == 1,
             lives: Vec::new(),
             workers: std::iter::repeat_with(seen).take(workers).collect(),
+            last: None,
+            readers: vec![!plan.publishes(); plan.readers],
             frozen: vec![Vec::new(); plan.places()],
             unrest: Instant::ORIGIN,
             harm: None,
@@ -120,13 +126,17 @@ impl Judge {
 
     /// Everybody who is expected has reached the goal.
     pub(super) fn is_over(&self) -> bool {
-        self.failure.is_some() || self.workers.iter().all(|worker| worker.has_reached || !worker.is_expected)
+        let is_there = |worker: &Seen| worker.has_reached || !worker.is_expected;
+        let all_are_there = self.workers.iter().all(is_there) && self.readers.iter().all(|has| *has);
+        self.failure.is_some() || all_are_there
     }
 
-    /// Who has not.
-    pub(super) fn laggards(&self) -> Vec<usize> {
+    /// Who has not, in words.
+    pub(super) fn laggards(&self) -> String {
         let late = |worker: &Seen| worker.is_expected && !worker.has_reached;
-        (0..self.workers.len()).filter(|index| late(&self.workers[*index])).collect()
+        let workers: Vec<usize> = (0..self.workers.len()).filter(|at| late(&self.workers[*at])).collect();
+        let readers: Vec<usize> = (0..self.readers.len()).filter(|at| !self.readers[*at]).collect();
+        format!("workers {workers:?} and readers {readers:?} are")
     }
 
     // ------------------------------------------------------------------ what breaks
@@ -183,8 +193,21 @@ impl Judge {
         });
     }
 
-    /// The server of a shard is gone.
+    /// A publisher is about to publish `bytes` as its next version.
+    pub(super) fn publishes(&mut self, epoch: u64, bytes: Vec<u8>, is_last: bool) {
+        self.published += 1;
+        let Some(life) = self.lives.iter_mut().find(|life| life.epoch == epoch) else { return };
+        life.versions.push(bytes);
+        if is_last {
+            self.last = Some((epoch, life.versions.len() as u64 - 1));
+        }
+    }
+
+    /// The server or publisher of a shard is gone.
     pub(super) fn ended(&mut self, shard: usize) {
+        if self.last.take().is_some() {
+            self.readers.fill(false);
+        }
         for life in self.lives.iter_mut().filter(|life| life.shard == shard) {
             life.is_over = true;
         }
@@ -344,8 +367,9 @@ impl Judge {
     }
 
     /// A reader got a version; `newest` was there when it asked, and it may be so many behind.
-    pub(super) fn read(&mut self, epoch: u64, version: u64, least: u64, bytes: &[u8]) {
+    pub(super) fn read(&mut self, index: usize, epoch: u64, version: u64, least: u64, bytes: &[u8]) {
         self.views += 1;
+        self.readers[index] |= self.last.is_some_and(|last| last <= (epoch, version) && last.0 == epoch);
         self.trace.note(version);
         if let Err(what) = self.check_copy(epoch, version, bytes) {
             self.fail(format!("the reader {what}"));

@@ -27,9 +27,8 @@ mod transport;
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::scheme::Config;
 use crate::time::Duration;
@@ -94,6 +93,11 @@ impl fmt::Display for Failure {
 pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
     let plan = Plan::draw(seed, options.scheme, !options.spare_nodes);
     let scheme = plan.scheme;
+    let cannot = |what: String| Failure { seed, options: *options, scheme, what };
+    if !scheme.has_server() {
+        return Err(cannot("it has no servers, and the fabric runs nothing else".into()));
+    }
+    scheme.check(plan.workers.max(1)).map_err(|error| cannot(error.to_string()))?;
     match stage::play(seed, plan) {
         Ok(outcome) => Ok(Report {
             seed,
@@ -105,7 +109,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
             views: outcome.views,
             errors: outcome.errors,
         }),
-        Err(what) => Err(Failure { seed, options: *options, scheme, what }),
+        Err(what) => Err(cannot(what)),
     }
 }
 

@@ -9,7 +9,8 @@ use super::net::{HostId, Shared, lock};
 use super::plan::Plan;
 use super::transport::SimTransport;
 use crate::node::{
-    Error, Reader, ReaderOptions, Server, ServerOptions, ShardOptions, Worker, WorkerOptions, now,
+    Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, ShardOptions, Worker,
+    WorkerOptions, now,
 };
 use crate::table::{ElementType, Table};
 use crate::time::Duration;
@@ -35,13 +36,14 @@ fn address(place: usize) -> Address {
 impl Life {
     /// What the node does until its end.
     pub(super) fn run(self) {
+        let first_reader = self.plan.servers + self.plan.workers;
         let ended = if self.place < self.plan.servers {
-            self.serve()
-        } else if self.place < self.plan.servers + self.plan.workers {
+            if self.plan.publishes() { self.publish() } else { self.serve() }
+        } else if self.place < first_reader {
             self.work();
             Ok(())
         } else {
-            self.read();
+            self.read(self.place - first_reader);
             Ok(())
         };
         if let Err(error) = ended {
@@ -93,16 +95,9 @@ impl Life {
         let range = table.shards(plan.servers)?[self.place].clone();
         let initial = self.judge.borrow().initial(self.place, (range.end - range.start) as usize / 4);
         let is_first = self.host < plan.places();
-        let memory = ShardOptions {
-            peers: 4 * plan.workers as u16 + 8,
-            frames: plan.frames,
-            chunk_bytes: 64,
-            lease: plan.lease,
-            checksums: plan.checksums,
-        };
         let options = ServerOptions {
             shard: (self.place as u16, plan.servers as u16),
-            memory,
+            memory: self.memory(),
             ..ServerOptions::new(plan.scheme, plan.quorum[usize::from(!is_first)], -1.0)
         };
         let mut server = Server::new(self.transport(), &address(self.place), table, &initial, options)?;
@@ -111,6 +106,44 @@ impl Life {
             let alive = self.workers_alive();
             self.judge.borrow_mut().status(server.epoch(), &server.status(), now(), alive);
         }
+        Ok(())
+    }
+
+    fn memory(&self) -> ShardOptions {
+        ShardOptions {
+            peers: 4 * self.plan.workers as u16 + 16,
+            frames: self.plan.frames,
+            chunk_bytes: 64,
+            lease: self.plan.lease,
+            checksums: self.plan.checksums,
+        }
+    }
+
+    /// Publishes versions, each of one value throughout, line by line.
+    fn publish(&self) -> Result<(), Error> {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let table = Table::flat(self.plan.elements, ElementType::F32)?;
+        let bytes = table.bytes() as usize;
+        let options = PublisherOptions { memory: self.memory() };
+        let mut publisher = Publisher::new(self.transport(), &address(0), table, options)?;
+        self.judge.borrow_mut().born(0, publisher.epoch(), &vec![0.0; bytes / 4]);
+        let last = 4 * self.plan.goal;
+        for version in 1..=last {
+            let value = (1000 * self.host as u64 + version) as f32;
+            let words: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), bytes / 4).flatten().collect();
+            self.judge.borrow_mut().publishes(publisher.epoch(), words.clone(), version == last);
+            publisher.publish_with(PATIENCE, |memory| {
+                for (at, line) in (0..).step_by(64).zip(words.chunks(64)) {
+                    memory.subslice(at, line.len()).write(line);
+                    if self.draw(0, 3) == 0 {
+                        self.pause(100, self.plan.law.latency.1);
+                    }
+                }
+            })?;
+            let rest = Duration::from_nanos(self.draw(self.plan.compute.0, self.plan.compute.1));
+            publisher.drive(|_| false, rest)?;
+        }
+        while !publisher.drive(|_| self.is_over(), Duration::from_millis(10))? {}
         Ok(())
     }
 
@@ -244,7 +277,7 @@ impl Life {
         false
     }
 
-    fn read(&self) {
+    fn read(&self, index: usize) {
         while !self.is_over() {
             let timeout = self.timeout();
             let connect =
@@ -260,7 +293,13 @@ impl Life {
                 match self.call("refresh", timeout, || reader.refresh(may_lag, timeout)) {
                     Ok(fresh) => match reader.bytes() {
                         Ok(bytes) => {
-                            self.judge.borrow_mut().read(reader.epoch(), fresh.version.0, least, bytes);
+                            self.judge.borrow_mut().read(
+                                index,
+                                reader.epoch(),
+                                fresh.version.0,
+                                least,
+                                bytes,
+                            );
                         }
                         Err(error) => self.judge.borrow_mut().fail(format!("the reader: {error}")),
                     },

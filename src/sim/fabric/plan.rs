@@ -27,13 +27,13 @@ pub(super) enum Fault {
     Calm,
 }
 
-/// One run. Places: servers first, then workers, then the reader.
+/// One run. Places: servers (or a publisher) first, then workers, then readers.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) scheme: Config,
     pub(super) servers: usize,
     pub(super) workers: usize,
-    pub(super) has_reader: bool,
+    pub(super) readers: usize,
     /// f32 parameters of the whole table.
     pub(super) elements: u64,
     pub(super) frames: u8,
@@ -62,11 +62,21 @@ impl Plan {
     pub(super) fn draw(seed: u64, scheme: Option<Config>, breaks: bool) -> Plan {
         let mut random = Random::new(seed, PLAN);
         let staleness = random.between(0, 4);
-        let schemes = [Config::Bsp, Config::Asp, Config::Ssp { staleness }, Config::Essp { staleness }];
-        let scheme = scheme.unwrap_or(random.pick(&schemes));
-        let servers = if random.permille(300) { 2 } else { 1 };
-        let workers = random.between(2, 4) as usize;
-        let has_reader = random.permille(400);
+        let schemes = [
+            Config::Bsp,
+            Config::Asp,
+            Config::Ssp { staleness },
+            Config::Essp { staleness },
+            Config::Bap { staleness },
+        ];
+        let drawn = random.pick(&schemes);
+        // One publisher and its readers, instead of servers and workers.
+        let publishes = random.permille(120) && scheme.is_none();
+        let scheme = scheme.unwrap_or(drawn);
+        let has_two = random.permille(300) && !scheme.counts_versions() && !publishes;
+        let servers = if has_two { 2 } else { 1 };
+        let workers = if publishes { 0 } else { random.between(2, 4) as usize };
+        let readers = if publishes { random.between(1, 3) } else { u64::from(random.permille(400)) } as usize;
         let lease = random.between(60, 150) * MILLISECOND;
         let law = draw_law(&mut random, lease);
         let goal = random.between(3, 10);
@@ -77,7 +87,7 @@ impl Plan {
             scheme,
             servers,
             workers,
-            has_reader,
+            readers,
             elements: 16 * servers as u64 * random.between(2, 6) + random.between(0, 15),
             frames: random.between(2, 4) as u8,
             checksums: random.permille(200),
@@ -95,9 +105,14 @@ impl Plan {
         plan
     }
 
+    /// Whether its owner is a publisher.
+    pub(super) fn publishes(&self) -> bool {
+        self.workers == 0
+    }
+
     /// How many nodes there are.
     pub(super) fn places(&self) -> usize {
-        self.servers + self.workers + usize::from(self.has_reader)
+        self.servers + self.workers + self.readers
     }
 
     fn draw_faults(&mut self, random: &mut Random, span: u64, lease: u64) {
@@ -105,7 +120,7 @@ impl Plan {
         let mut dead_for_good = 0;
         let mut down_until = vec![0; self.places()];
         let mut calm = 0;
-        for _ in 0..random.between(0, 6) {
+        for _ in 0..random.between(0, 8) {
             let at = random.between(0, span);
             let place = random.between(0, last) as usize;
             let other = random.between(0, last) as usize;
@@ -154,7 +169,7 @@ impl Plan {
         self.faults.sort_by_key(|(at, _)| *at);
         self.limit = calm + CONVERGES_WITHIN;
         let left = self.workers - dead_for_good;
-        self.quorum = [left, random.between(1, left as u64) as usize];
+        self.quorum = [left, random.between(1, left.max(1) as u64) as usize];
     }
 }
 

@@ -125,7 +125,7 @@ pub(super) fn play(seed: u64, plan: Plan) -> Result<Outcome, String> {
     match (played, judge.failure()) {
         (Err(panic), _) => Err(format!("a node panicked after {at:?}: {}", message(&*panic))),
         (Ok(_), Some(failure)) => Err(format!("after {at:?}: {failure}")),
-        (Ok(Err(stuck)), None) => Err(format!("after {at:?}: {stuck}; workers {laggards:?} are not there")),
+        (Ok(Err(stuck)), None) => Err(format!("after {at:?}: {stuck}; {laggards} not there")),
         (Ok(Ok(())), None) => {
             let mut trace = net.trace;
             trace.note(judge.trace.hash());
@@ -260,11 +260,11 @@ impl Stage {
                     && worker < self.plan.workers
                 {
                     judge.crashed(worker, returns);
-                    judge.unrest(now);
-                } else {
+                } else if place < self.plan.servers {
                     judge.ended(place);
                     judge.harm(now);
                 }
+                judge.unrest(now);
             }
             Fault::Return { place } => {
                 let is_free = net.living(place).is_none();
