@@ -37,6 +37,8 @@ struct Life {
     shard: usize,
     /// The bytes of each version.
     versions: Vec<Vec<u8>>,
+    /// The last of them is being written: somebody may see it already.
+    is_writing: bool,
     /// Of its newest version.
     smallest_clock: u64,
     /// It was said that all gradients of earlier clocks are in.
@@ -185,6 +187,7 @@ impl Judge {
             epoch,
             shard,
             versions,
+            is_writing: false,
             smallest_clock: 0,
             claimed: 0,
             applied: BTreeMap::new(),
@@ -198,8 +201,16 @@ impl Judge {
         self.published += 1;
         let Some(life) = self.lives.iter_mut().find(|life| life.epoch == epoch) else { return };
         life.versions.push(bytes);
+        life.is_writing = true;
         if is_last {
             self.last = Some((epoch, life.versions.len() as u64 - 1));
+        }
+    }
+
+    /// What the publisher was about to publish is there for everybody.
+    pub(super) fn has_published(&mut self, epoch: u64) {
+        for life in self.lives.iter_mut().filter(|life| life.epoch == epoch) {
+            life.is_writing = false;
         }
     }
 
@@ -385,7 +396,7 @@ impl Judge {
     /// The newest version of a life.
     pub(super) fn newest(&self, epoch: u64) -> u64 {
         let life = self.lives.iter().find(|life| life.epoch == epoch);
-        life.map_or(0, |life| life.versions.len() as u64 - 1)
+        life.map_or(0, |life| life.versions.len() as u64 - 1 - u64::from(life.is_writing))
     }
 
     /// A worker computes: the number of its gradient, `None` if it has no more.

@@ -140,6 +140,7 @@ impl Life {
                     }
                 }
             })?;
+            self.judge.borrow_mut().has_published(publisher.epoch());
             let rest = Duration::from_nanos(self.draw(self.plan.compute.0, self.plan.compute.1));
             publisher.drive(|_| false, rest)?;
         }
