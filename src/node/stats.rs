@@ -37,6 +37,8 @@ impl Default for Histogram {
 pub struct WorkerStatistics {
     /// Gradients published.
     pub clocks: u64,
+    /// Computations abandoned.
+    pub abandoned: u64,
     /// Time between the end of `begin` and the call of a publish.
     pub compute: Duration,
     /// Time inside `begin` and the publishing calls.
@@ -78,6 +80,8 @@ pub struct LinkStatus {
     pub epoch: u64,
     /// The version of the copy that the worker holds of this shard.
     pub version: Version,
+    /// This worker's number there.
+    pub peer: u16,
     /// Where it is.
     pub address: Address,
     /// The transport that carries it.

@@ -134,12 +134,12 @@ impl Net {
             return Err(PostError::BatchTooLong { batch: batch.len(), depth });
         }
         for (index, request) in batch.iter().enumerate() {
-            let checked = request.check().and_then(|()| match request.operation {
-                Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => {
-                    Err("this transport has no atomics")
-                }
-                _ => Ok(()),
-            });
+            let is_atomic =
+                matches!(request.operation, Operation::FetchAdd { .. } | Operation::CompareSwap { .. });
+            let checked = match request.check() {
+                Ok(()) if is_atomic => Err("this transport has no atomics"),
+                checked => checked,
+            };
             checked.map_err(|reason| PostError::Malformed { index, reason })?;
         }
         let free = depth - (poster.requests.len() + poster.completions.len()).min(depth);
