@@ -1,7 +1,7 @@
 //! The node protocol over a hostile network, ten thousand times: every promise holds, and every run comes to its end.
 //!
-//! `cargo xtask test seeds` runs it in release; `cargo xtask test mutants` runs it over deliberately broken variants of the
-//! library (`--cfg slackline_mutants`, `SLACKLINE_MUTANT=name`), each of which must fail.
+//! `cargo xtask test seeds` runs it in release; `cargo xtask test mutants` runs it over deliberately broken variants of
+//! the library (`--cfg slackline_mutants`, `SLACKLINE_MUTANT=name`), each of which must fail.
 
 use std::ops::Range;
 

@@ -35,8 +35,8 @@
 //! computed on, what may be folded together, that clocks and versions never move back and that clocks tell the truth),
 //! and a broken promise ends the run as [`Error::Broken`], with the seed that replays it.
 //!
-//! [`fabric`] is the other simulator: few workers, but the real nodes and the real memory protocol, over a network that is
-//! as hostile as the transport contract permits.
+//! [`fabric`] is the other simulator: few workers, but the real nodes and the real memory protocol, over a network that
+//! is as hostile as the transport contract permits.
 #![deny(unsafe_code)] // but for the coroutines of `fabric`
 
 mod agenda;

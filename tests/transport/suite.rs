@@ -1,6 +1,6 @@
 //! The claims that every transport must keep, as one suite of tests.
 
-/// Makes a module of tests of a fixture. A transport that lives `within one process` is spared the claims that take two.
+/// Makes a module of tests of a fixture. A transport `within one process` is spared the claims that take two.
 macro_rules! conformance {
     ($name:ident, $fixture:ty) => {
         conformance! {

@@ -130,8 +130,8 @@ pub struct Summary {
     pub trace_hash: u64,
 }
 
-/// Runs all of `seeds` on `threads` threads (0: one for each core), until one fails. `progress` is told of each run that
-/// has ended, in whatever order they do.
+/// Runs all of `seeds` on `threads` threads (0: one for each core), until one fails. `progress` is told of each run
+/// that has ended, in whatever order they do.
 pub fn run_all(
     seeds: Range<u64>,
     options: &Options,
