@@ -60,8 +60,7 @@ fn every_scheme_learns_the_digits() {
         let clocks: u64 =
             json["workers"].as_array().unwrap().iter().map(|worker| worker["clocks"].as_u64().unwrap()).sum();
         if let Some(status) = json["server_status"].get(0) {
-            let (folded, dropped) =
-                (status["folded"].as_u64().unwrap(), status["dropped"].as_u64().unwrap());
+            let (folded, dropped) = (status["folded"].as_u64().unwrap(), status["dropped"].as_u64().unwrap());
             // What was published after the end is not told.
             assert!(folded > 0 && folded + dropped <= clocks + 16, "{scheme}: {json}");
         }
