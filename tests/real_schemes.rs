@@ -1,6 +1,6 @@
 //! Every scheme on real servers and workers over shared memory: what it promises holds at each view and each update.
 //!
-//! Gradients have one element each that nobody else's has: what is in a version, and how much it counts, can be read off
+//! Each gradient has one element that nobody else's has: what is in a version, and how much it counts, can be read off
 //! its parameters.
 
 use std::sync::Mutex;

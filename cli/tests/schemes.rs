@@ -57,12 +57,9 @@ fn every_scheme_learns_the_digits() {
     ] {
         let json = train(&[&["--scheme", scheme, "--epochs", "30", "--seed", "3"], more].concat());
         assert!(accuracy(&json) >= 0.9, "{scheme}: {json}");
-        let clocks: u64 =
-            json["workers"].as_array().unwrap().iter().map(|worker| worker["clocks"].as_u64().unwrap()).sum();
         if let Some(status) = json["server_status"].get(0) {
-            let (folded, dropped) = (status["folded"].as_u64().unwrap(), status["dropped"].as_u64().unwrap());
-            // What was published after the end is not told.
-            assert!(folded > 0 && folded + dropped <= clocks + 16, "{scheme}: {json}");
+            // 30 epochs of 11 steps, by four workers; four local steps make one gradient.
+            assert!(status["folded"].as_u64().unwrap() >= 1320 / 4, "{scheme}: {json}");
         }
     }
 }
@@ -70,7 +67,7 @@ fn every_scheme_learns_the_digits() {
 #[test]
 fn backup_workers_and_bounded_staleness_do_not_wait_for_one_that_is_slow() {
     let slow = ["--jitter", "constant(0.005)", "--straggler", "0=20", "--target-accuracy", "0.9"];
-    for scheme in ["dbw", "abs(k=3, staleness=2)"] {
+    for scheme in ["dbw(k=3)", "abs(k=3, staleness=2, rule=fixed)"] {
         let json = train(&[&["--scheme", scheme], &slow[..]].concat());
         assert!(json["time_to_target_s"].as_f64().is_some(), "{scheme}: {json}");
         let clocks = |worker: usize| json["workers"][worker]["clocks"].as_u64().unwrap();

@@ -25,6 +25,8 @@ struct Json<'a> {
     train_examples: usize,
     test_examples: usize,
     scheme: &'a str,
+    /// The scheme with its settings, as it may be given again.
+    settings: String,
     /// The bound; none for asp.
     staleness: Option<u64>,
     /// The ways that workers reached servers, with a plus between them.
@@ -94,6 +96,7 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         train_examples: plan.split.train.rows(),
         test_examples: plan.split.test.rows(),
         scheme: plan.scheme.name(),
+        settings: plan.scheme.to_string(),
         staleness: plan.scheme.staleness(),
         transport: ways(outcome),
         servers: plan.servers,
