@@ -320,6 +320,9 @@ pub const PART_ID: u64 = 1;
 /// Id of the announcement that a member leaves.
 pub const LEAVE_ID: u64 = PART_ID + 2;
 
+/// Id of the news of who is gone.
+pub const GONE_ID: u64 = PART_ID + 3;
+
 impl GroupOutbox {
     /// Over what the other member granted.
     pub fn new(grants: &[RemoteSlice], layout: GroupLayout) -> Result<GroupOutbox, OutOfBounds> {
@@ -379,9 +382,9 @@ impl GroupOutbox {
         endpoint.post(&[self.inline(0, THROUGH, Inline::word(round), Flags::empty())])
     }
 
-    /// Says who is gone.
+    /// Says who is gone; the completion has [`GONE_ID`].
     pub fn write_gone(&self, endpoint: &mut impl Endpoint, gone: Ranks) -> Result<(), PostError> {
-        endpoint.post(&[self.inline(0, GONE, Inline::line(gone.0), Flags::empty())])
+        endpoint.post(&[self.inline(GONE_ID, GONE, Inline::line(gone.0), Flags::SIGNALLED)])
     }
 
     /// Says that this member leaves; the completion has [`LEAVE_ID`].

@@ -118,7 +118,13 @@ pub struct GroupMember<T: Transport> {
     /// Rounds before this one are over.
     through: u64,
     is_cut_off: bool,
+    /// What the others say of this member matters no more.
+    is_leaving: bool,
     statistics: GroupStatistics,
+    /// What its heart missed until it woke then had no consequence.
+    forgiven: Instant,
+    /// When it was polled last.
+    now: Instant,
     read: Instant,
     checked: Instant,
 }
@@ -161,7 +167,10 @@ impl<T: Transport> GroupMember<T> {
             round,
             through: 0,
             is_cut_off: false,
+            is_leaving: false,
             statistics: GroupStatistics::default(),
+            forgiven: Instant::ORIGIN,
+            now: now(),
             read: Instant::ORIGIN,
             checked: Instant::ORIGIN,
         }
@@ -189,8 +198,10 @@ impl<T: Transport> GroupMember<T> {
 
     /// What carries the connection to each of the others that are there, with its rank.
     pub fn transports(&self) -> impl Iterator<Item = (usize, &'static str)> + '_ {
-        let transport = |peer: &Peer<T::Endpoint>| peer.endpoint.as_ref().map(Endpoint::transport);
-        self.peers.iter().enumerate().filter_map(move |(rank, peer)| Some((rank, transport(peer.as_ref()?)?)))
+        let alive = |peer: &&Peer<T::Endpoint>| peer.is_alive();
+        self.peers.iter().enumerate().filter_map(move |(rank, peer)| {
+            Some((rank, peer.as_ref().filter(alive)?.endpoint.as_ref()?.transport()))
+        })
     }
 
     /// What was done so far.
@@ -271,7 +282,7 @@ impl<T: Transport> GroupMember<T> {
         let begun = *self.round.begun.get_or_insert(now);
         let mut progress = self.watch(now)?;
         for _ in 0..TURNS {
-            let turned = self.attend()? | self.advance()?;
+            let turned = self.attend(now)? | self.advance()?;
             progress |= turned;
             if !turned {
                 break;
@@ -297,7 +308,7 @@ impl<T: Transport> GroupMember<T> {
             self.end(true);
         }
         if !self.is_cut_off {
-            self.attend()?;
+            self.attend(self.now)?;
         }
         let (Phase::Ending(averaged) | Phase::Ended(averaged)) = self.round.phase else { return Ok(None) };
         self.round.phase = Phase::None;
@@ -308,8 +319,9 @@ impl<T: Transport> GroupMember<T> {
     /// under way.
     pub fn leave(mut self, timeout: Duration) -> Result<(), Error> {
         self.abandon()?;
+        self.is_leaving = true;
         for peer in self.peers.iter_mut().flatten() {
-            peer.leaving_is_due = peer.endpoint.is_some();
+            peer.leaving_is_due = peer.is_alive();
         }
         let deadline = now() + timeout;
         let mut backoff = Backoff::new();
