@@ -59,7 +59,8 @@ pub(super) struct Peer<E> {
     heartbeat: u64,
     /// For how long it has been silent while it was listened to.
     silent: Duration,
-    heard: Instant,
+    /// When it was listened to last.
+    heard: Option<Instant>,
 }
 
 impl<E: Endpoint> Peer<E> {
@@ -78,15 +79,14 @@ impl<E: Endpoint> Peer<E> {
             under_way: [0; 4],
             heartbeat: 0,
             silent: Duration::ZERO,
-            heard: Instant::ORIGIN,
+            heard: None,
         }
     }
 
     /// Listens to its heart; true if it has not beaten for longer than the lease. Time in which nobody listened hardly
     /// counts: who computed for long, or was stopped with all others, must hear first.
     pub(super) fn is_silent(&mut self, now: Instant, lease: Duration) -> bool {
-        let (beat, since) = (self.inbox.heartbeat(), now - self.heard);
-        self.heard = now;
+        let (beat, since) = (self.inbox.heartbeat(), now - self.heard.replace(now).unwrap_or(now));
         if beat != self.heartbeat {
             (self.heartbeat, self.silent) = (beat, Duration::ZERO);
         } else {
