@@ -32,6 +32,8 @@ fn main() {
             ("triad", 12, (|s| triad(s[1], s[0], s[6], 0.5)), Vec::new()),
             ("SGD", 4 * k + 8, sgd, Vec::new()),
             ("AdamW", 4 * k + 24, adamw, Vec::new()),
+            ("SGD, measured", 4 * k + 8, sgd_measured, Vec::new()),
+            ("AdamW, measured", 4 * k + 24, adamw_measured, Vec::new()),
         ];
         for _ in 0..rounds {
             for (_, bytes, run, rates) in &mut runs {
@@ -42,7 +44,7 @@ fn main() {
         for (name, _, _, rates) in &runs {
             let ratios = rates.iter().zip(&runs[0].3).map(|(rate, triad)| rate / triad).collect();
             println!(
-                "{threads} threads  {name:6} {:6.2} GB/s  {:.2} of triad",
+                "{threads} threads  {name:15} {:6.2} GB/s  {:.2} of triad",
                 median(rates.clone()),
                 median(ratios)
             );
@@ -55,15 +57,26 @@ fn main() {
 }
 
 fn sgd(s: &[VolatileSlice<'_>]) {
-    fold(s, Optimizer::Sgd { weight_decay: 0.0 }, &[]);
+    fold(s, SGD, false);
 }
 
 fn adamw(s: &[VolatileSlice<'_>]) {
-    let states = [Pass { from: s[2], to: s[3] }, Pass { from: s[4], to: s[5] }];
-    fold(s, Optimizer::AdamW(AdamParameters::new(0.01)), &states);
+    fold(s, ADAMW, false);
 }
 
-fn fold(s: &[VolatileSlice<'_>], optimizer: Optimizer, states: &[Pass<'_>]) {
+fn sgd_measured(s: &[VolatileSlice<'_>]) {
+    fold(s, SGD, true);
+}
+
+fn adamw_measured(s: &[VolatileSlice<'_>]) {
+    fold(s, ADAMW, true);
+}
+
+const SGD: Optimizer = Optimizer::Sgd { weight_decay: 0.0 };
+const ADAMW: Optimizer = Optimizer::AdamW(AdamParameters::new(0.01));
+
+fn fold(s: &[VolatileSlice<'_>], optimizer: Optimizer, measured: bool) {
+    let states = [Pass { from: s[2], to: s[3] }, Pass { from: s[4], to: s[5] }];
     let gradients: Vec<_> =
         s[6..].iter().map(|elements| Gradient { elements: *elements, weight: 0.25 }).collect();
     let fold = Fold {
@@ -73,10 +86,14 @@ fn fold(s: &[VolatileSlice<'_>], optimizer: Optimizer, states: &[Pass<'_>]) {
         learning_rate: 1e-3,
         step: 10,
         parameters: Pass { from: s[0], to: s[1] },
-        states,
+        states: &states[..optimizer.states()],
         streaming: true,
     };
-    fold.run().expect("a fold");
+    if measured {
+        std::hint::black_box(fold.run_measured().expect("a fold"));
+    } else {
+        fold.run().expect("a fold");
+    }
 }
 
 /// Seconds that `threads` threads take for their parts of the arrays.

@@ -10,11 +10,11 @@ const NOW: Instant = Instant::ORIGIN;
 /// One clock of everybody: an event is a gradient that arrives, with all that follows from it.
 fn server(c: &mut Criterion) {
     let mut group = c.benchmark_group("server");
-    for config in [Config::Bsp, Config::Asp, Config::Essp { staleness: 3 }] {
+    for config in [Config::Bsp, Config::Bap { staleness: 3 }, Config::Asp, Config::Essp { staleness: 3 }] {
         for workers in [4u16, 1_000, 10_000] {
             group.throughput(Throughput::Elements(u64::from(workers)));
             group.bench_function(BenchmarkId::new(config.name(), workers), |b| {
-                let mut server = config.server(usize::from(workers));
+                let mut server = config.server(usize::from(workers)).unwrap();
                 for id in 0..workers {
                     server.handle_event(NOW, ServerEvent::Joined { worker: WorkerId(id), clock: Clock(0) });
                 }

@@ -15,6 +15,7 @@
 //!
 //! | module | what | may hold `unsafe` |
 //! | --- | --- | --- |
+//! | [`sim`] | whole jobs in virtual time | no |
 //! | [`node`] | servers, workers, publishers, readers | no |
 //! | [`scheme`] | when to wait and what to fold in; pure | no |
 //! | [`param`] | control page, frames, slots; pull, publish, push, pin | no |
@@ -59,6 +60,8 @@ pub mod param;
 #[cfg(not(loom))]
 pub mod rendezvous;
 pub mod scheme;
+#[cfg(not(loom))]
+pub mod sim;
 pub mod table;
 pub mod time;
 pub mod transport;

@@ -11,3 +11,5 @@ pub mod fuzzing;
 pub mod launch;
 pub mod metrics;
 pub mod model;
+pub mod plot;
+pub mod problem;

@@ -4,13 +4,15 @@
 mod commands;
 mod failure;
 mod output;
+mod scheme_args;
+mod table;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use commands::{bench, top, train};
+use commands::{bench, sim, top, train};
 
 /// Parameter memory with bounded staleness for distributed training.
 #[derive(Parser)]
@@ -23,6 +25,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(Box<train::Args>),
+    Sim(Box<sim::Args>),
     Bench(bench::Args),
     Top(top::Args),
     /// The other process of a measurement; started by `bench`.
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match Cli::parse().command {
         Command::Train(args) => train::run(*args),
+        Command::Sim(args) => sim::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Top(args) => top::run(&args),
         Command::BenchPeer(args) => bench::run_peer(args),

@@ -248,7 +248,7 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
 #[test]
 fn unknown_words_are_refused_with_the_known_ones() {
     for (option, word, known) in [
-        ("--scheme", "bap", "bsp, asp, ssp, essp"),
+        ("--scheme", "forest", "bsp, asp, ssp, essp"),
         ("--model", "forest", "softmax, mlp"),
         ("--optimizer", "lion", "sgd, momentum, adam, adamw"),
         ("--encoding", "f8", "f32, bf16, f16"),

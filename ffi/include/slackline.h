@@ -326,11 +326,13 @@ typedef struct slackline_server_options {
      */
     size_t size;
     /**
-     * "bsp", "asp", "ssp" or "essp"; by default "bsp". Workers must run the same.
+     * "bsp", "asp", "ssp(3)" or another scheme that `slackline train --help` names, with its settings in
+     * parentheses; by default "bsp". Workers must run the same.
      */
     const char *scheme;
     /**
-     * How many clocks a worker's copy may be behind, for "ssp" and "essp"; by default `SLACKLINE_NO_STALENESS`.
+     * How many clocks a worker's copy may be behind, for schemes that take a staleness and have none in their text;
+     * by default `SLACKLINE_NO_STALENESS`.
      */
     uint64_t staleness;
     /**

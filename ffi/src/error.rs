@@ -161,6 +161,7 @@ fn status_of(error: &Error) -> Status {
         | Error::Length { .. }
         | Error::Encoding { .. }
         | Error::Scheme { .. }
+        | Error::SchemeConfig(_)
         | Error::Option { .. } => Status::BadArgument,
         Error::InFlight { .. } | Error::OutOfTurn { .. } => Status::OutOfTurn,
         Error::Bounds(_) => Status::Protocol,

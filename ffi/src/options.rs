@@ -63,9 +63,11 @@ pub struct slackline_tensor {
 pub struct slackline_server_options {
     /// `sizeof(struct slackline_server_options)`.
     pub size: usize,
-    /// "bsp", "asp", "ssp" or "essp"; by default "bsp". Workers must run the same.
+    /// "bsp", "asp", "ssp(3)" or another scheme that `slackline train --help` names, with its settings in
+    /// parentheses; by default "bsp". Workers must run the same.
     pub scheme: *const c_char,
-    /// How many clocks a worker's copy may be behind, for "ssp" and "essp"; by default `SLACKLINE_NO_STALENESS`.
+    /// How many clocks a worker's copy may be behind, for schemes that take a staleness and have none in their text;
+    /// by default `SLACKLINE_NO_STALENESS`.
     pub staleness: u64,
     /// How many workers the job has: nothing is applied before that many have joined. By default 1.
     pub workers: usize,
@@ -369,7 +371,10 @@ impl slackline_reader_options {
 unsafe fn scheme(name: *const c_char, staleness: u64) -> Result<Config, Failure> {
     // SAFETY: the caller's promise.
     let name = unsafe { text(name, "the scheme's name")? };
-    Ok(Config::new(name, (staleness != SLACKLINE_NO_STALENESS).then_some(staleness))?)
+    if staleness == SLACKLINE_NO_STALENESS {
+        return Ok(name.parse()?);
+    }
+    Ok(Config::from_settings(name, &[("staleness", &staleness.to_string())])?)
 }
 
 /// # Safety

@@ -37,8 +37,8 @@ impl fmt::Display for Operand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FoldError {
-    /// Nothing to sum, or too much.
-    #[error("a fold sums 1 to {MAX_GRADIENTS} gradients, not {count}")]
+    /// Too much to sum.
+    #[error("a fold sums at most {MAX_GRADIENTS} gradients, not {count}")]
     Gradients {
         /// How many were given.
         count: usize,
@@ -90,7 +90,7 @@ pub enum FoldError {
 /// gives garbage, not harm.
 pub(super) fn check(fold: &Fold<'_>) -> Result<(), FoldError> {
     let count = fold.gradients.len();
-    if count == 0 || count > MAX_GRADIENTS {
+    if count > MAX_GRADIENTS {
         return Err(FoldError::Gradients { count });
     }
     let (expected, given) = (fold.optimizer.states(), fold.states.len());

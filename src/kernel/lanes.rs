@@ -42,6 +42,8 @@ impl Level {
 pub(super) trait Lanes: Copy {
     /// How many.
     const COUNT: usize;
+    /// Sums in f64.
+    type Wide: Copy;
     /// All lanes the same.
     unsafe fn splat(value: f32) -> Self;
     /// Loads f32.
@@ -60,6 +62,12 @@ pub(super) trait Lanes: Copy {
     unsafe fn div(self, other: Self) -> Self;
     /// The square root.
     unsafe fn sqrt(self) -> Self;
+    /// Sums that are zero.
+    unsafe fn wide() -> Self::Wide;
+    /// `sums` with all lanes added, each exact in f64.
+    unsafe fn widen(self, sums: Self::Wide) -> Self::Wide;
+    /// The sum of the sums, in the order of their lanes.
+    unsafe fn total(sums: Self::Wide) -> f64;
     /// Stores f32.
     unsafe fn store(self, to: *mut u8);
     /// Stores f32 past the caches, where the processor can; [`stream_end`] orders it.
@@ -90,6 +98,7 @@ pub(super) fn stream_end() {
 
 impl Lanes for f32 {
     const COUNT: usize = 1;
+    type Wide = f64;
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         value
@@ -130,6 +139,18 @@ impl Lanes for f32 {
     #[inline(always)]
     unsafe fn sqrt(self) -> Self {
         self.sqrt()
+    }
+    #[inline(always)]
+    unsafe fn wide() -> f64 {
+        0.0
+    }
+    #[inline(always)]
+    unsafe fn widen(self, sums: f64) -> f64 {
+        sums + f64::from(self)
+    }
+    #[inline(always)]
+    unsafe fn total(sums: f64) -> f64 {
+        sums
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {

@@ -7,7 +7,7 @@ use super::lanes::Level;
 use super::*;
 use crate::mem::HostMemory;
 
-fn levels() -> Vec<Level> {
+pub(super) fn levels() -> Vec<Level> {
     let mut levels = vec![Level::Scalar];
     #[cfg(target_arch = "x86_64")]
     {
@@ -21,13 +21,13 @@ fn levels() -> Vec<Level> {
     levels
 }
 
-const OPTIMIZERS: [Optimizer; 4] = [
+pub(super) const OPTIMIZERS: [Optimizer; 4] = [
     Optimizer::Sgd { weight_decay: 0.01 },
     Optimizer::Momentum { momentum: 0.9, weight_decay: 0.1 },
     Optimizer::Adam(AdamParameters::new(0.02)),
     Optimizer::AdamW(AdamParameters::new(0.3)),
 ];
-const ENCODINGS: [ElementType; 3] = [ElementType::F32, ElementType::Bf16, ElementType::F16];
+pub(super) const ENCODINGS: [ElementType; 3] = [ElementType::F32, ElementType::Bf16, ElementType::F16];
 
 /// The formulas of [`Optimizer`], one parameter at a time, in plain Rust.
 fn reference(optimizer: Optimizer, rate: f32, t: u64, g: f32, p: f32, s: [f32; 2]) -> [f32; 3] {
@@ -170,7 +170,7 @@ fn check(memory: &HostMemory, case: Case) -> Result<(), String> {
         })
         .collect();
     let [p, m, v] = [0, 1, 2].map(|index| floats(passes[index].from));
-    for level in levels() {
+    for (level, measured) in levels().into_iter().flat_map(|level| [(level, false), (level, true)]) {
         for pass in &passes {
             pass.to.write(&vec![0xAA; pass.to.len()]);
         }
@@ -184,7 +184,8 @@ fn check(memory: &HostMemory, case: Case) -> Result<(), String> {
             states: &passes[1..1 + optimizer.states()],
             streaming,
         };
-        fold.run_on(level).map_err(|error| error.to_string())?;
+        let run = if measured { fold.run_on::<true>(level) } else { fold.run_on::<false>(level) };
+        run.map_err(|error| error.to_string())?;
         let results = [0, 1, 2].map(|index| floats(passes[index].to));
         for at in 0..count {
             let expected = reference(optimizer, 0.01, step, sums[at], p[at], [m[at], v[at]]);
@@ -211,7 +212,7 @@ fn every_path_gives_the_bits_of_a_serial_loop() {
     let mut seed = 0;
     for optimizer in OPTIMIZERS {
         for encoding in ENCODINGS {
-            for k in 1..=5 {
+            for k in 0..=5 {
                 for count in (0..=200).chain([512, 1000]) {
                     seed += 1;
                     let offsets = [[0, 0], [4, 0], [60, 3], [1, 2], [0, 31]][seed as usize % 5];
@@ -225,13 +226,48 @@ fn every_path_gives_the_bits_of_a_serial_loop() {
     }
 }
 
+#[test]
+fn a_fold_of_nothing_is_a_step_on_a_gradient_of_zero() {
+    let memory = HostMemory::anonymous(16 * 8192).unwrap();
+    let zeros = VolatileSlice::from_ref(&[0; 400]);
+    for optimizer in OPTIMIZERS {
+        let mut arrays = Arrays(&memory, 0);
+        let passes = [0, 1, 2].map(|_| Pass { from: arrays.next(400, 0), to: arrays.next(400, 0) });
+        for (index, pass) in passes.iter().enumerate() {
+            let values: Vec<f32> = (0..100).map(|at| (at + index) as f32 / 64.0).collect();
+            encode(&values, pass.from, ElementType::F32);
+        }
+        let fold = |gradients| Fold {
+            gradients,
+            encoding: ElementType::F32,
+            optimizer,
+            learning_rate: 0.5,
+            step: 3,
+            parameters: passes[0],
+            states: &passes[1..1 + optimizer.states()],
+            streaming: false,
+        };
+        let results = || [0, 1, 2].map(|index| floats(passes[index].to));
+        let gradient_of_zero = [Gradient { elements: zeros, weight: 1.0 }];
+        fold(&gradient_of_zero).run().unwrap();
+        let expected = results();
+        passes.iter().take(1 + optimizer.states()).for_each(|pass| pass.to.write(&[0xAA; 400]));
+        fold(&[]).run().unwrap();
+        assert_eq!(results(), expected, "{optimizer:?}");
+        let moments = fold(&[]).run_measured().unwrap();
+        assert_eq!(moments, Moments::default());
+        assert_eq!(moments.statistics(), (None, None));
+        assert_eq!(results(), expected, "{optimizer:?}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 500 }))]
 
     #[test]
     fn any_alignment_gives_the_bits_of_a_serial_loop(
         (optimizer, encoding) in (prop::sample::select(OPTIMIZERS.to_vec()), prop::sample::select(ENCODINGS.to_vec())),
-        k in 1usize..9, count in 0usize..1500, offsets in [0usize..64, 0usize..64],
+        k in 0usize..9, count in 0usize..1500, offsets in [0usize..64, 0usize..64],
         streaming: bool, step in 1u64..4, seed: u64,
     ) {
         let memory = HostMemory::anonymous(16 * 8192).unwrap();
@@ -286,7 +322,6 @@ fn a_fold_that_cannot_be_is_an_error_and_writes_nothing() {
     let short = [good[0], gradient(at(0, 60))];
     let states = [Pass { from: at(256, 64), to: at(320, 64) }, Pass { from: at(384, 64), to: at(376, 64) }];
     let cases = [
-        (Fold { gradients: &[], ..fold }, FoldError::Gradients { count: 0 }),
         (Fold { gradients: &many, ..fold }, FoldError::Gradients { count: MAX_GRADIENTS + 1 }),
         (Fold { states: &states, ..fold }, FoldError::States { expected: 0, given: 2 }),
         (Fold { optimizer: OPTIMIZERS[1], ..fold }, FoldError::States { expected: 1, given: 0 }),

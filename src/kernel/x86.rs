@@ -6,6 +6,7 @@ use super::lanes::Lanes;
 
 impl Lanes for __m256 {
     const COUNT: usize = 8;
+    type Wide = __m256d;
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: the caller has the vectors.
@@ -56,6 +57,27 @@ impl Lanes for __m256 {
         unsafe { _mm256_sqrt_ps(self) }
     }
     #[inline(always)]
+    unsafe fn wide() -> Self::Wide {
+        // SAFETY: the caller has the vectors.
+        unsafe { _mm256_setzero_pd() }
+    }
+    #[inline(always)]
+    unsafe fn widen(self, sums: Self::Wide) -> Self::Wide {
+        // SAFETY: the caller has the vectors.
+        unsafe {
+            let low = _mm256_cvtps_pd(_mm256_castps256_ps128(self));
+            let high = _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(self));
+            _mm256_add_pd(_mm256_add_pd(sums, low), high)
+        }
+    }
+    #[inline(always)]
+    unsafe fn total(sums: Self::Wide) -> f64 {
+        let mut each = [0.0; 4];
+        // SAFETY: the caller has the vectors, and the array is as long as one.
+        unsafe { _mm256_storeu_pd(each.as_mut_ptr(), sums) };
+        each.iter().sum()
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
         // SAFETY: the caller has the vectors and 32 writable bytes there; the store needs no alignment.
         unsafe { _mm256_storeu_ps(to.cast(), self) }
@@ -69,6 +91,7 @@ impl Lanes for __m256 {
 
 impl Lanes for __m512 {
     const COUNT: usize = 16;
+    type Wide = __m512d;
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: the caller has the vectors.
@@ -117,6 +140,28 @@ impl Lanes for __m512 {
     unsafe fn sqrt(self) -> Self {
         // SAFETY: the caller has the vectors.
         unsafe { _mm512_sqrt_ps(self) }
+    }
+    #[inline(always)]
+    unsafe fn wide() -> Self::Wide {
+        // SAFETY: the caller has the vectors.
+        unsafe { _mm512_setzero_pd() }
+    }
+    #[inline(always)]
+    unsafe fn widen(self, sums: Self::Wide) -> Self::Wide {
+        // SAFETY: the caller has the vectors.
+        unsafe {
+            let low = _mm512_cvtps_pd(_mm512_castps512_ps256(self));
+            let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self));
+            let high = _mm512_cvtps_pd(_mm256_castpd_ps(high));
+            _mm512_add_pd(_mm512_add_pd(sums, low), high)
+        }
+    }
+    #[inline(always)]
+    unsafe fn total(sums: Self::Wide) -> f64 {
+        let mut each = [0.0; 8];
+        // SAFETY: the caller has the vectors, and the array is as long as one.
+        unsafe { _mm512_storeu_pd(each.as_mut_ptr(), sums) };
+        each.iter().sum()
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {

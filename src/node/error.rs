@@ -158,6 +158,9 @@ pub enum Error {
         /// Why not.
         reason: &'static str,
     },
+    /// The scheme's settings cannot be.
+    #[error(transparent)]
+    SchemeConfig(#[from] scheme::ConfigError),
     /// The system has no room for another thread.
     #[error("cannot start a thread for {what}: {source}; raise the limit on processes (ulimit -u)")]
     Thread {

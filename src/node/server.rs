@@ -196,11 +196,17 @@ impl<T: Transport> Server<T> {
                 reason: "use at least 1, and at most as many as there is room for peers",
             });
         }
+        let scheme = options.scheme.server_at(options.workers, start.smallest_clock)?;
+        if options.scheme.counts_versions() && options.shard.1 > 1 {
+            let reason =
+                "counts versions, and those of two shards have nothing to do with each other: use one";
+            return Err(Error::Scheme { scheme: options.scheme, reason });
+        }
         let learning_rate = check_learning_rate(options.learning_rate)?;
         let aggregator = Aggregator::new(options.threads)?;
         let (shard, shards) = options.shard;
-        let scheme = Some(options.scheme);
-        let config = ShardConfig { table, shard, shards, scheme, options: options.memory };
+        let config =
+            ShardConfig { table, shard, shards, scheme: Some(options.scheme), options: options.memory };
         let mut shard = Shard::new(transport, address, config)?;
         let payload = shard.frames.payload(0);
         if payload.len() != std::mem::size_of_val(start.parameters) {
@@ -234,7 +240,7 @@ impl<T: Transport> Server<T> {
             Checkpointer::start(checkpoint, identity, start.version)
         });
         let server = Server {
-            scheme: options.scheme.server_at(options.workers, start.smallest_clock),
+            scheme,
             aggregator,
             optimizer: options.optimizer,
             learning_rate,

@@ -24,7 +24,7 @@ pub enum ReadMode {
 }
 
 /// How a worker works.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WorkerOptions {
     /// The scheme; must be the servers'.
     pub scheme: scheme::Config,

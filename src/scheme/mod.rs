@@ -19,7 +19,7 @@
 //! | ASP | folds each gradient as it comes | never waits |
 //! | SSP(s) | as ASP | uses its copy while its clock is at most `s` behind, else pulls |
 //! | ESSP(s) | as ASP, pushes whenever the smallest clock moves | as SSP, over copies that are pushed to it |
-//! | BAP(s) | folds whole clocks in order, `slots() = s + 1` | runs at most `s` versions ahead |
+//! | BAP(s) | as BSP, `slots() = s + 2` | as SSP, over the newest copy: runs at most `s` clocks ahead |
 //! | VAP | as SSP | gates on [`WorkerEvent::Published`]'s magnitude |
 //! | DBW | folds the first `k` of a version, drops the late, interrupts the slow | pulls after each version |
 //! | ABS | folds `K` admissible ones, interrupts the too stale | pulls once its gradient is [`WorkerEvent::Consumed`] |

@@ -121,8 +121,8 @@ pub(super) fn train(worker: &mut Worker<Shm>, value: f32) -> Result<Clock, Error
 pub(super) const SCHEMES: [&str; 4] = ["bsp", "asp", "ssp", "essp"];
 
 pub(super) fn scheme(name: &str) -> Config {
-    let staleness = name.starts_with(['s', 'e']).then_some(2);
-    Config::new(name, staleness).unwrap()
+    let settings: &[_] = if name.starts_with(['s', 'e']) { &[("staleness", "2")] } else { &[] };
+    Config::from_settings(name, settings).unwrap()
 }
 
 /// How a worker in a second process says which error ended it.

@@ -40,7 +40,7 @@ pub(super) fn is_told() {
 }
 
 fn config(name: &str) -> Config {
-    Config::new(name, None).unwrap()
+    name.parse().unwrap()
 }
 
 pub(super) fn secret(text: &str) -> Secret {

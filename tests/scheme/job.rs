@@ -119,7 +119,7 @@ impl Plan {
             slots: usize::from(config.slots()),
             pushes: config.pushes(),
             clock_bound: config.staleness(),
-            ..Plan::new(seed, workers, config.server(workers))
+            ..Plan::new(seed, workers, config.server(workers).unwrap())
         }
     }
 

@@ -14,6 +14,7 @@ const MUTANTS: &[(&str, &[&str])] = &[
     ("begin_fence", &["frames::a_pull_is_whole_or_nothing", "pins::a_pinned_frame_is_never_written"]),
     ("commit_fence", &["follow::a_followed_frame_is_whole"]),
     ("credit", &["slots::the_owner_reads_what_was_announced"]),
+    ("group_header", &["group::a_part_is_taken_whole_or_not_at_all"]),
     ("landed_attempt", &["follow::a_frame_that_is_begun_again_is_copied_again"]),
     ("landed_early", &["slots::a_chunk_that_has_landed_is_whole"]),
     ("monotone", &["follow::a_follower_never_goes_back"]),
@@ -25,6 +26,7 @@ const MUTANTS: &[(&str, &[&str])] = &[
     (
         "write_fence",
         &[
+            "group::a_part_is_taken_whole_or_not_at_all",
             "push::a_pushed_version_is_pulled_whole_or_not_at_all",
             "slots::a_chunk_that_has_landed_is_whole",
             "slots::the_owner_reads_what_was_announced",

@@ -1,5 +1,6 @@
 //! One module per subcommand, each with a `run` that takes its arguments and answers with an exit code.
 
 pub(crate) mod bench;
+pub(crate) mod sim;
 pub(crate) mod top;
 pub(crate) mod train;

@@ -8,7 +8,7 @@ const LANES: usize = 16;
 
 /// A linear layer and where it lies among the parameters: its weights, outputs x inputs, and then its
 /// biases.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Layer {
     pub(super) start: usize,
     pub(super) outputs: usize,

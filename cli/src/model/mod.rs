@@ -12,6 +12,7 @@ mod batches;
 mod compute;
 mod file;
 mod kernels;
+mod tower;
 
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ pub use compute::{Evaluation, Scratch};
 #[cfg(fuzzing)]
 pub(crate) use file::fuzz;
 pub use file::{ModelFileError, load, load_for, save};
+pub use tower::Tower;
 
 use kernels::Layer;
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use slackline::scheme::Config;
+use slackline::scheme::{Config, ConfigError};
 use slackline_cli::model::ModelKind;
 
 /// Train a model, with one process per worker.
@@ -17,11 +17,12 @@ use slackline_cli::model::ModelKind;
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
     /// When workers wait: for everybody at every step (bsp), never (asp), or once they are too far
-    /// apart (ssp; essp besides sends them new parameters as soon as there are any)
-    #[arg(long, help_heading = "Scheme", value_parser = Config::NAMES, default_value = "ssp")]
+    /// apart (ssp; essp besides sends them new parameters as soon as there are any; bap folds whole steps).
+    /// Settings may follow in parentheses, as in ssp(2)
+    #[arg(long, help_heading = "Scheme", value_name = "SCHEME", value_parser = scheme, default_value = "ssp")]
     pub(super) scheme: String,
 
-    /// Clocks that parameters may be behind (ssp and essp only) [default: 3]
+    /// Clocks that parameters may be behind (of schemes that have a staleness) [default: 3]
     #[arg(long, help_heading = "Scheme", value_name = "CLOCKS")]
     pub(super) staleness: Option<u64>,
 
@@ -195,6 +196,11 @@ pub(crate) enum Encoding {
     F32,
     Bf16,
     F16,
+}
+
+/// Kept as text: options may add to its settings.
+fn scheme(text: &str) -> Result<String, ConfigError> {
+    text.parse::<Config>().map(|_| text.to_owned())
 }
 
 fn straggler(text: &str) -> Result<(usize, f64), String> {

@@ -81,10 +81,18 @@ impl Plan {
         };
         let may_use_tcp = require == Some(Way::Tcp) || (require.is_none() && !job.is_local());
         let checksums = args.checksums.unwrap_or(may_use_tcp);
-        let scheme = scheme::Config::new(&args.scheme, args.staleness).map_err(|error| {
-            Failure::usage(format!("--staleness: {}", error.to_string().replace(": ", "; ")))
-        })?;
+        let staleness = args.staleness.map(|staleness| staleness.to_string());
+        let settings =
+            staleness.iter().map(|staleness| ("staleness", staleness.as_str())).collect::<Vec<_>>();
+        let refused = |option: &'static str| {
+            move |error: scheme::ConfigError| {
+                Failure::usage(format!("{option}: {}", error.to_string().replace(": ", "; ")))
+            }
+        };
+        let scheme =
+            scheme::Config::from_settings(&args.scheme, &settings).map_err(refused("--staleness"))?;
         between("--workers", workers, WORKERS_MAX)?;
+        scheme.check(workers).map_err(refused("--scheme"))?;
         between("--servers", args.servers, SERVERS_MAX)?;
         between("--threads", args.threads, 1024)?;
         between("--epochs", args.epochs as usize, u32::MAX as usize)?;

@@ -1,0 +1,211 @@
+//! What `slackline sim` can be told.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use slackline::sim::{Change, Crash, Law, Partition};
+
+use super::parse::{Factor, change, crash, cut, scaled, seconds_or_law};
+use crate::scheme_args::SchemeArgs;
+
+/// Simulate a job in virtual time.
+///
+/// The schemes are those of `slackline train`, the very same objects; gradients are real gradients of a real, small
+/// problem, or left out to simulate time alone; only time is not real. The same options give the same run, to the
+/// last bit, on every machine.
+#[derive(clap::Args, Clone, Debug)]
+#[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Run these schemes side by side, such as 'bsp,ssp(4),dbw(delivery=wait)'
+    #[arg(long, help_heading = "What to run", value_name = "SCHEMES", conflicts_with_all = ["scheme", "sweep"])]
+    pub(super) compare: Option<String>,
+
+    /// Run every value of an option, on all cores; repeated: every combination
+    #[arg(long, help_heading = "What to run", value_name = "OPTION=VALUE,...")]
+    pub(super) sweep: Vec<String>,
+
+    /// Show a result of the literature and ours beside it: `list` tells which there are, `all` runs them all
+    #[arg(long, help_heading = "What to run", value_name = "NAME", conflicts_with_all = ["compare", "sweep"])]
+    pub(super) reproduce: Option<String>,
+
+    /// When workers wait, and for whom; settings may stand in brackets: 'ssp(3)'
+    #[arg(long, help_heading = "Scheme", value_name = "NAME", default_value = "ssp")]
+    pub(super) scheme: String,
+
+    #[command(flatten)]
+    pub(super) settings: SchemeArgs,
+
+    /// Workers see their own gradients before the server has folded them in
+    #[arg(long, help_heading = "Scheme")]
+    pub(super) read_my_writes: bool,
+
+    /// Workers
+    #[arg(long, help_heading = "Workers", value_name = "N", default_value_t = 8)]
+    pub(super) workers: usize,
+
+    /// How long a gradient takes, in seconds: constant(S), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE),
+    /// uniform(FROM, TO), trace:FILE, or a number
+    #[arg(long, help_heading = "Workers", value_name = "LAW", default_value = "exp(1)", value_parser = seconds_or_law)]
+    pub(super) compute: Law,
+
+    /// Make workers, such as 3 or 0-7, FACTOR times slower; may be repeated
+    #[arg(long, visible_alias = "straggler", help_heading = "Workers", value_name = "WORKERS=FACTOR")]
+    pub(super) factor: Vec<Factor>,
+
+    /// Make workers FACTOR times slower from TIME on; may be repeated
+    #[arg(long, help_heading = "Workers", value_name = "TIME:WORKERS=FACTOR", value_parser = change)]
+    pub(super) change: Vec<Change>,
+
+    /// How long a message takes, one way, in seconds: a number or a law
+    #[arg(long, help_heading = "Network", value_name = "LAW", default_value = "0", value_parser = seconds_or_law)]
+    pub(super) latency: Law,
+
+    /// Bytes per second of each worker's link, such as 125M [default: no limit]
+    #[arg(long, help_heading = "Network", value_name = "RATE", value_parser = scaled)]
+    pub(super) bandwidth: Option<f64>,
+
+    /// Bytes per second of the server's link, where all messages queue [default: no limit]
+    #[arg(long, help_heading = "Network", value_name = "RATE", value_parser = scaled)]
+    pub(super) server_bandwidth: Option<f64>,
+
+    /// Bytes of a gradient and of a copy of the parameters, such as 100M [default: 4 for each parameter of the
+    /// problem]
+    #[arg(long, help_heading = "Network", value_name = "BYTES", value_parser = scaled)]
+    pub(super) message_bytes: Option<f64>,
+
+    /// Probability that a message is lost and sent again
+    #[arg(long, help_heading = "Faults", value_name = "PROBABILITY", default_value_t = 0.0)]
+    pub(super) loss: f64,
+
+    /// Seconds after which a lost message is sent again
+    #[arg(long, help_heading = "Faults", value_name = "SECONDS", default_value_t = 0.2)]
+    pub(super) retransmission: f64,
+
+    /// Probability that a message comes twice
+    #[arg(long, help_heading = "Faults", value_name = "PROBABILITY", default_value_t = 0.0)]
+    pub(super) replay: f64,
+
+    /// Crash a worker, for good or until a second time: 2@30, 2@30-45; may be repeated
+    #[arg(long, help_heading = "Faults", value_name = "WORKER@TIME", value_parser = crash)]
+    pub(super) crash: Vec<Crash>,
+
+    /// Crash every worker again and again, after so long
+    #[arg(long, help_heading = "Faults", value_name = "LAW", value_parser = seconds_or_law)]
+    pub(super) lifetime: Option<Law>,
+
+    /// How long after that a worker is back [default: never]
+    #[arg(long, help_heading = "Faults", value_name = "LAW", value_parser = seconds_or_law, requires = "lifetime")]
+    pub(super) downtime: Option<Law>,
+
+    /// Seconds from a crash until the others know
+    #[arg(long, help_heading = "Faults", value_name = "SECONDS", default_value_t = 0.0)]
+    pub(super) detection: f64,
+
+    /// Hold up all messages from workers (up) or to them (down) for a while; may be repeated
+    #[arg(long, help_heading = "Faults", value_name = "WORKERS:up@FROM-UNTIL", value_parser = cut)]
+    pub(super) cut: Vec<Partition>,
+
+    /// What is learnt
+    #[arg(long, help_heading = "Problem", value_enum, default_value_t = ProblemName::None)]
+    pub(super) problem: ProblemName,
+
+    /// Examples per gradient, of each worker [default: 32]
+    #[arg(long, help_heading = "Problem", value_name = "EXAMPLES")]
+    pub(super) batch: Option<usize>,
+
+    /// Hidden units (mlp only) [default: 64]
+    #[arg(long, help_heading = "Problem", value_name = "UNITS")]
+    pub(super) hidden: Option<usize>,
+
+    /// How gradients move the parameters
+    #[arg(long, help_heading = "Problem", value_enum, default_value_t = OptimizerName::Sgd)]
+    pub(super) optimizer: OptimizerName,
+
+    /// Step size [default: one that suits the problem and the optimizer]
+    #[arg(long, help_heading = "Problem", value_name = "RATE")]
+    pub(super) learning_rate: Option<f32>,
+
+    /// Decides everything that is random
+    #[arg(long, help_heading = "Problem", value_name = "NUMBER", default_value_t = 1)]
+    pub(super) seed: u64,
+
+    /// Stop once every worker has completed so many clocks [default: 100]
+    #[arg(long, help_heading = "End", value_name = "N", group = "end")]
+    pub(super) clocks: Option<u64>,
+
+    /// Stop at this version [default for schemes that interrupt workers: 100]
+    #[arg(long, help_heading = "End", value_name = "N", group = "end")]
+    pub(super) versions: Option<u64>,
+
+    /// Stop at this virtual time [default with --compare, if a scheme interrupts workers: 100 gradients long]
+    #[arg(long, help_heading = "End", value_name = "SECONDS", group = "end")]
+    pub(super) seconds: Option<f64>,
+
+    /// Stop once the loss is this small
+    #[arg(long, help_heading = "End", value_name = "LOSS", group = "end")]
+    pub(super) target_loss: Option<f64>,
+
+    /// Virtual time after which the target is given up [default: 10000 times what a gradient takes]
+    #[arg(long, help_heading = "End", value_name = "SECONDS", requires = "target_loss")]
+    pub(super) within: Option<f64>,
+
+    /// Write the results as JSON; - for stdout, which then holds nothing else
+    #[arg(long, help_heading = "Output", value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+
+    /// Draw the results as SVG
+    #[arg(long, help_heading = "Output", value_name = "FILE", conflicts_with = "sweep")]
+    pub(super) plot: Option<PathBuf>,
+
+    /// With --reproduce: write the page reproductions.md with its plots into this folder
+    #[arg(long, help_heading = "Output", value_name = "FOLDER", requires = "reproduce")]
+    pub(super) docs: Option<PathBuf>,
+}
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 done, 1 a promise was broken or the run failed, 2 options or files that cannot be used.";
+
+const EXAMPLES: &str = "Examples:
+  slackline sim
+      eight workers with exponential times under ssp(3); a few milliseconds
+  slackline sim --compare 'bsp,bap(4),ssp(4),essp(4)' --problem softmax --seconds 300 --plot compare.svg
+      what staleness buys under jitter: loss against time, time per clock, staleness
+  slackline sim --compare 'bsp,dbw,abs' --factor 0=5 --problem mlp --target-loss 0.1
+      who copes with one worker that is five times slower
+  slackline sim --sweep workers=4,16,64 --sweep 'scheme=bsp,ssp(3),ssp(16)' --json grid.json
+      a grid, on all cores
+  slackline sim --scheme ssp --workers 10000
+      ten thousand workers, time alone
+  slackline sim --scheme bsp --workers 32 --server-bandwidth 1250M --message-bytes 100M --latency 20e-6
+      in-cast: 32 gradients of 100 MB on one link of 10 Gbit/s
+  slackline sim --reproduce bap
+      a table of the literature, and ours beside it; `--reproduce list` has the others
+
+Exit codes: 0 done, 1 a promise was broken or the run failed, 2 options or files that cannot be used.";
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum ProblemName {
+    /// Nothing: time alone
+    None,
+    /// A bowl of 64 parameters whose bottom is known; gradients carry noise
+    Quadratic,
+    /// Softmax regression on the digits
+    Softmax,
+    /// A perceptron with one hidden layer on the digits
+    Mlp,
+    /// A 60 x 40 matrix of rank 4, from some of its entries
+    Factorisation,
+    /// Logistic regression on 2000 synthetic examples
+    Logistic,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum OptimizerName {
+    Sgd,
+    /// SGD with momentum 0.9
+    Momentum,
+    Adam,
+    /// Adam with a weight decay of 0.01
+    #[value(name = "adamw")]
+    AdamW,
+}

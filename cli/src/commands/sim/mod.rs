@@ -1,0 +1,132 @@
+//! `slackline sim`: jobs in virtual time, one or many, and the results of the literature beside ours.
+
+mod args;
+mod parallel;
+mod parse;
+mod report;
+mod reproduce;
+mod setup;
+mod sweep;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use slackline::scheme::Config;
+use slackline::sim::{Cluster, Report};
+use slackline_cli::plot::Figure;
+
+pub(crate) use args::Args;
+
+use crate::failure::Failure;
+use crate::output;
+
+/// Runs `slackline sim`.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match try_run(args) {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn try_run(args: &Args) -> Result<ExitCode, Failure> {
+    check_outputs(args)?;
+    if let Some(name) = &args.reproduce {
+        return reproduce::run(args, name);
+    }
+    if !args.sweep.is_empty() {
+        return sweep::run(args).map(|()| ExitCode::SUCCESS);
+    }
+    match &args.compare {
+        Some(schemes) => compare(args, schemes)?,
+        None => one(args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn one(args: &Args) -> Result<(), Failure> {
+    let scheme = args.settings.config(&args.scheme)?;
+    let cluster = setup::cluster(args, scheme, setup::until(args, &[scheme]))?;
+    let learning_rate = cluster.learning_rate;
+    let report = simulate(cluster)?;
+    let json = || report::json_one(args, &report, learning_rate);
+    give(args, &report::one(args, &report), json, || report::figure(args, std::slice::from_ref(&report)))
+}
+
+fn compare(args: &Args, schemes: &str) -> Result<(), Failure> {
+    if let Some((setting, value)) = args.settings.given().first() {
+        return Err(Failure::usage(format!(
+            "--{setting} {value}: of several schemes each has its own settings; \
+             write them in brackets, such as --compare 'bsp,ssp({value})'"
+        )));
+    }
+    let schemes: Vec<Config> =
+        parse::list(schemes).iter().map(|text| args.settings.config(text)).collect::<Result<_, _>>()?;
+    if schemes.is_empty() {
+        return Err(Failure::usage("--compare names no scheme; write some, such as bsp,ssp(3)"));
+    }
+    let until = setup::until(args, &schemes);
+    // Everything that is wrong is told before anything is run.
+    let clusters = schemes.iter().map(|scheme| setup::cluster(args, *scheme, until));
+    let rate = clusters.collect::<Result<Vec<_>, _>>()?.first().map_or(0.0, |cluster| cluster.learning_rate);
+    let reports =
+        parallel::map("schemes", &schemes, |scheme| simulate(setup::cluster(args, *scheme, until)?))?;
+    let json = || {
+        let runs: Vec<_> = reports.iter().map(|report| report::json_one(args, report, rate)).collect();
+        json!({ "runs": runs })
+    };
+    give(args, &report::many(args, &reports), json, || report::figure(args, &reports))
+}
+
+fn simulate(cluster: Cluster) -> Result<Report, Failure> {
+    cluster.run().map_err(|error| setup::failure(&error))
+}
+
+/// Nothing is computed whose result could not be kept.
+fn check_outputs(args: &Args) -> Result<(), Failure> {
+    let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
+    for (option, path) in [("--json", json), ("--plot", args.plot.as_deref())] {
+        path.map_or(Ok(()), |path| output::check(option, path))?;
+    }
+    match (json, &args.plot) {
+        (Some(json), Some(plot)) if output::same_file(json, plot) => Err(Failure::usage(format!(
+            "--plot {}: --json names the same file; choose another name",
+            plot.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Brings results where they are wanted.
+fn give(
+    args: &Args,
+    text: &str,
+    json: impl FnOnce() -> Value,
+    figure: impl FnOnce() -> Figure,
+) -> Result<(), Failure> {
+    if let Some(path) = &args.plot {
+        keep("--plot", path, &figure().svg())?;
+    }
+    let Some(path) = &args.json else { return print(text) };
+    let json = format!("{}\n", json());
+    if path == Path::new("-") {
+        eprint!("{text}");
+        return print(&json);
+    }
+    keep("--json", path, &json)?;
+    print(text)
+}
+
+fn keep(option: &str, path: &Path, text: &str) -> Result<(), Failure> {
+    output::replace(path, text.as_bytes()).map_err(|error| {
+        let what = "cannot be written; check the folder, its permissions and the space left";
+        Failure::failed(format!("{option} {}: {error}: {what}", path.display()))
+    })
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.map_err(|error| Failure::failed(format!("cannot write to stdout: {error}")))
+}

@@ -1,0 +1,73 @@
+//! The page with all reproductions.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use super::{Findings, Recipe, checks};
+use crate::commands::sim::keep;
+use crate::failure::Failure;
+use crate::output;
+use crate::table::Table;
+
+const NAME: &str = "reproductions.md";
+const PLOTS: &str = "plots";
+
+const HEAD: &str = "\
+# The literature, and what comes out here
+
+Every figure on this page was computed by the simulator: the scheme objects that `slackline train` runs, real
+gradients of small real problems, virtual time. Each section has its command; the same command gives the same figures
+to the last digit. The whole page, with its plots, is written by
+
+```sh
+cargo run --release -- sim --reproduce all --docs docs
+```
+
+\"Differs\" is not a failure of the program: the section says what came out instead, and why.
+
+";
+
+/// Finds out whether the page can be written.
+pub(super) fn check(docs: &Path) -> Result<(), Failure> {
+    output::check("--docs", &docs.join(NAME))?;
+    let plots = docs.join(PLOTS);
+    fs::create_dir_all(&plots).map_err(|error| {
+        Failure::usage(format!("--docs {}: {error}; name a folder that can be written to", plots.display()))
+    })
+}
+
+/// Writes the page and its plots.
+pub(super) fn write(docs: &Path, done: &[(&Recipe, Findings)]) -> Result<(), Failure> {
+    for (recipe, findings) in done {
+        keep("--docs", &docs.join(PLOTS).join(format!("{}.svg", recipe.name)), &findings.figure.svg())?;
+    }
+    keep("--docs", &docs.join(NAME), &page(done))
+}
+
+fn page(done: &[(&Recipe, Findings)]) -> String {
+    let mut overview = Table::new(["result", "what", "claims that come out"]);
+    for (recipe, findings) in done {
+        let holds = findings.checks.iter().filter(|check| check.holds).count();
+        let link = format!("[{0}](#{0})", recipe.name);
+        let count = format!("{holds} of {}", findings.checks.len());
+        overview.row([link.as_str(), recipe.title, count.as_str()]);
+    }
+    let mut page = HEAD.to_owned() + &overview.markdown();
+    for (recipe, findings) in done {
+        let Recipe { name, title, claim, source, setup, remarks, .. } = recipe;
+        let _ = write!(
+            page,
+            "\n## {name}\n\n**{title}.** {claim} ({source})\n\nHere: {setup}\n\n\
+             ```sh\ncargo run --release -- sim --reproduce {name}\n```\n\n![{title}]({PLOTS}/{name}.svg)\n"
+        );
+        for (caption, table) in &findings.tables {
+            let _ = write!(page, "\n{caption}:\n\n{}", table.markdown());
+        }
+        let _ = write!(page, "\n{}", checks(findings).markdown());
+        if !remarks.is_empty() {
+            let _ = write!(page, "\n{remarks}\n");
+        }
+    }
+    page
+}

@@ -1,0 +1,163 @@
+//! From options to a cluster.
+
+use slackline::kernel::{AdamParameters, Optimizer};
+use slackline::scheme::Config;
+use slackline::sim::{
+    self, Cluster, Factorisation, Faults, Logistic, Network, Problem, Quadratic, Shape, Until,
+};
+use slackline_cli::model::{HIDDEN_DEFAULT, ModelKind};
+use slackline_cli::problem::Digits;
+
+use super::args::{Args, OptimizerName, ProblemName};
+use crate::failure::Failure;
+use crate::scheme_args;
+
+const BATCH_DEFAULT: usize = 32;
+
+/// Clocks, or versions, of a run that was given no end.
+const LENGTH_DEFAULT: u64 = 100;
+
+/// What `args` describe, with this scheme.
+pub(super) fn cluster(args: &Args, scheme: Config, until: Until) -> Result<Cluster, Failure> {
+    scheme.check(args.workers).map_err(|error| scheme_args::refused(&error))?;
+    let mut cluster = Cluster::new(scheme, args.workers, args.seed);
+    cluster.compute = args.compute.clone();
+    cluster.factors = factors(args)?;
+    cluster.changes = args.change.clone();
+    cluster.network = Network {
+        latency: args.latency.clone(),
+        worker_bandwidth: args.bandwidth,
+        server_bandwidth: args.server_bandwidth,
+        message_bytes: args.message_bytes.map(|bytes| bytes.round() as u64),
+    };
+    cluster.faults = Faults {
+        crashes: args.crash.clone(),
+        lifetime: args.lifetime.clone(),
+        downtime: args.downtime.clone(),
+        detection: args.detection,
+        loss: args.loss,
+        retransmission: args.retransmission,
+        replay: args.replay,
+        partitions: args.cut.clone(),
+    };
+    cluster.read_my_writes = args.read_my_writes;
+    cluster.until = until;
+    cluster.problem = problem(args)?;
+    let (optimizer, rate) = optimizer(args.optimizer, args.problem);
+    cluster.optimizer = optimizer;
+    cluster.learning_rate = args.learning_rate.unwrap_or(rate);
+    cluster.check().map_err(|error| failure(&error))?;
+    Ok(cluster)
+}
+
+/// When to stop; all of `schemes` can.
+pub(super) fn until(args: &Args, schemes: &[Config]) -> Until {
+    let gradient = args.compute.mean();
+    if let Some(target) = args.target_loss {
+        let within = args.within.unwrap_or(1e4 * gradient);
+        return Until::Loss { target, within };
+    }
+    let interrupts = schemes.iter().any(Config::interrupts);
+    match (args.clocks, args.versions, args.seconds) {
+        (Some(clocks), ..) => Until::Clocks(clocks),
+        (_, Some(versions), _) => Until::Versions(versions),
+        (_, _, Some(seconds)) => Until::Seconds(seconds),
+        _ if !interrupts => Until::Clocks(LENGTH_DEFAULT),
+        _ if schemes.len() == 1 => Until::Versions(LENGTH_DEFAULT),
+        // Versions of one scheme are not those of another.
+        _ => Until::Seconds(LENGTH_DEFAULT as f64 * gradient),
+    }
+}
+
+fn factors(args: &Args) -> Result<Vec<f64>, Failure> {
+    let mut factors = vec![None; args.workers];
+    for given in &args.factor {
+        let (first, last) = (given.workers.start, given.workers.end - 1);
+        let wrong =
+            |what: String| Failure::usage(format!("--factor {first}-{last}={}: {what}", given.factor));
+        let places = factors.get_mut(given.workers.clone()).ok_or_else(|| {
+            let most = args.workers.saturating_sub(1);
+            wrong(format!("there is no worker {last}; workers are numbered 0 to {most}"))
+        })?;
+        if places.iter().any(Option::is_some) {
+            return Err(wrong("a worker was given a factor before; give one per worker".into()));
+        }
+        places.fill(Some(given.factor));
+    }
+    Ok(factors.into_iter().map(|factor| factor.unwrap_or(1.0)).collect())
+}
+
+fn problem(args: &Args) -> Result<Option<Box<dyn Problem>>, Failure> {
+    let (batch, seed) = (args.batch.unwrap_or(BATCH_DEFAULT), args.seed);
+    if batch == 0 {
+        return Err(Failure::usage("--batch cannot be 0; use 1 or more examples"));
+    }
+    if args.hidden.is_some() && args.problem != ProblemName::Mlp {
+        return Err(Failure::usage(
+            "--hidden: only mlp has hidden units; leave it out, or use --problem mlp",
+        ));
+    }
+    let digits = |kind| {
+        let hidden = args.hidden.unwrap_or(HIDDEN_DEFAULT);
+        let digits = Digits::new(kind, hidden, args.workers, batch, seed);
+        Ok::<_, Failure>(Box::new(digits.map_err(|error| Failure::usage(format!("--batch: {error}")))?))
+    };
+    Ok(Some(match args.problem {
+        ProblemName::None => return Ok(None),
+        // The variance of one example, over the batch.
+        ProblemName::Quadratic => Box::new(Quadratic::new(64, 10.0, 64.0 / batch as f64, seed)),
+        ProblemName::Softmax => digits(ModelKind::Softmax)?,
+        ProblemName::Mlp => digits(ModelKind::Mlp)?,
+        ProblemName::Factorisation => Box::new(Factorisation::new(Shape { batch, ..Shape::default() }, seed)),
+        ProblemName::Logistic => Box::new(Logistic::new(2000, 20, batch, 1e-4, seed)),
+    }))
+}
+
+/// The optimiser and a step size that suits it, with staleness too.
+fn optimizer(name: OptimizerName, problem: ProblemName) -> (Optimizer, f32) {
+    let sgd = match problem {
+        ProblemName::None | ProblemName::Quadratic => 0.1,
+        ProblemName::Softmax | ProblemName::Logistic => 0.5,
+        ProblemName::Mlp => 0.2,
+        ProblemName::Factorisation => 1.0,
+    };
+    match name {
+        OptimizerName::Sgd => (Optimizer::Sgd { weight_decay: 0.0 }, sgd),
+        OptimizerName::Momentum => (Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 }, 0.05 * sgd),
+        OptimizerName::Adam => (Optimizer::Adam(AdamParameters::new(0.0)), 0.002),
+        OptimizerName::AdamW => (Optimizer::AdamW(AdamParameters::new(0.01)), 0.002),
+    }
+}
+
+/// What the simulator says, in terms of options.
+pub(super) fn failure(error: &sim::Error) -> Failure {
+    let text = error.to_string();
+    match error {
+        sim::Error::Broken { .. } | sim::Error::Stuck { .. } | sim::Error::Fold { .. } => {
+            Failure::failed(text)
+        }
+        sim::Error::Scheme(error) => scheme_args::refused(error),
+        sim::Error::Setting { setting, value, remedy } => {
+            let option = match *setting {
+                "worker bandwidth" => "--bandwidth",
+                "server bandwidth" => "--server-bandwidth",
+                "a factor of a worker's times" => "--factor",
+                "the time of a change" | "the workers of a change" => "--change",
+                "the time of a crash" | "the worker of a crash" => "--crash",
+                "the time of a partition" | "the workers of a partition" => "--cut",
+                "until" => return Failure::usage(format!("the end cannot be {value}; {remedy}")),
+                other => {
+                    return Failure::usage(format!(
+                        "--{} cannot be {value}; {remedy}",
+                        other.replace('_', "-")
+                    ));
+                }
+            };
+            Failure::usage(format!("{option}: {setting} cannot be {value}; {remedy}"))
+        }
+        _ => Failure::usage(match text.rsplit_once(": ") {
+            Some((what, remedy)) => format!("{what}; {remedy}"),
+            None => text,
+        }),
+    }
+}

@@ -1,0 +1,139 @@
+//! What will happen, in order.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::rc::Rc;
+
+use super::model::Snapshot;
+use crate::scheme::Bound;
+
+/// Something that will happen. Worker numbers are small, and lives tell a worker from the one before its crash.
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    /// A worker comes back.
+    Join { worker: u32 },
+    /// A worker crashes, if it still lives this life; `None`: whichever it lives.
+    Crash { worker: u32, life: Option<u32>, back: Option<u64> },
+    /// The server notices that a worker is gone.
+    Noticed { worker: u32, life: u32 },
+    /// A computation is done.
+    Computed { worker: u32, attempt: u64 },
+    /// A message is at the server's link.
+    Reached { worker: u32, life: u32, last: u64, message: Up },
+    /// A message has arrived at the server.
+    Up { worker: u32, life: u32, message: Up },
+    /// A message has arrived at a worker.
+    Down { worker: u32, life: u32, message: Down },
+    /// A group has its mean.
+    Averaged { round: u64, first: u32 },
+    /// Some workers change their pace.
+    Change { index: usize },
+    /// The server's scheme asked to be woken.
+    WakeServer,
+    /// A worker's scheme asked to be woken.
+    WakeWorker { worker: u32, life: u32 },
+}
+
+/// From a worker.
+#[derive(Clone, Debug)]
+pub(super) enum Up {
+    /// Its gradient of this clock.
+    Gradient { clock: u64 },
+    /// It wants a copy.
+    Request { number: u64, bound: Bound },
+    /// It holds this version.
+    Seen { version: u64 },
+}
+
+/// To a worker.
+#[derive(Clone, Debug)]
+pub(super) enum Down {
+    /// A copy that it asked for.
+    Copy { number: u64, copy: Held },
+    /// A copy that it did not ask for.
+    Pushed { copy: Held },
+    /// Its gradients of clocks before this one are consumed.
+    Consumed { clock: u64 },
+    /// It should abandon what it computes on versions before this one.
+    Interrupt { version: u64 },
+}
+
+/// A copy of the parameters in the hands of a worker.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) snapshot: Rc<Snapshot>,
+    /// The first clock of the worker whose gradient may not be in it.
+    pub(super) consumed: u64,
+}
+
+#[derive(Debug)]
+struct Scheduled {
+    at: u64,
+    order: u64,
+    event: Event,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Scheduled {
+    /// The greatest is the one that comes first; what comes at the same time, in the order it was noted.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.order).cmp(&(self.at, self.order))
+    }
+}
+
+/// All that will happen, and what time it is.
+#[derive(Debug, Default)]
+pub(super) struct Agenda {
+    now: u64,
+    order: u64,
+    heap: BinaryHeap<Scheduled>,
+}
+
+impl Agenda {
+    pub(super) fn now(&self) -> u64 {
+        self.now
+    }
+
+    pub(super) fn put(&mut self, at: u64, event: Event) {
+        self.order += 1;
+        self.heap.push(Scheduled { at: at.max(self.now), order: self.order, event });
+    }
+
+    /// What comes next, unless that is after `end`; time moves on to it.
+    pub(super) fn next(&mut self, end: u64) -> Option<Event> {
+        if self.heap.peek()?.at > end {
+            return None;
+        }
+        let Scheduled { at, event, .. } = self.heap.pop()?;
+        self.now = at;
+        Some(event)
+    }
+
+    /// True if nothing will ever happen again.
+    pub(super) fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
+    /// Nothing happens until `end`.
+    pub(super) fn skip_to(&mut self, end: u64) {
+        self.now = self.now.max(end);
+    }
+
+    /// How many things were put in.
+    pub(super) fn count(&self) -> u64 {
+        self.order
+    }
+}

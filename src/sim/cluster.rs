@@ -1,0 +1,225 @@
+//! What to simulate.
+
+use std::ops::Range;
+
+use super::engine::Engine;
+use super::{Error, Faults, Law, Network, Problem, Report};
+use crate::clock::WorkerId;
+use crate::kernel::Optimizer;
+use crate::scheme::{Config, ServerScheme, WorkerScheme};
+
+/// A job to simulate: [`new`](Self::new), change what should differ, [`run`](Self::run).
+pub struct Cluster {
+    /// The scheme.
+    pub scheme: Config,
+    /// How many workers, up to 65,535; with a problem, a scheme may fold up to
+    /// [`MAX_GRADIENTS`](crate::kernel::MAX_GRADIENTS) at once.
+    pub workers: usize,
+    /// Everything random follows from it.
+    pub seed: u64,
+    /// How long a gradient takes, local steps each.
+    pub compute: Law,
+    /// By how much each worker's times are longer than the law says; 1 for those that the list is too short for.
+    pub factors: Vec<f64>,
+    /// Workers that become slower, or faster, on the way.
+    pub changes: Vec<Change>,
+    /// What carries messages.
+    pub network: Network,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// Workers see their own gradients before the server has folded them in: to a copy each adds those that are not in
+    /// it, at the weight `1/workers`. With SGD only.
+    pub read_my_writes: bool,
+    /// When to stop.
+    pub until: Until,
+    /// What to learn; `None`: time alone is simulated.
+    pub problem: Option<Box<dyn Problem>>,
+    /// How gradients move the parameters.
+    pub optimizer: Optimizer,
+    /// Its step size.
+    pub learning_rate: f32,
+    /// Seconds between two points of the loss curve, each taken at the first version after; `None`: the mean time of a
+    /// computation.
+    pub evaluate_every: Option<f64>,
+}
+
+/// Some workers change their pace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// When, in seconds. Computations that run already are not touched.
+    pub at: f64,
+    /// Whose.
+    pub workers: Range<usize>,
+    /// By how much their times grow: 2 is half as fast, 0.5 twice as fast.
+    pub factor: f64,
+}
+
+/// When a simulation stops.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Until {
+    /// Every worker that is in has completed so many clocks. Not for schemes that interrupt workers: those may never.
+    Clocks(u64),
+    /// So many versions were made.
+    Versions(u64),
+    /// So many seconds have passed.
+    Seconds(f64),
+    /// A point of the loss curve is at `target` or below.
+    Loss {
+        /// What is to be reached.
+        target: f64,
+        /// Seconds after which it stops anyway.
+        within: f64,
+    },
+}
+
+impl Cluster {
+    /// Workers that compute for one second each time, a network that takes no time, nothing that goes wrong, nothing to
+    /// learn; SGD of step size 0.1, until everybody has completed 100 clocks.
+    pub fn new(scheme: Config, workers: usize, seed: u64) -> Cluster {
+        Cluster {
+            scheme,
+            workers,
+            seed,
+            compute: Law::Constant { seconds: 1.0 },
+            factors: Vec::new(),
+            changes: Vec::new(),
+            network: Network::default(),
+            faults: Faults::default(),
+            read_my_writes: false,
+            until: Until::Clocks(100),
+            problem: None,
+            optimizer: Optimizer::Sgd { weight_decay: 0.0 },
+            learning_rate: 0.1,
+            evaluate_every: None,
+        }
+    }
+
+    /// Simulates it.
+    pub fn run(self) -> Result<Report, Error> {
+        self.check()?;
+        let scheme = self.scheme;
+        let server = scheme.server(self.workers)?;
+        Engine::new(self, Some(server), None, &mut |_| scheme.worker()).run()
+    }
+
+    /// Simulates it with other halves than those of its scheme, held to the promises of its scheme.
+    pub fn run_with(
+        self,
+        server: Box<dyn ServerScheme>,
+        worker: &mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
+    ) -> Result<Report, Error> {
+        self.check()?;
+        Engine::new(self, Some(server), None, worker).run()
+    }
+
+    /// Simulates it without a server, in groups of the caller's own: `members` says who averages with `worker` in a
+    /// round, itself among them.
+    pub fn run_in_groups(
+        self,
+        members: &dyn Fn(usize, u64) -> Vec<usize>,
+        worker: &mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
+    ) -> Result<Report, Error> {
+        self.check()?;
+        Engine::new(self, None, Some(members), worker).run()
+    }
+
+    /// Says what is wrong with it, if anything is.
+    pub fn check(&self) -> Result<(), Error> {
+        let Faults { lifetime, downtime, .. } = &self.faults;
+        let laws = [Some(&self.compute), Some(&self.network.latency), lifetime.as_ref(), downtime.as_ref()];
+        laws.into_iter().flatten().try_for_each(Law::check)?;
+        let not_negative = |value: f64| value.is_finite() && value >= 0.0;
+        let positive = |value: f64| value.is_finite() && value > 0.0;
+        let bandwidth = |value: Option<f64>| value.is_none_or(positive);
+        let probability = |value: f64| (0.0..1.0).contains(&value);
+        let faults = &self.faults;
+        let holds = |sound: bool, setting, value: &dyn ToString, remedy| match sound {
+            true => Ok(()),
+            false => Err(Error::Setting { setting, value: value.to_string(), remedy }),
+        };
+        let workers = 1..=usize::from(u16::MAX);
+        holds(workers.contains(&self.workers), "workers", &self.workers, "use 1 to 65535")?;
+        holds(
+            self.compute.mean() > 0.0,
+            "compute",
+            &self.compute,
+            "if nothing took time, time would never pass: use a law with a mean above 0",
+        )?;
+        let factor = self.factors.iter().chain(self.changes.iter().map(|change| &change.factor));
+        for factor in factor {
+            holds(positive(*factor), "a factor of a worker's times", factor, "it is finite and above 0")?;
+        }
+        for change in &self.changes {
+            holds(not_negative(change.at), "the time of a change", &change.at, "it is finite, at least 0")?;
+            self.holds_workers("the workers of a change", &change.workers)?;
+        }
+        let Network { worker_bandwidth, server_bandwidth, .. } = self.network;
+        for (setting, value) in
+            [("worker bandwidth", worker_bandwidth), ("server bandwidth", server_bandwidth)]
+        {
+            let text = value.unwrap_or_default();
+            holds(bandwidth(value), setting, &text, "it is in bytes per second, finite and above 0")?;
+        }
+        holds(probability(faults.loss), "loss", &faults.loss, "a probability from 0 to below 1")?;
+        holds(probability(faults.replay), "replay", &faults.replay, "a probability from 0 to below 1")?;
+        let times = [
+            ("retransmission", faults.retransmission),
+            ("detection", faults.detection),
+            ("evaluate_every", self.evaluate_every.unwrap_or(0.0)),
+        ];
+        for (setting, value) in times {
+            holds(not_negative(value), setting, &value, "it is in seconds, finite, at least 0")?;
+        }
+        for crash in &faults.crashes {
+            self.holds_workers("the worker of a crash", &(crash.worker..crash.worker + 1))?;
+            let times = not_negative(crash.at) && crash.back.is_none_or(|back| back >= crash.at);
+            holds(times, "the time of a crash", &crash.at, "it is at least 0, and the return comes later")?;
+        }
+        for partition in &faults.partitions {
+            self.holds_workers("the workers of a partition", &partition.workers)?;
+            let times = not_negative(partition.from) && partition.until >= partition.from;
+            holds(times, "the time of a partition", &partition.from, "it is at least 0, and the end later")?;
+        }
+        let rate = self.learning_rate;
+        holds(rate.is_finite() && rate > 0.0, "learning_rate", &rate, "it is finite and above 0")?;
+        holds(
+            !self.read_my_writes || matches!(self.optimizer, Optimizer::Sgd { .. }),
+            "read_my_writes",
+            &"used with this optimiser",
+            "what a gradient will do to the parameters is known before only with SGD",
+        )?;
+        self.check_end()
+    }
+
+    fn check_end(&self) -> Result<(), Error> {
+        let fault = |value: &dyn ToString, remedy| {
+            Err(Error::Setting { setting: "until", value: value.to_string(), remedy })
+        };
+        match self.until {
+            Until::Clocks(0) | Until::Versions(0) => {
+                fault(&0, "it would end before it begins: use 1 or more")
+            }
+            Until::Clocks(clocks) if self.scheme.interrupts() => fault(
+                &format!("{clocks} clocks"),
+                "this scheme interrupts workers, and some may never complete a clock: use versions or seconds",
+            ),
+            Until::Seconds(value) | Until::Loss { within: value, .. }
+                if !value.is_finite() || value <= 0.0 =>
+            {
+                fault(&value, "it is in seconds, finite and above 0")
+            }
+            Until::Loss { target, .. } if self.problem.is_none() => {
+                fault(&format!("a loss of {target}"), "there is no loss without a problem: set one")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn holds_workers(&self, setting: &'static str, workers: &Range<usize>) -> Result<(), Error> {
+        if workers.start <= workers.end && workers.end <= self.workers {
+            return Ok(());
+        }
+        let remedy = "workers count from 0, and there are fewer";
+        Err(Error::Setting { setting, value: format!("{}..{}", workers.start, workers.end), remedy })
+    }
+}

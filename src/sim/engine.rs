@@ -1,0 +1,312 @@
+//! The run itself: what happens, in order, until the end.
+
+use super::agenda::{Agenda, Down, Event, Up};
+use super::group::{Members, Nobody, Peers};
+use super::judge::Judge;
+use super::law::Sampler;
+use super::model::Model;
+use super::network::{Delivery, Passage, Wires};
+use super::report::{OfWorker, Report};
+use super::server::Server;
+use super::worker::Worker;
+use super::{COMPUTE, Cluster, DOWNTIME, Error, LIFETIME, Problem, Until, nanos, seconds};
+use crate::clock::{Clock, ClockTable, WorkerId};
+use crate::scheme::{ServerScheme, WorkerEvent, WorkerScheme};
+
+pub(super) struct Engine<'a> {
+    pub(super) cluster: Cluster,
+    pub(super) problem: Option<Box<dyn Problem>>,
+    pub(super) agenda: Agenda,
+    pub(super) server: Server,
+    /// In the place of a server's model, where there is no server.
+    pub(super) peers: Option<Peers<'a>>,
+    pub(super) workers: Vec<Worker>,
+    make: &'a mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
+    pub(super) wires: Wires,
+    pub(super) judge: Judge,
+    pub(super) record: Record,
+    /// Of a gradient, and of a copy.
+    pub(super) bytes: u64,
+    pub(super) slots: u64,
+    pub(super) pushes: bool,
+    pub(super) local_steps: u16,
+    pub(super) is_over: bool,
+}
+
+/// What is noted on the way.
+pub(super) struct Record {
+    pub(super) report: Report,
+    /// How far everybody who is in has come.
+    pub(super) published: ClockTable,
+    /// When the next point of the loss curve is due.
+    pub(super) next_point: u64,
+}
+
+impl Record {
+    /// Lets something take part in the hash.
+    pub(super) fn note(&mut self, what: u64, one: u64, other: u64) {
+        let hash = &mut self.report.trace_hash;
+        for word in [what, one, other] {
+            *hash = (*hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        }
+    }
+}
+
+impl<'a> Engine<'a> {
+    pub(super) fn new(
+        mut cluster: Cluster,
+        server: Option<Box<dyn ServerScheme>>,
+        groups: Option<Members<'a>>,
+        make: &'a mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
+    ) -> Engine<'a> {
+        let problem = cluster.problem.take();
+        let (workers, seed, scheme) = (cluster.workers, cluster.seed, cluster.scheme);
+        let model = || {
+            let initial = problem.as_ref()?.initial(seed);
+            Some(Model::new(&initial, cluster.optimizer, cluster.learning_rate))
+        };
+        let peers = groups.map(|members| {
+            Peers::new(members, std::iter::repeat_with(model).take(workers).flatten().collect(), workers)
+        });
+        let model = if peers.is_none() { model() } else { None };
+        let parameters = problem.as_ref().map_or(0, |problem| problem.parameters() as u64);
+        let constant = super::Law::Constant { seconds: 0.0 };
+        let faults = &cluster.faults;
+        let lifetime = faults.lifetime.as_ref().unwrap_or(&constant);
+        let downtime = faults.downtime.as_ref().unwrap_or(&constant);
+        let members = (0..workers)
+            .map(|index| {
+                let sampler = |law, purpose| Sampler::new(law, seed, purpose, index, workers);
+                let samplers = [
+                    sampler(&cluster.compute, COMPUTE),
+                    sampler(lifetime, LIFETIME),
+                    sampler(downtime, DOWNTIME),
+                ];
+                let factor = cluster.factors.get(index).copied().unwrap_or(1.0);
+                Worker::new(make(WorkerId(index as u16)), samplers, factor)
+            })
+            .collect();
+        let judge = Judge::new(&cluster);
+        let report = Report { scheme: scheme.to_string(), workers, seed, ..Report::default() };
+        Engine {
+            wires: Wires::new(&cluster.network, &cluster.faults, workers, seed),
+            bytes: cluster.network.message_bytes.unwrap_or(4 * parameters),
+            cluster,
+            problem,
+            agenda: Agenda::default(),
+            server: Server::new(server.unwrap_or(Box::new(Nobody)), model, workers),
+            peers,
+            workers: members,
+            make,
+            judge,
+            record: Record { report, published: ClockTable::default(), next_point: 0 },
+            slots: u64::from(scheme.slots()),
+            pushes: scheme.pushes(),
+            local_steps: scheme.local_steps().max(1),
+            is_over: false,
+        }
+    }
+
+    pub(super) fn run(mut self) -> Result<Report, Error> {
+        let end = match self.cluster.until {
+            Until::Seconds(limit) | Until::Loss { within: limit, .. } => nanos(limit),
+            Until::Clocks(_) | Until::Versions(_) => u64::MAX,
+        };
+        self.begin()?;
+        while !self.is_over {
+            let Some(event) = self.agenda.next(end) else {
+                if self.agenda.is_empty() {
+                    return Err(self.stuck());
+                }
+                self.agenda.skip_to(end);
+                break;
+            };
+            self.step(event)?;
+            if let Until::Clocks(enough) = self.cluster.until {
+                let published = &self.record.published;
+                self.is_over |= !published.is_empty() && published.smallest().0 >= enough;
+            }
+        }
+        self.measure(true);
+        Ok(self.report())
+    }
+
+    /// Everybody joins before anybody does anything.
+    fn begin(&mut self) -> Result<(), Error> {
+        for index in 0..self.cluster.changes.len() {
+            self.agenda.put(nanos(self.cluster.changes[index].at), Event::Change { index });
+        }
+        for crash in &self.cluster.faults.crashes {
+            let (worker, back) = (crash.worker as u32, crash.back.map(nanos));
+            self.agenda.put(nanos(crash.at), Event::Crash { worker, life: None, back });
+        }
+        for worker in 0..self.workers.len() {
+            self.enter(worker);
+        }
+        self.measure(false);
+        self.drive_server()?;
+        let workers = self.workers.len();
+        for worker in 0..workers {
+            let clock = Clock(self.workers[worker].clock);
+            self.tell_worker(worker, WorkerEvent::Joined { clock })?;
+            self.tell_worker(worker, WorkerEvent::Membership { workers })?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, event: Event) -> Result<(), Error> {
+        let now = self.agenda.now();
+        match event {
+            Event::Join { worker } => self.join(worker as usize),
+            Event::Crash { worker, life, back } => {
+                self.crash(worker as usize, life, back);
+                Ok(())
+            }
+            Event::Noticed { worker, life } => self.notice(worker as usize, life),
+            Event::Computed { worker, attempt } => {
+                self.record.note(1, now, u64::from(worker));
+                self.computed(worker as usize, attempt)
+            }
+            Event::Reached { worker, life, last, message } => {
+                let bytes = self.bytes_of(&message);
+                let delivery = self.wires.take_in(now, last, worker as usize, bytes);
+                self.deliver_up(worker, life, delivery, message);
+                Ok(())
+            }
+            Event::Up { worker, life, message } => {
+                self.record.note(2, now, u64::from(worker));
+                self.receive_up(worker as usize, life, message)
+            }
+            Event::Down { worker, life, message } => {
+                self.record.note(3, now, u64::from(worker));
+                self.receive_down(worker as usize, life, message)
+            }
+            Event::Averaged { round, first } => self.averaged(round, first as usize),
+            Event::Change { index } => {
+                let change = self.cluster.changes[index].clone();
+                self.workers[change.workers].iter_mut().for_each(|worker| worker.factor *= change.factor);
+                Ok(())
+            }
+            Event::WakeServer => self.wake_server(),
+            Event::WakeWorker { worker, life } => self.wake_worker(worker as usize, life),
+        }
+    }
+
+    /// Takes a worker in; nobody is told yet but the server.
+    fn enter(&mut self, id: usize) {
+        let now = self.agenda.now();
+        let clock = self.admit(id, self.workers[id].life);
+        let worker = &mut self.workers[id];
+        worker.begin(now, clock);
+        self.record.published.join_at(WorkerId(id as u16), Clock(clock));
+        if let Some(law) = &self.cluster.faults.lifetime {
+            let at = now.saturating_add(nanos(worker.lifetime.draw(law)));
+            let life = Some(worker.life);
+            let back = self.cluster.faults.downtime.as_ref();
+            let back = back.map(|law| at.saturating_add(nanos(worker.downtime.draw(law))));
+            self.agenda.put(at, Event::Crash { worker: id as u32, life, back });
+        }
+    }
+
+    fn join(&mut self, id: usize) -> Result<(), Error> {
+        if self.workers[id].is_in {
+            return Ok(());
+        }
+        // Whoever comes again has surely gone.
+        self.notice(id, self.server.accounts[id].life)?;
+        self.workers[id].scheme = (self.make)(WorkerId(id as u16));
+        self.enter(id);
+        self.gather_all()?;
+        self.drive_server()?;
+        self.tell_membership(id)?;
+        let (clock, workers) = (Clock(self.workers[id].clock), self.server.members);
+        self.tell_worker(id, WorkerEvent::Joined { clock })?;
+        self.tell_worker(id, WorkerEvent::Membership { workers })
+    }
+
+    fn crash(&mut self, id: usize, life: Option<u32>, back: Option<u64>) {
+        let now = self.agenda.now();
+        let worker = &mut self.workers[id];
+        if !worker.is_in || life.is_some_and(|life| life != worker.life) {
+            return;
+        }
+        let (life, id) = (worker.life, id as u32);
+        worker.end(now);
+        self.record.report.counts.crashes += 1;
+        let noticed = now.saturating_add(nanos(self.cluster.faults.detection));
+        self.agenda.put(noticed, Event::Noticed { worker: id, life });
+        if let Some(back) = back {
+            self.agenda.put(back, Event::Join { worker: id });
+        }
+    }
+
+    pub(super) fn send_up(&mut self, worker: usize, bytes: u64, message: Up) {
+        let life = self.workers[worker].life;
+        match self.wires.send_up(self.agenda.now(), worker, bytes) {
+            Passage::Arrives(delivery) => self.deliver_up(worker as u32, life, delivery, message),
+            Passage::Reaches { first, last } => {
+                self.agenda.put(first, Event::Reached { worker: worker as u32, life, last, message });
+            }
+        }
+    }
+
+    fn deliver_up(&mut self, worker: u32, life: u32, delivery: Delivery, message: Up) {
+        if let Some(again) = delivery.again {
+            self.agenda.put(again, Event::Up { worker, life, message: message.clone() });
+        }
+        self.agenda.put(delivery.at, Event::Up { worker, life, message });
+    }
+
+    pub(super) fn send_down(&mut self, worker: usize, bytes: u64, message: Down) {
+        let life = self.server.accounts[worker].life;
+        let delivery = self.wires.send_down(self.agenda.now(), worker, bytes);
+        let worker = worker as u32;
+        if let Some(again) = delivery.again {
+            self.agenda.put(again, Event::Down { worker, life, message: message.clone() });
+        }
+        self.agenda.put(delivery.at, Event::Down { worker, life, message });
+    }
+
+    fn bytes_of(&self, message: &Up) -> u64 {
+        if matches!(message, Up::Gradient { .. }) { self.bytes } else { 0 }
+    }
+
+    pub(super) fn broken(&self, what: String) -> Error {
+        let (scheme, seed) = (self.cluster.scheme.to_string(), self.cluster.seed);
+        Error::Broken { scheme, seed, seconds: seconds(self.agenda.now()), what }
+    }
+
+    fn stuck(&self) -> Error {
+        let waiting = self.workers.iter().enumerate().find(|(_, worker)| worker.is_in);
+        let what = waiting.map_or_else(
+            || "no worker is in, and none will come".to_owned(),
+            |(id, worker)| {
+                format!("worker {id} is at clock {} and asks for {:?}", worker.clock, worker.asked)
+            },
+        );
+        let (scheme, seed) = (self.cluster.scheme.to_string(), self.cluster.seed);
+        Error::Stuck { scheme, seed, seconds: seconds(self.agenda.now()), what }
+    }
+
+    fn report(mut self) -> Report {
+        let now = self.agenda.now();
+        let mut report = self.record.report;
+        report.end = seconds(now);
+        report.versions = self.server.version;
+        let workers = self.workers.len();
+        report.parameters = match (&self.peers, &self.server.model) {
+            (Some(peers), _) => (0..workers).filter_map(|id| peers.model_values(id)).collect(),
+            (None, model) => model.iter().map(Model::values).collect(),
+        };
+        report.mean_time_per_clock = report.end * workers as f64 / report.gradients.max(1) as f64;
+        report.counts.lost = self.wires.lost;
+        report.counts.events = self.agenda.count();
+        for worker in &mut self.workers {
+            worker.end(now);
+            let (computing, wasted) = (seconds(worker.computed_nanos), seconds(worker.wasted_nanos));
+            let waiting = seconds(worker.present_nanos) - computing - wasted;
+            report.of_workers.push(OfWorker { clocks: worker.published, computing, wasted, waiting });
+        }
+        report
+    }
+}

@@ -1,0 +1,59 @@
+//! Why a simulation came to nothing.
+
+use super::law::LawError;
+use crate::kernel::FoldError;
+use crate::scheme::ConfigError;
+
+/// A simulation that cannot be run, or that went wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting out of its range.
+    #[error("{setting} cannot be {value}: {remedy}")]
+    Setting {
+        /// Which.
+        setting: &'static str,
+        /// What was given.
+        value: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A law out of its range.
+    #[error(transparent)]
+    Law(#[from] LawError),
+    /// A scheme that does not fit the job.
+    #[error(transparent)]
+    Scheme(#[from] ConfigError),
+    /// The gradients of an update cannot be folded in.
+    #[error("update {version} cannot be made: {source}")]
+    Fold {
+        /// Which version it would have made.
+        version: u64,
+        /// Why.
+        source: FoldError,
+    },
+    /// A scheme broke one of its promises: a bug in the scheme.
+    #[error("{scheme}, seed {seed}, after {seconds} s: {what}")]
+    Broken {
+        /// Which scheme.
+        scheme: String,
+        /// The seed that replays it.
+        seed: u64,
+        /// Virtual time.
+        seconds: f64,
+        /// Which promise, and how.
+        what: String,
+    },
+    /// Nothing will ever happen again, and the end is not reached.
+    #[error("{scheme}, seed {seed}: stuck after {seconds} s: {what}")]
+    Stuck {
+        /// Which scheme.
+        scheme: String,
+        /// The seed that replays it.
+        seed: u64,
+        /// Virtual time.
+        seconds: f64,
+        /// Who waits for what.
+        what: String,
+    },
+}

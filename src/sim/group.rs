@@ -1,0 +1,213 @@
+//! Workers that average their parameters among themselves, without a server.
+
+use std::collections::BTreeMap;
+
+use super::agenda::Event;
+use super::engine::Engine;
+use super::model::{Model, Payload, mean, payload};
+use super::{Error, Until};
+use crate::clock::{Clock, ClockTable, WorkerId};
+use crate::scheme::{ServerAction, ServerEvent, ServerScheme, Share, WorkerEvent};
+use crate::time::Instant;
+
+/// Which workers average with which in which round.
+pub(super) type Members<'a> = &'a dyn Fn(usize, u64) -> Vec<usize>;
+
+/// The server that such jobs do without.
+pub(super) struct Nobody;
+
+impl ServerScheme for Nobody {
+    fn handle_event(&mut self, _now: Instant, _event: ServerEvent) {}
+
+    fn poll_action(&mut self, _shares: &mut Vec<Share>) -> Option<ServerAction> {
+        None
+    }
+
+    fn smallest_clock(&self) -> Clock {
+        Clock(0)
+    }
+}
+
+/// What the workers of such a job have in the place of a server.
+pub(super) struct Peers<'a> {
+    members: Members<'a>,
+    /// Of each worker; none on time alone.
+    models: Vec<Model>,
+    /// The round that each worker averages next.
+    rounds: Vec<u64>,
+    /// Groups that do not have their mean yet, by round and smallest member.
+    gatherings: BTreeMap<(u64, usize), Gathering>,
+    /// How many rounds everybody who is in has averaged.
+    averaged: ClockTable,
+}
+
+struct Gathering {
+    members: Vec<usize>,
+    /// Who is ready, with the life it lives.
+    ready: Vec<(usize, u32)>,
+    /// The parts are on their way.
+    has_begun: bool,
+    /// None on time alone.
+    mean: Option<Payload>,
+}
+
+impl<'a> Peers<'a> {
+    pub(super) fn new(members: Members<'a>, models: Vec<Model>, workers: usize) -> Peers<'a> {
+        let rounds = vec![0; workers];
+        Peers { members, models, rounds, gatherings: BTreeMap::new(), averaged: ClockTable::default() }
+    }
+
+    /// Where a worker begins: where those who are furthest are, with their parameters.
+    pub(super) fn enter(&mut self, id: usize, is_in: impl Fn(usize) -> bool, blank: Option<Model>) -> u64 {
+        let others = (0..self.rounds.len()).filter(|other| *other != id && is_in(*other));
+        let furthest = others.max_by_key(|other| (self.rounds[*other], std::cmp::Reverse(*other)));
+        if let (Some(other), Some(mut model)) = (furthest, blank) {
+            model.put(payload(&self.models[other].values()));
+            self.models[id] = model;
+        }
+        self.rounds[id] = furthest.map_or(self.rounds[id], |other| self.rounds[other]);
+        self.averaged.join_at(WorkerId(id as u16), Clock(self.rounds[id]));
+        self.rounds[id]
+    }
+
+    pub(super) fn leave(&mut self, id: usize) {
+        self.averaged.leave(WorkerId(id as u16));
+    }
+
+    pub(super) fn model(&mut self, id: usize) -> Option<&mut Model> {
+        self.models.get_mut(id)
+    }
+
+    pub(super) fn model_values(&self, id: usize) -> Option<Vec<f32>> {
+        self.models.get(id).map(Model::values)
+    }
+
+    /// The mean of all workers for which `is_in`, and the root of the mean of the squared distances from it.
+    pub(super) fn mean(&self, is_in: impl Fn(usize) -> bool) -> Option<(Vec<f32>, f64)> {
+        let models = || self.models.iter().enumerate().filter(|(id, _)| is_in(*id)).map(|(_, model)| model);
+        let count = models().count();
+        let mut mean = vec![0.0; self.models.first()?.values().len()];
+        for model in models() {
+            mean.iter_mut().zip(model.values()).for_each(|(sum, value)| *sum += f64::from(value));
+        }
+        mean.iter_mut().for_each(|sum| *sum /= count.max(1) as f64);
+        let distance = |model: &Model| -> f64 {
+            mean.iter().zip(model.values()).map(|(mean, value)| (f64::from(value) - mean).powi(2)).sum()
+        };
+        let spread = models().map(distance).sum::<f64>() / count.max(1) as f64;
+        Some((mean.into_iter().map(|mean| mean as f32).collect(), spread.sqrt()))
+    }
+}
+
+impl Engine<'_> {
+    /// A worker has its gradient: it makes its own step.
+    pub(super) fn step_locally(&mut self, id: usize, gradient: Option<Payload>) -> Result<(), Error> {
+        let version = self.workers[id].published + 1;
+        let model = self.peers.as_mut().and_then(|peers| peers.model(id));
+        if let (Some(model), Some(gradient)) = (model, gradient) {
+            let fold = model.fold(version, &[(gradient, 1.0)], false);
+            fold.map_err(|source| Error::Fold { version, source })?;
+        }
+        Ok(())
+    }
+
+    /// A worker is ready to average with its group of a round.
+    pub(super) fn average(&mut self, id: usize, round: u64) -> Result<(), Error> {
+        let life = self.workers[id].life;
+        let Some(peers) = &mut self.peers else {
+            return Err(self.broken(format!("worker {id} wants to average, and nobody said with whom")));
+        };
+        let mut members = (peers.members)(id, round);
+        members.sort_unstable();
+        let agree = members.iter().all(|other| {
+            let mut theirs = (peers.members)(*other, round);
+            theirs.sort_unstable();
+            theirs == members
+        });
+        if peers.rounds[id] != round || !members.contains(&id) || !agree {
+            return Err(self.broken(format!("worker {id} cannot average round {round} with {members:?}")));
+        }
+        let key = (round, members[0]);
+        let gathering = peers.gatherings.entry(key).or_insert_with(|| Gathering {
+            members,
+            ready: Vec::new(),
+            has_begun: false,
+            mean: None,
+        });
+        gathering.ready.push((id, life));
+        self.gather(key)
+    }
+
+    /// Begins to average where nobody is missing any more: those who are gone, and those who are further, are not.
+    pub(super) fn gather_all(&mut self) -> Result<(), Error> {
+        let keys: Vec<_> = self.peers.iter().flat_map(|peers| peers.gatherings.keys().copied()).collect();
+        keys.into_iter().try_for_each(|key| self.gather(key))
+    }
+
+    fn gather(&mut self, key: (u64, usize)) -> Result<(), Error> {
+        let now = self.agenda.now();
+        let Some(peers) = &mut self.peers else { return Ok(()) };
+        let Some(gathering) = peers.gatherings.get_mut(&key) else { return Ok(()) };
+        let accounts = &self.server.accounts;
+        gathering.ready.retain(|(id, life)| accounts[*id].is_in && accounts[*id].life == *life);
+        let is_missing = |id: &usize| {
+            let is_ready = gathering.ready.iter().any(|(ready, _)| ready == id);
+            accounts[*id].is_in && peers.rounds[*id] <= key.0 && !is_ready
+        };
+        if gathering.has_begun || gathering.members.iter().any(is_missing) {
+            return Ok(());
+        }
+        gathering.has_begun = true;
+        gathering.ready.sort_unstable();
+        let members: Vec<usize> = gathering.ready.iter().map(|(id, _)| *id).collect();
+        if members.is_empty() {
+            peers.gatherings.remove(&key);
+            return Ok(());
+        }
+        if !peers.models.is_empty() {
+            let parts: Vec<Vec<f32>> = members.iter().map(|id| peers.models[*id].values()).collect();
+            let mean = mean(&parts);
+            self.judge.averages(&parts, &mean).map_err(|what| self.broken(what))?;
+            if let Some(gathering) = self.peers.as_mut().and_then(|peers| peers.gatherings.get_mut(&key)) {
+                gathering.mean = Some(payload(&mean));
+            }
+        }
+        let at = self.wires.average(now, &members, self.bytes);
+        let counts = &mut self.record.report.counts;
+        counts.averages += 1;
+        counts.bytes += 2 * (members.len() as u64 - 1) * self.bytes;
+        self.agenda.put(at, Event::Averaged { round: key.0, first: key.1 as u32 });
+        Ok(())
+    }
+
+    /// The mean of a group has come to its members.
+    pub(super) fn averaged(&mut self, round: u64, first: usize) -> Result<(), Error> {
+        let Some(peers) = &mut self.peers else { return Ok(()) };
+        let Some(Gathering { ready, mean, .. }) = peers.gatherings.remove(&(round, first)) else {
+            return Ok(());
+        };
+        let there: Vec<usize> = ready
+            .into_iter()
+            .filter(|(id, life)| self.workers[*id].is_in && self.workers[*id].life == *life)
+            .map(|(id, _)| id)
+            .collect();
+        for id in &there {
+            peers.rounds[*id] = round + 1;
+            peers.averaged.advance(WorkerId(*id as u16), Clock(round + 1));
+            if let (Some(mean), Some(model)) = (&mean, peers.models.get_mut(*id)) {
+                model.put(std::rc::Rc::clone(mean));
+            }
+        }
+        let version = peers.averaged.smallest().0;
+        if version > self.server.version {
+            (self.server.version, self.server.smallest_clock) = (version, version);
+            self.measure(false);
+            self.is_over |= matches!(self.cluster.until, Until::Versions(enough) if version >= enough);
+        }
+        for id in there {
+            self.record.note(8, id as u64, round);
+            self.tell_worker(id, WorkerEvent::Averaged { round })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! Who holds schemes to their promises.
+
+use super::Cluster;
+use super::model::Snapshot;
+use crate::clock::{Clock, ClockTable, WorkerId};
+use crate::scheme::{Config, Share};
+
+/// Watches one run from outside: it knows what the scheme promises, not how it is kept.
+#[derive(Debug)]
+pub(super) struct Judge {
+    /// A gradient of clock `c` is computed on a copy that holds all clocks before `c - bound`.
+    clocks: Option<u64>,
+    /// A gradient of clock `c` is computed on a version in `c - bound ..= c`.
+    versions: Option<u64>,
+    /// All gradients of an update are of one clock, and of everybody.
+    is_bulk: bool,
+    /// What the server has consumed of each worker.
+    consumed: ClockTable,
+    smallest: u64,
+}
+
+impl Judge {
+    pub(super) fn new(cluster: &Cluster) -> Judge {
+        let scheme = &cluster.scheme;
+        // One that comes back begins at a clock, and versions are not clocks any more once a clock was nobody's.
+        let stays = cluster.faults.crashes.is_empty() && cluster.faults.lifetime.is_none();
+        Judge {
+            clocks: scheme.staleness(),
+            versions: match *scheme {
+                Config::Bsp if stays => Some(0),
+                Config::Bap { staleness } if stays => Some(staleness),
+                _ => None,
+            },
+            is_bulk: matches!(scheme, Config::Bsp | Config::Bap { .. }),
+            consumed: ClockTable::default(),
+            smallest: 0,
+        }
+    }
+
+    pub(super) fn joined(&mut self, worker: usize, clock: u64) {
+        self.consumed.join_at(WorkerId(worker as u16), Clock(clock));
+    }
+
+    pub(super) fn left(&mut self, worker: usize) {
+        self.consumed.leave(WorkerId(worker as u16));
+    }
+
+    /// A worker of some clock computes on a copy.
+    pub(super) fn computes(&self, worker: usize, clock: u64, copy: &Snapshot) -> Result<(), String> {
+        if let Some(bound) = self.versions
+            && !(clock.saturating_sub(bound)..=clock).contains(&copy.version)
+        {
+            return Err(format!(
+                "worker {worker} computes clock {clock} on version {}, and the bound is {bound}",
+                copy.version
+            ));
+        }
+        let behind = clock.saturating_sub(copy.smallest_clock);
+        match self.clocks {
+            Some(bound) if behind > bound => Err(format!(
+                "worker {worker} computes clock {clock} on a copy {behind} clocks behind, and the bound is {bound}"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// An update is made of these.
+    pub(super) fn folds(&self, shares: &[Share], members: usize) -> Result<(), String> {
+        let key = |share: &Share| (share.gradient.worker, share.gradient.clock);
+        if !shares.is_sorted_by(|one, next| key(one) < key(next)) {
+            return Err(format!("the shares of an update are out of order or double: {shares:?}"));
+        }
+        if let Some(share) = shares.iter().find(|share| !share.weight.is_finite()) {
+            return Err(format!("a gradient is to be folded in with weight {}", share.weight));
+        }
+        let mut clocks = shares.iter().map(|share| share.gradient.clock);
+        let first = clocks.next();
+        if self.is_bulk && (clocks.any(|clock| Some(clock) != first) || shares.len() > members) {
+            return Err(format!("an update of one clock is made of {shares:?}, by {members} workers"));
+        }
+        Ok(())
+    }
+
+    /// A group replaces its members' parameters by their mean: the mean of all stays where it was.
+    pub(super) fn averages(&self, parts: &[Vec<f32>], mean: &[f32]) -> Result<(), String> {
+        for (at, mean) in mean.iter().enumerate() {
+            let sum: f64 = parts.iter().map(|part| f64::from(part[at])).sum();
+            let size: f64 = parts.iter().map(|part| f64::from(part[at].abs())).sum();
+            let off = (sum - parts.len() as f64 * f64::from(*mean)).abs();
+            // Rounding of so many additions; what has diverged is no breach.
+            if size.is_finite() && off > parts.len() as f64 * size * f64::from(f32::EPSILON) {
+                return Err(format!("averaging moved the sum of parameter {at} from {sum} by {off}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The server has consumed a gradient.
+    pub(super) fn consumed(&mut self, worker: usize, clock: u64) {
+        self.consumed.advance(WorkerId(worker as u16), Clock(clock + 1));
+    }
+
+    /// The server says so of its smallest clock.
+    pub(super) fn smallest_clock(&mut self, smallest: u64) -> Result<(), String> {
+        if smallest < self.smallest {
+            return Err(format!("the smallest clock moved back from {} to {smallest}", self.smallest));
+        }
+        self.smallest = smallest;
+        let least = self.consumed.smallest().0;
+        if !self.consumed.is_empty() && smallest > least {
+            return Err(format!("the smallest clock is said to be {smallest}, and somebody's is {least}"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,301 @@
+//! Laws of random times: of computing, of latency, of what comes between crashes.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::random::Random;
+
+/// How long something takes, in seconds.
+///
+/// Written and read as `constant(1)`, `exp(1)` (mean), `shifted-exp(0.5, 0.5)` (shift, and mean of the rest),
+/// `pareto(2, 0.5)` (shape and scale), `uniform(0.5, 1.5)` (from, to) and `trace:FILE`.
+///
+/// ```
+/// use slackline::sim::Law;
+/// let law: Law = "shifted-exp(0.5, 0.25)".parse()?;
+/// assert_eq!(law, Law::ShiftedExponential { shift: 0.5, mean: 0.25 });
+/// assert_eq!(law.to_string(), "shifted-exp(0.5, 0.25)");
+/// assert_eq!(law.mean(), 0.75);
+/// # Ok::<(), slackline::sim::LawError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Law {
+    /// Always the same.
+    Constant {
+        /// How long.
+        seconds: f64,
+    },
+    /// Without memory.
+    Exponential {
+        /// Its mean.
+        mean: f64,
+    },
+    /// A part that is always there, and an exponential one.
+    ShiftedExponential {
+        /// The part that is always there.
+        shift: f64,
+        /// Mean of the other.
+        mean: f64,
+    },
+    /// With a heavy tail: `P(longer than t) = (scale / t)^shape`.
+    Pareto {
+        /// The smaller, the heavier the tail; the mean is infinite at 1 and below.
+        shape: f64,
+        /// The shortest time.
+        scale: f64,
+    },
+    /// Anything between two times.
+    Uniform {
+        /// The shortest.
+        from: f64,
+        /// The longest.
+        to: f64,
+    },
+    /// Times that were measured, one after the other.
+    Trace(Trace),
+}
+
+/// Measured times. Worker `w` of `n` begins `w/n` of the way through and goes on line by line, round and round, so that
+/// what was slow for a while stays slow for a while.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    file: String,
+    seconds: Arc<[f64]>,
+}
+
+/// A law that cannot be.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LawError {
+    /// Not the form of any law.
+    #[error(
+        "no law of times is written {text:?}: use constant(SECONDS), exp(MEAN), shifted-exp(SHIFT, MEAN), \
+         pareto(SHAPE, SCALE), uniform(FROM, TO) or trace:FILE"
+    )]
+    Unknown {
+        /// What was given.
+        text: String,
+    },
+    /// A parameter out of its range.
+    #[error("{law} takes no such parameters as {text:?}: {remedy}")]
+    Parameters {
+        /// The law.
+        law: &'static str,
+        /// What was given.
+        text: String,
+        /// What it takes.
+        remedy: &'static str,
+    },
+    /// A trace that cannot be used.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+}
+
+/// A file of times that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// It cannot be read.
+    #[error(
+        "cannot read the trace {file}: {source}; give a text file with one number of seconds in each line"
+    )]
+    Unreadable {
+        /// Which.
+        file: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// No number in it.
+    #[error("the trace {file} holds no time: give one number of seconds in each line")]
+    Empty {
+        /// Which.
+        file: String,
+    },
+    /// A line that is no number.
+    #[error(
+        "line {line} of the trace {file} is {text:?}: give one number of seconds, such as 0.25, in each line"
+    )]
+    NotANumber {
+        /// Which.
+        file: String,
+        /// Which line, from 1.
+        line: usize,
+        /// What it says.
+        text: String,
+    },
+    /// A time that is negative, or endless.
+    #[error("line {line} of the trace {file} is {seconds}: times are finite and at least 0")]
+    OutOfRange {
+        /// Which.
+        file: String,
+        /// Which line, from 1.
+        line: usize,
+        /// What it says.
+        seconds: f64,
+    },
+    /// Nothing but zeros.
+    #[error("all times of the trace {file} are 0, so nothing would ever take time: give some that are not")]
+    AllZero {
+        /// Which.
+        file: String,
+    },
+}
+
+impl Law {
+    /// Mean, in seconds; infinite for a Pareto law of shape 1 or less.
+    pub fn mean(&self) -> f64 {
+        match self {
+            Law::Constant { seconds } => *seconds,
+            Law::Exponential { mean } => *mean,
+            Law::ShiftedExponential { shift, mean } => shift + mean,
+            Law::Pareto { shape, .. } if *shape <= 1.0 => f64::INFINITY,
+            Law::Pareto { shape, scale } => shape * scale / (shape - 1.0),
+            Law::Uniform { from, to } => (from + to) / 2.0,
+            Law::Trace(trace) => trace.seconds.iter().sum::<f64>() / trace.seconds.len() as f64,
+        }
+    }
+
+    /// A law with the times of a file: one number of seconds in each line; empty lines, and what follows a `#`, count
+    /// for nothing.
+    pub fn trace(file: &str) -> Result<Law, TraceError> {
+        let text = std::fs::read_to_string(file)
+            .map_err(|source| TraceError::Unreadable { file: file.to_owned(), source })?;
+        Trace::parse(file, &text).map(Law::Trace)
+    }
+
+    /// Says what is wrong with its parameters, if anything is.
+    pub fn check(&self) -> Result<(), LawError> {
+        let not_negative = |value: f64| value.is_finite() && value >= 0.0;
+        let (law, sound, remedy) = match *self {
+            Law::Constant { seconds } => {
+                ("constant", not_negative(seconds), "seconds are finite, at least 0")
+            }
+            Law::Exponential { mean } => ("exp", not_negative(mean), "the mean is finite, at least 0"),
+            Law::ShiftedExponential { shift, mean } => {
+                ("shifted-exp", not_negative(shift) && not_negative(mean), "both are finite, at least 0")
+            }
+            Law::Pareto { shape, scale } => {
+                let sound = shape.is_finite() && shape > 0.0 && scale.is_finite() && scale > 0.0;
+                ("pareto", sound, "shape and scale are finite and greater than 0")
+            }
+            Law::Uniform { from, to } => {
+                let sound = not_negative(from) && not_negative(to) && from <= to;
+                ("uniform", sound, "both are finite, at least 0, and the first is not the greater one")
+            }
+            Law::Trace(_) => return Ok(()),
+        };
+        let error = || LawError::Parameters { law, text: self.to_string(), remedy };
+        if sound { Ok(()) } else { Err(error()) }
+    }
+}
+
+impl FromStr for Law {
+    type Err = LawError;
+
+    fn from_str(text: &str) -> Result<Law, LawError> {
+        let text = text.trim();
+        let unknown = || LawError::Unknown { text: text.to_owned() };
+        if let Some(file) = text.strip_prefix("trace:") {
+            return Ok(Law::trace(file.trim())?);
+        }
+        let (name, rest) = text.split_once('(').ok_or_else(unknown)?;
+        let inner = rest.trim_end().strip_suffix(')').ok_or_else(unknown)?;
+        let numbers: Vec<f64> = inner
+            .split(',')
+            .map(|part| part.trim().parse())
+            .collect::<Result<_, _>>()
+            .map_err(|_| unknown())?;
+        let law = match (name.trim(), numbers.as_slice()) {
+            ("constant", &[seconds]) => Law::Constant { seconds },
+            ("exp", &[mean]) => Law::Exponential { mean },
+            ("shifted-exp", &[shift, mean]) => Law::ShiftedExponential { shift, mean },
+            ("pareto", &[shape, scale]) => Law::Pareto { shape, scale },
+            ("uniform", &[from, to]) => Law::Uniform { from, to },
+            _ => return Err(unknown()),
+        };
+        law.check().map(|()| law)
+    }
+}
+
+impl fmt::Display for Law {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Law::Constant { seconds } => write!(f, "constant({seconds})"),
+            Law::Exponential { mean } => write!(f, "exp({mean})"),
+            Law::ShiftedExponential { shift, mean } => write!(f, "shifted-exp({shift}, {mean})"),
+            Law::Pareto { shape, scale } => write!(f, "pareto({shape}, {scale})"),
+            Law::Uniform { from, to } => write!(f, "uniform({from}, {to})"),
+            Law::Trace(trace) => write!(f, "trace:{}", trace.file),
+        }
+    }
+}
+
+impl Trace {
+    /// Reads the text of `file`.
+    fn parse(file: &str, text: &str) -> Result<Trace, TraceError> {
+        let mut seconds = Vec::new();
+        for (line, content) in (1..).zip(text.lines()) {
+            let content = content.split('#').next().unwrap_or_default().trim();
+            if content.is_empty() {
+                continue;
+            }
+            let file = || file.to_owned();
+            let time: f64 = content.parse().map_err(|_| TraceError::NotANumber {
+                file: file(),
+                line,
+                text: content.to_owned(),
+            })?;
+            if !time.is_finite() || time < 0.0 {
+                return Err(TraceError::OutOfRange { file: file(), line, seconds: time });
+            }
+            seconds.push(time);
+        }
+        let file = file.to_owned();
+        if seconds.is_empty() {
+            return Err(TraceError::Empty { file });
+        }
+        if seconds.iter().all(|time| *time == 0.0) {
+            return Err(TraceError::AllZero { file });
+        }
+        Ok(Trace { file, seconds: seconds.into() })
+    }
+}
+
+/// Draws from a law: one of several, each with a stream of its own.
+#[derive(Clone, Debug)]
+pub(super) struct Sampler {
+    random: Random,
+    /// Line of the trace that comes next.
+    line: usize,
+}
+
+impl Sampler {
+    /// Number `index` of `count` under one seed, for one purpose.
+    pub(super) fn new(law: &Law, seed: u64, purpose: u64, index: usize, count: usize) -> Sampler {
+        let line = match law {
+            Law::Trace(trace) => {
+                (trace.seconds.len() as u128 * index as u128 / count.max(1) as u128) as usize
+            }
+            _ => 0,
+        };
+        Sampler { random: Random::stream(seed, purpose, index as u64), line }
+    }
+
+    /// The next time, in seconds.
+    pub(super) fn draw(&mut self, law: &Law) -> f64 {
+        match law {
+            Law::Constant { seconds } => *seconds,
+            Law::Exponential { mean } => mean * self.random.exponential(),
+            Law::ShiftedExponential { shift, mean } => shift + mean * self.random.exponential(),
+            Law::Pareto { shape, scale } => scale * (1.0 - self.random.unit()).powf(-1.0 / shape),
+            Law::Uniform { from, to } => from + (to - from) * self.random.unit(),
+            Law::Trace(trace) => {
+                let seconds = trace.seconds[self.line % trace.seconds.len()];
+                self.line = (self.line + 1) % trace.seconds.len();
+                seconds
+            }
+        }
+    }
+}

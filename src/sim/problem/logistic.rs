@@ -1,0 +1,114 @@
+//! Two classes, told apart by a line.
+
+use super::{DATA, Evaluation, Problem, batch};
+use crate::sim::Random;
+
+/// Logistic regression on examples drawn from the seed: features are normal, a hidden normal vector of length
+/// `sharpness` gives the log odds of their classes. Half as many examples again, drawn likewise, are the test set.
+#[derive(Clone, Debug)]
+pub struct Logistic {
+    seed: u64,
+    features: usize,
+    batch: usize,
+    penalty: f32,
+    train: Examples,
+    test: Examples,
+}
+
+#[derive(Clone, Debug)]
+struct Examples {
+    /// Row by row.
+    features: Vec<f32>,
+    /// 1 or -1.
+    classes: Vec<f32>,
+}
+
+/// Log odds have this spread: about 85 % of the examples can be told apart.
+const SHARPNESS: f64 = 4.0;
+
+impl Logistic {
+    /// With so many examples to learn from, features, and examples in a mini-batch (each at least 1), and an L2
+    /// `penalty / 2 * |w|^2`.
+    pub fn new(examples: usize, features: usize, batch: usize, penalty: f32, seed: u64) -> Logistic {
+        let (examples, features, batch) = (examples.max(1), features.max(1), batch.max(1));
+        let mut random = Random::stream(seed, DATA, 1);
+        let scale = SHARPNESS / (features as f64).sqrt();
+        let hidden: Vec<f64> = (0..features).map(|_| scale * random.normal()).collect();
+        let train = Examples::draw(examples, &hidden, &mut random);
+        let test = Examples::draw(examples.div_ceil(2), &hidden, &mut random);
+        Logistic { seed, features, batch, penalty, train, test }
+    }
+}
+
+impl Examples {
+    fn draw(count: usize, hidden: &[f64], random: &mut Random) -> Examples {
+        let mut features = Vec::with_capacity(count * hidden.len());
+        let mut classes = Vec::with_capacity(count);
+        for _ in 0..count {
+            let mut odds = 0.0;
+            for weight in hidden {
+                let feature = random.normal();
+                odds += weight * feature;
+                features.push(feature as f32);
+            }
+            classes.push(if random.unit() < 1.0 / (1.0 + (-odds).exp()) { 1.0 } else { -1.0 });
+        }
+        Examples { features, classes }
+    }
+
+    /// The features of an example, and how far it lies on its own side.
+    fn margin(&self, index: usize, parameters: &[f32]) -> (&[f32], f32) {
+        let row = &self.features[index * parameters.len()..][..parameters.len()];
+        let side: f32 = row.iter().zip(parameters).map(|(feature, parameter)| feature * parameter).sum();
+        (row, side * self.classes[index])
+    }
+}
+
+/// `ln(1 + exp(-margin))`, without overflow.
+fn loss(margin: f64) -> f64 {
+    (-margin.abs()).exp().ln_1p() + (-margin).max(0.0)
+}
+
+impl Problem for Logistic {
+    fn parameters(&self) -> usize {
+        self.features
+    }
+
+    /// Zeros: the problem is convex.
+    fn initial(&self, _seed: u64) -> Vec<f32> {
+        vec![0.0; self.features]
+    }
+
+    fn gradient(&mut self, worker: usize, step: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
+        let mut random = batch(self.seed, worker, step);
+        let mut sum = 0.0;
+        for (gradient, parameter) in gradient.iter_mut().zip(parameters) {
+            *gradient = self.penalty * parameter;
+            sum += f64::from(0.5 * self.penalty * parameter * parameter);
+        }
+        let share = 1.0 / self.batch as f32;
+        for _ in 0..self.batch {
+            let index = random.below(self.train.classes.len() as u64) as usize;
+            let (row, margin) = self.train.margin(index, parameters);
+            sum += f64::from(share) * loss(f64::from(margin));
+            let slope = -share * self.train.classes[index] / (1.0 + margin.exp());
+            for (gradient, feature) in gradient.iter_mut().zip(row) {
+                *gradient += slope * feature;
+            }
+        }
+        sum as f32
+    }
+
+    /// The loss over what is learnt from, and the accuracy on the test set.
+    fn evaluate(&mut self, parameters: &[f32]) -> Evaluation {
+        let count = self.train.classes.len();
+        let data: f64 = (0..count).map(|index| loss(f64::from(self.train.margin(index, parameters).1))).sum();
+        let squares: f64 = parameters.iter().map(|parameter| f64::from(parameter * parameter)).sum();
+        let tests = self.test.classes.len();
+        let right = (0..tests).filter(|index| self.test.margin(*index, parameters).1 > 0.0).count();
+        Evaluation {
+            loss: data / count as f64 + 0.5 * f64::from(self.penalty) * squares,
+            accuracy: Some(right as f64 / tests as f64),
+        }
+    }
+}

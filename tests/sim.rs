@@ -1,0 +1,21 @@
+//! What the simulator says of schemes, laws and networks, held against what is known without it.
+
+#[path = "sim/inputs.rs"]
+mod inputs;
+#[path = "sim/judge.rs"]
+mod judge;
+#[path = "sim/limits.rs"]
+mod limits;
+#[path = "sim/times.rs"]
+mod times;
+
+use slackline::sim::{Cluster, Report};
+
+fn run(cluster: Cluster) -> Report {
+    cluster.run().unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn near(what: &str, found: f64, expected: f64, tolerance: f64) {
+    let off = (found / expected - 1.0).abs();
+    assert!(off <= tolerance, "{what}: {found}, expected {expected} within {}%", 100.0 * tolerance);
+}

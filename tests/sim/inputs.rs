@@ -1,0 +1,91 @@
+//! Laws, traces and settings: what they mean, and what is refused.
+
+use slackline::scheme::Config;
+use slackline::sim::{Change, Cluster, Crash, Law, LawError, TraceError, Until};
+
+use super::{near, run};
+
+#[test]
+fn every_law_has_the_mean_it_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("times");
+    std::fs::write(&file, "# seconds\n0.5\n1.5 # slow\n\n4\n").unwrap();
+    let trace = format!("trace:{}", file.display());
+    let laws = ["constant(2)", "exp(0.5)", "shifted-exp(0.5, 0.25)", "pareto(3, 0.5)", "uniform(0.5, 1.5)"];
+    for text in laws.into_iter().chain([trace.as_str()]) {
+        let law: Law = text.parse().unwrap();
+        assert_eq!(law.to_string(), text);
+        let mut cluster = Cluster::new(Config::Asp, 3, 1);
+        cluster.compute = law.clone();
+        cluster.until = Until::Clocks(30_000);
+        near(text, run(cluster).mean_time_per_clock, law.mean(), 0.02);
+    }
+    assert_eq!("pareto(1, 1)".parse::<Law>().unwrap().mean(), f64::INFINITY);
+}
+
+#[test]
+fn a_text_that_is_no_law_is_refused_with_all_that_are() {
+    for text in ["", "exp", "exp()", "exp(1", "exp(a)", "exp(1, 2)", "normal(1, 2)", "uniform(1)"] {
+        let error = text.parse::<Law>().unwrap_err();
+        assert!(matches!(error, LawError::Unknown { .. }), "{text}: {error}");
+        assert!(error.to_string().contains("shifted-exp(SHIFT, MEAN)"), "{error}");
+    }
+    for text in ["constant(-1)", "exp(inf)", "exp(NaN)", "pareto(0, 1)", "pareto(2, 0)", "uniform(2, 1)"] {
+        let error = text.parse::<Law>().unwrap_err();
+        assert!(matches!(error, LawError::Parameters { .. }), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_trace_that_cannot_be_used_is_refused_with_file_line_and_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |content: &[u8]| {
+        let file = folder.path().join("times");
+        std::fs::write(&file, content).unwrap();
+        let error = Law::trace(file.to_str().unwrap()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("times"), "names the file: {text}");
+        (error, text)
+    };
+    let (error, text) = refused(b"# nothing\n\n");
+    assert!(matches!(error, TraceError::Empty { .. }) && text.contains("in each line"), "{text}");
+    let (error, text) = refused(b"1\n2\nthree\n");
+    assert!(matches!(error, TraceError::NotANumber { line: 3, .. }), "{text}");
+    assert!(text.starts_with("line 3 of") && text.contains("\"three\"") && text.contains("0.25"), "{text}");
+    let (error, text) = refused(b"1\n-2\n");
+    assert!(matches!(error, TraceError::OutOfRange { line: 2, .. }) && text.contains("at least 0"), "{text}");
+    assert!(matches!(refused(b"inf\n").0, TraceError::OutOfRange { line: 1, .. }));
+    assert!(matches!(refused(b"0\n0\n").0, TraceError::AllZero { .. }));
+    assert!(matches!(refused(b"\xff\xfe").0, TraceError::Unreadable { .. }), "not text");
+    let error = "trace:/no/such/file".parse::<Law>().unwrap_err().to_string();
+    assert!(error.contains("cannot read the trace /no/such/file") && error.contains("give a text file"));
+}
+
+/// A setting to spoil, and what the refusal says.
+type Spoilt = (fn(&mut Cluster), &'static str);
+
+#[test]
+fn settings_that_cannot_be_are_refused_with_a_remedy() {
+    let spoilt: &[Spoilt] = &[
+        (|c| c.workers = 0, "workers cannot be 0: use 1 to 65535"),
+        (|c| c.workers = 65_536, "workers cannot be 65536"),
+        (|c| c.compute = Law::Constant { seconds: 0.0 }, "time would never pass"),
+        (|c| c.compute = Law::Exponential { mean: -1.0 }, "exp takes no such parameters"),
+        (|c| c.factors = vec![0.0], "above 0"),
+        (|c| c.changes = vec![Change { at: 1.0, workers: 2..9, factor: 2.0 }], "there are fewer"),
+        (|c| c.network.server_bandwidth = Some(0.0), "bytes per second"),
+        (|c| c.faults.loss = 1.0, "loss cannot be 1"),
+        (|c| c.faults.crashes = vec![Crash { worker: 4, at: 1.0, back: None }], "there are fewer"),
+        (|c| c.until = Until::Clocks(0), "use 1 or more"),
+        (|c| c.until = Until::Seconds(f64::NAN), "finite"),
+        (|c| c.until = Until::Loss { target: 0.1, within: 9.0 }, "no loss without a problem"),
+        (|c| c.learning_rate = f32::INFINITY, "learning_rate cannot be inf"),
+        (|c| c.scheme = Config::Bap { staleness: 5_000 }, "0 to 1024"),
+    ];
+    for (spoil, says) in spoilt {
+        let mut cluster = Cluster::new(Config::Bsp, 4, 1);
+        spoil(&mut cluster);
+        let error = cluster.run().unwrap_err().to_string();
+        assert!(error.contains(says), "{error}: expected {says}");
+    }
+}

@@ -1,0 +1,177 @@
+//! The judge: lets pass what keeps its promises, whatever happens, and nothing else.
+
+use slackline::clock::Clock;
+use slackline::scheme::{
+    Bound, Config, ServerAction, ServerEvent, ServerScheme, Share, WorkerAction, WorkerEvent, WorkerScheme,
+};
+use slackline::sim::{Cluster, Direction, Error, Law, Partition, Random, Until};
+use slackline::time::Instant;
+
+/// A job drawn from its seed: size, times, network, faults.
+fn drawn(scheme: Config, seed: u64) -> Cluster {
+    let mut random = Random::new(seed);
+    let workers = 1 + random.below(6) as usize;
+    let mut cluster = Cluster::new(scheme, workers, seed);
+    cluster.compute = match random.below(3) {
+        0 => Law::Exponential { mean: 1.0 },
+        1 => Law::Uniform { from: 0.25, to: 1.75 },
+        _ => Law::Pareto { shape: 1.5, scale: 0.3 },
+    };
+    if random.below(3) == 0 {
+        cluster.factors = vec![1.0, 3.0];
+    }
+    if random.below(2) == 0 {
+        cluster.network.latency = Law::Exponential { mean: random.unit() };
+        cluster.network.message_bytes = Some(1_000);
+        cluster.network.worker_bandwidth = (random.below(2) == 0).then_some(5e3);
+        cluster.network.server_bandwidth = (random.below(2) == 0).then_some(1e4);
+    }
+    if random.below(2) == 0 {
+        cluster.faults.loss = 0.1;
+        cluster.faults.replay = 0.2;
+        let (from, direction) = (10.0 * random.unit(), [Direction::Up, Direction::Down][seed as usize % 2]);
+        cluster.faults.partitions = vec![Partition { workers: 0..1, direction, from, until: from + 5.0 }];
+    }
+    if random.below(2) == 0 {
+        cluster.faults.lifetime = Some(Law::Exponential { mean: 20.0 });
+        cluster.faults.downtime = Some(Law::Exponential { mean: 3.0 });
+        cluster.faults.detection = random.unit();
+    }
+    cluster.until = Until::Versions(100);
+    cluster
+}
+
+#[test]
+fn promises_are_kept_whatever_happens() {
+    for seed in 0..1_000 {
+        let staleness = seed % 5;
+        for scheme in [
+            Config::Bsp,
+            Config::Asp,
+            Config::Ssp { staleness },
+            Config::Essp { staleness },
+            Config::Bap { staleness },
+        ] {
+            if let Err(error) = drawn(scheme, seed).run() {
+                panic!("{error}");
+            }
+        }
+    }
+}
+
+/// A worker that takes a copy one clock older than its scheme would.
+struct Loosened(Box<dyn WorkerScheme>);
+
+impl WorkerScheme for Loosened {
+    fn handle_event(&mut self, now: Instant, event: WorkerEvent) {
+        // The scheme inside must take the looser copy for one that satisfies it.
+        let event = match event {
+            WorkerEvent::Holds { version, smallest_clock } => {
+                WorkerEvent::Holds { version, smallest_clock: smallest_clock.next() }
+            }
+            other => other,
+        };
+        self.0.handle_event(now, event);
+    }
+
+    fn poll_action(&mut self) -> Option<WorkerAction> {
+        match self.0.poll_action()? {
+            WorkerAction::Refresh { bound: Bound { smallest_clock, version } } => {
+                let bound = Bound { smallest_clock: smallest_clock.needed(1), version };
+                Some(WorkerAction::Refresh { bound })
+            }
+            other => Some(other),
+        }
+    }
+}
+
+/// A server that does something wrong.
+struct Wrong {
+    inner: Box<dyn ServerScheme>,
+    how: fn(&mut Vec<Share>),
+    ahead: u64,
+}
+
+impl ServerScheme for Wrong {
+    fn handle_event(&mut self, now: Instant, event: ServerEvent) {
+        self.inner.handle_event(now, event);
+    }
+
+    fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
+        let action = self.inner.poll_action(shares)?;
+        (self.how)(shares);
+        Some(action)
+    }
+
+    fn smallest_clock(&self) -> Clock {
+        Clock(self.inner.smallest_clock().0 + self.ahead)
+    }
+}
+
+fn jittery(scheme: Config, seed: u64) -> Cluster {
+    let mut cluster = Cluster::new(scheme, 4, seed);
+    cluster.compute = Law::Exponential { mean: 1.0 };
+    cluster.until = Until::Clocks(20);
+    cluster
+}
+
+#[test]
+fn a_bound_loosened_by_one_is_caught() {
+    for scheme in [
+        Config::Bsp,
+        Config::Ssp { staleness: 2 },
+        Config::Essp { staleness: 2 },
+        Config::Bap { staleness: 2 },
+    ] {
+        let caught = (0..50).filter(|seed| {
+            let server = scheme.server(4).unwrap();
+            let error = jittery(scheme, *seed).run_with(server, &mut |_| Box::new(Loosened(scheme.worker())));
+            match error {
+                Err(Error::Broken { seed: named, what, .. }) => {
+                    assert_eq!(named, *seed);
+                    assert!(what.contains("and the bound is"), "{what}");
+                    true
+                }
+                _ => false,
+            }
+        });
+        assert!(caught.count() >= 40, "{scheme}");
+    }
+}
+
+#[test]
+fn a_server_that_folds_what_it_may_not_or_lies_about_its_clock_is_caught() {
+    let wrongs: [(fn(&mut Vec<Share>), u64, &str); 5] = [
+        (|shares| shares.reverse(), 0, "out of order"),
+        (|shares| shares.extend_from_within(..), 0, "out of order or double"),
+        (|shares| shares.iter_mut().for_each(|share| share.weight = f32::NAN), 0, "with weight NaN"),
+        (|shares| shares.iter_mut().for_each(|share| share.gradient.clock.0 += 1), 0, "before it came"),
+        (|_| {}, 1, "somebody's is"),
+    ];
+    for (how, ahead, says) in wrongs {
+        let scheme = Config::Bsp;
+        let server = Box::new(Wrong { inner: scheme.server(4).unwrap(), how, ahead });
+        match jittery(scheme, 1).run_with(server, &mut |_| scheme.worker()) {
+            Err(Error::Broken { what, .. }) => assert!(what.contains(says), "{what}: expected {says}"),
+            other => panic!("{says}: {other:?}"),
+        }
+    }
+}
+
+/// One that never wants anything.
+struct Waits;
+
+impl WorkerScheme for Waits {
+    fn handle_event(&mut self, _now: Instant, _event: WorkerEvent) {}
+
+    fn poll_action(&mut self) -> Option<WorkerAction> {
+        None
+    }
+}
+
+#[test]
+fn a_scheme_that_waits_for_ever_is_found_out() {
+    let server = Config::Bsp.server(4).unwrap();
+    let error = jittery(Config::Bsp, 7).run_with(server, &mut |_| Box::new(Waits)).unwrap_err();
+    assert!(matches!(error, Error::Stuck { seed: 7, .. }), "{error}");
+}

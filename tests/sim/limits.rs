@@ -1,0 +1,193 @@
+//! Schemes at their limits, where they agree bit for bit.
+
+use slackline::clock::Clock;
+use slackline::scheme::{Config, WorkerAction, WorkerEvent, WorkerScheme};
+use slackline::sim::{Cluster, Factorisation, Law, Logistic, Problem, Quadratic, Report, Shape, Until};
+use slackline::time::Instant;
+
+use super::run;
+
+const RATE: f32 = 0.1;
+
+fn quadratic() -> Box<dyn Problem> {
+    Box::new(Quadratic::new(37, 10.0, 1.0, 5))
+}
+
+fn logistic() -> Box<dyn Problem> {
+    Box::new(Logistic::new(200, 21, 8, 1e-3, 5))
+}
+
+/// Workers that jitter, over a network that does.
+fn learning(scheme: Config, workers: usize, problem: Box<dyn Problem>, rounds: u64) -> Cluster {
+    let mut cluster = Cluster::new(scheme, workers, 3);
+    cluster.compute = Law::Exponential { mean: 1.0 };
+    cluster.network.latency = Law::Exponential { mean: 0.2 };
+    cluster.problem = Some(problem);
+    cluster.learning_rate = RATE;
+    cluster.until = Until::Versions(rounds);
+    cluster
+}
+
+/// Mini-batch SGD by one loop: the gradients of all workers at the same parameters, added in order.
+fn serial(mut problem: Box<dyn Problem>, workers: usize, rounds: u64) -> Vec<f32> {
+    let mut parameters = problem.initial(3);
+    let weight = 1.0 / workers as f32;
+    for round in 0..rounds {
+        let mut sum: Vec<f32> = Vec::new();
+        for worker in 0..workers {
+            let mut gradient = vec![0.0; parameters.len()];
+            problem.gradient(worker, round, &parameters, &mut gradient);
+            if worker == 0 {
+                sum = gradient.iter().map(|gradient| weight * gradient).collect();
+            } else {
+                sum.iter_mut().zip(&gradient).for_each(|(sum, gradient)| *sum += weight * gradient);
+            }
+        }
+        parameters.iter_mut().zip(&sum).for_each(|(parameter, sum)| *parameter -= RATE * sum);
+    }
+    parameters
+}
+
+#[test]
+fn bsp_and_bap_without_staleness_are_serial_sgd_to_the_bit() {
+    for problem in [quadratic, logistic] {
+        for workers in [1, 4, 5] {
+            let expected = serial(problem(), workers, 60);
+            for scheme in [Config::Bsp, Config::Bap { staleness: 0 }] {
+                let report = run(learning(scheme, workers, problem(), 60));
+                assert_eq!(report.parameters, [expected.clone()], "{scheme}, {workers} workers");
+            }
+        }
+        for scheme in [Config::Ssp { staleness: 0 }, Config::Essp { staleness: 0 }] {
+            let report = run(learning(scheme, 1, problem(), 60));
+            assert_eq!(report.parameters, [serial(problem(), 1, 60)], "{scheme}, alone");
+        }
+    }
+}
+
+/// Alone and reading its own writes, a worker sees what the server will make of them, however stale its copy is.
+#[test]
+fn a_worker_that_reads_its_own_writes_is_serial_however_stale_its_copies() {
+    for staleness in [2, 5] {
+        let scheme = Config::Ssp { staleness };
+        let mut cluster = learning(scheme, 1, logistic(), 60);
+        cluster.network.latency = Law::Constant { seconds: 0.7 };
+        cluster.read_my_writes = true;
+        let report = run(cluster);
+        assert!(report.lag.max() > Some(0), "{scheme}: copies were stale");
+        assert_eq!(report.parameters, [serial(logistic(), 1, 60)], "{scheme}");
+    }
+}
+
+#[test]
+fn every_problem_is_learnt() {
+    let shape = Shape::default();
+    let problems: [(Box<dyn Problem>, f32, f64); 3] = [
+        (Box::new(Quadratic::new(50, 10.0, 0.1, 1)), 0.2, 0.01),
+        (Box::new(Logistic::new(500, 20, 16, 1e-3, 1)), 0.5, 0.8),
+        (Box::new(Factorisation::new(shape, 1)), 4.0, 0.25),
+    ];
+    for (problem, rate, part) in problems {
+        let mut cluster = learning(Config::Ssp { staleness: 2 }, 4, problem, 6_000);
+        cluster.learning_rate = rate;
+        let curve = run(cluster).curve;
+        let (first, last) = (curve[0], curve[curve.len() - 1]);
+        assert!(last.loss < part * first.loss, "from {first:?} to {last:?}");
+        assert!(last.accuracy.is_none_or(|accuracy| accuracy > 0.75), "{last:?}");
+    }
+}
+
+#[test]
+fn gradients_are_those_of_the_losses() {
+    let problems: [Box<dyn Problem>; 3] =
+        [quadratic(), logistic(), Box::new(Factorisation::new(Shape::default(), 2))];
+    for mut problem in problems {
+        let at = problem.initial(1);
+        let mut gradient = vec![0.0; at.len()];
+        problem.gradient(2, 9, &at, &mut gradient);
+        for index in [0, 7, 20] {
+            let mut loss = |step: f32| {
+                let mut there = at.clone();
+                there[index] += step;
+                f64::from(problem.gradient(2, 9, &there, &mut vec![0.0; at.len()]))
+            };
+            let slope = (loss(0.01) - loss(-0.01)) / 0.02;
+            assert!((slope - f64::from(gradient[index])).abs() < 2e-3, "{slope}, {}", gradient[index]);
+        }
+    }
+}
+
+/// A local step, then an average.
+#[derive(Default)]
+struct Averager {
+    round: u64,
+    action: Option<WorkerAction>,
+}
+
+impl WorkerScheme for Averager {
+    fn handle_event(&mut self, _now: Instant, event: WorkerEvent) {
+        match event {
+            WorkerEvent::Joined { clock: Clock(clock) } => {
+                self.round = clock;
+                self.action = Some(WorkerAction::Compute);
+            }
+            WorkerEvent::Published { .. } => self.action = Some(WorkerAction::Average { round: self.round }),
+            WorkerEvent::Averaged { round } => {
+                self.round = round + 1;
+                self.action = Some(WorkerAction::Compute);
+            }
+            _ => {}
+        }
+    }
+
+    fn poll_action(&mut self) -> Option<WorkerAction> {
+        self.action.take()
+    }
+}
+
+fn averaged(cluster: Cluster, members: &dyn Fn(usize, u64) -> Vec<usize>) -> Report {
+    let report = cluster.run_in_groups(members, &mut |_| Box::<Averager>::default());
+    report.unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn one_group_of_all_is_averaging_of_parameters() {
+    let cluster = learning(Config::Bsp, 4, logistic(), 50);
+    let report = averaged(cluster, &|_, _| (0..4).collect());
+    assert_eq!((report.versions, report.counts.averages), (50, 50));
+    assert!(report.parameters.iter().all(|parameters| *parameters == report.parameters[0]));
+    assert_eq!(report.curve.last().unwrap().disagreement, Some(0.0));
+    // Averaging the parameters after a step from the same ones is averaging gradients, but for rounding.
+    let serial = serial(logistic(), 4, 50);
+    let off = report.parameters[0].iter().zip(&serial).map(|(one, other)| (one - other).abs());
+    assert!(off.fold(0.0, f32::max) < 1e-5);
+}
+
+#[test]
+fn a_straggler_holds_up_its_own_pair_at_once_and_the_rest_later() {
+    let mut cluster = Cluster::new(Config::Bsp, 4, 1);
+    cluster.factors = vec![1.0, 1.0, 1.0, 3.0];
+    cluster.until = Until::Seconds(10.5);
+    // Pairs that never change: only one of them is slow.
+    let report = averaged(cluster, &|worker, _| vec![worker & !1, worker | 1]);
+    let clocks: Vec<u64> = report.of_workers.iter().map(|worker| worker.clocks).collect();
+    assert_eq!(clocks, [10, 10, 4, 3]);
+}
+
+/// Workers crash and come back; whoever is left averages on.
+#[test]
+fn groups_go_on_without_those_who_crash() {
+    for seed in 0..20 {
+        let mut cluster = learning(Config::Bsp, 4, quadratic(), 40);
+        cluster.seed = seed;
+        cluster.faults.lifetime = Some(Law::Exponential { mean: 20.0 });
+        cluster.faults.downtime = Some(Law::Exponential { mean: 5.0 });
+        cluster.faults.detection = 0.5;
+        let digits = |worker: usize, round: u64| match round % 2 {
+            0 => vec![worker & !1, worker | 1],
+            _ => vec![worker & !2, worker | 2],
+        };
+        let report = averaged(cluster, &digits);
+        assert!(report.versions >= 40 && report.counts.crashes > 0, "seed {seed}");
+    }
+}

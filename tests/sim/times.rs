@@ -1,0 +1,118 @@
+//! How long things take.
+
+use slackline::scheme::Config;
+use slackline::sim::{Change, Cluster, Law, Network, Quadratic, Until};
+
+use super::{near, run};
+
+fn exponential(scheme: Config, workers: usize, clocks: u64) -> Cluster {
+    let mut cluster = Cluster::new(scheme, workers, 11);
+    cluster.compute = Law::Exponential { mean: 1.0 };
+    cluster.until = Until::Clocks(clocks);
+    cluster
+}
+
+/// The largest of `n` exponential times is the harmonic number `H_n` in the mean.
+#[test]
+fn a_clock_of_bsp_takes_as_long_as_the_slowest() {
+    for (workers, expected) in [(4, 2.083), (8, 2.718), (16, 3.381)] {
+        let report = run(exponential(Config::Bsp, workers, 20_000));
+        near(&format!("{workers} workers"), report.mean_time_per_clock, expected, 0.02);
+        let waiting: f64 = report.of_workers.iter().map(|worker| worker.waiting).sum();
+        near("time not computing", waiting / workers as f64 / 20_000.0, expected - 1.0, 0.03);
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run_and_another_is_another() {
+    for scheme in [Config::Bsp, Config::Asp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
+        let hash = |seed, learns| {
+            let mut cluster = exponential(scheme, 6, 50);
+            cluster.seed = seed;
+            cluster.network.latency = Law::Exponential { mean: 0.1 };
+            cluster.faults.loss = 0.05;
+            cluster.faults.replay = 0.1;
+            if learns {
+                cluster.problem = Some(Box::new(Quadratic::new(8, 4.0, 1.0, 1)));
+            }
+            run(cluster).trace_hash
+        };
+        assert_eq!(hash(1, false), hash(1, false), "{scheme}");
+        assert_eq!(hash(1, false), hash(1, true), "{scheme}: learning takes no time");
+        assert_ne!(hash(1, false), hash(2, false), "{scheme}");
+    }
+}
+
+#[test]
+fn staleness_does_not_hide_a_worker_that_is_always_slow() {
+    for staleness in [0, 1, 4, 16] {
+        let mut cluster = exponential(Config::Ssp { staleness }, 4, 3_000);
+        cluster.compute = Law::Uniform { from: 0.9, to: 1.1 };
+        cluster.factors = vec![1.0, 3.0];
+        near(&format!("s = {staleness}"), run(cluster).mean_time_per_clock, 3.0, 0.01);
+    }
+}
+
+#[test]
+fn essp_reads_fresh_copies_where_ssp_reads_any_that_are_allowed() {
+    for staleness in [4u64, 8] {
+        let histogram = |scheme| {
+            let mut cluster = exponential(scheme, 8, 300);
+            cluster.compute = Law::Uniform { from: 0.95, to: 1.05 };
+            run(cluster).staleness
+        };
+        let (ssp, essp) = (histogram(Config::Ssp { staleness }), histogram(Config::Essp { staleness }));
+        let oldest = -1 - staleness as i64;
+        assert_eq!((ssp.min(), ssp.max()), (Some(oldest), Some(-1)));
+        for clock in oldest..-1 {
+            assert!(ssp.part(clock..=clock) > 0.3 / (staleness + 1) as f64, "{ssp:?}");
+        }
+        assert!(essp.part(-2..=-1) > 0.8, "{essp:?}");
+        assert!(essp.mean() > ssp.mean());
+    }
+}
+
+/// `N` gradients of 1 MB come at once over a link of 10 MB/s, and `N` copies leave over it.
+#[test]
+fn a_round_of_bsp_grows_with_those_who_come_at_once() {
+    for workers in [1, 4, 16, 64] {
+        let mut cluster = Cluster::new(Config::Bsp, workers, 1);
+        cluster.network = Network {
+            latency: Law::Constant { seconds: 0.01 },
+            worker_bandwidth: Some(1e7),
+            server_bandwidth: Some(1e7),
+            message_bytes: Some(1_000_000),
+        };
+        cluster.until = Until::Versions(50);
+        // The last copy has left after 0.1 s for each worker; it takes a latency, then 1 s of computing, then another
+        // latency and 0.1 s for the gradient: those of the others came while that one was computed. The first request
+        // takes a latency too, later ones were there before.
+        let round = 1.12 + 0.1 * workers as f64;
+        near(&format!("{workers} workers"), run(cluster).end, 0.01 + 50.0 * round, 1e-6);
+    }
+}
+
+#[test]
+fn a_change_on_the_way_slows_those_whom_it_names() {
+    let mut cluster = Cluster::new(Config::Asp, 4, 1);
+    cluster.changes = vec![Change { at: 99.5, workers: 2..4, factor: 5.0 }];
+    cluster.until = Until::Seconds(200.25);
+    let clocks: Vec<u64> = run(cluster).of_workers.iter().map(|worker| worker.clocks).collect();
+    assert_eq!(clocks, [200, 200, 120, 120]);
+}
+
+/// Mean time per clock under exponential times: the recurrence `f[c,i] = max(f[c-1,i], max_j f[c-1-s,j]) + x[c,i]`.
+#[test]
+fn bap_takes_as_long_as_its_recurrence_says() {
+    let table = [
+        (4, [2.083, 1.515, 1.337, 1.199, 1.109, 1.058]),
+        (8, [2.718, 1.793, 1.509, 1.296, 1.161, 1.084]),
+        (16, [3.381, 2.080, 1.687, 1.394, 1.212, 1.110]),
+    ];
+    for (workers, row) in table {
+        for (staleness, expected) in [0, 1, 2, 4, 8, 16].into_iter().zip(row) {
+            let report = run(exponential(Config::Bap { staleness }, workers, 10_000));
+            near(&format!("{workers} workers, s = {staleness}"), report.mean_time_per_clock, expected, 0.02);
+        }
+    }
+}
