@@ -1,5 +1,7 @@
 //! What the simulator says of schemes, laws and networks, held against what is known without it.
 
+#[path = "sim/faults.rs"]
+mod faults;
 #[path = "sim/inputs.rs"]
 mod inputs;
 #[path = "sim/judge.rs"]

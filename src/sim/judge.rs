@@ -3,7 +3,7 @@
 use super::Cluster;
 use super::model::Snapshot;
 use crate::clock::{Clock, ClockTable, WorkerId};
-use crate::scheme::{Config, Share};
+use crate::scheme::{Config, GradientId, Share};
 
 /// Watches one run from outside: it knows what the scheme promises, not how it is kept.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub(super) struct Judge {
     versions: Option<u64>,
     /// All gradients of an update are of one clock, and of everybody.
     is_bulk: bool,
+    /// A gradient is added to a version at most so many after the one it was computed on.
+    lag: Option<u64>,
     /// What the server has consumed of each worker.
     consumed: ClockTable,
     smallest: u64,
@@ -32,6 +34,11 @@ impl Judge {
                 _ => None,
             },
             is_bulk: matches!(scheme, Config::Bsp | Config::Bap { .. }),
+            lag: match *scheme {
+                Config::Bsp if stays => Some(0),
+                Config::Bap { staleness } if stays => Some(staleness),
+                _ => None,
+            },
             consumed: ClockTable::default(),
             smallest: 0,
         }
@@ -79,6 +86,18 @@ impl Judge {
             return Err(format!("an update of one clock is made of {shares:?}, by {members} workers"));
         }
         Ok(())
+    }
+
+    /// A gradient takes part in the update of `version`.
+    pub(super) fn adds(&self, gradient: GradientId, base: u64, version: u64) -> Result<(), String> {
+        let lag = version.saturating_sub(base);
+        match self.lag {
+            _ if base > version => Err(format!("{gradient:?} is of version {base}, after {version}")),
+            Some(bound) if lag > bound => {
+                Err(format!("{gradient:?} is added {lag} versions late, and the bound is {bound}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A group replaces its members' parameters by their mean: the mean of all stays where it was.

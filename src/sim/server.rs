@@ -305,6 +305,9 @@ impl Engine<'_> {
         let (mut losses, mut measured) = (0.0, 0u32);
         for share in shares {
             let gradient = self.consume(share.gradient)?;
+            self.judge
+                .adds(share.gradient, gradient.base, self.server.version)
+                .map_err(|what| self.broken(what))?;
             self.record.report.lag.add((self.server.version - gradient.base) as i64);
             self.record.note(4, u64::from(share.gradient.worker.0), share.gradient.clock.0);
             if let Some(loss) = gradient.loss {

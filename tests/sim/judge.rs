@@ -85,10 +85,13 @@ impl WorkerScheme for Loosened {
     }
 }
 
+/// Does something to the shares of an update.
+type Spoil = fn(&mut Vec<Share>);
+
 /// A server that does something wrong.
 struct Wrong {
     inner: Box<dyn ServerScheme>,
-    how: fn(&mut Vec<Share>),
+    how: Spoil,
     ahead: u64,
 }
 
@@ -141,7 +144,7 @@ fn a_bound_loosened_by_one_is_caught() {
 
 #[test]
 fn a_server_that_folds_what_it_may_not_or_lies_about_its_clock_is_caught() {
-    let wrongs: [(fn(&mut Vec<Share>), u64, &str); 5] = [
+    let wrongs: [(Spoil, u64, &str); 5] = [
         (|shares| shares.reverse(), 0, "out of order"),
         (|shares| shares.extend_from_within(..), 0, "out of order or double"),
         (|shares| shares.iter_mut().for_each(|share| share.weight = f32::NAN), 0, "with weight NaN"),
