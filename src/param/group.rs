@@ -73,7 +73,7 @@ impl GroupLayout {
     pub const ELEMENTS_MAX: u64 = 1 << 40;
 
     /// Bytes of the page of words.
-    pub const PAGE_BYTES: usize = PAGE_SIZE;
+    pub const PAGE_BYTES: usize = (5 * LINE).next_multiple_of(PAGE_SIZE);
 
     /// Bytes of all parameters.
     pub fn bytes(&self) -> usize {
