@@ -272,7 +272,8 @@ impl GroupInbox {
         self.page.as_volatile().load(HEARTBEAT, Relaxed)
     }
 
-    /// Whom the other member takes for gone. Every bit only comes, so it does not matter which of them are seen at once.
+    /// Whom the other member takes for gone. Every bit only comes, so it does not matter which of them are seen at
+    /// once.
     pub fn gone(&self) -> Ranks {
         let line = self.page.as_volatile().subslice(GONE, LINE);
         Ranks(std::array::from_fn(|index| line.load(index * 8, Relaxed)))

@@ -1,5 +1,5 @@
-//! Members at full speed that give rounds up at any moment: parts are overwritten while others read them, and nobody may
-//! take a mixture.
+//! Members at full speed that give rounds up at any moment: parts are overwritten while others read them, and nobody
+//! may take a mixture.
 
 use std::time::{Duration, Instant};
 

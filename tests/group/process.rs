@@ -1,4 +1,5 @@
-//! Members that are processes, which are killed and stopped: the test binary runs itself again, with only the same test.
+//! Members that are processes, which are killed and stopped: the test binary runs itself again, with only the same
+//! test.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

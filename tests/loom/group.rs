@@ -51,6 +51,7 @@ fn taken<E: Endpoint>(
     });
     let reader = thread::spawn(move || {
         let header = inbox.header(GroupArea::Summand)?;
+        assert_eq!(header.bytes, 16, "the header of a part that is not there yet");
         let payload = inbox.payload(GroupArea::Summand, header.bytes).unwrap();
         let words = [0, 8].map(|at| payload.load(at, Relaxed));
         inbox.is_still(GroupArea::Summand, header.sequence).then_some((header.round, words))

@@ -44,7 +44,8 @@ impl Flock {
         self.shared.beacons().push(beacon);
     }
 
-    /// When others may last have missed so many beats that they took this member for dead: the whole process was stopped.
+    /// When others may last have missed so many beats that they took this member for dead: the whole process was
+    /// stopped.
     pub(super) fn woken(&self) -> Instant {
         Instant::from_nanos(self.shared.woken.load(Ordering::Acquire))
     }

@@ -1,8 +1,8 @@
 //! Averaging parameters inside groups without a server: DS-Sync (Wang et al., arXiv 2007.03298), one-sided.
 //!
 //! Every member holds all parameters. A round averages those of a few members: each writes its parameters of part `j`
-//! into the memory of the `j`th of them, which sums, divides, and writes the result into the memory of all. What is read
-//! is proved whole as a pull proves it. `docs/design.md` has the layout and the argument.
+//! into the memory of the `j`th of them, which sums, divides, and writes the result into the memory of all. What is
+//! read is proved whole as a pull proves it. `docs/design.md` has the layout and the argument.
 
 mod error;
 mod flock;
@@ -110,8 +110,8 @@ pub struct GroupMember<T: Transport> {
     /// By rank; none for this member itself.
     peers: Vec<Option<Peer<T::Endpoint>>>,
     gone: Ranks,
-    /// One holds the parameters; in the other the next mean is put together, and then they change places: the parameters
-    /// are never a mixture.
+    /// One holds the parameters; in the other the next mean is put together, and then they change places: the
+    /// parameters are never a mixture.
     buffers: [Buffer; 2],
     current: usize,
     round: Round,
@@ -226,8 +226,8 @@ impl<T: Transport> GroupMember<T> {
     /// Averages the parameters with those of `group` (ranks in order, this member's among them; the same list at all of
     /// them), waiting at most `timeout`. Rounds are numbered upwards, the same everywhere; numbers may be left out.
     ///
-    /// Members that are gone are left out of the mean. After [`GroupError::Deadline`] it may be called again for the same
-    /// round and goes on where it was; [`abandon`](Self::abandon) gives it up.
+    /// Members that are gone are left out of the mean. After [`GroupError::Deadline`] it may be called again for the
+    /// same round and goes on where it was; [`abandon`](Self::abandon) gives it up.
     pub fn average(&mut self, round: u64, group: &[usize], timeout: Duration) -> Result<Averaged, Error> {
         if matches!(self.round.phase, Phase::None) || self.round.number != round {
             self.start_average(round, group)?;
@@ -272,8 +272,8 @@ impl<T: Transport> GroupMember<T> {
         self.form()
     }
 
-    /// Does what there is to do, without waiting: takes parts, sends parts, notices who is gone. True if it got anywhere.
-    /// Who computes between rounds need not call it.
+    /// Does what there is to do, without waiting: takes parts, sends parts, notices who is gone. True if it got
+    /// anywhere. Who computes between rounds need not call it.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
         if self.is_cut_off {
             return Err(GroupError::CutOff { rank: self.rank() }.into());
@@ -315,8 +315,8 @@ impl<T: Transport> GroupMember<T> {
         Ok(Some(averaged))
     }
 
-    /// Leaves in order: the others go on without this member, and do not take it for an accident. Gives up a round that is
-    /// under way.
+    /// Leaves in order: the others go on without this member, and do not take it for an accident. Gives up a round
+    /// that is under way.
     pub fn leave(mut self, timeout: Duration) -> Result<(), Error> {
         self.abandon()?;
         self.is_leaving = true;

@@ -314,8 +314,8 @@ impl<T: Transport> GroupMember<T> {
         for place in 0..self.round.view.len() {
             let rank = usize::from(self.round.view[place]);
             let Some(peer) = &self.peers[rank] else { continue };
-            // All of this before its parts are looked at: what it wrote of the round is there if it is gone, has ended the
-            // round, or has begun another.
+            // All of this before its parts are looked at: what it wrote of the round is there if it is gone, has
+            // ended the round, or has begun another.
             let is_gone = !peer.is_alive();
             let is_through = peer.inbox.through() > self.round.number;
             let newest = peer.inbox.header(GroupArea::Summand);
