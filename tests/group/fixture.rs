@@ -7,7 +7,7 @@ use slackline::node::{GroupListener, GroupMember, GroupOptions};
 use slackline::transport::{Address, Transport};
 
 /// How long any wait may take. Far more than any of them needs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A transport under test.
 pub(crate) trait Fixture: 'static {
