@@ -73,7 +73,7 @@ impl GroupLayout {
     pub const ELEMENTS_MAX: u64 = 1 << 40;
 
     /// Bytes of the page of words.
-    pub const PAGE_BYTES: usize = PAGE_SIZE;
+    pub const PAGE_BYTES: usize = (5 * LINE).next_multiple_of(PAGE_SIZE);
 
     /// Bytes of all parameters.
     pub fn bytes(&self) -> usize {
@@ -272,7 +272,8 @@ impl GroupInbox {
         self.page.as_volatile().load(HEARTBEAT, Relaxed)
     }
 
-    /// Whom the other member takes for gone. Every bit only comes, so it does not matter which of them are seen at once.
+    /// Whom the other member takes for gone. Every bit only comes, so it does not matter which of them are seen at
+    /// once.
     pub fn gone(&self) -> Ranks {
         let line = self.page.as_volatile().subslice(GONE, LINE);
         Ranks(std::array::from_fn(|index| line.load(index * 8, Relaxed)))
@@ -319,6 +320,9 @@ pub const PART_ID: u64 = 1;
 
 /// Id of the announcement that a member leaves.
 pub const LEAVE_ID: u64 = PART_ID + 2;
+
+/// Id of the news of who is gone.
+pub const GONE_ID: u64 = PART_ID + 3;
 
 impl GroupOutbox {
     /// Over what the other member granted.
@@ -379,9 +383,9 @@ impl GroupOutbox {
         endpoint.post(&[self.inline(0, THROUGH, Inline::word(round), Flags::empty())])
     }
 
-    /// Says who is gone.
+    /// Says who is gone; the completion has [`GONE_ID`].
     pub fn write_gone(&self, endpoint: &mut impl Endpoint, gone: Ranks) -> Result<(), PostError> {
-        endpoint.post(&[self.inline(0, GONE, Inline::line(gone.0), Flags::empty())])
+        endpoint.post(&[self.inline(GONE_ID, GONE, Inline::line(gone.0), Flags::SIGNALLED)])
     }
 
     /// Says that this member leaves; the completion has [`LEAVE_ID`].

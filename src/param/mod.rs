@@ -19,8 +19,8 @@ mod push;
 pub use desk::{Desk, SlotFault};
 pub use frames::{Frames, Pinned, Progress};
 pub use group::{
-    GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, LEAVE_ID, MAX_MEMBERS, PART_ID, PartHeader,
-    Ranks, ranks_word,
+    GONE_ID, GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, LEAVE_ID, MAX_MEMBERS, PART_ID,
+    PartHeader, Ranks, ranks_word,
 };
 #[cfg(any(test, fuzzing))]
 pub(crate) use group::{fuzz_group_hello, group_hello_samples};

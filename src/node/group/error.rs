@@ -44,8 +44,8 @@ pub enum GroupError {
     },
     /// The others took this member for dead and go on without it.
     #[error(
-        "the group has cut off member {rank}: it was silent for longer than the lease (a frozen process, a network that \
-         failed); its parameters are its own from here on, so start it again with the others"
+        "the group has cut off member {rank}: it was silent for longer than the lease (a frozen process, a network \
+         that failed); its parameters are its own from here on, so start it again with the others"
     )]
     CutOff {
         /// This member.

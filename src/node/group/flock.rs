@@ -1,6 +1,6 @@
 //! One heart for all members that are connected: a thread each would be one per pair.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::node::pulse::Pulse;
@@ -19,8 +19,8 @@ struct Shared {
     beacons: Mutex<Vec<Box<dyn Beacon>>>,
     /// When it beat last, in nanoseconds.
     beaten: AtomicU64,
-    /// It has not beaten for longer than the lease since `forgive` was called last.
-    overslept: AtomicBool,
+    /// When it beat again after it had not for longer than the lease, in nanoseconds.
+    woken: AtomicU64,
 }
 
 impl Shared {
@@ -34,7 +34,7 @@ impl Flock {
         let shared = Arc::new(Shared {
             beacons: Mutex::default(),
             beaten: AtomicU64::new(now().as_nanos()),
-            overslept: AtomicBool::new(false),
+            woken: AtomicU64::new(0),
         });
         let all = All { shared: Arc::clone(&shared), lease };
         Ok(Flock { shared, lease, _pulse: Pulse::start(Box::new(all), lease)? })
@@ -44,16 +44,17 @@ impl Flock {
         self.shared.beacons().push(beacon);
     }
 
-    /// Whether others may have missed so many beats that they took this member for dead: its whole process was stopped.
-    pub(super) fn overslept(&self) -> bool {
-        // It may be that the heart has not had its turn again yet.
-        let beaten = Instant::from_nanos(self.shared.beaten.load(Ordering::Relaxed));
-        self.shared.overslept.load(Ordering::Relaxed) || now() - beaten > self.lease
+    /// When others may last have missed so many beats that they took this member for dead: the whole process was
+    /// stopped.
+    pub(super) fn woken(&self) -> Instant {
+        Instant::from_nanos(self.shared.woken.load(Ordering::Acquire))
     }
 
-    /// Nobody seems to have noticed.
-    pub(super) fn forgive(&self) {
-        self.shared.overslept.store(false, Ordering::Relaxed);
+    /// Whether that has happened after `forgiven`.
+    pub(super) fn overslept(&self, forgiven: Instant) -> bool {
+        // It may be that the heart has not had its turn again yet.
+        let beaten = Instant::from_nanos(self.shared.beaten.load(Ordering::Acquire));
+        now() - beaten > self.lease || self.woken() > forgiven
     }
 }
 
@@ -66,10 +67,12 @@ struct All {
 impl Beacon for All {
     fn set(&mut self, value: u64) -> Result<(), Disconnected> {
         let now = now();
-        let before = Instant::from_nanos(self.shared.beaten.swap(now.as_nanos(), Ordering::Relaxed));
+        let before = Instant::from_nanos(self.shared.beaten.load(Ordering::Relaxed));
+        // Said before it looks awake again.
         if now - before > self.lease {
-            self.shared.overslept.store(true, Ordering::Relaxed);
+            self.shared.woken.store(now.as_nanos(), Ordering::Release);
         }
+        self.shared.beaten.store(now.as_nanos(), Ordering::Release);
         self.shared.beacons().retain_mut(|beacon| beacon.set(value).is_ok());
         Ok(())
     }

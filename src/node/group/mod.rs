@@ -1,8 +1,8 @@
 //! Averaging parameters inside groups without a server: DS-Sync (Wang et al., arXiv 2007.03298), one-sided.
 //!
 //! Every member holds all parameters. A round averages those of a few members: each writes its parameters of part `j`
-//! into the memory of the `j`th of them, which sums, divides, and writes the result into the memory of all. What is read
-//! is proved whole as a pull proves it. `docs/design.md` has the layout and the argument.
+//! into the memory of the `j`th of them, which sums, divides, and writes the result into the memory of all. What is
+//! read is proved whole as a pull proves it. `docs/design.md` has the layout and the argument.
 
 mod error;
 mod flock;
@@ -110,15 +110,21 @@ pub struct GroupMember<T: Transport> {
     /// By rank; none for this member itself.
     peers: Vec<Option<Peer<T::Endpoint>>>,
     gone: Ranks,
-    /// One holds the parameters; in the other the next mean is put together, and then they change places: the parameters
-    /// are never a mixture.
+    /// One holds the parameters; in the other the next mean is put together, and then they change places: the
+    /// parameters are never a mixture.
     buffers: [Buffer; 2],
     current: usize,
     round: Round,
     /// Rounds before this one are over.
     through: u64,
     is_cut_off: bool,
+    /// What the others say of this member matters no more.
+    is_leaving: bool,
     statistics: GroupStatistics,
+    /// What its heart missed until it woke then had no consequence.
+    forgiven: Instant,
+    /// When it was polled last.
+    now: Instant,
     read: Instant,
     checked: Instant,
 }
@@ -161,7 +167,10 @@ impl<T: Transport> GroupMember<T> {
             round,
             through: 0,
             is_cut_off: false,
+            is_leaving: false,
             statistics: GroupStatistics::default(),
+            forgiven: Instant::ORIGIN,
+            now: now(),
             read: Instant::ORIGIN,
             checked: Instant::ORIGIN,
         }
@@ -189,8 +198,10 @@ impl<T: Transport> GroupMember<T> {
 
     /// What carries the connection to each of the others that are there, with its rank.
     pub fn transports(&self) -> impl Iterator<Item = (usize, &'static str)> + '_ {
-        let transport = |peer: &Peer<T::Endpoint>| peer.endpoint.as_ref().map(Endpoint::transport);
-        self.peers.iter().enumerate().filter_map(move |(rank, peer)| Some((rank, transport(peer.as_ref()?)?)))
+        let alive = |peer: &&Peer<T::Endpoint>| peer.is_alive();
+        self.peers.iter().enumerate().filter_map(move |(rank, peer)| {
+            Some((rank, peer.as_ref().filter(alive)?.endpoint.as_ref()?.transport()))
+        })
     }
 
     /// What was done so far.
@@ -215,8 +226,8 @@ impl<T: Transport> GroupMember<T> {
     /// Averages the parameters with those of `group` (ranks in order, this member's among them; the same list at all of
     /// them), waiting at most `timeout`. Rounds are numbered upwards, the same everywhere; numbers may be left out.
     ///
-    /// Members that are gone are left out of the mean. After [`GroupError::Deadline`] it may be called again for the same
-    /// round and goes on where it was; [`abandon`](Self::abandon) gives it up.
+    /// Members that are gone are left out of the mean. After [`GroupError::Deadline`] it may be called again for the
+    /// same round and goes on where it was; [`abandon`](Self::abandon) gives it up.
     pub fn average(&mut self, round: u64, group: &[usize], timeout: Duration) -> Result<Averaged, Error> {
         if matches!(self.round.phase, Phase::None) || self.round.number != round {
             self.start_average(round, group)?;
@@ -261,8 +272,8 @@ impl<T: Transport> GroupMember<T> {
         self.form()
     }
 
-    /// Does what there is to do, without waiting: takes parts, sends parts, notices who is gone. True if it got anywhere.
-    /// Who computes between rounds need not call it.
+    /// Does what there is to do, without waiting: takes parts, sends parts, notices who is gone. True if it got
+    /// anywhere. Who computes between rounds need not call it.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
         if self.is_cut_off {
             return Err(GroupError::CutOff { rank: self.rank() }.into());
@@ -271,7 +282,7 @@ impl<T: Transport> GroupMember<T> {
         let begun = *self.round.begun.get_or_insert(now);
         let mut progress = self.watch(now)?;
         for _ in 0..TURNS {
-            let turned = self.attend()? | self.advance()?;
+            let turned = self.attend(now)? | self.advance()?;
             progress |= turned;
             if !turned {
                 break;
@@ -297,19 +308,20 @@ impl<T: Transport> GroupMember<T> {
             self.end(true);
         }
         if !self.is_cut_off {
-            self.attend()?;
+            self.attend(self.now)?;
         }
         let (Phase::Ending(averaged) | Phase::Ended(averaged)) = self.round.phase else { return Ok(None) };
         self.round.phase = Phase::None;
         Ok(Some(averaged))
     }
 
-    /// Leaves in order: the others go on without this member, and do not take it for an accident. Gives up a round that is
-    /// under way.
+    /// Leaves in order: the others go on without this member, and do not take it for an accident. Gives up a round
+    /// that is under way.
     pub fn leave(mut self, timeout: Duration) -> Result<(), Error> {
         self.abandon()?;
+        self.is_leaving = true;
         for peer in self.peers.iter_mut().flatten() {
-            peer.leaving_is_due = peer.endpoint.is_some();
+            peer.leaving_is_due = peer.is_alive();
         }
         let deadline = now() + timeout;
         let mut backoff = Backoff::new();

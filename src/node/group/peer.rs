@@ -1,7 +1,7 @@
 //! Another member: the connection to it, what it writes here, and what is to be written there.
 
 use crate::mem::LocalSlice;
-use crate::param::{GroupArea, GroupInbox, GroupOutbox, LEAVE_ID, PART_ID, PartHeader, Ranks};
+use crate::param::{GONE_ID, GroupArea, GroupInbox, GroupOutbox, LEAVE_ID, PART_ID, PartHeader, Ranks};
 use crate::time::{Duration, Instant};
 use crate::transport::{Disconnected, Endpoint, PostError};
 
@@ -37,11 +37,13 @@ impl std::fmt::Display for Absence {
 }
 
 pub(super) struct Peer<E> {
-    /// None once it is gone. What it wrote before can still be read.
+    /// None once it is gone and knows. What it wrote before can still be read.
     pub(super) endpoint: Option<E>,
     pub(super) inbox: GroupInbox,
     outbox: GroupOutbox,
     pub(super) absence: Option<Absence>,
+    /// What it wrote last can never be taken.
+    pub(super) is_wrong: bool,
     /// Parts that are to be written as soon as its queue has room, one of each area.
     pub(super) parts: [Option<(PartHeader, LocalSlice)>; 2],
     /// It is to be told who is gone.
@@ -50,12 +52,15 @@ pub(super) struct Peer<E> {
     pub(super) through_is_due: bool,
     /// It is to be told that this member leaves.
     pub(super) leaving_is_due: bool,
-    /// Parts that are on their way, of each area, and announcements of leaving.
-    under_way: [u32; 3],
+    /// Until when it is waited for that it hears why it is left out.
+    farewell: Instant,
+    /// Parts that are on their way, of each area, announcements of leaving, and news.
+    under_way: [u32; 4],
     heartbeat: u64,
     /// For how long it has been silent while it was listened to.
     silent: Duration,
-    heard: Instant,
+    /// When it was listened to last.
+    heard: Option<Instant>,
 }
 
 impl<E: Endpoint> Peer<E> {
@@ -65,22 +70,23 @@ impl<E: Endpoint> Peer<E> {
             inbox,
             outbox,
             absence: None,
+            is_wrong: false,
             parts: [None, None],
             gone_is_due: false,
             through_is_due: false,
             leaving_is_due: false,
-            under_way: [0; 3],
+            farewell: Instant::ORIGIN,
+            under_way: [0; 4],
             heartbeat: 0,
             silent: Duration::ZERO,
-            heard: Instant::ORIGIN,
+            heard: None,
         }
     }
 
     /// Listens to its heart; true if it has not beaten for longer than the lease. Time in which nobody listened hardly
     /// counts: who computed for long, or was stopped with all others, must hear first.
     pub(super) fn is_silent(&mut self, now: Instant, lease: Duration) -> bool {
-        let (beat, since) = (self.inbox.heartbeat(), now - self.heard);
-        self.heard = now;
+        let (beat, since) = (self.inbox.heartbeat(), now - self.heard.replace(now).unwrap_or(now));
         if beat != self.heartbeat {
             (self.heartbeat, self.silent) = (beat, Duration::ZERO);
         } else {
@@ -89,16 +95,26 @@ impl<E: Endpoint> Peer<E> {
         self.silent > lease
     }
 
-    /// Ends the connection; whatever was on its way gives its memory back. With `farewell` it is told first who is
-    /// gone, itself among them, as far as that goes without waiting.
-    pub(super) fn part_with(&mut self, absence: Absence, farewell: Option<Ranks>) {
-        if let (Some(endpoint), Some(gone)) = (&mut self.endpoint, farewell) {
-            // Who does not hear it finds its connection closed.
-            let _unheard = self.outbox.write_gone(endpoint, gone);
+    /// Whether it is there, as far as is known.
+    pub(super) fn is_alive(&self) -> bool {
+        self.absence.is_none()
+    }
+
+    /// Leaves it out from here on. With `farewell` it is told first who is gone, itself among them, if it hears that by
+    /// then: one that is alive must not take this member for dead.
+    pub(super) fn part_with(&mut self, absence: Absence, farewell: Option<Instant>) {
+        self.absence = Some(absence);
+        self.parts = [None, None];
+        (self.gone_is_due, self.through_is_due, self.leaving_is_due) = (farewell.is_some(), false, false);
+        match farewell {
+            Some(until) => self.farewell = until,
+            None => self.close(),
         }
-        (self.endpoint, self.absence) = (None, Some(absence));
-        (self.parts, self.under_way) = ([None, None], [0; 3]);
-        (self.gone_is_due, self.through_is_due, self.leaving_is_due) = (false, false, false);
+    }
+
+    /// Ends the connection; whatever was on its way gives its memory back.
+    pub(super) fn close(&mut self) {
+        (self.endpoint, self.under_way, self.gone_is_due) = (None, [0; 4], false);
     }
 
     /// Whether a part of this area is on its way.
@@ -108,7 +124,7 @@ impl<E: Endpoint> Peer<E> {
 
     /// Whether everything that it was to get has arrived.
     pub(super) fn has_all(&self) -> bool {
-        self.under_way == [0; 3] && !self.is_due()
+        self.under_way == [0; 4] && !self.is_due()
     }
 
     fn is_due(&self) -> bool {
@@ -119,7 +135,21 @@ impl<E: Endpoint> Peer<E> {
     }
 
     /// Hears of what has arrived and posts what is due, without waiting. True if it got anywhere.
-    pub(super) fn attend(&mut self, gone: Ranks, through: u64) -> Result<bool, Absence> {
+    pub(super) fn attend(&mut self, now: Instant, gone: Ranks, through: u64) -> Result<bool, Absence> {
+        if self.is_alive() {
+            return self.attend_queue(gone, through);
+        }
+        if self.endpoint.is_some() {
+            let attended = self.attend_queue(gone, through);
+            // Who does not hear it finds its connection closed.
+            if attended.is_err() || self.has_all() || now >= self.farewell {
+                self.close();
+            }
+        }
+        Ok(false)
+    }
+
+    fn attend_queue(&mut self, gone: Ranks, through: u64) -> Result<bool, Absence> {
         if self.has_all() {
             return Ok(false);
         }
@@ -153,6 +183,7 @@ impl<E: Endpoint> Peer<E> {
         let mut posted = false;
         if self.gone_is_due {
             self.outbox.write_gone(endpoint, gone)?;
+            self.under_way[(GONE_ID - PART_ID) as usize] += 1;
             (self.gone_is_due, posted) = (false, true);
         }
         for area in [GroupArea::Summand, GroupArea::Mean] {

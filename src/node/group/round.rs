@@ -197,7 +197,7 @@ impl<T: Transport> GroupMember<T> {
             match self.take_mean(rank, to) {
                 Taken::Yes => self.round.means[place] = true,
                 Taken::No => {}
-                Taken::Wrong(how) => self.part_with(rank, Absence::Misbehaved(how)),
+                Taken::Wrong(how) => self.reject(rank, how),
             }
         }
         Ok(())
@@ -222,6 +222,14 @@ impl<T: Transport> GroupMember<T> {
         } else {
             Taken::Wrong(WRONG_CHECKSUM)
         }
+    }
+
+    /// A part can never be taken. Its author may be gone already, on the word of another.
+    fn reject(&mut self, rank: usize, how: &'static str) {
+        if let Some(peer) = &mut self.peers[rank] {
+            peer.is_wrong = true;
+        }
+        self.part_with(rank, Absence::Misbehaved(how));
     }
 
     /// The header of the summand that a member of the view has written, if it is there.
@@ -277,7 +285,7 @@ impl<T: Transport> GroupMember<T> {
         }
         drop(summands);
         if let Some((rank, how)) = wrong {
-            self.part_with(rank, Absence::Misbehaved(how));
+            self.reject(rank, how);
             return Ok(());
         }
         self.round.has_summed = true;
@@ -292,7 +300,7 @@ impl<T: Transport> GroupMember<T> {
         }
         for rank in &self.round.view {
             let Some(peer) = &mut self.peers[usize::from(*rank)] else { continue };
-            if peer.endpoint.is_some() {
+            if peer.is_alive() {
                 self.statistics.bytes += header.bytes;
                 peer.parts[GroupArea::Mean as usize] = Some((header, mean.clone()));
             }
@@ -306,13 +314,14 @@ impl<T: Transport> GroupMember<T> {
         for place in 0..self.round.view.len() {
             let rank = usize::from(self.round.view[place]);
             let Some(peer) = &self.peers[rank] else { continue };
-            let is_gone = peer.absence.is_some();
-            // Before its parts are looked at: what it wrote of the round is there if it has ended it.
+            // All of this before its parts are looked at: what it wrote of the round is there if it is gone, has
+            // ended the round, or has begun another.
+            let is_gone = !peer.is_alive();
             let is_through = peer.inbox.through() > self.round.number;
+            let newest = peer.inbox.header(GroupArea::Summand);
             if !self.lacks(place) {
                 continue;
             }
-            let newest = peer.inbox.header(GroupArea::Summand);
             again |= is_gone;
             over |= !is_gone
                 && (is_through || newest.as_ref().is_some_and(|newest| newest.round > self.round.number));
@@ -341,7 +350,7 @@ impl<T: Transport> GroupMember<T> {
         let rank = usize::from(self.round.view[place]);
         let Some(peer) = &self.peers[rank] else { return false };
         let (has_summand, has_mean) = (self.round.has_summed, self.round.means[place]);
-        if matches!(peer.absence, Some(Absence::Misbehaved(_))) {
+        if peer.is_wrong {
             return !has_summand || !has_mean;
         }
         let is_of = |header: PartHeader| self.round.is_of(&header);
@@ -370,7 +379,7 @@ impl<T: Transport> GroupMember<T> {
         }
         for rank in &self.round.group {
             if let Some(peer) = &mut self.peers[usize::from(*rank)] {
-                peer.through_is_due = peer.endpoint.is_some();
+                peer.through_is_due = peer.is_alive();
             }
         }
         self.round.phase = Phase::Ending(Averaged { round, members, skipped });

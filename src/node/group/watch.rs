@@ -1,13 +1,16 @@
 //! Who is alive: connections, heartbeats, and what the others say of each other.
 
-use super::peer::Absence;
+use super::peer::{Absence, Peer};
 use super::{GroupError, GroupMember};
-use crate::node::Error;
+use crate::node::{Error, now};
 use crate::time::{Duration, Instant};
 use crate::transport::{Endpoint, Incoming, Listener, Transport};
 
 /// How often the others' words are read.
 const READ_EVERY: Duration = Duration::from_millis(1);
+
+/// How long a member that is left out may take to hear of it: one that is alive does in a fraction of this.
+const FAREWELL: Duration = Duration::from_millis(100);
 
 /// How often connections and the listener are asked: it may cost system calls.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
@@ -16,6 +19,7 @@ impl<T: Transport> GroupMember<T> {
     /// Notices who is gone, and whether this member itself is taken for gone. True if anybody is newly so.
     pub(super) fn watch(&mut self, now: Instant) -> Result<bool, Error> {
         let before = self.gone;
+        self.now = now;
         if now - self.read < READ_EVERY {
             return Ok(false);
         }
@@ -46,22 +50,27 @@ impl<T: Transport> GroupMember<T> {
     }
 
     fn check_connections(&mut self) -> Result<(), Error> {
+        let woken = self.flock.woken();
         for rank in 0..self.peers.len() {
-            let endpoint = self.peers[rank].as_mut().and_then(|peer| peer.endpoint.as_mut());
+            let alive = self.peers[rank].as_mut().filter(|peer| peer.is_alive());
+            let endpoint = alive.and_then(|peer| peer.endpoint.as_mut());
             if let Some(Err(gone)) = endpoint.map(Endpoint::check) {
                 self.lose(rank, Absence::Closed(gone))?;
             }
         }
-        self.flock.forgive();
+        // Who had left it for that would have told it, or closed the connection, by now.
+        if now() - woken > self.lease {
+            self.forgiven = woken;
+        }
         Ok(())
     }
 
     /// Hears out what is to be written to the others. True if it got anywhere.
-    pub(super) fn attend(&mut self) -> Result<bool, Error> {
+    pub(super) fn attend(&mut self, now: Instant) -> Result<bool, Error> {
         let mut progress = false;
         for rank in 0..self.peers.len() {
             let Some(peer) = &mut self.peers[rank] else { continue };
-            match peer.attend(self.gone, self.through) {
+            match peer.attend(now, self.gone, self.through) {
                 Ok(attended) => progress |= attended,
                 Err(absence) => self.lose(rank, absence)?,
             }
@@ -77,7 +86,7 @@ impl<T: Transport> GroupMember<T> {
         if gone == self.gone {
             return Ok(());
         }
-        if gone.contains(self.rank()) {
+        if gone.contains(self.rank()) && !self.is_leaving {
             return Err(self.cut_off());
         }
         for other in gone.iter(self.peers.len()) {
@@ -91,7 +100,7 @@ impl<T: Transport> GroupMember<T> {
     fn lose(&mut self, rank: usize, absence: Absence) -> Result<(), Error> {
         self.adopt(rank)?;
         let has_left = self.peers[rank].as_ref().is_some_and(|peer| peer.inbox.has_left());
-        if !has_left && self.flock.overslept() {
+        if !has_left && !self.is_leaving && self.flock.overslept(self.forgiven) {
             return Err(self.cut_off());
         }
         self.part_with(rank, if has_left { Absence::Left } else { absence });
@@ -100,23 +109,23 @@ impl<T: Transport> GroupMember<T> {
 
     /// Leaves a member out from here on, and tells the others.
     pub(super) fn part_with(&mut self, rank: usize, absence: Absence) {
-        let Some(peer) = self.peers[rank].as_mut().filter(|peer| peer.absence.is_none()) else { return };
+        let Some(peer) = self.peers[rank].as_mut().filter(|peer| peer.is_alive()) else { return };
         match absence {
             Absence::Left => tracing::info!(rank, "a member left"),
             _ => tracing::warn!(rank, reason = %absence, "a member is gone; the group goes on without it"),
         }
         self.gone.insert(rank);
         let farewell = !matches!(absence, Absence::Left | Absence::Closed(_));
-        peer.part_with(absence, farewell.then_some(self.gone));
-        for peer in self.peers.iter_mut().flatten() {
-            peer.gone_is_due = peer.endpoint.is_some();
+        peer.part_with(absence, farewell.then(|| self.now + FAREWELL));
+        for peer in self.peers.iter_mut().flatten().filter(|peer| peer.is_alive()) {
+            peer.gone_is_due = true;
         }
     }
 
     fn cut_off(&mut self) -> Error {
         tracing::warn!(rank = self.rank(), "the group has cut this member off");
         self.is_cut_off = true;
-        self.peers.iter_mut().flatten().for_each(|peer| peer.endpoint = None);
+        self.peers.iter_mut().flatten().for_each(Peer::close);
         GroupError::CutOff { rank: self.rank() }.into()
     }
 }
