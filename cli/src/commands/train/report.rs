@@ -174,7 +174,11 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
     let header = ["worker", "clocks", "compute", "wait", "published", "pulled", "retries", "staleness"];
     let mut rows = vec![header.map(String::from).to_vec()];
     for (worker, (outcome, factor)) in outcome.workers.iter().zip(&plan.factors).enumerate() {
-        rows.push(row(worker, *factor, outcome));
+        rows.push(row(worker, *factor, outcome, plan.gradients.is_none()));
+    }
+    if plan.gradients.is_some() {
+        rows[0].pop();
+        rows[0].push(String::new());
     }
     if plan.scheme.interrupts() {
         // Told where it can happen only: a line is to stay short.
@@ -194,6 +198,7 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
             text.extend(std::iter::repeat_n(' ', gap + padding));
             text.push_str(cell);
         }
+        text.truncate(text.trim_end_matches(' ').len());
         text.push('\n');
     }
     let Outcome { evaluation, versions, wall, .. } = outcome;
@@ -251,12 +256,14 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
     text
 }
 
-fn row(worker: usize, factor: f64, outcome: &WorkerOutcome) -> Vec<String> {
+fn row(worker: usize, factor: f64, outcome: &WorkerOutcome, by_clock: bool) -> Vec<String> {
     let report = &outcome.report;
     let name = if factor > 1.0 { format!("{worker} (x{factor})") } else { worker.to_string() };
+    // Where the slow are left behind, clocks say nothing of how old parameters are.
+    let stale = if by_clock { staleness(&report.staleness_histogram) } else { String::new() };
     let last = match outcome.lost {
-        Some(_) => format!("{} EVICTED", staleness(&report.staleness_histogram)),
-        None => staleness(&report.staleness_histogram),
+        Some(_) => format!("{stale} EVICTED"),
+        None => stale,
     };
     vec![
         name,

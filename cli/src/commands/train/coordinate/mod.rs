@@ -700,7 +700,8 @@ impl Coordinator<'_> {
                 Some(_) => self.servers.first().map(|shard| shard.status.gradients),
                 None => None,
             },
-            staleness: (count > 0).then(|| (sum as f64 / count as f64, most)),
+            staleness: (count > 0 && self.plan.gradients.is_none())
+                .then(|| (sum as f64 / count as f64, most)),
         }
     }
 }
