@@ -4,7 +4,7 @@
 //! its parameters.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use slackline::node::{Server, ServerOptions, View, Worker, WorkerOptions};
@@ -285,12 +285,18 @@ fn trained(scheme: Config) -> Vec<u32> {
     let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
     let options = ServerOptions::new(scheme, WORKERS, 0.1);
     let mut server = Server::new(Shm::new(), &address, table, &[0.5; ELEMENTS], options).unwrap();
+    // One joins after the other: gradients are summed in the order of places.
+    let joined = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for index in 0..WORKERS {
-            let address = address.clone();
+            let (address, joined) = (address.clone(), &joined);
             scope.spawn(move || {
                 let options = WorkerOptions::new(scheme);
+                while joined.load(Ordering::SeqCst) != index {
+                    std::thread::yield_now();
+                }
                 let mut worker = Worker::connect(Shm::new(), &[address], options, TIMEOUT).unwrap();
+                joined.store(index + 1, Ordering::SeqCst);
                 for clock in 0..30 {
                     worker.begin(TIMEOUT).unwrap();
                     let parameters = worker.parameters().unwrap().to_vec();

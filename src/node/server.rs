@@ -400,6 +400,7 @@ impl<T: Transport> Server<T> {
     }
 
     fn take_events(&mut self, now: Instant) {
+        let moved = !self.events.is_empty();
         for event in std::mem::take(&mut self.events) {
             match event {
                 ShardEvent::Joined { peer, worker: true, clock } => {
@@ -423,6 +424,9 @@ impl<T: Transport> Server<T> {
                 }
                 ShardEvent::Joined { .. } | ShardEvent::Left { .. } => {}
             }
+        }
+        if moved {
+            self.shard.frames.set_workers(self.workers.iter().flatten().count());
         }
     }
 
