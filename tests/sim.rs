@@ -10,6 +10,8 @@ mod judge;
 mod limits;
 #[path = "sim/times.rs"]
 mod times;
+#[path = "sim/versions.rs"]
+mod versions;
 
 use slackline::sim::{Cluster, Report};
 

@@ -1,9 +1,12 @@
 //! Who holds schemes to their promises.
 
+use std::ops::RangeInclusive;
+
 use super::Cluster;
 use super::model::Snapshot;
+use super::transit::Transit;
 use crate::clock::{Clock, ClockTable, WorkerId};
-use crate::scheme::{Config, GradientId, Share};
+use crate::scheme::{Choice, Config, GradientId, Share, WaitFor};
 
 /// Watches one run from outside: it knows what the scheme promises, not how it is kept.
 #[derive(Debug)]
@@ -16,9 +19,15 @@ pub(super) struct Judge {
     is_bulk: bool,
     /// A gradient is added to a version at most so many after the one it was computed on.
     lag: Option<u64>,
+    /// An update is made of so many gradients.
+    counts: RangeInclusive<usize>,
+    /// Gradients of one worker may overtake each other.
+    overtakes: bool,
     /// What the server has consumed of each worker.
     consumed: ClockTable,
     smallest: u64,
+    /// What values are in transit, where they are bounded.
+    pub(super) transit: Option<Transit>,
 }
 
 impl Judge {
@@ -36,7 +45,30 @@ impl Judge {
             is_bulk: matches!(scheme, Config::Bsp | Config::Bap { .. }),
             lag: match *scheme {
                 Config::Bsp if stays => Some(0),
-                Config::Bap { staleness } if stays => Some(staleness),
+                Config::Bap { staleness } | Config::Delay { staleness, .. } if stays => Some(staleness),
+                Config::Dbw { .. } => Some(0),
+                Config::Abs { staleness, .. } => staleness,
+                _ => None,
+            },
+            counts: match *scheme {
+                Config::Dbw { choice: Choice::Static { k }, .. }
+                | Config::Abs { wait_for: WaitFor::Fixed(k), .. }
+                    if stays =>
+                {
+                    usize::from(k)..=usize::from(k)
+                }
+                Config::Abs { wait_for: WaitFor::LossRatio(k), .. } if stays => {
+                    usize::from(k)..=cluster.workers
+                }
+                Config::Dbw { .. } if stays => 1..=cluster.workers,
+                _ => 0..=usize::MAX,
+            },
+            overtakes: matches!(scheme, Config::Delay { .. }),
+            transit: match *scheme {
+                // Weights follow from how many workers there are.
+                Config::Vap { bound, strength } if stays => {
+                    Some(Transit::new(bound, strength, cluster.workers))
+                }
                 _ => None,
             },
             consumed: ClockTable::default(),
@@ -44,11 +76,17 @@ impl Judge {
         }
     }
 
-    pub(super) fn joined(&mut self, worker: usize, clock: u64) {
+    pub(super) fn joined(&mut self, worker: usize, clock: u64, version: u64) {
+        if let Some(transit) = &mut self.transit {
+            transit.joined(worker, version);
+        }
         self.consumed.join_at(WorkerId(worker as u16), Clock(clock));
     }
 
     pub(super) fn left(&mut self, worker: usize) {
+        if let Some(transit) = &mut self.transit {
+            transit.left(worker);
+        }
         self.consumed.leave(WorkerId(worker as u16));
     }
 
@@ -79,6 +117,9 @@ impl Judge {
         }
         if let Some(share) = shares.iter().find(|share| !share.weight.is_finite()) {
             return Err(format!("a gradient is to be folded in with weight {}", share.weight));
+        }
+        if !self.counts.contains(&shares.len()) {
+            return Err(format!("an update is made of {} gradients, not {:?}", shares.len(), self.counts));
         }
         let mut clocks = shares.iter().map(|share| share.gradient.clock);
         let first = clocks.next();
@@ -114,9 +155,17 @@ impl Judge {
         Ok(())
     }
 
-    /// The server has consumed a gradient.
+    /// The server consumes a gradient while so many earlier ones of its worker are outstanding.
+    pub(super) fn takes(&self, gradient: GradientId, earlier: usize) -> Result<(), String> {
+        if earlier > 0 && !self.overtakes {
+            return Err(format!("{gradient:?} is consumed before {earlier} earlier ones"));
+        }
+        Ok(())
+    }
+
+    /// The server has consumed all gradients of a worker of clocks before this one.
     pub(super) fn consumed(&mut self, worker: usize, clock: u64) {
-        self.consumed.advance(WorkerId(worker as u16), Clock(clock + 1));
+        self.consumed.advance(WorkerId(worker as u16), Clock(clock));
     }
 
     /// The server says so of its smallest clock.

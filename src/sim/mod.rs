@@ -34,12 +34,16 @@
 //! Beside each run stands a judge. It holds the scheme to its promises at every event (how stale a copy may be that is
 //! computed on, what may be folded together, that clocks and versions never move back and that clocks tell the truth),
 //! and a broken promise ends the run as [`Error::Broken`], with the seed that replays it.
-#![forbid(unsafe_code)]
+//!
+//! [`fabric`] is the other simulator: few workers, but the real nodes and the real memory protocol, over a network that
+//! is as hostile as the transport contract permits.
+#![deny(unsafe_code)] // but for the coroutines of `fabric`
 
 mod agenda;
 mod cluster;
 mod engine;
 mod error;
+pub mod fabric;
 mod faults;
 mod group;
 mod histogram;
@@ -51,13 +55,14 @@ mod problem;
 mod random;
 mod report;
 mod server;
+mod transit;
 mod worker;
 
 pub use cluster::{Change, Cluster, Until};
 pub use error::Error;
 pub use faults::{Crash, Direction, Faults, Partition};
 pub use histogram::Histogram;
-pub use law::{Law, LawError, Trace, TraceError};
+pub use law::{Law, LawError, Sampler, Trace, TraceError};
 pub use network::Network;
 pub use problem::{Evaluation, Factorisation, Logistic, Problem, Quadratic, Shape};
 pub use random::Random;

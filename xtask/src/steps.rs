@@ -4,6 +4,7 @@ use crate::asan;
 use crate::cmd::Cmd;
 use crate::fuzz;
 use crate::loom;
+use crate::mutants;
 use crate::needs::Need;
 use crate::site::Site;
 
@@ -110,6 +111,12 @@ const SLOW: &[Slow] = &[
         &["slackline"],
         "networks that delay, cut, stall and damage, and strangers at the door, harm nobody but their victim",
     ),
+    Slow::new("schemes", &["slackline-cli"], "every scheme trains the digits with real workers"),
+    Slow::new(
+        "seeds",
+        &["slackline"],
+        "the node protocol over a hostile network keeps its promises in ten thousand simulated runs",
+    ),
     Slow::new("strangers", &["slackline-cli"], "strangers at the meeting point of a job do not disturb it"),
 ];
 
@@ -156,6 +163,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
         feature: slow.feature,
         commands: vec![slow.command()],
     }));
+    steps.push(mutants::step());
     steps.push(loom::step());
     steps.push(Step {
         name: "doc",
