@@ -2,11 +2,10 @@
 
 #[path = "scheme/job.rs"]
 mod job;
-#[path = "scheme/sketches.rs"]
-mod sketches;
+#[path = "scheme/limits.rs"]
+mod limits;
 
 use job::{Compute, Plan, Report, Rng, SECOND, Until, mean};
-use sketches::{BapServer, DsSync, FirstK, Rule, Sketch};
 use slackline::clock::{Clock, Version, WorkerId};
 use slackline::scheme::{
     Bound, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
@@ -18,6 +17,24 @@ const NOW: Instant = Instant::ORIGIN;
 
 fn four(staleness: u64) -> [Config; 4] {
     [Config::Bsp, Config::Asp, Config::Ssp { staleness }, Config::Essp { staleness }]
+}
+
+/// All that have a server, in a form that jobs of any size can run.
+fn all(staleness: u64) -> Vec<Config> {
+    let more = [
+        "bap(2)",
+        "vap(2)",
+        "vap(2, strength=strong)",
+        "dbw",
+        "dbw(delivery=wait)",
+        "dbw(delivery=pull, choice=blind)",
+        "dbw(1)",
+        "abs(k=1, staleness=2)",
+        "k-async(1)",
+        "k-sync(1)",
+        "delay(3)",
+    ];
+    four(staleness).into_iter().chain(more.map(|text| text.parse().unwrap())).collect()
 }
 
 /// A job drawn from its seed: size, times, delays, who comes and goes.
@@ -71,9 +88,15 @@ fn essp_keeps_its_promises_while_workers_come_and_go() {
 }
 
 #[test]
+fn bap_keeps_its_promises_while_workers_come_and_go() {
+    holds_whatever_happens(|staleness| Config::Bap { staleness });
+}
+
+#[test]
 fn same_seed_replays_the_same_trace() {
-    for config in four(2) {
-        let run = |seed| Plan { trace: true, ..drawn(config, seed, true) }.run().unwrap();
+    for config in all(2) {
+        let until = Until::Versions(20);
+        let run = |seed| Plan { trace: true, until, ..drawn(config, seed, true) }.run().unwrap();
         for seed in 0..20 {
             assert_eq!(run(seed), run(seed), "{config}, seed {seed}");
         }
@@ -108,7 +131,9 @@ impl WorkerScheme for Loosened {
 
 #[test]
 fn a_bound_loosened_by_one_is_caught() {
-    for config in [Config::Bsp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
+    let relatives =
+        [Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }, Config::Bap { staleness: 2 }];
+    for config in [Config::Bsp].into_iter().chain(relatives) {
         let caught = (0..50)
             .filter_map(|seed| {
                 let plan = Plan {
@@ -388,8 +413,9 @@ fn whoever_joins_ahead_of_the_others_holds_nobody_back_until_they_come() {
 fn nonsense_is_ignored() {
     for seed in 0..2_000 {
         let mut rng = Rng(seed);
-        let config = four(seed % 3)[rng.below(4) as usize];
-        let mut bench = Bench::new(config, rng.below(4) as usize);
+        let every = all(seed % 3);
+        let config = every[rng.below(every.len() as u64) as usize];
+        let mut bench = Bench::new(config, 1 + rng.below(3) as usize);
         let (mut smallest, mut waits) = (0, false);
         for step in 0..200 {
             let worker = rng.below(5) as u16;
@@ -479,103 +505,5 @@ fn ssp_spreads_over_its_bound_and_essp_stays_fresh() {
             assert!(part(&essp, 0, 1) > 0.8, "s = {s}, seed {seed}: ESSP {essp:?}");
             assert!(mean(&essp) < mean(&ssp), "s = {s}, seed {seed}: ESSP {essp:?}, SSP {ssp:?}");
         }
-    }
-}
-
-#[test]
-fn the_interface_carries_bap() {
-    for (staleness, expected) in [(0, 2.083), (1, 1.515), (2, 1.337), (4, 1.199)] {
-        let clocks = 40_000;
-        let plan = Plan {
-            worker: Box::new(move || Box::new(Sketch::new(Rule::Behind(staleness)))),
-            slots: staleness as usize + 1,
-            until: Until::Clocks(clocks),
-            version_bound: Some(staleness),
-            ..Plan::new(5, 4, Box::new(BapServer::new(4)))
-        };
-        near(&format!("s = {staleness}"), seconds(&plan.run().unwrap()) / clocks as f64, expected, 0.02);
-    }
-}
-
-fn first_k(workers: usize, k: usize, cap: u64, rule: Rule) -> Report {
-    let plan = Plan {
-        worker: Box::new(move || Box::new(Sketch::new(rule))),
-        until: Until::Versions(20_000),
-        lag_bound: Some(cap),
-        ..Plan::new(17, workers, Box::new(FirstK::new(workers, k, cap)))
-    };
-    plan.run().unwrap()
-}
-
-/// Push and interrupt over exponential times: the k-th of n fresh draws, H_n - H_(n-k).
-#[test]
-fn the_interface_carries_backup_workers() {
-    for (k, expected) in [(1, 0.0625), (8, 0.6629), (16, 3.3807)] {
-        let report = first_k(16, k, 0, Rule::NextVersion);
-        near(&format!("k = {k}"), seconds(&report) / report.versions as f64, expected, 0.02);
-        near(
-            &format!("k = {k}, interrupted"),
-            report.interrupted as f64 + 1.0,
-            (16 - k) as f64 * 2e4 + 1.0,
-            0.01,
-        );
-    }
-}
-
-#[test]
-fn the_interface_carries_k_async() {
-    for (k, expected) in [(2, 8.99), (5, 3.0), (10, 1.0)] {
-        let report = first_k(20, k, u64::MAX, Rule::OwnConsumed);
-        near(&format!("k = {k}"), mean(&report.lag), expected, 0.03);
-    }
-}
-
-/// Nothing above the cap is folded (the job's judge sees to it); the means are those of an event simulation of the
-/// same rule.
-#[test]
-fn the_interface_carries_bounded_staleness_with_forced_restarts() {
-    for (k, lag, restarts) in [(2, 0.92, 5.4), (5, 0.81, 3.6), (10, 0.57, 1.4)] {
-        let report = first_k(20, k, 2, Rule::OwnConsumed);
-        near(&format!("k = {k}, mean"), mean(&report.lag), lag, 0.03);
-        near(
-            &format!("k = {k}, restarts"),
-            report.interrupted as f64 / report.versions as f64,
-            restarts,
-            0.05,
-        );
-    }
-}
-
-#[test]
-fn the_interface_carries_ds_sync() {
-    for (base, digits) in [(2usize, 2), (4, 2), (2, 3), (3, 3)] {
-        let workers = base.pow(digits);
-        let mut rng = Rng(3);
-        let mut schemes: Vec<_> = (0..workers).map(|_| DsSync::default()).collect();
-        let mut models: Vec<f64> = (0..workers).map(|_| rng.unit()).collect();
-        let total: f64 = models.iter().sum();
-        schemes
-            .iter_mut()
-            .for_each(|scheme| scheme.handle_event(NOW, WorkerEvent::Joined { clock: Clock(0) }));
-        for round in 0..u64::from(digits) {
-            for scheme in &mut schemes {
-                assert_eq!(scheme.poll_action(), Some(WorkerAction::Compute));
-                assert_eq!(scheme.poll_action(), None);
-                scheme.handle_event(NOW, WorkerEvent::Published { magnitude: None });
-                assert_eq!(scheme.poll_action(), Some(WorkerAction::Average { round }));
-                assert_eq!(scheme.poll_action(), None);
-                scheme.handle_event(NOW, WorkerEvent::Averaged { round });
-            }
-            let before = models.clone();
-            for (rank, model) in models.iter_mut().enumerate() {
-                let group = DsSync::group(rank, round, base, digits);
-                assert!(group.contains(&rank));
-                *model = group.iter().map(|member| before[*member]).sum::<f64>() / base as f64;
-            }
-            assert!((models.iter().sum::<f64>() - total).abs() < 1e-12, "the mean moved");
-        }
-        // Steps of zero: as many rounds as digits give everybody the mean of all.
-        let mean = total / workers as f64;
-        assert!(models.iter().all(|model| (model - mean).abs() < 1e-12), "{base}^{digits}: {models:?}");
     }
 }

@@ -1,5 +1,7 @@
 //! What the simulator says of schemes, laws and networks, held against what is known without it.
 
+#[path = "sim/faults.rs"]
+mod faults;
 #[path = "sim/inputs.rs"]
 mod inputs;
 #[path = "sim/judge.rs"]
@@ -8,6 +10,8 @@ mod judge;
 mod limits;
 #[path = "sim/times.rs"]
 mod times;
+#[path = "sim/versions.rs"]
+mod versions;
 
 use slackline::sim::{Cluster, Report};
 

@@ -1,6 +1,6 @@
 //! The opening gate and the members: what the server halves have in common.
 
-use crate::clock::{Clock, WorkerId};
+use crate::clock::{Clock, ClockTable, WorkerId};
 
 /// Where a worker that is in stands.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +79,20 @@ impl Members {
         let before = *member;
         member.next = clock.next();
         Some(before)
+    }
+
+    pub(super) fn contains(&self, worker: WorkerId) -> bool {
+        self.rows.get(usize::from(worker.0)).is_some_and(|row| row.member.is_some())
+    }
+
+    /// Takes everybody who is in into a table, where they began.
+    pub(super) fn begin(&self, table: &mut ClockTable) {
+        let mut starts: Vec<_> = self.iter().map(|(worker, member)| (member.start, worker)).collect();
+        // Those furthest behind first: the table never moves back.
+        starts.sort_unstable();
+        for (start, worker) in starts {
+            table.join_at(worker, start);
+        }
     }
 
     /// Those who are in, in order of their ids.

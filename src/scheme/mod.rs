@@ -20,21 +20,37 @@
 //! | SSP(s) | as ASP | uses its copy while its clock is at most `s` behind, else pulls |
 //! | ESSP(s) | as ASP, pushes whenever the smallest clock moves | as SSP, over copies that are pushed to it |
 //! | BAP(s) | as BSP, `slots() = s + 2` | as SSP, over the newest copy: runs at most `s` clocks ahead |
-//! | VAP | as SSP | gates on [`WorkerEvent::Published`]'s magnitude |
-//! | DBW | folds the first `k` of a version, drops the late, interrupts the slow | pulls after each version |
-//! | ABS | folds `K` admissible ones, interrupts the too stale | pulls once its gradient is [`WorkerEvent::Consumed`] |
-//! | DS-Sync | none | [`WorkerAction::Average`] with its group of this round, no server |
+//! | VAP | as ASP; strong: waits until enough was [seen](ServerEvent::Seen) | waits until enough was [consumed] |
+//! | DBW | folds the first `k` of the newest version, drops the late | computes once on a version |
+//! | ABS | folds `K` that are not too stale, drops and interrupts the others | goes on once its own is [consumed] |
+//! | DS-Sync | none | steps, then [averages](WorkerAction::Average) with its group of this round |
+//! | delay | as BSP, each gradient so many rounds late, across the order of clocks | as DBW |
 //!
-//! DBW learns its `k` from [`ServerEvent::Applied`]'s statistics and the times of arrival.
+//! DBW learns its `k` from [`ServerEvent::Applied`]'s statistics and the times of arrival, ABS from the loss. Any
+//! server's shares can be [`damped`] by their staleness.
+//!
+//! [consumed]: WorkerEvent::Consumed
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod abs;
 mod bsp;
 mod config;
+mod damping;
+pub mod dbw;
+mod delay;
 mod gate;
+mod groups;
 mod ssp;
+mod turn;
+mod vap;
 
+pub use abs::{Shrink, WaitFor};
 pub use config::{Config, ConfigError, DEFAULT_STALENESS};
+pub use damping::{Damping, damped};
+pub use dbw::{Choice, Delivery};
+pub use groups::{Groups, Partition};
+pub use vap::Strength;
 
 use crate::clock::{Clock, Version, WorkerId};
 use crate::time::Instant;
@@ -55,6 +71,15 @@ pub struct Share {
     pub gradient: GradientId,
     /// What it counts in the sum.
     pub weight: f32,
+}
+
+impl Share {
+    /// The mean of these gradients.
+    fn each(gradients: &[GradientId], shares: &mut Vec<Share>) {
+        let weight = 1.0 / gradients.len() as f32;
+        shares.clear();
+        shares.extend(gradients.iter().map(|gradient| Share { gradient: *gradient, weight }));
+    }
 }
 
 /// What the aggregation pass can say about the gradients it folded.
@@ -235,7 +260,7 @@ impl Bound {
 #[non_exhaustive]
 pub enum WorkerAction {
     /// Bring the newest copy that satisfies the bound (waiting for one if need be): by pulling, or out of the pushed
-    /// ones. Answered by [`WorkerEvent::Holds`].
+    /// ones. Answered by [`WorkerEvent::Holds`]; one that is asked for before the answer replaces the one before.
     Refresh {
         /// What it must satisfy.
         bound: Bound,

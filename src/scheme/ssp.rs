@@ -8,6 +8,8 @@
 use std::collections::VecDeque;
 
 use super::gate::Members;
+use super::turn::Step;
+use super::vap::Unseen;
 use super::{
     Bound, GradientId, ServerAction, ServerEvent, ServerScheme, Share, WorkerAction, WorkerEvent,
     WorkerScheme,
@@ -30,7 +32,9 @@ pub(super) struct SspServer {
     open: bool,
     /// What has been applied; filled when the gate opens.
     folded: ClockTable,
-    queue: VecDeque<GradientId>,
+    queue: VecDeque<(GradientId, Option<f32>)>,
+    /// What holds gradients back, under strong VAP.
+    unseen: Option<Unseen>,
     fold: Fold,
     expected: Option<GradientId>,
     pushes: bool,
@@ -46,12 +50,18 @@ enum Fold {
 }
 
 impl SspServer {
+    /// Holds a gradient back as long as too much of what was folded is not seen by everybody.
+    pub(super) fn holding_back(self, unseen: Unseen) -> SspServer {
+        SspServer { unseen: Some(unseen), ..self }
+    }
+
     pub(super) fn new(workers: usize, pushes: bool, clock: Clock) -> SspServer {
         SspServer {
             members: Members::new(workers),
             open: false,
             folded: ClockTable::at(clock),
             queue: VecDeque::new(),
+            unseen: None,
             fold: Fold::Idle,
             expected: None,
             pushes,
@@ -59,19 +69,8 @@ impl SspServer {
         }
     }
 
-    fn open(&mut self) {
-        self.open = true;
-        let mut starts: Vec<_> = self.members.iter().map(|(worker, member)| (member.start, worker)).collect();
-        // Those furthest behind first: the table never moves back.
-        starts.sort_unstable();
-        for (start, worker) in starts {
-            self.folded.join_at(worker, start);
-        }
-    }
-
-    fn share(&self, gradient: GradientId, shares: &mut Vec<Share>) {
-        shares.clear();
-        shares.push(Share { gradient, weight: 1.0 / self.members.len() as f32 });
+    fn weight(&self) -> f32 {
+        1.0 / self.members.len() as f32
     }
 
     /// With one member only, its next gradient is the next to be folded.
@@ -96,7 +95,11 @@ impl ServerScheme for SspServer {
                 if self.open {
                     self.folded.join_at(worker, clock);
                 } else if self.members.complete() {
-                    self.open();
+                    self.open = true;
+                    self.members.begin(&mut self.folded);
+                }
+                if let Some(unseen) = &mut self.unseen {
+                    unseen.join(worker);
                 }
                 self.push_is_due = self.pushes;
             }
@@ -104,20 +107,33 @@ impl ServerScheme for SspServer {
                 if self.members.leave(worker).is_none() {
                     return;
                 }
-                self.queue.retain(|gradient| gradient.worker != worker);
+                self.queue.retain(|(gradient, _)| gradient.worker != worker);
                 if matches!(self.fold, Fold::Running(gradient) if gradient.worker == worker) {
                     self.fold = Fold::Orphaned;
                 }
                 self.expected = None;
                 self.folded.leave(worker);
-            }
-            ServerEvent::Arrived { gradient, .. } => {
-                if self.members.arrive(gradient.worker, gradient.clock).is_some() {
-                    self.queue.push_back(gradient);
+                if let Some(unseen) = &mut self.unseen {
+                    unseen.leave(worker);
                 }
             }
-            ServerEvent::Seen { .. } => {}
-            ServerEvent::Applied { .. } => {
+            ServerEvent::Arrived { gradient, base, magnitude, .. } => {
+                if self.members.arrive(gradient.worker, gradient.clock).is_some() {
+                    self.queue.push_back((gradient, magnitude));
+                    if let Some(unseen) = &mut self.unseen {
+                        unseen.see(gradient.worker, base);
+                    }
+                }
+            }
+            ServerEvent::Seen { worker, version } => {
+                if let Some(unseen) = &mut self.unseen {
+                    unseen.see(worker, version);
+                }
+            }
+            ServerEvent::Applied { version, .. } => {
+                if let Some(unseen) = self.unseen.as_mut().filter(|_| self.fold != Fold::Idle) {
+                    unseen.applied(version);
+                }
                 if let Fold::Running(gradient) = std::mem::replace(&mut self.fold, Fold::Idle) {
                     self.folded.advance(gradient.worker, gradient.clock.next());
                 }
@@ -133,13 +149,20 @@ impl ServerScheme for SspServer {
         if !self.open || self.fold != Fold::Idle {
             return None;
         }
-        if let Some(gradient) = self.queue.pop_front() {
-            self.share(gradient, shares);
+        let weight = self.weight();
+        if let Some((gradient, magnitude)) = self.queue.front().copied() {
+            if self.unseen.as_mut().is_some_and(|unseen| !unseen.admit(gradient.clock, magnitude, weight)) {
+                return None;
+            }
+            self.queue.pop_front();
+            shares.clear();
+            shares.push(Share { gradient, weight });
             self.fold = Fold::Running(gradient);
             return Some(ServerAction::Apply);
         }
         let gradient = self.expect()?;
-        self.share(gradient, shares);
+        shares.clear();
+        shares.push(Share { gradient, weight });
         Some(ServerAction::Expect)
     }
 
@@ -161,15 +184,6 @@ pub(super) struct Reader {
     clock: Clock,
     copy: Option<(Version, Clock)>,
     step: Step,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Step {
-    Out,
-    RefreshIsDue,
-    Refreshing,
-    ComputeIsDue,
-    Computing,
 }
 
 impl Reader {
@@ -214,7 +228,7 @@ impl WorkerScheme for Reader {
                 self.clock = self.clock.next();
                 self.begin();
             }
-            WorkerEvent::Interrupted if matches!(self.step, Step::ComputeIsDue | Step::Computing) => {
+            WorkerEvent::Interrupted if self.step.is_on_a_copy() => {
                 self.step = Step::RefreshIsDue;
             }
             _ => {}
@@ -222,16 +236,7 @@ impl WorkerScheme for Reader {
     }
 
     fn poll_action(&mut self) -> Option<WorkerAction> {
-        match self.step {
-            Step::RefreshIsDue => {
-                self.step = Step::Refreshing;
-                Some(WorkerAction::Refresh { bound: self.bound() })
-            }
-            Step::ComputeIsDue => {
-                self.step = Step::Computing;
-                Some(WorkerAction::Compute)
-            }
-            Step::Out | Step::Refreshing | Step::Computing => None,
-        }
+        let bound = self.bound();
+        self.step.poll(bound)
     }
 }

@@ -6,12 +6,14 @@ use super::engine::Engine;
 use super::{Error, Faults, Law, Network, Problem, Report};
 use crate::clock::WorkerId;
 use crate::kernel::Optimizer;
-use crate::scheme::{Config, ServerScheme, WorkerScheme};
+use crate::scheme::{Config, Damping, Groups, ServerScheme, WorkerScheme, damped};
 
 /// A job to simulate: [`new`](Self::new), change what should differ, [`run`](Self::run).
 pub struct Cluster {
     /// The scheme.
     pub scheme: Config,
+    /// What staleness does to the weight of a gradient; without a server, nothing.
+    pub damping: Damping,
     /// How many workers, up to 65,535; with a problem, a scheme may fold up to
     /// [`MAX_GRADIENTS`](crate::kernel::MAX_GRADIENTS) at once.
     pub workers: usize,
@@ -78,6 +80,7 @@ impl Cluster {
     pub fn new(scheme: Config, workers: usize, seed: u64) -> Cluster {
         Cluster {
             scheme,
+            damping: Damping::None,
             workers,
             seed,
             compute: Law::Constant { seconds: 1.0 },
@@ -98,11 +101,17 @@ impl Cluster {
     pub fn run(self) -> Result<Report, Error> {
         self.check()?;
         let scheme = self.scheme;
-        let server = scheme.server(self.workers)?;
+        if let Config::DsSync { group, partition } = scheme {
+            let groups = Groups::new(self.workers, group, partition)?;
+            let members = |worker, round| groups.members(worker, round).collect();
+            return Engine::new(self, None, Some(&members), &mut |_| scheme.worker()).run();
+        }
+        let server = damped(scheme.server(self.workers)?, self.damping);
         Engine::new(self, Some(server), None, &mut |_| scheme.worker()).run()
     }
 
-    /// Simulates it with other halves than those of its scheme, held to the promises of its scheme.
+    /// Simulates it with other halves than those of its scheme, held to the promises of its scheme. Nothing is damped
+    /// but what `server` damps itself.
     pub fn run_with(
         self,
         server: Box<dyn ServerScheme>,
@@ -187,6 +196,12 @@ impl Cluster {
             "read_my_writes",
             &"used with this optimiser",
             "what a gradient will do to the parameters is known before only with SGD",
+        )?;
+        holds(
+            !self.read_my_writes || !matches!(self.scheme, Config::Delay { .. }),
+            "read_my_writes",
+            &"used with delay",
+            "its updates overtake each other, so a copy cannot say which of them it holds",
         )?;
         self.check_end()
     }

@@ -148,8 +148,8 @@ impl<'a> Engine<'a> {
         let workers = self.workers.len();
         for worker in 0..workers {
             let clock = Clock(self.workers[worker].clock);
-            self.tell_worker(worker, WorkerEvent::Joined { clock })?;
             self.tell_worker(worker, WorkerEvent::Membership { workers })?;
+            self.tell_worker(worker, WorkerEvent::Joined { clock })?;
         }
         Ok(())
     }
@@ -220,8 +220,8 @@ impl<'a> Engine<'a> {
         self.drive_server()?;
         self.tell_membership(id)?;
         let (clock, workers) = (Clock(self.workers[id].clock), self.server.members);
-        self.tell_worker(id, WorkerEvent::Joined { clock })?;
-        self.tell_worker(id, WorkerEvent::Membership { workers })
+        self.tell_worker(id, WorkerEvent::Membership { workers })?;
+        self.tell_worker(id, WorkerEvent::Joined { clock })
     }
 
     fn crash(&mut self, id: usize, life: Option<u32>, back: Option<u64>) {

@@ -1,9 +1,12 @@
 //! Who holds schemes to their promises.
 
+use std::ops::RangeInclusive;
+
 use super::Cluster;
 use super::model::Snapshot;
+use super::transit::Transit;
 use crate::clock::{Clock, ClockTable, WorkerId};
-use crate::scheme::{Config, Share};
+use crate::scheme::{Choice, Config, GradientId, Share, WaitFor};
 
 /// Watches one run from outside: it knows what the scheme promises, not how it is kept.
 #[derive(Debug)]
@@ -14,9 +17,17 @@ pub(super) struct Judge {
     versions: Option<u64>,
     /// All gradients of an update are of one clock, and of everybody.
     is_bulk: bool,
+    /// A gradient is added to a version at most so many after the one it was computed on.
+    lag: Option<u64>,
+    /// An update is made of so many gradients.
+    counts: RangeInclusive<usize>,
+    /// Gradients of one worker may overtake each other.
+    overtakes: bool,
     /// What the server has consumed of each worker.
     consumed: ClockTable,
     smallest: u64,
+    /// What values are in transit, where they are bounded.
+    pub(super) transit: Option<Transit>,
 }
 
 impl Judge {
@@ -32,16 +43,50 @@ impl Judge {
                 _ => None,
             },
             is_bulk: matches!(scheme, Config::Bsp | Config::Bap { .. }),
+            lag: match *scheme {
+                Config::Bsp if stays => Some(0),
+                Config::Bap { staleness } | Config::Delay { staleness, .. } if stays => Some(staleness),
+                Config::Dbw { .. } => Some(0),
+                Config::Abs { staleness, .. } => staleness,
+                _ => None,
+            },
+            counts: match *scheme {
+                Config::Dbw { choice: Choice::Static { k }, .. }
+                | Config::Abs { wait_for: WaitFor::Fixed(k), .. }
+                    if stays =>
+                {
+                    usize::from(k)..=usize::from(k)
+                }
+                Config::Abs { wait_for: WaitFor::LossRatio(k), .. } if stays => {
+                    usize::from(k)..=cluster.workers
+                }
+                Config::Dbw { .. } if stays => 1..=cluster.workers,
+                _ => 0..=usize::MAX,
+            },
+            overtakes: matches!(scheme, Config::Delay { .. }),
+            transit: match *scheme {
+                // Weights follow from how many workers there are.
+                Config::Vap { bound, strength } if stays => {
+                    Some(Transit::new(bound, strength, cluster.workers))
+                }
+                _ => None,
+            },
             consumed: ClockTable::default(),
             smallest: 0,
         }
     }
 
-    pub(super) fn joined(&mut self, worker: usize, clock: u64) {
+    pub(super) fn joined(&mut self, worker: usize, clock: u64, version: u64) {
+        if let Some(transit) = &mut self.transit {
+            transit.joined(worker, version);
+        }
         self.consumed.join_at(WorkerId(worker as u16), Clock(clock));
     }
 
     pub(super) fn left(&mut self, worker: usize) {
+        if let Some(transit) = &mut self.transit {
+            transit.left(worker);
+        }
         self.consumed.leave(WorkerId(worker as u16));
     }
 
@@ -73,12 +118,27 @@ impl Judge {
         if let Some(share) = shares.iter().find(|share| !share.weight.is_finite()) {
             return Err(format!("a gradient is to be folded in with weight {}", share.weight));
         }
+        if !self.counts.contains(&shares.len()) {
+            return Err(format!("an update is made of {} gradients, not {:?}", shares.len(), self.counts));
+        }
         let mut clocks = shares.iter().map(|share| share.gradient.clock);
         let first = clocks.next();
         if self.is_bulk && (clocks.any(|clock| Some(clock) != first) || shares.len() > members) {
             return Err(format!("an update of one clock is made of {shares:?}, by {members} workers"));
         }
         Ok(())
+    }
+
+    /// A gradient takes part in the update of `version`.
+    pub(super) fn adds(&self, gradient: GradientId, base: u64, version: u64) -> Result<(), String> {
+        let lag = version.saturating_sub(base);
+        match self.lag {
+            _ if base > version => Err(format!("{gradient:?} is of version {base}, after {version}")),
+            Some(bound) if lag > bound => {
+                Err(format!("{gradient:?} is added {lag} versions late, and the bound is {bound}"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A group replaces its members' parameters by their mean: the mean of all stays where it was.
@@ -95,9 +155,17 @@ impl Judge {
         Ok(())
     }
 
-    /// The server has consumed a gradient.
+    /// The server consumes a gradient while so many earlier ones of its worker are outstanding.
+    pub(super) fn takes(&self, gradient: GradientId, earlier: usize) -> Result<(), String> {
+        if earlier > 0 && !self.overtakes {
+            return Err(format!("{gradient:?} is consumed before {earlier} earlier ones"));
+        }
+        Ok(())
+    }
+
+    /// The server has consumed all gradients of a worker of clocks before this one.
     pub(super) fn consumed(&mut self, worker: usize, clock: u64) {
-        self.consumed.advance(WorkerId(worker as u16), Clock(clock + 1));
+        self.consumed.advance(WorkerId(worker as u16), Clock(clock));
     }
 
     /// The server says so of its smallest clock.

@@ -51,6 +51,7 @@ mod problem;
 mod random;
 mod report;
 mod server;
+mod transit;
 mod worker;
 
 pub use cluster::{Change, Cluster, Until};

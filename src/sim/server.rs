@@ -126,7 +126,7 @@ impl Engine<'_> {
         *account =
             Account { is_in: true, life, arrived: clock, consumed: clock, request, ..Account::default() };
         self.server.members += 1;
-        self.judge.joined(worker, clock);
+        self.judge.joined(worker, clock, self.server.version);
         self.wires.connect(worker);
         self.tell_server(ServerEvent::Joined { worker: WorkerId(worker as u16), clock: Clock(clock) });
         clock
@@ -198,6 +198,9 @@ impl Engine<'_> {
                 Ok(())
             }
             Up::Seen { version } => {
+                if let Some(transit) = &mut self.judge.transit {
+                    transit.saw(worker, version);
+                }
                 let worker = WorkerId(worker as u16);
                 self.tell_server(ServerEvent::Seen { worker, version: Version(version) });
                 self.drive_server()
@@ -210,8 +213,8 @@ impl Engine<'_> {
         let Waiter { worker, life, number, bound } = waiter;
         let server = &mut self.server;
         let account = &server.accounts[worker as usize];
-        if !account.is_in || account.life != life {
-            return;
+        if !account.is_in || account.life != life || account.request != number {
+            return; // Gone, or it has asked for another since.
         }
         if bound.smallest_clock.0 > server.smallest_clock {
             server.by_clock.entry(bound.smallest_clock.0).or_default().push(waiter);
@@ -305,6 +308,15 @@ impl Engine<'_> {
         let (mut losses, mut measured) = (0.0, 0u32);
         for share in shares {
             let gradient = self.consume(share.gradient)?;
+            self.judge
+                .adds(share.gradient, gradient.base, self.server.version)
+                .map_err(|what| self.broken(what))?;
+            if let Some(transit) = &mut self.judge.transit {
+                let magnitude = gradient.magnitude.map_or(f64::INFINITY, f64::from) * f64::from(share.weight);
+                transit
+                    .folds(gradient.clock, self.server.version + 1, magnitude)
+                    .map_err(|what| self.broken(what))?;
+            }
             self.record.report.lag.add((self.server.version - gradient.base) as i64);
             self.record.note(4, u64::from(share.gradient.worker.0), share.gradient.clock.0);
             if let Some(loss) = gradient.loss {
@@ -381,19 +393,24 @@ impl Engine<'_> {
     fn consume(&mut self, gradient: GradientId) -> Result<Outstanding, Error> {
         let worker = usize::from(gradient.worker.0);
         let account = self.server.accounts.get_mut(worker).filter(|account| account.is_in);
-        let has_arrived = account.as_ref().is_some_and(|account| account.arrived > gradient.clock.0);
-        let next = account.filter(|_| has_arrived).and_then(|account| {
-            account.gradients.front().filter(|next| next.clock == gradient.clock.0)?;
-            account.consumed = gradient.clock.0 + 1;
-            account.gradients.pop_front()
+        let taken = account.and_then(|account| {
+            let named = |next: &Outstanding| next.clock == gradient.clock.0 && next.clock < account.arrived;
+            let place = account.gradients.iter().position(named)?;
+            let next = account.gradients.remove(place)?;
+            let consumed = account.gradients.front().map_or(next.clock + 1, |front| front.clock);
+            let before = account.consumed;
+            account.consumed = before.max(consumed);
+            Some((place, next, before))
         });
-        let Some(next) = next else {
-            return Err(
-                self.broken(format!("{gradient:?} is consumed twice, out of order or before it came"))
-            );
+        let Some((place, next, before)) = taken else {
+            return Err(self.broken(format!("{gradient:?} is consumed twice, or before it came")));
         };
-        self.judge.consumed(worker, next.clock);
-        self.send_down(worker, 0, Down::Consumed { clock: next.clock + 1 });
+        self.judge.takes(gradient, place).map_err(|what| self.broken(what))?;
+        let consumed = self.server.accounts[worker].consumed;
+        if consumed > before {
+            self.judge.consumed(worker, consumed);
+            self.send_down(worker, 0, Down::Consumed { clock: consumed });
+        }
         Ok(next)
     }
 

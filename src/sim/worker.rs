@@ -198,6 +198,9 @@ impl Engine<'_> {
                 return Err(self.broken(format!("worker {id} computes without a copy")));
             };
             self.judge.computes(id, clock, snapshot).map_err(|what| self.broken(what))?;
+            if let Some(transit) = &mut self.judge.transit {
+                transit.computes(id, clock, worker.credited).map_err(|what| self.broken(what))?;
+            }
             self.record.report.staleness.add(snapshot.smallest_clock as i64 - 1 - clock as i64);
             self.record.note(6, snapshot.version, clock);
         }
@@ -287,6 +290,9 @@ impl Engine<'_> {
             worker.own.extend(gradient.payload.clone().map(|payload| (gradient.clock, payload)));
         }
         let (clock, magnitude) = (gradient.clock, gradient.magnitude);
+        if let Some(transit) = &mut self.judge.transit {
+            transit.published(id, clock, magnitude, 1.0 / self.server.members as f64);
+        }
         self.server.accounts[id].gradients.push_back(gradient);
         self.send_up(id, self.bytes, Up::Gradient { clock });
         self.published(id, magnitude)

@@ -6,8 +6,8 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use slackline::clock::{Clock, Version, WorkerId};
 use slackline::scheme::{
-    Bound, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
-    WorkerEvent, WorkerScheme,
+    Bound, Choice, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, Strength,
+    WaitFor, WorkerAction, WorkerEvent, WorkerScheme,
 };
 use slackline::time::Instant;
 
@@ -86,10 +86,20 @@ pub(crate) struct Plan {
     pub(crate) trace: bool,
     /// A gradient of clock `c` may be computed only on a copy whose smallest clock is at least `c - bound`.
     pub(crate) clock_bound: Option<u64>,
-    /// A gradient of clock `c` may be computed only on a copy of a version in `c - bound ..= c`.
-    pub(crate) version_bound: Option<u64>,
     /// A gradient may be folded only into one of the next so many versions after the one it was computed on.
     pub(crate) lag_bound: Option<u64>,
+    /// An update is made of exactly so many gradients, or of as many as there are workers.
+    pub(crate) exactly: Option<usize>,
+    /// What is in transit may be so large in clock 0.
+    pub(crate) value_bound: Option<f32>,
+    /// The bound holds for everybody's gradients that somebody has not seen, not only for a worker's own.
+    pub(crate) strong: bool,
+    /// Largest magnitudes of gradients are drawn from 1 to this.
+    pub(crate) magnitude: Option<f32>,
+    /// The server is told who has seen what.
+    pub(crate) reports_reads: bool,
+    /// Gradients of one worker may be folded in another order than theirs, and an update may be made of none.
+    pub(crate) overtakes: bool,
 }
 
 impl Plan {
@@ -108,8 +118,13 @@ impl Plan {
             churn: false,
             trace: false,
             clock_bound: None,
-            version_bound: None,
             lag_bound: None,
+            exactly: None,
+            value_bound: None,
+            strong: false,
+            magnitude: None,
+            reports_reads: false,
+            overtakes: false,
         }
     }
 
@@ -119,6 +134,25 @@ impl Plan {
             slots: usize::from(config.slots()),
             pushes: config.pushes(),
             clock_bound: config.staleness(),
+            lag_bound: match config {
+                Config::Dbw { .. } => Some(0),
+                Config::Abs { staleness, .. } => staleness,
+                Config::Delay { staleness, .. } => Some(staleness),
+                _ => None,
+            },
+            exactly: match config {
+                Config::Dbw { choice: Choice::Static { k }, .. } => Some(usize::from(k)),
+                Config::Abs { wait_for: WaitFor::Fixed(k), .. } => Some(usize::from(k)),
+                _ => None,
+            },
+            value_bound: match config {
+                Config::Vap { bound, .. } => Some(bound),
+                _ => None,
+            },
+            strong: matches!(config, Config::Vap { strength: Strength::Strong, .. }),
+            magnitude: config.measures_magnitude().then_some(1.0),
+            reports_reads: config.reports_reads(),
+            overtakes: matches!(config, Config::Delay { .. }),
             ..Plan::new(seed, workers, config.server(workers).unwrap())
         }
     }
@@ -149,6 +183,11 @@ pub(crate) fn mean(histogram: &[u64]) -> f64 {
     sum / histogram.iter().sum::<u64>() as f64
 }
 
+/// Of a clock, with room for rounding.
+fn value_bound(bound: f32, clock: u64) -> f64 {
+    f64::from(bound) / (clock as f64 + 1.0).sqrt() * (1.0 + 1e-6)
+}
+
 fn count(histogram: &mut Vec<u64>, at: u64) {
     let at = usize::try_from(at).unwrap();
     if histogram.len() <= at {
@@ -177,6 +216,7 @@ struct Copy {
 struct Outstanding {
     clock: u64,
     base: u64,
+    magnitude: f32,
     arrived: bool,
 }
 
@@ -188,6 +228,9 @@ struct Worker {
     /// The first clock that it has not seen consumed.
     consumed: u64,
     copy: Option<Copy>,
+    /// The newest version that the server knows it to hold.
+    seen: u64,
+    last_magnitude: f32,
     pushed: Option<Copy>,
     asked: Option<Bound>,
     computing: Option<u64>,
@@ -212,6 +255,8 @@ struct Job {
     frame: Copy,
     folding: Option<Folding>,
     attempts: u64,
+    /// Versions and the weighted magnitudes that went into them, as long as somebody has not seen them.
+    unseen: Vec<(u64, f64)>,
     shares: Vec<Share>,
     report: Report,
 }
@@ -228,6 +273,8 @@ impl Job {
                 clock: 0,
                 consumed: 0,
                 copy: None,
+                seen: 0,
+                last_magnitude: 0.0,
                 pushed: None,
                 asked: None,
                 computing: None,
@@ -246,6 +293,7 @@ impl Job {
             frame: Copy { version: 0, smallest_clock: 0 },
             folding: None,
             attempts: 0,
+            unseen: Vec::new(),
             shares: Vec::new(),
             report: Report::default(),
         };
@@ -341,8 +389,10 @@ impl Job {
                 let slot = member.slots.iter_mut().find(|slot| slot.clock == clock).unwrap();
                 slot.arrived = true;
                 let base = Version(slot.base);
+                let magnitude = self.plan.magnitude.map(|_| slot.magnitude);
+                member.seen = member.seen.max(base.0);
                 let gradient = GradientId { worker: WorkerId(worker as u16), clock: Clock(clock) };
-                self.tell_server(ServerEvent::Arrived { gradient, base, loss: None, magnitude: None })
+                self.tell_server(ServerEvent::Arrived { gradient, base, loss: None, magnitude })
             }
             Event::Consumed { worker, life } => {
                 if !self.workers[worker].is_in || self.workers[worker].life != life {
@@ -386,6 +436,8 @@ impl Job {
             clock: clock.0,
             consumed: clock.0 + u64::from(self.folding.is_some()), // A round under way may close without it.
             copy: None,
+            seen: self.frame.version,
+            last_magnitude: 0.0,
             pushed: None,
             asked: None,
             computing: None,
@@ -395,7 +447,8 @@ impl Job {
         };
         self.note("join", id, clock.0);
         self.tell_server(ServerEvent::Joined { worker: WorkerId(id as u16), clock })?;
-        self.tell_worker(id, WorkerEvent::Joined { clock })
+        self.tell_worker(id, WorkerEvent::Joined { clock })?;
+        self.tell_worker(id, WorkerEvent::Membership { workers: self.plan.workers })
     }
 
     fn leave(&mut self, id: usize) -> Result<(), String> {
@@ -418,11 +471,14 @@ impl Job {
         }
         worker.waits_for_slot = false;
         worker.computing = None;
+        let spread = self.plan.magnitude.map(|most| 1.0 + (most - 1.0) * self.rng.unit() as f32);
+        let magnitude = spread.unwrap_or_default();
+        worker.last_magnitude = magnitude;
         let (clock, life, base) = (worker.clock, worker.life, worker.copy.unwrap().version);
-        worker.slots.push_back(Outstanding { clock, base, arrived: false });
+        worker.slots.push_back(Outstanding { clock, base, magnitude, arrived: false });
         worker.clock += 1;
         self.at(self.now + self.plan.latency_nanos, Event::Arrive { worker: id, life, clock });
-        self.tell_worker(id, WorkerEvent::Published { magnitude: None })
+        self.tell_worker(id, WorkerEvent::Published { magnitude: spread })
     }
 
     fn folded(&mut self) -> Result<(), String> {
@@ -440,7 +496,15 @@ impl Job {
         }
         self.frame.version += 1;
         let version = Version(self.frame.version);
-        self.tell_server(ServerEvent::Applied { version, statistics: Statistics::default() })
+        // A loss that falls, with a gradient that shrinks under noise that does not.
+        let loss = 1.0 / (1.0 + self.frame.version as f64 / 10.0);
+        let statistics = Statistics {
+            mean_norm_squared: Some(loss * loss + 0.1),
+            variance: Some(1.0),
+            loss: Some(loss),
+            learning_rate: Some(0.1),
+        };
+        self.tell_server(ServerEvent::Applied { version, statistics })
     }
 
     /// Frees the gradient's slot and returns the version it was computed on; `None` if its worker has left.
@@ -450,9 +514,12 @@ impl Job {
         if !worker.is_in || worker.life != life {
             return Ok(None);
         }
-        match worker.slots.pop_front() {
-            Some(slot) if slot.clock == gradient.clock.0 && slot.arrived => {
-                worker.consumed = worker.consumed.max(slot.clock + 1);
+        let place = worker.slots.iter().position(|slot| slot.clock == gradient.clock.0 && slot.arrived);
+        match place.filter(|place| *place == 0 || self.plan.overtakes) {
+            Some(place) => {
+                let slot = worker.slots.remove(place).unwrap();
+                let first = worker.slots.front().map_or(worker.clock, |first| first.clock);
+                worker.consumed = worker.consumed.max(first);
                 self.at(self.now, Event::Consumed { worker: id, life });
                 Ok(Some(slot.base))
             }
@@ -469,6 +536,7 @@ impl Job {
                 ServerAction::Expect => self.judge_shares(false)?,
                 ServerAction::Apply => {
                     self.judge_shares(true)?;
+                    self.judge_update()?;
                     let life_of = |share: &Share| self.workers[usize::from(share.gradient.worker.0)].life;
                     let shares = self.shares.iter().map(|share| (*share, life_of(share))).collect();
                     self.folding = Some(Folding { shares });
@@ -523,16 +591,43 @@ impl Job {
 
     fn judge_shares(&self, arrived: bool) -> Result<(), String> {
         let key = |share: &Share| (share.gradient.worker, share.gradient.clock);
-        if self.shares.is_empty() || !self.shares.is_sorted_by(|a, b| key(a) < key(b)) {
+        if (self.shares.is_empty() && !self.plan.overtakes)
+            || !self.shares.is_sorted_by(|a, b| key(a) < key(b))
+        {
             return Err(format!("shares are empty, out of order or double: {:?}", self.shares));
         }
         for share in &self.shares {
             let worker = &self.workers[usize::from(share.gradient.worker.0)];
-            let here =
-                worker.slots.front().is_some_and(|slot| slot.arrived && slot.clock == share.gradient.clock.0);
+            let depth = if self.plan.overtakes { worker.slots.len() } else { 1 };
+            let is = |slot: &Outstanding| slot.arrived && slot.clock == share.gradient.clock.0;
+            let here = worker.slots.iter().take(depth).any(is);
             if !worker.is_in || (arrived && !here) {
                 return Err(format!("{:?} handed out, and it is not there", share.gradient));
             }
+        }
+        Ok(())
+    }
+
+    /// What only some schemes promise of an update.
+    fn judge_update(&mut self) -> Result<(), String> {
+        let present = self.workers.iter().filter(|worker| worker.is_in).count();
+        if let Some(k) = self.plan.exactly
+            && self.shares.len() != k.min(present)
+        {
+            return Err(format!("{} gradients of {present} workers in one update", self.shares.len()));
+        }
+        if let (true, Some(bound)) = (self.plan.strong, self.plan.value_bound) {
+            let members = self.workers.iter().filter(|worker| worker.is_in);
+            let seen = members.map(|worker| worker.seen).min().unwrap_or(u64::MAX);
+            self.unseen.retain(|(version, _)| *version > seen);
+            let share = self.shares[0];
+            let worker = &self.workers[usize::from(share.gradient.worker.0)];
+            let magnitude = f64::from(worker.slots[0].magnitude * share.weight);
+            let sum = self.unseen.iter().map(|(_, magnitude)| magnitude).sum::<f64>() + magnitude;
+            if !self.unseen.is_empty() && sum > value_bound(bound, share.gradient.clock.0) {
+                return Err(format!("{sum} is in transit to somebody after {:?}", share.gradient));
+            }
+            self.unseen.push((self.frame.version + 1, magnitude));
         }
         Ok(())
     }
@@ -565,10 +660,13 @@ impl Job {
         if self.plan.clock_bound.is_some_and(|bound| behind > bound) {
             return Err(format!("worker {id} computes clock {clock} on a copy {behind} clocks behind"));
         }
-        if let Some(bound) = self.plan.version_bound
-            && !(clock.saturating_sub(bound)..=clock).contains(&copy.version)
-        {
-            return Err(format!("worker {id} computes clock {clock} on version {}", copy.version));
+        if let Some(bound) = self.plan.value_bound {
+            let weight = 1.0 / self.plan.workers as f64;
+            let own = worker.slots.iter().map(|slot| f64::from(slot.magnitude)).sum::<f64>();
+            let sum = (own + f64::from(worker.last_magnitude)) * weight;
+            if !worker.slots.is_empty() && sum > value_bound(bound, clock) {
+                return Err(format!("worker {id} computes clock {clock} with {sum} of its own in transit"));
+            }
         }
         count(&mut self.report.staleness, behind);
         self.attempts += 1;
@@ -597,6 +695,10 @@ impl Job {
         }
         worker.copy = Some(copy);
         worker.asked = None;
+        if self.plan.reports_reads {
+            worker.seen = worker.seen.max(copy.version);
+            self.tell_server(ServerEvent::Seen { worker: WorkerId(id as u16), version })?;
+        }
         self.tell_worker(id, WorkerEvent::Holds { version, smallest_clock })
     }
 }

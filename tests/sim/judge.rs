@@ -2,9 +2,10 @@
 
 use slackline::clock::Clock;
 use slackline::scheme::{
-    Bound, Config, ServerAction, ServerEvent, ServerScheme, Share, WorkerAction, WorkerEvent, WorkerScheme,
+    Bound, Choice, Config, Delivery, ServerAction, ServerEvent, ServerScheme, Share, Shrink, Strength,
+    WaitFor, WorkerAction, WorkerEvent, WorkerScheme,
 };
-use slackline::sim::{Cluster, Direction, Error, Law, Partition, Random, Until};
+use slackline::sim::{Cluster, Direction, Error, Law, Partition, Quadratic, Random, Until};
 use slackline::time::Instant;
 
 /// A job drawn from its seed: size, times, network, faults.
@@ -51,8 +52,36 @@ fn promises_are_kept_whatever_happens() {
             Config::Ssp { staleness },
             Config::Essp { staleness },
             Config::Bap { staleness },
+            Config::Delay { staleness, seed },
         ] {
             if let Err(error) = drawn(scheme, seed).run() {
+                panic!("{error}");
+            }
+        }
+    }
+}
+
+/// Schemes that measure what they fold, on a problem.
+#[test]
+fn promises_are_kept_whatever_is_learnt() {
+    for seed in 0..1_000 {
+        let mut random = Random::new(!seed);
+        let k = 1 + random.below(3) as u16;
+        let delivery = [Delivery::Interrupt, Delivery::Wait, Delivery::Pull][seed as usize % 3];
+        let strength = [Strength::Weak, Strength::Strong][seed as usize % 2];
+        let staleness = [None, Some(seed % 4)][seed as usize % 2];
+        let shrink = [Shrink::Fixed, Shrink::WithK][seed as usize / 2 % 2];
+        for scheme in [
+            Config::Vap { bound: random.unit() as f32 + 0.01, strength },
+            Config::Dbw { delivery, choice: Choice::Dynamic { window: 3, loss_growth: 1.01 } },
+            Config::Dbw { delivery, choice: Choice::Static { k } },
+            Config::Abs { wait_for: WaitFor::LossRatio(k), staleness, shrink, local_steps: k },
+            Config::Abs { wait_for: WaitFor::Fixed(k), staleness, shrink, local_steps: 1 },
+        ] {
+            let mut cluster = drawn(scheme, seed);
+            cluster.workers = cluster.workers.max(3);
+            cluster.problem = Some(Box::new(Quadratic::new(4, 2.0, 1.0, seed)));
+            if let Err(error) = cluster.run() {
                 panic!("{error}");
             }
         }
@@ -85,10 +114,13 @@ impl WorkerScheme for Loosened {
     }
 }
 
+/// Does something to the shares of an update.
+type Spoil = fn(&mut Vec<Share>);
+
 /// A server that does something wrong.
 struct Wrong {
     inner: Box<dyn ServerScheme>,
-    how: fn(&mut Vec<Share>),
+    how: Spoil,
     ahead: u64,
 }
 
@@ -141,7 +173,7 @@ fn a_bound_loosened_by_one_is_caught() {
 
 #[test]
 fn a_server_that_folds_what_it_may_not_or_lies_about_its_clock_is_caught() {
-    let wrongs: [(fn(&mut Vec<Share>), u64, &str); 5] = [
+    let wrongs: [(Spoil, u64, &str); 5] = [
         (|shares| shares.reverse(), 0, "out of order"),
         (|shares| shares.extend_from_within(..), 0, "out of order or double"),
         (|shares| shares.iter_mut().for_each(|share| share.weight = f32::NAN), 0, "with weight NaN"),

@@ -52,10 +52,10 @@ fn serial(mut problem: Box<dyn Problem>, workers: usize, rounds: u64) -> Vec<f32
 fn bsp_and_bap_without_staleness_are_serial_sgd_to_the_bit() {
     for problem in [quadratic, logistic] {
         for workers in [1, 4, 5] {
-            let expected = serial(problem(), workers, 60);
+            let expected = [serial(problem(), workers, 60)];
             for scheme in [Config::Bsp, Config::Bap { staleness: 0 }] {
                 let report = run(learning(scheme, workers, problem(), 60));
-                assert_eq!(report.parameters, [expected.clone()], "{scheme}, {workers} workers");
+                assert_eq!(report.parameters, expected, "{scheme}, {workers} workers");
             }
         }
         for scheme in [Config::Ssp { staleness: 0 }, Config::Essp { staleness: 0 }] {

@@ -15,7 +15,7 @@ pub enum ConfigError {
     /// A text that is not a name with settings.
     #[error(
         "cannot read {text:?} as a scheme: write a name, or a name with settings, such as ssp(3) or \
-         bap(staleness=2)"
+         abs(k=4, staleness=2)"
     )]
     Malformed {
         /// The text.

@@ -7,9 +7,15 @@ pub use error::ConfigError;
 
 use serde::{Deserialize, Serialize};
 
+use super::abs::{AbsServer, Rules};
 use super::bsp::BspServer;
+use super::dbw::DbwServer;
+use super::delay::DelayServer;
+use super::groups::Averager;
 use super::ssp::{Reader, SspServer};
-use super::{ServerScheme, WorkerScheme};
+use super::turn::{OncePerVersion, OwnConsumed};
+use super::vap::{Unseen, VapWorker};
+use super::{Choice, Delivery, Groups, Partition, ServerScheme, Shrink, Strength, WaitFor, WorkerScheme};
 use crate::clock::Clock;
 
 /// The staleness of schemes that take one, where none is given: enough to hide jitter, small enough to hardly cost
@@ -54,6 +60,54 @@ pub enum Config {
         /// How many clocks a copy may be behind its reader, at most [`RUN_AHEAD_MAX`](Self::RUN_AHEAD_MAX).
         staleness: u64,
     },
+    /// Value-bounded asynchronous parallel (Dai et al., AAAI 2015, arXiv 1410.8043): no clock bounds anything; what is
+    /// in transit may be so large, counted in largest elements of gradients times their weights, and `1 / sqrt(c + 1)`
+    /// of that in clock `c`. How large a gradient is is known only when it is computed: until then its worker takes it
+    /// to be as large as its last.
+    Vap {
+        /// In clock 0; above 0.
+        bound: f32,
+        /// What counts as in transit.
+        strength: Strength,
+    },
+    /// Dynamic backup workers (Xu et al., arXiv 2004.14696): each version waits for the first few gradients computed
+    /// on the one before, and drops the late. See [`dbw`](super::dbw).
+    Dbw {
+        /// What becomes of workers that are late.
+        delivery: Delivery,
+        /// How few are waited for.
+        choice: Choice,
+    },
+    /// Adaptive bounded staleness (Tan et al., arXiv 2301.08895): each version waits for a few updates that are at most
+    /// so many versions behind, and workers that are further behind begin again. Both adaptive rules are
+    /// reconstructions.
+    Abs {
+        /// How many updates a version waits for.
+        wait_for: WaitFor,
+        /// How many versions an update may be behind; `None`: any number.
+        staleness: Option<u64>,
+        /// What becomes of that as more are waited for.
+        shrink: Shrink,
+        /// Steps that a worker makes on its own copy for each update, at least 1.
+        local_steps: u16,
+    },
+    /// Divide and shuffle (Wang et al., arXiv 2007.03298): no server; workers make steps of their own and average their
+    /// parameters in small groups that change with every round. See [`Groups`].
+    DsSync {
+        /// Workers in a group.
+        group: u16,
+        /// How they are found.
+        partition: Partition,
+    },
+    /// Synchronous rounds whose updates are folded in late on purpose, each `0..=staleness` rounds, drawn uniformly
+    /// (Dai et al., arXiv 1810.03264): a model of staleness. Drawn per update; the paper draws for every reader of it.
+    /// At staleness 0 it is BSP to the bit.
+    Delay {
+        /// How many rounds late at most; at most [`RUN_AHEAD_MAX`](Self::RUN_AHEAD_MAX).
+        staleness: u64,
+        /// What the delays follow from.
+        seed: u64,
+    },
 }
 
 impl Config {
@@ -85,37 +139,70 @@ impl Config {
             Config::Ssp { .. } => "ssp",
             Config::Essp { .. } => "essp",
             Config::Bap { .. } => "bap",
+            Config::Vap { .. } => "vap",
+            Config::Dbw { .. } => "dbw",
+            Config::Abs { .. } => "abs",
+            Config::DsSync { .. } => "ds-sync",
+            Config::Delay { .. } => "delay",
         }
     }
 
     /// Whether a job of `workers` can run it, and if not, why.
-    pub fn check(&self, _workers: usize) -> Result<(), ConfigError> {
+    pub fn check(&self, workers: usize) -> Result<(), ConfigError> {
         match *self {
-            Config::Bap { staleness } => self.check_run_ahead(staleness),
-            _ => Ok(()),
+            Config::Bsp | Config::Asp | Config::Ssp { .. } | Config::Essp { .. } => Ok(()),
+            Config::Bap { staleness } | Config::Delay { staleness, .. } => self.check_run_ahead(staleness),
+            Config::Vap { bound, .. } if bound > 0.0 && bound.is_finite() => Ok(()),
+            Config::Vap { bound, .. } => Err(self.bad("bound", bound, text::POSITIVE)),
+            Config::Dbw { choice: Choice::Static { k }, .. } => self.check_k(k, workers),
+            Config::Dbw { choice: Choice::Dynamic { window, loss_growth }, .. } => {
+                if !(loss_growth > 0.0 && loss_growth.is_finite()) {
+                    return Err(self.bad("loss-growth", loss_growth, text::POSITIVE));
+                }
+                self.check_count("window", window)
+            }
+            Config::Dbw { choice: Choice::Blind { window }, .. } => self.check_count("window", window),
+            Config::Abs { wait_for, local_steps, .. } => {
+                self.check_count("local-steps", local_steps)?;
+                self.check_k(wait_for.k(), workers)
+            }
+            Config::DsSync { group, partition } => Groups::new(workers, group, partition).map(|_| ()),
         }
+    }
+
+    fn check_k(&self, k: u16, workers: usize) -> Result<(), ConfigError> {
+        self.check_count("k", k)?;
+        if usize::from(k) > workers {
+            let (scheme, value) = (self.name(), u64::from(k));
+            let remedy = "at most as many as there are workers";
+            return Err(ConfigError::Workers { scheme, setting: "k", value, workers, remedy });
+        }
+        Ok(())
+    }
+
+    fn check_count(&self, setting: &'static str, count: u16) -> Result<(), ConfigError> {
+        if count == 0 { Err(self.bad(setting, count, text::COUNT)) } else { Ok(()) }
+    }
+
+    fn bad(&self, setting: &'static str, value: impl ToString, expected: &'static str) -> ConfigError {
+        ConfigError::BadValue { scheme: self.name(), setting, value: value.to_string(), expected }
     }
 
     fn check_run_ahead(&self, staleness: u64) -> Result<(), ConfigError> {
         if staleness <= Self::RUN_AHEAD_MAX {
             return Ok(());
         }
-        Err(ConfigError::BadValue {
-            scheme: self.name(),
-            setting: "staleness",
-            value: staleness.to_string(),
-            expected: "a whole number of clocks from 0 to 1024",
-        })
+        Err(self.bad("staleness", staleness, text::RUN_AHEAD))
     }
 
-    /// How many clocks a copy may be behind its reader; `None` if nothing bounds it.
+    /// How many clocks a copy may be behind its reader; `None` if no number of clocks bounds it.
     pub const fn staleness(&self) -> Option<u64> {
         match *self {
             Config::Bsp => Some(0),
-            Config::Asp => None,
             Config::Ssp { staleness } | Config::Essp { staleness } | Config::Bap { staleness } => {
                 Some(staleness)
             }
+            _ => None,
         }
     }
 
@@ -123,7 +210,9 @@ impl Config {
     /// clock that its gradients may wait at the server.
     pub const fn slots(&self) -> u16 {
         match *self {
-            Config::Bap { staleness } => {
+            // What no clock bounds goes as far as there is room.
+            Config::Vap { .. } => 4,
+            Config::Bap { staleness } | Config::Delay { staleness, .. } => {
                 let ahead = if staleness < Self::RUN_AHEAD_MAX { staleness } else { Self::RUN_AHEAD_MAX };
                 ahead as u16 + 2
             }
@@ -133,45 +222,57 @@ impl Config {
 
     /// True if the server pushes copies, so that workers must hold frames to receive them.
     pub const fn pushes(&self) -> bool {
-        matches!(self, Config::Essp { .. })
+        matches!(self, Config::Essp { .. } | Config::Dbw { delivery: Delivery::Wait, .. })
     }
 
     /// True if servers are to be told which version each worker holds: see
     /// [`ServerEvent::Seen`](super::ServerEvent::Seen).
     pub const fn reports_reads(&self) -> bool {
-        false
+        matches!(self, Config::Vap { strength: Strength::Strong, .. })
     }
 
     /// True if workers are to measure the largest magnitude of their gradients.
     pub const fn measures_magnitude(&self) -> bool {
-        false
+        matches!(self, Config::Vap { .. })
     }
 
     /// True if servers are to measure norm and variance of the gradients that they fold. Losses they report whenever
     /// they came.
     pub const fn measures_moments(&self) -> bool {
-        false
+        matches!(self, Config::Dbw { choice: Choice::Dynamic { .. }, .. })
     }
 
     /// True if servers may ask a worker to abandon what it computes, so that asking whether they did is worth while.
     pub const fn interrupts(&self) -> bool {
-        false
+        matches!(
+            self,
+            Config::Dbw { delivery: Delivery::Interrupt, .. } | Config::Abs { staleness: Some(_), .. }
+        )
     }
 
     /// How many steps a worker makes on its own copy for each gradient that it publishes, which is their sum.
     pub const fn local_steps(&self) -> u16 {
-        1
+        match *self {
+            Config::Abs { local_steps, .. } => local_steps,
+            _ => 1,
+        }
     }
 
     /// False if workers average their parameters among themselves, without a server.
     pub const fn has_server(&self) -> bool {
-        true
+        !matches!(self, Config::DsSync { .. })
     }
 
     /// True if it counts versions of the server where others count clocks: then all parameters must be in one shard,
     /// for versions of two have nothing to do with each other.
     pub const fn counts_versions(&self) -> bool {
-        false
+        matches!(
+            self,
+            Config::Vap { strength: Strength::Strong, .. }
+                | Config::Dbw { .. }
+                | Config::Abs { staleness: Some(_), .. }
+                | Config::Delay { .. }
+        )
     }
 
     /// The server's half, for a job of `workers`: nothing is applied, and the smallest clock stays 0, until that many
@@ -185,22 +286,41 @@ impl Config {
     /// As [`server`](Self::server), for a job that goes on from `clock`: the smallest clock begins there.
     pub fn server_at(&self, workers: usize, clock: Clock) -> Result<Box<dyn ServerScheme>, ConfigError> {
         self.check(workers)?;
-        Ok(match self {
+        Ok(match *self {
             Config::Bsp | Config::Bap { .. } => Box::new(BspServer::new(workers, clock)),
             Config::Asp | Config::Ssp { .. } | Config::Essp { .. } => {
                 Box::new(SspServer::new(workers, self.pushes(), clock))
             }
+            Config::Vap { bound, strength } => {
+                let server = SspServer::new(workers, false, clock);
+                Box::new(match strength {
+                    Strength::Weak => server,
+                    Strength::Strong => server.holding_back(Unseen::new(bound)),
+                })
+            }
+            Config::Dbw { delivery, choice } => Box::new(DbwServer::new(workers, clock, delivery, choice)),
+            Config::Abs { wait_for, staleness, shrink, .. } => {
+                Box::new(AbsServer::new(workers, clock, Rules { wait_for, staleness, shrink }))
+            }
+            Config::DsSync { .. } => return Err(ConfigError::NoServer { scheme: self.name() }),
+            Config::Delay { staleness, seed } => Box::new(DelayServer::new(workers, clock, staleness, seed)),
         })
     }
 
     /// The worker's half.
     pub fn worker(&self) -> Box<dyn WorkerScheme> {
-        Box::new(match *self {
-            Config::Bsp => Reader::fresh(Some(0)),
-            Config::Asp => Reader::fresh(None),
-            Config::Ssp { staleness } => Reader::reusing(staleness),
-            Config::Essp { staleness } | Config::Bap { staleness } => Reader::fresh(Some(staleness)),
-        })
+        match *self {
+            Config::Bsp => Box::new(Reader::fresh(Some(0))),
+            Config::Asp => Box::new(Reader::fresh(None)),
+            Config::Ssp { staleness } => Box::new(Reader::reusing(staleness)),
+            Config::Essp { staleness } | Config::Bap { staleness } => {
+                Box::new(Reader::fresh(Some(staleness)))
+            }
+            Config::Vap { bound, strength } => Box::new(VapWorker::new(bound, strength, self.slots())),
+            Config::Dbw { .. } | Config::Delay { .. } => Box::new(OncePerVersion::new()),
+            Config::Abs { .. } => Box::new(OwnConsumed::new()),
+            Config::DsSync { .. } => Box::new(Averager::default()),
+        }
     }
 }
 

@@ -9,6 +9,38 @@ fn any_scheme() -> impl Strategy<Value = Config> {
         any::<u64>().prop_map(|staleness| Config::Ssp { staleness }),
         any::<u64>().prop_map(|staleness| Config::Essp { staleness }),
         (0..=Config::RUN_AHEAD_MAX).prop_map(|staleness| Config::Bap { staleness }),
+        (any::<bool>(), 1e-30_f32..1e30).prop_map(|(strong, bound)| {
+            let strength = if strong { Strength::Strong } else { Strength::Weak };
+            Config::Vap { bound, strength }
+        }),
+        (delivery(), choice()).prop_map(|(delivery, choice)| Config::Dbw { delivery, choice }),
+        (any::<[bool; 2]>(), any::<Option<u64>>(), 1..u16::MAX, 1..9_u16).prop_map(
+            |([fixed, with_k], staleness, k, local_steps)| {
+                let wait_for = if fixed { WaitFor::Fixed(k) } else { WaitFor::LossRatio(k) };
+                let shrink = if with_k { Shrink::WithK } else { Shrink::Fixed };
+                Config::Abs { wait_for, staleness, shrink, local_steps }
+            }
+        ),
+        (2..u16::MAX, partition()).prop_map(|(group, partition)| Config::DsSync { group, partition }),
+        (0..=Config::RUN_AHEAD_MAX, any::<u64>())
+            .prop_map(|(staleness, seed)| Config::Delay { staleness, seed }),
+    ]
+}
+
+fn delivery() -> impl Strategy<Value = Delivery> {
+    prop_oneof![Just(Delivery::Interrupt), Just(Delivery::Wait), Just(Delivery::Pull)]
+}
+
+fn partition() -> impl Strategy<Value = Partition> {
+    prop_oneof![Just(Partition::Digits), Just(Partition::Authors), Just(Partition::Uneven)]
+}
+
+fn choice() -> impl Strategy<Value = Choice> {
+    prop_oneof![
+        (1..u16::MAX, 1e-3_f32..1e3)
+            .prop_map(|(window, loss_growth)| Choice::Dynamic { window, loss_growth }),
+        (1..u16::MAX).prop_map(|k| Choice::Static { k }),
+        (1..u16::MAX).prop_map(|window| Choice::Blind { window }),
     ]
 }
 
@@ -30,6 +62,16 @@ fn nearly() -> impl Strategy<Value = String> {
         "nan",
         "none",
         "é",
+        "vap",
+        "dbw",
+        "abs",
+        "k-async",
+        "ds-sync",
+        "delay",
+        "k",
+        "choice",
+        "bound",
+        "seed",
         "\u{0}",
     ];
     prop::collection::vec(prop::sample::select(WORDS), 0..9).prop_map(|words| words.concat())
@@ -60,7 +102,7 @@ proptest! {
 
 #[test]
 fn every_name_makes_its_scheme() {
-    for name in ["bsp", "asp", "ssp", "essp", "bap"] {
+    for name in ["bsp", "asp", "ssp", "essp", "bap", "vap", "dbw", "abs", "ds-sync", "delay"] {
         assert_eq!(name.parse::<Config>().unwrap().name(), name);
     }
     for name in Config::NAMES {
@@ -95,9 +137,84 @@ fn errors_name_the_remedy() {
 }
 
 #[test]
+fn every_setting_has_its_place() {
+    let is = |text: &str, config: Config| {
+        assert_eq!(text.parse(), Ok(config), "{text}");
+        assert_eq!(config.to_string(), text);
+    };
+    let dbw = |delivery, choice| Config::Dbw { delivery, choice };
+    let dynamic = Choice::Dynamic { window: 5, loss_growth: 1.01 };
+    is("dbw", dbw(Delivery::Interrupt, dynamic));
+    is("dbw(delivery=wait, k=3)", dbw(Delivery::Wait, Choice::Static { k: 3 }));
+    is("dbw(choice=blind, window=9)", dbw(Delivery::Interrupt, Choice::Blind { window: 9 }));
+    let (wait_for, staleness) = (WaitFor::LossRatio(4), Some(2));
+    is("abs(k=4, staleness=2)", Config::Abs { wait_for, staleness, shrink: Shrink::WithK, local_steps: 1 });
+    is("ds-sync(group=2)", Config::DsSync { group: 2, partition: Partition::Digits });
+    is("delay(staleness=4, seed=7)", Config::Delay { staleness: 4, seed: 7 });
+    is("vap(bound=0.5, strength=strong)", Config::Vap { bound: 0.5, strength: Strength::Strong });
+    for (alias, text) in [
+        ("k-async(4)", "abs(k=4, staleness=none, rule=fixed, shrink=fixed)"),
+        ("k-sync(4)", "abs(k=4, staleness=0, rule=fixed, shrink=fixed)"),
+        ("adasync(4)", "abs(k=4, staleness=none, shrink=fixed)"),
+    ] {
+        assert_eq!(alias.parse::<Config>().unwrap().to_string(), text);
+    }
+}
+
+#[test]
+fn settings_that_contradict_each_other_are_refused() {
+    assert!(refused("dbw(k=3, choice=blind)").ends_with("use it with choice=static only"));
+    assert!(refused("dbw(k=3, window=2)").ends_with("choice=blind only"));
+    assert!(refused("dbw(choice=blind, loss-growth=2)").ends_with("choice=dynamic only"));
+    assert!(refused("dbw(choice=often)").ends_with("use dynamic, static or blind"));
+    for text in [
+        "dbw(0)",
+        "abs(k=0)",
+        "vap(0)",
+        "vap(nan)",
+        "vap(inf)",
+        "ds-sync(1)",
+        "delay(1025)",
+        "abs(local-steps=0)",
+    ] {
+        assert!(refused(text).contains("cannot be"), "{text}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_the_workers_is_refused_with_a_remedy() {
+    let refused = |text: &str, workers| {
+        let config: Config = text.parse().unwrap();
+        config.check(workers).unwrap_err().to_string()
+    };
+    let fits = |text: &str, workers| text.parse::<Config>().unwrap().check(workers) == Ok(());
+    assert!(refused("dbw(4)", 3).ends_with("with 3 workers: use at most as many as there are workers"));
+    assert!(refused("abs(4)", 3).contains("k of abs cannot be 4"));
+    assert!(fits("dbw(3)", 3) && fits("abs(3)", 3));
+    assert!(refused("ds-sync(2)", 6).ends_with("or partition=uneven"));
+    assert!(fits("ds-sync(2)", 8) && fits("ds-sync(4)", 16) && fits("ds-sync(2, partition=uneven)", 6));
+    assert!(refused("ds-sync(partition=authors)", 8).contains("4 workers"));
+    assert!(fits("ds-sync(partition=authors)", 4));
+    let error = "ds-sync".parse::<Config>().unwrap().server(4).err().unwrap();
+    assert!(error.to_string().contains("ds-sync has no server"));
+}
+
+#[test]
 fn what_cannot_be_is_refused_also_where_nothing_was_parsed() {
     let config = Config::Bap { staleness: Config::RUN_AHEAD_MAX + 1 };
     assert!(config.check(2).is_err() && config.server(2).is_err());
+    let (delivery, loss_growth) = (Delivery::Pull, f32::NAN);
+    for choice in [
+        Choice::Static { k: 0 },
+        Choice::Blind { window: 0 },
+        Choice::Dynamic { window: 0, loss_growth: 1.0 },
+        Choice::Dynamic { window: 1, loss_growth },
+    ] {
+        assert!(Config::Dbw { delivery, choice }.server(2).is_err(), "{choice:?}");
+    }
+    assert!(Config::Vap { bound: f32::INFINITY, strength: Strength::Weak }.server(2).is_err());
+    let (wait_for, shrink) = (WaitFor::Fixed(1), Shrink::Fixed);
+    assert!(Config::Abs { wait_for, staleness: None, shrink, local_steps: 0 }.server(2).is_err());
 }
 
 /// Checkpoints and handshakes hold these bytes.

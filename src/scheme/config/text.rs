@@ -4,6 +4,7 @@ use core::fmt;
 use core::str::FromStr;
 
 use super::{Config, ConfigError, DEFAULT_STALENESS};
+use crate::scheme::{Choice, Delivery, Partition, Shrink, Strength, WaitFor};
 
 /// A name that people can write, and what it takes. The first setting may be given without its name.
 struct Entry {
@@ -12,7 +13,11 @@ struct Entry {
     make: fn(&Given) -> Result<Config, ConfigError>,
 }
 
-const ENTRIES: [Entry; 5] = [
+pub(super) const COUNT: &str = "a whole number from 1 to 65535";
+pub(super) const POSITIVE: &str = "a number above 0, such as 1.01";
+pub(super) const RUN_AHEAD: &str = "a whole number of clocks from 0 to 1024";
+
+const ENTRIES: [Entry; 13] = [
     Entry { name: "bsp", takes: &[], make: |_| Ok(Config::Bsp) },
     Entry { name: "asp", takes: &[], make: |_| Ok(Config::Asp) },
     Entry {
@@ -28,9 +33,121 @@ const ENTRIES: [Entry; 5] = [
     Entry {
         name: "bap",
         takes: &["staleness"],
-        make: |given| Ok(Config::Bap { staleness: given.slots_staleness()? }),
+        make: |given| Ok(Config::Bap { staleness: given.run_ahead()? }),
     },
+    Entry { name: "vap", takes: &["bound", "strength"], make: vap },
+    Entry { name: "dbw", takes: &["k", "delivery", "choice", "window", "loss-growth"], make: dbw },
+    Entry { name: "abs", takes: &["k", "staleness", "rule", "shrink", "local-steps"], make: abs },
+    Entry {
+        name: "k-async",
+        takes: &["k", "local-steps"],
+        make: |given| first_k(given, WaitFor::Fixed, None),
+    },
+    Entry {
+        name: "k-sync",
+        takes: &["k", "local-steps"],
+        make: |given| first_k(given, WaitFor::Fixed, Some(0)),
+    },
+    Entry {
+        name: "adasync",
+        takes: &["k", "local-steps"],
+        make: |given| first_k(given, WaitFor::LossRatio, None),
+    },
+    Entry { name: "ds-sync", takes: &["group", "partition"], make: ds_sync },
+    Entry { name: "delay", takes: &["staleness", "seed"], make: delay },
 ];
+
+fn vap(given: &Given) -> Result<Config, ConfigError> {
+    Ok(Config::Vap {
+        bound: given.value("bound", 1.0, |bound: &f32| *bound > 0.0 && bound.is_finite(), POSITIVE)?,
+        strength: given.word("strength", &STRENGTHS, "weak or strong")?,
+    })
+}
+
+fn dbw(given: &Given) -> Result<Config, ConfigError> {
+    let delivery = given.word("delivery", &DELIVERIES, "interrupt, wait or pull")?;
+    let by_k = if given.text("k").is_some() { "static" } else { "dynamic" };
+    let chosen = given.text("choice").unwrap_or(by_k);
+    let takes: &[&str] = match chosen {
+        "static" => &["k"],
+        "dynamic" => &["window", "loss-growth"],
+        "blind" => &["window"],
+        _ => return Err(given.bad("choice", "dynamic, static or blind")),
+    };
+    for setting in ["k", "window", "loss-growth"].into_iter().filter(|setting| !takes.contains(setting)) {
+        if given.text(setting).is_some() {
+            return Err(given.bad(
+                setting,
+                match setting {
+                    "k" => "it with choice=static only",
+                    "window" => "it with choice=dynamic or choice=blind only",
+                    _ => "it with choice=dynamic only",
+                },
+            ));
+        }
+    }
+    let window = given.count("window", DBW_WINDOW)?;
+    let choice = match chosen {
+        "static" => Choice::Static { k: given.count("k", 1)? },
+        "blind" => Choice::Blind { window },
+        _ => {
+            let fits = |growth: &f32| *growth > 0.0 && growth.is_finite();
+            let loss_growth = given.value("loss-growth", DBW_LOSS_GROWTH, fits, POSITIVE)?;
+            Choice::Dynamic { window, loss_growth }
+        }
+    };
+    Ok(Config::Dbw { delivery, choice })
+}
+
+fn abs(given: &Given) -> Result<Config, ConfigError> {
+    let k = given.count("k", 1)?;
+    Ok(Config::Abs {
+        wait_for: given.word("rule", &RULES, "loss-ratio or fixed")?(k),
+        staleness: match given.text("staleness") {
+            Some("none") => None,
+            _ => Some(given.staleness()?),
+        },
+        shrink: given.word("shrink", &SHRINKS, "with-k or fixed")?,
+        local_steps: given.count("local-steps", 1)?,
+    })
+}
+
+fn first_k(given: &Given, rule: Rule, staleness: Option<u64>) -> Result<Config, ConfigError> {
+    let (wait_for, local_steps) = (rule(given.count("k", 1)?), given.count("local-steps", 1)?);
+    Ok(Config::Abs { wait_for, staleness, shrink: Shrink::Fixed, local_steps })
+}
+
+fn ds_sync(given: &Given) -> Result<Config, ConfigError> {
+    Ok(Config::DsSync {
+        group: given.value("group", 2, |group| *group >= 2, "a whole number from 2 to 65535")?,
+        partition: given.word("partition", &PARTITIONS, "digits, authors or uneven")?,
+    })
+}
+
+fn delay(given: &Given) -> Result<Config, ConfigError> {
+    let seed = given.value("seed", 0, |_| true, "a whole number")?;
+    Ok(Config::Delay { staleness: given.run_ahead()?, seed })
+}
+
+const DBW_WINDOW: u16 = 5;
+const DBW_LOSS_GROWTH: f32 = 1.01;
+
+/// Makes a rule of a `k`.
+type Rule = fn(u16) -> WaitFor;
+
+/// What settings can be that are words; the first is the default.
+const STRENGTHS: [(&str, Strength); 2] = [("weak", Strength::Weak), ("strong", Strength::Strong)];
+const DELIVERIES: [(&str, Delivery); 3] =
+    [("interrupt", Delivery::Interrupt), ("wait", Delivery::Wait), ("pull", Delivery::Pull)];
+const RULES: [(&str, Rule); 2] = [("loss-ratio", WaitFor::LossRatio), ("fixed", WaitFor::Fixed)];
+const SHRINKS: [(&str, Shrink); 2] = [("with-k", Shrink::WithK), ("fixed", Shrink::Fixed)];
+const PARTITIONS: [(&str, Partition); 3] =
+    [("digits", Partition::Digits), ("authors", Partition::Authors), ("uneven", Partition::Uneven)];
+
+/// The word of a value, unless it is the default.
+fn word_of<T: PartialEq>(words: &[(&'static str, T)], value: T) -> Option<&'static str> {
+    words.iter().skip(1).find(|(_, known)| *known == value).map(|(word, _)| *word)
+}
 
 /// The names, in the order of the table.
 pub(super) const NAMES: [&str; ENTRIES.len()] = {
@@ -75,12 +192,13 @@ impl<'a> Given<'a> {
         expected: &'static str,
     ) -> Result<T, ConfigError> {
         let Some(text) = self.text(setting) else { return Ok(default) };
-        text.parse().ok().filter(fits).ok_or_else(|| ConfigError::BadValue {
-            scheme: self.entry.name,
-            setting,
-            value: text.to_owned(),
-            expected,
-        })
+        text.parse().ok().filter(fits).ok_or_else(|| self.bad(setting, expected))
+    }
+
+    /// What was given for this setting cannot be.
+    fn bad(&self, setting: &'static str, expected: &'static str) -> ConfigError {
+        let value = self.text(setting).unwrap_or_default().to_owned();
+        ConfigError::BadValue { scheme: self.entry.name, setting, value, expected }
     }
 
     fn staleness(&self) -> Result<u64, ConfigError> {
@@ -88,9 +206,24 @@ impl<'a> Given<'a> {
     }
 
     /// A staleness that costs a slot for each clock.
-    fn slots_staleness(&self) -> Result<u64, ConfigError> {
+    fn run_ahead(&self) -> Result<u64, ConfigError> {
         let fits = |staleness: &u64| *staleness <= Config::RUN_AHEAD_MAX;
-        self.value("staleness", DEFAULT_STALENESS, fits, "a whole number of clocks from 0 to 1024")
+        self.value("staleness", DEFAULT_STALENESS, fits, RUN_AHEAD)
+    }
+
+    fn count(&self, setting: &'static str, default: u16) -> Result<u16, ConfigError> {
+        self.value(setting, default, |count| *count >= 1, COUNT)
+    }
+
+    fn word<T: Copy>(
+        &self,
+        setting: &'static str,
+        words: &[(&str, T)],
+        expected: &'static str,
+    ) -> Result<T, ConfigError> {
+        let Some(text) = self.text(setting) else { return Ok(words[0].1) };
+        let known = words.iter().find(|(word, _)| *word == text);
+        known.map(|(_, value)| *value).ok_or_else(|| self.bad(setting, expected))
     }
 }
 
@@ -142,16 +275,78 @@ impl FromStr for Config {
     }
 }
 
-/// The text that makes this scheme again: settings that have their default are left out, save those that tell schemes
-/// of one name apart.
+/// The text that makes this scheme again. Settings that have their default are left out, save the main ones.
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.name();
-        match self {
-            Config::Bsp | Config::Asp => f.write_str(name),
+        f.write_str(self.name())?;
+        let mut list = List { f, is_open: false };
+        match *self {
+            Config::Bsp | Config::Asp => {}
             Config::Ssp { staleness } | Config::Essp { staleness } | Config::Bap { staleness } => {
-                write!(f, "{name}({staleness})")
+                return write!(list.f, "({staleness})");
+            }
+            Config::Vap { bound, strength } => {
+                list.add("bound", bound)?;
+                list.add_some("strength", word_of(&STRENGTHS, strength))?;
+            }
+            Config::Dbw { delivery, choice } => {
+                list.add_some("delivery", word_of(&DELIVERIES, delivery))?;
+                let window = match choice {
+                    Choice::Static { k } => {
+                        list.add("k", k)?;
+                        DBW_WINDOW
+                    }
+                    Choice::Dynamic { window, loss_growth } => {
+                        list.add_some("loss-growth", Some(loss_growth).filter(|it| *it != DBW_LOSS_GROWTH))?;
+                        window
+                    }
+                    Choice::Blind { window } => {
+                        list.add("choice", "blind")?;
+                        window
+                    }
+                };
+                list.add_some("window", Some(window).filter(|window| *window != DBW_WINDOW))?;
+            }
+            Config::Abs { wait_for, staleness, shrink, local_steps } => {
+                list.add("k", wait_for.k())?;
+                match staleness {
+                    Some(staleness) => list.add("staleness", staleness)?,
+                    None => list.add("staleness", "none")?,
+                }
+                list.add_some("rule", matches!(wait_for, WaitFor::Fixed(_)).then_some("fixed"))?;
+                list.add_some("shrink", word_of(&SHRINKS, shrink))?;
+                list.add_some("local-steps", Some(local_steps).filter(|steps| *steps != 1))?;
+            }
+            Config::DsSync { group, partition } => {
+                list.add("group", group)?;
+                list.add_some("partition", word_of(&PARTITIONS, partition))?;
+            }
+            Config::Delay { staleness, seed } => {
+                list.add("staleness", staleness)?;
+                list.add_some("seed", Some(seed).filter(|seed| *seed != 0))?;
             }
         }
+        list.end()
+    }
+}
+
+/// Settings as they are written, in parentheses if there are any.
+struct List<'a, 'b> {
+    f: &'a mut fmt::Formatter<'b>,
+    is_open: bool,
+}
+
+impl List<'_, '_> {
+    fn add(&mut self, setting: &str, value: impl fmt::Display) -> fmt::Result {
+        let before = if std::mem::replace(&mut self.is_open, true) { ", " } else { "(" };
+        write!(self.f, "{before}{setting}={value}")
+    }
+
+    fn add_some(&mut self, setting: &str, value: Option<impl fmt::Display>) -> fmt::Result {
+        value.map_or(Ok(()), |value| self.add(setting, value))
+    }
+
+    fn end(self) -> fmt::Result {
+        if self.is_open { self.f.write_str(")") } else { Ok(()) }
     }
 }

@@ -93,6 +93,18 @@ impl Plan {
             scheme::Config::from_settings(&args.scheme, &settings).map_err(refused("--staleness"))?;
         between("--workers", workers, WORKERS_MAX)?;
         scheme.check(workers).map_err(refused("--scheme"))?;
+        if !scheme.has_server() {
+            let what = format!(
+                "--scheme: {} needs no server, and this command starts one; use another",
+                scheme.name()
+            );
+            return Err(Failure::usage(what));
+        }
+        if scheme.counts_versions() && args.servers > 1 {
+            let what =
+                format!("--servers: {scheme} counts versions, which servers do not share; use one server");
+            return Err(Failure::usage(what));
+        }
         between("--servers", args.servers, SERVERS_MAX)?;
         between("--threads", args.threads, 1024)?;
         between("--epochs", args.epochs as usize, u32::MAX as usize)?;
@@ -312,8 +324,8 @@ fn check_memory(
     let servers = own * (3 + 2 * optimizer.states() as u64);
     let published = parameters * encoding.bytes() as u64;
     let pushed = if scheme.pushes() { 3 * own } else { 0 };
-    // Two slots at the server and one source; parameters and gradient.
-    let worker = 3 * published + 2 * own + pushed;
+    // Slots at the server and one source; parameters and gradient.
+    let worker = (u64::from(scheme.slots()) + 1) * published + 2 * own + pushed;
     // Initial and final parameters, and the reader's.
     let needed = servers + workers as u64 * worker + 3 * own;
     if let Some(available) = available_memory().filter(|available| needed > *available) {

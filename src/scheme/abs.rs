@@ -1,0 +1,329 @@
+//! Adaptive bounded staleness: each version waits for `K` updates that are not too stale, and whoever computes on
+//! something too old begins again.
+//!
+//! From Tan, Zhu and Zhang, arXiv 2301.08895. That `K` grows with training, that the bound on staleness may shrink with
+//! it, and that stale workers are restarted are the paper's; both formulas are reconstructed, and therefore parameters
+//! ([`WaitFor`], [`Shrink`]). With no bound it is K-async SGD, with a bound of 0 it is K-sync SGD (Dutta et al.,
+//! AISTATS 2018), with all workers waited for it is synchronous.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::gate::Members;
+use super::{GradientId, ServerAction, ServerEvent, ServerScheme, Share};
+use crate::clock::{Clock, ClockTable, Version, WorkerId};
+use crate::time::Instant;
+
+/// How many updates a version waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum WaitFor {
+    /// Always so many.
+    Fixed(u16),
+    /// So many at the beginning, and more as the loss `F` falls: `ceil(K sqrt(F0 / F))`, never fewer than before and
+    /// never more than there are workers. The rule of AdaSync, made monotone; the paper's own is not known.
+    LossRatio(u16),
+}
+
+impl WaitFor {
+    /// How many at the beginning.
+    pub const fn k(self) -> u16 {
+        match self {
+            WaitFor::Fixed(k) | WaitFor::LossRatio(k) => k,
+        }
+    }
+}
+
+/// What becomes of the bound on staleness as more updates are waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Shrink {
+    /// It stays.
+    Fixed,
+    /// It falls in proportion, rounded up: updates that wait for twice as many are half as stale by nature. A
+    /// reconstruction; the paper says only that the bound changes.
+    WithK,
+}
+
+/// The settings that its server needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    pub(super) wait_for: WaitFor,
+    pub(super) staleness: Option<u64>,
+    pub(super) shrink: Shrink,
+}
+
+/// Folds the first `K` admissible gradients in order of arrival, each with weight `1/K`, drops those that are more
+/// versions behind than the bound, and interrupts whoever computes on a version that is.
+///
+/// An event costs the logarithm of the workers, and a version the number of gradients that wait.
+///
+/// What no sane driver sends is ignored: a gradient that is not its worker's next, one of a worker that is not in,
+/// joining twice, leaving twice, an `Applied` that nobody asked for.
+#[derive(Debug)]
+pub(super) struct AbsServer {
+    rules: Rules,
+    members: Members,
+    open: bool,
+    folded: ClockTable,
+    /// The newest version; until the first update of this life, the latest that a gradient was computed on.
+    newest: Version,
+    has_applied: bool,
+    /// No worker computes on an earlier one: what this life began with.
+    oldest: Version,
+    k: u64,
+    first_loss: Option<f64>,
+    /// Those that compute, and a version that they are not behind.
+    computing: Line,
+    /// Gradients that were not too stale when they came, in order of arrival.
+    admitted: VecDeque<(GradientId, Version)>,
+    taken: Vec<GradientId>,
+    folding: bool,
+    late: VecDeque<GradientId>,
+}
+
+impl AbsServer {
+    pub(super) fn new(workers: usize, clock: Clock, rules: Rules) -> AbsServer {
+        AbsServer {
+            rules,
+            members: Members::new(workers),
+            open: false,
+            folded: ClockTable::at(clock),
+            newest: Version(0),
+            has_applied: false,
+            oldest: Version(0),
+            k: u64::from(rules.wait_for.k()),
+            first_loss: None,
+            computing: Line::default(),
+            admitted: VecDeque::new(),
+            taken: Vec::new(),
+            folding: false,
+            late: VecDeque::new(),
+        }
+    }
+
+    fn is_too_stale(&self, base: Version) -> bool {
+        let Some(mut bound) = self.rules.staleness else { return false };
+        if self.rules.shrink == Shrink::WithK {
+            let (first, now) = (u128::from(self.rules.wait_for.k()), u128::from(self.k.max(1)));
+            bound = u64::try_from((u128::from(bound) * first).div_ceil(now)).unwrap_or(bound).min(bound);
+        }
+        base.max(self.oldest).behind(self.newest) > bound
+    }
+
+    fn arrive(&mut self, gradient: GradientId, base: Version) {
+        self.computing.remove(gradient.worker);
+        if !self.has_applied && base > self.newest {
+            (self.newest, self.oldest) = (base, base);
+        }
+        if self.is_too_stale(base) {
+            self.late.push_back(gradient);
+        } else {
+            self.admitted.push_back((gradient, base));
+        }
+    }
+
+    fn applied(&mut self, version: Version, loss: Option<f64>) {
+        if !std::mem::take(&mut self.folding) {
+            return;
+        }
+        (self.newest, self.has_applied) = (version, true);
+        self.adapt(loss);
+        for gradient in self.taken.drain(..) {
+            self.folded.advance(gradient.worker, gradient.clock.next());
+            self.computing.join(gradient.worker, version);
+        }
+        // What waits may have become too stale.
+        for _ in 0..self.admitted.len() {
+            let Some((gradient, base)) = self.admitted.pop_front() else { break };
+            if self.is_too_stale(base) {
+                self.late.push_back(gradient);
+            } else {
+                self.admitted.push_back((gradient, base));
+            }
+        }
+    }
+
+    fn adapt(&mut self, loss: Option<f64>) {
+        let (WaitFor::LossRatio(k), Some(loss)) = (self.rules.wait_for, loss) else { return };
+        let first = *self.first_loss.get_or_insert(loss);
+        let wanted = (f64::from(k) * (first / loss).sqrt()).ceil();
+        if loss > 0.0 && wanted.is_finite() {
+            self.k = self.k.max(wanted as u64).min(self.members.len() as u64).max(self.k);
+        }
+    }
+}
+
+impl ServerScheme for AbsServer {
+    fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
+        match event {
+            ServerEvent::Joined { worker, clock } => {
+                if !self.members.join(worker, clock) {
+                    return;
+                }
+                if self.open {
+                    self.folded.join_at(worker, clock);
+                } else if self.members.complete() {
+                    self.open = true;
+                    self.members.begin(&mut self.folded);
+                }
+                self.computing.join(worker, self.newest);
+            }
+            ServerEvent::Left { worker } => {
+                if self.members.leave(worker).is_none() {
+                    return;
+                }
+                self.computing.remove(worker);
+                self.admitted.retain(|(gradient, _)| gradient.worker != worker);
+                self.late.retain(|gradient| gradient.worker != worker);
+                self.taken.retain(|gradient| gradient.worker != worker);
+                self.folded.leave(worker);
+            }
+            ServerEvent::Arrived { gradient, base, .. } => {
+                if self.members.arrive(gradient.worker, gradient.clock).is_some() {
+                    self.arrive(gradient, base);
+                }
+            }
+            ServerEvent::Seen { .. } => {}
+            ServerEvent::Applied { version, statistics } => self.applied(version, statistics.loss),
+        }
+    }
+
+    fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
+        if !self.open || self.folding {
+            return None;
+        }
+        if let Some(gradient) = self.late.pop_front() {
+            self.folded.advance(gradient.worker, gradient.clock.next());
+            self.computing.join(gradient.worker, self.newest);
+            return Some(ServerAction::Drop { gradient });
+        }
+        if let Some((worker, base)) = self.computing.first()
+            && self.is_too_stale(base)
+        {
+            self.computing.join(worker, self.newest);
+            return Some(ServerAction::Interrupt { worker });
+        }
+        let k = self.k.clamp(1, self.members.len().max(1) as u64) as usize;
+        if self.admitted.len() < k {
+            return None;
+        }
+        self.taken.extend(self.admitted.drain(..k).map(|(gradient, _)| gradient));
+        self.taken.sort_unstable();
+        self.folding = true;
+        Share::each(&self.taken, shares);
+        Some(ServerAction::Apply)
+    }
+
+    fn smallest_clock(&self) -> Clock {
+        self.folded.smallest()
+    }
+}
+
+/// Workers in the order of the versions they compute on. Versions only grow, so whoever joins goes to the end, and
+/// the first is the stalest; every step costs the same whatever the length.
+#[derive(Debug, Default)]
+struct Line {
+    /// By worker.
+    places: Vec<Option<Place>>,
+    first: Option<u16>,
+    last: Option<u16>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    base: Version,
+    before: Option<u16>,
+    after: Option<u16>,
+}
+
+impl Line {
+    fn join(&mut self, worker: WorkerId, base: Version) {
+        self.remove(worker);
+        let index = usize::from(worker.0);
+        if self.places.len() <= index {
+            self.places.resize(index + 1, None);
+        }
+        self.places[index] = Some(Place { base, before: self.last, after: None });
+        match self.last.replace(worker.0) {
+            Some(last) => self.set(last, |place| place.after = Some(worker.0)),
+            None => self.first = Some(worker.0),
+        }
+    }
+
+    fn remove(&mut self, worker: WorkerId) {
+        let Some(place) = self.places.get_mut(usize::from(worker.0)).and_then(Option::take) else { return };
+        match place.before {
+            Some(before) => self.set(before, |before| before.after = place.after),
+            None => self.first = place.after,
+        }
+        match place.after {
+            Some(after) => self.set(after, |after| after.before = place.before),
+            None => self.last = place.before,
+        }
+    }
+
+    fn set(&mut self, worker: u16, change: impl FnOnce(&mut Place)) {
+        if let Some(place) = &mut self.places[usize::from(worker)] {
+            change(place);
+        }
+    }
+
+    fn first(&self) -> Option<(WorkerId, Version)> {
+        let first = self.first?;
+        Some((WorkerId(first), self.places[usize::from(first)]?.base))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_is_in_order_whoever_leaves_it() {
+        let mut line = Line::default();
+        for (version, worker) in [3, 0, 2, 1].into_iter().enumerate() {
+            line.join(WorkerId(worker), Version(version as u64));
+        }
+        line.remove(WorkerId(0));
+        line.remove(WorkerId(0));
+        line.remove(WorkerId(9));
+        line.join(WorkerId(3), Version(7));
+        let mut seen = Vec::new();
+        while let Some((worker, base)) = line.first() {
+            seen.push((worker.0, base.0));
+            line.remove(worker);
+        }
+        assert_eq!(seen, [(2, 2), (1, 3), (3, 7)]);
+        assert!(line.last.is_none());
+    }
+
+    fn with(workers: usize, rules: Rules) -> AbsServer {
+        let mut server = AbsServer::new(workers, Clock(0), rules);
+        for worker in 0..workers as u16 {
+            let event = ServerEvent::Joined { worker: WorkerId(worker), clock: Clock(0) };
+            server.handle_event(Instant::ORIGIN, event);
+        }
+        server
+    }
+
+    #[test]
+    fn k_grows_with_the_root_of_the_loss_and_never_falls() {
+        let rules = Rules { wait_for: WaitFor::LossRatio(2), staleness: Some(6), shrink: Shrink::WithK };
+        let mut server = with(8, rules);
+        let bound_at = |server: &mut AbsServer| {
+            server.newest = Version(100);
+            (0..=100).find(|behind| server.is_too_stale(Version(100 - behind))).unwrap() - 1
+        };
+        let expected = [(4.0, 2, 6), (2.0, 3, 4), (1.0, 4, 3), (3.0, 4, 3), (f64::NAN, 4, 3), (-1.0, 4, 3)];
+        for (loss, k, bound) in expected.into_iter().chain([(1e-9, 8, 2)]) {
+            server.adapt(Some(loss));
+            assert_eq!((server.k, bound_at(&mut server)), (k, bound), "at {loss}");
+        }
+        server.adapt(None);
+        assert_eq!(server.k, 8);
+    }
+}

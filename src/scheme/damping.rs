@@ -1,0 +1,126 @@
+//! Smaller steps for staler gradients.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::{GradientId, ServerAction, ServerEvent, ServerScheme, Share};
+use crate::clock::{Clock, Version};
+use crate::time::Instant;
+
+/// What a gradient's staleness does to its weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Damping {
+    /// Nothing.
+    #[default]
+    None,
+    /// It is divided by the staleness, where that is more than 1 (Zhang et al., IJCAI 2016, arXiv 1511.05950).
+    Inverse,
+}
+
+impl Damping {
+    /// What the weight of a gradient is multiplied by that is folded into a version that it is so many versions older
+    /// than the newest before.
+    pub fn factor(self, staleness: u64) -> f32 {
+        match self {
+            Damping::None => 1.0,
+            Damping::Inverse => 1.0 / staleness.max(1) as f32,
+        }
+    }
+}
+
+/// This scheme with its shares scaled by their staleness in versions, at the moment they are handed out to be applied.
+pub fn damped(server: Box<dyn ServerScheme>, damping: Damping) -> Box<dyn ServerScheme> {
+    match damping {
+        Damping::None => server,
+        _ => Box::new(Damped { server, damping, newest: Version(0), bases: Vec::new() }),
+    }
+}
+
+struct Damped {
+    server: Box<dyn ServerScheme>,
+    damping: Damping,
+    newest: Version,
+    /// By worker: what the gradients at hand were computed on, in order of their clocks.
+    bases: Vec<VecDeque<(Clock, Version)>>,
+}
+
+impl Damped {
+    fn bases(&mut self, gradient: GradientId) -> Option<&mut VecDeque<(Clock, Version)>> {
+        self.bases.get_mut(usize::from(gradient.worker.0))
+    }
+
+    fn base(&mut self, gradient: GradientId) -> Option<(usize, Version)> {
+        let bases = self.bases(gradient)?.iter().enumerate();
+        bases
+            .map(|(place, (clock, base))| (place, *clock, *base))
+            .find_map(|(place, clock, base)| (clock == gradient.clock).then_some((place, base)))
+    }
+
+    /// The gradient is done with.
+    fn forget(&mut self, gradient: GradientId) {
+        if let Some((place, _)) = self.base(gradient)
+            && let Some(bases) = self.bases(gradient)
+        {
+            bases.remove(place);
+        }
+    }
+}
+
+impl ServerScheme for Damped {
+    fn handle_event(&mut self, now: Instant, event: ServerEvent) {
+        match event {
+            ServerEvent::Joined { worker, .. } | ServerEvent::Left { worker } => {
+                if let Some(bases) = self.bases.get_mut(usize::from(worker.0)) {
+                    bases.clear();
+                }
+            }
+            ServerEvent::Arrived { gradient, base, .. } => {
+                // A server that goes on from a checkpoint does not begin at version 0.
+                self.newest = self.newest.max(base);
+                let index = usize::from(gradient.worker.0);
+                if self.bases.len() <= index {
+                    self.bases.resize_with(index + 1, VecDeque::new);
+                }
+                self.bases[index].push_back((gradient.clock, base));
+            }
+            ServerEvent::Applied { version, .. } => self.newest = version,
+            ServerEvent::Seen { .. } => {}
+        }
+        self.server.handle_event(now, event);
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        self.server.handle_timeout(now);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.server.poll_timeout()
+    }
+
+    fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
+        let action = self.server.poll_action(shares)?;
+        match action {
+            ServerAction::Expect | ServerAction::Apply => {
+                for share in shares.iter_mut() {
+                    // One that has yet to come is taken to be fresh.
+                    if let Some((_, base)) = self.base(share.gradient) {
+                        share.weight *= self.damping.factor(base.behind(self.newest));
+                    }
+                    if action == ServerAction::Apply {
+                        self.forget(share.gradient);
+                    }
+                }
+            }
+            ServerAction::Drop { gradient } => self.forget(gradient),
+            _ => {}
+        }
+        Some(action)
+    }
+
+    fn smallest_clock(&self) -> Clock {
+        self.server.smallest_clock()
+    }
+}

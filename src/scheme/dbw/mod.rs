@@ -1,0 +1,248 @@
+//! Dynamic backup workers: each version waits for the fastest few, and learns how few are best.
+//!
+//! From Xu, Neglia and Sebastianelli, *Dynamic Backup Workers for Parallel Machine Learning*, arXiv 2004.14696. A
+//! version is published; the server waits for `k` gradients computed on it, folds exactly these with weight `1/k`, and
+//! drops those of earlier versions as they come. How large `k` should be follows from what an update out of `k`
+//! gradients is worth ([`Gain`]) and from how long the `k`-th takes: [`best_k`] has the most gain per second.
+//!
+//! The bound on the gain and the choice are the paper's. The estimators are the natural unbiased ones, reconstructed;
+//! window, loss growth and the first versions are parameters of [`Choice`].
+
+mod choice;
+mod gain;
+mod time;
+
+pub use choice::{Choice, best_k, most_gradients_k};
+pub use gain::Gain;
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use self::choice::Chooser;
+use super::gate::Members;
+use super::{GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
+use crate::clock::{Clock, ClockTable, Version, WorkerId};
+use crate::time::Instant;
+
+/// What becomes of a worker that still computes when a new version is out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Delivery {
+    /// It is interrupted and begins again on the new version.
+    Interrupt,
+    /// It ends what it does, and goes on with the newest version, which was pushed to it meanwhile.
+    Wait,
+    /// It ends what it does, and then asks for the newest version.
+    Pull,
+}
+
+/// Versions whose late gradients still tell how long they took.
+const ROUNDS_MAX: usize = 64;
+
+/// One version: when it came out, and what came of it.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    published: Instant,
+    /// Gradients that went into the update that made it.
+    h: usize,
+    arrived: usize,
+}
+
+/// Folds the first `k` gradients of the newest version, and drops whatever comes of an earlier one.
+///
+/// An event costs the logarithm of the workers. A version costs besides what the choice does: nothing where `k` is
+/// static, a pass over the workers where they are interrupted, the square of their number (of at most 64) elsewhere;
+/// and a pass over the workers to interrupt them.
+///
+/// What no sane driver sends is ignored: a gradient that is not its worker's next, one of a worker that is not in,
+/// joining twice, leaving twice, an `Applied` that nobody asked for.
+#[derive(Debug)]
+pub(super) struct DbwServer {
+    delivery: Delivery,
+    members: Members,
+    open: bool,
+    folded: ClockTable,
+    /// The newest version; until the first update of this life, the latest that a gradient was computed on.
+    newest: Version,
+    has_applied: bool,
+    /// What the newest version waits for; clipped to the members when it counts.
+    k: usize,
+    chooser: Chooser,
+    /// Of the last versions; the newest is the last.
+    rounds: VecDeque<Round>,
+    /// By worker: the version of the last gradient that came from it.
+    answered: Vec<Option<Version>>,
+    /// Gradients of the newest version in order of arrival.
+    admitted: Vec<GradientId>,
+    /// Those that are being folded, and how many there were.
+    taken: Vec<GradientId>,
+    folding: Option<usize>,
+    late: VecDeque<GradientId>,
+    /// Workers from here on have still to be interrupted.
+    to_interrupt: usize,
+    push_is_due: bool,
+}
+
+impl DbwServer {
+    pub(super) fn new(workers: usize, clock: Clock, delivery: Delivery, choice: Choice) -> DbwServer {
+        let k = if let Choice::Static { k } = choice { usize::from(k) } else { usize::MAX };
+        DbwServer {
+            delivery,
+            members: Members::new(workers),
+            open: false,
+            folded: ClockTable::at(clock),
+            newest: Version(0),
+            has_applied: false,
+            k,
+            chooser: Chooser::new(choice, delivery != Delivery::Interrupt),
+            rounds: VecDeque::with_capacity(ROUNDS_MAX),
+            answered: Vec::new(),
+            admitted: Vec::new(),
+            taken: Vec::new(),
+            folding: None,
+            late: VecDeque::new(),
+            to_interrupt: usize::MAX,
+            push_is_due: false,
+        }
+    }
+
+    fn needed(&self) -> usize {
+        self.k.clamp(1, self.members.len().max(1))
+    }
+
+    fn open(&mut self, now: Instant) {
+        self.open = true;
+        self.members.begin(&mut self.folded);
+        self.publish(now, self.members.len());
+    }
+
+    fn publish(&mut self, now: Instant, h: usize) {
+        if self.rounds.len() == ROUNDS_MAX {
+            self.rounds.pop_front();
+        }
+        self.rounds.push_back(Round { published: now, h, arrived: 0 });
+    }
+
+    fn arrive(&mut self, now: Instant, gradient: GradientId, base: Version) {
+        if !self.has_applied {
+            self.newest = self.newest.max(base);
+        }
+        self.answered[usize::from(gradient.worker.0)] = Some(base);
+        let age = self.newest.0.saturating_sub(base.0);
+        let place =
+            usize::try_from(age).ok().and_then(|age| self.rounds.len().checked_sub(age.saturating_add(1)));
+        if let Some(round) = place.and_then(|place| self.rounds.get_mut(place)) {
+            round.arrived += 1;
+            let seconds = (now - round.published).as_secs_f64();
+            self.chooser.add_time(round.h, round.arrived, seconds);
+        }
+        if base == self.newest && self.folding.is_none() {
+            self.admitted.push(gradient);
+        } else {
+            self.late.push_back(gradient);
+        }
+    }
+
+    fn applied(&mut self, now: Instant, version: Version, measured: &Statistics) {
+        let Some(k) = self.folding.take() else { return };
+        for gradient in self.taken.drain(..) {
+            self.folded.advance(gradient.worker, gradient.clock.next());
+        }
+        (self.newest, self.has_applied) = (version, true);
+        // What came too late to be among the first.
+        self.late.extend(self.admitted.drain(..));
+        self.chooser.make_room(self.members.len());
+        self.k = self.chooser.next(self.members.len(), k, measured);
+        self.publish(now, k);
+        match self.delivery {
+            Delivery::Interrupt => self.to_interrupt = 0,
+            Delivery::Wait => self.push_is_due = true,
+            Delivery::Pull => {}
+        }
+    }
+
+    /// Whoever has not answered the version before the newest computes on it, or on an earlier one.
+    fn next_to_interrupt(&mut self) -> Option<ServerAction> {
+        while let Some(answered) = self.answered.get(self.to_interrupt) {
+            let worker = WorkerId(self.to_interrupt as u16);
+            self.to_interrupt += 1;
+            let has_answered = answered.is_some_and(|answered| answered.0.saturating_add(1) >= self.newest.0);
+            if self.members.contains(worker) && !has_answered {
+                return Some(ServerAction::Interrupt { worker });
+            }
+        }
+        None
+    }
+}
+
+impl ServerScheme for DbwServer {
+    fn handle_event(&mut self, now: Instant, event: ServerEvent) {
+        match event {
+            ServerEvent::Joined { worker, clock } => {
+                if !self.members.join(worker, clock) {
+                    return;
+                }
+                let index = usize::from(worker.0);
+                if self.answered.len() <= index {
+                    self.answered.resize(index + 1, None);
+                }
+                self.answered[index] = None;
+                if self.open {
+                    self.folded.join_at(worker, clock);
+                } else if self.members.complete() {
+                    self.open(now);
+                }
+                self.chooser.make_room(self.members.len());
+                self.push_is_due = self.delivery == Delivery::Wait;
+            }
+            ServerEvent::Left { worker } => {
+                if self.members.leave(worker).is_none() {
+                    return;
+                }
+                let others = |gradient: &GradientId| gradient.worker != worker;
+                self.admitted.retain(others);
+                self.late.retain(others);
+                self.taken.retain(others);
+                self.folded.leave(worker);
+            }
+            ServerEvent::Arrived { gradient, base, .. } => {
+                if self.members.arrive(gradient.worker, gradient.clock).is_some() {
+                    self.arrive(now, gradient, base);
+                }
+            }
+            ServerEvent::Seen { .. } => {}
+            ServerEvent::Applied { version, statistics } => self.applied(now, version, &statistics),
+        }
+    }
+
+    fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
+        if std::mem::take(&mut self.push_is_due) {
+            return Some(ServerAction::Push);
+        }
+        if !self.open || self.folding.is_some() {
+            return None;
+        }
+        if let Some(action) = self.next_to_interrupt() {
+            return Some(action);
+        }
+        if let Some(gradient) = self.late.pop_front() {
+            self.folded.advance(gradient.worker, gradient.clock.next());
+            return Some(ServerAction::Drop { gradient });
+        }
+        let k = self.needed();
+        if self.admitted.len() < k {
+            return None;
+        }
+        self.taken.extend(self.admitted.drain(..k));
+        self.taken.sort_unstable();
+        self.folding = Some(k);
+        Share::each(&self.taken, shares);
+        Some(ServerAction::Apply)
+    }
+
+    fn smallest_clock(&self) -> Clock {
+        self.folded.smallest()
+    }
+}

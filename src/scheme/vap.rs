@@ -1,0 +1,229 @@
+//! Value-bounded asynchronous parallel: what is in transit may be so large and no larger.
+//!
+//! From Dai et al., *High-Performance Distributed ML at Scale through Parameter Server Consistency Models*, AAAI 2015,
+//! arXiv 1410.8043, after arXiv 1312.7869, which tells weak from strong. The magnitude of a gradient is that of its
+//! largest element, times the weight that it is folded with; the bound of clock `c` is `bound / sqrt(c + 1)`. One
+//! gradient alone is always let through, however large it is, so what is in transit is at most the larger of the bound
+//! and one gradient.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::turn::{Step, after};
+use super::{Bound, WorkerAction, WorkerEvent, WorkerScheme};
+use crate::clock::{Clock, ClockTable, Version, WorkerId};
+use crate::time::Instant;
+
+/// Which gradients count as in transit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Strength {
+    /// A worker's own that the server has not consumed: the worker waits.
+    Weak,
+    /// Those, and all that are folded in and not yet seen by every worker: the server waits too.
+    Strong,
+}
+
+/// The bound of a clock.
+fn bound_at(bound: f32, clock: Clock) -> f64 {
+    f64::from(bound) / (clock.0 as f64 + 1.0).sqrt()
+}
+
+/// Magnitudes in the order in which they came, and their sum.
+#[derive(Debug)]
+struct Transit<T> {
+    entries: VecDeque<(T, f64)>,
+    sum: f64,
+}
+
+impl<T: Copy + PartialOrd> Transit<T> {
+    fn new() -> Transit<T> {
+        Transit { entries: VecDeque::new(), sum: 0.0 }
+    }
+
+    fn push(&mut self, at: T, magnitude: f64) {
+        self.entries.push_back((at, magnitude));
+        self.sum += magnitude;
+    }
+
+    /// Forgets those at the front that are done with.
+    fn forget(&mut self, is_done: impl Fn(T) -> bool) {
+        while let Some((_, magnitude)) = self.entries.front().filter(|(at, _)| is_done(*at)) {
+            self.sum -= magnitude;
+            self.entries.pop_front();
+        }
+        if self.entries.is_empty() || !self.sum.is_finite() {
+            // Rounding does not add up, and what was infinite ends.
+            self.sum = self.entries.iter().map(|(_, magnitude)| magnitude).sum();
+        }
+    }
+
+    /// True if one more may come.
+    fn admits(&self, magnitude: f64, bound: f64) -> bool {
+        self.entries.is_empty() || self.sum + magnitude <= bound
+    }
+}
+
+/// A magnitude that was not measured, or is no number, is as large as can be: it goes alone.
+fn magnitude_of(measured: Option<f32>, weight: f64) -> f64 {
+    match measured {
+        Some(magnitude) if magnitude >= 0.0 => f64::from(magnitude) * weight,
+        _ => f64::INFINITY,
+    }
+}
+
+/// The strong server's book: what was folded in and is not yet seen by everybody.
+#[derive(Debug)]
+pub(super) struct Unseen {
+    bound: f32,
+    /// Each worker's newest version, as far as it is known, where others have clocks.
+    seen: ClockTable,
+    newest: Version,
+    has_applied: bool,
+    folded: Transit<Version>,
+    /// Of the fold that is under way.
+    folding: f64,
+}
+
+impl Unseen {
+    pub(super) fn new(bound: f32) -> Unseen {
+        Unseen {
+            bound,
+            seen: ClockTable::default(),
+            newest: Version(0),
+            has_applied: false,
+            folded: Transit::new(),
+            folding: 0.0,
+        }
+    }
+
+    /// Whoever comes holds nothing that could be too old: what it will pull is the newest.
+    pub(super) fn join(&mut self, worker: WorkerId) {
+        self.seen.join_at(worker, Clock(self.newest.0));
+    }
+
+    pub(super) fn leave(&mut self, worker: WorkerId) {
+        self.seen.leave(worker);
+        self.forget();
+    }
+
+    pub(super) fn see(&mut self, worker: WorkerId, version: Version) {
+        if !self.has_applied {
+            self.newest = self.newest.max(version);
+        }
+        self.seen.advance(worker, Clock(version.min(self.newest).0));
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        let seen = self.seen.smallest();
+        let nobody = self.seen.is_empty();
+        self.folded.forget(|version| nobody || version.0 <= seen.0);
+    }
+
+    /// Whether this gradient may be folded in now; if so it is what the next version is made of.
+    pub(super) fn admit(&mut self, clock: Clock, measured: Option<f32>, weight: f32) -> bool {
+        let magnitude = magnitude_of(measured, f64::from(weight));
+        let admitted = self.folded.admits(magnitude, bound_at(self.bound, clock));
+        if admitted {
+            self.folding = magnitude;
+        }
+        admitted
+    }
+
+    pub(super) fn applied(&mut self, version: Version) {
+        (self.newest, self.has_applied) = (version, true);
+        self.folded.push(version, self.folding);
+        self.forget();
+    }
+}
+
+/// The worker's half: it begins a clock only if what it has in transit leaves room for one more gradient, which it
+/// takes to be as large as its last, for how large it will be is known only when it is computed.
+///
+/// While it waits it asks for each newer version, so that the server learns that it has seen it: without that, one
+/// that waits for the server and a server that waits for it would wait for ever. It also waits while all its slots but
+/// one are taken, lest it wait for a slot where it cannot ask.
+#[derive(Debug)]
+pub(super) struct VapWorker {
+    bound: f32,
+    refreshes: bool,
+    /// Gradients in transit at most.
+    room: usize,
+    /// Of a gradient; 1 until it is told how many workers there are, which is stricter.
+    weight: f64,
+    clock: Clock,
+    transit: Transit<Clock>,
+    last: f64,
+    held: Option<Version>,
+    step: Step,
+    /// It waits for its own gradients.
+    is_blocked: bool,
+}
+
+impl VapWorker {
+    pub(super) fn new(bound: f32, strength: Strength, slots: u16) -> VapWorker {
+        VapWorker {
+            bound,
+            refreshes: strength == Strength::Strong,
+            room: usize::from(slots.max(1)),
+            weight: 1.0,
+            clock: Clock(0),
+            transit: Transit::new(),
+            last: 0.0,
+            held: None,
+            step: Step::Out,
+            is_blocked: false,
+        }
+    }
+
+    /// Begins the clock, or waits.
+    fn begin(&mut self) {
+        let bound = bound_at(self.bound, self.clock);
+        let admitted =
+            self.transit.entries.len() < self.room && self.transit.admits(self.last * self.weight, bound);
+        self.is_blocked = !admitted;
+        self.step = if admitted || self.refreshes { Step::RefreshIsDue } else { Step::Waiting };
+    }
+}
+
+impl WorkerScheme for VapWorker {
+    fn handle_event(&mut self, _now: Instant, event: WorkerEvent) {
+        match event {
+            WorkerEvent::Joined { clock } => {
+                (self.clock, self.held, self.last) = (clock, None, 0.0);
+                self.transit = Transit::new();
+                self.begin();
+            }
+            WorkerEvent::Holds { version, .. } => {
+                self.held = Some(version);
+                if self.step == Step::Refreshing {
+                    self.step = if self.is_blocked { Step::RefreshIsDue } else { Step::ComputeIsDue };
+                }
+            }
+            WorkerEvent::Published { magnitude } if self.step == Step::Computing => {
+                self.last = magnitude_of(magnitude, 1.0);
+                self.transit.push(self.clock, self.last * self.weight);
+                self.clock = self.clock.next();
+                self.begin();
+            }
+            WorkerEvent::Consumed { clock } => {
+                self.transit.forget(|published| published < clock);
+                if self.is_blocked {
+                    // A refresh that still waits for a newer version may wait for ever: this one replaces it.
+                    self.begin();
+                }
+            }
+            WorkerEvent::Interrupted if self.step.is_on_a_copy() => self.step = Step::RefreshIsDue,
+            WorkerEvent::Membership { workers } => self.weight = 1.0 / workers.max(1) as f64,
+            _ => {}
+        }
+    }
+
+    fn poll_action(&mut self) -> Option<WorkerAction> {
+        let newer = self.held.filter(|_| self.is_blocked);
+        self.step.poll(newer.map_or(Bound::NONE, |held| Bound::version(after(held))))
+    }
+}

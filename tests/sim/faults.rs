@@ -1,0 +1,86 @@
+//! What goes wrong, computed by hand.
+
+use slackline::scheme::Config;
+use slackline::sim::{Cluster, Crash, Direction, Law, Partition, Quadratic, Until};
+
+use super::run;
+
+fn in_step(workers: usize) -> Cluster {
+    let mut cluster = Cluster::new(Config::Bsp, workers, 1);
+    cluster.until = Until::Versions(10);
+    cluster
+}
+
+#[test]
+fn a_partition_holds_up_one_direction_until_it_ends() {
+    for direction in [Direction::Up, Direction::Down] {
+        let mut cluster = in_step(2);
+        cluster.faults.partitions = vec![Partition { workers: 0..1, direction, from: 5.2, until: 15.5 }];
+        let report = run(cluster);
+        // What is held up on the way up is the sixth gradient, on the way down the copy to compute the seventh on:
+        // either way the seventh round ends at 16.5.
+        assert_eq!(report.end, 16.5 + 3.0, "{direction:?}");
+        assert_eq!(report.of_workers[1].computing, 10.0);
+    }
+}
+
+#[test]
+fn a_round_goes_on_without_a_worker_once_its_crash_is_noticed() {
+    let mut cluster = in_step(3);
+    cluster.faults.crashes = vec![Crash { worker: 2, at: 3.5, back: None }];
+    cluster.faults.detection = 2.0;
+    let report = run(cluster);
+    // The fourth round waits for the one that crashed until 5.5.
+    assert_eq!((report.end, report.counts.crashes), (5.5 + 6.0, 1));
+    assert_eq!((report.of_workers[2].clocks, report.of_workers[2].wasted), (3, 0.5));
+}
+
+#[test]
+fn a_worker_that_comes_back_joins_the_round_that_runs() {
+    let mut cluster = in_step(3);
+    cluster.faults.crashes = vec![Crash { worker: 2, at: 3.5, back: Some(7.2) }];
+    cluster.faults.detection = 2.0;
+    let report = run(cluster);
+    // Round six began at 6.5; the one that comes back at 7.2 needs until 8.2.
+    assert_eq!(report.end, 8.2 + 4.0);
+    assert_eq!(report.of_workers[2].clocks, 3 + 5);
+}
+
+#[test]
+fn a_message_that_comes_twice_counts_once() {
+    for scheme in [Config::Bsp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
+        let parameters = |replay| {
+            let mut cluster = Cluster::new(scheme, 4, 1);
+            cluster.compute = Law::Exponential { mean: 1.0 };
+            cluster.problem = Some(Box::new(Quadratic::new(16, 4.0, 1.0, 1)));
+            cluster.faults.replay = replay;
+            let report = run(cluster);
+            assert_eq!(report.counts.replayed > 0, replay > 0.0, "{scheme}");
+            report.parameters
+        };
+        assert_eq!(parameters(0.0), parameters(0.3), "{scheme}");
+    }
+}
+
+#[test]
+fn what_is_lost_is_sent_again_and_takes_longer() {
+    let end = |loss| {
+        let mut cluster = in_step(4);
+        cluster.faults.loss = loss;
+        cluster.faults.retransmission = 0.5;
+        let report = run(cluster);
+        assert_eq!(report.counts.lost > 0, loss > 0.0);
+        assert_eq!(report.end % 0.5, 0.0, "every loss costs half a second");
+        report.end
+    };
+    assert_eq!(end(0.0), 10.0);
+    assert!(end(0.2) > 11.0);
+}
+
+#[test]
+fn a_job_whose_last_worker_is_gone_is_stuck() {
+    let mut cluster = in_step(1);
+    cluster.faults.crashes = vec![Crash { worker: 0, at: 3.5, back: None }];
+    let error = cluster.run().unwrap_err().to_string();
+    assert!(error.contains("no worker is in, and none will come"), "{error}");
+}
