@@ -110,6 +110,7 @@ const SLOW: &[Slow] = &[
         &["slackline"],
         "networks that delay, cut, stall and damage, and strangers at the door, harm nobody but their victim",
     ),
+    Slow::new("reproduce", &["slackline-cli"], "tables of the literature come out of the simulator"),
     Slow::new("strangers", &["slackline-cli"], "strangers at the meeting point of a job do not disturb it"),
 ];
 

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use slackline::scheme::Config;
 use slackline::sim::{Change, Crash, Law, Partition};
 
 use super::parse::{Factor, change, crash, cut, scaled, seconds_or_law};
+use crate::failure::Failure;
 use crate::scheme_args::SchemeArgs;
 
 /// Simulate a job in virtual time.
@@ -28,9 +30,10 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "What to run", value_name = "NAME", conflicts_with_all = ["compare", "sweep"])]
     pub(super) reproduce: Option<String>,
 
-    /// When workers wait, and for whom; settings may stand in brackets: 'ssp(3)'
-    #[arg(long, help_heading = "Scheme", value_name = "NAME", default_value = "ssp")]
-    pub(super) scheme: String,
+    /// When workers wait, and for whom: bsp, asp, ssp, essp, bap, vap, dbw, abs, k-async, k-sync, adasync, ds-sync,
+    /// delay; settings may stand in brackets, as in 'ssp(3)' [default: ssp]
+    #[arg(long, help_heading = "Scheme", value_name = "NAME")]
+    pub(super) scheme: Option<String>,
 
     #[command(flatten)]
     pub(super) settings: SchemeArgs,
@@ -160,6 +163,13 @@ pub(crate) struct Args {
     /// With --reproduce: write the page reproductions.md with its plots into this folder
     #[arg(long, help_heading = "Output", value_name = "FOLDER", requires = "reproduce")]
     pub(super) docs: Option<PathBuf>,
+}
+
+impl Args {
+    /// The scheme of a single run.
+    pub(super) fn config(&self) -> Result<Config, Failure> {
+        self.settings.config(self.scheme.as_deref().unwrap_or("ssp"))
+    }
 }
 
 const EXIT_CODES: &str =

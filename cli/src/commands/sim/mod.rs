@@ -46,7 +46,7 @@ fn try_run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 fn one(args: &Args) -> Result<(), Failure> {
-    let scheme = args.settings.config(&args.scheme)?;
+    let scheme = args.config()?;
     let cluster = setup::cluster(args, scheme, setup::until(args, &[scheme]))?;
     let learning_rate = cluster.learning_rate;
     let report = simulate(cluster)?;

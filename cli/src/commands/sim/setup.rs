@@ -21,6 +21,7 @@ const LENGTH_DEFAULT: u64 = 100;
 pub(super) fn cluster(args: &Args, scheme: Config, until: Until) -> Result<Cluster, Failure> {
     scheme.check(args.workers).map_err(|error| scheme_args::refused(&error))?;
     let mut cluster = Cluster::new(scheme, args.workers, args.seed);
+    cluster.damping = args.settings.damping.into();
     cluster.compute = args.compute.clone();
     cluster.factors = factors(args)?;
     cluster.changes = args.change.clone();
