@@ -197,6 +197,36 @@ fn pushed_frames_are_whole() {
     tally.end();
 }
 
+#[test]
+fn what_a_frame_says_of_a_workers_gradients_is_what_it_holds() {
+    let Some(_alone) = first_process() else { return };
+    let mut tally = Tally::new("views of what a worker has published", 200_000);
+    for scheme in [Config::Asp, Config::Essp { staleness: 2 }] {
+        let spec =
+            Spec { kind: Kind::ServerAlone(scheme), frames: 2, ..Spec::publisher(8 << 10, Fill::Words) };
+        let claim = "what_a_frame_says_of_a_workers_gradients_is_what_it_holds";
+        let second = Second::start(claim, &spec, Command::spawn);
+        let options = WorkerOptions { own_step: Some(-1.0), ..WorkerOptions::new(scheme) };
+        let address = std::slice::from_ref(&second.address);
+        let mut worker = Worker::connect(Shm::new(), address, options, TIMEOUT).unwrap();
+        worker.gradient().unwrap().fill(1.0);
+        tally.next_writer();
+        for _ in 0..100_000 {
+            if tally.is_late() {
+                break;
+            }
+            let view = worker.begin(TIMEOUT).unwrap();
+            // The frame's part, and those that the worker adds because the frame says that it lacks them.
+            let parameters = worker.parameters().unwrap();
+            let all = parameters.iter().all(|value| *value == view.clock.0 as f32);
+            assert!(all, "{scheme}: {} gradients in the view of clock {:?}", parameters[0], view.clock);
+            tally.count(4 * parameters.len(), view.version, view.retries);
+            worker.publish(None, TIMEOUT).unwrap();
+        }
+    }
+    tally.end();
+}
+
 /// On this host, over its loopback device.
 const LOOPBACK: Place = Place { listens_at: Ipv4Addr::LOCALHOST, start: Command::spawn };
 

@@ -1,7 +1,5 @@
 //! What a fold can say about the gradients that it summed.
 
-use super::Gradient;
-
 /// Second moments of `k` gradients: from [`Fold::run_measured`](super::Fold::run_measured), over the elements that it
 /// folded. Those of disjoint parts of the same gradients add up; added in the same order they give the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,15 +17,14 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Of gradients of which nothing has been summed.
-    pub(super) fn of(gradients: &[Gradient<'_>]) -> Moments {
-        let weights = || gradients.iter().map(|gradient| f64::from(gradient.weight));
-        Moments {
-            gradients: gradients.len(),
-            weights: weights().sum(),
-            weights_squared: weights().map(|weight| weight * weight).sum(),
-            ..Moments::default()
-        }
+    /// Of gradients of these weights, of which nothing has been summed.
+    pub(crate) fn of(weights: impl Iterator<Item = f32>) -> Moments {
+        weights.map(f64::from).fold(Moments::default(), |before, weight| Moments {
+            gradients: before.gradients + 1,
+            weights: before.weights + weight,
+            weights_squared: before.weights_squared + weight * weight,
+            ..before
+        })
     }
 
     /// Takes in another part of the same gradients.
@@ -67,7 +64,7 @@ impl Moments {
 mod tests {
     use super::*;
     use crate::kernel::tests::{ENCODINGS, OPTIMIZERS, levels};
-    use crate::kernel::{Fold, Optimizer, Pass, decode, encode};
+    use crate::kernel::{Fold, Gradient, Optimizer, Pass, decode, encode};
     use crate::mem::HostMemory;
     use crate::table::ElementType;
 

@@ -36,7 +36,10 @@ struct Work<'a> {
 ///
 /// [`check`](super::check::check) must have passed, and the processor must have the vectors of `level`.
 pub(super) unsafe fn fold<const MEASURE: bool>(fold: &Fold<'_>, level: Level) -> Moments {
-    let mut moments = Moments::of(fold.gradients);
+    let mut moments = Moments::default();
+    if MEASURE {
+        moments = Moments::of(fold.gradients.iter().map(|gradient| gradient.weight));
+    }
     // SAFETY: the caller's promise.
     unsafe {
         match level {

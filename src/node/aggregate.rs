@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::{Backoff, Error};
 use crate::clock::Clock;
-use crate::kernel::{Fold, FoldError, Gradient, Optimizer, Pass};
+use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass};
 use crate::mem::{LocalSlice, OutOfBounds};
 use crate::param::{Desk, Progress};
 use crate::table::ElementType;
@@ -51,6 +51,31 @@ impl Stage {
     }
 }
 
+/// What each chunk of a job measured. Stored by the thread that folds the chunk before it counts the chunk as done.
+#[derive(Default)]
+pub(super) struct Measured {
+    /// By chunk: the words of [`Moments::sum_norm_squared`] and [`Moments::each_norm_squared`].
+    words: Vec<[AtomicU64; 2]>,
+}
+
+impl Measured {
+    /// Room for so many chunks.
+    pub(super) fn resize(&mut self, chunks: usize) {
+        self.words.resize_with(chunks, Default::default);
+    }
+
+    fn set(&self, chunk: usize, moments: Moments) {
+        let values = [moments.sum_norm_squared, moments.each_norm_squared];
+        for (word, value) in self.words[chunk].iter().zip(values) {
+            word.store(value.to_bits(), Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self, chunk: usize) -> [f64; 2] {
+        [0, 1].map(|index| f64::from_bits(self.words[chunk][index].load(Ordering::Relaxed)))
+    }
+}
+
 /// Everything that threads need to know of one fold.
 pub(super) struct Job {
     pub(super) inputs: Vec<Input>,
@@ -63,6 +88,8 @@ pub(super) struct Job {
     pub(super) chunk_bytes: usize,
     pub(super) streaming: bool,
     pub(super) progress: Progress,
+    /// If the fold is to be measured: room for all chunks.
+    pub(super) measured: Option<Measured>,
 }
 
 impl Job {
@@ -88,7 +115,7 @@ impl Job {
             .collect();
         let states: SmallVec<[Pass<'_>; 2]> =
             self.states.iter().map(|state| state.chunk(offset, len)).collect();
-        Fold {
+        let fold = Fold {
             gradients: &gradients,
             encoding: self.encoding,
             optimizer: self.optimizer,
@@ -97,8 +124,22 @@ impl Job {
             parameters: self.parameters.chunk(offset, len),
             states: &states,
             streaming: self.streaming,
+        };
+        match &self.measured {
+            None => fold.run(),
+            Some(measured) => fold.run_measured().map(|moments| measured.set(chunk, moments)),
         }
-        .run()
+    }
+
+    /// What all chunks measured, added in their order: the same whichever threads folded them.
+    fn moments(&self) -> Option<Moments> {
+        let measured = self.measured.as_ref()?;
+        let mut moments = Moments::of(self.inputs.iter().map(|input| input.weight));
+        for chunk in 0..self.chunks() {
+            let [sum_norm_squared, each_norm_squared] = measured.get(chunk);
+            moments.add(Moments { sum_norm_squared, each_norm_squared, ..moments });
+        }
+        Some(moments)
     }
 }
 
@@ -262,6 +303,11 @@ impl Aggregator {
     /// True if all chunks are folded.
     pub(super) fn is_complete(&self) -> bool {
         self.shared.read().as_ref().is_some_and(|job| self.shared.is_complete(job))
+    }
+
+    /// What a complete job measured, if it was to.
+    pub(super) fn moments(&self) -> Option<Moments> {
+        self.shared.read().as_ref().and_then(Job::moments)
     }
 
     /// Ends the job, finished or not, and lets go of the workers' memory.

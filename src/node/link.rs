@@ -4,7 +4,7 @@ use std::task::Poll;
 
 use super::pulse::Pulse;
 use super::{Backoff, Error, now};
-use crate::clock::Clock;
+use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
     ControlLayout, FrameSource, Hello, Latest, PULL_TAG, PinError, PinnedFrame, Pins, Publish, PublishError,
@@ -13,8 +13,8 @@ use crate::param::{
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::{
-    Address, CompletionError, Connecting, Disconnected, Endpoint, LocalEndpoint, Offer, Operation, PostError,
-    Received, Transport, WorkRequest,
+    Address, CompletionError, Connecting, Disconnected, Endpoint, Inline, LocalEndpoint, Offer, Operation,
+    PostError, Received, Transport, WorkRequest,
 };
 
 /// A connection to the owner of one shard.
@@ -30,6 +30,7 @@ pub(super) struct Link<E: Endpoint> {
     /// What was learned of this peer's own line.
     pub(super) line: Line,
     probe: Probe,
+    held: Held,
     answers: u64,
     _pulse: Pulse,
     probed: Instant,
@@ -40,20 +41,32 @@ pub(super) struct Link<E: Endpoint> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Line {
     pub(super) evicted: bool,
-    pub(super) interrupts: u64,
+    /// It is to compute on this version or a later one.
+    pub(super) interrupt: Version,
     /// The owner's newest version and smallest clock.
     pub(super) seen: Bound,
 }
 
 /// Reads the own line and the status line, now and then.
 struct Probe {
+    /// The own line where it lies, if its memory is mapped.
+    mapped: Option<LocalSlice>,
     line: RemoteSlice,
     status: RemoteSlice,
     scratch: LocalSlice,
     outstanding: u32,
 }
 
+/// Says which version is held.
+struct Held {
+    page: RemoteSlice,
+    /// To be said, once what was said before has arrived.
+    version: Option<Version>,
+    outstanding: bool,
+}
+
 const PROBE_TAG: u64 = 1 << 60;
+const HELD_TAG: u64 = 1 << 59;
 const LINE_BYTES: usize = 64;
 
 /// How often a waiting peer looks after its connection and its line.
@@ -155,7 +168,9 @@ impl<E: Endpoint> Link<E> {
         let publish = Publish::new(&welcome, grants, publish_scratch)?;
         let words = own_words(&welcome, grants)?;
         let pins = Pins::new(&endpoint, &source, &words.page).ok();
+        let held = Held { page: words.page, version: None, outstanding: false };
         let probe = Probe {
+            mapped: endpoint.map(&words.line),
             line: words.line,
             status: words.status,
             scratch: scratch.slice(Pull::SCRATCH_BYTES + LINE_BYTES, 2 * LINE_BYTES)?,
@@ -177,6 +192,7 @@ impl<E: Endpoint> Link<E> {
             pushed,
             line,
             probe,
+            held,
             answers: 0,
             _pulse: pulse,
             probed,
@@ -225,6 +241,50 @@ impl<E: Endpoint> Link<E> {
         self.pushed.as_mut().map_or(&mut self.pull, |(_, pull)| pull)
     }
 
+    /// Gradients of clocks before this one are announced to this owner.
+    pub(super) fn published(&self) -> Clock {
+        self.publish.as_ref().map_or(self.welcome.clock, Publish::clock)
+    }
+
+    /// From now on pulls say which of this peer's gradients their frames hold.
+    pub(super) fn ask_included(&mut self) -> Result<(), Error> {
+        self.pull.ask_included(Some(self.welcome.peer))?;
+        if let Some((_, pull)) = &mut self.pushed {
+            pull.ask_included(None)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the owner that this peer holds `version`, as soon as the queue has room.
+    pub(super) fn say_held(&mut self, version: Version) {
+        self.held.version = Some(version);
+    }
+
+    fn advance_held(&mut self) -> Result<bool, Error> {
+        let (Some(version), false) = (self.held.version, self.held.outstanding) else { return Ok(false) };
+        let (remote, word) = own_page::held(&self.held.page, version)?;
+        let operation = Operation::WriteInline { data: Inline::word(word), remote };
+        match self.endpoint.post(&[WorkRequest::signalled(HELD_TAG, operation)]) {
+            Ok(()) => (self.held.version, self.held.outstanding) = (None, true),
+            Err(PostError::QueueFull { .. }) => return Ok(false),
+            Err(PostError::Disconnected(gone)) => return Err(self.lost(gone)),
+            Err(source) => return Err(Error::Post { shard: self.welcome.shard, source }),
+        }
+        Ok(true)
+    }
+
+    /// The version that this peer is to compute on, or a later one, as far as is known; never waits. Where the owner's
+    /// memory is mapped that is a load. Elsewhere it is what the last read brought, and begins the next one if none is
+    /// under way.
+    pub(super) fn interrupt(&mut self) -> Result<Version, Error> {
+        if let Some(line) = &self.probe.mapped {
+            return Ok(own_page::load_interrupt(&line.as_volatile()));
+        }
+        self.probe()?;
+        self.advance()?;
+        Ok(self.line.interrupt)
+    }
+
     /// True if copies come out of this process's own memory.
     pub(super) fn is_pushed(&self) -> bool {
         self.pushed.is_some()
@@ -255,6 +315,7 @@ impl<E: Endpoint> Link<E> {
                     pull.complete(completion);
                 }
             }
+            progress |= self.advance_held()?;
             progress |= self.rescue()?;
             match self.pull.advance(&mut self.endpoint) {
                 Ok(stepped) => progress |= stepped,
@@ -274,6 +335,8 @@ impl<E: Endpoint> Link<E> {
                 progress = true;
                 if completion.id.0 & PULL_TAG != 0 {
                     self.pull.complete(completion);
+                } else if completion.id.0 & HELD_TAG != 0 {
+                    self.held.outstanding = false;
                 } else if completion.id.0 & PROBE_TAG != 0 {
                     self.probe.outstanding = self.probe.outstanding.saturating_sub(1);
                     if completion.result.is_ok() && self.probe.outstanding == 0 {
@@ -302,12 +365,14 @@ impl<E: Endpoint> Link<E> {
         let held = pins.hold(bound).map_err(|source| Error::Pin { shard, source })?;
         let (Some(pulled), Some(bytes)) = (held, pins.bytes()) else { return Ok(false) };
         into.as_volatile().copy_from(bytes, Streaming::ByLength);
+        let asked = self.pull.asks_included();
+        let included = asked.then(|| pins.included(self.welcome.peer)).flatten();
         // A process that was stopped for longer than its lease has lost the pin meanwhile.
         let intact = pins.is_intact();
         let behind = pulled.version.behind(pins.newest());
         pins.release();
         if intact {
-            self.pull.finish(Pulled { behind, ..pulled });
+            self.pull.finish(Pulled { behind, included, ..pulled });
         }
         Ok(intact)
     }
@@ -362,7 +427,7 @@ impl<E: Endpoint> Link<E> {
         let status = memory.subslice(LINE_BYTES, LINE_BYTES);
         let latest = Latest::from_word(status.load_u64(0));
         let seen = Bound { version: latest.version, smallest_clock: Clock(status.load_u64(8)) };
-        self.line = Line { evicted: words.evicted, interrupts: words.interrupts, seen };
+        self.line = Line { evicted: words.evicted, interrupt: words.interrupt, seen };
         self.answers += 1;
         if let Some(publish) = &mut self.publish
             && !words.evicted

@@ -18,6 +18,8 @@ mod link;
 mod publisher;
 mod pulse;
 mod reader;
+#[cfg(test)]
+mod scripted;
 mod server;
 mod shard;
 mod stats;

@@ -2,7 +2,9 @@
 
 mod restart;
 
-use super::aggregate::{Aggregator, Input, Job, Stage};
+use smallvec::SmallVec;
+
+use super::aggregate::{Aggregator, Input, Job, Measured, Stage};
 use super::checkpoint::{CheckpointOptions, Checkpointer, Identity};
 use super::shard::{Departure, Shard, ShardConfig, ShardEvent, ShardOptions};
 use super::wait::drive;
@@ -10,7 +12,7 @@ use super::{Error, PeerStatus};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
 use crate::mem::{Access, MemoryRegion, streaming_threshold};
-use crate::param::Desk;
+use crate::param::{Desk, FrameHeader};
 use crate::scheme::{self, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
 use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
@@ -76,6 +78,12 @@ pub struct ServerStatus {
     pub dropped: u64,
     /// Mean of the losses that came with the gradients of the newest version.
     pub loss: Option<f64>,
+    /// Squared Euclidean norm of the mean gradient of the newest version that has told one, where the scheme asks for
+    /// it ([`scheme::Config::measures_moments`]).
+    pub mean_norm_squared: Option<f64>,
+    /// Trace of the covariance of one gradient, as the newest version that has told one has it, where the scheme asks
+    /// for it.
+    pub variance: Option<f64>,
     /// The newest version that this life of the server has brought safely to the disk.
     pub checkpointed: Option<Version>,
     /// Checkpoints that could not be written; the log says why.
@@ -85,12 +93,31 @@ pub struct ServerStatus {
     pub lost_updates: Option<u64>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct WorkerState {
     /// Gradients of earlier clocks were told to the scheme.
     arrived: Clock,
     /// Gradients of earlier clocks were folded in or dropped.
     consumed: Clock,
+    /// Those of later clocks that were, too, by a scheme that keeps no order: no more than there are slots.
+    consumed_early: SmallVec<[Clock; 4]>,
+    /// The newest version that it has said it holds.
+    held: Option<Version>,
+}
+
+impl WorkerState {
+    /// The gradient of `clock` was folded in or dropped.
+    fn consume(&mut self, clock: Clock) {
+        if clock < self.consumed || self.consumed_early.contains(&clock) {
+            return;
+        }
+        self.consumed_early.push(clock);
+        // A slot is given back only together with all before it: a worker is told of them by one clock.
+        while let Some(at) = self.consumed_early.iter().position(|early| *early == self.consumed) {
+            self.consumed_early.swap_remove(at);
+            self.consumed = self.consumed.next();
+        }
+    }
 }
 
 /// A fold that was begun, for certain or in hope.
@@ -103,6 +130,8 @@ struct Work {
     desks: Vec<(Desk, u64)>,
     /// The frame it writes.
     frame: Option<u8>,
+    /// The step size that it is made with.
+    learning_rate: f32,
     /// The scheme has said `Apply`: it counts.
     bound: bool,
 }
@@ -140,7 +169,10 @@ struct Work {
 /// ```
 pub struct Server<T: Transport> {
     shard: Shard<T>,
-    scheme: Box<dyn ServerScheme>,
+    pub(super) scheme: Box<dyn ServerScheme>,
+    /// What the scheme asks for: measured folds, and to be told what each worker holds.
+    pub(super) measures_moments: bool,
+    pub(super) reports_reads: bool,
     aggregator: Aggregator,
     optimizer: Optimizer,
     learning_rate: f32,
@@ -241,6 +273,8 @@ impl<T: Transport> Server<T> {
         });
         let server = Server {
             scheme,
+            measures_moments: options.scheme.measures_moments(),
+            reports_reads: options.scheme.reports_reads(),
             aggregator,
             optimizer: options.optimizer,
             learning_rate,
@@ -357,7 +391,9 @@ impl<T: Transport> Server<T> {
         for event in std::mem::take(&mut self.events) {
             match event {
                 ShardEvent::Joined { peer, worker: true, clock } => {
-                    self.workers[usize::from(peer)] = Some(WorkerState { arrived: clock, consumed: clock });
+                    let (arrived, consumed, consumed_early) = (clock, clock, SmallVec::new());
+                    let state = WorkerState { arrived, consumed, consumed_early, held: None };
+                    self.workers[usize::from(peer)] = Some(state);
                     self.status.joined += 1;
                     self.scheme.handle_event(now, ServerEvent::Joined { worker: WorkerId(peer), clock });
                 }
@@ -378,12 +414,16 @@ impl<T: Transport> Server<T> {
         }
     }
 
-    /// Tells the scheme of gradients that were announced since the last time.
+    /// Tells the scheme of gradients that were announced since the last time, and of what their workers hold.
     fn take_arrivals(&mut self, now: Instant) -> bool {
         let mut progress = false;
         for index in 0..self.workers.len() {
+            // Read first: a worker says what it holds before it announces what it made of that.
+            let Some(peer) = &self.shard.peers[index] else { continue };
+            let published = peer.desk.published();
+            progress |= self.take_held(index, now);
             while let (Some(state), Some(peer)) = (&mut self.workers[index], &self.shard.peers[index]) {
-                if peer.desk.published() <= state.arrived {
+                if published <= state.arrived {
                     break;
                 }
                 progress = true;
@@ -400,12 +440,10 @@ impl<T: Transport> Server<T> {
                     Ok(header) => {
                         state.arrived = clock.next();
                         let gradient = GradientId { worker: WorkerId(index as u16), clock };
-                        let event = ServerEvent::Arrived {
-                            gradient,
-                            base: header.base,
-                            loss: header.loss,
-                            magnitude: None,
-                        };
+                        // What is no magnitude is told as the largest one: no bound is kept by it.
+                        let magnitude = header.magnitude.map(|m| if m >= 0.0 { m } else { f32::INFINITY });
+                        let (base, loss) = (header.base, header.loss);
+                        let event = ServerEvent::Arrived { gradient, base, loss, magnitude };
                         self.scheme.handle_event(now, event);
                     }
                     Err(fault) => {
@@ -418,6 +456,29 @@ impl<T: Transport> Server<T> {
             }
         }
         progress
+    }
+
+    /// Tells the scheme that a worker holds a newer version than before.
+    fn take_held(&mut self, index: usize, now: Instant) -> bool {
+        if !self.reports_reads {
+            return false;
+        }
+        let (Some(state), Some(peer)) = (&mut self.workers[index], &self.shard.peers[index]) else {
+            return false;
+        };
+        let Some(version) = peer.desk.held() else { return false };
+        if state.held.is_some_and(|held| version <= held) {
+            return false;
+        }
+        if version > self.shard.frames.latest().version {
+            let departure = Departure::Misbehaved("it holds a version that there is not".into());
+            self.shard.dismiss(index as u16, departure, &mut self.events);
+            self.take_events(now);
+            return true;
+        }
+        state.held = Some(version);
+        self.scheme.handle_event(now, ServerEvent::Seen { worker: WorkerId(index as u16), version });
+        true
     }
 
     /// Carries out what the scheme wants, up to a fold that must end first.
@@ -440,9 +501,17 @@ impl<T: Transport> Server<T> {
                 }
                 ServerAction::Drop { gradient } => {
                     self.status.dropped += 1;
-                    self.consume(gradient);
+                    if let Some(state) =
+                        self.workers.get_mut(usize::from(gradient.worker.0)).and_then(Option::as_mut)
+                    {
+                        state.consume(gradient.clock);
+                        // The latest frame holds all of it that it will ever hold.
+                        let frame = self.shard.frames.latest().frame;
+                        self.shard.frames.set_included(frame, gradient.worker.0, state.consumed);
+                        self.shard.frames.set_consumed(gradient.worker.0, state.consumed);
+                    }
                 }
-                ServerAction::Interrupt { worker } => self.shard.frames.interrupt(worker.0),
+                ServerAction::Interrupt { worker } => self.interrupt(worker),
                 ServerAction::Push => {
                     for peer in self.shard.peers.iter_mut().flatten() {
                         peer.wants_push = peer.push.is_some();
@@ -451,6 +520,16 @@ impl<T: Transport> Server<T> {
             }
         }
         progress
+    }
+
+    /// Asks a worker to abandon what it computes on any version before the latest. Where copies are pushed the latest
+    /// goes to it, too: it waits for no older one.
+    fn interrupt(&mut self, worker: WorkerId) {
+        let peer = self.shard.peers.get_mut(usize::from(worker.0)).and_then(Option::as_mut);
+        if let Some(peer) = peer.filter(|peer| peer.worker) {
+            peer.wants_push |= peer.push.is_some();
+            self.shard.frames.interrupt(worker.0);
+        }
     }
 
     /// Notes what is to be folded next; memory is touched once the first chunk has come.
@@ -476,9 +555,9 @@ impl<T: Transport> Server<T> {
 
     /// Works on the planned fold as far as its gradients have come. Whether it got anywhere, and whether it ended.
     fn fold(&mut self, now: Instant) -> Result<(bool, bool), Error> {
-        if self.work.shares.is_empty() {
-            let ended = std::mem::take(&mut self.work.bound);
-            return Ok((ended, ended));
+        // Without shares an `Apply` is a step on a gradient of zero, and without an `Apply` there is nothing to do.
+        if self.work.shares.is_empty() && !self.work.bound {
+            return Ok((false, false));
         }
         if !self.aggregator.is_running() && !self.begin_fold()? {
             return Ok((false, false));
@@ -536,14 +615,21 @@ impl<T: Transport> Server<T> {
         let chunk_bytes = frames.geometry().chunk_bytes as usize;
         let streaming = frames.geometry().payload_bytes as usize >= streaming_threshold();
         let (optimizer, learning_rate, current) = (self.optimizer, self.learning_rate, self.current);
+        let chunks = frames.geometry().chunks();
+        let measures = self.measures_moments;
+        self.work.learning_rate = learning_rate;
         // All workers of a server publish in one encoding: others are not admitted.
         let geometry = |(desk, _): &(Desk, u64)| desk.slot_geometry().map(|slots| slots.encoding);
         let encoding = self.work.desks.iter().find_map(geometry).unwrap_or(ElementType::F32);
         let (states, work) = (&self.states, &self.work);
         self.aggregator.begin(|old| {
             // The vectors of the last job are used again.
-            let (mut inputs, mut stages) =
-                old.map_or_else(|| (Vec::new(), Vec::new()), |old| (old.inputs, old.states));
+            let (mut inputs, mut stages, measured) =
+                old.map_or_else(Default::default, |old| (old.inputs, old.states, old.measured));
+            let mut measured: Measured = measured.unwrap_or_default();
+            if measures {
+                measured.resize(chunks);
+            }
             inputs.clear();
             stages.clear();
             for (share, (desk, _)) in work.shares.iter().zip(&work.desks) {
@@ -565,6 +651,7 @@ impl<T: Transport> Server<T> {
                 chunk_bytes,
                 streaming,
                 progress,
+                measured: measures.then_some(measured),
             })
         })
     }
@@ -572,26 +659,43 @@ impl<T: Transport> Server<T> {
     /// All chunks are folded and all gradients announced: the frame becomes the newest version.
     fn finish_fold(&mut self, now: Instant) {
         let version = self.shard.frames.latest().version.next();
-        let statistics = Statistics { loss: self.mean_loss(), ..Statistics::default() };
+        let moments = self.aggregator.moments();
+        let (mean_norm_squared, variance) = moments.map_or((None, None), |moments| moments.statistics());
+        let learning_rate = Some(f64::from(self.work.learning_rate));
+        let statistics = Statistics { mean_norm_squared, variance, loss: self.mean_loss(), learning_rate };
         self.status.loss = statistics.loss.or(self.status.loss);
+        self.status.mean_norm_squared = mean_norm_squared.or(self.status.mean_norm_squared);
+        self.status.variance = variance.or(self.status.variance);
         self.aggregator.end();
         // The scheme learns of it first, so that the frame can say which clocks it holds; nobody else can see the
         // version before the commit, and nothing is asked of the scheme in between.
         self.scheme.handle_event(now, ServerEvent::Applied { version, statistics });
         let clock = self.scheme.smallest_clock();
+        for (share, (_, generation)) in self.work.shares.iter().zip(&self.work.desks) {
+            self.status.folded += 1;
+            let index = usize::from(share.gradient.worker.0);
+            // Somebody else may have the place by now.
+            let is_same = self.shard.peers[index].as_ref().is_some_and(|peer| peer.generation == *generation);
+            if let (true, Some(state)) = (is_same, &mut self.workers[index]) {
+                state.consume(share.gradient.clock);
+            }
+        }
         if let Some(frame) = self.work.frame.take() {
+            for (index, state) in (0..).zip(&self.workers) {
+                if let Some(state) = state {
+                    self.shard.frames.set_included(frame, index, state.consumed);
+                }
+            }
             self.shard.frames.commit(frame, version, clock);
         }
         self.announced_clock = clock;
         self.current = 1 - self.current;
         self.work.bound = false;
-        for index in 0..self.work.shares.len() {
-            self.status.folded += 1;
-            let (gradient, (_, generation)) = (self.work.shares[index].gradient, &self.work.desks[index]);
-            // Somebody else may have the place by now.
-            let peer = self.shard.peers[usize::from(gradient.worker.0)].as_ref();
-            if peer.is_some_and(|peer| peer.generation == *generation) {
-                self.consume(gradient);
+        // Their slots, once what they held can be read.
+        for share in &self.work.shares {
+            let worker = share.gradient.worker.0;
+            if let Some(state) = &self.workers[usize::from(worker)] {
+                self.shard.frames.set_consumed(worker, state.consumed);
             }
         }
         self.work.shares.clear();
@@ -605,13 +709,6 @@ impl<T: Transport> Server<T> {
         let losses = folded.filter_map(|(share, (desk, _))| desk.loss(share.gradient.clock, epoch));
         let (sum, count) = losses.fold((0.0, 0u32), |(sum, count), loss| (sum + f64::from(loss), count + 1));
         (count > 0).then(|| sum / f64::from(count))
-    }
-
-    /// Gives a worker its slot back.
-    fn consume(&mut self, gradient: GradientId) {
-        let Some(Some(state)) = self.workers.get_mut(usize::from(gradient.worker.0)) else { return };
-        state.consumed = state.consumed.max(gradient.clock.next());
-        self.shard.frames.set_consumed(gradient.worker.0, state.consumed);
     }
 
     /// The smallest clock can move without a version: when a worker leaves, or a gradient is dropped.
@@ -634,7 +731,9 @@ impl<T: Transport> Server<T> {
             }
             if peer.wants_push {
                 let payload = frames.payload(latest.frame);
-                match push.start(&mut peer.endpoint, latest.frame, &frames.header(latest.frame), &payload) {
+                let included = frames.included(latest.frame, index as u16);
+                let header = FrameHeader { included, ..frames.header(latest.frame) };
+                match push.start(&mut peer.endpoint, latest.frame, &header, &payload) {
                     Ok(started) => peer.wants_push = !started,
                     // Its connection is gone or its grants are bad; `poll` notices the former and evicts it.
                     Err(error) => {

@@ -36,6 +36,8 @@ impl Default for Histogram {
 pub struct WorkerStatistics {
     /// Gradients published.
     pub clocks: u64,
+    /// Computations abandoned.
+    pub abandoned: u64,
     /// Time between the end of `begin` and the call of a publish.
     pub compute: Duration,
     /// Time inside `begin` and the publishing calls.
@@ -73,6 +75,8 @@ pub struct PeerStatus {
 pub struct LinkStatus {
     /// The server's shard.
     pub shard: u16,
+    /// This worker's number there.
+    pub peer: u16,
     /// Where it is.
     pub address: Address,
     /// The transport that carries it.

@@ -1,13 +1,17 @@
 //! The worker: reads parameters, publishes gradients, to all shards at once, as its scheme says.
 
 mod join;
+mod own;
 mod reconnect;
+
+use own::OwnGradients;
 
 use super::link::Link;
 use super::{Backoff, Error, LinkStatus, WorkerStatistics, now};
 use crate::clock::{Clock, Version};
+use crate::kernel::largest_magnitude;
 use crate::mem::{Access, Buffer, LocalSlice, VolatileSlice};
-use crate::param::{Epoch, PinnedFrame, PullOptions, Source};
+use crate::param::{Epoch, PinnedFrame, PullOptions, Remarks, Source};
 use crate::scheme::{self, Bound, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
@@ -34,12 +38,23 @@ pub struct WorkerOptions {
     pub read: ReadMode,
     /// Whether its gradients carry checksums, and those of parameters are checked: one more pass over each.
     pub checksums: bool,
+    /// Read-my-writes: `parameters -= own_step * gradient` is what one of its own gradients does to the parameters.
+    /// With it the worker's view holds all that it has published, at once: what its copy does not hold of that is
+    /// taken off it in order. For plain SGD that is the learning rate over the number of workers.
+    ///
+    /// For optimisers that add up, without decay; which one the servers have, a worker does not know, so whoever sets
+    /// this answers for it. Schemes must consume each worker's gradients in order. A gradient that the servers drop is
+    /// in the view until a copy says that it was dropped. Not with [`ReadMode::InPlace`]. Costs memory for as many
+    /// gradients as the scheme's staleness or its slots, whichever is more, and one; a pass over a gradient when it is
+    /// published, and one over each that a copy lacks.
+    pub own_step: Option<f32>,
 }
 
 impl WorkerOptions {
-    /// Gradients in f32, parameters copied, no checksums.
+    /// Gradients in f32, parameters copied, no checksums, no read-my-writes.
     pub fn new(scheme: scheme::Config) -> WorkerOptions {
-        WorkerOptions { scheme, encoding: ElementType::F32, read: ReadMode::Copy, checksums: false }
+        let (encoding, read) = (ElementType::F32, ReadMode::Copy);
+        WorkerOptions { scheme, encoding, read, checksums: false, own_step: None }
     }
 }
 
@@ -88,6 +103,10 @@ struct Part<T: Transport> {
     version: Version,
     smallest_clock: Clock,
     behind: u64,
+    /// The copy at hand holds, or shows, this worker's gradients of clocks before this one.
+    shows: Clock,
+    /// A copy must be at least this version: a computation on an earlier one was abandoned.
+    least: Version,
     refreshed: bool,
     published: bool,
     bytes_published: u64,
@@ -102,6 +121,7 @@ impl<T: Transport> Part<T> {
             if let Some(publish) = &mut link.publish {
                 publish.set_checksums(options.checksums);
             }
+            let shows = link.published();
             Part {
                 link,
                 begin: range.start as usize,
@@ -109,6 +129,8 @@ impl<T: Transport> Part<T> {
                 version: Version(0),
                 smallest_clock: Clock(0),
                 behind: 0,
+                shows,
+                least: Version(0),
                 refreshed: false,
                 published: false,
                 bytes_published: 0,
@@ -116,6 +138,11 @@ impl<T: Transport> Part<T> {
             }
         };
         links.into_iter().map(part).collect()
+    }
+
+    /// What a copy of this shard must satisfy where the scheme asks for `bound`.
+    fn bound(&self, bound: Bound) -> Bound {
+        Bound { version: bound.version.max(self.least), ..bound }
     }
 
     /// The life of the server that it is connected to, and the newest version that it knows of.
@@ -136,6 +163,12 @@ pub struct Worker<T: Transport> {
     table: Table,
     parameters: Option<Buffer>,
     gradient: Option<Buffer>,
+    /// Of the gradient that is being published.
+    magnitude: Option<f32>,
+    own: Option<OwnGradients>,
+    /// What the scheme asks for: magnitudes, and to be told what this worker holds.
+    pub(super) measures_magnitude: bool,
+    pub(super) reports_reads: bool,
     transport: T,
     clock: Clock,
     /// Of each shard, while there is no connection to it: the life that was connected to last, and its newest version.
@@ -144,7 +177,6 @@ pub struct Worker<T: Transport> {
     consumed: Clock,
     phase: Phase,
     retries: u64,
-    interrupts: u64,
     /// This clock's staleness is in the statistics.
     counted: bool,
     statistics: WorkerStatistics,
@@ -167,23 +199,36 @@ impl<T: Transport> Worker<T> {
             ReadMode::Copy => Some(private(&transport, table.bytes())?),
             ReadMode::InPlace => None,
         };
-        let parts = Part::of(links, &options);
+        let mut parts = Part::of(links, &options);
+        let own = match options.own_step {
+            None => None,
+            Some(step) => {
+                let slots = |part: &Part<T>| part.link.welcome.slots.map_or(0, |slots| slots.slots);
+                let slots = parts.iter().map(slots).max().unwrap_or_default();
+                let (step, elements) = ((step, options.encoding), table.bytes() / 4);
+                Some(OwnGradients::new(&transport, step, elements, &options.scheme, slots)?)
+            }
+        };
+        ask_included(&mut parts, &options)?;
         let mut scheme = options.scheme.worker();
         scheme.handle_event(now(), WorkerEvent::Joined { clock });
         Ok(Worker {
             parts,
             scheme,
-            options,
             table,
             parameters,
             gradient: None,
+            magnitude: None,
+            own,
+            measures_magnitude: options.scheme.measures_magnitude(),
+            reports_reads: options.scheme.reports_reads(),
             transport,
+            options,
             clock,
             reached: Vec::new(),
             consumed: clock,
             phase: Phase::Deciding,
             retries: 0,
-            interrupts: 0,
             counted: false,
             statistics: WorkerStatistics::default(),
             computing_since: None,
@@ -209,6 +254,7 @@ impl<T: Transport> Worker<T> {
     pub fn links(&self) -> impl Iterator<Item = LinkStatus> + '_ {
         self.parts.iter().map(|part| LinkStatus {
             shard: part.link.welcome.shard,
+            peer: part.link.welcome.peer,
             address: part.link.address.clone(),
             transport: part.link.endpoint.transport(),
             bytes_published: part.bytes_published,
@@ -374,11 +420,28 @@ impl<T: Transport> Worker<T> {
         if let Some(since) = self.computing_since.take() {
             self.statistics.compute += now() - since;
         }
+        self.magnitude = None;
         for (part, source) in self.parts.iter_mut().zip(sources) {
             let shard = part.link.welcome.shard;
+            let mut magnitude = None;
+            if self.measures_magnitude || self.own.is_some() {
+                let payload = match &source {
+                    Source::Memory(memory) => Some(memory.clone()),
+                    Source::Slot => part.link.borrowed_slot(),
+                };
+                if let (Some(own), Some(payload)) = (&mut self.own, &payload) {
+                    own.keep(self.clock, part.begin / 4, payload.as_volatile());
+                }
+                let encoding = self.options.encoding;
+                let payload = payload.filter(|_| self.measures_magnitude);
+                magnitude = payload.map(|payload| largest_magnitude(payload.as_volatile(), encoding));
+                if let Some(magnitude) = magnitude {
+                    self.magnitude = Some(self.magnitude.map_or(magnitude, |most| most.max(magnitude)));
+                }
+            }
             if let Some(publish) = &mut part.link.publish {
                 publish
-                    .start(source, part.version, loss)
+                    .start(source, part.version, Remarks { loss, magnitude })
                     .map_err(|source| Error::Publish { shard, source })?;
             }
             part.published = false;
@@ -428,24 +491,33 @@ impl<T: Transport> Worker<T> {
         self.parts.get_mut(shard).ok_or(out_of_range)?.link.pin(bound, timeout)
     }
 
-    /// Asks the servers whether this worker should abandon what it computes. Costs a read of each server's memory.
+    /// Whether a server has asked that this worker abandon what it computes: the parameters that it computes on are
+    /// older than that server wants. Never waits, so that it can be asked in the midst of a batch. Costs a load per
+    /// server where its memory is mapped; elsewhere it is what the last read of its memory brought, and begins the next
+    /// one if none is under way (over TCP some microseconds): there a request is heard of with the second question
+    /// after it at the earliest.
     pub fn should_stop(&mut self) -> Result<bool, Error> {
         self.expect_connected("ask the servers")?;
-        let mut interrupts = 0;
+        let mut stop = false;
         for part in &mut self.parts {
-            part.link.probe()?;
-            part.link.advance()?;
-            interrupts = u64::wrapping_add(interrupts, part.link.line.interrupts);
+            stop |= part.link.interrupt()? > part.version;
         }
-        Ok(interrupts != self.interrupts)
+        Ok(stop)
     }
 
-    /// Abandons the computation of this clock: the next `begin` brings newer parameters for the same clock.
+    /// Abandons the computation of this clock: nothing of it is published, and the next `begin` brings newer parameters
+    /// for the same clock, no older than the servers asked for.
     pub fn abandon(&mut self) -> Result<(), Error> {
         self.expect_computing("abandon")?;
-        let interrupts = self.parts.iter().map(|part| part.link.line.interrupts);
-        self.interrupts = interrupts.fold(0, u64::wrapping_add);
-        self.scheme.handle_event(now(), WorkerEvent::Interrupted);
+        for part in &mut self.parts {
+            part.least = part.least.max(part.link.interrupt()?);
+        }
+        let now = now();
+        if let Some(since) = self.computing_since.take() {
+            self.statistics.compute += now - since;
+        }
+        self.statistics.abandoned += 1;
+        self.scheme.handle_event(now, WorkerEvent::Interrupted);
         self.phase = Phase::Deciding;
         Ok(())
     }
@@ -524,6 +596,7 @@ impl<T: Transport> Worker<T> {
         match self.scheme.poll_action() {
             None => Ok(false),
             Some(WorkerAction::Compute) => {
+                self.show_own()?;
                 self.phase = Phase::Computing;
                 Ok(true)
             }
@@ -539,11 +612,31 @@ impl<T: Transport> Worker<T> {
         }
     }
 
+    /// Brings the copy at hand up to date with what this worker has published.
+    fn show_own(&mut self) -> Result<(), Error> {
+        let (Some(own), Some(buffer)) = (&self.own, &mut self.parameters) else { return Ok(()) };
+        let parameters = buffer.f32s_mut().ok_or(Error::InFlight { what: "parameters" })?;
+        for part in &mut self.parts {
+            // Shards count for themselves: the gradients that are missing are this worker's last ones in any case.
+            let published = part.link.published();
+            let missing = published.0.saturating_sub(part.shows.0);
+            let clocks = self.clock.0.saturating_sub(missing)..self.clock.0;
+            let part_of_table = &mut parameters[part.begin / 4..][..part.bytes / 4];
+            if !own.show(clocks, part.begin / 4, part_of_table) {
+                let reason = "keeps a copy for longer than it bounds: leave out `own_step`";
+                return Err(Error::Scheme { scheme: self.options.scheme, reason });
+            }
+            part.shows = published;
+        }
+        Ok(())
+    }
+
     fn start_refresh(&mut self, bound: Bound) -> Result<(), Error> {
         let options =
             PullOptions { follow: true, checksum: self.options.checksums, ..PullOptions::default() };
         for part in &mut self.parts {
             part.refreshed = false;
+            let bound = part.bound(bound);
             match &mut self.parameters {
                 Some(buffer) => {
                     let into = buffer.slice(part.begin, part.bytes)?;
@@ -575,7 +668,8 @@ impl<T: Transport> Worker<T> {
                     self.clock = self.clock.next();
                     self.statistics.clocks += 1;
                     self.counted = false;
-                    self.scheme.handle_event(now, WorkerEvent::Published { magnitude: None });
+                    let magnitude = self.magnitude;
+                    self.scheme.handle_event(now, WorkerEvent::Published { magnitude });
                     self.phase = Phase::Deciding;
                     progress = true;
                 }
@@ -600,7 +694,7 @@ impl<T: Transport> Worker<T> {
 
     fn collect_copies(&mut self, now: Instant, bound: Bound, progress: &mut bool) -> Result<(), Error> {
         for part in self.parts.iter_mut().filter(|part| !part.refreshed) {
-            let shard = part.link.welcome.shard;
+            let (shard, bound) = (part.link.welcome.shard, part.bound(bound));
             let pulled = match (self.options.read, &mut part.link.pins) {
                 (ReadMode::InPlace, Some(pins)) => {
                     pins.hold(bound).map_err(|source| Error::Pin { shard, source })?
@@ -611,6 +705,12 @@ impl<T: Transport> Worker<T> {
             part.refreshed = true;
             (part.version, part.smallest_clock, part.behind) =
                 (pulled.version, pulled.smallest_clock, pulled.behind);
+            if let Some(included) = pulled.included {
+                part.shows = included.min(part.link.published());
+            }
+            if self.reports_reads {
+                part.link.say_held(part.version);
+            }
             self.retries += pulled.retries;
             self.statistics.pull_retries += pulled.retries;
             if self.options.read == ReadMode::Copy && !part.link.is_pushed() {
@@ -643,6 +743,28 @@ impl<T: Transport> Worker<T> {
         let view = self.view_of_parts();
         self.retries = 0;
         view
+    }
+}
+
+#[cfg(test)]
+impl<T: Transport> Worker<T> {
+    /// Says to all servers that it holds `version`, whether it does or not.
+    pub(super) fn say_held(&mut self, version: Version) {
+        self.parts.iter_mut().for_each(|part| part.link.say_held(version));
+    }
+
+    /// Puts another scheme around this worker's.
+    pub(super) fn listen(&mut self, around: impl FnOnce(Box<dyn WorkerScheme>) -> Box<dyn WorkerScheme>) {
+        let own = std::mem::replace(&mut self.scheme, self.options.scheme.worker());
+        self.scheme = around(own);
+    }
+}
+
+/// Has each copy say which of this worker's gradients it holds, where that is wanted.
+fn ask_included<T: Transport>(parts: &mut [Part<T>], options: &WorkerOptions) -> Result<(), Error> {
+    match options.own_step {
+        None => Ok(()),
+        Some(_) => parts.iter_mut().try_for_each(|part| part.link.ask_included()),
     }
 }
 

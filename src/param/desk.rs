@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::frames;
 use super::layout::{LINE, SlotGeometry, SlotHeader, desk, encoding_word, landed_chunks};
-use crate::clock::Clock;
+use crate::clock::{Clock, Version};
 use crate::kernel;
 use crate::mem::{LocalSlice, MemoryRegion, VolatileSlice};
 
@@ -74,6 +74,12 @@ impl Desk {
     /// Chunks that have landed of the gradient of `clock`, which may not be announced yet.
     pub fn landed(&self, clock: Clock) -> usize {
         landed_chunks(self.page.as_volatile().load(desk::LANDED, Acquire), clock.0)
+    }
+
+    /// The newest version that the peer says it holds, if it has said so: whatever stands there.
+    pub fn held(&self) -> Option<Version> {
+        let word = self.page.as_volatile().load(desk::HELD, Relaxed);
+        word.checked_sub(1).map(Version)
     }
 
     /// The peer's heartbeat: changes while the peer lives.

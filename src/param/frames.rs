@@ -271,7 +271,8 @@ impl Frames {
     pub fn open_line(&self, peer: u16, clock: Clock, generation: u64) {
         let line = self.peer_line(peer);
         line.store(peer_line::CONSUMED, clock.0, Relaxed);
-        line.store(peer_line::INTERRUPTS, 0, Relaxed);
+        line.store(peer_line::INTERRUPT, 0, Relaxed);
+        self.set_included(self.latest.frame, peer, clock);
         line.store(peer_line::GENERATION, generation, Relaxed);
         line.store(peer_line::STATE, peer_line::STATE_MEMBER, Release);
     }
@@ -287,11 +288,24 @@ impl Frames {
         self.peer_line(peer).store(peer_line::CONSUMED, clock.0, Release);
     }
 
-    /// Asks a worker to abandon what it computes.
+    /// Asks a worker to abandon what it computes on any version before the latest.
     pub fn interrupt(&self, peer: u16) {
-        let line = self.peer_line(peer);
-        let count = line.load(peer_line::INTERRUPTS, Relaxed);
-        line.store(peer_line::INTERRUPTS, count + 1, Release);
+        // After the commit of the version that it names, so that whoever sees the word finds that version.
+        self.peer_line(peer).store(peer_line::INTERRUPT, self.latest.version.0, Release);
+    }
+
+    /// Says that `frame` holds the gradients of `peer` of clocks before this one: of a frame that is being written for
+    /// every worker before [`commit`](Self::commit), of the latest one when such a gradient is dropped or the peer
+    /// comes.
+    pub fn set_included(&self, frame: u8, peer: u16, clock: Clock) {
+        // Of a frame that is being written it lies between the sequence's marks, as the payload does. Of the latest it
+        // is a single word, of which a reader takes the old or the new value: both are true.
+        self.control.as_volatile().store(self.layout.included(frame, peer), clock.0, Relaxed);
+    }
+
+    /// What [`set_included`](Self::set_included) said.
+    pub fn included(&self, frame: u8, peer: u16) -> Clock {
+        Clock(self.control.as_volatile().load(self.layout.included(frame, peer), Relaxed))
     }
 
     fn peer_line(&self, peer: u16) -> crate::mem::VolatileSlice<'_> {

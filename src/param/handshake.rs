@@ -395,7 +395,7 @@ mod tests {
         bytes[8] = 9;
         let error = Hello::decode(&bytes, &[]).unwrap_err();
         assert_eq!(error, HandshakeError::Version { theirs: 9 });
-        assert!(error.to_string().contains("layout version 9, this process version 2"));
+        assert!(error.to_string().contains("layout version 9, this process version 3"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::clock::{Clock, Version};
 use crate::table::ElementType;
 
 /// Version of the layout and of the handshake. Peers of different versions refuse each other.
-pub const LAYOUT_VERSION: u64 = 2;
+pub const LAYOUT_VERSION: u64 = 3;
 
 /// First word of a control page: "SLACKLIN" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"SLACKLIN");
@@ -56,13 +56,15 @@ impl Latest {
     }
 }
 
-/// How the control page of a shard is laid out: two lines, then a line per peer, then a header per frame.
+/// How the control page of a shard is laid out: two lines, then a line per peer, then a header per frame, then for each
+/// frame a word per peer, rounded up to whole lines.
 ///
 /// ```text
 /// line 0      magic, layout version, epoch, frames, payload bytes, chunk bytes, peers, 0     server, once
 /// line 1      latest, smallest clock, writing, heartbeat, 0...                               server
-/// line 2+i    peer i: consumed clock, interrupt count, generation, state, 0...               server
+/// line 2+i    peer i: consumed clock, interrupt, generation, state, 0...                     server
 /// headers     frame f: see FrameHeader                                                       server
+/// included    frame f, peer i: f holds i's gradients of clocks before this one               server
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlLayout {
@@ -88,16 +90,25 @@ impl ControlLayout {
         (2 + usize::from(self.peers) + usize::from(frame)) * LINE
     }
 
+    /// The word that says which gradients of `peer` a frame holds.
+    pub(super) fn included(&self, frame: u8, peer: u16) -> usize {
+        self.frame_header(self.frames) + usize::from(frame) * self.included_bytes() + usize::from(peer) * 8
+    }
+
+    fn included_bytes(&self) -> usize {
+        (usize::from(self.peers) * 8).next_multiple_of(LINE)
+    }
+
     /// Bytes of the control page.
     pub fn bytes(&self) -> usize {
-        ((2 + usize::from(self.peers) + usize::from(self.frames)) * LINE).next_multiple_of(PAGE)
+        self.included(self.frames, 0).next_multiple_of(PAGE)
     }
 }
 
 /// Offsets in a peer's line of the control page.
 pub(super) mod peer_line {
     pub(crate) const CONSUMED: usize = 0;
-    pub(crate) const INTERRUPTS: usize = 8;
+    pub(crate) const INTERRUPT: usize = 8;
     pub(crate) const GENERATION: usize = 16;
     pub(crate) const STATE: usize = 24;
 
@@ -108,16 +119,17 @@ pub(super) mod peer_line {
 /// Offsets in a peer's desk: the page that this one peer writes.
 ///
 /// ```text
-/// line 0      published clock, landed chunks      worker
-/// line 1      heartbeat                           worker
-/// line 2      pin                                 reader
-/// line 3+d    header of slot d                    worker
+/// line 0      published clock, landed chunks, held version + 1      worker
+/// line 1      heartbeat                                             worker
+/// line 2      pin                                                   reader
+/// line 3+d    header of slot d                                      worker
 /// ```
 pub(super) mod desk {
     use super::LINE;
 
     pub(crate) const PUBLISHED: usize = 0;
     pub(crate) const LANDED: usize = 8;
+    pub(crate) const HELD: usize = 16;
     pub(crate) const HEARTBEAT: usize = LINE;
     pub(crate) const PIN: usize = 2 * LINE;
 
@@ -252,6 +264,9 @@ pub struct FrameHeader {
     pub checksum: u64,
     /// The payload holds all gradients of clocks before this one.
     pub smallest_clock: Clock,
+    /// In a frame that was pushed to a worker: it holds this worker's gradients of clocks before this one. In an
+    /// owner's own frames 0: there each peer has a word of its own.
+    pub included: Clock,
     /// Which attempt at the frame (its odd sequence) and how many chunks are whole already, in one word. Changes
     /// while the frame is being written.
     pub landed: u64,
@@ -282,7 +297,7 @@ impl FrameHeader {
             self.bytes,
             self.checksum,
             self.smallest_clock.0,
-            0,
+            self.included.0,
             self.landed,
         ]
     }
@@ -296,6 +311,7 @@ impl FrameHeader {
             bytes: words[3],
             checksum: words[4],
             smallest_clock: Clock(words[5]),
+            included: Clock(words[6]),
             landed: words[7],
         }
     }
@@ -323,17 +339,21 @@ pub struct SlotHeader {
     pub checksum: u64,
     /// The worker's loss on its batch, if it told one.
     pub loss: Option<f32>,
+    /// The largest magnitude of the gradient's elements, if the worker measured it.
+    pub magnitude: Option<f32>,
 }
 
 impl SlotHeader {
     /// As words.
     pub fn to_words(self) -> [u64; 8] {
-        let loss = self.loss.map_or(0, |loss| 1 << 32 | u64::from(loss.to_bits()));
-        [self.clock.0, self.base.0, self.epoch, self.bytes, self.encoding, self.checksum, loss, 0]
+        let word = |value: Option<f32>| value.map_or(0, |value| 1 << 32 | u64::from(value.to_bits()));
+        let (loss, magnitude) = (word(self.loss), word(self.magnitude));
+        [self.clock.0, self.base.0, self.epoch, self.bytes, self.encoding, self.checksum, loss, magnitude]
     }
 
     /// From words.
     pub fn from_words(words: [u64; 8]) -> SlotHeader {
+        let value = |word: u64| (word >> 32 == 1).then(|| f32::from_bits(word as u32));
         SlotHeader {
             clock: Clock(words[0]),
             base: Version(words[1]),
@@ -341,7 +361,8 @@ impl SlotHeader {
             bytes: words[3],
             encoding: words[4],
             checksum: words[5],
-            loss: (words[6] >> 32 == 1).then(|| f32::from_bits(words[6] as u32)),
+            loss: value(words[6]),
+            magnitude: value(words[7]),
         }
     }
 }
@@ -371,12 +392,15 @@ mod tests {
             bytes: 4096,
             checksum: 1,
             smallest_clock: Clock(4),
+            included: Clock(5),
             landed: 12,
         };
         assert_eq!(FrameHeader::from_words(frame.to_words()), frame);
 
         for loss in [None, Some(0.0), Some(-1.5)] {
             let slot = SlotHeader { clock: Clock(1), epoch: 5, loss, ..SlotHeader::default() };
+            assert_eq!(SlotHeader::from_words(slot.to_words()), slot);
+            let slot = SlotHeader { magnitude: loss, ..SlotHeader::default() };
             assert_eq!(SlotHeader::from_words(slot.to_words()), slot);
         }
         assert_eq!(landed_chunks(landed_word(7, 96), 7), 96);
@@ -389,10 +413,14 @@ mod tests {
         let mut lines = vec![0, ControlLayout::STATUS / LINE];
         lines.extend((0..3).map(|peer| layout.peer_line(peer) / LINE));
         lines.extend((0..3).map(|frame| layout.frame_header(frame) / LINE));
+        lines.extend((0..3).map(|frame| layout.included(frame, 0) / LINE));
         let mut distinct = lines.clone();
         distinct.dedup();
         assert_eq!(lines, distinct);
         assert!(layout.bytes() >= (lines.len()) * LINE);
+        let many = ControlLayout { peers: 65, frames: 2 };
+        assert_eq!(many.included(1, 0), many.included(0, 64) + LINE, "a frame's words fill whole lines");
+        assert!(many.included(1, 64) + 8 <= many.bytes());
         assert_ne!(desk::PUBLISHED / LINE, desk::HEARTBEAT / LINE);
         assert_ne!(desk::HEARTBEAT / LINE, desk::PIN / LINE);
     }

@@ -25,7 +25,7 @@ pub use layout::{
 };
 pub(crate) use own_page::own_words;
 pub use pin::{PinError, PinnedFrame, Pins};
-pub use publish::{Publish, PublishError, Source};
+pub use publish::{Publish, PublishError, Remarks, Source};
 pub(crate) use pull::PULL_TAG;
 pub use pull::{Consistency, FrameSource, Pull, PullError, PullOptions, Pulled};
 pub use push::{Push, PushError};

@@ -1,8 +1,10 @@
 //! The words that concern one peer alone, as this peer finds them.
 
+use std::sync::atomic::Ordering::Acquire;
+
 use super::Welcome;
 use super::layout::{ControlLayout, LINE, desk, peer_line};
-use crate::clock::Clock;
+use crate::clock::{Clock, Version};
 use crate::mem::{OutOfBounds, RemoteSlice, VolatileSlice};
 
 /// Where a peer finds what concerns it.
@@ -30,14 +32,26 @@ pub(crate) fn heartbeat(page: &RemoteSlice) -> Result<RemoteSlice, OutOfBounds> 
     page.slice(desk::HEARTBEAT as u64, 8)
 }
 
+/// The word in a peer's page that says which version it holds, and what to write there.
+pub(crate) fn held(page: &RemoteSlice, version: Version) -> Result<(RemoteSlice, u64), OutOfBounds> {
+    Ok((page.slice(desk::HELD as u64, 8)?, version.0.wrapping_add(1)))
+}
+
+/// The version that a peer is to compute on, or a later one, as its line says where it is mapped: a computation on an
+/// older one is to be abandoned.
+pub(crate) fn load_interrupt(line: &VolatileSlice<'_>) -> Version {
+    // Acquire: the version that the word names was committed before.
+    Version(line.load(peer_line::INTERRUPT, Acquire))
+}
+
 /// What the owner says to one peer in its line.
 pub(crate) struct OwnLine {
     /// Gradients of clocks before this one are consumed.
     pub(crate) consumed: Clock,
     /// The owner has let the peer go.
     pub(crate) evicted: bool,
-    /// How often the owner has asked to abandon a computation.
-    pub(crate) interrupts: u64,
+    /// The owner has asked to abandon a computation on any version before this one.
+    pub(crate) interrupt: Version,
 }
 
 /// Reads a copy of the line of the peer that has had its place since `generation`.
@@ -47,6 +61,6 @@ pub(crate) fn read_line(line: &VolatileSlice<'_>, generation: u64) -> OwnLine {
         // The line of somebody who has the place by now says as much.
         evicted: line.load_u64(peer_line::STATE) == peer_line::STATE_EVICTED
             || line.load_u64(peer_line::GENERATION) != generation,
-        interrupts: line.load_u64(peer_line::INTERRUPTS),
+        interrupt: Version(line.load_u64(peer_line::INTERRUPT)),
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 use super::layout::{ControlLayout, FrameHeader, LINE, Latest, desk};
 use super::{FrameSource, Pulled};
-use crate::clock::Version;
+use crate::clock::{Clock, Version};
 use crate::mem::{LocalSlice, RemoteSlice, VolatileSlice, fence, pause};
 use crate::scheme::Bound;
 use crate::transport::Endpoint;
@@ -115,6 +115,7 @@ impl Pins {
                 version: header.version,
                 epoch: header.epoch,
                 smallest_clock: header.smallest_clock,
+                included: None,
                 behind: header.version.behind(newest),
                 retries,
             };
@@ -132,6 +133,12 @@ impl Pins {
         let geometry = &self.source.geometry;
         let offset = geometry.stride() * u64::from(frame);
         Some(self.frames.as_volatile().subslice(offset as usize, geometry.payload_bytes as usize))
+    }
+
+    /// Which gradients of `peer` the frame that is held holds.
+    pub(crate) fn included(&self, peer: u16) -> Option<Clock> {
+        let (frame, _) = self.held?;
+        Some(Clock(self.control.as_volatile().load(self.source.layout.included(frame, peer), Relaxed)))
     }
 
     /// What is held, until the result is dropped.

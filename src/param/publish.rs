@@ -21,6 +21,15 @@ pub enum Source {
     Slot,
 }
 
+/// What a worker says of its gradient.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Remarks {
+    /// Its loss on the batch.
+    pub loss: Option<f32>,
+    /// The largest magnitude of the elements.
+    pub magnitude: Option<f32>,
+}
+
 /// A publish failed for good.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -172,7 +181,7 @@ impl Publish {
     }
 
     /// Begins to publish the gradient of this worker's clock, computed from version `base`.
-    pub fn start(&mut self, source: Source, base: Version, loss: Option<f32>) -> Result<(), PublishError> {
+    pub fn start(&mut self, source: Source, base: Version, remarks: Remarks) -> Result<(), PublishError> {
         if self.pending.is_some()
             || !matches!(
                 self.state,
@@ -199,7 +208,8 @@ impl Publish {
             bytes: self.geometry.payload_bytes(),
             encoding: encoding_word(self.geometry.encoding),
             checksum: 0,
-            loss,
+            loss: remarks.loss,
+            magnitude: remarks.magnitude,
         };
         if self.checksums
             && let Source::Memory(memory) = &source

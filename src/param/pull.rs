@@ -47,6 +47,10 @@ impl FrameSource {
         self.control.slice(self.layout.frame_header(frame) as u64, LINE as u64)
     }
 
+    fn included(&self, frame: u8, peer: u16) -> Result<RemoteSlice, OutOfBounds> {
+        self.control.slice(self.layout.included(frame, peer) as u64, 8)
+    }
+
     fn payload(&self, frame: u8, range: Range<u64>) -> Result<RemoteSlice, OutOfBounds> {
         self.frames.slice(self.geometry.stride() * u64::from(frame) + range.start, range.end - range.start)
     }
@@ -84,6 +88,8 @@ pub struct Pulled {
     pub epoch: u64,
     /// It holds all gradients of clocks before this one.
     pub smallest_clock: Clock,
+    /// This peer's own gradients of clocks before this one are in it, or were dropped; where it was asked for.
+    pub included: Option<Clock>,
     /// How many versions it was behind the owner's latest when the copy was complete: its age.
     pub behind: u64,
     /// How often the frame changed under the copy and it was begun anew.
@@ -174,15 +180,30 @@ struct Follow {
     ended: bool,
 }
 
+/// How a pull learns which of this peer's own gradients a frame holds.
+#[derive(Debug)]
+enum Included {
+    NotAsked,
+    /// From the header, of a frame that was pushed to this peer.
+    InHeader,
+    /// From this peer's word of the frame: the looks at it, made once, and whether the one for the copy at hand is
+    /// still to be posted.
+    InWords {
+        looks: Vec<WorkRequest>,
+        is_due: bool,
+    },
+}
+
 /// Reads frames of one source through an endpoint. A state machine: [`start`](Self::start), then
 /// [`advance`](Self::advance) and [`complete`](Self::complete) until [`take`](Self::take) returns something.
 #[derive(Debug)]
 pub struct Pull {
     source: FrameSource,
-    /// Three lines: status, header before, header after.
+    /// Four lines: status, header before, header after, included clock.
     scratch: LocalSlice,
     /// The looks at each frame, made once: status and header before, header after and status.
     looks: Vec<[WorkRequest; 4]>,
+    included: Included,
     /// The frame that was the latest when last seen.
     guess: u8,
     into: Option<LocalSlice>,
@@ -220,13 +241,14 @@ const VERIFY: Range<usize> = 2..4;
 const STATUS_LINE: usize = 0;
 const BEFORE_LINE: usize = LINE;
 const AFTER_LINE: usize = 2 * LINE;
+const INCLUDED_LINE: usize = 3 * LINE;
 
 /// Longest single READ of payload: keeps any transport's pipeline busy and any queue short.
 const MAX_READ_BYTES: u64 = 1 << 30;
 
 impl Pull {
     /// Bytes of local memory that a pull needs for itself.
-    pub const SCRATCH_BYTES: usize = 3 * LINE;
+    pub const SCRATCH_BYTES: usize = 4 * LINE;
 
     /// A pull from `source`, with [`SCRATCH_BYTES`](Self::SCRATCH_BYTES) of registered memory of its own.
     pub fn new(source: FrameSource, scratch: &MemoryRegion) -> Result<Pull, OutOfBounds> {
@@ -248,6 +270,7 @@ impl Pull {
         Ok(Pull {
             source,
             looks: looks.collect::<Result<_, OutOfBounds>>()?,
+            included: Included::NotAsked,
             guess: 0,
             scratch,
             into: None,
@@ -272,6 +295,29 @@ impl Pull {
     /// Makes a control page that an owner will push into say that nothing was pushed yet.
     pub fn clear(control: &MemoryRegion) {
         control.as_volatile().store_u64(ControlLayout::LATEST, Latest::NONE.to_word());
+    }
+
+    /// From now on each pull says which gradients of `peer` its frame holds ([`Pulled::included`]): one word more to
+    /// read. `None` where the frames were pushed to the peer that asks, whose headers say it.
+    pub fn ask_included(&mut self, peer: Option<u16>) -> Result<(), OutOfBounds> {
+        let Some(peer) = peer else {
+            self.included = Included::InHeader;
+            return Ok(());
+        };
+        let looks = (0..self.source.geometry.frames).map(|frame| {
+            let local = self.scratch.slice(INCLUDED_LINE, 8)?;
+            let remote = self.source.included(frame, peer)?;
+            let operation = Operation::Read { local, remote, streaming: Streaming::Never };
+            Ok(WorkRequest::signalled(PULL_TAG, operation))
+        });
+        let looks = looks.collect::<Result<_, OutOfBounds>>()?;
+        self.included = Included::InWords { looks, is_due: false };
+        Ok(())
+    }
+
+    /// Whether pulls say which gradients their frame holds.
+    pub(crate) fn asks_included(&self) -> bool {
+        !matches!(self.included, Included::NotAsked)
     }
 
     /// Where it reads.
@@ -462,12 +508,29 @@ impl Pull {
                 return Ok(false);
             }
         }
-        (self.before, self.frame, self.copied) = (before, latest.frame, 0);
+        self.begin_payload(before, latest.frame, 0);
         self.on_payload(endpoint)
+    }
+
+    fn begin_payload(&mut self, before: FrameHeader, frame: u8, copied: u64) {
+        (self.before, self.frame, self.copied) = (before, frame, copied);
+        if let Included::InWords { is_due, .. } = &mut self.included {
+            *is_due = true;
+        }
     }
 
     fn on_payload(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let total = self.source.geometry.payload_bytes;
+        if let Included::InWords { looks, is_due: is_due @ true } = &mut self.included {
+            // Between the looks at the header, as the payload: what proves that one whole proves the other.
+            let look = looks.get(usize::from(self.frame)).map(std::slice::from_ref);
+            let posted = endpoint.post(look.ok_or(PullError::Damaged { expected: total, found: 0 })?);
+            *is_due = posted.is_err();
+            // The payload goes along with it, if there is any left.
+            if !self.posted(posted, State::Payload)? || self.copied == total {
+                return Ok(!self.is_included_due());
+            }
+        }
         if self.copied == total {
             return self.look(endpoint, self.frame, VERIFY, State::Verify);
         }
@@ -534,7 +597,7 @@ impl Pull {
             self.check_header(&header)?;
             let geometry = &self.source.geometry;
             let copied = (follow.chunks as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
-            (self.before, self.frame, self.copied) = (header, follow.frame, copied);
+            self.begin_payload(header, follow.frame, copied);
             return self.on_payload(endpoint);
         }
         if header.sequence != attempt {
@@ -555,6 +618,10 @@ impl Pull {
             self.follow.chunks = landed;
         }
         Ok(posted)
+    }
+
+    fn is_included_due(&self) -> bool {
+        matches!(self.included, Included::InWords { is_due: true, .. })
     }
 
     fn accept(&mut self, header: FrameHeader) -> Result<bool, PullError> {
@@ -582,6 +649,11 @@ impl Pull {
             version: header.version,
             epoch: header.epoch,
             smallest_clock: header.smallest_clock,
+            included: match self.included {
+                Included::NotAsked => None,
+                Included::InHeader => Some(header.included),
+                Included::InWords { .. } => Some(Clock(self.scratch.as_volatile().load_u64(INCLUDED_LINE))),
+            },
             behind: header.version.behind(latest.version),
             retries: self.retries,
         };
@@ -650,7 +722,7 @@ impl Pull {
             Ok(()) => {
                 let looks = matches!(next, State::Status | State::FollowHeader);
                 self.gains += u64::from(!looks);
-                self.outstanding = 1;
+                self.outstanding += 1;
                 self.state = next;
                 Ok(true)
             }

@@ -3,7 +3,7 @@
 use slackline::clock::{Clock, Version};
 use slackline::mem::Access;
 use slackline::node::{Server, ServerOptions, Worker};
-use slackline::param::{Hello, Publish, Role, Source, Welcome};
+use slackline::param::{Hello, Publish, Remarks, Role, Source, Welcome};
 use slackline::scheme::Config;
 use slackline::table::ElementType;
 use slackline::transport::shm::{Shm, ShmEndpoint};
@@ -139,7 +139,7 @@ fn a_slot_that_was_written_and_never_announced_is_nothing_to_the_next_worker_of_
     gradient.as_volatile().write(&[0; ELEMENTS * 4]);
     let scratch = shm.allocate(Publish::SCRATCH_BYTES, Access::LOCAL).unwrap().whole();
     let mut publish = Publish::new(&next, &received.grants, scratch).unwrap().unwrap();
-    publish.start(Source::Memory(gradient.whole()), Version(0), None).unwrap();
+    publish.start(Source::Memory(gradient.whole()), Version(0), Remarks::default()).unwrap();
     wait_for("the gradient", || {
         publish.advance(&mut endpoint).unwrap();
         while let Some(completion) = endpoint.poll() {

@@ -9,7 +9,7 @@ use slackline::clock::Version;
 use slackline::kernel::Optimizer;
 use slackline::mem::Access;
 use slackline::node::{Server, ServerOptions};
-use slackline::param::{Publish, Source};
+use slackline::param::{Publish, Remarks, Source};
 use slackline::scheme::Config;
 use slackline::transport::shm::Shm;
 use slackline::transport::{Address, Endpoint, Transport};
@@ -158,7 +158,7 @@ fn die_in_the_middle_of_a_publish(address: &Address) -> ! {
     gradient.as_volatile().write(&[0x7F; ELEMENTS * 4]);
     let scratch = shm.allocate(Publish::SCRATCH_BYTES, Access::LOCAL).unwrap().whole();
     let mut publish = Publish::new(&raw.welcome, &raw.received.grants, scratch).unwrap().unwrap();
-    publish.start(Source::Memory(gradient.whole()), Version(0), None).unwrap();
+    publish.start(Source::Memory(gradient.whole()), Version(0), Remarks::default()).unwrap();
     // A slot, then three batches of eight chunks out of 64.
     for _ in 0..5 {
         assert!(publish.advance(&mut raw.endpoint).unwrap());

@@ -90,7 +90,8 @@ impl Spec {
         let kind = match kind {
             Kind::Publisher => "publisher",
             Kind::Server(_) => "server",
-            Kind::ServerAlone(_) => "alone",
+            Kind::ServerAlone(scheme) if scheme.pushes() => "alone",
+            Kind::ServerAlone(_) => "unbounded",
         };
         format!("{address} {kind} {bytes} {fill:?} {frames} {checksums}")
     }
@@ -103,6 +104,7 @@ impl Spec {
             kind: match kind {
                 "publisher" => Kind::Publisher,
                 "server" => Kind::Server(Config::Bsp),
+                "unbounded" => Kind::ServerAlone(Config::Asp),
                 _ => Kind::ServerAlone(Config::Essp { staleness: 2 }),
             },
             bytes: bytes.parse().unwrap(),

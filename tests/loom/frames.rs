@@ -34,6 +34,30 @@ fn a_pull_is_whole_or_nothing() {
     });
 }
 
+/// The word that says which gradients of a peer a frame holds lies between the same two looks as the payload, so that
+/// what proves one proves the other (`second_header`, `begin_fence`, `read_fence`).
+#[test]
+fn a_frame_and_what_it_says_of_a_peers_gradients_agree() {
+    explore(2, |accepted| {
+        let (mut frames, source) = shard(2, 8);
+        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+        reader.pull.ask_included(Some(0)).unwrap();
+        let reader = thread::spawn(move || {
+            reader.attempt().map(|pulled| (pulled.included, words(&reader.into.whole(), [0])))
+        });
+        for version in 1..=2 {
+            let frame = frames.begin(Version(version), |_| false).unwrap();
+            fill(&frames.payload(frame), &[0], version);
+            frames.set_included(frame, 0, Clock(version));
+            frames.commit(frame, Version(version), Clock(0));
+        }
+        if let Some((included, [word])) = reader.join().unwrap() {
+            assert_eq!(included, Some(Clock(word)));
+            accepted.fetch_add(1, Relaxed);
+        }
+    });
+}
+
 /// What one reader pulls never goes back.
 #[test]
 fn pulls_are_monotone() {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use loom::thread;
-use slackline::clock::Version;
+use slackline::clock::{Clock, Version};
 use slackline::mem::Access;
 use slackline::param::{FrameHeader, Push, PushGrant};
 use slackline::transport::Endpoint;
@@ -24,6 +24,7 @@ pub(crate) fn pushed<E: Endpoint>(
 ) {
     let (frames, source) = shard(2, 16);
     let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+    reader.pull.ask_included(None).unwrap();
     let mut endpoint = connect(&frames);
     let payloads = [1, 2].map(|version| {
         let payload = region(16).whole();
@@ -31,13 +32,15 @@ pub(crate) fn pushed<E: Endpoint>(
         payload
     });
     let reader = thread::spawn(move || {
-        reader.attempt().map(|pulled| (pulled.version.0, words(&reader.into.whole(), [0, 1])))
+        let pulled = reader.attempt()?;
+        assert_eq!(pulled.included, Some(Clock(pulled.version.0)));
+        Some((pulled.version.0, words(&reader.into.whole(), [0, 1])))
     });
     let grant = PushGrant { layout: source.layout, geometry: source.geometry };
     let mut push = Push::new(source.control, source.frames, grant);
     for (version, payload) in (1..).zip(&payloads) {
-        let version = Version(version);
-        let header = FrameHeader { version, epoch: EPOCH, bytes: 16, ..FrameHeader::default() };
+        let (version, included) = (Version(version), Clock(version));
+        let header = FrameHeader { version, included, epoch: EPOCH, bytes: 16, ..FrameHeader::default() };
         assert!(push.start(&mut endpoint, 0, &header, payload).unwrap());
         push.complete(endpoint.poll().unwrap());
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use loom::thread;
 use slackline::clock::{Clock, Version};
 use slackline::mem::{Access, LocalSlice, MemoryRegion};
-use slackline::param::{Desk, Frames, Publish, SlotGeometry, Source, Welcome};
+use slackline::param::{Desk, Frames, Publish, Remarks, SlotGeometry, Source, Welcome};
 use slackline::table::{ElementType, Table};
 use slackline::transport::{Endpoint, LocalEndpoint};
 
@@ -97,7 +97,7 @@ struct Worker<E> {
 impl<E: Endpoint> Worker<E> {
     fn publish(&mut self, gradient: LocalSlice) {
         let base = Version(self.publish.clock().0);
-        self.publish.start(Source::Memory(gradient), base, None).unwrap();
+        self.publish.start(Source::Memory(gradient), base, Remarks::default()).unwrap();
         while !self.publish.take() {
             let mut moved = self.publish.advance(&mut self.endpoint).unwrap();
             while let Some(completion) = self.endpoint.poll() {

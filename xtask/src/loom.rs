@@ -11,7 +11,14 @@ use crate::steps::Step;
 /// To add one, put `mutant!` where the protocol would break, and its row here.
 const MUTANTS: &[(&str, &[&str])] = &[
     ("announce", &["slots::the_owner_reads_what_was_announced"]),
-    ("begin_fence", &["frames::a_pull_is_whole_or_nothing", "pins::a_pinned_frame_is_never_written"]),
+    (
+        "begin_fence",
+        &[
+            "frames::a_frame_and_what_it_says_of_a_peers_gradients_agree",
+            "frames::a_pull_is_whole_or_nothing",
+            "pins::a_pinned_frame_is_never_written",
+        ],
+    ),
     ("commit_fence", &["follow::a_followed_frame_is_whole"]),
     ("credit", &["slots::the_owner_reads_what_was_announced"]),
     ("landed_attempt", &["follow::a_frame_that_is_begun_again_is_copied_again"]),
@@ -19,9 +26,21 @@ const MUTANTS: &[(&str, &[&str])] = &[
     ("monotone", &["follow::a_follower_never_goes_back"]),
     ("pin_fence", &["pins::a_pinned_frame_is_never_written"]),
     ("push_mark", &["push::a_pushed_version_is_pulled_whole_or_not_at_all"]),
-    ("read_fence", &["frames::a_pull_is_whole_or_nothing"]),
+    (
+        "read_fence",
+        &[
+            "frames::a_frame_and_what_it_says_of_a_peers_gradients_agree",
+            "frames::a_pull_is_whole_or_nothing",
+        ],
+    ),
     ("restart", &["follow::a_frame_that_is_begun_again_is_copied_again"]),
-    ("second_header", &["frames::a_pull_is_whole_or_nothing"]),
+    (
+        "second_header",
+        &[
+            "frames::a_frame_and_what_it_says_of_a_peers_gradients_agree",
+            "frames::a_pull_is_whole_or_nothing",
+        ],
+    ),
     (
         "write_fence",
         &[

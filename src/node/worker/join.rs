@@ -154,6 +154,10 @@ pub(super) fn check_read_mode<E: Endpoint>(links: &[Link<E>], options: &WorkerOp
     if options.read != ReadMode::InPlace {
         return Ok(());
     }
+    if let Some(step) = options.own_step {
+        let reason = "reading in place shows what the servers hold: read copies, or leave it out";
+        return Err(Error::Option { option: "own_step", value: step.to_string(), reason });
+    }
     if let Some(link) = links.iter().find(|link| link.pins.is_none()) {
         return Err(Error::Pin { shard: link.welcome.shard, source: PinError::NotMapped });
     }

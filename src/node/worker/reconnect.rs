@@ -36,11 +36,13 @@ impl<T: Transport> Worker<T> {
         join::check_read_mode(&links, &self.options)?;
         self.clock = join::clock(&links);
         self.consumed = self.clock;
+        // What it has published is in the copies of the servers that it comes to, or void.
         self.parts = Part::of(links, &self.options);
+        super::ask_included(&mut self.parts, &self.options)?;
         self.scheme = self.options.scheme.worker();
         self.scheme.handle_event(now(), WorkerEvent::Joined { clock: self.clock });
         self.phase = Phase::Deciding;
-        (self.interrupts, self.counted) = (0, false);
+        self.counted = false;
         self.statistics.reconnects += 1;
         tracing::info!(clock = self.clock.0, "connected again");
         Ok(())

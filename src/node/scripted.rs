@@ -1,0 +1,398 @@
+//! What nodes do for schemes: measuring, interrupting, telling who holds what, over shared memory and over TCP. The
+//! server's half of the scheme is a script that the test writes as it goes.
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, Mutex};
+    use std::thread::ScopedJoinHandle;
+
+    use crate::clock::{Clock, Version, WorkerId};
+    use crate::kernel::Optimizer;
+    use crate::node::{Error, Server, ServerOptions, ServerStatus, Worker, WorkerOptions, now};
+    use crate::scheme::{
+        Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
+        WorkerEvent, WorkerScheme,
+    };
+    use crate::table::{ElementType, Table};
+    use crate::time::{Duration, Instant};
+    use crate::transport::shm::Shm;
+    use crate::transport::tcp::Tcp;
+    use crate::transport::{Address, Transport};
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+    const ELEMENTS: usize = 1000;
+
+    /// What the script's scheme was told, and what it is to do next.
+    #[derive(Default)]
+    struct Lines {
+        events: Vec<ServerEvent>,
+        actions: VecDeque<(ServerAction, Vec<Share>)>,
+    }
+
+    #[derive(Clone, Default)]
+    struct Script(Arc<Mutex<Lines>>);
+
+    impl ServerScheme for Script {
+        fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
+            self.0.lock().unwrap().events.push(event);
+        }
+
+        fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
+            let (action, these) = self.0.lock().unwrap().actions.pop_front()?;
+            shares.extend(these);
+            Some(action)
+        }
+
+        fn smallest_clock(&self) -> Clock {
+            Clock(0)
+        }
+    }
+
+    impl Script {
+        fn order(&self, action: ServerAction) {
+            self.0.lock().unwrap().actions.push_back((action, Vec::new()));
+        }
+
+        /// Folds the gradients of these workers and clocks.
+        fn apply(&self, gradients: &[(u16, u64)]) {
+            let weight = 1.0 / gradients.len() as f32;
+            let share = |&(worker, clock): &(u16, u64)| Share { gradient: id(worker, clock), weight };
+            let shares = gradients.iter().map(share).collect();
+            self.0.lock().unwrap().actions.push_back((ServerAction::Apply, shares));
+        }
+
+        /// Waits until it was told of something, and returns it.
+        fn hear<R>(&self, what: impl Fn(&ServerEvent) -> Option<R>) -> R {
+            let deadline = now() + PATIENCE;
+            loop {
+                if let Some(found) = self.0.lock().unwrap().events.iter().find_map(&what) {
+                    return found;
+                }
+                assert!(now() < deadline, "never told: {:?}", self.0.lock().unwrap().events);
+                std::thread::yield_now();
+            }
+        }
+
+        fn hear_version(&self, version: u64) -> Statistics {
+            self.hear(|event| match event {
+                ServerEvent::Applied { version: made, statistics } => {
+                    (made.0 == version).then_some(*statistics)
+                }
+                _ => None,
+            })
+        }
+
+        /// Base version and magnitude of a gradient, once it has arrived.
+        fn hear_gradient(&self, worker: u16, clock: u64) -> (Version, Option<f32>) {
+            self.hear(|event| match event {
+                ServerEvent::Arrived { gradient, base, magnitude, .. } => {
+                    (*gradient == id(worker, clock)).then_some((*base, *magnitude))
+                }
+                _ => None,
+            })
+        }
+    }
+
+    fn id(worker: u16, clock: u64) -> GradientId {
+        GradientId { worker: WorkerId(worker), clock: Clock(clock) }
+    }
+
+    struct Scripted<'scope> {
+        script: Script,
+        address: Address,
+        stop: Arc<AtomicBool>,
+        serving: ScopedJoinHandle<'scope, (Vec<f32>, ServerStatus)>,
+    }
+
+    impl<'scope> Scripted<'scope> {
+        /// A server of parameters that are all 1, in a thread of its own.
+        fn serve<T: Transport>(
+            scope: &'scope std::thread::Scope<'scope, '_>,
+            (transport, address): (T, Address),
+            options: ServerOptions,
+        ) -> Self {
+            let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+            let mut server = Server::new(transport, &address, table, &[1.0; ELEMENTS], options).unwrap();
+            let script = Script::default();
+            server.scheme = Box::new(script.clone());
+            (server.measures_moments, server.reports_reads) = (true, true);
+            let address = server.address();
+            let stop = Arc::new(AtomicBool::new(false));
+            let stopped = Arc::clone(&stop);
+            let serving = scope.spawn(move || {
+                while !stopped.load(Ordering::Relaxed) {
+                    server.poll(now()).unwrap();
+                    std::thread::yield_now();
+                }
+                (server.parameters().unwrap(), server.status())
+            });
+            Scripted { script, address, stop, serving }
+        }
+
+        fn worker<T: Transport>(&self, transport: T) -> Worker<T> {
+            let address = self.address.clone();
+            let options = WorkerOptions::new(Config::Asp);
+            let mut worker = Worker::connect(transport, &[address], options, PATIENCE).unwrap();
+            (worker.measures_magnitude, worker.reports_reads) = (true, true);
+            worker
+        }
+
+        fn end(self) -> (Vec<f32>, ServerStatus) {
+            self.stop.store(true, Ordering::Relaxed);
+            self.serving.join().unwrap()
+        }
+    }
+
+    fn options(threads: usize, optimizer: Optimizer) -> ServerOptions {
+        let mut options = ServerOptions { threads, optimizer, ..ServerOptions::new(Config::Asp, 1, 0.5) };
+        options.memory.chunk_bytes = 256;
+        options
+    }
+
+    const SGD: Optimizer = Optimizer::Sgd { weight_decay: 0.0 };
+
+    fn shm() -> (Shm, Address) {
+        (Shm::new(), Address::random())
+    }
+
+    /// Publishes a gradient that holds `value` throughout.
+    fn publish<T: Transport>(worker: &mut Worker<T>, value: f32) {
+        worker.gradient().unwrap().fill(value);
+        worker.publish(Some(value), PATIENCE).unwrap();
+    }
+
+    #[test]
+    fn a_fold_measures_the_same_on_one_thread_and_on_three() {
+        let measured = [1, 3].map(|threads| {
+            std::thread::scope(|scope| {
+                let server = Scripted::serve(scope, shm(), options(threads, SGD));
+                let mut workers = [(); 2].map(|()| server.worker(Shm::new()));
+                for (index, worker) in workers.iter_mut().enumerate() {
+                    worker.begin(PATIENCE).unwrap();
+                    let gradient = worker.gradient().unwrap().iter_mut().enumerate();
+                    gradient.for_each(|(at, g)| *g = (at as f32 * 0.37 + index as f32).sin());
+                    worker.publish(Some(index as f32), PATIENCE).unwrap();
+                }
+                server.script.apply(&[(0, 0), (1, 0)]);
+                let statistics = server.script.hear_version(1);
+                let (_, status) = server.end();
+                assert_eq!(status.mean_norm_squared, statistics.mean_norm_squared);
+                assert_eq!(status.variance, statistics.variance);
+                statistics
+            })
+        });
+        assert_eq!(measured[0], measured[1], "bit for bit");
+        let gradients = [0, 1].map(|index| {
+            (0..ELEMENTS)
+                .map(move |at| f64::from((at as f32 * 0.37 + index as f32).sin()))
+                .collect::<Vec<_>>()
+        });
+        let of = |value: fn(f64, f64) -> f64| -> f64 {
+            gradients[0].iter().zip(&gradients[1]).map(|(a, b)| value(*a, *b)).sum()
+        };
+        let near = |found: Option<f64>, expected: f64| (found.unwrap() / expected - 1.0).abs() < 1e-5;
+        assert!(near(measured[0].mean_norm_squared, of(|a, b| ((a + b) / 2.0).powi(2))), "{measured:?}");
+        // Half the squared difference: the sample variance of two.
+        assert!(near(measured[0].variance, of(|a, b| (a - b).powi(2) / 2.0)), "{measured:?}");
+        assert_eq!((measured[0].loss, measured[0].learning_rate), (Some(0.5), Some(0.5)));
+    }
+
+    #[test]
+    fn an_apply_without_shares_is_a_step_on_a_gradient_of_zero() {
+        std::thread::scope(|scope| {
+            let momentum = Optimizer::Momentum { momentum: 0.5, weight_decay: 0.0 };
+            let server = Scripted::serve(scope, shm(), options(2, momentum));
+            let mut worker = server.worker(Shm::new());
+            worker.begin(PATIENCE).unwrap();
+            publish(&mut worker, 1.0);
+            server.script.apply(&[(0, 0)]);
+            server.script.apply(&[]);
+            let statistics = server.script.hear_version(2);
+            assert_eq!(statistics, Statistics { learning_rate: Some(0.5), ..Statistics::default() });
+            let view = worker.begin(PATIENCE).unwrap();
+            assert_eq!(view.version, Version(2));
+            // 1 - 0.5 * 1, then the momentum alone: 0.5 - 0.5 * 0.5.
+            assert_eq!(worker.parameters().unwrap(), [0.25; ELEMENTS]);
+            drop(worker);
+            server.end();
+        });
+    }
+
+    /// One worker's update makes the other's computation void; it stops, begins again, and only what it made of the
+    /// newer version arrives. A request that it has overtaken does not disturb it.
+    fn an_interrupted_worker_begins_again<T: Transport>(transport: fn() -> T, address: Address) {
+        std::thread::scope(|scope| {
+            let server = Scripted::serve(scope, (transport(), address), options(1, SGD));
+            let [mut slow, mut fast] = [(); 2].map(|()| server.worker(transport()));
+            for worker in [&mut slow, &mut fast] {
+                assert_eq!(worker.begin(PATIENCE).unwrap().version, Version(0));
+            }
+            assert!(!slow.should_stop().unwrap());
+            publish(&mut fast, 1.0);
+            server.script.apply(&[(1, 0)]);
+            server.script.order(ServerAction::Interrupt { worker: WorkerId(0) });
+            let deadline = now() + PATIENCE;
+            while !slow.should_stop().unwrap() {
+                assert!(now() < deadline, "it was never asked to stop");
+            }
+            slow.gradient().unwrap().fill(100.0);
+            slow.abandon().unwrap();
+            let view = slow.begin(PATIENCE).unwrap();
+            assert_eq!((view.clock, view.version), (Clock(0), Version(1)));
+            assert_eq!(slow.statistics().abandoned, 1);
+            for _ in 0..3 {
+                assert!(!slow.should_stop().unwrap(), "once is enough");
+            }
+            // It computes on the latest version already.
+            server.script.order(ServerAction::Interrupt { worker: WorkerId(0) });
+            server.script.apply(&[]);
+            server.script.hear_version(2);
+            for _ in 0..3 {
+                assert!(!slow.should_stop().unwrap(), "that request was overtaken");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            publish(&mut slow, 0.5);
+            assert_eq!(server.script.hear_gradient(0, 0).0, Version(1));
+            server.script.apply(&[(0, 0)]);
+            server.script.hear_version(3);
+            drop((slow, fast));
+            let (parameters, status) = server.end();
+            assert_eq!(parameters, [1.0 - 0.5 - 0.25; ELEMENTS], "what was abandoned is nowhere in it");
+            assert_eq!((status.folded, status.dropped), (2, 0));
+        });
+    }
+
+    #[test]
+    fn an_interrupted_worker_begins_again_over_shared_memory() {
+        an_interrupted_worker_begins_again(Shm::new, Address::random());
+    }
+
+    #[test]
+    fn an_interrupted_worker_begins_again_over_tcp() {
+        let tcp = || {
+            let secret = crate::channel::Secret::from_text("what both sides know", "this test").unwrap();
+            Tcp::with_secret(secret)
+        };
+        an_interrupted_worker_begins_again(tcp, "127.0.0.1:0".parse().unwrap());
+    }
+
+    #[test]
+    fn a_late_gradient_of_an_interrupted_computation_shows_its_base_and_can_be_dropped() {
+        std::thread::scope(|scope| {
+            let server = Scripted::serve(scope, shm(), options(1, SGD));
+            let [mut late, mut fast] = [(); 2].map(|()| server.worker(Shm::new()));
+            late.begin(PATIENCE).unwrap();
+            fast.begin(PATIENCE).unwrap();
+            publish(&mut fast, 1.0);
+            server.script.apply(&[(1, 0)]);
+            server.script.order(ServerAction::Interrupt { worker: WorkerId(0) });
+            server.script.hear_version(1);
+            // It did not ask in time.
+            publish(&mut late, 100.0);
+            assert_eq!(server.script.hear_gradient(0, 0).0, Version(0));
+            server.script.order(ServerAction::Drop { gradient: id(0, 0) });
+            late.flush(PATIENCE).unwrap();
+            let view = late.begin(PATIENCE).unwrap();
+            assert_eq!((view.clock, view.version), (Clock(1), Version(1)));
+            assert_eq!(late.parameters().unwrap(), [0.5; ELEMENTS]);
+            drop((late, fast));
+            let (_, status) = server.end();
+            assert_eq!((status.folded, status.dropped), (1, 1));
+        });
+    }
+
+    #[test]
+    fn what_a_worker_holds_is_told_before_what_it_made_of_it() {
+        std::thread::scope(|scope| {
+            let server = Scripted::serve(scope, shm(), options(1, SGD));
+            let mut worker = server.worker(Shm::new());
+            for clock in 0..3 {
+                worker.begin(PATIENCE).unwrap();
+                publish(&mut worker, 1.0);
+                server.script.apply(&[(0, clock)]);
+                server.script.hear_version(clock + 1);
+            }
+            let told = server.script.0.lock().unwrap().events.iter().fold(Vec::new(), |mut told, event| {
+                match event {
+                    ServerEvent::Seen { version, .. } => told.push(('s', version.0)),
+                    ServerEvent::Arrived { gradient, .. } => told.push(('a', gradient.clock.0)),
+                    _ => {}
+                }
+                told
+            });
+            assert_eq!(told, [('s', 0), ('a', 0), ('s', 1), ('a', 1), ('s', 2), ('a', 2)]);
+            drop(worker);
+            server.end();
+        });
+    }
+
+    #[test]
+    fn a_worker_that_says_it_holds_what_there_is_not_is_let_go() {
+        std::thread::scope(|scope| {
+            let server = Scripted::serve(scope, shm(), options(1, SGD));
+            let mut worker = server.worker(Shm::new());
+            worker.begin(PATIENCE).unwrap();
+            worker.say_held(Version(u64::MAX - 1));
+            let error = loop {
+                match worker.poll(now()) {
+                    Ok(_) => std::thread::yield_now(),
+                    Err(error) => break error,
+                }
+            };
+            assert!(matches!(error, Error::Evicted { .. } | Error::ServerLost { .. }), "{error}");
+            server.script.hear(|event| matches!(event, ServerEvent::Left { .. }).then_some(()));
+            server.end();
+        });
+    }
+
+    /// Notes what it is told.
+    struct Listening(Box<dyn WorkerScheme>, Arc<Mutex<Vec<WorkerEvent>>>);
+
+    impl WorkerScheme for Listening {
+        fn handle_event(&mut self, now: Instant, event: WorkerEvent) {
+            self.1.lock().unwrap().push(event);
+            self.0.handle_event(now, event);
+        }
+
+        fn poll_action(&mut self) -> Option<WorkerAction> {
+            self.0.poll_action()
+        }
+    }
+
+    #[test]
+    fn both_halves_of_the_scheme_are_told_the_largest_magnitude() {
+        std::thread::scope(|scope| {
+            let server = Scripted::serve(scope, shm(), options(1, SGD));
+            let mut worker = server.worker(Shm::new());
+            let events = Arc::new(Mutex::new(Vec::new()));
+            worker.listen(|scheme| Box::new(Listening(scheme, Arc::clone(&events))));
+            let told = |magnitude: f32, clock: u64| {
+                assert_eq!(server.script.hear_gradient(0, clock).1, Some(magnitude));
+                let last = events.lock().unwrap().iter().rev().find_map(|event| match event {
+                    WorkerEvent::Published { magnitude } => Some(*magnitude),
+                    _ => None,
+                });
+                assert_eq!(last, Some(Some(magnitude)));
+            };
+            worker.begin(PATIENCE).unwrap();
+            worker.gradient().unwrap()[777] = -7.5;
+            worker.publish(None, PATIENCE).unwrap();
+            told(7.5, 0);
+            worker.begin(PATIENCE).unwrap();
+            worker.gradient().unwrap()[0] = f32::NAN;
+            worker.publish(None, PATIENCE).unwrap();
+            told(f32::INFINITY, 1);
+            server.script.apply(&[(0, 0)]);
+            worker.begin(PATIENCE).unwrap();
+            let slot = worker.borrow_slots(PATIENCE).unwrap();
+            slot[0].as_volatile().write(&3f32.to_le_bytes().repeat(ELEMENTS));
+            worker.publish_slots(None, PATIENCE).unwrap();
+            told(3.0, 2);
+            drop(slot);
+            drop(worker);
+            server.end();
+        });
+    }
+}
