@@ -16,7 +16,7 @@ const SEEDS: u64 = 2;
 const RATES: [f32; 3] = [0.1, 0.4, 1.6];
 const BATCHES: [usize; 2] = [8, 200];
 const TARGET: f64 = 0.27;
-const WITHIN: f64 = 1500.0;
+const WITHIN: f64 = 800.0;
 
 /// When half the workers become slower, and by how much.
 const SLOW_AT: f64 = 20.0;
@@ -30,17 +30,18 @@ pub(super) const RECIPE: Recipe = Recipe {
             batch and times.",
     source: "Xu, Neglia, Sebastianelli, arXiv 2004.14696",
     setup: "16 workers, push and interrupt; logistic regression on 2,000 synthetic examples until the loss \
-            is 0.27 (its least is 0.25); step sizes 0.1, 0.4 and 1.6, batches of 8 and 200, times shifted \
+            is 0.27 (its least is 0.258); step sizes 0.1, 0.4 and 1.6, batches of 8 and 200, times shifted \
             exponential (0.8 s and a random part of mean 0.2 s), exponential, and Pareto (shape 1.5), all of \
             mean 1 s; besides, shifted exponential times with half the workers five times slower from 20 s \
-            on. Mean of 2 seeds, a run that is not there after 1,500 s counting as 1,500 s; every static k \
+            on. Mean of 2 seeds, a run that is not there after 800 s counting as 800 s; every static k \
             from 1 to 16, DBW, and DBW that is blind to what gradients are worth.",
-    remarks: "Two things bound DBW here. Its first five versions wait for all 16 (it must see variances and times), and \
-              under exponential or Pareto times one such version takes as long as dozens that wait for one. And what a \
-              version gains is estimated from losses and gradients of mini-batches, whose noise is larger than what a \
-              step changes when batches or steps are small; when that says that nothing gains, DBW waits for \
-              all. Its place is where times are not that wild and batches are large, as in the paper (500 examples and \
-              more); blind DBW, which looks at times only, is the safer choice under heavy tails with small batches.",
+    remarks: "Two things bound DBW here. Its first five versions wait for all 16 (it must see variances and \
+              times), and under exponential or Pareto times one such version takes as long as dozens that \
+              wait for one. And what a version gains is estimated from losses and gradients of mini-batches, \
+              whose noise is larger than what a step changes when batches or steps are small; when that says \
+              that nothing gains, DBW waits for all. Its place is where times are not that wild and batches \
+              are large, as in the paper (500 examples and more); blind DBW, which looks at times only, is \
+              the safer choice under heavy tails with small batches.",
     run,
 };
 
