@@ -120,7 +120,7 @@ fn optimizer(name: OptimizerName, problem: ProblemName) -> (Optimizer, f32) {
         ProblemName::None | ProblemName::Quadratic => 0.1,
         ProblemName::Softmax | ProblemName::Logistic => 0.5,
         ProblemName::Mlp => 0.2,
-        ProblemName::Factorisation => 1.0,
+        ProblemName::Factorisation => 8.0,
     };
     match name {
         OptimizerName::Sgd => (Optimizer::Sgd { weight_decay: 0.0 }, sgd),

@@ -93,7 +93,7 @@ fn run(seed: u64) -> Result<Findings, Failure> {
     let axes = || {
         (
             Axis::names("delay s", DELAYS.map(|s| s.to_string())),
-            Axis::log("rounds, times those without delay"),
+            Axis::linear("rounds, times those without delay"),
         )
     };
     let (x, y) = axes();

@@ -126,7 +126,7 @@ fn run(seed: u64) -> Result<Findings, Failure> {
         }
         figure = figure.panel(panel.titled(format!("Staleness, s = {bound}")));
     }
-    let mut panel = Panel::new(Axis::linear("clock"), Axis::log("loss"));
+    let mut panel = Panel::new(Axis::linear("clock"), Axis::log("loss").between(0.02, 3.0));
     for (name, index) in [("ssp", ssp(3)), ("essp", essp(3))] {
         let points = of(index)[0].curve.iter().map(|point| (point.clock as f64, point.loss));
         panel.series.push(Series::line(name, points));
