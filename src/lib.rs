@@ -39,7 +39,8 @@
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
 
 /// True in the library's deliberately broken variant of this name, which some test must notice: built with
-/// `--cfg slackline_mutant="name"`, or, under the model checker, run with `SLACKLINE_MUTANT=name`.
+/// `--cfg slackline_mutant="name"`, or, under the model checker or `--cfg slackline_mutants`, run with
+/// `SLACKLINE_MUTANT=name`.
 macro_rules! mutant {
     ($name:tt) => {
         cfg!(slackline_mutant = $name) || $crate::mem::runs_as_mutant($name)

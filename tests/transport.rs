@@ -16,6 +16,7 @@ mod transport {
     pub(crate) mod rights;
 }
 
+use slackline::sim::fabric::SimTransport;
 use slackline::transport::Address;
 use slackline::transport::shm::Shm;
 use slackline::transport::tcp::Tcp;
@@ -56,3 +57,23 @@ impl Fixture for TcpFixture {
 }
 
 conformance!(tcp, super::TcpFixture);
+
+struct SimFixture;
+
+impl Fixture for SimFixture {
+    type Transport = SimTransport;
+    const MODULE: &'static str = "sim";
+    const ROUNDS: u64 = 2_000;
+
+    fn transport() -> SimTransport {
+        SimTransport::new(1)
+    }
+
+    /// Nobody else is in the network of a test.
+    fn address() -> Address {
+        Address::random()
+    }
+}
+
+// There is no second process: the network is memory of this one.
+conformance!(sim, super::SimFixture, within one process);

@@ -138,9 +138,23 @@ fn what_cannot_be_is_told_with_its_option_and_its_mend() {
 }
 
 #[test]
+fn the_real_nodes_keep_their_promises_over_the_hostile_fabric() {
+    let one = json(&["--fabric", "--seed", "7"]);
+    assert_eq!(one, json(&["--fabric", "--seed", "7"]));
+    assert!(one["versions"].is_u64() && one["trace_hash"].is_string());
+    let many = json(&["--fabric", "--seeds", "20", "--scheme", "ssp(2)"]);
+    assert_eq!(many["seeds"], 20);
+    misused(&["--fabric", "--scheme", "ds-sync"], "no server", "choose another");
+    misused(&["--fabric", "--seeds", "0"], "--seeds", "1 or more");
+    misused(&["--fabric", "--staleness", "2"], "--staleness", "--scheme");
+}
+
+#[test]
 fn the_help_shows_what_to_type() {
     let help = stdout(&["--help"]);
-    for what in ["Examples:", "Scheme:", "Network:", "Faults:", "Exit codes:", "--compare", "--reproduce"] {
+    for what in
+        ["Examples:", "Scheme:", "Network:", "Faults:", "Exit codes:", "--compare", "--reproduce", "--fabric"]
+    {
         assert!(help.contains(what), "{what} in {help}");
     }
     assert!(help.lines().all(|line| line.chars().count() <= 112), "{help}");

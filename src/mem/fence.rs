@@ -21,15 +21,15 @@ pub fn pause() {
     loom::hint::spin_loop();
 }
 
-/// Whether this run of the model checker is one of the mutant `name`; never outside of it.
-#[cfg(not(loom))]
+/// Whether this run is one of the mutant `name`: never, but under the model checker and in a build of mutants.
+#[cfg(not(any(loom, slackline_mutants)))]
 #[inline(always)]
 pub(crate) const fn runs_as_mutant(_name: &str) -> bool {
     false
 }
 
-/// Whether this run of the model checker is one of the mutant `name`: one build serves all of them.
-#[cfg(loom)]
+/// Whether this run is one of the mutant `name`: one build serves all of them.
+#[cfg(any(loom, slackline_mutants))]
 pub(crate) fn runs_as_mutant(name: &str) -> bool {
     static MUTANT: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     MUTANT.get_or_init(|| std::env::var("SLACKLINE_MUTANT").unwrap_or_default()) == name

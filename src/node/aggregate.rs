@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use crossbeam::utils::CachePadded;
 use smallvec::SmallVec;
 
-use super::{Backoff, Error};
+use super::{Backoff, Error, surroundings};
 use crate::clock::Clock;
 use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass};
 use crate::mem::{LocalSlice, OutOfBounds};
@@ -288,6 +288,9 @@ impl Aggregator {
         let Some(job) = job.as_ref() else { return Ok(false) };
         let mut progress = false;
         for _ in 0..CHUNKS_PER_TURN {
+            if let Some(surroundings) = surroundings::installed() {
+                surroundings.breathe();
+            }
             match self.shared.step(job, 0) {
                 Some(true) => progress = true,
                 Some(false) | None => break,

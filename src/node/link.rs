@@ -421,6 +421,11 @@ impl<E: Endpoint> Link<E> {
         self.answers
     }
 
+    /// True while the answer to a probe is under way.
+    pub(super) fn is_probing(&self) -> bool {
+        self.probe.outstanding > 0
+    }
+
     fn learn(&mut self) {
         let memory = self.probe.scratch.as_volatile();
         let words = own_page::read_line(&memory.subslice(0, LINE_BYTES), self.welcome.generation);

@@ -23,6 +23,7 @@ mod scripted;
 mod server;
 mod shard;
 mod stats;
+mod surroundings;
 mod wait;
 mod worker;
 
@@ -35,5 +36,6 @@ pub use reader::{Fresh, Reader, ReaderOptions};
 pub use server::{Server, ServerOptions, ServerStatus};
 pub use shard::{Departure, ShardOptions};
 pub use stats::{Histogram, LinkStatus, PeerStatus, WorkerStatistics};
+pub(crate) use surroundings::{Published, Stay, Surroundings};
 pub use wait::{Backoff, now};
 pub use worker::{ReadMode, View, Worker, WorkerOptions};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::Error;
+use super::{Error, surroundings};
 use crate::transport::Beacon;
 
 /// Sets a growing number in a beacon's word until dropped.
@@ -19,6 +19,10 @@ impl Pulse {
     pub(super) fn start(mut beacon: Box<dyn Beacon>, lease: Duration) -> Result<Pulse, Error> {
         let interval = (lease / 10).clamp(Duration::from_millis(1), Duration::from_millis(300));
         let stop = Arc::new(AtomicBool::new(false));
+        if let Some(surroundings) = surroundings::installed() {
+            surroundings.beat(beacon, interval, Arc::clone(&stop));
+            return Ok(Pulse { stop, thread: None });
+        }
         let stopped = Arc::clone(&stop);
         let named = std::thread::Builder::new().name("slackline-pulse".into());
         let spawned = named.spawn(move || {

@@ -193,12 +193,13 @@ impl<T: Transport> Reader<T> {
         let begun = now();
         let deadline = begun + timeout;
         let mut backoff = Backoff::new();
+        // An answer to a question of an earlier call, which ended at its deadline, may be older than this one.
+        let needed = self.link.answers() + 1 + u64::from(self.link.is_probing());
         self.link.look_around(now())?;
-        let answers = self.link.answers();
         loop {
             self.link.probe()?;
             self.link.advance()?;
-            if self.link.answers() != answers {
+            if self.link.answers() >= needed {
                 return Ok(self.link.line.seen.version);
             }
             let now = now();

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::aggregate::{Aggregator, Input, Job, Measured, Stage};
 use super::checkpoint::{CheckpointOptions, Checkpointer, Identity};
 use super::shard::{Departure, Shard, ShardConfig, ShardEvent, ShardOptions};
+use super::surroundings::{self, Published};
 use super::wait::drive;
 use super::{Error, PeerStatus};
 use crate::clock::{Clock, Version, WorkerId};
@@ -72,6 +73,8 @@ pub struct ServerStatus {
     pub left: u64,
     /// Peers that were turned away.
     pub refused: u64,
+    /// Workers that were let go because what they wrote broke the protocol.
+    pub misbehaved: u64,
     /// Gradients that were folded in.
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
@@ -321,6 +324,7 @@ impl<T: Transport> Server<T> {
             workers: peers().filter(|peer| peer.worker).count(),
             readers: peers().filter(|peer| !peer.worker).count(),
             refused: self.shard.refused,
+            misbehaved: self.shard.misbehaved,
             lost_updates: self.shard.lost_updates,
             checkpointed: self.checkpoints.as_ref().and_then(Checkpointer::written),
             checkpoints_failed: self.checkpoints.as_ref().map_or(0, Checkpointer::failed),
@@ -687,6 +691,15 @@ impl<T: Transport> Server<T> {
                 }
             }
             self.shard.frames.commit(frame, version, clock);
+            if let Some(surroundings) = surroundings::installed() {
+                surroundings.published(&Published {
+                    epoch: self.shard.frames.epoch(),
+                    version,
+                    smallest_clock: clock,
+                    shares: &self.work.shares,
+                    payload: self.shard.frames.payload(frame).as_volatile(),
+                });
+            }
         }
         self.announced_clock = clock;
         self.current = 1 - self.current;

@@ -120,6 +120,7 @@ pub(super) struct Shard<T: Transport> {
     beaten: Instant,
     greeted: Instant,
     pub(super) refused: u64,
+    pub(super) misbehaved: u64,
     /// The version that this life began at.
     begun_at: Version,
     pub(super) lost_updates: Option<u64>,
@@ -185,6 +186,7 @@ impl<T: Transport> Shard<T> {
             beaten: Instant::ORIGIN,
             greeted: Instant::ORIGIN,
             refused: 0,
+            misbehaved: 0,
             begun_at: Version(0),
             lost_updates: None,
         })
@@ -260,6 +262,7 @@ impl<T: Transport> Shard<T> {
     pub(super) fn dismiss(&mut self, peer: u16, departure: Departure, events: &mut Vec<ShardEvent>) {
         let Some(gone) = self.peers[usize::from(peer)].take() else { return };
         self.frames.close_line(peer);
+        self.misbehaved += u64::from(matches!(departure, Departure::Misbehaved(_)));
         match departure {
             Departure::Closed(_) => tracing::info!(peer, reason = %departure, "peer left"),
             _ => tracing::warn!(peer, reason = %departure, "peer evicted"),

@@ -1,5 +1,6 @@
 //! What a worker can say about its run.
 
+use crate::clock::Version;
 use crate::time::Duration;
 use crate::transport::Address;
 
@@ -75,6 +76,10 @@ pub struct PeerStatus {
 pub struct LinkStatus {
     /// The server's shard.
     pub shard: u16,
+    /// The life of the server.
+    pub epoch: u64,
+    /// The version of the copy that the worker holds of this shard.
+    pub version: Version,
     /// This worker's number there.
     pub peer: u16,
     /// Where it is.

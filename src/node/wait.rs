@@ -2,11 +2,14 @@
 
 use std::sync::LazyLock;
 
-use super::Error;
+use super::{Error, surroundings};
 use crate::time::{Duration, Instant};
 
 /// This process's monotonic clock, as the nodes are told it. Its origin is the first call.
 pub fn now() -> Instant {
+    if let Some(surroundings) = surroundings::installed() {
+        return surroundings.now();
+    }
     static ORIGIN: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
     let nanos = ORIGIN.elapsed().as_nanos();
     Instant::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -41,6 +44,11 @@ impl Backoff {
 
     /// Nothing happened: stand back once.
     pub fn wait(&mut self) {
+        if let Some(surroundings) = surroundings::installed() {
+            surroundings.stand_back(self.turns);
+            self.turns = self.turns.saturating_add(1);
+            return;
+        }
         if self.turns < Self::SPINS {
             self.turns += 1;
             std::hint::spin_loop();
@@ -52,6 +60,14 @@ impl Backoff {
         } else {
             std::thread::sleep(Self::SLEEP);
         }
+    }
+}
+
+/// Sleeps for `pause`.
+pub(super) fn sleep(pause: Duration) {
+    match surroundings::installed() {
+        Some(surroundings) => surroundings.sleep(pause),
+        None => std::thread::sleep(pause),
     }
 }
 

@@ -254,6 +254,8 @@ impl<T: Transport> Worker<T> {
     pub fn links(&self) -> impl Iterator<Item = LinkStatus> + '_ {
         self.parts.iter().map(|part| LinkStatus {
             shard: part.link.welcome.shard,
+            epoch: part.link.welcome.epoch,
+            version: part.version,
             peer: part.link.welcome.peer,
             address: part.link.address.clone(),
             transport: part.link.endpoint.transport(),

@@ -34,12 +34,16 @@
 //! Beside each run stands a judge. It holds the scheme to its promises at every event (how stale a copy may be that is
 //! computed on, what may be folded together, that clocks and versions never move back and that clocks tell the truth),
 //! and a broken promise ends the run as [`Error::Broken`], with the seed that replays it.
-#![forbid(unsafe_code)]
+//!
+//! [`fabric`] is the other simulator: few workers, but the real nodes and the real memory protocol, over a network that
+//! is as hostile as the transport contract permits.
+#![deny(unsafe_code)] // but for the coroutines of `fabric`
 
 mod agenda;
 mod cluster;
 mod engine;
 mod error;
+pub mod fabric;
 mod faults;
 mod group;
 mod histogram;

@@ -20,6 +20,8 @@
 //! 6. **No silent retry** of anything that is not idempotent. After an error nobody knows whether an atomic ran.
 //! 7. **Words have one kind of writer.** [`Capabilities::atomics`] says among whom fetch-add and compare-swap are
 //!    atomic; nothing in this library needs them.
+//! 8. **A node may come back** at its address, with other memory. Until that is noticed, READs of a connection to its
+//!    earlier life may be answered out of the new memory, where keys are the same again; WRITEs never land there.
 
 mod address;
 mod error;

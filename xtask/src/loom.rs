@@ -99,6 +99,10 @@ mod tests {
         let mut found: Vec<_> = switches.filter_map(|rest| rest.split('"').next()).collect();
         found.sort_unstable();
         found.dedup();
-        assert_eq!(found, MUTANTS.iter().map(|(mutant, _)| *mutant).collect::<Vec<_>>());
+        let models = MUTANTS.iter().map(|(mutant, _)| mutant);
+        let mut rows: Vec<_> = models.chain(crate::mutants::MUTANTS).copied().collect();
+        rows.sort_unstable();
+        rows.dedup();
+        assert_eq!(found, rows);
     }
 }

@@ -10,6 +10,7 @@ mod failure;
 mod fuzz;
 mod loom;
 mod miri;
+mod mutants;
 mod needs;
 mod site;
 mod steps;

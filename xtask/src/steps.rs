@@ -4,6 +4,7 @@ use crate::asan;
 use crate::cmd::Cmd;
 use crate::fuzz;
 use crate::loom;
+use crate::mutants;
 use crate::needs::Need;
 use crate::site::Site;
 
@@ -111,6 +112,11 @@ const SLOW: &[Slow] = &[
         "networks that delay, cut, stall and damage, and strangers at the door, harm nobody but their victim",
     ),
     Slow::new("reproduce", &["slackline-cli"], "tables of the literature come out of the simulator"),
+    Slow::new(
+        "seeds",
+        &["slackline"],
+        "the node protocol over a hostile network keeps its promises in ten thousand simulated runs",
+    ),
     Slow::new("strangers", &["slackline-cli"], "strangers at the meeting point of a job do not disturb it"),
 ];
 
@@ -157,6 +163,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
         feature: slow.feature,
         commands: vec![slow.command()],
     }));
+    steps.push(mutants::step());
     steps.push(loom::step());
     steps.push(Step {
         name: "doc",

@@ -3,6 +3,7 @@
 use super::{ReadMode, WorkerOptions};
 use crate::clock::{Clock, Version};
 use crate::node::link::Link;
+use crate::node::wait::sleep;
 use crate::node::{Error, now};
 use crate::param::{Epoch, PinError, Resume, Role};
 use crate::scheme::Bound;
@@ -100,7 +101,7 @@ impl<T: Transport> Joining<'_, T> {
                 return Err(error);
             }
             tracing::debug!(%error, "trying again to connect");
-            std::thread::sleep(pause);
+            sleep(pause);
             pause = (pause * 2).min(most);
         }
     }
@@ -139,7 +140,7 @@ impl<T: Transport> Joining<'_, T> {
                 let clock = links[index].welcome.clock;
                 tracing::info!(%address, clock = clock.0, to = target.0, "joining again: the shards differ");
                 drop(links.remove(index));
-                std::thread::sleep(LEAVING.min(self.left()));
+                sleep(LEAVING.min(self.left()));
                 // Its versions were told of already, if there was anything to tell.
                 let resume = Resume { clock: target, epoch, version: Version(0) };
                 links.insert(index, self.retry(|| self.connect(&address, Some(resume)))?);

@@ -2,6 +2,7 @@
 
 use super::join::{self, Reached};
 use super::{Part, Phase, Worker};
+use crate::node::wait::sleep;
 use crate::node::{Error, now};
 use crate::scheme::WorkerEvent;
 use crate::time::Duration;
@@ -23,7 +24,7 @@ impl<T: Transport> Worker<T> {
             self.reached = self.parts.iter_mut().map(Part::reached).collect();
             // Before anything can fail, so that the servers need not wait for the lease.
             self.parts.clear();
-            std::thread::sleep(join::LEAVING.min(timeout));
+            sleep(join::LEAVING.min(timeout));
         }
         self.phase = Phase::Apart;
         self.computing_since = None;

@@ -30,6 +30,16 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "What to run", value_name = "NAME", conflicts_with_all = ["compare", "sweep"])]
     pub(super) reproduce: Option<String>,
 
+    /// Run the real nodes and their memory protocol over a simulated network as hostile as can be, and hold every
+    /// copy against what was promised; job and faults are drawn from the seed, and so is the scheme unless it is
+    /// given
+    #[arg(long, help_heading = "What to run", conflicts_with_all = ["compare", "sweep", "reproduce", "plot", "problem"])]
+    pub(super) fabric: bool,
+
+    /// With --fabric: so many seeds, from --seed on
+    #[arg(long, help_heading = "What to run", value_name = "N", requires = "fabric")]
+    pub(super) seeds: Option<u64>,
+
     /// When workers wait, and for whom: bsp, asp, ssp, essp, bap, vap, dbw, abs, k-async, k-sync, adasync, ds-sync,
     /// delay; settings may stand in brackets, as in 'ssp(3)' [default: ssp]
     #[arg(long, help_heading = "Scheme", value_name = "NAME")]
@@ -188,6 +198,8 @@ const EXAMPLES: &str = "Examples:
       ten thousand workers, time alone
   slackline sim --scheme bsp --workers 32 --server-bandwidth 1250M --message-bytes 100M --latency 20e-6
       in-cast: 32 gradients of 100 MB on one link of 10 Gbit/s
+  slackline sim --fabric --seeds 1000
+      the real nodes through a thousand bad days; a seed that breaks a promise is told, with the command to see it again
   slackline sim --reproduce bap
       a table of the literature, and ours beside it; `--reproduce list` has the others
 

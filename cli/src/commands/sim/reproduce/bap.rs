@@ -127,7 +127,6 @@ fn run(seed: u64) -> Result<Findings, Failure> {
         times.row([staleness.to_string(), format!("{time:.1}"), format!("{gain:.2}")]);
     }
     let gains = [1, 4, 16].map(|staleness| reached(0) / reached(staleness));
-    let best = gains.into_iter().fold(0.0, f64::max);
     let checks = vec![
         Check::new(
             "mean time per clock, all 18 cells",
@@ -138,8 +137,8 @@ fn run(seed: u64) -> Result<Findings, Failure> {
         Check::new(
             "time to a loss under jitter, over BSP",
             "1.2 to 2 times",
-            format!("{best:.2} times (best s)"),
-            best >= 1.2,
+            gains.map(|gain| format!("{gain:.2}")).join(", ") + " times (s = 1, 4, 16)",
+            gains.iter().all(|gain| *gain >= 1.2),
         ),
     ];
     let figure = Figure::new("BAP: running ahead hides jitter")

@@ -1,0 +1,84 @@
+//! What a simulator puts in the place of the clock, the processor and the threads.
+//!
+//! Nodes run their ordinary blocking code under it. Outside of a simulation it costs one load of a thread-local flag
+//! wherever a node reads the clock, stands back, starts a heartbeat or has made a version.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::clock::{Clock, Version};
+use crate::mem::VolatileSlice;
+use crate::scheme::Share;
+use crate::time::{Duration, Instant};
+use crate::transport::Beacon;
+
+/// The surroundings of the nodes that run in one thread.
+pub(crate) trait Surroundings {
+    /// The time.
+    fn now(&self) -> Instant;
+
+    /// Lets others run for a while: the node has found nothing to do for the `turns`th time.
+    fn stand_back(&self, turns: u32);
+
+    /// May let others run in the middle of a fold.
+    fn breathe(&self);
+
+    /// Lets others run until `pause` has passed.
+    fn sleep(&self, pause: Duration);
+
+    /// Sets `beacon` every `interval` from now on, until `stop` is set or the node that asks for it is no more.
+    fn beat(&self, beacon: Box<dyn Beacon>, interval: Duration, stop: Arc<AtomicBool>);
+
+    /// Takes note of a version that a server has just published.
+    fn published(&self, published: &Published<'_>);
+}
+
+/// A version that was published.
+pub(crate) struct Published<'a> {
+    pub(crate) epoch: u64,
+    pub(crate) version: Version,
+    pub(crate) smallest_clock: Clock,
+    /// What was folded into it.
+    pub(crate) shares: &'a [Share],
+    pub(crate) payload: VolatileSlice<'a>,
+}
+
+thread_local! {
+    /// Whether there are any: this one is looked at where it matters what a look costs.
+    static ARE_INSTALLED: Cell<bool> = const { Cell::new(false) };
+    static INSTALLED: RefCell<Option<Rc<dyn Surroundings>>> = const { RefCell::new(None) };
+}
+
+/// Keeps surroundings installed in this thread for as long as it lives.
+pub(crate) struct Stay {
+    _not_send: std::marker::PhantomData<Rc<()>>,
+}
+
+impl Stay {
+    /// Puts `surroundings` around all nodes of this thread.
+    pub(crate) fn new(surroundings: Rc<dyn Surroundings>) -> Stay {
+        INSTALLED.set(Some(surroundings));
+        ARE_INSTALLED.set(true);
+        Stay { _not_send: std::marker::PhantomData }
+    }
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        ARE_INSTALLED.set(false);
+        INSTALLED.set(None);
+    }
+}
+
+/// Those of this thread, if it is a simulator's.
+#[inline]
+pub(super) fn installed() -> Option<Rc<dyn Surroundings>> {
+    if ARE_INSTALLED.get() { find() } else { None }
+}
+
+#[cold]
+fn find() -> Option<Rc<dyn Surroundings>> {
+    INSTALLED.with_borrow(Clone::clone)
+}

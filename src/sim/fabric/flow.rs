@@ -1,0 +1,584 @@
+//! Connections, and how their requests are carried out: in pieces, in any order that the contract permits.
+//!
+//! Of the writes of one end only the first that has not landed is on its way into memory; reads go on beside them.
+//! Both are cut into pieces, which move at moments of their own. An end hears of its requests in order, and late.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::net::{Event, HostId, Net};
+use crate::mem::{self, Access, LocalSlice, RemoteKey, RemoteSlice, VolatileSlice};
+use crate::transport::{
+    CompletionError, Disconnected, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
+    WorkRequestId,
+};
+
+/// Two ends: 0 connected, 1 listened.
+pub(super) struct Connection {
+    pub(super) ends: [End; 2],
+    /// Nothing is answered any more, and neither end knows yet.
+    is_cut: bool,
+}
+
+/// What an end was granted by the other.
+#[derive(Clone)]
+pub(super) struct Grant {
+    pub(super) key: RemoteKey,
+    pub(super) slice: LocalSlice,
+}
+
+pub(super) struct End {
+    pub(super) host: HostId,
+    pub(super) reach: Vec<Grant>,
+    requests: VecDeque<Request>,
+    /// Serial number of the first of them.
+    first: u64,
+    completions: VecDeque<WorkCompletion>,
+    pub(super) failed: Option<Disconnected>,
+    pub(super) is_dropped: bool,
+    /// Writes that were flushed and arrive nevertheless.
+    late: VecDeque<(LocalSlice, Vec<u8>)>,
+}
+
+impl End {
+    pub(super) fn new(host: HostId, reach: Vec<Grant>) -> End {
+        End {
+            host,
+            reach,
+            requests: VecDeque::new(),
+            first: 0,
+            completions: VecDeque::new(),
+            failed: None,
+            is_dropped: false,
+            late: VecDeque::new(),
+        }
+    }
+
+    /// Memory that this end may reach with all of `needed`.
+    fn target(&self, remote: &RemoteSlice, needed: Access) -> Option<LocalSlice> {
+        let grant = self.reach.iter().find(|grant| grant.key == remote.key)?;
+        if !grant.slice.region().access().contains(needed) {
+            return None;
+        }
+        grant.slice.slice(usize::try_from(remote.offset).ok()?, usize::try_from(remote.len).ok()?).ok()
+    }
+}
+
+enum Source {
+    Memory(LocalSlice),
+    Words(Inline),
+}
+
+enum Work {
+    Write {
+        from: Source,
+        to: LocalSlice,
+    },
+    Read {
+        from: LocalSlice,
+        into: LocalSlice,
+    },
+    /// The other end does not permit it.
+    Refused,
+}
+
+struct Request {
+    id: WorkRequestId,
+    flags: Flags,
+    work: Work,
+    /// When it is at the other end.
+    arrival: u64,
+    /// Its pieces in the order in which they move, and where each part of them ends.
+    pieces: Vec<(u32, u32)>,
+    parts: Vec<u32>,
+    parts_left: u32,
+    is_begun: bool,
+    /// It was carried out twice already.
+    is_repeated: bool,
+    /// All its pieces have moved.
+    is_moved: bool,
+    is_done: bool,
+}
+
+impl Request {
+    fn is_read(&self) -> bool {
+        matches!(self.work, Work::Read { .. })
+    }
+}
+
+/// Requests have at most so many pieces; longer ones have longer pieces.
+const PIECES_MAX: usize = 64;
+
+/// The part that is all of a request.
+const WHOLE: u32 = u32::MAX;
+
+impl Net {
+    pub(super) fn connect_ends(&mut self, ends: [End; 2]) -> usize {
+        self.connections.push(Connection { ends, is_cut: false });
+        self.connections.len() - 1
+    }
+
+    pub(super) fn post(
+        &mut self,
+        connection: usize,
+        end: usize,
+        batch: &[WorkRequest],
+    ) -> Result<(), PostError> {
+        let depth = self.law.queue_depth;
+        let poster = &self.connections[connection].ends[end];
+        if let Some(gone) = &poster.failed {
+            return Err(gone.clone().into());
+        }
+        if batch.len() > depth {
+            return Err(PostError::BatchTooLong { batch: batch.len(), depth });
+        }
+        for (index, request) in batch.iter().enumerate() {
+            let is_atomic =
+                matches!(request.operation, Operation::FetchAdd { .. } | Operation::CompareSwap { .. });
+            let checked = match request.check() {
+                Ok(()) if is_atomic => Err("this transport has no atomics"),
+                checked => checked,
+            };
+            checked.map_err(|reason| PostError::Malformed { index, reason })?;
+        }
+        let free = depth - (poster.requests.len() + poster.completions.len()).min(depth);
+        if batch.len() > free || self.random.permille(self.law.full) {
+            let free = free.min(batch.len().saturating_sub(1));
+            return Err(PostError::QueueFull { free, batch: batch.len() });
+        }
+        for request in batch {
+            self.queue_request(connection, end, request);
+        }
+        self.pump(connection, end);
+        Ok(())
+    }
+
+    fn queue_request(&mut self, connection: usize, end: usize, request: &WorkRequest) {
+        let arrival = self.now + self.latency();
+        let poster = &self.connections[connection].ends[end];
+        let work = match &request.operation {
+            Operation::Write { local, remote, .. } => poster
+                .target(remote, Access::REMOTE_WRITE)
+                .map(|to| Work::Write { from: Source::Memory(local.clone()), to }),
+            Operation::WriteInline { data, remote } => poster
+                .target(remote, Access::REMOTE_WRITE)
+                .filter(|to| to.as_volatile().is_aligned())
+                .map(|to| Work::Write { from: Source::Words(*data), to }),
+            Operation::Read { local, remote, .. } => poster
+                .target(remote, Access::REMOTE_READ)
+                .map(|from| Work::Read { from, into: local.clone() }),
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => None,
+        };
+        let work = work.unwrap_or(Work::Refused);
+        let (pieces, parts) = match &work {
+            Work::Write { to: there, .. } | Work::Read { from: there, .. } => self.cut_up(there),
+            Work::Refused => (Vec::new(), Vec::new()),
+        };
+        let parts_left = parts.len() as u32;
+        let request = Request {
+            id: request.id,
+            flags: request.flags,
+            work,
+            arrival,
+            pieces,
+            parts,
+            parts_left,
+            is_begun: false,
+            is_repeated: false,
+            is_moved: false,
+            is_done: false,
+        };
+        self.connections[connection].ends[end].requests.push_back(request);
+    }
+
+    /// Pieces of a range, in any order, and where the parts of them end. Aligned words are never cut.
+    fn cut_up(&mut self, there: &LocalSlice) -> (Vec<(u32, u32)>, Vec<u32>) {
+        let unit = if self.law.lines { 64 } else { 8 };
+        let unit =
+            unit.max(there.len().div_ceil(PIECES_MAX).next_multiple_of(64) * usize::from(there.len() > 512));
+        let mut pieces = Vec::with_capacity(there.len() / unit + 2);
+        let mut at = 0;
+        while at < there.len() {
+            let len = (unit - (there.offset() + at) % unit).min(there.len() - at);
+            pieces.push((at as u32, len as u32));
+            at += len;
+        }
+        self.random.shuffle(&mut pieces);
+        let most = self.law.parts_max.min(pieces.len() as u64).max(1);
+        let count = self.random.between(1, most);
+        let mut parts: Vec<u32> =
+            (1..count).map(|_| self.random.between(0, pieces.len() as u64) as u32).collect();
+        parts.push(pieces.len() as u32);
+        parts.sort_unstable();
+        (pieces, parts)
+    }
+
+    /// Begins whatever may begin now.
+    fn pump(&mut self, connection: usize, end: usize) {
+        let mut reads_moved = true;
+        let mut writes_moved = true;
+        for index in 0..self.connections[connection].ends[end].requests.len() {
+            let poster = &mut self.connections[connection].ends[end];
+            let serial = poster.first + index as u64;
+            let request = &mut poster.requests[index];
+            if request.flags.contains(Flags::FENCE) && !reads_moved {
+                break;
+            }
+            if let Work::Refused = request.work {
+                // Nothing behind it is carried out.
+                if !std::mem::replace(&mut request.is_begun, true) {
+                    let at = request.arrival + self.latency();
+                    self.schedule(at, Event::Done { connection, end, serial });
+                }
+                break;
+            }
+            let is_read = request.is_read();
+            let may_begin = !request.is_begun && (is_read || writes_moved);
+            reads_moved &= !is_read || request.is_moved;
+            writes_moved &= is_read || request.is_moved;
+            if may_begin {
+                request.is_begun = true;
+                let (arrival, parts) = (request.arrival.max(self.now), request.parts.len() as u32);
+                for part in 0..parts {
+                    let at = arrival + self.random.between(0, self.law.spread);
+                    self.schedule(at, Event::Part { connection, end, serial, part });
+                }
+            }
+        }
+    }
+
+    fn request(&mut self, connection: usize, end: usize, serial: u64) -> Option<&mut Request> {
+        let poster = &mut self.connections[connection].ends[end];
+        let index = usize::try_from(serial.checked_sub(poster.first)?).ok()?;
+        poster.requests.get_mut(index)
+    }
+
+    /// Carries out one part of a request.
+    pub(super) fn on_part(&mut self, connection: usize, end: usize, serial: u64, part: u32) {
+        let [poster, target] = [end, 1 - end].map(|end| self.connections[connection].ends[end].host);
+        if let Some(until) = self.stalled_until(poster, target) {
+            let at = until + self.random.between(0, self.law.spread);
+            return self.schedule(at, Event::Part { connection, end, serial, part });
+        }
+        let Connection { ends, is_cut } = &self.connections[connection];
+        let there = &ends[1 - end];
+        // What goes to somebody who is gone is not answered.
+        let answering = !*is_cut && !there.is_dropped && there.failed.is_none();
+        let successor =
+            if self.hosts[target].is_alive { None } else { self.living(self.hosts[target].place) };
+        if !answering && successor.is_none() {
+            if !*is_cut && !self.hosts[target].is_alive && self.request(connection, end, serial).is_some() {
+                // Sent again and again, until the poster hears that nobody is there.
+                let again = self.random.between(500_000, 3_000_000);
+                self.schedule_in(again, Event::Part { connection, end, serial, part });
+            }
+            return;
+        }
+        let same_keys = self.law.same_keys;
+        let Some(request) = self.request(connection, end, serial) else { return };
+        let is_read = request.is_read();
+        let mut instead = None;
+        if let (Work::Read { from, .. }, Some(successor), false) = (&request.work, successor, answering) {
+            // The key means something to the node's next life, too: a READ cannot tell.
+            let index = from.region().local_key().0 as usize;
+            let (offset, len) = (from.offset(), from.len());
+            let region = self.hosts[successor].regions.get(index.wrapping_sub(1)).cloned();
+            let region = region.filter(|region| same_keys && region.access().contains(Access::REMOTE_READ));
+            instead = region.and_then(|region| region.slice(offset, len).ok());
+        }
+        if !answering && instead.is_none() {
+            return self.meet_a_stranger(connection, end, serial);
+        }
+        let Some(request) = self.request(connection, end, serial) else { return };
+        move_part(request, part, instead.as_ref());
+        request.parts_left = request.parts_left.saturating_sub(1);
+        let is_moved = request.parts_left == 0;
+        if is_moved && !request.is_repeated && self.random.permille(self.law.repeated) {
+            // The answer, or the acknowledgement, was lost: all or a part of it is carried out once more.
+            let part_again = if self.random.permille(500) { WHOLE } else { part };
+            let again = self.latency();
+            if let Some(request) = self.request(connection, end, serial) {
+                (request.is_repeated, request.parts_left) = (true, 1);
+            }
+            self.schedule_in(again, Event::Part { connection, end, serial, part: part_again });
+        } else if is_moved {
+            if let Some(request) = self.request(connection, end, serial) {
+                request.is_moved = true;
+            }
+            let back = self.latency();
+            self.schedule_in(back, Event::Done { connection, end, serial });
+            self.pump(connection, end);
+        }
+        if !is_read {
+            self.touch(target);
+        }
+    }
+
+    /// A request reaches the next life of its target, which never granted anything to this connection.
+    fn meet_a_stranger(&mut self, connection: usize, end: usize, serial: u64) {
+        if !self.random.permille(300) {
+            return;
+        }
+        let back = self.latency();
+        if let Some(request) = self.request(connection, end, serial) {
+            request.work = Work::Refused;
+            request.is_begun = true;
+            self.schedule_in(back, Event::Done { connection, end, serial });
+        }
+    }
+
+    /// The poster hears that a request was carried out, or refused.
+    pub(super) fn on_done(&mut self, connection: usize, end: usize, serial: u64) {
+        let [poster, target] = [end, 1 - end].map(|end| self.connections[connection].ends[end].host);
+        if let Some(until) = self.stalled_until(target, poster) {
+            return self.schedule(until, Event::Done { connection, end, serial });
+        }
+        if self.connections[connection].is_cut {
+            return;
+        }
+        let Some(request) = self.request(connection, end, serial) else { return };
+        request.is_done = true;
+        self.trace.note(serial);
+        self.complete(connection, end);
+    }
+
+    fn complete(&mut self, connection: usize, end: usize) {
+        let poster = &mut self.connections[connection].ends[end];
+        let host = poster.host;
+        let mut is_refused = false;
+        while poster.requests.front().is_some_and(|request| request.is_done) {
+            let Some(request) = poster.requests.pop_front() else { break };
+            poster.first += 1;
+            is_refused = matches!(request.work, Work::Refused);
+            let result = if is_refused { Err(CompletionError::RemoteAccess) } else { Ok(()) };
+            if is_refused || request.flags.contains(Flags::SIGNALLED) {
+                poster.completions.push_back(WorkCompletion { id: request.id, result });
+            }
+            if is_refused {
+                break;
+            }
+        }
+        self.touch(host);
+        if is_refused {
+            self.fail(connection, end, Disconnected { reason: "the peer refused a request" });
+            let notice = self.latency();
+            self.schedule_in(notice, Event::Notice { connection, end: 1 - end });
+        }
+    }
+
+    /// An end learns that it has nobody to talk to: whatever is under way is flushed, in order.
+    fn fail(&mut self, connection: usize, end: usize, reason: Disconnected) {
+        let poster = &mut self.connections[connection].ends[end];
+        if poster.failed.is_some() || poster.is_dropped {
+            return;
+        }
+        poster.failed = Some(reason);
+        let host = poster.host;
+        self.let_go(connection, end);
+        let poster = &mut self.connections[connection].ends[end];
+        for request in poster.requests.drain(..) {
+            let result = Err(CompletionError::Flushed);
+            poster.completions.push_back(WorkCompletion { id: request.id, result });
+        }
+        self.touch(host);
+    }
+
+    /// Writes that are under way and not to be answered may arrive nevertheless: they are copied, since their memory
+    /// is its owner's again.
+    fn let_go(&mut self, connection: usize, end: usize) {
+        if !self.random.permille(self.law.late) {
+            return;
+        }
+        let poster = &mut self.connections[connection].ends[end];
+        let mut late = VecDeque::new();
+        for request in &poster.requests {
+            match &request.work {
+                Work::Write { from, to } if !request.is_moved => late.push_back((to.clone(), snapshot(from))),
+                Work::Refused => break,
+                _ => {}
+            }
+        }
+        if !late.is_empty() {
+            poster.late = late;
+            let arrival = self.latency() + self.random.between(0, self.law.notice.1);
+            self.schedule_in(arrival, Event::Late { connection, end });
+        }
+    }
+
+    /// A write of a connection that failed at its poster arrives, unless the target knows already.
+    pub(super) fn on_late(&mut self, connection: usize, end: usize) {
+        let [poster, target] = &self.connections[connection].ends;
+        let (there, to) = if end == 0 { (target, target.host) } else { (poster, poster.host) };
+        if there.is_dropped || there.failed.is_some() || !self.hosts[to].is_alive {
+            self.connections[connection].ends[end].late.clear();
+            return;
+        }
+        if let Some((slice, bytes)) = self.connections[connection].ends[end].late.pop_front() {
+            mem::fence(Release);
+            store(slice.as_volatile(), 0, &bytes);
+            self.touch(to);
+            let next = self.latency();
+            self.schedule_in(next, Event::Late { connection, end });
+        }
+    }
+
+    pub(super) fn on_notice(&mut self, connection: usize, end: usize) {
+        let reason = Disconnected { reason: "the peer is gone" };
+        self.fail(connection, end, reason);
+    }
+
+    /// An end is dropped, or its host is gone; the other one hears of it after `notice`.
+    pub(super) fn end(&mut self, connection: usize, end: usize, notice: u64) {
+        if std::mem::replace(&mut self.connections[connection].ends[end].is_dropped, true) {
+            return;
+        }
+        self.let_go(connection, end);
+        let dropped = &mut self.connections[connection].ends[end];
+        dropped.requests.clear();
+        dropped.completions.clear();
+        dropped.reach.clear();
+        self.schedule_in(notice, Event::Notice { connection, end: 1 - end });
+    }
+
+    /// Breaks all connections between two hosts: each end hears of it at a moment of its own.
+    pub(super) fn cut(&mut self, one: HostId, other: HostId) {
+        for connection in 0..self.connections.len() {
+            let hosts = self.connections[connection].ends.each_ref().map(|end| end.host);
+            if hosts == [one, other] || hosts == [other, one] {
+                self.connections[connection].is_cut = true;
+                for end in 0..2 {
+                    let notice = self.notice();
+                    self.schedule_in(notice, Event::Notice { connection, end });
+                }
+            }
+        }
+    }
+
+    pub(super) fn poll_completion(&mut self, connection: usize, end: usize) -> Option<WorkCompletion> {
+        self.connections[connection].ends[end].completions.pop_front()
+    }
+
+    /// A word that a beacon may set.
+    pub(super) fn light(&mut self, connection: usize, end: usize, word: &RemoteSlice) -> Option<usize> {
+        let target = self.connections[connection].ends[end].target(word, Access::REMOTE_WRITE)?;
+        if target.len() != 8 || !target.as_volatile().is_aligned() {
+            return None;
+        }
+        self.lights.push(super::net::Light { connection, end, word: target, last: 0 });
+        Some(self.lights.len() - 1)
+    }
+
+    /// Sends a word on its way.
+    pub(super) fn shine(&mut self, light: usize, value: u64) -> Result<(), Disconnected> {
+        let (connection, end) = (self.lights[light].connection, self.lights[light].end);
+        let sender = &self.connections[connection].ends[end];
+        if let Some(gone) = &sender.failed {
+            return Err(gone.clone());
+        }
+        if sender.is_dropped {
+            return Err(Disconnected { reason: "the endpoint of this beacon was dropped" });
+        }
+        let at = (self.now + self.latency()).max(self.lights[light].last);
+        self.lights[light].last = at;
+        self.schedule(at, Event::Word { light, value });
+        Ok(())
+    }
+
+    pub(super) fn on_word(&mut self, light: usize, value: u64) {
+        let super::net::Light { connection, end, .. } = self.lights[light];
+        let Connection { ends, is_cut } = &self.connections[connection];
+        let [from, to] = [end, 1 - end].map(|end| ends[end].host);
+        let is_gone = *is_cut || ends[1 - end].is_dropped || ends[1 - end].failed.is_some();
+        if is_gone || !self.hosts[to].is_alive {
+            return;
+        }
+        if let Some(until) = self.stalled_until(from, to) {
+            self.lights[light].last = self.lights[light].last.max(until);
+            return self.schedule(until, Event::Word { light, value });
+        }
+        mem::fence(Release);
+        self.lights[light].word.as_volatile().store(0, value, Relaxed);
+    }
+}
+
+fn snapshot(from: &Source) -> Vec<u8> {
+    match from {
+        Source::Words(words) => words.words().iter().flat_map(|word| word.to_le_bytes()).collect(),
+        Source::Memory(memory) => {
+            let mut bytes = vec![0; memory.len()];
+            memory.as_volatile().read(&mut bytes);
+            bytes
+        }
+    }
+}
+
+/// Moves one part of a request's pieces. A READ whose target is another memory by now reads `instead`.
+fn move_part(request: &Request, part: u32, instead: Option<&LocalSlice>) {
+    let index = part as usize;
+    let pieces = match request.parts.get(index) {
+        _ if part == WHOLE => &request.pieces[..],
+        Some(end) => {
+            let begin = if index == 0 { 0 } else { request.parts[index - 1] };
+            &request.pieces[begin as usize..*end as usize]
+        }
+        None => &[],
+    };
+    match &request.work {
+        Work::Refused => {}
+        Work::Write { from, to } => {
+            mem::fence(Release);
+            for (at, len) in pieces.iter().map(|(at, len)| (*at as usize, *len as usize)) {
+                match from {
+                    Source::Words(words) => {
+                        for (offset, word) in words.words().iter().enumerate() {
+                            if (at..at + len).contains(&(offset * 8)) {
+                                to.as_volatile().store(offset * 8, *word, Relaxed);
+                            }
+                        }
+                    }
+                    Source::Memory(memory) => {
+                        copy(memory.as_volatile(), to.as_volatile(), at, len, to.offset())
+                    }
+                }
+            }
+        }
+        Work::Read { from, into } => {
+            let from = instead.unwrap_or(from);
+            for (at, len) in pieces.iter().map(|(at, len)| (*at as usize, *len as usize)) {
+                copy(from.as_volatile(), into.as_volatile(), at, len, from.offset());
+            }
+            mem::fence(Acquire);
+        }
+    }
+}
+
+/// Copies a range word by word, where the words of the memory that lies at `base` of its region are.
+fn copy(from: VolatileSlice<'_>, to: VolatileSlice<'_>, at: usize, len: usize, base: usize) {
+    let (mut at, end) = (at, at + len);
+    let mut bytes = [0; 8];
+    while at < end {
+        let step = (8 - (base + at) % 8).min(end - at);
+        let (source, target) = (from.subslice(at, step), to.subslice(at, step));
+        if step == 8 && source.is_aligned() {
+            bytes = source.load(0, Relaxed).to_le_bytes();
+        } else {
+            source.read(&mut bytes[..step]);
+        }
+        store(target, 0, &bytes[..step]);
+        at += step;
+    }
+}
+
+/// Stores bytes, whole words at a time where they are words.
+fn store(to: VolatileSlice<'_>, at: usize, bytes: &[u8]) {
+    let target = to.subslice(at, bytes.len());
+    if !target.is_aligned() {
+        return target.write(bytes);
+    }
+    let (words, rest) = bytes.as_chunks::<8>();
+    for (index, word) in words.iter().enumerate() {
+        target.store(index * 8, u64::from_le_bytes(*word), Relaxed);
+    }
+    target.subslice(words.len() * 8, rest.len()).write(rest);
+}

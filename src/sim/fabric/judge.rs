@@ -1,0 +1,519 @@
+//! Who watches from outside: what every server published, what every peer was given, and whether that is promised.
+//!
+//! Gradients say whose they are. A payload is cut into lines of 16 values; the gradient that a worker computed as its
+//! `n`th is 2^(n mod 20) in the lane that belongs to the worker and to n / 20, in every line, and 0 elsewhere. So every
+//! line of a version is the same, a version tells from its values which gradients are in it, and half a gradient, two
+//! of them mixed or one applied twice are seen at once. The last lane numbers the lives of a server.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use super::plan::Plan;
+use super::random::Trace;
+use crate::mem::VolatileSlice;
+use crate::node::{Error, Published, ServerStatus, View};
+use crate::scheme::Config;
+use crate::time::{Duration, Instant};
+
+/// Values in one line.
+pub(super) const LANES: usize = 16;
+/// The lane that numbers lives.
+const LIFE_LANE: usize = LANES - 1;
+const LANES_PER_WORKER: usize = 3;
+const BITS: usize = 20;
+
+/// How many gradients of one worker can be told apart.
+pub(super) const GRADIENTS_MAX: usize = LANES_PER_WORKER * BITS;
+
+/// How much later than asked a call may return: a node that stands back does not look at its watch.
+const SLACK: Duration = Duration::from_millis(10);
+
+/// How much longer than its lease a dead worker may be among a server's.
+const EVICTION_SLACK: Duration = Duration::from_millis(80);
+
+/// One life of a server.
+struct Life {
+    epoch: u64,
+    shard: usize,
+    /// The bytes of each version.
+    versions: Vec<Vec<u8>>,
+    /// The last of them is being written: somebody may see it already.
+    is_writing: bool,
+    /// Of its newest version.
+    smallest_clock: u64,
+    /// It was said that all gradients of earlier clocks are in.
+    claimed: u64,
+    /// Which gradients are in it, by worker and number.
+    applied: BTreeMap<(usize, usize), u64>,
+    dropped: u64,
+    /// Its server is gone: what it had is lost, and nobody is behind it any more.
+    is_over: bool,
+}
+
+/// A gradient that a worker computed.
+struct Computed {
+    clock: u64,
+    /// The lives that it was computed for.
+    epochs: Vec<u64>,
+}
+
+/// A worker as it is seen from outside.
+#[derive(Default)]
+struct Seen {
+    gradients: Vec<Computed>,
+    /// Of its session: the numbers of the gradients that it was told are out.
+    announced: Vec<usize>,
+    /// Of its session: versions by epoch.
+    held: BTreeMap<u64, u64>,
+    has_reached: bool,
+    is_expected: bool,
+}
+
+pub(super) struct Judge {
+    scheme: Config,
+    lease: Duration,
+    goal: u64,
+    /// All shards count a worker's gradients alike.
+    names_agree: bool,
+    lives: Vec<Life>,
+    workers: Vec<Seen>,
+    /// Of a publisher's last version, once it is made: its life and number.
+    last: Option<(u64, u64)>,
+    /// Which readers of a publisher have got that.
+    readers: Vec<bool>,
+    frozen: Vec<Vec<(Instant, Instant)>>,
+    /// When somebody last came, went, or was held up.
+    unrest: Instant,
+    /// When a server was last held up or began, or an owner vanished.
+    harm: Option<Instant>,
+    failure: Option<String>,
+    pub(super) trace: Trace,
+    pub(super) views: u64,
+    pub(super) published: u64,
+    pub(super) errors: u64,
+}
+
+impl Judge {
+    pub(super) fn new(plan: &Plan) -> Judge {
+        let Plan { scheme, lease, goal, workers, servers, .. } = *plan;
+        let seen = || Seen { is_expected: true, ..Seen::default() };
+        Judge {
+            scheme,
+            lease,
+            goal,
+            names_agree: scheme.staleness().is_some() || servers == 1,
+            lives: Vec::new(),
+            workers: std::iter::repeat_with(seen).take(workers).collect(),
+            last: None,
+            readers: vec![!plan.publishes(); plan.readers],
+            frozen: vec![Vec::new(); plan.places()],
+            unrest: Instant::ORIGIN,
+            harm: None,
+            failure: None,
+            trace: Trace::new(),
+            views: 0,
+            published: 0,
+            errors: 0,
+        }
+    }
+
+    /// Notes what broke a promise; the first counts.
+    pub(super) fn fail(&mut self, what: String) {
+        self.failure.get_or_insert(what);
+    }
+
+    pub(super) fn failure(&self) -> Option<&String> {
+        self.failure.as_ref()
+    }
+
+    /// Everybody who is expected has reached the goal.
+    pub(super) fn is_over(&self) -> bool {
+        let is_there = |worker: &Seen| worker.has_reached || !worker.is_expected;
+        let all_are_there = self.workers.iter().all(is_there) && self.readers.iter().all(|has| *has);
+        self.failure.is_some() || all_are_there
+    }
+
+    /// Who has not, in words.
+    pub(super) fn laggards(&self) -> String {
+        let late = |worker: &Seen| worker.is_expected && !worker.has_reached;
+        let workers: Vec<usize> = (0..self.workers.len()).filter(|at| late(&self.workers[*at])).collect();
+        let readers: Vec<usize> = (0..self.readers.len()).filter(|at| !self.readers[*at]).collect();
+        format!("workers {workers:?} and readers {readers:?} are")
+    }
+
+    // ------------------------------------------------------------------ what breaks
+
+    /// Somebody comes, goes or is held up.
+    pub(super) fn unrest(&mut self, now: Instant) {
+        self.unrest = self.unrest.max(now);
+    }
+
+    /// Something happened after which a worker may be taken for dead.
+    pub(super) fn harm(&mut self, until: Instant) {
+        self.harm = self.harm.max(Some(until));
+        self.unrest(until);
+    }
+
+    pub(super) fn freeze(&mut self, place: usize, from: Instant, until: Instant) {
+        self.frozen[place].push((from, until));
+        self.harm(until);
+    }
+
+    /// All that was frozen goes on.
+    pub(super) fn calm(&mut self, now: Instant) {
+        for (_, until) in self.frozen.iter_mut().flatten() {
+            *until = (*until).min(now);
+        }
+    }
+
+    /// A worker vanishes; `returns` if it is to come back.
+    pub(super) fn crashed(&mut self, worker: usize, returns: bool) {
+        let seen = &mut self.workers[worker];
+        (seen.has_reached, seen.is_expected) = (false, returns);
+    }
+
+    // ------------------------------------------------------------------ servers
+
+    /// The values of version 0 of a server's next life.
+    pub(super) fn initial(&self, shard: usize, elements: usize) -> Vec<f32> {
+        let number = 1 + self.lives.iter().filter(|life| life.shard == shard).count();
+        (0..elements).map(|at| if at % LANES == LIFE_LANE { number as f32 } else { 0.0 }).collect()
+    }
+
+    pub(super) fn born(&mut self, shard: usize, epoch: u64, initial: &[f32]) {
+        let versions = vec![initial.iter().flat_map(|value| value.to_le_bytes()).collect()];
+        self.trace.note(self.lives.len() as u64);
+        self.lives.push(Life {
+            epoch,
+            shard,
+            versions,
+            is_writing: false,
+            smallest_clock: 0,
+            claimed: 0,
+            applied: BTreeMap::new(),
+            dropped: 0,
+            is_over: false,
+        });
+    }
+
+    /// A publisher is about to publish `bytes` as its next version.
+    pub(super) fn publishes(&mut self, epoch: u64, bytes: Vec<u8>, is_last: bool) {
+        self.published += 1;
+        let Some(life) = self.lives.iter_mut().find(|life| life.epoch == epoch) else { return };
+        life.versions.push(bytes);
+        life.is_writing = true;
+        if is_last {
+            self.last = Some((epoch, life.versions.len() as u64 - 1));
+        }
+    }
+
+    /// What the publisher was about to publish is there for everybody.
+    pub(super) fn has_published(&mut self, epoch: u64) {
+        for life in self.lives.iter_mut().filter(|life| life.epoch == epoch) {
+            life.is_writing = false;
+        }
+    }
+
+    /// The server or publisher of a shard is gone.
+    pub(super) fn ended(&mut self, shard: usize) {
+        if self.last.take().is_some() {
+            self.readers.fill(false);
+        }
+        for life in self.lives.iter_mut().filter(|life| life.shard == shard) {
+            life.is_over = true;
+        }
+    }
+
+    pub(super) fn published(&mut self, published: &Published<'_>) {
+        if let Err(what) = self.check_published(published) {
+            let version = published.version.0;
+            self.fail(format!("version {version} of a server: {what}"));
+        }
+    }
+
+    fn check_published(&mut self, published: &Published<'_>) -> Result<(), String> {
+        self.published += 1;
+        let bytes = bytes_of(published.payload);
+        for word in bytes.chunks(8) {
+            let mut padded = [0; 8];
+            padded[..word.len()].copy_from_slice(word);
+            self.trace.note(u64::from_le_bytes(padded));
+        }
+        let life = self.lives.iter_mut().find(|life| life.epoch == published.epoch);
+        let life = life.ok_or("of a life that nobody knows")?;
+        if published.version.0 != life.versions.len() as u64 {
+            return Err(format!("it follows version {}", life.versions.len() - 1));
+        }
+        let (after, before) = (lanes(&bytes)?, lanes(life.versions.last().map_or(&[], Vec::as_slice))?);
+        let found = gradients_between(&before, &after, published)?;
+        if found.len() != published.shares.len() {
+            let folded = published.shares.len();
+            return Err(format!(
+                "{folded} gradients were folded, its values tell of {}: {found:?}",
+                found.len()
+            ));
+        }
+        let mut clocks: Vec<u64> = published.shares.iter().map(|share| share.gradient.clock.0).collect();
+        if let Some(clock) = clocks.iter().find(|clock| **clock < life.claimed) {
+            let claimed = life.claimed;
+            return Err(format!(
+                "a gradient of clock {clock} is new in it, and all before {claimed} were said to be in"
+            ));
+        }
+        for (worker, number) in found {
+            let named = format!("gradient {number} of worker {worker}");
+            let computed = self.workers.get(worker).and_then(|seen| seen.gradients.get(number));
+            let computed = computed.ok_or_else(|| format!("it holds {named}, which nobody computed"))?;
+            if !computed.epochs.contains(&published.epoch) {
+                return Err(format!("it holds {named}, which was computed for another life"));
+            }
+            // Where nobody waits for anybody, shards may count a worker's gradients differently.
+            let clock = computed.clock;
+            let place = clocks.iter().position(|share| *share == clock || !self.names_agree);
+            let place =
+                place.ok_or_else(|| format!("{named} of clock {clock} was folded as of {clocks:?}"))?;
+            clocks.swap_remove(place);
+            if let Some(earlier) = life.applied.insert((worker, number), published.version.0) {
+                return Err(format!("{named} is in it and in version {earlier}, too"));
+            }
+        }
+        if published.smallest_clock.0 < life.smallest_clock {
+            return Err(format!("its smallest clock went back from {}", life.smallest_clock));
+        }
+        life.smallest_clock = published.smallest_clock.0;
+        life.claimed = life.claimed.max(published.smallest_clock.0);
+        life.versions.push(bytes);
+        Ok(())
+    }
+
+    /// What a server says about itself.
+    pub(super) fn status(&mut self, epoch: u64, status: &ServerStatus, now: Instant, alive: usize) {
+        if let Some(life) = self.lives.iter_mut().find(|life| life.epoch == epoch) {
+            life.dropped = status.dropped;
+        }
+        if status.misbehaved > 0 {
+            self.fail("a server accused an honest worker of breaking the protocol".into());
+        }
+        if now - self.unrest > self.lease + EVICTION_SLACK && status.workers > alive {
+            let since = now - self.unrest;
+            let workers = status.workers;
+            self.fail(format!(
+                "a server has {workers} workers, {alive} live, and nothing changed for {since:?}"
+            ));
+        }
+    }
+
+    // ------------------------------------------------------------------ workers and readers
+
+    /// A call returned: by its deadline?
+    pub(super) fn returned(
+        &mut self,
+        place: usize,
+        call: &str,
+        from: Instant,
+        now: Instant,
+        timeout: Duration,
+    ) {
+        let overlap = |(begin, end): &(Instant, Instant)| (*end).min(now) - (*begin).max(from);
+        let frozen: Duration = self.frozen[place].iter().map(overlap).sum();
+        if now - from > timeout + frozen + SLACK {
+            let took = now - from;
+            self.fail(format!(
+                "`{call}` took {took:?} with a timeout of {timeout:?} (and {frozen:?} frozen)"
+            ));
+        }
+    }
+
+    /// A worker begins a session.
+    pub(super) fn joined(&mut self, worker: usize) {
+        let seen = &mut self.workers[worker];
+        seen.announced.clear();
+        seen.held.clear();
+    }
+
+    /// What a worker was told to compute on: of each shard its life, version and bytes.
+    pub(super) fn viewed(&mut self, worker: usize, view: &View, copies: &[(u64, u64, &[u8])]) {
+        self.views += 1;
+        self.trace.note(view.version.0 << 32 | view.clock.0 << 8 | worker as u64);
+        for (epoch, version, bytes) in copies {
+            if let Err(what) = self.check_copy(*epoch, *version, bytes) {
+                self.fail(format!("worker {worker} at clock {}: {what}", view.clock.0));
+            }
+            let held = self.workers[worker].held.insert(*epoch, *version);
+            if held.is_some_and(|held| held > *version) {
+                self.fail(format!("worker {worker} was given version {version} after {held:?}"));
+            }
+            if let Some(life) = self.lives.iter_mut().find(|life| life.epoch == *epoch) {
+                life.claimed = life.claimed.max(view.smallest_clock.0);
+            }
+        }
+        if let Some(bound) = self.scheme.staleness()
+            && view.staleness() > bound
+        {
+            let (clock, stale) = (view.clock.0, view.staleness());
+            self.fail(format!(
+                "worker {worker} at clock {clock} is {stale} clocks stale under {}",
+                self.scheme
+            ));
+        }
+        self.workers[worker].has_reached |= view.clock.0 >= self.goal;
+    }
+
+    /// A copy is exactly one version of the life that it was read of.
+    fn check_copy(&self, epoch: u64, version: u64, bytes: &[u8]) -> Result<(), String> {
+        let life = self.lives.iter().find(|life| life.epoch == epoch).ok_or("a life that nobody knows")?;
+        let published = life.versions.get(version as usize);
+        let published = published.ok_or_else(|| {
+            format!("was given version {version} of a life that has {}", life.versions.len())
+        })?;
+        if published == bytes {
+            return Ok(());
+        }
+        let same = |other: &Vec<u8>| other == bytes;
+        let other = self.lives.iter().enumerate().find_map(|(index, life)| {
+            life.versions.iter().position(same).map(|version| format!("version {version} of life {index}"))
+        });
+        let what = other.unwrap_or_else(|| "a mixture".into());
+        Err(format!("was given {what} as version {version}"))
+    }
+
+    /// A reader got a version; `newest` was there when it asked, and it may be so many behind.
+    pub(super) fn read(&mut self, index: usize, epoch: u64, version: u64, least: u64, bytes: &[u8]) {
+        self.views += 1;
+        self.readers[index] |= self.last.is_some_and(|last| last <= (epoch, version) && last.0 == epoch);
+        self.trace.note(version);
+        if let Err(what) = self.check_copy(epoch, version, bytes) {
+            self.fail(format!("the reader {what}"));
+        }
+        let is_over = self.lives.iter().any(|life| life.epoch == epoch && life.is_over);
+        if version < least && !is_over {
+            self.fail(format!(
+                "the reader was given version {version} where {least} was the oldest permitted"
+            ));
+        }
+    }
+
+    /// The newest version of a life.
+    pub(super) fn newest(&self, epoch: u64) -> u64 {
+        let life = self.lives.iter().find(|life| life.epoch == epoch);
+        life.map_or(0, |life| life.versions.len() as u64 - 1 - u64::from(life.is_writing))
+    }
+
+    /// A worker computes: the number of its gradient, `None` if it has no more.
+    pub(super) fn computes(&mut self, worker: usize, clock: u64, epochs: Vec<u64>) -> Option<usize> {
+        let gradients = &mut self.workers[worker].gradients;
+        (gradients.len() < GRADIENTS_MAX).then(|| {
+            gradients.push(Computed { clock, epochs });
+            gradients.len() - 1
+        })
+    }
+
+    /// The worker was told that a gradient is out.
+    pub(super) fn announced(&mut self, worker: usize, number: usize) {
+        self.workers[worker].announced.push(number);
+    }
+
+    /// The worker was told that all that it has published is consumed.
+    pub(super) fn flushed(&mut self, worker: usize) {
+        let seen = &self.workers[worker];
+        for number in &seen.announced {
+            for epoch in &seen.gradients[*number].epochs {
+                let Some(life) = self.lives.iter().find(|life| life.epoch == *epoch) else { continue };
+                if life.dropped == 0 && !life.is_over && !life.applied.contains_key(&(worker, *number)) {
+                    let shard = life.shard;
+                    return self.fail(format!(
+                        "worker {worker} was told that its gradients are consumed, and shard {shard} never had {number}"
+                    ));
+                }
+            }
+        }
+    }
+
+    /// An error that a worker or reader got: is it one of those that may come?
+    pub(super) fn erred(&mut self, place: usize, call: &str, error: &Error, since: Instant) {
+        self.errors += 1;
+        let is_lawful = match error {
+            Error::Deadline { .. } | Error::ServerLost { .. } | Error::Connect(_) => true,
+            // Nobody is evicted without a reason.
+            Error::Evicted { .. } => self.harm.is_some_and(|harm| harm + self.lease + self.lease >= since),
+            Error::Pull { source, .. } => {
+                use crate::param::PullError::{Completion, Disconnected, Epoch, Post};
+                matches!(source, Completion(_) | Disconnected(_) | Epoch { .. } | Post(_))
+            }
+            Error::Publish { source, .. } => {
+                use crate::param::PublishError::{Completion, Disconnected, Post};
+                matches!(source, Completion(_) | Disconnected(_) | Post(_))
+            }
+            Error::Post { .. } => true,
+            _ => false,
+        };
+        if !is_lawful {
+            self.fail(format!("node {place}: `{call}` failed though nothing gave cause: {error}"));
+        }
+    }
+}
+
+/// What worker `index` writes as its gradient of this number.
+pub(super) fn fill(gradient: &mut [f32], worker: usize, number: usize) {
+    let lane = worker * LANES_PER_WORKER + number / BITS;
+    let value = (1u32 << (number % BITS)) as f32;
+    for (at, element) in gradient.iter_mut().enumerate() {
+        *element = if at % LANES == lane { value } else { 0.0 };
+    }
+}
+
+fn bytes_of(payload: VolatileSlice<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; payload.len()];
+    payload.read(&mut bytes);
+    bytes
+}
+
+/// The values of a payload's lines, which must all be the same.
+fn lanes(bytes: &[u8]) -> Result<[f32; LANES], String> {
+    let mut lanes = [0.0f32; LANES];
+    for (at, value) in bytes.as_chunks::<4>().0.iter().enumerate() {
+        let value = f32::from_le_bytes(*value);
+        if at < LANES {
+            lanes[at] = value;
+        } else if lanes[at % LANES].to_bits() != value.to_bits() {
+            return Err(format!(
+                "value {at} is {value}, that of the first line is {}: half a gradient is in it",
+                lanes[at % LANES]
+            ));
+        }
+    }
+    Ok(lanes)
+}
+
+/// Which gradients came into a version: worker and number of each.
+fn gradients_between(
+    before: &[f32; LANES],
+    after: &[f32; LANES],
+    published: &Published<'_>,
+) -> Result<Vec<(usize, usize)>, String> {
+    let mut weights: Vec<f64> = published.shares.iter().map(|share| f64::from(share.weight)).collect();
+    weights.dedup();
+    let mut found = Vec::new();
+    for lane in 0..LIFE_LANE {
+        let moved = f64::from(after[lane]) - f64::from(before[lane]);
+        if moved == 0.0 {
+            continue;
+        }
+        let whole = weights.iter().map(|weight| moved / weight).find(|count| {
+            let off = (count - count.round()).abs();
+            count.round() >= 1.0 && off < 0.2 + count * 1e-5
+        });
+        let bits = whole.ok_or_else(|| format!("lane {lane} moved by {moved}, which no gradients make"))?;
+        let bits = bits.round() as u64;
+        let numbers = (0..BITS).filter(|bit| bits >> bit & 1 == 1);
+        let (worker, block) = (lane / LANES_PER_WORKER, lane % LANES_PER_WORKER);
+        found.extend(numbers.map(|bit| (worker, block * BITS + bit)));
+        if bits >> BITS != 0 {
+            return Err(format!("lane {lane} moved by {moved}: more than all gradients together"));
+        }
+    }
+    if after[LIFE_LANE] != before[LIFE_LANE] {
+        return Err("it belongs to another life".into());
+    }
+    Ok(found)
+}

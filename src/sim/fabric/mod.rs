@@ -1,0 +1,188 @@
+//! The real nodes over a simulated network that is as hostile as the transport contract permits, under virtual time.
+//!
+//! Servers, workers and readers run their ordinary blocking code, each as a coroutine; what stands in the place of the
+//! clock, of waiting and of heartbeats lets virtual time pass. A seed decides everything: the job, how long anything
+//! takes and in what order, what breaks and when. Somebody who sees everything from outside holds every run against the
+//! promises, and after the last fault everybody must get to the end.
+//!
+//! ```
+//! use slackline::sim::fabric;
+//! let report = fabric::run(7, &fabric::Options::default())?;
+//! let again = fabric::run(7, &fabric::Options::default())?;
+//! assert_eq!(report.trace_hash, again.trace_hash);
+//! # Ok::<(), fabric::Failure>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod coroutine;
+mod flow;
+mod judge;
+mod meet;
+mod net;
+mod nodes;
+mod plan;
+mod random;
+mod stage;
+mod transport;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::scheme::Config;
+use crate::time::Duration;
+use plan::Plan;
+pub use transport::{SimConnecting, SimEndpoint, SimIncoming, SimListener, SimTransport};
+
+/// What is to be simulated, besides the seed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Options {
+    /// The scheme; drawn from the seed if there is none.
+    pub scheme: Option<Config>,
+    /// Nobody crashes, stalls or is cut off: only delays, pieces and repetitions.
+    pub spare_nodes: bool,
+}
+
+/// A run that kept every promise and came to its end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Report {
+    /// Its seed.
+    pub seed: u64,
+    /// The scheme that it ran.
+    pub scheme: Config,
+    /// What happened, in order: the same for the same seed and options.
+    pub trace_hash: u64,
+    /// How much happened.
+    pub events: u64,
+    /// How long it took by its own clock.
+    pub virtual_time: Duration,
+    /// Versions that its servers published.
+    pub versions: u64,
+    /// Copies that were handed out, each compared with what was published.
+    pub views: u64,
+    /// Calls that ended with an error, as they may.
+    pub errors: u64,
+}
+
+/// A promise was broken, or a run did not come to its end.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub struct Failure {
+    /// The seed that shows it.
+    pub seed: u64,
+    /// The options that it was run with.
+    pub options: Options,
+    /// The scheme that was run.
+    pub scheme: Config,
+    /// What went wrong, and when.
+    pub what: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Failure { seed, options, scheme, what } = self;
+        write!(f, "seed {seed}, {scheme}: {what}\nto see it again: slackline sim --fabric --seed {seed}")?;
+        if let Some(scheme) = options.scheme {
+            write!(f, " --scheme '{scheme}'")?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs one seed.
+pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
+    let plan = Plan::draw(seed, options.scheme, !options.spare_nodes);
+    let scheme = plan.scheme;
+    let cannot = |what: String| Failure { seed, options: *options, scheme, what };
+    if !scheme.has_server() {
+        return Err(cannot("it has no servers, and the fabric runs nothing else".into()));
+    }
+    scheme.check(plan.workers.max(1)).map_err(|error| cannot(error.to_string()))?;
+    match stage::play(seed, plan) {
+        Ok(outcome) => Ok(Report {
+            seed,
+            scheme,
+            trace_hash: outcome.trace.hash(),
+            events: outcome.events,
+            virtual_time: outcome.virtual_time,
+            versions: outcome.versions,
+            views: outcome.views,
+            errors: outcome.errors,
+        }),
+        Err(what) => Err(cannot(what)),
+    }
+}
+
+/// What many runs came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// How many.
+    pub runs: u64,
+    /// How much happened in all of them.
+    pub events: u64,
+    /// Versions that were published.
+    pub versions: u64,
+    /// Copies that were handed out.
+    pub views: u64,
+    /// Calls that ended with an error, as they may.
+    pub errors: u64,
+    /// All their trace hashes, in whatever order the runs ended.
+    pub trace_hash: u64,
+}
+
+/// Runs all of `seeds` on `threads` threads (0: one for each core), until one fails. `progress` is told of each run
+/// that has ended, in whatever order they do.
+pub fn run_all(
+    seeds: Range<u64>,
+    options: &Options,
+    threads: usize,
+    progress: &(dyn Fn(&Report) + Sync),
+) -> Result<Summary, Failure> {
+    let threads = match threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    let next = AtomicU64::new(seeds.start);
+    let ended: Mutex<Result<Summary, Failure>> = Mutex::new(Ok(Summary::default()));
+    let lock = || ended.lock().unwrap_or_else(PoisonError::into_inner);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end || lock().is_err() {
+                        return;
+                    }
+                    match run(seed, options) {
+                        Ok(report) => {
+                            if let Ok(summary) = &mut *lock() {
+                                summary.add(&report);
+                            }
+                            progress(&report);
+                        }
+                        Err(failure) => {
+                            let mut ended = lock();
+                            // The smallest seed of those that failed at once.
+                            if ended.as_ref().err().is_none_or(|other| other.seed > failure.seed) {
+                                *ended = Err(failure);
+                            }
+                            return;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    ended.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Summary {
+    fn add(&mut self, report: &Report) {
+        self.runs += 1;
+        self.events += report.events;
+        self.versions += report.versions;
+        self.views += report.views;
+        self.errors += report.errors;
+        self.trace_hash ^= report.trace_hash;
+    }
+}

@@ -1,0 +1,390 @@
+//! The network: who is there, what is under way, and what happens next.
+//!
+//! Everything that takes time is an event in one queue, ordered by virtual time and then by when it was asked for, so
+//! that a seed decides all of it.
+#![forbid(unsafe_code)]
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::flow::Connection;
+use super::meet::{Attempt, Door};
+use super::random::{Random, Trace};
+use crate::mem::{LocalSlice, MemoryRegion};
+use crate::time::{Duration, Instant};
+use crate::transport::Beacon;
+
+/// The network as all its users hold it.
+pub(super) type Shared = Arc<Mutex<Net>>;
+
+/// Locks the network. A node that panicked while it was locked fails the run anyway.
+pub(super) fn lock(net: &Shared) -> MutexGuard<'_, Net> {
+    net.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One life of a node, by number.
+pub(super) type HostId = usize;
+
+/// How the network treats what goes through it. Times in nanoseconds, chances in thousandths.
+#[derive(Clone, Debug)]
+pub(super) struct Law {
+    /// One way, mostly.
+    pub(super) latency: (u64, u64),
+    /// How many requests and messages take longer, and how long.
+    pub(super) straggling: u64,
+    pub(super) straggle: (u64, u64),
+    /// A request is carried out in at most so many parts, each at a moment of its own.
+    pub(super) parts_max: u64,
+    /// A request's parts lie within so long.
+    pub(super) spread: u64,
+    /// Pieces are cache lines instead of words.
+    pub(super) lines: bool,
+    /// Requests that are carried out once more: a READ that is read again, a WRITE that is replayed before the next.
+    pub(super) repeated: u64,
+    /// Posts that find the queue full though it is not.
+    pub(super) full: u64,
+    pub(super) queue_depth: usize,
+    /// Servers that are held up between two chunks that they fold.
+    pub(super) breathers: u64,
+    /// How late a peer hears that the other one is gone.
+    pub(super) notice: (u64, u64),
+    /// Requests of a connection that has failed which arrive nevertheless.
+    pub(super) late: u64,
+    /// A node that restarts hands out the keys of its life before once more.
+    pub(super) same_keys: bool,
+}
+
+impl Law {
+    /// As the tests of the contract use it: in pieces and out of order, with nothing failing by itself.
+    pub(super) fn plain() -> Law {
+        Law {
+            latency: (100, 5_000),
+            straggling: 20,
+            straggle: (5_000, 50_000),
+            parts_max: 6,
+            spread: 5_000,
+            lines: false,
+            repeated: 100,
+            full: 0,
+            queue_depth: 64,
+            breathers: 0,
+            notice: (1_000, 100_000),
+            late: 500,
+            same_keys: false,
+        }
+    }
+}
+
+/// What happens, and to what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    /// A part of a request is carried out.
+    Part { connection: usize, end: usize, serial: u64, part: u32 },
+    /// The poster hears of it.
+    Done { connection: usize, end: usize, serial: u64 },
+    /// An end hears that the other one is gone.
+    Notice { connection: usize, end: usize },
+    /// A write of a failed connection arrives.
+    Late { connection: usize, end: usize },
+    /// A beacon's word arrives.
+    Word { light: usize, value: u64 },
+    /// A peer arrives at a listener.
+    Arrive { attempt: usize },
+    /// The listener's answer arrives.
+    Answer { attempt: usize },
+    /// A node goes on.
+    Wake { host: HostId, token: u64 },
+    /// A heart beats.
+    Beat { pulse: usize },
+    /// Something breaks, or is mended.
+    Fault { index: usize },
+}
+
+/// What the network leaves to whoever runs the nodes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Outside {
+    Wake(HostId),
+    Beat(usize),
+    Fault(usize),
+}
+
+/// One life of a node.
+pub(super) struct Host {
+    /// Which node; its next life has the same.
+    pub(super) place: usize,
+    pub(super) is_alive: bool,
+    /// It does not run before this moment, though its memory is there.
+    pub(super) frozen_until: u64,
+    /// What peers may reach if it is granted, in order of registration. A NIC that starts anew counts its keys so.
+    pub(super) regions: Vec<MemoryRegion>,
+    /// Which of its wakes counts.
+    token: u64,
+    wake_at: u64,
+    /// It looks around while it stands back: whatever comes may wake it earlier.
+    looks: bool,
+}
+
+/// A word that is set from outside its owner's thread.
+pub(super) struct Light {
+    pub(super) connection: usize,
+    pub(super) end: usize,
+    pub(super) word: LocalSlice,
+    /// When the last one that was sent arrives: later ones come later.
+    pub(super) last: u64,
+}
+
+/// A heart that beats.
+pub(super) struct Heart {
+    pub(super) host: HostId,
+    pub(super) interval: u64,
+    pub(super) stop: Arc<AtomicBool>,
+    pub(super) beacon: Option<Box<dyn Beacon>>,
+    pub(super) count: u64,
+}
+
+/// A direction that is stalled until some moment.
+struct Stall {
+    from: usize,
+    to: usize,
+    until: u64,
+}
+
+/// What the network's stream of random numbers is for, as opposed to the plan's.
+const NETWORK: u64 = 2;
+
+/// All of it.
+pub(super) struct Net {
+    pub(super) now: u64,
+    pub(super) law: Law,
+    pub(super) random: Random,
+    pub(super) trace: Trace,
+    pub(super) events: u64,
+    queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    asked: u64,
+    /// There is nobody who runs it: it moves on by itself whenever somebody looks.
+    pub(super) moves_itself: bool,
+    pub(super) hosts: Vec<Host>,
+    pub(super) connections: Vec<Connection>,
+    pub(super) doors: Vec<Door>,
+    pub(super) attempts: Vec<Attempt>,
+    pub(super) lights: Vec<Light>,
+    pub(super) hearts: Vec<Heart>,
+    stalls: Vec<Stall>,
+}
+
+impl Net {
+    pub(super) fn new(seed: u64, law: Law, moves_itself: bool) -> Net {
+        Net {
+            now: 0,
+            law,
+            random: Random::new(seed, NETWORK),
+            trace: Trace::new(),
+            events: 0,
+            queue: BinaryHeap::new(),
+            asked: 0,
+            moves_itself,
+            hosts: Vec::new(),
+            connections: Vec::new(),
+            doors: Vec::new(),
+            attempts: Vec::new(),
+            lights: Vec::new(),
+            hearts: Vec::new(),
+            stalls: Vec::new(),
+        }
+    }
+
+    pub(super) fn at(&self) -> Instant {
+        Instant::from_nanos(self.now)
+    }
+
+    /// A new life at `place`.
+    pub(super) fn add_host(&mut self, place: usize) -> HostId {
+        self.hosts.push(Host {
+            place,
+            is_alive: true,
+            frozen_until: 0,
+            regions: Vec::new(),
+            token: 0,
+            wake_at: u64::MAX,
+            looks: false,
+        });
+        self.hosts.len() - 1
+    }
+
+    /// The life that is at a place now.
+    pub(super) fn living(&self, place: usize) -> Option<HostId> {
+        self.hosts.iter().rposition(|host| host.place == place && host.is_alive)
+    }
+
+    pub(super) fn schedule(&mut self, at: u64, event: Event) {
+        self.asked += 1;
+        self.queue.push(Reverse((at.max(self.now), self.asked, event)));
+    }
+
+    pub(super) fn schedule_in(&mut self, nanos: u64, event: Event) {
+        self.schedule(self.now.saturating_add(nanos), event);
+    }
+
+    /// How long something takes one way.
+    pub(super) fn latency(&mut self) -> u64 {
+        let (least, most) =
+            if self.random.permille(self.law.straggling) { self.law.straggle } else { self.law.latency };
+        self.random.between(least, most)
+    }
+
+    pub(super) fn notice(&mut self) -> u64 {
+        let (least, most) = self.law.notice;
+        self.random.between(least, most)
+    }
+
+    /// Until when nothing goes from one host to another.
+    pub(super) fn stalled_until(&self, from: HostId, to: HostId) -> Option<u64> {
+        let (from, to) = (self.hosts[from].place, self.hosts[to].place);
+        let stalls = self.stalls.iter().filter(|stall| (stall.from, stall.to) == (from, to));
+        stalls.map(|stall| stall.until).filter(|until| *until > self.now).max()
+    }
+
+    /// Lets nothing through from one place to another for a while.
+    pub(super) fn stall(&mut self, from: usize, to: usize, nanos: u64) {
+        let until = self.now.saturating_add(nanos);
+        self.stalls.push(Stall { from, to, until });
+    }
+
+    /// Lets everything through again.
+    pub(super) fn mend(&mut self) {
+        self.stalls.clear();
+        let now = self.now;
+        for host in &mut self.hosts {
+            host.frozen_until = host.frozen_until.min(now);
+        }
+    }
+
+    /// Lets a host run again once `nanos` have passed; `looks` if what comes meanwhile may wake it earlier.
+    pub(super) fn sleep(&mut self, host: HostId, nanos: u64, looks: bool) {
+        let at = self.now.saturating_add(nanos);
+        let sleeper = &mut self.hosts[host];
+        sleeper.token += 1;
+        (sleeper.wake_at, sleeper.looks) = (at, looks);
+        let token = sleeper.token;
+        self.schedule(at, Event::Wake { host, token });
+    }
+
+    /// Something has come for a host: it may see it soon.
+    pub(super) fn touch(&mut self, host: HostId) {
+        if !self.hosts[host].looks || !self.random.permille(700) {
+            return;
+        }
+        let in_nanos = self.random.between(50, 3_000);
+        if self.now + in_nanos < self.hosts[host].wake_at {
+            self.sleep(host, in_nanos, true);
+        }
+    }
+
+    /// What happens next to those outside of the network; `None` if nothing ever will.
+    pub(super) fn next(&mut self) -> Option<Outside> {
+        loop {
+            let Reverse((at, _, event)) = self.queue.pop()?;
+            self.now = at;
+            self.events += 1;
+            if let Some(outside) = self.happen(event) {
+                return Some(outside);
+            }
+        }
+    }
+
+    /// Moves on by itself, by one event.
+    pub(super) fn look(&mut self) {
+        if self.moves_itself
+            && let Some(Reverse((at, _, event))) = self.queue.pop()
+        {
+            self.now = at;
+            self.happen(event);
+        }
+    }
+
+    fn happen(&mut self, event: Event) -> Option<Outside> {
+        self.trace.note(self.now);
+        match event {
+            Event::Part { connection, end, serial, part } => self.on_part(connection, end, serial, part),
+            Event::Done { connection, end, serial } => self.on_done(connection, end, serial),
+            Event::Notice { connection, end } => self.on_notice(connection, end),
+            Event::Late { connection, end } => self.on_late(connection, end),
+            Event::Word { light, value } => self.on_word(light, value),
+            Event::Arrive { attempt } => self.on_arrive(attempt),
+            Event::Answer { attempt } => self.on_answer(attempt),
+            Event::Beat { pulse } => return self.on_beat(pulse),
+            Event::Fault { index } => return Some(Outside::Fault(index)),
+            Event::Wake { host, token } => {
+                let sleeper = &mut self.hosts[host];
+                if !sleeper.is_alive || sleeper.token != token {
+                    return None;
+                }
+                if sleeper.frozen_until > self.now {
+                    sleeper.looks = false;
+                    let until = sleeper.frozen_until;
+                    self.schedule(until, event);
+                    return None;
+                }
+                sleeper.looks = false;
+                self.trace.note(host as u64);
+                return Some(Outside::Wake(host));
+            }
+        }
+        None
+    }
+
+    fn on_beat(&mut self, pulse: usize) -> Option<Outside> {
+        let heart = &mut self.hearts[pulse];
+        let host = &self.hosts[heart.host];
+        if !host.is_alive || heart.stop.load(std::sync::atomic::Ordering::Relaxed) {
+            heart.beacon = None;
+            return None;
+        }
+        if host.frozen_until > self.now {
+            let until = host.frozen_until;
+            self.schedule(until, Event::Beat { pulse });
+            return None;
+        }
+        Some(Outside::Beat(pulse))
+    }
+
+    /// A node starts a heartbeat.
+    pub(super) fn add_heart(
+        &mut self,
+        host: HostId,
+        beacon: Box<dyn Beacon>,
+        interval: Duration,
+        stop: Arc<AtomicBool>,
+    ) {
+        let interval = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
+        self.hearts.push(Heart { host, interval, stop, beacon: Some(beacon), count: 0 });
+        let pulse = self.hearts.len() - 1;
+        self.schedule_in(0, Event::Beat { pulse });
+    }
+
+    /// A host vanishes, and its peers hear of it at some time.
+    pub(super) fn kill(&mut self, host: HostId) {
+        self.hosts[host].is_alive = false;
+        self.hosts[host].regions.clear();
+        for connection in 0..self.connections.len() {
+            for end in 0..2 {
+                if self.connections[connection].ends[end].host == host {
+                    let notice = self.notice();
+                    self.end(connection, end, notice);
+                }
+            }
+        }
+        for door in 0..self.doors.len() {
+            if self.doors[door].host == host {
+                self.close_door(door);
+            }
+        }
+        for attempt in 0..self.attempts.len() {
+            if self.attempts[attempt].from == host {
+                self.abandon_attempt(attempt);
+            }
+        }
+    }
+}

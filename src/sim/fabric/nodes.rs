@@ -1,0 +1,313 @@
+//! What the nodes of a run do: their ordinary blocking calls, again and again, whatever comes.
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::judge::{self, Judge};
+use super::net::{HostId, Shared, lock};
+use super::plan::Plan;
+use super::transport::SimTransport;
+use crate::node::{
+    Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, ShardOptions, Worker,
+    WorkerOptions, now,
+};
+use crate::table::{ElementType, Table};
+use crate::time::Duration;
+use crate::transport::Address;
+
+/// One life of a node, as its program sees the world.
+#[derive(Clone)]
+pub(super) struct Life {
+    pub(super) plan: Rc<Plan>,
+    pub(super) judge: Rc<RefCell<Judge>>,
+    pub(super) net: Shared,
+    pub(super) place: usize,
+    pub(super) host: HostId,
+    /// Lets time pass.
+    pub(super) sleep: Rc<dyn Fn(Duration)>,
+}
+
+/// Where the server of a shard listens, in all its lives.
+fn address(place: usize) -> Address {
+    Address::Abstract(format!("server-{place}"))
+}
+
+impl Life {
+    /// What the node does until its end.
+    pub(super) fn run(self) {
+        let first_reader = self.plan.servers + self.plan.workers;
+        let ended = if self.place < self.plan.servers {
+            if self.plan.publishes() { self.publish() } else { self.serve() }
+        } else if self.place < first_reader {
+            self.work();
+            Ok(())
+        } else {
+            self.read(self.place - first_reader);
+            Ok(())
+        };
+        if let Err(error) = ended {
+            self.judge.borrow_mut().fail(format!("node {}: {error}", self.place));
+        }
+    }
+
+    fn transport(&self) -> SimTransport {
+        SimTransport::of(&self.net, self.host)
+    }
+
+    fn is_over(&self) -> bool {
+        self.judge.borrow().is_over()
+    }
+
+    fn draw(&self, least: u64, most: u64) -> u64 {
+        lock(&self.net).random.between(least, most)
+    }
+
+    /// How long the next call may take.
+    fn timeout(&self) -> Duration {
+        Duration::from_millis(lock(&self.net).random.pick(&[2, 20, 200, 2_000]))
+    }
+
+    fn pause(&self, least: u64, most: u64) {
+        (self.sleep)(Duration::from_nanos(self.draw(least, most)));
+    }
+
+    /// Makes a call and has it judged.
+    fn call<R>(
+        &self,
+        name: &str,
+        timeout: Duration,
+        call: impl FnOnce() -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let from = now();
+        let result = call();
+        let mut judge = self.judge.borrow_mut();
+        judge.returned(self.place, name, from, now(), timeout);
+        if let Err(error) = &result {
+            judge.erred(self.place, name, error, from);
+        }
+        result
+    }
+
+    fn serve(&self) -> Result<(), Error> {
+        let plan = &self.plan;
+        let table = Table::flat(plan.elements, ElementType::F32)?;
+        let range = table.shards(plan.servers)?[self.place].clone();
+        let initial = self.judge.borrow().initial(self.place, (range.end - range.start) as usize / 4);
+        let is_first = self.host < plan.places();
+        let options = ServerOptions {
+            shard: (self.place as u16, plan.servers as u16),
+            memory: self.memory(),
+            ..ServerOptions::new(plan.scheme, plan.quorum[usize::from(!is_first)], -1.0)
+        };
+        let mut server = Server::new(self.transport(), &address(self.place), table, &initial, options)?;
+        self.judge.borrow_mut().born(self.place, server.epoch(), &initial);
+        while !server.drive(|_| self.is_over() && self.workers_alive() == 0, Duration::from_millis(10))? {
+            let alive = self.workers_alive();
+            self.judge.borrow_mut().status(server.epoch(), &server.status(), now(), alive);
+        }
+        Ok(())
+    }
+
+    fn memory(&self) -> ShardOptions {
+        ShardOptions {
+            peers: 4 * self.plan.workers as u16 + 16,
+            frames: self.plan.frames,
+            chunk_bytes: 64,
+            lease: self.plan.lease,
+            checksums: self.plan.checksums,
+        }
+    }
+
+    /// Publishes versions, each of one value throughout, line by line.
+    fn publish(&self) -> Result<(), Error> {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let table = Table::flat(self.plan.elements, ElementType::F32)?;
+        let bytes = table.bytes() as usize;
+        let options = PublisherOptions { memory: self.memory() };
+        let mut publisher = Publisher::new(self.transport(), &address(0), table, options)?;
+        self.judge.borrow_mut().born(0, publisher.epoch(), &vec![0.0; bytes / 4]);
+        let last = 4 * self.plan.goal;
+        for version in 1..=last {
+            let value = (1000 * self.host as u64 + version) as f32;
+            let words: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), bytes / 4).flatten().collect();
+            self.judge.borrow_mut().publishes(publisher.epoch(), words.clone(), version == last);
+            publisher.publish_with(PATIENCE, |memory| {
+                for (at, line) in (0..).step_by(64).zip(words.chunks(64)) {
+                    memory.subslice(at, line.len()).write(line);
+                    if self.draw(0, 3) == 0 {
+                        self.pause(100, self.plan.law.latency.1);
+                    }
+                }
+            })?;
+            self.judge.borrow_mut().has_published(publisher.epoch());
+            let rest = Duration::from_nanos(self.draw(self.plan.compute.0, self.plan.compute.1));
+            publisher.drive(|_| false, rest)?;
+        }
+        while !publisher.drive(|_| self.is_over(), Duration::from_millis(10))? {}
+        Ok(())
+    }
+
+    fn workers_alive(&self) -> usize {
+        let net = lock(&self.net);
+        let places = self.plan.servers..self.plan.servers + self.plan.workers;
+        net.hosts.iter().filter(|host| host.is_alive && places.contains(&host.place)).count()
+    }
+
+    fn work(&self) {
+        let index = self.place - self.plan.servers;
+        let servers: Vec<_> = (0..self.plan.servers).map(address).collect();
+        let options =
+            WorkerOptions { checksums: self.plan.checksums, ..WorkerOptions::new(self.plan.scheme) };
+        while !self.is_over() {
+            let timeout = self.timeout();
+            self.judge.borrow_mut().unrest(now());
+            let connect = || Worker::connect(self.transport(), &servers, options.clone(), timeout);
+            let Ok(mut worker) = self.call("connect", timeout, connect) else {
+                self.pause(10_000, 5_000_000);
+                continue;
+            };
+            self.judge.borrow_mut().joined(index);
+            self.session(index, &mut worker, &servers);
+            drop(worker);
+            self.judge.borrow_mut().unrest(now());
+        }
+    }
+
+    /// Works until the job is over or the worker is to begin anew.
+    fn session(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) {
+        let (least, most) = self.plan.compute;
+        let mut published = None;
+        while !self.is_over() {
+            let timeout = self.timeout();
+            let began = self.call("begin", timeout, || worker.begin(timeout));
+            let view = match began {
+                Ok(view) => view,
+                Err(Error::Deadline { .. }) => continue,
+                Err(_) if self.come_back(index, worker, servers) => {
+                    published = None;
+                    continue;
+                }
+                Err(_) => return,
+            };
+            // `begin` finishes a publish that was not in time.
+            if let Some((number, clock)) = published.take()
+                && clock < view.clock.0
+            {
+                self.judge.borrow_mut().announced(index, number);
+            }
+            let epochs = self.look_at(index, worker, &view);
+            let Some(number) = self.judge.borrow_mut().computes(index, view.clock.0, epochs) else {
+                // So many cannot be told apart. It has done its part, unless something goes wrong again and again.
+                let has_reached = view.clock.0 >= self.plan.goal;
+                if !has_reached {
+                    self.judge
+                        .borrow_mut()
+                        .fail(format!("worker {index} computes for ever at {}", view.clock.0));
+                }
+                return;
+            };
+            match worker.gradient() {
+                Ok(gradient) => judge::fill(gradient, index, number),
+                Err(error) => return self.judge.borrow_mut().fail(format!("worker {index}: {error}")),
+            }
+            // Who has reached the goal goes on, so that the others are not alone, but slowly.
+            let is_done = view.clock.0 >= self.plan.goal;
+            if is_done {
+                self.pause(10_000_000, 30_000_000)
+            } else {
+                self.pause(least, most)
+            }
+            published = Some((number, view.clock.0));
+            let timeout = self.timeout();
+            match self.call("publish", timeout, || worker.publish(None, timeout)) {
+                Ok(()) => {
+                    published = None;
+                    self.judge.borrow_mut().announced(index, number);
+                }
+                Err(Error::Deadline { .. }) => {}
+                Err(_) if self.come_back(index, worker, servers) => published = None,
+                Err(_) => return,
+            }
+            if self.draw(0, 9) == 0 {
+                let timeout = self.timeout();
+                match self.call("flush", timeout, || worker.flush(timeout)) {
+                    Ok(()) if published.is_none() => self.judge.borrow_mut().flushed(index),
+                    Ok(()) | Err(Error::Deadline { .. }) => {}
+                    Err(_) if self.come_back(index, worker, servers) => published = None,
+                    Err(_) => return,
+                }
+            }
+        }
+    }
+
+    /// Has the judge look at what `begin` brought. The lives that it is of.
+    fn look_at(&self, index: usize, worker: &Worker<SimTransport>, view: &crate::node::View) -> Vec<u64> {
+        let lives: Vec<_> = worker.links().map(|link| (link.epoch, link.version.0)).collect();
+        match worker.parameters() {
+            Ok(parameters) => {
+                let bytes: Vec<u8> = parameters.iter().flat_map(|value| value.to_le_bytes()).collect();
+                let ranges = worker.shards();
+                let copies: Vec<_> = lives
+                    .iter()
+                    .zip(ranges)
+                    .map(|((epoch, version), range)| (*epoch, *version, &bytes[range]))
+                    .collect();
+                self.judge.borrow_mut().viewed(index, view, &copies);
+            }
+            Err(error) => self.judge.borrow_mut().fail(format!("worker {index}: {error}")),
+        }
+        lives.into_iter().map(|(epoch, _)| epoch).collect()
+    }
+
+    /// Connects again with the same worker; false if it is to begin with a new one.
+    fn come_back(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) -> bool {
+        for _ in 0..self.draw(0, 5) {
+            if self.is_over() {
+                return false;
+            }
+            let timeout = self.timeout();
+            self.judge.borrow_mut().unrest(now());
+            if self.call("reconnect", timeout, || worker.reconnect(servers, timeout)).is_ok() {
+                self.judge.borrow_mut().joined(index);
+                self.judge.borrow_mut().unrest(now());
+                return true;
+            }
+            self.pause(10_000, 3_000_000);
+        }
+        false
+    }
+
+    fn read(&self, index: usize) {
+        while !self.is_over() {
+            let timeout = self.timeout();
+            let connect =
+                || Reader::connect(self.transport(), &address(0), ReaderOptions::default(), timeout);
+            let Ok(mut reader) = self.call("connect", timeout, connect) else {
+                self.pause(10_000, 5_000_000);
+                continue;
+            };
+            while !self.is_over() {
+                self.pause(1_000, 3_000_000);
+                let (timeout, may_lag) = (self.timeout(), self.draw(0, 3));
+                let least = self.judge.borrow().newest(reader.epoch()).saturating_sub(may_lag);
+                match self.call("refresh", timeout, || reader.refresh(may_lag, timeout)) {
+                    Ok(fresh) => match reader.bytes() {
+                        Ok(bytes) => {
+                            self.judge.borrow_mut().read(
+                                index,
+                                reader.epoch(),
+                                fresh.version.0,
+                                least,
+                                bytes,
+                            );
+                        }
+                        Err(error) => self.judge.borrow_mut().fail(format!("the reader: {error}")),
+                    },
+                    Err(Error::Deadline { .. }) => {}
+                    Err(_) => break,
+                }
+            }
+        }
+    }
+}

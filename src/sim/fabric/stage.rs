@@ -1,0 +1,298 @@
+//! The stage: runs the nodes by turns as the network's time passes, and breaks what the plan says.
+#![forbid(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use super::coroutine::{self, Program};
+use super::judge::Judge;
+use super::net::{Event, HostId, Net, Outside, Shared, lock};
+use super::nodes::Life;
+use super::plan::{Fault, Plan};
+use super::random::Trace;
+use crate::node::{Published, Stay, Surroundings};
+use crate::time::{Duration, Instant};
+use crate::transport::Beacon;
+
+/// What a run came to.
+pub(super) struct Outcome {
+    pub(super) trace: Trace,
+    pub(super) events: u64,
+    pub(super) virtual_time: Duration,
+    pub(super) versions: u64,
+    pub(super) views: u64,
+    pub(super) errors: u64,
+}
+
+/// More events than any run that ends has: thousands are usual.
+const EVENTS_MAX: u64 = 20_000_000;
+
+/// A node that finds nothing to do looks again after this long at first, and after twice as long each time.
+const PAUSE_MIN: u64 = 4_000;
+const PAUSE_DOUBLINGS: u32 = 10;
+
+/// One that has found nothing to do for so many turns is no longer woken by whatever comes.
+const PATIENT_TURNS: u32 = 14;
+
+/// What stands in the place of clock, processor and threads.
+struct Ground {
+    net: Shared,
+    judge: Rc<RefCell<Judge>>,
+    running: Rc<Cell<HostId>>,
+}
+
+impl Surroundings for Ground {
+    fn now(&self) -> Instant {
+        lock(&self.net).at()
+    }
+
+    fn stand_back(&self, turns: u32) {
+        {
+            let mut net = lock(&self.net);
+            let most = PAUSE_MIN << turns.min(PAUSE_DOUBLINGS);
+            let pause = net.random.between(PAUSE_MIN / 4, most);
+            net.sleep(self.running.get(), pause, turns < PATIENT_TURNS);
+        }
+        coroutine::suspend();
+    }
+
+    fn breathe(&self) {
+        {
+            let mut net = lock(&self.net);
+            let breathers = net.law.breathers;
+            if !net.random.permille(breathers) {
+                return;
+            }
+            let most = net.law.latency.1;
+            let nanos = net.random.between(100, most);
+            net.sleep(self.running.get(), nanos, false);
+        }
+        coroutine::suspend();
+    }
+
+    fn sleep(&self, pause: Duration) {
+        let nanos = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
+        lock(&self.net).sleep(self.running.get(), nanos, false);
+        coroutine::suspend();
+    }
+
+    fn beat(&self, beacon: Box<dyn Beacon>, interval: Duration, stop: Arc<AtomicBool>) {
+        lock(&self.net).add_heart(self.running.get(), beacon, interval, stop);
+    }
+
+    fn published(&self, published: &Published<'_>) {
+        self.judge.borrow_mut().published(published);
+    }
+}
+
+struct Stage {
+    plan: Rc<Plan>,
+    net: Shared,
+    judge: Rc<RefCell<Judge>>,
+    running: Rc<Cell<HostId>>,
+    sleep: Rc<dyn Fn(Duration)>,
+    /// By host: one for each life.
+    programs: Vec<Option<Program>>,
+}
+
+/// Plays one run to its end.
+pub(super) fn play(seed: u64, plan: Plan) -> Result<Outcome, String> {
+    let net = Arc::new(Mutex::new(Net::new(seed, plan.law.clone(), false)));
+    let plan = Rc::new(plan);
+    let judge = Rc::new(RefCell::new(Judge::new(&plan)));
+    let running = Rc::new(Cell::new(0));
+    let ground = || Ground { net: Arc::clone(&net), judge: Rc::clone(&judge), running: Rc::clone(&running) };
+    let sleeper = ground();
+    let mut stage = Stage {
+        plan: Rc::clone(&plan),
+        net: Arc::clone(&net),
+        judge: Rc::clone(&judge),
+        running: Rc::clone(&running),
+        sleep: Rc::new(move |pause| sleeper.sleep(pause)),
+        programs: Vec::new(),
+    };
+    let _stay = Stay::new(Rc::new(ground()));
+    let played = catch_unwind(AssertUnwindSafe(|| stage.play()));
+    // Whoever still runs is ended before the surroundings are.
+    let laggards = judge.borrow().laggards();
+    stage.programs.clear();
+    let net = lock(&net);
+    let judge = judge.borrow();
+    let at = Duration::from_nanos(net.now);
+    match (played, judge.failure()) {
+        (Err(panic), _) => Err(format!("a node panicked after {at:?}: {}", message(&*panic))),
+        (Ok(_), Some(failure)) => Err(format!("after {at:?}: {failure}")),
+        (Ok(Err(stuck)), None) => Err(format!("after {at:?}: {stuck}; {laggards} not there")),
+        (Ok(Ok(())), None) => {
+            let mut trace = net.trace;
+            trace.note(judge.trace.hash());
+            Ok(Outcome {
+                trace,
+                events: net.events,
+                virtual_time: at,
+                versions: judge.published,
+                views: judge.views,
+                errors: judge.errors,
+            })
+        }
+    }
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it did not say why")
+}
+
+impl Stage {
+    fn play(&mut self) -> Result<(), String> {
+        for place in 0..self.plan.places() {
+            self.start(place);
+        }
+        for (index, (at, _)) in self.plan.faults.iter().enumerate() {
+            lock(&self.net).schedule(*at, Event::Fault { index });
+        }
+        loop {
+            let (next, now, events) = {
+                let mut net = lock(&self.net);
+                let next = net.next();
+                (next, net.now, net.events)
+            };
+            match next {
+                None => return Err("nothing moves any more".into()),
+                Some(Outside::Wake(host)) => self.resume(host),
+                Some(Outside::Beat(pulse)) => self.beat(pulse),
+                Some(Outside::Fault(index)) => self.strike(index),
+            }
+            if self.judge.borrow().failure().is_some() || self.is_empty() {
+                return Ok(());
+            }
+            if now > self.plan.limit {
+                return Err("it does not converge".into());
+            }
+            if events > EVENTS_MAX {
+                return Err(format!("{events} events, and no end"));
+            }
+        }
+    }
+
+    /// Everybody has gone home.
+    fn is_empty(&self) -> bool {
+        self.programs.iter().all(Option::is_none)
+    }
+
+    /// Begins a life at `place`.
+    fn start(&mut self, place: usize) {
+        let mut net = lock(&self.net);
+        let host = net.add_host(place);
+        let delay = net.random.between(0, 200_000);
+        net.sleep(host, delay, false);
+        drop(net);
+        let life = Life {
+            plan: Rc::clone(&self.plan),
+            judge: Rc::clone(&self.judge),
+            net: Arc::clone(&self.net),
+            place,
+            host,
+            sleep: Rc::clone(&self.sleep),
+        };
+        match Program::new(move || life.run()) {
+            Ok(program) => self.programs.push(Some(program)),
+            Err(error) => {
+                self.programs.push(None);
+                self.judge.borrow_mut().fail(format!("no stack for a node: {error}"));
+            }
+        }
+    }
+
+    fn resume(&mut self, host: HostId) {
+        self.running.set(host);
+        let Some(program) = &mut self.programs[host] else { return };
+        if program.resume() {
+            self.programs[host] = None;
+            let mut net = lock(&self.net);
+            // It has closed what it had.
+            net.hosts[host].is_alive = false;
+        }
+    }
+
+    fn beat(&mut self, pulse: usize) {
+        let mut net = lock(&self.net);
+        let heart = &mut net.hearts[pulse];
+        heart.count += 1;
+        let (count, interval, beacon) = (heart.count, heart.interval, heart.beacon.take());
+        drop(net);
+        let Some(mut beacon) = beacon else { return };
+        // A beacon whose connection is gone has nobody to tell.
+        if beacon.set(count).is_ok() {
+            let mut net = lock(&self.net);
+            net.hearts[pulse].beacon = Some(beacon);
+            net.schedule_in(interval, Event::Beat { pulse });
+        }
+    }
+
+    fn strike(&mut self, index: usize) {
+        let (_, fault) = self.plan.faults[index];
+        let mut net = lock(&self.net);
+        let now = net.at();
+        let after = |nanos| now + Duration::from_nanos(nanos);
+        match fault {
+            Fault::Crash { place, notice_max } => {
+                let Some(host) = net.living(place) else { return };
+                if self.judge.borrow().is_over() {
+                    return;
+                }
+                let (least, _) = net.law.notice;
+                let usual = std::mem::replace(&mut net.law.notice, (least, notice_max.max(least)));
+                net.kill(host);
+                net.law.notice = usual;
+                drop(net);
+                // What it held is dropped without a word: to the network it is dead already.
+                self.programs[host] = None;
+                let later = &self.plan.faults[index..];
+                let returns = later
+                    .iter()
+                    .any(|(_, fault)| matches!(fault, Fault::Return { place: back } if *back == place));
+                let mut judge = self.judge.borrow_mut();
+                if let Some(worker) = place.checked_sub(self.plan.servers)
+                    && worker < self.plan.workers
+                {
+                    judge.crashed(worker, returns);
+                } else if place < self.plan.servers {
+                    judge.ended(place);
+                    judge.harm(now);
+                }
+                judge.unrest(now);
+            }
+            Fault::Return { place } => {
+                let is_free = net.living(place).is_none();
+                drop(net);
+                if is_free && !self.judge.borrow().is_over() {
+                    self.judge.borrow_mut().unrest(now);
+                    self.start(place);
+                }
+            }
+            Fault::Freeze { place, nanos } => {
+                let Some(host) = net.living(place) else { return };
+                net.hosts[host].frozen_until = net.now + nanos;
+                self.judge.borrow_mut().freeze(place, now, after(nanos));
+            }
+            Fault::Stall { from, to, nanos } => {
+                net.stall(from, to, nanos);
+                self.judge.borrow_mut().harm(after(nanos));
+            }
+            Fault::Cut { one, other } => {
+                if let (Some(one), Some(other)) = (net.living(one), net.living(other)) {
+                    net.cut(one, other);
+                    self.judge.borrow_mut().harm(now);
+                }
+            }
+            Fault::Calm => {
+                net.mend();
+                self.judge.borrow_mut().calm(now);
+            }
+        }
+    }
+}

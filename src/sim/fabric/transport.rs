@@ -1,0 +1,256 @@
+//! The simulated network as a transport.
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+use super::net::{HostId, Law, Net, Shared, lock};
+use crate::mem::{Access, HostMemory, LocalKey, LocalSlice, MemoryRegion, RemoteSlice};
+use crate::time::Instant;
+use crate::transport::{
+    Address, AtomicDomain, Beacon, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, Incoming,
+    Listener, Offer, PostError, Received, RegisterError, Transport, WorkCompletion, WorkRequest,
+};
+
+const NAME: &str = "sim";
+
+/// A simulated transport: ordinary memory of this process, reached as roughly as the contract permits.
+///
+/// Each clone is the same node of the same network.
+#[derive(Clone)]
+pub struct SimTransport {
+    net: Shared,
+    host: HostId,
+}
+
+impl SimTransport {
+    /// A network of its own, with one node that talks to itself. Its time passes whenever somebody looks: each poll,
+    /// check and post lets one thing happen.
+    pub fn new(seed: u64) -> SimTransport {
+        let mut net = Net::new(seed, Law::plain(), true);
+        let host = net.add_host(0);
+        SimTransport { net: Arc::new(Mutex::new(net)), host }
+    }
+
+    pub(super) fn of(net: &Shared, host: HostId) -> SimTransport {
+        SimTransport { net: Arc::clone(net), host }
+    }
+}
+
+impl Transport for SimTransport {
+    type Endpoint = SimEndpoint;
+    type Listener = SimListener;
+    type Connecting = SimConnecting;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: NAME,
+            queue_depth: lock(&self.net).law.queue_depth,
+            max_request_bytes: u32::MAX as usize,
+            atomics: AtomicDomain::None,
+            in_place: false,
+        }
+    }
+
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        let mut net = lock(&self.net);
+        let regions = &mut net.hosts[self.host].regions;
+        if access.is_empty() {
+            return Ok(MemoryRegion::new(memory, access, LocalKey(0), ()));
+        }
+        let region = MemoryRegion::new(memory, access, LocalKey(regions.len() as u32 + 1), ());
+        regions.push(region.clone());
+        Ok(region)
+    }
+
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.register(HostMemory::anonymous(bytes)?, access)
+    }
+
+    fn listen(&self, address: &Address) -> Result<SimListener, ConnectError> {
+        takes("listen", address)?;
+        let door = lock(&self.net).open_door(address, self.host)?;
+        Ok(SimListener { net: Arc::clone(&self.net), door, address: address.clone() })
+    }
+
+    fn connect(&self, address: &Address, offer: Offer) -> Result<SimConnecting, ConnectError> {
+        takes("connect", address)?;
+        Net::check_offer(address, &offer)?;
+        let attempt = lock(&self.net).attempt(self.host, address, offer);
+        Ok(SimConnecting { net: Arc::clone(&self.net), attempt })
+    }
+}
+
+fn takes(operation: &'static str, address: &Address) -> Result<(), ConnectError> {
+    match address {
+        Address::Abstract(_) => Ok(()),
+        _ => Err(ConnectError::WrongAddress {
+            operation,
+            address: address.clone(),
+            transport: NAME,
+            takes: "@NAME",
+        }),
+    }
+}
+
+/// Where simulated peers arrive.
+pub struct SimListener {
+    net: Shared,
+    door: usize,
+    address: Address,
+}
+
+impl Listener for SimListener {
+    type Endpoint = SimEndpoint;
+    type Incoming = SimIncoming;
+
+    fn address(&self) -> Address {
+        self.address.clone()
+    }
+
+    fn poll(&mut self, _now: Instant) -> Option<SimIncoming> {
+        let mut net = lock(&self.net);
+        net.look();
+        let (attempt, received) = net.greet(self.door)?;
+        Some(SimIncoming { net: Arc::clone(&self.net), attempt, received, is_answered: false })
+    }
+}
+
+impl Drop for SimListener {
+    fn drop(&mut self) {
+        lock(&self.net).close_door(self.door);
+    }
+}
+
+/// A simulated peer that waits for an answer.
+pub struct SimIncoming {
+    net: Shared,
+    attempt: usize,
+    received: Received,
+    is_answered: bool,
+}
+
+impl Incoming for SimIncoming {
+    type Endpoint = SimEndpoint;
+
+    fn received(&self) -> &Received {
+        &self.received
+    }
+
+    fn accept(mut self, offer: Offer) -> Result<SimEndpoint, ConnectError> {
+        let connection = lock(&self.net).accept(self.attempt, &self.received.grants, offer)?;
+        self.is_answered = true;
+        Ok(SimEndpoint { net: Arc::clone(&self.net), connection, end: 1 })
+    }
+
+    fn refuse(mut self, reason: &str) {
+        self.is_answered = true;
+        lock(&self.net).refuse(self.attempt, reason);
+    }
+}
+
+impl Drop for SimIncoming {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            lock(&self.net).turn_away(self.attempt);
+        }
+    }
+}
+
+/// A simulated connection in the making.
+pub struct SimConnecting {
+    net: Shared,
+    attempt: usize,
+}
+
+impl Connecting for SimConnecting {
+    type Endpoint = SimEndpoint;
+
+    fn poll(&mut self, _now: Instant) -> Poll<Result<(SimEndpoint, Received), ConnectError>> {
+        let mut net = lock(&self.net);
+        net.look();
+        let Some(answer) = net.take_answer(self.attempt) else { return Poll::Pending };
+        let endpoint = |connection| SimEndpoint { net: Arc::clone(&self.net), connection, end: 0 };
+        Poll::Ready(answer.map(|(connection, received)| (endpoint(connection), received)))
+    }
+}
+
+impl Drop for SimConnecting {
+    fn drop(&mut self) {
+        lock(&self.net).abandon_attempt(self.attempt);
+    }
+}
+
+/// One end of a simulated connection.
+pub struct SimEndpoint {
+    net: Shared,
+    connection: usize,
+    end: usize,
+}
+
+impl Endpoint for SimEndpoint {
+    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        let mut net = lock(&self.net);
+        net.look();
+        net.post(self.connection, self.end, batch)
+    }
+
+    fn poll(&mut self) -> Option<WorkCompletion> {
+        let mut net = lock(&self.net);
+        net.look();
+        net.poll_completion(self.connection, self.end)
+    }
+
+    fn check(&mut self) -> Result<(), Disconnected> {
+        let mut net = lock(&self.net);
+        net.look();
+        net.connections[self.connection].ends[self.end].failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn map(&self, _remote: &RemoteSlice) -> Option<LocalSlice> {
+        None
+    }
+
+    fn transport(&self) -> &'static str {
+        NAME
+    }
+
+    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
+        let mut net = lock(&self.net);
+        if let Some(gone) = &net.connections[self.connection].ends[self.end].failed {
+            return Err(gone.clone().into());
+        }
+        let reason = "a beacon is one granted, aligned, writable word";
+        let light = net.light(self.connection, self.end, word);
+        let light = light.ok_or(PostError::Malformed { index: 0, reason })?;
+        Ok(Box::new(SimBeacon { net: Arc::clone(&self.net), light }))
+    }
+}
+
+impl Drop for SimEndpoint {
+    fn drop(&mut self) {
+        let mut net = lock(&self.net);
+        let notice = net.latency();
+        net.end(self.connection, self.end, notice);
+    }
+}
+
+struct SimBeacon {
+    net: Shared,
+    light: usize,
+}
+
+impl Beacon for SimBeacon {
+    fn set(&mut self, value: u64) -> Result<(), Disconnected> {
+        let mut net = lock(&self.net);
+        net.shine(self.light, value)?;
+        if net.moves_itself {
+            // Nobody may look at the network while the word is on its way.
+            let arrival = net.lights[self.light].last;
+            while net.now < arrival {
+                net.look();
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,45 @@
+//! The simulated fabric: the same nodes as everywhere, judged from outside. The many seeds are in `tests/seeds.rs`.
+
+use slackline::scheme::Config;
+use slackline::sim::fabric::{self, Options};
+
+#[test]
+fn hundreds_of_seeds_keep_every_promise() {
+    let summary = fabric::run_all(0..300, &Options::default(), 0, &|_| {});
+    let summary = summary.unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(summary.runs, 300);
+    assert!(summary.views > 3_000 && summary.errors > 100, "little happened: {summary:?}");
+}
+
+#[test]
+fn the_same_seed_is_the_same_run_and_another_seed_is_another() {
+    let options = Options::default();
+    let run = |seed| fabric::run(seed, &options).unwrap_or_else(|failure| panic!("{failure}"));
+    for seed in 0..20 {
+        let here = run(seed);
+        let elsewhere = std::thread::scope(|scope| scope.spawn(|| run(seed)).join().unwrap());
+        assert_eq!(here, elsewhere);
+        assert_ne!(here.trace_hash, run(seed + 1).trace_hash);
+    }
+}
+
+#[test]
+fn a_scheme_that_is_asked_for_is_the_one_that_runs() {
+    let bounded = [Config::Ssp { staleness: 2 }, Config::Essp { staleness: 1 }, Config::Bap { staleness: 1 }];
+    for scheme in [Config::Bsp, Config::Asp].into_iter().chain(bounded) {
+        let options = Options { scheme: Some(scheme), ..Options::default() };
+        for seed in 0..10 {
+            let report = fabric::run(seed, &options).unwrap_or_else(|failure| panic!("{failure}"));
+            assert_eq!(report.scheme, scheme);
+        }
+    }
+}
+
+#[test]
+fn where_nothing_breaks_no_call_fails_for_good() {
+    let options = Options { spare_nodes: true, ..Options::default() };
+    for seed in 0..50 {
+        let report = fabric::run(seed, &options).unwrap_or_else(|failure| panic!("{failure}"));
+        assert!(report.versions > 0 && report.views > 0);
+    }
+}
