@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Run the real nodes and their memory protocol over a simulated network as hostile as can be, and hold every
     /// copy against what was promised; job and faults are drawn from the seed, and so is the scheme unless it is
     /// given
-    #[arg(long, help_heading = "What to run", conflicts_with_all = ["compare", "sweep", "reproduce", "plot", "problem"])]
+    #[arg(long, help_heading = "What to run", conflicts_with_all = ["compare", "sweep", "reproduce", "plot"])]
     pub(super) fabric: bool,
 
     /// With --fabric: so many seeds, from --seed on

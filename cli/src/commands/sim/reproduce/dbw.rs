@@ -166,7 +166,7 @@ fn run(seed: u64) -> Result<Findings, Failure> {
             loses(safest) > 1.0,
         ),
     ];
-    let figure = figure(&settings, |setting, scheme| time(setting, scheme), |setting| &of(setting, N)[0]);
+    let figure = figure(&settings, time, |setting| &of(setting, N)[0]);
     Ok(Findings { tables: vec![("Time to a loss of 0.27".into(), table)], rows, checks, figure })
 }
 

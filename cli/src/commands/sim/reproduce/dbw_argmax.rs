@@ -24,7 +24,8 @@ const BLIND: [(f64, usize); 4] = [(0.0, 16), (0.2, 14), (0.5, 11), (1.0, 1)];
 pub(super) const RECIPE: Recipe = Recipe {
     name: "dbw-argmax",
     title: "How many gradients are worth waiting for",
-    claim: "The k with the most gain per second grows as the gradient shrinks beside its noise, and with the step size.",
+    claim: "The k with the most gain per second grows as the gradient shrinks beside its noise, and with the \
+            step size.",
     source: "Xu, Neglia, Sebastianelli, arXiv 2004.14696: the bound on the gain; the table is exact arithmetic",
     setup: "16 workers, exponential times of mean 1 s, interrupted by each version: the k-th gradient comes after \
             H(16) - H(16 - k) s. The gain is that of the bound, with r = |grad F|^2 / V; no random numbers.",
