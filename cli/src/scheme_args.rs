@@ -60,7 +60,7 @@ pub(crate) struct SchemeArgs {
     #[arg(long, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) partition: Option<String>,
 
-    /// Whether stale gradients count less, under any scheme
+    /// What staleness does to the weight of a gradient, under any scheme
     #[arg(long, help_heading = "Scheme", value_enum, default_value_t)]
     pub(crate) damping: DampingName,
 

@@ -7,8 +7,8 @@ use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
-    ControlLayout, FrameSource, Hello, Latest, PULL_TAG, PinError, PinnedFrame, Pins, Publish, PublishError,
-    Pull, PullError, PullOptions, Pulled, PushGrant, Resume, Role, Welcome, own_page, own_words,
+    ControlLayout, FrameSource, Hello, PULL_TAG, PinError, PinnedFrame, Pins, Publish, PublishError, Pull,
+    PullError, PullOptions, Pulled, PushGrant, Resume, Role, Welcome, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -45,6 +45,8 @@ pub(super) struct Line {
     pub(super) interrupt: Version,
     /// The owner's newest version and smallest clock.
     pub(super) seen: Bound,
+    /// Workers that are in, by the owner's count; 0 before anything was heard.
+    pub(super) workers: usize,
 }
 
 /// Reads the own line and the status line, now and then.
@@ -429,10 +431,10 @@ impl<E: Endpoint> Link<E> {
     fn learn(&mut self) {
         let memory = self.probe.scratch.as_volatile();
         let words = own_page::read_line(&memory.subslice(0, LINE_BYTES), self.welcome.generation);
-        let status = memory.subslice(LINE_BYTES, LINE_BYTES);
-        let latest = Latest::from_word(status.load_u64(0));
-        let seen = Bound { version: latest.version, smallest_clock: Clock(status.load_u64(8)) };
-        self.line = Line { evicted: words.evicted, interrupt: words.interrupt, seen };
+        let status = own_page::read_status(&memory.subslice(LINE_BYTES, LINE_BYTES));
+        let (seen, workers) =
+            (Bound { version: status.latest, smallest_clock: status.smallest_clock }, status.workers);
+        self.line = Line { evicted: words.evicted, interrupt: words.interrupt, seen, workers };
         self.answers += 1;
         if let Some(publish) = &mut self.publish
             && !words.evicted

@@ -12,7 +12,7 @@ mod tests {
     use crate::kernel::Optimizer;
     use crate::node::{Error, Server, ServerOptions, ServerStatus, Worker, WorkerOptions, now};
     use crate::scheme::{
-        Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
+        Bound, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
         WorkerEvent, WorkerScheme,
     };
     use crate::table::{ElementType, Table};
@@ -394,5 +394,78 @@ mod tests {
             drop(worker);
             server.end();
         });
+    }
+
+    #[test]
+    fn workers_are_told_how_many_are_in() {
+        std::thread::scope(|scope| {
+            let server = Scripted::serve(scope, shm(), options(1, SGD));
+            let mut worker = server.worker(Shm::new());
+            let events = Arc::new(Mutex::new(Vec::new()));
+            worker.listen(|scheme| Box::new(Listening(scheme, Arc::clone(&events))));
+            let mut hears = |workers: usize| {
+                let deadline = now() + PATIENCE;
+                while !events.lock().unwrap().contains(&WorkerEvent::Membership { workers }) {
+                    assert!(now() < deadline, "never told of {workers}: {:?}", events.lock().unwrap());
+                    worker.poll(now()).unwrap();
+                }
+                events.lock().unwrap().clear();
+            };
+            hears(1);
+            let other = server.worker(Shm::new());
+            hears(2);
+            drop(other);
+            hears(1);
+            server.end();
+        });
+    }
+
+    /// Waits for a version that never comes, until its gradient is consumed: then any copy will do.
+    struct Impatient {
+        clock: u64,
+        actions: VecDeque<WorkerAction>,
+    }
+
+    const REFRESH: WorkerAction = WorkerAction::Refresh { bound: Bound::NONE };
+
+    impl WorkerScheme for Impatient {
+        fn handle_event(&mut self, _now: Instant, event: WorkerEvent) {
+            match event {
+                WorkerEvent::Holds { .. } => self.actions.push_back(WorkerAction::Compute),
+                WorkerEvent::Published { .. } => {
+                    self.clock += 1;
+                    let bound = Bound::version(Version(1000));
+                    self.actions.push_back(WorkerAction::Refresh { bound });
+                }
+                WorkerEvent::Consumed { clock } if clock.0 == self.clock => self.actions.push_back(REFRESH),
+                _ => {}
+            }
+        }
+
+        fn poll_action(&mut self) -> Option<WorkerAction> {
+            self.actions.pop_front()
+        }
+    }
+
+    #[test]
+    fn a_worker_that_learns_something_while_it_waits_may_wait_for_something_else() {
+        fn holds<T: Transport>((ours, theirs, address): (T, T, Address)) {
+            std::thread::scope(|scope| {
+                let server = Scripted::serve(scope, (ours, address), options(1, SGD));
+                let mut worker = server.worker(theirs);
+                worker.listen(|_| Box::new(Impatient { clock: 0, actions: VecDeque::from([REFRESH]) }));
+                worker.begin(PATIENCE).unwrap();
+                publish(&mut worker, 1.0);
+                let waits = worker.begin(Duration::from_millis(50));
+                assert!(matches!(waits, Err(Error::Deadline { .. })), "{waits:?}");
+                server.script.apply(&[(0, 0)]);
+                assert_eq!(worker.begin(PATIENCE).unwrap().version, Version(1));
+                drop(worker);
+                server.end();
+            });
+        }
+        let (shm, address) = shm();
+        holds((shm, Shm::new(), address));
+        holds((Tcp::new(), Tcp::new(), Address::Tcp(([127, 0, 0, 1], 0).into())));
     }
 }

@@ -1,5 +1,6 @@
 //! The worker: reads parameters, publishes gradients, to all shards at once, as its scheme says.
 
+mod decide;
 mod join;
 mod own;
 mod reconnect;
@@ -11,8 +12,8 @@ use super::{Backoff, Error, LinkStatus, WorkerStatistics, now};
 use crate::clock::{Clock, Version};
 use crate::kernel::largest_magnitude;
 use crate::mem::{Access, Buffer, LocalSlice, VolatileSlice};
-use crate::param::{Epoch, PinnedFrame, PullOptions, Remarks, Source};
-use crate::scheme::{self, Bound, WorkerAction, WorkerEvent, WorkerScheme};
+use crate::param::{Epoch, PinnedFrame, Remarks, Source};
+use crate::scheme::{self, Bound, WorkerEvent, WorkerScheme};
 use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Endpoint, Transport};
@@ -120,6 +121,7 @@ impl<T: Transport> Part<T> {
             let range = link.welcome.range().unwrap_or_default();
             if let Some(publish) = &mut link.publish {
                 publish.set_checksums(options.checksums);
+                publish.watch_consumed(waits_for_own(&options.scheme));
             }
             let shows = link.published();
             Part {
@@ -175,6 +177,8 @@ pub struct Worker<T: Transport> {
     reached: Vec<(Epoch, Version)>,
     /// The scheme was told that gradients of clocks before this one are consumed.
     consumed: Clock,
+    /// Workers that are in, as the scheme was told; 0 before it was.
+    members: usize,
     phase: Phase,
     retries: u64,
     /// This clock's staleness is in the statistics.
@@ -227,6 +231,7 @@ impl<T: Transport> Worker<T> {
             clock,
             reached: Vec::new(),
             consumed: clock,
+            members: 0,
             phase: Phase::Deciding,
             retries: 0,
             counted: false,
@@ -470,7 +475,7 @@ impl<T: Transport> Worker<T> {
                 |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= p.clock());
             worker.parts.iter().all(consumed)
         });
-        self.watch_consumed(false);
+        self.watch_consumed(waits_for_own(&self.options.scheme));
         flushed
     }
 
@@ -575,7 +580,8 @@ impl<T: Transport> Worker<T> {
         self.expect_connected("go on")?;
         let mut progress = false;
         loop {
-            if self.phase == Phase::Deciding {
+            // Also while it waits for a copy: what it has learned may have changed what it waits for.
+            if matches!(self.phase, Phase::Deciding | Phase::Refreshing { .. }) {
                 progress |= self.decide(now)?;
             }
             let before = self.phase;
@@ -588,70 +594,8 @@ impl<T: Transport> Worker<T> {
         for part in &mut self.parts {
             part.link.look_around(now)?;
         }
+        self.tell_membership(now);
         Ok(progress)
-    }
-
-    fn decide(&mut self, now: Instant) -> Result<bool, Error> {
-        if self.scheme.poll_timeout().is_some_and(|at| at <= now) {
-            self.scheme.handle_timeout(now);
-        }
-        match self.scheme.poll_action() {
-            None => Ok(false),
-            Some(WorkerAction::Compute) => {
-                self.show_own()?;
-                self.phase = Phase::Computing;
-                Ok(true)
-            }
-            Some(WorkerAction::Refresh { bound }) => {
-                self.start_refresh(bound)?;
-                self.phase = Phase::Refreshing { bound };
-                Ok(true)
-            }
-            Some(WorkerAction::Average { .. }) => {
-                let reason = "averages in groups without a server: this worker has only servers";
-                Err(Error::Scheme { scheme: self.options.scheme, reason })
-            }
-        }
-    }
-
-    /// Brings the copy at hand up to date with what this worker has published.
-    fn show_own(&mut self) -> Result<(), Error> {
-        let (Some(own), Some(buffer)) = (&self.own, &mut self.parameters) else { return Ok(()) };
-        let parameters = buffer.f32s_mut().ok_or(Error::InFlight { what: "parameters" })?;
-        for part in &mut self.parts {
-            // Shards count for themselves: the gradients that are missing are this worker's last ones in any case.
-            let published = part.link.published();
-            let missing = published.0.saturating_sub(part.shows.0);
-            let clocks = self.clock.0.saturating_sub(missing)..self.clock.0;
-            let part_of_table = &mut parameters[part.begin / 4..][..part.bytes / 4];
-            if !own.show(clocks, part.begin / 4, part_of_table) {
-                let reason = "keeps a copy for longer than it bounds: leave out `own_step`";
-                return Err(Error::Scheme { scheme: self.options.scheme, reason });
-            }
-            part.shows = published;
-        }
-        Ok(())
-    }
-
-    fn start_refresh(&mut self, bound: Bound) -> Result<(), Error> {
-        let options =
-            PullOptions { follow: true, checksum: self.options.checksums, ..PullOptions::default() };
-        for part in &mut self.parts {
-            part.refreshed = false;
-            let bound = part.bound(bound);
-            match &mut self.parameters {
-                Some(buffer) => {
-                    let into = buffer.slice(part.begin, part.bytes)?;
-                    part.link.start_refresh(bound, into, options)?;
-                }
-                None => {
-                    if let Some(pins) = &mut part.link.pins {
-                        pins.release();
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     fn advance(&mut self, now: Instant) -> Result<bool, Error> {
@@ -679,19 +623,6 @@ impl<T: Transport> Worker<T> {
             Phase::Deciding | Phase::Computing | Phase::Apart => {}
         }
         Ok(progress)
-    }
-
-    /// Tells the scheme how far all servers have consumed this worker's gradients.
-    fn tell_consumed(&mut self, now: Instant) {
-        let outstanding = |part: &Part<T>| {
-            part.link.publish.as_ref().map(|publish| publish.clock().0.saturating_sub(publish.consumed().0))
-        };
-        let most = self.parts.iter().filter_map(outstanding).max().unwrap_or_default();
-        let clock = Clock(self.clock.0.saturating_sub(most));
-        if clock > self.consumed {
-            self.consumed = clock;
-            self.scheme.handle_event(now, WorkerEvent::Consumed { clock });
-        }
     }
 
     fn collect_copies(&mut self, now: Instant, bound: Bound, progress: &mut bool) -> Result<(), Error> {
@@ -722,6 +653,11 @@ impl<T: Transport> Worker<T> {
             *progress = true;
         }
         if self.parts.iter().all(|part| part.refreshed) {
+            let is_met = |part: &Part<T>| part.bound(bound).is_met_by(part.version, part.smallest_clock);
+            if !self.parts.iter().all(is_met) {
+                // It was amended while some shards had come already.
+                return self.start_refresh(bound);
+            }
             let view = self.view_of_parts();
             let (version, smallest_clock) = (view.version, view.smallest_clock);
             self.scheme.handle_event(now, WorkerEvent::Holds { version, smallest_clock });
@@ -760,6 +696,11 @@ impl<T: Transport> Worker<T> {
         let own = std::mem::replace(&mut self.scheme, self.options.scheme.worker());
         self.scheme = around(own);
     }
+}
+
+/// True if workers wait for their own gradients: then they have to look whether those are consumed.
+fn waits_for_own(scheme: &scheme::Config) -> bool {
+    matches!(scheme, scheme::Config::Abs { .. } | scheme::Config::Vap { .. })
 }
 
 /// Has each copy say which of this worker's gradients it holds, where that is wanted.

@@ -250,6 +250,11 @@ impl Frames {
         self.control.as_volatile().store(ControlLayout::HEARTBEAT, count, Relaxed);
     }
 
+    /// Says how many workers are in.
+    pub fn set_workers(&self, workers: usize) {
+        self.control.as_volatile().store(ControlLayout::WORKERS, workers as u64, Relaxed);
+    }
+
     /// Header of a frame, as this owner last wrote it.
     pub fn header(&self, frame: u8) -> FrameHeader {
         let line = self.control.as_volatile().subslice(self.layout.frame_header(frame), LINE);

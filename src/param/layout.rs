@@ -61,7 +61,7 @@ impl Latest {
 ///
 /// ```text
 /// line 0      magic, layout version, epoch, frames, payload bytes, chunk bytes, peers, 0     server, once
-/// line 1      latest, smallest clock, writing, heartbeat, 0...                               server
+/// line 1      latest, smallest clock, writing, heartbeat, workers, 0...                      server
 /// line 2+i    peer i: consumed clock, interrupt, generation, state, 0...                     server
 /// headers     frame f: see FrameHeader                                                       server
 /// included    frame f, peer i: f holds i's gradients of clocks before this one               server
@@ -81,6 +81,7 @@ impl ControlLayout {
     pub(super) const SMALLEST_CLOCK: usize = LINE + 8;
     pub(super) const WRITING: usize = LINE + 16;
     pub(super) const HEARTBEAT: usize = LINE + 24;
+    pub(super) const WORKERS: usize = LINE + 32;
 
     pub(super) fn peer_line(&self, peer: u16) -> usize {
         (2 + usize::from(peer)) * LINE

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use super::Welcome;
-use super::layout::{ControlLayout, LINE, desk, peer_line};
+use super::layout::{ControlLayout, LINE, Latest, desk, peer_line};
 use crate::clock::{Clock, Version};
 use crate::mem::{OutOfBounds, RemoteSlice, VolatileSlice};
 
@@ -62,5 +62,23 @@ pub(crate) fn read_line(line: &VolatileSlice<'_>, generation: u64) -> OwnLine {
         evicted: line.load_u64(peer_line::STATE) == peer_line::STATE_EVICTED
             || line.load_u64(peer_line::GENERATION) != generation,
         interrupt: Version(line.load_u64(peer_line::INTERRUPT)),
+    }
+}
+
+/// What the owner says to all of its peers.
+pub(crate) struct Status {
+    pub(crate) latest: Version,
+    pub(crate) smallest_clock: Clock,
+    /// Workers that are in.
+    pub(crate) workers: usize,
+}
+
+/// Reads a copy of the status line.
+pub(crate) fn read_status(line: &VolatileSlice<'_>) -> Status {
+    let word = |offset: usize| line.load_u64(offset - ControlLayout::STATUS);
+    Status {
+        latest: Latest::from_word(word(ControlLayout::LATEST)).version,
+        smallest_clock: Clock(word(ControlLayout::SMALLEST_CLOCK)),
+        workers: usize::try_from(word(ControlLayout::WORKERS)).unwrap_or(usize::MAX),
     }
 }

@@ -338,14 +338,20 @@ impl Pull {
             });
         }
         self.into = Some(into);
-        self.bound = bound;
-        if options.consistency == Consistency::Whole && !mutant!("monotone") {
-            self.bound.version = bound.version.max(self.floor);
-        }
         self.options = options;
+        self.amend(bound);
         self.retries = 0;
         self.state = State::Begin;
         Ok(())
+    }
+
+    /// Changes what a running pull must satisfy; a copy that came already is kept, and was checked against the bound
+    /// before.
+    pub fn amend(&mut self, bound: Bound) {
+        self.bound = bound;
+        if self.options.consistency == Consistency::Whole && !mutant!("monotone") {
+            self.bound.version = bound.version.max(self.floor);
+        }
     }
 
     /// True between `start` and the result.

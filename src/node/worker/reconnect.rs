@@ -43,6 +43,7 @@ impl<T: Transport> Worker<T> {
         self.scheme = self.options.scheme.worker();
         self.scheme.handle_event(now(), WorkerEvent::Joined { clock: self.clock });
         self.phase = Phase::Deciding;
+        self.members = 0;
         self.counted = false;
         self.statistics.reconnects += 1;
         tracing::info!(clock = self.clock.0, "connected again");

@@ -1,0 +1,109 @@
+//! What a worker's scheme is told, and what it asks for.
+
+use super::{Part, Phase, Worker};
+use crate::clock::Clock;
+use crate::node::Error;
+use crate::param::PullOptions;
+use crate::scheme::{Bound, WorkerAction, WorkerEvent};
+use crate::time::Instant;
+use crate::transport::Transport;
+
+impl<T: Transport> Worker<T> {
+    /// Carries out what the scheme asks for, once.
+    pub(super) fn decide(&mut self, now: Instant) -> Result<bool, Error> {
+        if self.scheme.poll_timeout().is_some_and(|at| at <= now) {
+            self.scheme.handle_timeout(now);
+        }
+        match self.scheme.poll_action() {
+            None => Ok(false),
+            Some(WorkerAction::Compute) => {
+                self.show_own()?;
+                self.phase = Phase::Computing;
+                Ok(true)
+            }
+            Some(WorkerAction::Refresh { bound }) => {
+                match self.phase {
+                    Phase::Refreshing { .. } => self.amend_refresh(bound),
+                    _ => self.start_refresh(bound)?,
+                }
+                self.phase = Phase::Refreshing { bound };
+                Ok(true)
+            }
+            Some(WorkerAction::Average { .. }) => {
+                let reason = "averages in groups without a server: this worker has only servers";
+                Err(Error::Scheme { scheme: self.options.scheme, reason })
+            }
+        }
+    }
+
+    pub(super) fn start_refresh(&mut self, bound: Bound) -> Result<(), Error> {
+        let options =
+            PullOptions { follow: true, checksum: self.options.checksums, ..PullOptions::default() };
+        for part in &mut self.parts {
+            part.refreshed = false;
+            let bound = part.bound(bound);
+            match &mut self.parameters {
+                Some(buffer) => {
+                    let into = buffer.slice(part.begin, part.bytes)?;
+                    part.link.start_refresh(bound, into, options)?;
+                }
+                None => {
+                    if let Some(pins) = &mut part.link.pins {
+                        pins.release();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is being brought is to satisfy another bound. Shards that were brought already satisfied the one before:
+    /// `collect_copies` asks for those again that do not satisfy this one.
+    fn amend_refresh(&mut self, bound: Bound) {
+        for part in self.parts.iter_mut().filter(|part| !part.refreshed) {
+            let bound = part.bound(bound);
+            part.link.refreshing().amend(bound);
+        }
+    }
+
+    /// Brings the copy at hand up to date with what this worker has published.
+    fn show_own(&mut self) -> Result<(), Error> {
+        let (Some(own), Some(buffer)) = (&self.own, &mut self.parameters) else { return Ok(()) };
+        let parameters = buffer.f32s_mut().ok_or(Error::InFlight { what: "parameters" })?;
+        for part in &mut self.parts {
+            // Shards count for themselves: the gradients that are missing are this worker's last ones in any case.
+            let published = part.link.published();
+            let missing = published.0.saturating_sub(part.shows.0);
+            let clocks = self.clock.0.saturating_sub(missing)..self.clock.0;
+            let part_of_table = &mut parameters[part.begin / 4..][..part.bytes / 4];
+            if !own.show(clocks, part.begin / 4, part_of_table) {
+                let reason = "keeps a copy for longer than it bounds: leave out `own_step`";
+                return Err(Error::Scheme { scheme: self.options.scheme, reason });
+            }
+            part.shows = published;
+        }
+        Ok(())
+    }
+
+    /// Tells the scheme how far all servers have consumed this worker's gradients.
+    pub(super) fn tell_consumed(&mut self, now: Instant) {
+        let outstanding = |part: &Part<T>| {
+            part.link.publish.as_ref().map(|publish| publish.clock().0.saturating_sub(publish.consumed().0))
+        };
+        let most = self.parts.iter().filter_map(outstanding).max().unwrap_or_default();
+        let clock = Clock(self.clock.0.saturating_sub(most));
+        if clock > self.consumed {
+            self.consumed = clock;
+            self.scheme.handle_event(now, WorkerEvent::Consumed { clock });
+        }
+    }
+
+    /// Tells the scheme how many workers are in, as far as the server says that knows of the fewest.
+    pub(super) fn tell_membership(&mut self, now: Instant) {
+        let workers = self.parts.iter().map(|part| part.link.line.workers).min().unwrap_or_default();
+        if workers > 0 && workers != self.members {
+            self.members = workers;
+            self.scheme.handle_event(now, WorkerEvent::Membership { workers });
+        }
+    }
+}
