@@ -1,6 +1,7 @@
 //! Which scheme, as options: the same for `train` and `sim`.
 
-use slackline::scheme::{Config, ConfigError};
+use clap::ValueEnum;
+use slackline::scheme::{Config, ConfigError, Damping};
 
 use crate::failure::Failure;
 
@@ -59,9 +60,32 @@ pub(crate) struct SchemeArgs {
     #[arg(long, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) partition: Option<String>,
 
+    /// What staleness does to the weight of a gradient, under any scheme
+    #[arg(long, help_heading = "Scheme", value_enum, default_value_t)]
+    pub(crate) damping: DampingName,
+
     /// Decides how late each gradient is (delay) [default: 0]
     #[arg(long, help_heading = "Scheme", value_name = "NUMBER")]
     pub(crate) delay_seed: Option<String>,
+}
+
+/// What a gradient's staleness does to its weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
+pub(crate) enum DampingName {
+    /// Nothing
+    #[default]
+    None,
+    /// It is divided by the staleness in versions
+    Inverse,
+}
+
+impl From<DampingName> for Damping {
+    fn from(name: DampingName) -> Damping {
+        match name {
+            DampingName::None => Damping::None,
+            DampingName::Inverse => Damping::Inverse,
+        }
+    }
 }
 
 impl SchemeArgs {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use slackline::scheme::{Config, ConfigError, Damping};
+use slackline::scheme::{Config, ConfigError};
 use slackline_cli::model::ModelKind;
 
 use crate::failure::Failure;
@@ -29,10 +29,6 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     pub(super) settings: SchemeArgs,
-
-    /// What staleness does to the weight of a gradient: nothing, or dividing it by the versions that it is old
-    #[arg(long, help_heading = "Scheme", value_enum, default_value_t = DampingName::None)]
-    pub(super) damping: DampingName,
 
     /// Workers see their own gradients before a server has folded them in
     #[arg(long, help_heading = "Scheme")]
@@ -234,21 +230,6 @@ pub(crate) enum OptimizerName {
     /// Adam with a weight decay of 0.01
     #[value(name = "adamw")]
     AdamW,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum DampingName {
-    None,
-    Inverse,
-}
-
-impl From<DampingName> for Damping {
-    fn from(damping: DampingName) -> Damping {
-        match damping {
-            DampingName::None => Damping::None,
-            DampingName::Inverse => Damping::Inverse,
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]

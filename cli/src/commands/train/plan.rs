@@ -174,7 +174,7 @@ impl Plan {
             steps,
             gradients,
             target,
-            damping: args.damping.into(),
+            damping: args.settings.damping.into(),
             jitter,
             own_step,
             optimizer,
