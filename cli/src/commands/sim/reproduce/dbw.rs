@@ -221,6 +221,7 @@ fn figure<'a>(
         .with(Series::line("half slowed", steps))
         .with(Series::guide("half are slower from here on", [(SLOW_AT, 0.0), (SLOW_AT, 17.0)]));
     Figure::new("DBW against every static number of workers")
+        .columns(2)
         .subtitle("16 workers, logistic regression; time to a loss of 0.27, mean of 2 seeds")
         .panel(by_k.titled("Step size 1.6, batches of 8"))
         .panel(ratios.titled("DBW and the best k"))
