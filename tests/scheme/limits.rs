@@ -149,8 +149,8 @@ fn at_their_limits_the_schemes_are_bsp() {
         for limit in ["dbw", "dbw(delivery=wait, k=N)", "dbw(delivery=pull, k=N)", "k-async(N)", "k-sync(N)"]
         {
             let text = limit.replace('N', &workers.to_string());
-            // Dynamic waits for all only at the beginning.
-            folds(if limit == "dbw" { "dbw(window=99)" } else { &text });
+            // What learns waits for all only at the beginning.
+            folds(if limit == "dbw" { "dbw(choice=blind, window=99)" } else { &text });
         }
     }
 }

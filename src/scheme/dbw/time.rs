@@ -5,7 +5,7 @@ const CELLS_MAX: usize = 64;
 
 /// Samples that a cell remembers: later ones push earlier ones out, exponentially, so that a cluster that changes is
 /// noticed. Not in the paper, which says nothing of forgetting.
-const MEMORY: f64 = 50.0;
+const MEMORY: f64 = 20.0;
 
 /// What an empty cell weighs beside a sample: nearly nothing.
 const EMPTY: f64 = 1e-6;
@@ -109,6 +109,11 @@ impl Times {
         let cell = self.cell(h, k);
         self.counts[cell] = (self.counts[cell] + 1.0).min(MEMORY);
         self.means[cell] += (seconds - self.means[cell]) / self.counts[cell];
+    }
+
+    /// Whether it was ever seen how long the `k`-th takes.
+    pub(super) fn knows(&self, k: usize) -> bool {
+        self.workers > 0 && (0..self.rows).any(|row| self.counts[row * self.columns + self.cell(1, k)] > 0.0)
     }
 
     /// `T(h, k)` for `k` in `1..=workers`, into `times`.
