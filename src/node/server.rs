@@ -518,6 +518,9 @@ impl<T: Transport> Server<T> {
                         self.shard.frames.set_included(frame, gradient.worker.0, state.consumed);
                         self.shard.frames.set_consumed(gradient.worker.0, state.consumed);
                     }
+                    if let Some(surroundings) = surroundings::installed() {
+                        surroundings.dropped(self.shard.frames.epoch());
+                    }
                 }
                 ServerAction::Interrupt { worker } => self.interrupt(worker),
                 ServerAction::Push => {
