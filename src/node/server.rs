@@ -233,8 +233,7 @@ impl<T: Transport> Server<T> {
         }
         let scheme = options.scheme.server_at(options.workers, start.smallest_clock)?;
         if options.scheme.counts_versions() && options.shard.1 > 1 {
-            let reason =
-                "counts versions, and those of two shards have nothing to do with each other: use one";
+            let reason = "counts versions, or chooses whom to wait for, and two shards would differ: use one";
             return Err(Error::Scheme { scheme: options.scheme, reason });
         }
         let learning_rate = check_learning_rate(options.learning_rate)?;

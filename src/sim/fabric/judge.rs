@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 
 use super::plan::Plan;
 use super::random::Trace;
+use crate::clock::Clock;
 use crate::mem::VolatileSlice;
 use crate::node::{Error, Published, ServerStatus, View};
-use crate::scheme::{Config, Share, Strength};
+use crate::scheme::{Config, GradientId, Share, Strength};
 use crate::time::{Duration, Instant};
 
 /// Values in one line.
@@ -55,14 +56,28 @@ struct Life {
 /// A gradient that a worker computed.
 struct Computed {
     clock: u64,
-    /// The lives that it was computed for, and the version of each.
-    lives: Vec<(u64, u64)>,
+    bases: Vec<Base>,
+}
+
+/// What a gradient was computed from.
+#[derive(Clone, Copy)]
+pub(super) struct Base {
+    /// The life.
+    pub(super) epoch: u64,
+    pub(super) version: u64,
+    /// Its worker's place there.
+    pub(super) peer: u16,
 }
 
 impl Computed {
-    /// The version of this life that it was computed from.
-    fn base(&self, epoch: u64) -> Option<u64> {
-        self.lives.iter().find(|(life, _)| *life == epoch).map(|(_, version)| *version)
+    fn base(&self, epoch: u64) -> Option<Base> {
+        self.bases.iter().find(|base| base.epoch == epoch).copied()
+    }
+
+    /// Whether this life calls it what the share says.
+    fn is_named(&self, epoch: u64, share: &Share) -> bool {
+        let GradientId { worker, clock } = share.gradient;
+        self.clock == clock.0 && self.base(epoch).is_some_and(|base| base.peer == worker.0)
     }
 
     fn of_life(&self, epoch: u64) -> bool {
@@ -288,8 +303,10 @@ impl Judge {
                 found.len()
             ));
         }
-        let mut clocks: Vec<u64> = published.shares.iter().map(|share| share.gradient.clock.0).collect();
-        if let Some(clock) = clocks.iter().find(|clock| **clock < life.claimed) {
+        let mut names: Vec<_> = published.shares.iter().map(|share| share.gradient).collect();
+        if let Some(GradientId { clock: Clock(clock), .. }) =
+            names.iter().find(|name| name.clock.0 < life.claimed)
+        {
             let claimed = life.claimed;
             return Err(format!(
                 "a gradient of clock {clock} is new in it, and all before {claimed} were said to be in"
@@ -302,18 +319,24 @@ impl Judge {
             let base = computed.base(published.epoch);
             let base =
                 base.ok_or_else(|| format!("it holds {named}, which was computed for another life"))?;
-            let behind = (published.version.0 - 1).checked_sub(base);
-            let behind = behind.ok_or_else(|| format!("{named} was computed on version {base}"))?;
+            let behind = (published.version.0 - 1).checked_sub(base.version);
+            let behind = behind.ok_or_else(|| format!("{named} was computed on version {}", base.version))?;
             if behind_most(&self.scheme).is_some_and(|most| behind > most) {
                 let scheme = self.scheme;
-                return Err(format!("{named} was computed on version {base}, too old under {scheme}"));
+                return Err(format!(
+                    "{named} was computed on version {}, too old under {scheme}",
+                    base.version
+                ));
             }
             // Where nobody waits for anybody, shards may count a worker's gradients differently.
             let clock = computed.clock;
-            let place = clocks.iter().position(|share| *share == clock || !self.names_agree);
+            let is_it = |name: &GradientId| {
+                name.worker.0 == base.peer && (name.clock.0 == clock || !self.names_agree)
+            };
+            let place = names.iter().position(is_it);
             let place =
-                place.ok_or_else(|| format!("{named} of clock {clock} was folded as of {clocks:?}"))?;
-            clocks.swap_remove(place);
+                place.ok_or_else(|| format!("{named} of clock {clock} was folded as of {names:?}"))?;
+            names.swap_remove(place);
             if let Some(earlier) = life.applied.insert((worker, number), published.version.0) {
                 return Err(format!("{named} is in it and in version {earlier}, too"));
             }
@@ -499,11 +522,11 @@ impl Judge {
     }
 
     /// A worker has computed: the number of its gradient, `None` if it has no more.
-    pub(super) fn computed(&mut self, worker: usize, clock: u64, lives: Vec<(u64, u64)>) -> Option<usize> {
+    pub(super) fn computed(&mut self, worker: usize, clock: u64, bases: Vec<Base>) -> Option<usize> {
         self.workers[worker].is_computing = false;
         let gradients = &mut self.workers[worker].gradients;
         (gradients.len() < GRADIENTS_MAX).then(|| {
-            gradients.push(Computed { clock, lives });
+            gradients.push(Computed { clock, bases });
             gradients.len() - 1
         })
     }
@@ -608,11 +631,12 @@ fn gradients_between(
         let mut puzzle = Puzzle {
             workers,
             epoch: published.epoch,
+            shares: published.shares,
             rest: std::array::from_fn(|lane| f64::from(after[lane]) - f64::from(before[lane])),
             off: after.map(|value| 0.2 * weights[0] + 2e-7 * f64::from(value)),
             found: Vec::new(),
         };
-        let is_explained = puzzle.explain(published.shares);
+        let is_explained = puzzle.explain();
         let rest = puzzle.rest;
         return is_explained
             .then_some(puzzle.found)
@@ -660,30 +684,34 @@ fn value_bound(bound: f32, clock: u64) -> f64 {
 struct Puzzle<'a> {
     workers: &'a [Seen],
     epoch: u64,
+    shares: &'a [Share],
     /// What each lane still has to move by, and how far that may be off.
     rest: [f64; LANES],
     off: [f64; LANES],
+    /// Of each share so far.
     found: Vec<(usize, usize)>,
 }
 
 impl Puzzle<'_> {
-    /// True if the gradients of these shares explain what is left; then they are among the found.
-    fn explain(&mut self, shares: &[Share]) -> bool {
-        let Some((share, others)) = shares.split_first() else {
+    /// True if gradients of the shares that have none yet explain what is left; then they are found.
+    fn explain(&mut self) -> bool {
+        let at = self.found.len();
+        let Some(share) = self.shares.get(at) else {
             return self.rest.iter().zip(&self.off).all(|(rest, off)| rest.abs() < *off);
         };
         for (worker, seen) in self.workers.iter().enumerate() {
             for (number, computed) in seen.gradients.iter().enumerate() {
                 let lane = worker * LANES_PER_WORKER + number / BITS;
                 let moves = f64::from(share.weight) * (1u64 << (number % BITS)) as f64;
-                let is_new = !self.found.contains(&(worker, number));
-                let of_share = computed.clock == share.gradient.clock.0 && computed.of_life(self.epoch);
+                let named = (worker, number);
+                let is_new = !self.found.contains(&named);
+                let of_share = computed.is_named(self.epoch, share);
                 if !is_new || !of_share || self.rest[lane] < moves - self.off[lane] {
                     continue;
                 }
                 self.rest[lane] -= moves;
-                self.found.push((worker, number));
-                if self.explain(others) {
+                self.found.push(named);
+                if self.explain() {
                     return true;
                 }
                 self.found.pop();

@@ -4,13 +4,13 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::judge::{self, Judge};
+use super::judge::{self, Base, Judge};
 use super::net::{HostId, Shared, lock};
 use super::plan::Plan;
 use super::transport::SimTransport;
 use crate::node::{
-    Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, ShardOptions, Worker,
-    WorkerOptions, now,
+    Error, LinkStatus, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions,
+    ShardOptions, Worker, WorkerOptions, now,
 };
 use crate::table::{ElementType, Table};
 use crate::time::Duration;
@@ -195,7 +195,7 @@ impl Life {
             {
                 self.judge.borrow_mut().announced(index, number);
             }
-            let lives = self.look_at(index, worker, &view);
+            let bases = self.look_at(index, worker, &view);
             let is_done = self.judge.borrow().is_there(&view);
             match self.compute(index, worker, is_done) {
                 Ok(true) => {}
@@ -203,7 +203,7 @@ impl Life {
                 Err(_) if self.come_back(index, worker, servers) => continue,
                 Err(_) => return,
             }
-            let Some(number) = self.judge.borrow_mut().computed(index, view.clock.0, lives) else {
+            let Some(number) = self.judge.borrow_mut().computed(index, view.clock.0, bases) else {
                 // So many cannot be told apart. It has done its part, unless something goes wrong again and again.
                 if !is_done {
                     self.judge
@@ -268,28 +268,24 @@ impl Life {
         Ok(true)
     }
 
-    /// Has the judge look at what `begin` brought. The lives that it is of, with the version of each.
-    fn look_at(
-        &self,
-        index: usize,
-        worker: &Worker<SimTransport>,
-        view: &crate::node::View,
-    ) -> Vec<(u64, u64)> {
-        let lives: Vec<_> = worker.links().map(|link| (link.epoch, link.version.0)).collect();
+    /// Has the judge look at what `begin` brought. What that is.
+    fn look_at(&self, index: usize, worker: &Worker<SimTransport>, view: &crate::node::View) -> Vec<Base> {
+        let base = |link: LinkStatus| Base { epoch: link.epoch, version: link.version.0, peer: link.peer };
+        let bases: Vec<_> = worker.links().map(base).collect();
         match worker.parameters() {
             Ok(parameters) => {
                 let bytes: Vec<u8> = parameters.iter().flat_map(|value| value.to_le_bytes()).collect();
                 let ranges = worker.shards();
-                let copies: Vec<_> = lives
+                let copies: Vec<_> = bases
                     .iter()
                     .zip(ranges)
-                    .map(|((epoch, version), range)| (*epoch, *version, &bytes[range]))
+                    .map(|(base, range)| (base.epoch, base.version, &bytes[range]))
                     .collect();
                 self.judge.borrow_mut().viewed(index, view, &copies);
             }
             Err(error) => self.judge.borrow_mut().fail(format!("worker {index}: {error}")),
         }
-        lives
+        bases
     }
 
     /// Connects again with the same worker; false if it is to begin with a new one.

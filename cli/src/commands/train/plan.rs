@@ -102,7 +102,7 @@ impl Plan {
         }
         if scheme.counts_versions() && args.servers > 1 {
             let what =
-                format!("--servers: {scheme} counts versions, which servers do not share; use one server");
+                format!("--servers: {scheme} needs all parameters in one place, on one server; use one");
             return Err(Failure::usage(what));
         }
         between("--servers", args.servers, SERVERS_MAX)?;
