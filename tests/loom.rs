@@ -11,6 +11,8 @@
 mod follow;
 #[path = "loom/frames.rs"]
 mod frames;
+#[path = "loom/group.rs"]
+mod group;
 #[path = "loom/nic.rs"]
 mod nic;
 #[path = "loom/pins.rs"]

@@ -1,25 +1,50 @@
 //! Which scheme, as options: the same for `train` and `sim`.
 
-use slackline::scheme::{Config, ConfigError};
+use clap::ValueEnum;
+use slackline::scheme::{Config, ConfigError, Damping};
 
 use crate::failure::Failure;
 
 /// The settings of all schemes. A scheme takes those that it has, and refuses the others.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct SchemeArgs {
-    /// Clocks that parameters may be behind (ssp, essp, bap, delay), or versions (abs) [default: 3]
+    /// Clocks that parameters may be behind (ssp, essp, bap), versions (abs), or rounds (delay) [default: 3]
     #[arg(long, help_heading = "Scheme", value_name = "N")]
     pub(crate) staleness: Option<String>,
 
-    /// Gradients in each update (dbw without its choice, abs as its first)
+    /// Gradients in each update (dbw: always so many; abs, adasync: at the beginning; k-async, k-sync)
     #[arg(long, help_heading = "Scheme", value_name = "N")]
     pub(crate) k: Option<String>,
 
-    /// What happens to slower workers once an update is made (dbw): interrupt, wait or pull
+    /// What becomes of slower workers once an update is made (dbw): interrupt, wait or pull
     #[arg(long, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) delivery: Option<String>,
 
-    /// Largest change that may be on its way unseen (vap)
+    /// How k is chosen (dbw): dynamic, static or blind
+    #[arg(long, help_heading = "Scheme", value_name = "HOW")]
+    pub(crate) choice: Option<String>,
+
+    /// Updates that estimates are taken over (dbw) [default: 5]
+    #[arg(long, help_heading = "Scheme", value_name = "N")]
+    pub(crate) window: Option<String>,
+
+    /// Growth of the loss from which on k grows too (dbw) [default: 1.01]
+    #[arg(long, help_heading = "Scheme", value_name = "FACTOR")]
+    pub(crate) loss_growth: Option<String>,
+
+    /// How k grows (abs): loss-ratio or fixed
+    #[arg(long, help_heading = "Scheme", value_name = "HOW")]
+    pub(crate) rule: Option<String>,
+
+    /// What becomes of the bound as k grows (abs): with-k or fixed
+    #[arg(long, help_heading = "Scheme", value_name = "HOW")]
+    pub(crate) shrink: Option<String>,
+
+    /// Steps on its own copy that a worker makes for each gradient (abs, adasync, k-async, k-sync) [default: 1]
+    #[arg(long, help_heading = "Scheme", value_name = "N")]
+    pub(crate) local_steps: Option<String>,
+
+    /// Largest change that may be on its way unseen (vap) [default: 1]
     #[arg(long, help_heading = "Scheme", value_name = "VALUE")]
     pub(crate) bound: Option<String>,
 
@@ -27,17 +52,40 @@ pub(crate) struct SchemeArgs {
     #[arg(long, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) strength: Option<String>,
 
-    /// Steps on its own copy that a worker makes for each gradient (abs)
-    #[arg(long, help_heading = "Scheme", value_name = "N")]
-    pub(crate) local_steps: Option<String>,
-
-    /// Workers that average at a time (ds-sync)
+    /// Workers that average at a time (ds-sync) [default: 2]
     #[arg(long, help_heading = "Scheme", value_name = "N")]
     pub(crate) group: Option<String>,
 
     /// How workers are parted into groups (ds-sync): digits, authors or uneven
     #[arg(long, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) partition: Option<String>,
+
+    /// What staleness does to the weight of a gradient, under any scheme
+    #[arg(long, help_heading = "Scheme", value_enum, default_value_t)]
+    pub(crate) damping: DampingName,
+
+    /// Decides how late each gradient is (delay) [default: 0]
+    #[arg(long, help_heading = "Scheme", value_name = "NUMBER")]
+    pub(crate) delay_seed: Option<String>,
+}
+
+/// What a gradient's staleness does to its weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
+pub(crate) enum DampingName {
+    /// Nothing
+    #[default]
+    None,
+    /// It is divided by the staleness in versions
+    Inverse,
+}
+
+impl From<DampingName> for Damping {
+    fn from(name: DampingName) -> Damping {
+        match name {
+            DampingName::None => Damping::None,
+            DampingName::Inverse => Damping::Inverse,
+        }
+    }
 }
 
 impl SchemeArgs {
@@ -48,16 +96,21 @@ impl SchemeArgs {
 
     /// The settings that were given, by their names.
     pub(crate) fn given(&self) -> Vec<(&'static str, &str)> {
-        let SchemeArgs { staleness, k, delivery, bound, strength, local_steps, group, partition } = self;
         let all = [
-            ("staleness", staleness),
-            ("k", k),
-            ("delivery", delivery),
-            ("bound", bound),
-            ("strength", strength),
-            ("local-steps", local_steps),
-            ("group", group),
-            ("partition", partition),
+            ("staleness", &self.staleness),
+            ("k", &self.k),
+            ("delivery", &self.delivery),
+            ("choice", &self.choice),
+            ("window", &self.window),
+            ("loss-growth", &self.loss_growth),
+            ("rule", &self.rule),
+            ("shrink", &self.shrink),
+            ("local-steps", &self.local_steps),
+            ("bound", &self.bound),
+            ("strength", &self.strength),
+            ("group", &self.group),
+            ("partition", &self.partition),
+            ("seed", &self.delay_seed),
         ];
         all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
     }
@@ -70,6 +123,7 @@ pub(crate) fn refused(error: &ConfigError) -> Failure {
         ConfigError::BadValue { setting, .. } | ConfigError::Workers { setting, .. } => *setting,
         _ => "scheme",
     };
+    let option = if option == "seed" { "delay-seed" } else { option };
     let text = error.to_string();
     let text = match text.rsplit_once(": ") {
         Some((what, remedy)) => format!("{what}; {remedy}"),

@@ -228,6 +228,23 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
     misused(&["--epochs", "0"], "--epochs cannot be 0", "1 or more");
     misused(&["--batch", "0"], "--batch cannot be 0", "1 or more");
     misused(&["--batch", "719"], "2 workers with batches of 719", "smaller batch");
+    for (options, error, help) in [
+        (&["--scheme", "dbw", "--k", "3"][..], "--k: k of dbw cannot be 3 with 2 workers", "at most as many"),
+        (&["--scheme", "abs", "--servers", "2"], "--servers 2: abs counts versions", "--servers 1"),
+        (&["--scheme", "ds-sync", "--workers", "6"], "--group: group of ds-sync cannot be 2 with 6", "power"),
+        (&["--scheme", "ds-sync", "--servers", "1"], "--servers 1: ds-sync has none", "leave --servers out"),
+        (&["--scheme", "ds-sync", "--restarts", "1"], "--restarts: ds-sync has no server", "leave"),
+        (&["--scheme", "ds-sync", "--encoding", "bf16"], "--encoding: ds-sync has no server", "leave"),
+        (&["--scheme", "ds-sync", "--read-my-writes", "--optimizer", "sgd"], "--read-my-writes", "leave"),
+        (&["--scheme", "ssp", "--read-my-writes"], "--read-my-writes", "--optimizer sgd"),
+        (&["--scheme", "abs", "--local-steps", "3"], "--local-steps 3", "--optimizer sgd"),
+        (&["--scheme", "dbw", "--delivery", "pigeon"], "--delivery: delivery of dbw cannot be", "interrupt"),
+        (&["--jitter", "normal(1)"], "--jitter: no law of times is written", "constant(SECONDS)"),
+        (&["--jitter", "trace:/no/such/file"], "--jitter: cannot read the trace /no/such/file", "number"),
+        (&["--target-accuracy", "1.5"], "--target-accuracy cannot be 1.5", "such as 0.95"),
+    ] {
+        misused(options, error, help);
+    }
     misused(&["--scheme", "bsp", "--staleness", "2"], "bsp takes no staleness", "ssp or essp");
     misused(&["--scheme", "asp", "--staleness", "0"], "asp takes no staleness", "ssp or essp");
     for rate in ["nan", "inf", "0", "-0.1", "1e-60"] {
@@ -361,10 +378,12 @@ fn help_tells_of_everything() {
     let output = run(&["--help"]);
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).unwrap();
+    // Wherever lines are broken.
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in
         ["Examples:", "Exit codes:", "--straggler <WORKER=FACTOR>", "[default: 3]", "Scheme:", "Output:"]
     {
-        assert!(text.contains(part), "{part}: {text}");
+        assert!(words.contains(part), "{part}: {text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
 }

@@ -298,6 +298,7 @@ impl slackline_server_options {
     /// `scheme` is as for [`text`].
     pub(crate) unsafe fn translate(&self) -> Result<ServerOptions, Failure> {
         Ok(ServerOptions {
+            damping: slackline::scheme::Damping::None,
             // SAFETY: the caller's promise.
             scheme: unsafe { scheme(self.scheme, self.staleness)? },
             workers: self.workers,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::CheckpointError;
+use super::{CheckpointError, GroupError};
 use crate::clock::Version;
 use crate::kernel::FoldError;
 use crate::mem::OutOfBounds;
@@ -182,6 +182,9 @@ pub enum Error {
     /// A checkpoint that cannot be written or taken up.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// A group cannot meet, or a round in it cannot end.
+    #[error(transparent)]
+    Group(#[from] GroupError),
     /// A range outside of memory: a broken grant.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),

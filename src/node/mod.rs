@@ -6,6 +6,7 @@
 //! | [`Worker`] | links to every shard | reads parameters, publishes gradients |
 //! | [`Publisher`] | one table | publishes versions that it made itself |
 //! | [`Reader`] | a link to a publisher or server | reads versions, at most so stale |
+//! | [`GroupMember`] | all parameters, links to other members | averages parameters inside groups, without a server |
 //!
 //! Each is driven by `poll(now)`, which never waits, so that a trainer can drive it from its own loop and a simulator
 //! from virtual time. Blocking calls wrap it, and every one of them takes a timeout.
@@ -14,6 +15,7 @@
 mod aggregate;
 mod checkpoint;
 mod error;
+mod group;
 mod link;
 mod publisher;
 mod pulse;
@@ -31,6 +33,7 @@ mod worker;
 pub(crate) use checkpoint::fuzz as checkpoint_fuzz;
 pub use checkpoint::{Checkpoint, CheckpointError, CheckpointOptions};
 pub use error::Error;
+pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics};
 pub use publisher::{Publisher, PublisherOptions};
 pub use reader::{Fresh, Reader, ReaderOptions};
 pub use server::{Server, ServerOptions, ServerStatus};

@@ -24,6 +24,8 @@ use crate::transport::{Address, Endpoint, Transport};
 pub struct ServerOptions {
     /// The scheme. Workers must run the same.
     pub scheme: scheme::Config,
+    /// What a gradient's staleness does to its weight.
+    pub damping: scheme::Damping,
     /// How many workers the job has: nothing is applied before that many have joined.
     pub workers: usize,
     /// How gradients move parameters.
@@ -45,6 +47,7 @@ impl ServerOptions {
     pub fn new(scheme: scheme::Config, workers: usize, learning_rate: f32) -> ServerOptions {
         ServerOptions {
             scheme,
+            damping: scheme::Damping::None,
             workers,
             optimizer: Optimizer::Sgd { weight_decay: 0.0 },
             learning_rate,
@@ -79,6 +82,10 @@ pub struct ServerStatus {
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
     pub dropped: u64,
+    /// Gradients in the newest version.
+    pub gradients: u64,
+    /// How often workers were asked to abandon what they compute. Who was asked in vain, having just published, counts.
+    pub interrupts: u64,
     /// Mean of the losses that came with the gradients of the newest version.
     pub loss: Option<f64>,
     /// Squared Euclidean norm of the mean gradient of the newest version that has told one, where the scheme asks for
@@ -232,6 +239,7 @@ impl<T: Transport> Server<T> {
             });
         }
         let scheme = options.scheme.server_at(options.workers, start.smallest_clock)?;
+        let scheme = scheme::damped(scheme, options.damping);
         if options.scheme.counts_versions() && options.shard.1 > 1 {
             let reason = "counts versions, or chooses whom to wait for, and two shards would differ: use one";
             return Err(Error::Scheme { scheme: options.scheme, reason });
@@ -538,6 +546,7 @@ impl<T: Transport> Server<T> {
         let peer = self.shard.peers.get_mut(usize::from(worker.0)).and_then(Option::as_mut);
         if let Some(peer) = peer.filter(|peer| peer.worker) {
             peer.wants_push |= peer.push.is_some();
+            self.status.interrupts += 1;
             self.shard.frames.interrupt(worker.0);
         }
     }
@@ -673,6 +682,7 @@ impl<T: Transport> Server<T> {
         let (mean_norm_squared, variance) = moments.map_or((None, None), |moments| moments.statistics());
         let learning_rate = Some(f64::from(self.work.learning_rate));
         let statistics = Statistics { mean_norm_squared, variance, loss: self.mean_loss(), learning_rate };
+        self.status.gradients = self.work.shares.len() as u64;
         self.status.loss = statistics.loss.or(self.status.loss);
         self.status.mean_norm_squared = mean_norm_squared.or(self.status.mean_norm_squared);
         self.status.variance = variance.or(self.status.variance);

@@ -121,6 +121,7 @@ impl<T: Transport> Part<T> {
             let range = link.welcome.range().unwrap_or_default();
             if let Some(publish) = &mut link.publish {
                 publish.set_checksums(options.checksums);
+                publish.watch_consumed(waits_for_own(&options.scheme));
             }
             let shows = link.published();
             Part {
@@ -474,7 +475,7 @@ impl<T: Transport> Worker<T> {
                 |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= p.clock());
             worker.parts.iter().all(consumed)
         });
-        self.watch_consumed(false);
+        self.watch_consumed(waits_for_own(&self.options.scheme));
         flushed
     }
 
@@ -695,6 +696,11 @@ impl<T: Transport> Worker<T> {
         let own = std::mem::replace(&mut self.scheme, self.options.scheme.worker());
         self.scheme = around(own);
     }
+}
+
+/// True if workers wait for their own gradients: then they have to look whether those are consumed.
+fn waits_for_own(scheme: &scheme::Config) -> bool {
+    matches!(scheme, scheme::Config::Abs { .. } | scheme::Config::Vap { .. })
 }
 
 /// Has each copy say which of this worker's gradients it holds, where that is wanted.

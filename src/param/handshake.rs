@@ -121,7 +121,7 @@ pub struct Welcome {
     pub scheme: Option<scheme::Config>,
 }
 
-fn encode(body: &impl Serialize) -> Vec<u8> {
+pub(super) fn encode(body: &impl Serialize) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend_from_slice(&MAGIC.to_le_bytes());
     bytes.extend_from_slice(&LAYOUT_VERSION.to_le_bytes());
@@ -129,7 +129,7 @@ fn encode(body: &impl Serialize) -> Vec<u8> {
     postcard::to_extend(body, bytes).expect("handshake messages always serialise")
 }
 
-fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, HandshakeError> {
+pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, HandshakeError> {
     let (magic, rest) = bytes.split_first_chunk::<8>().ok_or(HandshakeError::Foreign)?;
     if u64::from_le_bytes(*magic) != MAGIC {
         return Err(HandshakeError::Foreign);
@@ -144,12 +144,12 @@ fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, HandshakeError> 
     if rest.is_empty() { Ok(value) } else { Err(HandshakeError::Damaged { reason: "bytes behind its end" }) }
 }
 
-fn check(condition: bool, reason: &'static str) -> Result<(), HandshakeError> {
+pub(super) fn check(condition: bool, reason: &'static str) -> Result<(), HandshakeError> {
     if condition { Ok(()) } else { Err(HandshakeError::Damaged { reason }) }
 }
 
 /// Words are reached where they lie: a grant must begin where they can.
-fn is_aligned(grant: &RemoteSlice) -> bool {
+pub(super) fn is_aligned(grant: &RemoteSlice) -> bool {
     grant.offset.is_multiple_of(super::layout::LINE as u64)
 }
 

@@ -284,8 +284,11 @@ impl FrameHeader {
     }
 
     /// True if `self` and `later` describe the same whole payload.
+    ///
+    /// Words of one look are read in any order: those of the first may be older than its sequence, those of the later
+    /// one newer. An included clock that both found is this payload's, since it never goes back.
     pub(super) fn same_payload(&self, later: &FrameHeader) -> bool {
-        let essence = |h: &FrameHeader| (h.sequence, h.version, h.epoch, h.bytes, h.checksum);
+        let essence = |h: &FrameHeader| (h.sequence, h.version, h.epoch, h.bytes, h.checksum, h.included);
         essence(self) == essence(later)
     }
 

@@ -7,6 +7,7 @@
 
 mod desk;
 mod frames;
+mod group;
 mod handshake;
 mod layout;
 pub(crate) mod own_page;
@@ -17,6 +18,12 @@ mod push;
 
 pub use desk::{Desk, SlotFault};
 pub use frames::{Frames, Pinned, Progress};
+pub use group::{
+    GONE_ID, GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, LEAVE_ID, MAX_MEMBERS, PART_ID,
+    PartHeader, Ranks, ranks_word,
+};
+#[cfg(any(test, fuzzing))]
+pub(crate) use group::{fuzz_group_hello, group_hello_samples};
 pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Resume, Role, Welcome};
 #[cfg(any(test, fuzzing))]
 pub(crate) use handshake::{fuzz_hello, fuzz_welcome, hello_samples, welcome_samples};

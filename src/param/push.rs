@@ -1,8 +1,11 @@
 //! Push: the owner writes a version into a peer's own frames.
 //!
-//! The frame protocol with the roles turned: in order on one endpoint, the header of the target frame as "being
-//! written", the payload, the header as whole, the peer's status line. The peer reads its own memory with the same
-//! [`Pull`](super::Pull) that reads an owner's.
+//! The frame protocol with the roles turned: in order on one endpoint, the odd sequence of the target frame ("being
+//! written"), the rest of its header, the payload, the even sequence, the peer's status line. The peer reads its own
+//! memory with the same [`Pull`](super::Pull) that reads an owner's.
+//!
+//! The marks are writes of their own, as nothing orders the words inside one: whoever finds any word of what follows
+//! the first finds it, and whoever finds the second finds all words before it.
 
 use super::PushGrant;
 use super::layout::{ControlLayout, FrameHeader, LINE, Latest};
@@ -55,18 +58,19 @@ impl Push {
         let offset = self.grant.geometry.stride() * u64::from(frame);
         let status =
             [Latest { version: header.version, frame }.to_word(), header.smallest_clock.0, 0, 0, 0, 0, 0, 0];
-        let inline = |remote, words| {
-            WorkRequest::unsignalled(PUSH_TAG, Operation::WriteInline { data: Inline::line(words), remote })
-        };
+        let mark_at = header_at.slice(FrameHeader::SEQUENCE as u64, 8)?;
+        let inline =
+            |remote, data| WorkRequest::unsignalled(PUSH_TAG, Operation::WriteInline { data, remote });
         let write = Operation::Write {
             local: payload.clone(),
             remote: self.frames.slice(offset, header.bytes)?,
             streaming: Streaming::ByLength,
         };
         let requests = [
-            inline(header_at, FrameHeader { sequence: odd, landed: 0, ..*header }.to_words()),
+            inline(mark_at, Inline::word(odd)),
+            inline(header_at, Inline::line(FrameHeader { sequence: odd, landed: 0, ..*header }.to_words())),
             WorkRequest::unsignalled(PUSH_TAG, write),
-            inline(header_at, FrameHeader { sequence: odd + 1, landed: 0, ..*header }.to_words()),
+            inline(mark_at, Inline::word(odd + 1)),
             WorkRequest::signalled(
                 PUSH_TAG,
                 Operation::WriteInline { data: Inline::line(status), remote: status_at },

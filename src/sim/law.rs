@@ -265,15 +265,15 @@ impl Trace {
 
 /// Draws from a law: one of several, each with a stream of its own.
 #[derive(Clone, Debug)]
-pub(super) struct Sampler {
+pub struct Sampler {
     random: Random,
     /// Line of the trace that comes next.
     line: usize,
 }
 
 impl Sampler {
-    /// Number `index` of `count` under one seed, for one purpose.
-    pub(super) fn new(law: &Law, seed: u64, purpose: u64, index: usize, count: usize) -> Sampler {
+    /// Number `index` of `count` under one seed, for one purpose: each has a stream of its own.
+    pub fn new(law: &Law, seed: u64, purpose: u64, index: usize, count: usize) -> Sampler {
         let line = match law {
             Law::Trace(trace) => {
                 (trace.seconds.len() as u128 * index as u128 / count.max(1) as u128) as usize
@@ -284,7 +284,7 @@ impl Sampler {
     }
 
     /// The next time, in seconds.
-    pub(super) fn draw(&mut self, law: &Law) -> f64 {
+    pub fn draw(&mut self, law: &Law) -> f64 {
         match law {
             Law::Constant { seconds } => *seconds,
             Law::Exponential { mean } => mean * self.random.exponential(),

@@ -62,7 +62,7 @@ pub use cluster::{Change, Cluster, Until};
 pub use error::Error;
 pub use faults::{Crash, Direction, Faults, Partition};
 pub use histogram::Histogram;
-pub use law::{Law, LawError, Trace, TraceError};
+pub use law::{Law, LawError, Sampler, Trace, TraceError};
 pub use network::Network;
 pub use problem::{Evaluation, Factorisation, Logistic, Problem, Quadratic, Shape};
 pub use random::Random;

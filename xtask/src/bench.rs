@@ -8,6 +8,7 @@
 mod iperf;
 mod probe;
 mod row;
+mod schemes;
 mod ucx;
 
 use crate::Command;
@@ -98,7 +99,7 @@ fn measure(tools: &Tools<'_>, rows: &[Row], times: usize, outcomes: &mut [Outcom
                 continue;
             }
             eprintln!("== {} of {times}: {}", time + 1, row.name);
-            match pair(tools, row, time % 2 == 1) {
+            match pair(tools, row, time) {
                 Ok(pair) => outcome.pairs.push(pair),
                 Err(failure) => outcome.failure = Some(failure.to_string()),
             }
@@ -106,13 +107,13 @@ fn measure(tools: &Tools<'_>, rows: &[Row], times: usize, outcomes: &mut [Outcom
     }
 }
 
-/// Our number and the peer's; the peer's first if so asked.
-fn pair(tools: &Tools<'_>, row: &Row, peer_first: bool) -> Result<(f64, f64), Failure> {
-    if peer_first {
-        let peer = row.peer.run(tools)?;
-        return Ok((row.ours.run(tools)?, peer));
+/// Our number and the peer's; every other time the peer's first.
+fn pair(tools: &Tools<'_>, row: &Row, time: usize) -> Result<(f64, f64), Failure> {
+    if time % 2 == 1 {
+        let peer = row.peer.run(tools, time)?;
+        return Ok((row.ours.run(tools, time)?, peer));
     }
-    Ok((row.ours.run(tools)?, row.peer.run(tools)?))
+    Ok((row.ours.run(tools, time)?, row.peer.run(tools, time)?))
 }
 
 fn report(site: &Site, options: &Options, rows: &[Row], outcomes: &[Outcome]) -> Result<(), Failure> {
@@ -185,7 +186,8 @@ mod tests {
     fn the_units_fit_the_targets() {
         for row in row::all(false) {
             match (row.unit, row.target) {
-                (Unit::BytesPerSecond, Target::AtLeast(_)) | (Unit::Nanoseconds, Target::AtMost(_)) => {}
+                (Unit::BytesPerSecond, Target::AtLeast(_)) => {}
+                (Unit::Nanoseconds | Unit::Seconds, Target::AtMost(_)) | (_, Target::None) => {}
                 _ => panic!("{}: more is better for bandwidth, less for time", row.name),
             }
         }

@@ -21,6 +21,7 @@ const MUTANTS: &[(&str, &[&str])] = &[
     ),
     ("commit_fence", &["follow::a_followed_frame_is_whole"]),
     ("credit", &["slots::the_owner_reads_what_was_announced"]),
+    ("group_header", &["group::a_part_is_taken_whole_or_not_at_all"]),
     ("landed_attempt", &["follow::a_frame_that_is_begun_again_is_copied_again"]),
     ("landed_early", &["slots::a_chunk_that_has_landed_is_whole"]),
     ("monotone", &["follow::a_follower_never_goes_back"]),
@@ -44,6 +45,7 @@ const MUTANTS: &[(&str, &[&str])] = &[
     (
         "write_fence",
         &[
+            "group::a_part_is_taken_whole_or_not_at_all",
             "push::a_pushed_version_is_pulled_whole_or_not_at_all",
             "slots::a_chunk_that_has_landed_is_whole",
             "slots::the_owner_reads_what_was_announced",

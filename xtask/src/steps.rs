@@ -111,6 +111,8 @@ const SLOW: &[Slow] = &[
         &["slackline"],
         "networks that delay, cut, stall and damage, and strangers at the door, harm nobody but their victim",
     ),
+    Slow::new("reproduce", &["slackline-cli"], "tables of the literature come out of the simulator"),
+    Slow::new("schemes", &["slackline-cli"], "every scheme trains the digits with real workers"),
     Slow::new(
         "seeds",
         &["slackline"],

@@ -109,6 +109,14 @@ pub struct ServerMetrics {
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
     pub dropped: u64,
+    /// Gradients in the newest version.
+    pub gradients: u64,
+    /// How often workers were asked to abandon what they compute.
+    pub interrupts: u64,
+    /// Squared norm of the mean gradient, where it is measured.
+    pub mean_norm_squared: Option<f64>,
+    /// Variance of one gradient, where it is measured.
+    pub variance: Option<f64>,
     /// Mean of the losses that came with the newest version.
     pub loss: Option<f64>,
 }
@@ -125,6 +133,10 @@ impl From<ServerStatus> for ServerMetrics {
             refused: status.refused,
             folded: status.folded,
             dropped: status.dropped,
+            gradients: status.gradients,
+            interrupts: status.interrupts,
+            mean_norm_squared: status.mean_norm_squared,
+            variance: status.variance,
             loss: status.loss,
         }
     }
@@ -151,6 +163,8 @@ pub struct WorkerMetrics {
     pub timeouts: u64,
     /// Times that a lost server was found again.
     pub reconnects: u64,
+    /// Computations that were abandoned because a server asked for that.
+    pub interrupts: u64,
     /// The loss of the last gradient.
     pub loss: Option<f64>,
 }
@@ -168,6 +182,7 @@ impl From<&WorkerStatistics> for WorkerMetrics {
             staleness: statistics.staleness.counts().to_vec(),
             timeouts: statistics.timeouts,
             reconnects: statistics.reconnects,
+            interrupts: statistics.abandoned,
             loss: None,
         }
     }

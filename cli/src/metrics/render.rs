@@ -98,7 +98,7 @@ fn families(metrics: &NodeMetrics, age: Duration) -> Vec<Family> {
 fn of_server(server: &ServerMetrics) -> Vec<Family> {
     let gauge = |name, help, value: u64| single(name, Kind::Gauge, help, value as f64);
     let counter = |name, help, value: u64| single(name, Kind::Counter, help, value as f64);
-    vec![
+    let mut families = vec![
         gauge("slackline_version", "Newest version of the parameters.", server.version),
         gauge(
             "slackline_smallest_clock",
@@ -116,7 +116,24 @@ fn of_server(server: &ServerMetrics) -> Vec<Family> {
             "Gradients that were consumed without being folded in.",
             server.dropped,
         ),
-    ]
+        gauge("slackline_version_gradients", "Gradients in the newest version.", server.gradients),
+        counter(
+            "slackline_interrupts_requested_total",
+            "Times that workers were asked to abandon what they compute.",
+            server.interrupts,
+        ),
+    ];
+    let measured = [
+        (
+            "slackline_gradient_mean_norm_squared",
+            "Squared norm of the mean gradient.",
+            server.mean_norm_squared,
+        ),
+        ("slackline_gradient_variance", "Variance of one gradient, over all its elements.", server.variance),
+    ];
+    let measured = measured.into_iter().filter_map(|(name, help, value)| Some((name, help, value?)));
+    families.extend(measured.map(|(name, help, value)| single(name, Kind::Gauge, help, value)));
+    families
 }
 
 fn of_worker(worker: &WorkerMetrics) -> Vec<Family> {
@@ -135,6 +152,11 @@ fn of_worker(worker: &WorkerMetrics) -> Vec<Family> {
             worker.pull_retries,
         ),
         counter("slackline_timeouts_total", "Deadlines that passed.", worker.timeouts),
+        counter(
+            "slackline_interrupts_total",
+            "Computations that were abandoned because a server asked for that.",
+            worker.interrupts,
+        ),
         counter("slackline_reconnects_total", "Times that a lost server was found again.", worker.reconnects),
         staleness(&worker.staleness),
         single(

@@ -1,5 +1,7 @@
 //! Loss, gradient and accuracy.
 
+use std::convert::Infallible;
+
 use super::ModelSpec;
 use super::kernels::{Rows, linear, linear_gradient, linear_input_deltas, softmax};
 use crate::data::Dataset;
@@ -46,25 +48,59 @@ impl ModelSpec {
         gradient: &mut [f32],
         scratch: &mut Scratch,
     ) -> f32 {
+        let all = rows.len().max(1);
+        let never = || Ok::<_, Infallible>(false);
+        match self.loss_and_gradient_unless(parameters, data, rows, gradient, scratch, all, never) {
+            Ok(loss) => loss.unwrap_or(f32::NAN),
+            Err(never) => match never {},
+        }
+    }
+
+    /// As [`loss_and_gradient`](Self::loss_and_gradient), to the bit, `piece` rows at a time: between two pieces it
+    /// asks `stop`, and gives up (`None`, with a gradient of no use) once that says true.
+    ///
+    /// # Errors
+    ///
+    /// Whatever `stop` fails with.
+    ///
+    /// # Panics
+    ///
+    /// As [`loss_and_gradient`](Self::loss_and_gradient), and if `piece` is 0.
+    #[allow(clippy::too_many_arguments)] // those of `loss_and_gradient`, and when to stop
+    pub fn loss_and_gradient_unless<E>(
+        &self,
+        parameters: &[f32],
+        data: &Dataset,
+        rows: &[usize],
+        gradient: &mut [f32],
+        scratch: &mut Scratch,
+        piece: usize,
+        mut stop: impl FnMut() -> Result<bool, E>,
+    ) -> Result<Option<f32>, E> {
         self.check(parameters, data);
         assert_eq!(gradient.len(), parameters.len(), "a gradient has one value for each parameter");
         assert!(!rows.is_empty(), "the mean over no examples is undefined");
 
-        let inputs = Rows { values: &data.features, columns: data.columns, picked: Some(rows) };
-        self.scores(parameters, inputs, rows.len(), scratch);
-
         // Summed in f64, so that a large batch loses nothing.
         let mut loss = 0.0f64;
         let share = 1.0 / rows.len() as f32;
-        for (scores, row) in scratch.scores.chunks_exact_mut(self.classes).zip(rows) {
-            let label = data.labels[*row] as usize;
-            loss += f64::from(softmax(scores, label).0);
-            // The derivative of cross-entropy after softmax: probability less one for the true class.
-            scores[label] -= 1.0;
-            scores.iter_mut().for_each(|score| *score *= share);
+        gradient.fill(0.0);
+        for (index, rows) in rows.chunks(piece).enumerate() {
+            if index > 0 && stop()? {
+                return Ok(None);
+            }
+            let inputs = Rows { values: &data.features, columns: data.columns, picked: Some(rows) };
+            self.scores(parameters, inputs, rows.len(), scratch);
+            for (scores, row) in scratch.scores.chunks_exact_mut(self.classes).zip(rows) {
+                let label = data.labels[*row] as usize;
+                loss += f64::from(softmax(scores, label).0);
+                // The derivative of cross-entropy after softmax: probability less one for the true class.
+                scores[label] -= 1.0;
+                scores.iter_mut().for_each(|score| *score *= share);
+            }
+            self.add_gradient(parameters, inputs, gradient, scratch);
         }
-        self.gradient(parameters, inputs, gradient, scratch);
-        (loss / rows.len() as f64) as f32
+        Ok(Some((loss / rows.len() as f64) as f32))
     }
 
     /// Loss and accuracy over all of `data`.
@@ -116,10 +152,15 @@ impl ModelSpec {
         linear(output_inputs, weight, bias, scores);
     }
 
-    /// Fills `gradient` from the derivatives by the scores in `scratch.scores`.
-    fn gradient(&self, parameters: &[f32], inputs: Rows<'_>, gradient: &mut [f32], scratch: &mut Scratch) {
+    /// Adds to `gradient` from the derivatives by the scores in `scratch.scores`, one example after the other.
+    fn add_gradient(
+        &self,
+        parameters: &[f32],
+        inputs: Rows<'_>,
+        gradient: &mut [f32],
+        scratch: &mut Scratch,
+    ) {
         let Scratch { scores: deltas, hidden, hidden_deltas } = scratch;
-        gradient.fill(0.0);
         let output_layer = self.output_layer();
         let (weight_gradient, bias_gradient) = output_layer.of_mut(gradient);
         let Some(layer) = self.hidden_layer() else {

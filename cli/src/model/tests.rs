@@ -117,6 +117,39 @@ fn evaluation_agrees_with_the_loss_over_all_rows() {
 }
 
 #[test]
+fn a_gradient_in_pieces_is_the_same_to_the_bit_and_can_be_given_up() {
+    let data = digits().train;
+    let rows: Vec<usize> = (0..32).map(|row| (row * 37) % data.rows()).collect();
+    for kind in KINDS {
+        let spec = ModelSpec::new(kind, 64, 10, 19).unwrap();
+        let mut random = Random::new(5, Purpose::Parameters, 0);
+        let parameters: Vec<f32> = (0..spec.parameters()).map(|_| random.symmetric()).collect();
+        let mut scratch = Scratch::default();
+        let (mut whole, mut pieces) = (vec![0.0; parameters.len()], vec![f32::NAN; parameters.len()]);
+        let loss = spec.loss_and_gradient(&parameters, &data, &rows, &mut whole, &mut scratch);
+        for piece in [1, 5, 8, 31, 32, 33] {
+            let mut asked = 0;
+            let mut unless = |stop_at: usize| {
+                asked = 0;
+                let stop = || {
+                    asked += 1;
+                    Ok::<_, ()>(asked == stop_at)
+                };
+                let (gradient, scratch) = (&mut pieces, &mut scratch);
+                spec.loss_and_gradient_unless(&parameters, &data, &rows, gradient, scratch, piece, stop)
+            };
+            let count = rows.len().div_ceil(piece);
+            if count > 1 {
+                assert_eq!(unless(count - 1), Ok(None), "asked before the last piece");
+            }
+            assert_eq!(unless(0).unwrap().map(f32::to_bits), Some(loss.to_bits()));
+            assert_eq!(asked, count - 1);
+            assert!(pieces.iter().zip(&whole).all(|(a, b)| a.to_bits() == b.to_bits()), "{spec}: {piece}");
+        }
+    }
+}
+
+#[test]
 fn an_untrained_softmax_knows_nothing() {
     let data = digits().test;
     let spec = ModelSpec::new(ModelKind::Softmax, 64, 10, 0).unwrap();

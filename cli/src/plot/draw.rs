@@ -111,6 +111,7 @@ fn draw_panel(area: &Area<'_>, panel: &Panel, mut x: Scale, y: Scale, entries: &
     let bars: Vec<_> = panel.series.iter().filter(|series| series.style == Style::Bars).collect();
     let gap = bar_gap(&bars);
     if !bars.is_empty() && panel.x.names.is_empty() && panel.x.limits.is_none() {
+        x.tick_at(bars.iter().flat_map(|series| &series.points).map(|point| point.0).collect());
         // The outermost bars stand whole.
         (x.low, x.high) =
             (x.low.min(bar_ends(&bars).0 - 0.6 * gap), x.high.max(bar_ends(&bars).1 + 0.6 * gap));

@@ -6,6 +6,9 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 
 use super::{Axis, Series, Style};
 
+/// Bars at more places than these are labelled at round numbers.
+const TICKS_MAX: usize = 12;
+
 /// An axis with its limits found. Places run over the logarithm where the axis is logarithmic.
 #[derive(Clone, Debug)]
 pub(super) struct Scale {
@@ -54,6 +57,15 @@ impl Scale {
         Scale { is_log: axis.is_log, low, high, ticks, names }
     }
 
+    /// Ticks where bars stand, if they are few.
+    pub(super) fn tick_at(&mut self, mut places: Vec<f64>) {
+        places.sort_by(f64::total_cmp);
+        places.dedup();
+        if places.len() <= TICKS_MAX {
+            self.ticks = places;
+        }
+    }
+
     /// Where a value stands; none if it has no place.
     pub(super) fn place(&self, value: f64) -> Option<f64> {
         let place = if self.is_log { value.log10() } else { value };
@@ -70,7 +82,7 @@ impl Scale {
         if !self.names.is_empty() {
             return self.names.get(place.round() as usize).cloned().unwrap_or_default();
         }
-        if self.is_log { number(10f64.powf(place), 3) } else { number(place, digits(self.high - self.low)) }
+        if self.is_log { number(10f64.powf(place), 3) } else { number(place, decimals(&self.ticks)) }
     }
 }
 
@@ -139,13 +151,13 @@ fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     all.filter(|place| (low - 1e-9..=high + 1e-9).contains(place)).collect()
 }
 
-/// Decimals that tell the ticks of a span apart.
-fn digits(span: f64) -> usize {
-    let step = step(span);
-    // 2.5 has one more than its decade.
-    let decimals = (-step.log10()).ceil().max(0.0) as usize;
-    let is_whole = (step * 10f64.powi(decimals as i32)).fract().abs() < 1e-6;
-    if is_whole { decimals } else { decimals + 1 }
+/// Decimals that tell ticks apart.
+fn decimals(ticks: &[f64]) -> usize {
+    let is_whole = |decimals: &usize| {
+        let factor = 10f64.powi(*decimals as i32);
+        ticks.iter().all(|tick| (tick * factor - (tick * factor).round()).abs() < 1e-6)
+    };
+    (0..12).find(is_whole).unwrap_or(12)
 }
 
 /// A number for an axis: no needless zeros, thousands apart, powers where it would be long.

@@ -64,21 +64,33 @@ struct Step {
 
 /// Learns the gain from what the folds measure.
 ///
-/// Each quantity is the mean of its unbiased estimates of the last few updates, and only the mean is clipped at zero:
+/// Each quantity is the mean of its unbiased estimates of the last updates, and only the mean is clipped at zero:
 /// single estimates of the gradient's norm are often negative where noise dominates, and clipping each would make the
 /// mean too large.
 #[derive(Debug)]
 pub(super) struct Estimates {
     norms: Window,
     variances: Window,
-    smoothness: Window,
+    /// What each step fell short of, and its squared length: their sums give the smoothness.
+    shortfalls: Window,
+    squares: Window,
     last: Option<Step>,
 }
 
+/// The smoothness is taken over so many times as many updates as the rest: it changes little, and the differences of
+/// losses in it are mostly noise, of which only the first and the last remain in a sum.
+const LONGER: usize = 20;
+
 impl Estimates {
     pub(super) fn new(window: usize) -> Estimates {
-        let window = || Window::new(window.max(1));
-        Estimates { norms: window(), variances: window(), smoothness: window(), last: None }
+        let (short, long) = (window.max(1), LONGER * window.max(1));
+        Estimates {
+            norms: Window::new(short),
+            variances: Window::new(short),
+            shortfalls: Window::new(long),
+            squares: Window::new(long),
+            last: None,
+        }
     }
 
     /// Takes note of an update out of `k` gradients. What was not measured is left as it was.
@@ -103,16 +115,23 @@ impl Estimates {
             // The step before has shown by now what it was worth; what it fell short of is curvature.
             let expected = last.learning_rate * last.norm_squared;
             let square = last.learning_rate * last.learning_rate * last.mean_norm_squared;
-            self.smoothness.add(2.0 * (expected - (last.loss - step.loss)) / square);
+            self.shortfalls.add(2.0 * (expected - (last.loss - step.loss)));
+            self.squares.add(square);
         }
         self.last = Some(step);
     }
 
     /// `None` until every quantity was measured.
+    ///
+    /// Where the smoothness comes out much too large no update promises any gain, and all workers are waited for: the
+    /// costliest of all mistakes. So it counts up to `1 / learning_rate` only, beyond which nobody would have chosen
+    /// the step size.
     pub(super) fn gain(&self) -> Option<Gain> {
+        let learning_rate = self.last?.learning_rate;
+        let smoothness = self.shortfalls.mean()? / self.squares.mean().filter(|square| *square > 0.0)?;
         Some(Gain {
-            learning_rate: self.last?.learning_rate,
-            smoothness: self.smoothness.mean()?.max(0.0),
+            learning_rate,
+            smoothness: smoothness.clamp(0.0, 1.0 / learning_rate),
             norm_squared: self.norms.mean()?.max(0.0),
             variance: self.variances.mean()?.max(0.0),
         })
@@ -134,15 +153,15 @@ mod tests {
 
     #[test]
     fn a_quadratic_without_noise_tells_its_curvature() {
-        // F = 3/2 w^2: the gradient is 3 w, a step of 0.5 leads from w to -w / 2.
+        // F = w^2 / 2: the gradient is w, a step of 0.5 leads from w to w / 2.
         let mut estimates = Estimates::new(5);
         let mut w = 2.0_f64;
         for _ in 0..4 {
-            assert_eq!(estimates.gain().is_some(), w != 2.0 && w != -1.0);
-            estimates.add(2, &measured(9.0 * w * w, Some(0.0), 1.5 * w * w));
-            w *= -0.5;
+            assert_eq!(estimates.gain().is_some(), w < 1.0);
+            estimates.add(2, &measured(w * w, Some(0.0), 0.5 * w * w));
+            w *= 0.5;
         }
-        assert!((estimates.gain().unwrap().smoothness - 3.0).abs() < 1e-12);
+        assert!((estimates.gain().unwrap().smoothness - 1.0).abs() < 1e-12);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Who watches from outside: what every server published, what every peer was given, and whether that is promised.
 //!
 //! Gradients say whose they are. A payload is cut into lines of 16 values; the gradient that a worker computed as its
-//! `n`th is -2^(n mod 20) in the lane that belongs to the worker and to n / 20, in every line, and 0 elsewhere. So every
+//! `n`th is -2^(n mod 20) in the lane that is the worker's and that of n / 20, in every line, and 0 elsewhere. So every
 //! line of a version is the same, a version tells from its values which gradients are in it, and half a gradient, two
 //! of them mixed or one applied twice are seen at once. The last lane numbers the lives of a server.
 #![forbid(unsafe_code)]

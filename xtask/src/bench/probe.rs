@@ -23,6 +23,8 @@ pub(super) enum Probe {
     Tcp { words: String, pointer: &'static str },
     /// iperf3's one stream over the loopback interface.
     Iperf,
+    /// Seconds that `slackline train` with these words takes to an accuracy, each time with another seed.
+    Train { words: String },
 }
 
 /// The programs that measure.
@@ -66,12 +68,12 @@ impl Probe {
         match self {
             Probe::Ucx { .. } | Probe::UcxTcp { .. } => Some(Need::UcxPerftest),
             Probe::Iperf => Some(Need::Iperf3),
-            Probe::Bench { .. } | Probe::Round { .. } | Probe::Tcp { .. } => None,
+            Probe::Bench { .. } | Probe::Round { .. } | Probe::Tcp { .. } | Probe::Train { .. } => None,
         }
     }
 
-    /// Measures.
-    pub(super) fn run(&self, tools: &Tools<'_>) -> Result<f64, Failure> {
+    /// Measures, for the `time`th time.
+    pub(super) fn run(&self, tools: &Tools<'_>, time: usize) -> Result<f64, Failure> {
         match self {
             Probe::Bench { arguments, pointer } => {
                 let cmd = Cmd::new(&tools.slackline.to_string_lossy(), &["bench", "--json", "-"]);
@@ -99,6 +101,14 @@ impl Probe {
                 number(&json, |value| value.pointer(pointer)?.as_f64()).ok_or_else(|| unclear(&cmd, &json))
             }
             Probe::Iperf => iperf::bandwidth(tools.site),
+            Probe::Train { words } => {
+                let cmd = Cmd::new(&tools.slackline.to_string_lossy(), &["train", "--json", "-"]);
+                let cmd = words.split_whitespace().fold(cmd, |cmd, word| cmd.arg(word));
+                let cmd = cmd.arg("--seed").arg(&(time + 1).to_string());
+                let json = cmd.answer(tools.site)?;
+                number(&json, |value| value.get("time_to_target_s")?.as_f64())
+                    .ok_or_else(|| unclear(&cmd, &json))
+            }
         }
     }
 }

@@ -20,6 +20,7 @@ pub(super) struct Row {
 pub(super) enum Unit {
     BytesPerSecond,
     Nanoseconds,
+    Seconds,
 }
 
 impl Unit {
@@ -28,6 +29,7 @@ impl Unit {
             Unit::BytesPerSecond => format!("{:.2} GB/s", value / 1e9),
             Unit::Nanoseconds if value < 1e4 => format!("{value:.1} ns"),
             Unit::Nanoseconds => format!("{:.2} ms", value / 1e6),
+            Unit::Seconds => format!("{value:.2} s"),
         }
     }
 
@@ -35,6 +37,7 @@ impl Unit {
         match self {
             Unit::BytesPerSecond => "bytes_per_s",
             Unit::Nanoseconds => "ns",
+            Unit::Seconds => "s",
         }
     }
 }
@@ -44,6 +47,8 @@ impl Unit {
 pub(super) enum Target {
     AtLeast(f64),
     AtMost(f64),
+    /// Nothing is promised: it is shown beside what is.
+    None,
 }
 
 impl Target {
@@ -51,6 +56,7 @@ impl Target {
         match self {
             Target::AtLeast(least) => ratio >= least,
             Target::AtMost(most) => ratio <= most,
+            Target::None => true,
         }
     }
 }
@@ -60,6 +66,7 @@ impl fmt::Display for Target {
         match self {
             Target::AtLeast(least) => write!(f, ">= {least:.2}"),
             Target::AtMost(most) => write!(f, "<= {most:.2}"),
+            Target::None => f.write_str("none"),
         }
     }
 }
@@ -93,6 +100,7 @@ impl Outcome {
         }
         match self.medians() {
             None => "not measured: no sample".into(),
+            Some(_) if row.target == Target::None => "shown".into(),
             Some((.., ratio)) if row.target.is_met_by(ratio) => "met".into(),
             Some(_) => "missed".into(),
         }
@@ -103,6 +111,7 @@ impl Outcome {
         let (at_least, at_most) = match row.target {
             Target::AtLeast(least) => (Some(least), None),
             Target::AtMost(most) => (None, Some(most)),
+            Target::None => (None, None),
         };
         json!({
             "name": row.name,
@@ -159,6 +168,7 @@ pub(super) fn all(quick: bool) -> Vec<Row> {
     rows.extend(folds(quick));
     rows.extend(words(quick));
     rows.extend(over_tcp(quick));
+    rows.extend(super::schemes::rows(quick));
     rows
 }
 

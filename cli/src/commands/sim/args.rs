@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use slackline::scheme::Config;
 use slackline::sim::{Change, Crash, Law, Partition};
 
 use super::parse::{Factor, change, crash, cut, scaled, seconds_or_law};
+use crate::failure::Failure;
 use crate::scheme_args::SchemeArgs;
 
 /// Simulate a job in virtual time.
@@ -28,9 +30,20 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "What to run", value_name = "NAME", conflicts_with_all = ["compare", "sweep"])]
     pub(super) reproduce: Option<String>,
 
-    /// When workers wait, and for whom; settings may stand in brackets: 'ssp(3)'
-    #[arg(long, help_heading = "Scheme", value_name = "NAME", default_value = "ssp")]
-    pub(super) scheme: String,
+    /// Run the real nodes and their memory protocol over a simulated network as hostile as can be, and hold every
+    /// copy against what was promised; job and faults are drawn from the seed, and so is the scheme unless it is
+    /// given
+    #[arg(long, help_heading = "What to run", conflicts_with_all = ["compare", "sweep", "reproduce", "plot"])]
+    pub(super) fabric: bool,
+
+    /// With --fabric: so many seeds, from --seed on
+    #[arg(long, help_heading = "What to run", value_name = "N", requires = "fabric")]
+    pub(super) seeds: Option<u64>,
+
+    /// When workers wait, and for whom: bsp, asp, ssp, essp, bap, vap, dbw, abs, k-async, k-sync, adasync, ds-sync,
+    /// delay; settings may stand in brackets, as in 'ssp(3)' [default: ssp]
+    #[arg(long, help_heading = "Scheme", value_name = "NAME")]
+    pub(super) scheme: Option<String>,
 
     #[command(flatten)]
     pub(super) settings: SchemeArgs,
@@ -162,6 +175,13 @@ pub(crate) struct Args {
     pub(super) docs: Option<PathBuf>,
 }
 
+impl Args {
+    /// The scheme of a single run.
+    pub(super) fn config(&self) -> Result<Config, Failure> {
+        self.settings.config(self.scheme.as_deref().unwrap_or("ssp"))
+    }
+}
+
 const EXIT_CODES: &str =
     "Exit codes: 0 done, 1 a promise was broken or the run failed, 2 options or files that cannot be used.";
 
@@ -178,6 +198,8 @@ const EXAMPLES: &str = "Examples:
       ten thousand workers, time alone
   slackline sim --scheme bsp --workers 32 --server-bandwidth 1250M --message-bytes 100M --latency 20e-6
       in-cast: 32 gradients of 100 MB on one link of 10 Gbit/s
+  slackline sim --fabric --seeds 1000
+      the real nodes through a thousand bad days; a seed that breaks a promise is told, with the command to see it again
   slackline sim --reproduce bap
       a table of the literature, and ours beside it; `--reproduce list` has the others
 

@@ -1,6 +1,7 @@
 //! `slackline sim`: jobs in virtual time, one or many, and the results of the literature beside ours.
 
 mod args;
+mod fabric;
 mod parallel;
 mod parse;
 mod report;
@@ -35,6 +36,9 @@ fn try_run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(name) = &args.reproduce {
         return reproduce::run(args, name);
     }
+    if args.fabric {
+        return fabric::run(args);
+    }
     if !args.sweep.is_empty() {
         return sweep::run(args).map(|()| ExitCode::SUCCESS);
     }
@@ -46,7 +50,7 @@ fn try_run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 fn one(args: &Args) -> Result<(), Failure> {
-    let scheme = args.settings.config(&args.scheme)?;
+    let scheme = args.config()?;
     let cluster = setup::cluster(args, scheme, setup::until(args, &[scheme]))?;
     let learning_rate = cluster.learning_rate;
     let report = simulate(cluster)?;
@@ -108,8 +112,13 @@ fn give(
     if let Some(path) = &args.plot {
         keep("--plot", path, &figure().svg())?;
     }
+    give_text(args, text, &json())
+}
+
+/// The same without a plot.
+fn give_text(args: &Args, text: &str, json: &Value) -> Result<(), Failure> {
     let Some(path) = &args.json else { return print(text) };
-    let json = format!("{}\n", json());
+    let json = format!("{json}\n");
     if path == Path::new("-") {
         eprint!("{text}");
         return print(&json);

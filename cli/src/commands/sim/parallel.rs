@@ -47,7 +47,7 @@ pub(super) fn map<T: Sync, R: Send, E: Send>(
 }
 
 /// A bar on a terminal; elsewhere lines, if it takes long.
-struct Progress {
+pub(super) struct Progress {
     bar: Option<ProgressBar>,
     what: String,
     all: usize,
@@ -55,7 +55,7 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(what: &str, all: usize) -> Progress {
+    pub(super) fn new(what: &str, all: usize) -> Progress {
         let bar = io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(all as u64);
             let style = ProgressStyle::with_template("{elapsed:>4} {wide_bar} {pos}/{len}  {msg}");
@@ -68,7 +68,7 @@ impl Progress {
         Progress { bar, what: what.to_owned(), all, told: Mutex::new(Instant::now()) }
     }
 
-    fn show(&self, done: usize) {
+    pub(super) fn show(&self, done: usize) {
         if let Some(bar) = &self.bar {
             bar.set_position(done as u64);
             return;

@@ -21,6 +21,7 @@ const LENGTH_DEFAULT: u64 = 100;
 pub(super) fn cluster(args: &Args, scheme: Config, until: Until) -> Result<Cluster, Failure> {
     scheme.check(args.workers).map_err(|error| scheme_args::refused(&error))?;
     let mut cluster = Cluster::new(scheme, args.workers, args.seed);
+    cluster.damping = args.settings.damping.into();
     cluster.compute = args.compute.clone();
     cluster.factors = factors(args)?;
     cluster.changes = args.change.clone();
@@ -119,7 +120,7 @@ fn optimizer(name: OptimizerName, problem: ProblemName) -> (Optimizer, f32) {
         ProblemName::None | ProblemName::Quadratic => 0.1,
         ProblemName::Softmax | ProblemName::Logistic => 0.5,
         ProblemName::Mlp => 0.2,
-        ProblemName::Factorisation => 1.0,
+        ProblemName::Factorisation => 8.0,
     };
     match name {
         OptimizerName::Sgd => (Optimizer::Sgd { weight_decay: 0.0 }, sgd),

@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn prepare(args: &Args) -> Result<slackline::sim::Cluster, Failure> {
-    let scheme = args.settings.config(&args.scheme)?;
+    let scheme = args.config()?;
     setup::cluster(args, scheme, setup::until(args, &[scheme]))
 }
 

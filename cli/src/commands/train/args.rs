@@ -6,6 +6,9 @@ use clap::ValueEnum;
 use slackline::scheme::{Config, ConfigError};
 use slackline_cli::model::ModelKind;
 
+use crate::failure::Failure;
+use crate::scheme_args::SchemeArgs;
+
 /// Train a model, with one process per worker.
 ///
 /// Starts the servers and the workers as processes of this host, shows how the run is getting on, and ends with what
@@ -16,23 +19,28 @@ use slackline_cli::model::ModelKind;
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// When workers wait: for everybody at every step (bsp), never (asp), or once they are too far
-    /// apart (ssp; essp besides sends them new parameters as soon as there are any; bap folds whole steps).
-    /// Settings may follow in parentheses, as in ssp(2)
+    /// When workers wait, and for whom. For everybody at every step: bsp. Never: asp. Once they are too far apart:
+    /// ssp, essp (new parameters are sent to them at once), bap (whole steps are folded in), vap (too much is on its
+    /// way). The first few make an update: dbw, k-sync (late ones are dropped), abs, k-async, adasync (they count, up
+    /// to a bound). Without a server: ds-sync, small groups that change. For tests: delay. Settings may follow in
+    /// parentheses, as in 'abs(k=2, staleness=4)'
     #[arg(long, help_heading = "Scheme", value_name = "SCHEME", value_parser = scheme, default_value = "ssp")]
     pub(super) scheme: String,
 
-    /// Clocks that parameters may be behind (of schemes that have a staleness) [default: 3]
-    #[arg(long, help_heading = "Scheme", value_name = "CLOCKS")]
-    pub(super) staleness: Option<u64>,
+    #[command(flatten)]
+    pub(super) settings: SchemeArgs,
+
+    /// Workers see their own gradients before a server has folded them in
+    #[arg(long, help_heading = "Scheme")]
+    pub(super) read_my_writes: bool,
 
     /// Worker processes [default: 2, or all ranks of a launcher that are no servers]
     #[arg(long, help_heading = "Processes", value_name = "N")]
     pub(super) workers: Option<usize>,
 
-    /// Server processes, each with a shard of the parameters
-    #[arg(long, help_heading = "Processes", value_name = "M", default_value_t = 1)]
-    pub(super) servers: usize,
+    /// Server processes, each with a shard of the parameters [default: 1, or none for ds-sync]
+    #[arg(long, help_heading = "Processes", value_name = "M")]
+    pub(super) servers: Option<usize>,
 
     /// Threads that sum gradients, in each server
     #[arg(long, help_heading = "Processes", value_name = "N", default_value_t = 1)]
@@ -77,6 +85,12 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Processes", value_name = "WORKER=FACTOR", value_parser = straggler)]
     pub(super) straggler: Vec<(usize, f64)>,
 
+    /// Time that each step takes besides computing, in seconds, drawn from a law: constant(0.01), exp(0.01),
+    /// shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO) or trace:FILE; a straggler's is as many times
+    /// longer
+    #[arg(long, help_heading = "Processes", value_name = "LAW")]
+    pub(super) jitter: Option<String>,
+
     /// Longest that anyone waits for anyone
     #[arg(long, help_heading = "Processes", value_name = "SECONDS", default_value_t = 60.0)]
     pub(super) timeout: f64,
@@ -117,6 +131,10 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
 
+    /// End the run once this part of the test examples is classified correctly, and tell how long that took
+    #[arg(long, help_heading = "Training", value_name = "PART")]
+    pub(super) target_accuracy: Option<f32>,
+
     /// How gradients travel
     #[arg(long, help_heading = "Training", value_enum, default_value_t = Encoding::F32)]
     pub(super) encoding: Encoding,
@@ -128,6 +146,29 @@ pub(crate) struct Args {
     /// Write what the run came to as JSON; - for stdout, which then holds nothing else
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
+}
+
+impl Args {
+    /// The scheme, with all its settings.
+    pub(super) fn scheme(&self) -> Result<Config, Failure> {
+        self.settings.config(&self.scheme)
+    }
+
+    pub(super) fn has_servers(&self) -> Result<bool, Failure> {
+        Ok(self.scheme()?.has_server())
+    }
+
+    /// How many servers there are.
+    pub(super) fn servers(&self) -> Result<usize, Failure> {
+        match (self.servers, self.has_servers()?) {
+            (Some(servers), false) => Err(Failure::usage(format!(
+                "--servers {servers}: {} has none, its workers average among themselves; leave --servers out",
+                self.scheme
+            ))),
+            (None, false) => Ok(0),
+            (servers, true) => Ok(servers.unwrap_or(1)),
+        }
+    }
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 trained, 1 the run failed, 2 options or files that cannot be used.";

@@ -1,29 +1,55 @@
-//! Judging the model while it is trained: a thread with a reader of each shard, off the workers' path.
+//! Judging the model while it is trained: a thread with a reader of each shard, or of each worker's own copy, off the
+//! workers' path.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use slackline::channel::Secret;
 use slackline::clock::Version;
 use slackline::node::{Reader, ReaderOptions};
 use slackline::transport::Address;
-use slackline_cli::data::Split;
-use slackline_cli::model::ModelSpec;
+use slackline_cli::model::Evaluation;
 
 use super::Event;
 use super::fabric::{Fabric, fabric};
+use super::plan::Plan;
 use crate::failure::Failure;
 
 /// How often the model is judged at most; less often where that would take more than a tenth of the time.
 const EVALUATE_EVERY: Duration = Duration::from_millis(250);
 
-/// The parameters when all is done.
+/// How often it is judged at most where the time to an accuracy is to be measured.
+const MEASURE_EVERY: Duration = Duration::from_millis(10);
+
+/// How long a worker's own copy may take to be connected to, and to be read.
+const COPY_WITHIN: Duration = Duration::from_secs(2);
+
+/// The parameters at one time.
 #[derive(Debug)]
 pub(super) struct Final {
+    /// The mean, where each worker has its own.
     pub(super) parameters: Vec<f32>,
-    /// Of the shard that has seen the fewest.
+    /// Of the shard, or the worker, that has seen the fewest.
     pub(super) versions: u64,
+    /// The first worker's own, and how far they are from the mean, where each worker has its own.
+    pub(super) local: Option<(Vec<f32>, f64)>,
+}
+
+/// How good they were.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Judged {
+    pub(super) evaluation: Evaluation,
+    /// When they were read.
+    pub(super) at: Instant,
+}
+
+/// What there is to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gather {
+    /// Shards, which are put together.
+    Shards,
+    /// Copies of the whole, each worker's own, of which the mean counts. One that cannot be read is left out.
+    Copies,
 }
 
 /// The thread. It ends when this is dropped.
@@ -31,22 +57,23 @@ pub(super) struct Evaluator {
     commands: Sender<()>,
 }
 
-/// Where the servers are now, by shard.
+/// Where the servers are now, by shard; or the workers' copies.
 pub(super) type Places = Arc<Mutex<Vec<Address>>>;
 
 impl Evaluator {
     pub(super) fn start(
         places: Places,
-        secret: Option<Secret>,
-        spec: ModelSpec,
-        split: Arc<Split>,
-        timeout: Duration,
+        plan: &Plan,
         events: SyncSender<Event>,
     ) -> Result<Evaluator, Failure> {
         let (commands, orders) = mpsc::channel();
+        let (spec, split, timeout) = (plan.spec.clone(), Arc::clone(&plan.split), plan.timeout);
+        let gather = if plan.servers > 0 { Gather::Shards } else { Gather::Copies };
+        let fabric = fabric(plan.job.secret.as_ref());
+        let at_most = if plan.target.is_some() { MEASURE_EVERY } else { EVALUATE_EVERY };
         let body = move || {
-            let mut readers = Readers { places, fabric: fabric(secret.as_ref()), readers: Vec::new() };
-            let mut interval = EVALUATE_EVERY;
+            let mut readers = Readers { places, fabric, gather, readers: Vec::new() };
+            let mut interval = at_most;
             loop {
                 match orders.recv_timeout(interval) {
                     Err(RecvTimeoutError::Disconnected) => return,
@@ -56,11 +83,12 @@ impl Evaluator {
                 let begun = Instant::now();
                 // A server that is lost is told by its process; without figures the run goes on.
                 let Ok(now) = readers.collect(timeout, false) else { continue };
+                let at = Instant::now();
                 let evaluation = spec.evaluate(&now.parameters, &split.test);
-                if events.send(Event::Evaluated(evaluation)).is_err() {
+                if events.send(Event::Judged(Judged { evaluation, at })).is_err() {
                     return;
                 }
-                interval = EVALUATE_EVERY.max(10 * begun.elapsed());
+                interval = at_most.max(10 * begun.elapsed());
             }
         };
         std::thread::Builder::new()
@@ -77,16 +105,20 @@ impl Evaluator {
     }
 }
 
-/// A reader of each shard, connected again where a server was started again.
+/// A reader of each shard or copy, connected again where a server was started again.
 struct Readers {
     places: Places,
     fabric: Fabric,
+    gather: Gather,
     readers: Vec<(Address, Reader<Fabric>)>,
 }
 
 impl Readers {
-    /// Brings all shards, with `newest` those that nothing is newer than.
+    /// Brings all, with `newest` those that nothing is newer than.
     fn collect(&mut self, timeout: Duration, newest: bool) -> Result<Final, String> {
+        if self.gather == Gather::Copies {
+            return self.collect_copies();
+        }
         let collected = self.try_collect(timeout, newest);
         collected.map_err(|error| {
             // Whatever it was, a new connection does no harm.
@@ -105,7 +137,7 @@ impl Readers {
                 self.readers.push((address, reader));
             }
         }
-        let mut whole = Final { parameters: Vec::new(), versions: u64::MAX };
+        let mut whole = Final { parameters: Vec::new(), versions: u64::MAX, local: None };
         for (_, reader) in &mut self.readers {
             let fresh = match newest {
                 true => reader.refresh(0, timeout)?,
@@ -113,9 +145,62 @@ impl Readers {
                 false => reader.refresh_to(Version(0), timeout)?,
             };
             whole.versions = whole.versions.min(fresh.version.0);
-            let (values, _) = reader.bytes()?.as_chunks();
-            whole.parameters.extend(values.iter().map(|value| f32::from_ne_bytes(*value)));
+            whole.parameters.extend(floats(reader.bytes()?));
         }
         Ok(whole)
     }
+
+    /// The mean of all copies that can be read.
+    fn collect_copies(&mut self) -> Result<Final, String> {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.readers.retain(|(address, _)| places.contains(address));
+        let mut copies: Vec<Vec<f32>> = Vec::with_capacity(places.len());
+        let mut versions = u64::MAX;
+        let mut failed = "no worker has told where its parameters are".to_owned();
+        for (index, address) in places.iter().enumerate() {
+            let at = self.readers.iter().position(|(known, _)| known == address);
+            match self.copy(at, address) {
+                Ok((version, copy)) => {
+                    // The first is what they began with.
+                    versions = versions.min(version.saturating_sub(1));
+                    copies.push(copy);
+                }
+                Err(error) => {
+                    self.readers.retain(|(known, _)| known != address);
+                    failed = format!("copy {index}: {error}");
+                }
+            }
+        }
+        let Some(first) = copies.first() else { return Err(failed) };
+        let mean: Vec<f32> = (0..first.len())
+            .map(|index| copies.iter().map(|copy| f64::from(copy[index])).sum::<f64>() / copies.len() as f64)
+            .map(|mean| mean as f32)
+            .collect();
+        let squares = first.iter().zip(&mean).map(|(own, mean)| (f64::from(*own) - f64::from(*mean)).powi(2));
+        let distance = squares.sum::<f64>().sqrt();
+        Ok(Final {
+            parameters: mean,
+            versions,
+            local: copies.into_iter().next().map(|copy| (copy, distance)),
+        })
+    }
+
+    fn copy(&mut self, at: Option<usize>, address: &Address) -> Result<(u64, Vec<f32>), slackline::Error> {
+        let at = match at {
+            Some(at) => at,
+            None => {
+                let options = ReaderOptions::default();
+                let reader = Reader::connect(self.fabric.clone(), address, options, COPY_WITHIN)?;
+                self.readers.push((address.clone(), reader));
+                self.readers.len() - 1
+            }
+        };
+        let reader = &mut self.readers[at].1;
+        let fresh = reader.refresh_to(Version(1), COPY_WITHIN)?;
+        Ok((fresh.version.0, floats(reader.bytes()?).collect()))
+    }
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.as_chunks().0.iter().map(|value| f32::from_ne_bytes(*value))
 }

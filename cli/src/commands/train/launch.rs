@@ -67,7 +67,14 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
         let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         return Ok(Part::Coordinate(Job { listen, secret, starts: Starts::All }));
     };
-    let (rank, world, servers) = (placement.rank, placement.world, args.servers as u64);
+    if !args.has_servers()? {
+        return Err(Failure::usage(format!(
+            "--scheme {}: its workers have no server, and rank 0 would have no part; use \
+             `slackline train --coordinate` and a `slackline work` for each worker",
+            args.scheme
+        )));
+    }
+    let (rank, world, servers) = (placement.rank, placement.world, args.servers()? as u64);
     let meeting_point = placement.meeting_point.ok_or_else(|| {
         Failure::usage("nothing says where to meet; add --rendezvous HOST:PORT, the same for all ranks")
     })?;
@@ -121,7 +128,7 @@ impl Job {
                 Err(Failure::usage(format!(
                     "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes; \
                  leave --workers out",
-                    args.servers
+                    args.servers()?
                 )))
             }
             (Starts::FirstServer { workers, .. }, _) => Ok(workers),

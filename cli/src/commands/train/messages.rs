@@ -13,6 +13,7 @@ use slackline::node::WorkerStatistics;
 use slackline::rendezvous::{MAX_MESSAGE_BYTES, Path};
 use slackline::scheme;
 use slackline::table::{ElementType, Table};
+use slackline::transport::Address;
 use slackline_cli::model::ModelKind;
 
 /// What the coordinator tells a member.
@@ -34,6 +35,7 @@ pub(super) struct ServeConfig {
     pub(super) table: Table,
     pub(super) shard: (u16, u16),
     pub(super) scheme: scheme::Config,
+    pub(super) damping: scheme::Damping,
     pub(super) workers: usize,
     pub(super) peers: u16,
     pub(super) optimizer: Optimizer,
@@ -41,6 +43,8 @@ pub(super) struct ServeConfig {
     pub(super) threads: usize,
     pub(super) checksums: bool,
     pub(super) checkpoint: Option<CheckpointConfig>,
+    /// Gradients to fold in; after them nothing moves any more. None: as many as there are.
+    pub(super) gradients: Option<u64>,
 }
 
 /// Where a server keeps its shard, and how often.
@@ -77,9 +81,28 @@ pub(super) struct WorkConfig {
     pub(super) worker: usize,
     pub(super) workers: usize,
     pub(super) batch: usize,
-    pub(super) steps: u64,
+    /// Clocks after which it has finished; none if it goes on until the job is over.
+    pub(super) steps: Option<u64>,
+    /// The server's, for steps on the worker's own copy.
+    pub(super) learning_rate: f32,
     pub(super) factor: f64,
+    /// What one gradient of its own does to the parameters, where it is to see that at once.
+    pub(super) own_step: Option<f32>,
+    /// The law of the time that each step takes besides computing.
+    pub(super) jitter: Option<String>,
     pub(super) timeout_s: f64,
+    /// What else it needs where there are no servers; its initial values follow.
+    pub(super) sync: Option<SyncConfig>,
+}
+
+/// What a worker is told that trains its own parameters.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct SyncConfig {
+    pub(super) listen: Vec<Path>,
+    pub(super) table: Table,
+    pub(super) optimizer: Optimizer,
+    /// Names the job.
+    pub(super) run: u64,
 }
 
 /// What a member tells the coordinator.
@@ -88,8 +111,10 @@ pub(super) struct WorkConfig {
 pub(super) enum Message {
     /// How a server is getting on.
     Status(Status),
-    /// A worker is connected to all servers, and how.
+    /// A worker is connected to all servers, or to all other workers, and how.
     Joined(Vec<PathTaken>),
+    /// Where a worker's own parameters can be read.
+    Publishes(Vec<Address>),
     /// How a worker is getting on; said at least ten times a second, whatever it computes.
     Progress(Report),
     /// All gradients of a worker are folded in.
@@ -101,10 +126,13 @@ pub(super) enum Message {
     },
 }
 
-/// How a worker reaches one server.
+/// How a worker reaches one server, or another worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PathTaken {
-    pub(super) server: u32,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) server: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) worker: Option<u32>,
     pub(super) path: Path,
     pub(super) reason: String,
 }
@@ -119,6 +147,17 @@ pub(super) struct Status {
     pub(super) checkpointed: Option<u64>,
     /// Versions that were lost with this server's earlier life.
     pub(super) lost_updates: Option<u64>,
+    /// Gradients that were folded in.
+    pub(super) folded: u64,
+    /// Gradients that came too late, and were not folded in.
+    pub(super) dropped: u64,
+    /// Times that it asked a worker to abandon what it computes.
+    pub(super) interrupts: u64,
+    /// Gradients in the newest version.
+    pub(super) gradients: u64,
+    /// What was measured of gradients last: squared norm of their mean, and variance of one.
+    pub(super) mean_norm_squared: Option<f64>,
+    pub(super) variance: Option<f64>,
 }
 
 /// How a worker is getting on.
@@ -136,6 +175,11 @@ pub(super) struct Report {
     pub(super) bytes_published: u64,
     pub(super) bytes_pulled: u64,
     pub(super) pull_retries: u64,
+    /// Computations that it abandoned because a server asked for that.
+    pub(super) interrupts: u64,
+    /// Rounds of averaging that had no mean, and those that began anew, because somebody was lost.
+    pub(super) rounds_skipped: u64,
+    pub(super) rounds_restarted: u64,
     pub(super) staleness_histogram: Vec<u64>,
 }
 
@@ -148,6 +192,7 @@ impl Report {
         self.bytes_published += earlier.bytes_published;
         self.bytes_pulled += earlier.bytes_pulled;
         self.pull_retries += earlier.pull_retries;
+        self.interrupts += earlier.interrupts;
         let both = self.staleness_histogram.len().max(earlier.staleness_histogram.len());
         self.staleness_histogram.resize(both, 0);
         for (count, before) in self.staleness_histogram.iter_mut().zip(&earlier.staleness_histogram) {
@@ -169,6 +214,9 @@ impl Report {
             bytes_published: statistics.bytes_published,
             bytes_pulled: statistics.bytes_pulled,
             pull_retries: statistics.pull_retries,
+            interrupts: statistics.abandoned,
+            rounds_skipped: 0,
+            rounds_restarted: 0,
             staleness_histogram: statistics.staleness.counts().to_vec(),
         }
     }

@@ -10,9 +10,11 @@
 //! `--coordinate` people start `serve` and `work` wherever they like. The rest is the same in all three.
 
 mod args;
+mod compute;
 mod coordinate;
 mod evaluate;
 mod fabric;
+mod fit;
 mod job;
 mod launch;
 mod messages;
@@ -22,12 +24,13 @@ mod report;
 mod seat;
 mod serve;
 mod show;
+mod sync;
 mod work;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use slackline_cli::model::{self, Evaluation};
+use slackline_cli::model;
 
 pub(crate) use args::Args;
 pub(crate) use job::{ServeArgs, WorkArgs, serve, work};
@@ -35,7 +38,7 @@ pub(crate) use job::{ServeArgs, WorkArgs, serve, work};
 use crate::failure::Failure;
 use crate::output;
 use coordinate::Outcome;
-use evaluate::Final;
+use evaluate::{Final, Judged};
 use launch::Part;
 use plan::Plan;
 use show::Display;
@@ -52,7 +55,7 @@ enum Who {
 /// What the evaluating thread tells the coordinator.
 #[derive(Debug)]
 enum Event {
-    Evaluated(Evaluation),
+    Judged(Judged),
     Final(Result<Final, String>),
 }
 
@@ -76,15 +79,17 @@ fn train(plan: &Plan) -> Result<(), Failure> {
     let mut display = Display::new(plan);
     let s = |count| if count == 1 { "" } else { "s" };
     display.tell(&format!(
-        "{} on {} examples of {}: {}, {} worker{}, {} server{}, {} epoch{}",
+        "{} on {} examples of {}: {}, {} worker{}, {}, {} epoch{}",
         plan.spec,
         plan.split.train.rows(),
         plan.data_name(),
         plan.scheme,
         plan.workers,
         s(plan.workers),
-        plan.servers,
-        s(plan.servers),
+        match plan.servers {
+            0 => "no server".to_owned(),
+            servers => format!("{servers} server{}", s(servers)),
+        },
         plan.epochs,
         s(plan.epochs as usize)
     ));

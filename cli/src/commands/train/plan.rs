@@ -7,6 +7,7 @@ use std::time::Duration;
 use slackline::kernel::{AdamParameters, Optimizer};
 use slackline::rendezvous::Path as Way;
 use slackline::scheme;
+use slackline::sim::Law;
 use slackline::table::{ElementType, Table};
 use slackline_cli::data::{self, Split};
 use slackline_cli::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
@@ -16,6 +17,7 @@ use super::launch::Job;
 use super::messages::CheckpointConfig;
 use crate::failure::Failure;
 use crate::output;
+use crate::scheme_args;
 
 /// Places that each server has: for workers, and for the one reader that evaluates.
 pub(super) const PEERS: u16 = 256;
@@ -59,6 +61,15 @@ pub(super) struct Plan {
     pub(super) batch: usize,
     /// Gradients of each worker.
     pub(super) steps: u64,
+    /// Gradients of all workers together, where that is what ends the run.
+    pub(super) gradients: Option<u64>,
+    /// The accuracy that ends the run.
+    pub(super) target: Option<f32>,
+    pub(super) damping: scheme::Damping,
+    /// Workers see what they wrote: what one gradient of their own does to the parameters.
+    pub(super) own_step: Option<f32>,
+    /// The law of the time that each step takes besides computing.
+    pub(super) jitter: Option<Law>,
     pub(super) optimizer: Optimizer,
     pub(super) optimizer_name: &'static str,
     pub(super) learning_rate: f32,
@@ -81,31 +92,13 @@ impl Plan {
         };
         let may_use_tcp = require == Some(Way::Tcp) || (require.is_none() && !job.is_local());
         let checksums = args.checksums.unwrap_or(may_use_tcp);
-        let staleness = args.staleness.map(|staleness| staleness.to_string());
-        let settings =
-            staleness.iter().map(|staleness| ("staleness", staleness.as_str())).collect::<Vec<_>>();
-        let refused = |option: &'static str| {
-            move |error: scheme::ConfigError| {
-                Failure::usage(format!("{option}: {}", error.to_string().replace(": ", "; ")))
-            }
-        };
-        let scheme =
-            scheme::Config::from_settings(&args.scheme, &settings).map_err(refused("--staleness"))?;
+        let scheme = args.scheme()?;
+        let servers = args.servers()?;
         between("--workers", workers, WORKERS_MAX)?;
-        scheme.check(workers).map_err(refused("--scheme"))?;
-        if !scheme.has_server() {
-            let what = format!(
-                "--scheme: {} needs no server, and this command starts one; use another",
-                scheme.name()
-            );
-            return Err(Failure::usage(what));
+        scheme.check(workers).map_err(|error| scheme_args::refused(&error))?;
+        if scheme.has_server() {
+            between("--servers", servers, SERVERS_MAX)?;
         }
-        if scheme.counts_versions() && args.servers > 1 {
-            let what =
-                format!("--servers: {scheme} needs all parameters in one place, on one server; use one");
-            return Err(Failure::usage(what));
-        }
-        between("--servers", args.servers, SERVERS_MAX)?;
         between("--threads", args.threads, 1024)?;
         between("--epochs", args.epochs as usize, u32::MAX as usize)?;
         between("--batch", args.batch, usize::MAX)?;
@@ -123,8 +116,11 @@ impl Plan {
             Encoding::Bf16 => ElementType::Bf16,
             Encoding::F16 => ElementType::F16,
         };
+        super::fit::check(&args, scheme, servers, optimizer, encoding)?;
+        // What one gradient of its own does: each counts for one of all.
+        let own_step = args.read_my_writes.then(|| learning_rate / workers as f32);
         check_outputs(&args)?;
-        let checkpoint = checkpoint(&args)?;
+        let checkpoint = checkpoint(&args, servers)?;
         if args.hidden.is_some() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
             return Err(Failure::usage(
                 "softmax has no hidden units; leave --hidden out, or use --model mlp",
@@ -139,9 +135,16 @@ impl Plan {
         let batches = Batches::new(args.seed, 0, workers, rows, args.batch)
             .map_err(|error| Failure::usage(format!("--batch: {error}")))?;
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
+        let jitter = args.jitter.as_deref().map(str::parse::<Law>).transpose();
+        let jitter = jitter.map_err(|error| refused("--jitter", &error))?;
+        let target = target(args.target_accuracy)?;
+        // Under these nobody can say when a worker has done its part: who has would keep the others waiting.
+        let together = scheme.counts_versions() || matches!(scheme, scheme::Config::Abs { .. });
+        let local_steps = u64::from(scheme.local_steps());
+        let gradients = together.then(|| (steps * workers as u64).div_ceil(local_steps));
         let (spec, loaded) = spec(&args, &split)?;
         let table = table(&spec)?;
-        let shards = table.shards(args.servers).map_err(|error| {
+        let shards = table.shards(servers.max(1)).map_err(|error| {
             Failure::usage(format!("--servers: {}", error.to_string().replace(": ", "; ")))
         })?;
         check_memory(&spec, scheme, workers, optimizer, encoding)?;
@@ -150,7 +153,7 @@ impl Plan {
             scheme,
             job,
             workers,
-            servers: args.servers,
+            servers,
             threads: args.threads,
             checkpoint,
             restarts: args.restarts,
@@ -169,6 +172,11 @@ impl Plan {
             epochs: args.epochs,
             batch: args.batch,
             steps,
+            gradients,
+            target,
+            damping: args.settings.damping.into(),
+            jitter,
+            own_step,
             optimizer,
             optimizer_name,
             learning_rate,
@@ -189,6 +197,15 @@ impl Plan {
     }
 }
 
+/// An error of the library, which says what is wrong and then what to do.
+fn refused(option: &str, error: &impl std::fmt::Display) -> Failure {
+    let text = error.to_string();
+    match text.rsplit_once(": ") {
+        Some((wrong, remedy)) => Failure::usage(format!("{option}: {wrong}; {remedy}")),
+        None => Failure::usage(format!("{option}: {text}")),
+    }
+}
+
 fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
     if (1..=most).contains(&value) {
         return Ok(());
@@ -198,7 +215,7 @@ fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
 }
 
 /// Where checkpoints go. What an earlier run left there is taken up or left alone, never written over.
-fn checkpoint(args: &Args) -> Result<Option<CheckpointConfig>, Failure> {
+fn checkpoint(args: &Args, servers: usize) -> Result<Option<CheckpointConfig>, Failure> {
     let Some(folder) = &args.checkpoint else { return Ok(None) };
     let wrong = |what: String| Failure::usage(format!("--checkpoint {}: {what}", folder.display()));
     if args.checkpoint_every == 0 {
@@ -209,8 +226,8 @@ fn checkpoint(args: &Args) -> Result<Option<CheckpointConfig>, Failure> {
     let folder = folder.canonicalize().map_err(|error| wrong(error.to_string()))?;
     let config = CheckpointConfig { folder, every: args.checkpoint_every, resume: args.resume };
     // Of servers on other hosts the folders may be elsewhere; they look for themselves.
-    for shard in 0..args.servers {
-        let file = config.file(shard as u16, args.servers as u16);
+    for shard in 0..servers {
+        let file = config.file(shard as u16, servers as u16);
         if file.exists() && !args.resume {
             let name = file.file_name().unwrap_or_default().display().to_string();
             return Err(wrong(format!(
@@ -226,6 +243,15 @@ pub(super) fn timeout(seconds: f64) -> Result<Duration, Failure> {
     let usable = Some(seconds).filter(|seconds| (0.001..=1e6).contains(seconds)).map(Duration::from_secs_f64);
     usable
         .ok_or_else(|| Failure::usage(format!("--timeout cannot be {seconds}; use 0.001 to 1000000 seconds")))
+}
+
+fn target(accuracy: Option<f32>) -> Result<Option<f32>, Failure> {
+    match accuracy {
+        Some(accuracy) if !(accuracy > 0.0 && accuracy <= 1.0) => Err(Failure::usage(format!(
+            "--target-accuracy cannot be {accuracy}; use a part of the test examples above 0 and up to 1, such as 0.95"
+        ))),
+        accuracy => Ok(accuracy),
+    }
 }
 
 fn factors(args: &Args, workers: usize) -> Result<Vec<f64>, Failure> {

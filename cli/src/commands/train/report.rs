@@ -7,7 +7,7 @@ use serde::Serialize;
 use slackline::table::ElementType;
 
 use super::coordinate::{Outcome, WorkerOutcome};
-use super::messages::{PathTaken, Report};
+use super::messages::{PathTaken, Report, Status};
 use super::plan::Plan;
 
 /// Heights of a histogram's bars.
@@ -25,6 +25,8 @@ struct Json<'a> {
     train_examples: usize,
     test_examples: usize,
     scheme: &'a str,
+    /// The scheme with its settings, as it may be given again.
+    settings: String,
     /// The bound; none for asp.
     staleness: Option<u64>,
     /// The ways that workers reached servers, with a plus between them.
@@ -39,6 +41,12 @@ struct Json<'a> {
     seed: u64,
     final_accuracy: f64,
     final_loss: f64,
+    /// Of the first worker's own parameters, under a scheme without servers; those above are then of the mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    local: Option<JsonLocal>,
+    target_accuracy: Option<f64>,
+    /// None if it was not reached, or there was none.
+    time_to_target_s: Option<f64>,
     wall_s: f64,
     versions: u64,
     versions_per_s: f64,
@@ -48,7 +56,17 @@ struct Json<'a> {
     server_restarts: &'a [u32],
     /// Updates that were lost with servers, as far as any worker had seen them.
     lost_updates: u64,
+    /// What each server last said of itself.
+    server_status: &'a [Status],
     workers: Vec<JsonWorker<'a>>,
+}
+
+#[derive(Serialize)]
+struct JsonLocal {
+    accuracy: f64,
+    loss: f64,
+    /// Euclidean distance from the mean of all workers' parameters.
+    distance_from_mean: f64,
 }
 
 #[derive(Serialize)]
@@ -78,6 +96,7 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         train_examples: plan.split.train.rows(),
         test_examples: plan.split.test.rows(),
         scheme: plan.scheme.name(),
+        settings: plan.scheme.to_string(),
         staleness: plan.scheme.staleness(),
         transport: ways(outcome),
         servers: plan.servers,
@@ -90,6 +109,13 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         seed: plan.seed,
         final_accuracy: decimal(outcome.evaluation.accuracy),
         final_loss: decimal(outcome.evaluation.loss),
+        local: outcome.local.map(|(local, distance)| JsonLocal {
+            accuracy: decimal(local.accuracy),
+            loss: decimal(local.loss),
+            distance_from_mean: distance,
+        }),
+        target_accuracy: plan.target.map(decimal),
+        time_to_target_s: outcome.time_to_target.map(|time| time.as_secs_f64()),
         wall_s: outcome.wall.as_secs_f64(),
         versions: outcome.versions,
         versions_per_s: rate(outcome),
@@ -97,6 +123,7 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         evicted: lost(outcome),
         server_restarts: &outcome.restarts,
         lost_updates: outcome.lost_updates,
+        server_status: &outcome.servers,
         workers: workers
             .map(|(worker, (outcome, factor))| JsonWorker {
                 worker,
@@ -147,9 +174,19 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
     let header = ["worker", "clocks", "compute", "wait", "published", "pulled", "retries", "staleness"];
     let mut rows = vec![header.map(String::from).to_vec()];
     for (worker, (outcome, factor)) in outcome.workers.iter().zip(&plan.factors).enumerate() {
-        rows.push(row(worker, *factor, outcome));
+        rows.push(row(worker, *factor, outcome, plan.gradients.is_none()));
     }
-    let columns = header.len();
+    if plan.gradients.is_some() {
+        rows[0].pop();
+        rows[0].push(String::new());
+    }
+    if plan.scheme.interrupts() {
+        // Told where it can happen only: a line is to stay short.
+        for (row, cell) in rows.iter_mut().zip(interrupts(outcome)) {
+            row.insert(2, cell);
+        }
+    }
+    let columns = rows[0].len();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<_> = (0..columns).map(width).collect();
     let mut text = String::new();
@@ -161,6 +198,7 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
             text.extend(std::iter::repeat_n(' ', gap + padding));
             text.push_str(cell);
         }
+        text.truncate(text.trim_end_matches(' ').len());
         text.push('\n');
     }
     let Outcome { evaluation, versions, wall, .. } = outcome;
@@ -174,6 +212,33 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
         wall.as_secs_f64(),
         rate(outcome)
     );
+    if let Some((local, distance)) = &outcome.local {
+        let _ = writeln!(
+            text,
+            "that is the mean of all workers; the first one's own: accuracy {:.1} %, loss {:.4}, {distance:.4} away",
+            100.0 * local.accuracy,
+            local.loss
+        );
+    }
+    if let (Some(_), [status]) = (plan.gradients, &outcome.servers[..]) {
+        let Status { folded, dropped, version, .. } = *status;
+        let each = folded as f64 / version.max(1) as f64;
+        let _ = write!(text, "{folded} gradients, {each:.2} in a version");
+        let _ = match dropped {
+            0 => writeln!(text),
+            1 => writeln!(text, "; 1 more came too late"),
+            more => writeln!(text, "; {more} more came too late"),
+        };
+    }
+    match (plan.target, outcome.time_to_target) {
+        (None, _) => {}
+        (Some(target), Some(time)) => {
+            let _ = writeln!(text, "{:.1} % after {:.2} s", 100.0 * target, time.as_secs_f64());
+        }
+        (Some(target), None) => {
+            let _ = writeln!(text, "{:.1} % was not reached; more --epochs may reach it", 100.0 * target);
+        }
+    }
     match lost(outcome) {
         0 => {}
         1 => text.push_str("1 worker was lost on the way; its figures are the last that it told\n"),
@@ -191,12 +256,14 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
     text
 }
 
-fn row(worker: usize, factor: f64, outcome: &WorkerOutcome) -> Vec<String> {
+fn row(worker: usize, factor: f64, outcome: &WorkerOutcome, by_clock: bool) -> Vec<String> {
     let report = &outcome.report;
     let name = if factor > 1.0 { format!("{worker} (x{factor})") } else { worker.to_string() };
+    // Where the slow are left behind, clocks say nothing of how old parameters are.
+    let stale = if by_clock { staleness(&report.staleness_histogram) } else { String::new() };
     let last = match outcome.lost {
-        Some(_) => format!("{} EVICTED", staleness(&report.staleness_histogram)),
-        None => staleness(&report.staleness_histogram),
+        Some(_) => format!("{stale} EVICTED"),
+        None => stale,
     };
     vec![
         name,
@@ -208,6 +275,12 @@ fn row(worker: usize, factor: f64, outcome: &WorkerOutcome) -> Vec<String> {
         report.pull_retries.to_string(),
         last.trim().to_owned(),
     ]
+}
+
+/// A column of the computations that each worker abandoned.
+fn interrupts(outcome: &Outcome) -> impl Iterator<Item = String> {
+    let counts = outcome.workers.iter().map(|worker| worker.report.interrupts.to_string());
+    std::iter::once("stopped".to_owned()).chain(counts)
 }
 
 fn bytes(bytes: u64) -> String {

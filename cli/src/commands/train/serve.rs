@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slackline::node::{Checkpoint, CheckpointOptions, Server, ServerOptions, ShardOptions};
+use slackline::node::{Checkpoint, CheckpointOptions, Server, ServerOptions, ServerStatus, ShardOptions};
 use slackline_cli::metrics::{NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics};
 
 use super::Trouble;
@@ -22,23 +22,40 @@ pub(super) fn serve(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) 
         return Err("the coordinator takes this server for a worker".into());
     };
     let keeps = config.checkpoint.is_some();
+    let mut gradients = config.gradients;
     let mut server = start(seat, *config, timeout)?;
     seat.announce(flatten(server.address()));
     let end = loop {
         let before = server.status();
         let mut waited = Duration::ZERO;
         while waited < STATUS_EVERY && seat.end().is_none() {
-            if server.drive(|server: &Server<Fabric>| server.status().left != before.left, LOOK_EVERY)? {
+            let has_all = |status: &ServerStatus| gradients.is_some_and(|all| status.folded >= all);
+            let until = |server: &Server<Fabric>| {
+                let status = server.status();
+                status.left != before.left || has_all(&status)
+            };
+            if server.drive(until, LOOK_EVERY)? {
                 break;
             }
             waited += LOOK_EVERY;
         }
         let status = server.status();
+        if gradients.is_some_and(|all| status.folded >= all) {
+            // Workers go on until they hear that it is over: what they bring moves nothing any more.
+            server.set_learning_rate(0.0)?;
+            gradients = None;
+        }
         seat.say(Message::Status(Status {
             version: status.version.0,
             left: status.left,
             checkpointed: status.checkpointed.map(|version| version.0),
             lost_updates: status.lost_updates,
+            folded: status.folded,
+            dropped: status.dropped,
+            interrupts: status.interrupts,
+            gradients: status.gradients,
+            mean_norm_squared: status.mean_norm_squared,
+            variance: status.variance,
         }));
         if let Some(metrics) = metrics {
             metrics.update(|metrics| tell(metrics, &server));
@@ -68,6 +85,7 @@ fn start(seat: &Seat, config: ServeConfig, timeout: Duration) -> Result<Server<F
     let options = ServerOptions {
         optimizer: config.optimizer,
         threads: config.threads,
+        damping: config.damping,
         shard: config.shard,
         memory: ShardOptions { peers: config.peers, checksums: config.checksums, ..ShardOptions::default() },
         checkpoint: file.clone().map(|path| CheckpointOptions { path, every }),

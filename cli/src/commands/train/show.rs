@@ -22,6 +22,8 @@ pub(super) struct Glance {
     pub(super) loss: Option<f64>,
     pub(super) evaluation: Option<Evaluation>,
     pub(super) version: u64,
+    /// Gradients in the newest version, where that varies.
+    pub(super) gradients: Option<u64>,
     /// Mean and largest.
     pub(super) staleness: Option<(f64, u64)>,
 }
@@ -39,7 +41,7 @@ pub(super) struct Display {
 
 impl Display {
     pub(super) fn new(plan: &Plan) -> Display {
-        let all = plan.steps * plan.workers as u64;
+        let all = plan.gradients.unwrap_or(plan.steps * plan.workers as u64);
         let bar = io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(all);
             let style = ProgressStyle::with_template("{elapsed:>4} {wide_bar} {percent:>3} %  {msg}");
@@ -79,7 +81,7 @@ impl Display {
     }
 
     fn describe(&self, glance: &Glance) -> String {
-        let mut parts = Vec::with_capacity(4);
+        let mut parts = Vec::with_capacity(5);
         if let Some(loss) = glance.loss {
             parts.push(format!("loss {loss:.4}"));
         }
@@ -88,6 +90,9 @@ impl Display {
         }
         if let Some(rate) = self.rate {
             parts.push(format!("{rate:.0} versions/s"));
+        }
+        if let Some(gradients) = glance.gradients {
+            parts.push(format!("k {gradients}"));
         }
         if let Some((mean, most)) = glance.staleness {
             parts.push(format!("staleness {mean:.1} (max {most})"));

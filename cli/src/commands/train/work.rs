@@ -9,12 +9,14 @@ use slackline::rendezvous::{Choice, Member, Role, choose};
 use slackline::transport::Address;
 use slackline_cli::data::{self, Dataset};
 use slackline_cli::metrics::{self, PeerMetrics, PeerState, Registry, WorkerMetrics};
-use slackline_cli::model::{Batches, ModelSpec, Scratch};
+use slackline_cli::model::{Batches, ModelSpec};
 
 use super::Trouble;
+use super::compute::{Computer, Pace};
 use super::fabric::{Fabric, fabric, path_of};
 use super::messages::{Message, Order, PathTaken, Report, WorkConfig};
 use super::seat::{End, Seat};
+use super::sync::Sync;
 
 /// How long one try to connect to servers that came back may take.
 const RECONNECT_TRY: Duration = Duration::from_secs(2);
@@ -33,30 +35,48 @@ pub(super) fn work(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -
     let train = examples(&config)?;
     let batches = Batches::new(config.seed, config.worker, config.workers, train.rows(), config.batch)?;
     let timeout = Duration::from_secs_f64(config.timeout_s);
+    let mut computer = Computer::new(spec, train, batches);
+    let (jitter, workers) = (config.jitter.as_deref(), config.workers);
+    computer.pace = Pace::new(config.factor, jitter, config.seed, config.worker, workers)?;
+    computer.learning_rate = config.learning_rate;
+    computer.local_steps = u64::from(config.scheme.local_steps());
+    if config.sync.is_some() {
+        let mut sync = Sync::meet(seat, *config, computer, metrics)?;
+        end_with_the_job(seat)?;
+        seat.report(Report::default());
+        sync.train()?;
+        seat.finish(sync.report());
+        return sync.attend();
+    }
     let (addresses, taken) = choices(seat, &config, timeout)?;
     let options = WorkerOptions {
         encoding: config.encoding,
         checksums: config.checksums,
+        own_step: config.own_step,
         ..WorkerOptions::new(config.scheme)
     };
     let mut worker = Worker::connect(fabric(seat.secret.as_ref()), &addresses, options, timeout)?;
     seat.say(Message::Joined(taken));
 
-    // Nothing is lost by leaving in the middle: the servers drop what was not announced.
+    end_with_the_job(seat)?;
+    seat.report(Report::default());
+    let mut trainer = Trainer { computer, config: *config, timeout, seat, metrics };
+    trainer.train(&mut worker)?;
+    seat.finish(Report::of(worker.clock(), worker.statistics()));
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Ends this process with the job. Nothing is lost by leaving in the middle: servers drop what was not announced.
+fn end_with_the_job(seat: &Seat) -> Result<(), Trouble> {
     seat.at_end(|end| match end {
         End::Dismissed => std::process::exit(0),
         End::Lost(why) => {
             eprintln!("error: {why}");
             std::process::exit(1)
         }
-    })?;
-    seat.report(Report::default());
-    let mut trainer = Trainer { spec, train, batches, config: *config, timeout, seat, metrics };
-    trainer.train(&mut worker)?;
-    seat.finish(Report::of(worker.clock(), worker.statistics()));
-    loop {
-        std::thread::park();
-    }
+    })
 }
 
 /// The training examples, as the coordinator saw them.
@@ -93,15 +113,13 @@ fn choices(
         let server = member.place;
         tracing::info!(server, host = %member.host, %path, %address, reason, "chose a path");
         addresses.push(address);
-        taken.push(PathTaken { server, path, reason });
+        taken.push(PathTaken { server: Some(server), worker: None, path, reason });
     }
     Ok((addresses, taken))
 }
 
 struct Trainer<'a> {
-    spec: ModelSpec,
-    train: Dataset,
-    batches: Batches,
+    computer: Computer,
     config: WorkConfig,
     timeout: Duration,
     seat: &'a Seat,
@@ -111,10 +129,7 @@ struct Trainer<'a> {
 impl Trainer<'_> {
     /// Trains until all steps are done, through the loss of servers if they may come back.
     fn train(&mut self, worker: &mut Worker<Fabric>) -> Result<(), Trouble> {
-        let mut gradient: Vec<f32> = Vec::new();
-        gradient.try_reserve_exact(self.spec.parameters())?;
-        gradient.resize(self.spec.parameters(), 0.0);
-        while let Err(error) = self.steps(worker, &mut gradient) {
+        while let Err(error) = self.steps(worker) {
             let lost = matches!(error, Error::ServerLost { .. } | Error::Evicted { .. });
             if !lost || !self.config.reconnect {
                 return Err(error.into());
@@ -146,38 +161,47 @@ impl Trainer<'_> {
 
     /// The clock of the worker says which step it is at: it may begin late, and after a loss it goes on where the
     /// servers are.
-    fn steps(&mut self, worker: &mut Worker<Fabric>, gradient: &mut [f32]) -> Result<(), Error> {
-        let mut scratch = Scratch::default();
+    fn steps(&mut self, worker: &mut Worker<Fabric>) -> Result<(), Error> {
         let (mut sum, mut count, mut reported) = (0.0, 0u32, Instant::now());
-        while worker.clock().0 < self.config.steps {
+        while self.config.steps.is_none_or(|steps| worker.clock().0 < steps) {
             worker.begin(self.timeout)?;
-            let begun = Instant::now();
-            let rows = self.batches.rows(worker.clock().0);
-            let parameters = worker.parameters()?;
-            let loss = self.spec.loss_and_gradient(parameters, &self.train, rows, gradient, &mut scratch);
-            if self.config.factor > 1.0 {
-                std::thread::sleep(begun.elapsed().mul_f64(self.config.factor - 1.0));
+            match self.compute(worker)? {
+                Some(loss) => {
+                    worker.encode(&self.computer.gradient)?;
+                    worker.publish(Some(loss), self.timeout)?;
+                    (sum, count) = (sum + f64::from(loss), count + 1);
+                }
+                None => worker.abandon()?,
             }
-            worker.encode(gradient)?;
-            worker.publish(Some(loss), self.timeout)?;
-
-            (sum, count) = (sum + f64::from(loss), count + 1);
             // Cheap next to a step, but there may be thousands of steps between two reports.
             if reported.elapsed() >= REPORT_EVERY {
-                self.report(worker, sum / f64::from(count));
+                self.tell(worker, (count > 0).then(|| sum / f64::from(count)));
                 (sum, count, reported) = (0.0, 0, Instant::now());
             }
         }
         worker.flush(self.timeout)
     }
 
-    fn report(&self, worker: &Worker<Fabric>, loss: f64) {
-        self.seat.report(Report { loss: Some(loss), ..Report::of(worker.clock(), worker.statistics()) });
+    /// The gradient of this clock, and its loss; none if a server asked to give it up.
+    fn compute(&mut self, worker: &mut Worker<Fabric>) -> Result<Option<f32>, Error> {
+        let clock = worker.clock().0;
+        if !self.config.scheme.interrupts() && self.computer.local_steps == 1 {
+            return self.computer.gradient(clock, worker.parameters()?).map(Some);
+        }
+        self.computer.base.clear();
+        self.computer.base.extend_from_slice(worker.parameters()?);
+        self.computer.gradient_unless(clock, &mut || worker.should_stop())
+    }
+
+    fn tell(&self, worker: &Worker<Fabric>, loss: Option<f64>) {
+        self.seat.report(Report { loss, ..Report::of(worker.clock(), worker.statistics()) });
         let Some(metrics) = self.metrics else { return };
         let clock = worker.clock().0;
         metrics.update(|metrics| {
-            let loss = Some(loss);
-            metrics.worker = Some(WorkerMetrics { clock, loss, ..WorkerMetrics::from(worker.statistics()) });
+            let before = metrics.worker.take().and_then(|worker| worker.loss);
+            let statistics = WorkerMetrics::from(worker.statistics());
+            let loss = loss.or(before);
+            metrics.worker = Some(WorkerMetrics { clock, loss, ..statistics });
             metrics.peers = worker.links().map(peer).collect();
         });
     }

@@ -39,9 +39,9 @@ pub(super) const RECIPE: Recipe = Recipe {
             8 workers learn the digits (softmax regression, batches of 32, step size 0.5) until the loss is \
             0.15, mean of 5 seeds.",
     remarks: "The gain in time per clock grows with the workers and goes beyond the paper's range for 16 of \
-              them and a long run-ahead, where exponential times (harsher than those of real machines) leave \
-              the most to win. What counts is the time to a loss: there old gradients cost clocks, so the \
-              gain is smaller than in time per clock.",
+              them and a long run-ahead: exponential times, harsher than those of real machines, leave the most \
+              to win. On the digits the gain carries over to the time to a loss. A run-ahead of 16 is near the \
+              edge of what this step size bears: its loss leaps on the way.",
     run,
 };
 
@@ -127,7 +127,6 @@ fn run(seed: u64) -> Result<Findings, Failure> {
         times.row([staleness.to_string(), format!("{time:.1}"), format!("{gain:.2}")]);
     }
     let gains = [1, 4, 16].map(|staleness| reached(0) / reached(staleness));
-    let best = gains.into_iter().fold(0.0, f64::max);
     let checks = vec![
         Check::new(
             "mean time per clock, all 18 cells",
@@ -138,8 +137,8 @@ fn run(seed: u64) -> Result<Findings, Failure> {
         Check::new(
             "time to a loss under jitter, over BSP",
             "1.2 to 2 times",
-            format!("{best:.2} times (best s)"),
-            best >= 1.2,
+            gains.map(|gain| format!("{gain:.2}")).join(", ") + " times (s = 1, 4, 16)",
+            gains.iter().all(|gain| *gain >= 1.2),
         ),
     ];
     let figure = Figure::new("BAP: running ahead hides jitter")

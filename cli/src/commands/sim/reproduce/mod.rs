@@ -3,18 +3,27 @@
 //! Each is a recipe: what was claimed, how it is tried here, and a function that tries it. A claim that does not
 //! come out is told with its figures like one that does; no recipe knows what it should find when it looks.
 
+mod abs;
 mod bap;
+mod dai;
+mod dbw;
+mod dbw_argmax;
+mod ds_sync;
+mod essp;
+mod k_async;
 mod page;
 
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
+use slackline::scheme::Config;
 use slackline::sim::{Cluster, Report};
 use slackline_cli::plot::Figure;
 
 use super::args::Args;
 use super::{give, parallel, setup};
 use crate::failure::Failure;
+use crate::scheme_args;
 use crate::table::Table;
 
 /// A result of the literature and how to try it.
@@ -51,7 +60,18 @@ pub(super) struct Check {
 }
 
 /// In the order of the page.
-const RECIPES: &[Recipe] = &[bap::RECIPE, bap::STRAGGLER];
+const RECIPES: &[Recipe] = &[
+    bap::RECIPE,
+    bap::STRAGGLER,
+    dbw_argmax::RECIPE,
+    dbw::RECIPE,
+    k_async::RECIPE,
+    abs::RECIPE,
+    essp::RECIPE,
+    ds_sync::MEAN,
+    ds_sync::RECIPE,
+    dai::RECIPE,
+];
 
 /// Runs `slackline sim --reproduce`.
 pub(super) fn run(args: &Args, name: &str) -> Result<ExitCode, Failure> {
@@ -160,6 +180,11 @@ fn simulate<T: Sync>(
     cluster: impl Fn(&T) -> Result<Cluster, Failure> + Sync,
 ) -> Result<Vec<Report>, Failure> {
     parallel::map(what, items, |item| cluster(item)?.run().map_err(|error| setup::failure(&error)))
+}
+
+/// A scheme as it is written on the command line.
+fn scheme(text: &str) -> Result<Config, Failure> {
+    text.parse().map_err(|error| scheme_args::refused(&error))
 }
 
 fn mean(values: impl IntoIterator<Item = f64>) -> f64 {

@@ -12,6 +12,7 @@ use crate::table::Table;
 
 const NAME: &str = "reproductions.md";
 const PLOTS: &str = "plots";
+const COLUMNS: usize = 120;
 
 const HEAD: &str = "\
 # The literature, and what comes out here
@@ -58,16 +59,36 @@ fn page(done: &[(&Recipe, Findings)]) -> String {
         let Recipe { name, title, claim, source, setup, remarks, .. } = recipe;
         let _ = write!(
             page,
-            "\n## {name}\n\n**{title}.** {claim} ({source})\n\nHere: {setup}\n\n\
-             ```sh\ncargo run --release -- sim --reproduce {name}\n```\n\n![{title}]({PLOTS}/{name}.svg)\n"
+            "\n## {name}\n\n{}\n\n{}\n\n\
+             ```sh\ncargo run --release -- sim --reproduce {name}\n```\n\n![{title}]({PLOTS}/{name}.svg)\n",
+            wrapped(&format!("**{title}.** {claim} ({source})")),
+            wrapped(&format!("Here: {setup}"))
         );
         for (caption, table) in &findings.tables {
             let _ = write!(page, "\n{caption}:\n\n{}", table.markdown());
         }
         let _ = write!(page, "\n{}", checks(findings).markdown());
         if !remarks.is_empty() {
-            let _ = write!(page, "\n{remarks}\n");
+            let _ = write!(page, "\n{}\n", wrapped(remarks));
         }
     }
     page
+}
+
+/// A paragraph in lines that fit.
+fn wrapped(paragraph: &str) -> String {
+    let (mut text, mut width) = (String::new(), 0);
+    for word in paragraph.split_whitespace() {
+        let length = word.chars().count();
+        if width > 0 && width + 1 + length > COLUMNS {
+            text.push('\n');
+            width = 0;
+        } else if width > 0 {
+            text.push(' ');
+            width += 1;
+        }
+        text.push_str(word);
+        width += length;
+    }
+    text
 }

@@ -119,24 +119,33 @@ impl Coordinator<'_> {
 
     /// Workers that are neither heard of nor counted by the servers are ended: nobody can wait for them.
     pub(super) fn let_go_of_the_silent(&mut self) {
-        let left = self.servers.iter().map(|shard| shard.status.left).min().unwrap_or(0);
         let lost = self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count();
-        if left <= lost as u64 {
+        if self.evicted().is_some_and(|evicted| evicted <= lost as u64) {
             return;
         }
         for worker in 0..self.workers.len() {
             let place = &mut self.workers[worker];
             let silent = place.state == State::Running && place.heard.elapsed() > SILENT_FOR;
             if silent && place.outcome.lost.is_none() {
-                place.outcome.lost = Some("was silent, and the servers evicted it".into());
+                let why = if self.servers.is_empty() {
+                    "was silent"
+                } else {
+                    "was silent, and the servers evicted it"
+                };
+                place.outcome.lost = Some(why.into());
                 self.let_go(worker);
             }
         }
     }
 
+    /// How many workers all servers have let go; none where there are no servers.
+    fn evicted(&self) -> Option<u64> {
+        self.servers.iter().map(|shard| shard.status.left).min()
+    }
+
     /// Tells of lost workers once the servers have let them go. How many are still to be told of.
     pub(super) fn announce_losses(&mut self, regardless: bool) -> usize {
-        let left = self.servers.iter().map(|shard| shard.status.left).min().unwrap_or(0);
+        let left = self.evicted().unwrap_or(u64::MAX);
         let lost =
             self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count() as u64;
         let remaining = self.plan.workers - lost as usize;

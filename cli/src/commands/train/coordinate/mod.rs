@@ -3,18 +3,18 @@
 
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use slackline::rendezvous::{Hub, HubEvent, HubOptions, Member, MemberId, Path, Role};
 use slackline::transport::Address;
 use slackline_cli::metrics::{self, NodeMetrics, PeerMetrics, PeerState, Registry};
 use slackline_cli::model::Evaluation;
 
-use super::evaluate::{Evaluator, Final, Places};
+use super::evaluate::{Evaluator, Final, Judged, Places};
 use super::job::serve_metrics;
 use super::messages::{
-    Body, Message, Order, PathTaken, Report, ServeConfig, Status, VALUES_PER_MESSAGE, WorkConfig, json, read,
-    values,
+    Body, Message, Order, PathTaken, Report, ServeConfig, Status, SyncConfig, VALUES_PER_MESSAGE, WorkConfig,
+    json, read, values,
 };
 use super::plan::{PEERS, Plan};
 use super::process::Process;
@@ -44,7 +44,11 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub(super) struct Outcome {
     pub(super) parameters: Vec<f32>,
     pub(super) evaluation: Evaluation,
+    /// Where each worker has its own parameters: how good the first one's are, and how far from the mean.
+    pub(super) local: Option<(Evaluation, f64)>,
     pub(super) versions: u64,
+    /// When the accuracy that was aimed at was there, counted as `wall`.
+    pub(super) time_to_target: Option<Duration>,
     /// From the last worker joining to the last gradient folded in.
     pub(super) wall: Duration,
     pub(super) workers: Vec<WorkerOutcome>,
@@ -52,6 +56,8 @@ pub(super) struct Outcome {
     pub(super) restarts: Vec<u32>,
     /// Updates that were lost with servers, as far as any worker has seen them.
     pub(super) lost_updates: u64,
+    /// The last that each server said of itself.
+    pub(super) servers: Vec<Status>,
 }
 
 /// What a worker came to.
@@ -80,6 +86,9 @@ struct Place {
     /// Its process, if it is this one's child.
     process: Option<Process>,
     member: Option<MemberId>,
+    /// Initial values that were told to it, where there are no servers; and where its own parameters can be read.
+    told: usize,
+    address: Option<Address>,
     /// How often it was started again, and how often it came back, whoever started it.
     restarts: u32,
     returns: u32,
@@ -114,9 +123,13 @@ struct Coordinator<'a> {
     places: Places,
     metrics: Option<Registry>,
     measured: Instant,
+    /// Names this job among those of its workers.
+    run: u64,
     servers: Vec<Shard>,
     workers: Vec<Place>,
     evaluation: Option<Evaluation>,
+    /// When the accuracy that is aimed at was there.
+    reached: Option<Instant>,
     last: Option<Final>,
 }
 
@@ -143,6 +156,8 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
     let worker = || Place {
         process: None,
         member: None,
+        told: 0,
+        address: None,
         restarts: 0,
         returns: 0,
         earlier: Report::default(),
@@ -159,27 +174,26 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         places: Arc::default(),
         metrics,
         measured: Instant::now(),
+        run: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64),
         servers: (0..plan.servers).map(|_| server()).collect(),
         workers: (0..plan.workers).map(|_| worker()).collect(),
         evaluation: None,
+        reached: None,
         last: None,
     };
     coordinator.start_servers()?;
     coordinator.start_workers()?;
     coordinator.tell_paths();
-    let evaluator = Evaluator::start(
-        Arc::clone(&coordinator.places),
-        plan.job.secret.clone(),
-        plan.spec.clone(),
-        plan.split.clone(),
-        plan.timeout,
-        coordinator.sender.clone(),
-    )?;
+    let evaluator = Evaluator::start(Arc::clone(&coordinator.places), plan, coordinator.sender.clone())?;
     let begun = Instant::now();
     coordinator.follow()?;
     let wall = begun.elapsed();
     evaluator.finish();
-    let Final { parameters, versions } = coordinator.bring_home()?;
+    let Final { parameters, versions, local } = coordinator.bring_home()?;
+    let versions = match coordinator.has_all_gradients() {
+        true => coordinator.servers[0].status.version,
+        false => versions,
+    };
     if parameters.iter().any(|value| !value.is_finite()) {
         return Err(Failure::failed(format!(
             "the run diverged: parameters are not finite after {versions} versions; use a smaller \
@@ -188,12 +202,26 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         )));
     }
     let evaluation = plan.spec.evaluate(&parameters, &plan.split.test);
+    let local = local.map(|(local, distance)| (plan.spec.evaluate(&local, &plan.split.test), distance));
+    let time_to_target = coordinator.reached.map(|at| at.saturating_duration_since(begun));
     let outcome = |place: &Place| WorkerOutcome { restarts: place.returns, ..place.outcome.clone() };
     let workers = coordinator.workers.iter().map(outcome).collect();
     let restarts = coordinator.servers.iter().map(|shard| shard.restarts).collect();
     let lost_updates = coordinator.servers.iter().filter_map(|shard| shard.lost_updates).sum();
+    let servers = coordinator.servers.iter().map(|shard| shard.status).collect();
     coordinator.leave();
-    Ok(Outcome { parameters, evaluation, versions, wall, workers, restarts, lost_updates })
+    Ok(Outcome {
+        parameters,
+        evaluation,
+        local,
+        versions,
+        time_to_target,
+        wall,
+        workers,
+        restarts,
+        lost_updates,
+        servers,
+    })
 }
 
 impl Coordinator<'_> {
@@ -235,6 +263,7 @@ impl Coordinator<'_> {
             table: plan.table.clone(),
             shard: (shard as u16, plan.servers as u16),
             scheme: plan.scheme,
+            damping: plan.damping,
             workers: plan.workers,
             peers: PEERS,
             optimizer: plan.optimizer,
@@ -242,6 +271,7 @@ impl Coordinator<'_> {
             threads: plan.threads,
             checksums: plan.checksums,
             checkpoint,
+            gradients: plan.gradients,
         }))
     }
 
@@ -261,9 +291,18 @@ impl Coordinator<'_> {
             worker,
             workers: plan.workers,
             batch: plan.batch,
-            steps: plan.steps,
+            steps: plan.gradients.is_none().then_some(plan.steps),
+            learning_rate: plan.learning_rate,
             factor: plan.factors[worker],
+            own_step: plan.own_step,
+            jitter: plan.jitter.as_ref().map(ToString::to_string),
             timeout_s: plan.timeout.as_secs_f64(),
+            sync: (plan.servers == 0).then(|| SyncConfig {
+                listen: plan.job.listen_over(plan.require),
+                table: plan.table.clone(),
+                optimizer: plan.optimizer,
+                run: self.run,
+            }),
         }))
     }
 
@@ -333,6 +372,12 @@ impl Coordinator<'_> {
             if !self.workers.iter().any(running) {
                 break;
             }
+            if self.reached.is_some() || self.has_all_gradients() {
+                // They go on until they are told to leave, and it counts for nothing.
+                let running = self.workers.iter_mut().filter(|place| place.state == State::Running);
+                running.for_each(|place| place.state = State::Finished);
+                break;
+            }
         }
         if !self.workers.iter().any(|place| place.state == State::Finished) {
             // Where they all died of a lost server, that is what to tell.
@@ -347,6 +392,11 @@ impl Coordinator<'_> {
         self.announce_losses(true);
         self.display.show(&self.glance(), true);
         Ok(())
+    }
+
+    /// True once the server has folded in all that this run is to have.
+    fn has_all_gradients(&self) -> bool {
+        self.plan.gradients.is_some_and(|all| self.servers.iter().all(|shard| shard.status.folded >= all))
     }
 
     fn bring_home(&mut self) -> Result<Final, Failure> {
@@ -432,21 +482,24 @@ impl Coordinator<'_> {
         registry.update(|metrics| metrics.peers = peers);
     }
 
-    /// Tells servers their initial values, as fast as they take them.
+    /// Tells servers (workers, where there are none) their initial values, as fast as they take them.
     fn tell_values(&mut self) {
+        let initial = &self.plan.initial;
         for (shard, range) in self.servers.iter_mut().zip(&self.plan.shards) {
-            let Some(member) = shard.member else { continue };
-            let all = &self.plan.initial[range.start as usize / 4..range.end as usize / 4];
-            while shard.told < all.len() && self.hub.backlog(member) < ON_THE_WAY {
-                let piece = &all[shard.told..all.len().min(shard.told + VALUES_PER_MESSAGE)];
-                self.hub.say(member, &values(piece));
-                shard.told += piece.len();
-            }
+            let own = &initial[range.start as usize / 4..range.end as usize / 4];
+            tell(&mut self.hub, shard.member, own, &mut shard.told);
+        }
+        for place in self.workers.iter_mut().filter(|_| self.plan.servers == 0) {
+            tell(&mut self.hub, place.member, initial, &mut place.told);
         }
     }
 
     fn meet(&mut self, event: HubEvent) -> Result<(), Failure> {
         match event {
+            // A group that has lost a member goes on without it, for good.
+            HubEvent::Joined(member) if member.generation > 0 && self.plan.servers == 0 => {
+                self.hub.dismiss(member.id);
+            }
             HubEvent::Joined(member) => {
                 let order = match who(&member) {
                     Who::Server(shard) => {
@@ -493,6 +546,9 @@ impl Coordinator<'_> {
                 }
                 Who::Worker(worker) if self.workers[worker].member == Some(member.id) => {
                     self.workers[worker].member = None;
+                    if self.workers[worker].address.take().is_some() {
+                        self.tell_places();
+                    }
                     self.close(worker, &reason);
                 }
                 Who::Server(_) | Who::Worker(_) => {}
@@ -515,6 +571,23 @@ impl Coordinator<'_> {
         }
     }
 
+    /// Where this process reads a worker's own parameters.
+    fn learn_place(&mut self, worker: usize, id: MemberId, addresses: Vec<Address>) {
+        let member = self.hub.members().find(|member| member.id == id).cloned();
+        let Some(member) = member.map(|member| Member { addresses, ..member }) else { return };
+        match slackline::rendezvous::choose(&slackline::rendezvous::Host::own(), &member, self.plan.require) {
+            Ok(choice) => self.workers[worker].address = Some(choice.address),
+            Err(error) => tracing::warn!(%error, "cannot reach a worker"),
+        }
+        self.tell_places();
+    }
+
+    /// Tells the evaluator whose own parameters there are.
+    fn tell_places(&self) {
+        let addresses = self.workers.iter().filter_map(|place| place.address.clone()).collect();
+        *self.places.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
+    }
+
     fn said(&mut self, who: Who, id: MemberId, message: Message) -> Result<(), Failure> {
         match (who, message) {
             (Who::Server(shard), Message::Status(status)) => self.hear_server(shard, status),
@@ -524,6 +597,7 @@ impl Coordinator<'_> {
             (Who::Server(_), other) => {
                 return Err(Failure::failed(format!("{who} said what only workers say: {other:?}")));
             }
+            (Who::Worker(worker), Message::Publishes(addresses)) => self.learn_place(worker, id, addresses),
             (Who::Worker(worker), message) => {
                 if matches!(message, Message::Failed { .. }) {
                     // It waits for this before it ends.
@@ -536,6 +610,10 @@ impl Coordinator<'_> {
     }
 
     fn hear_server(&mut self, shard: usize, status: Status) {
+        // It goes on counting, and nothing changes any more.
+        if self.has_all_gradients() {
+            return;
+        }
         let known = std::mem::replace(&mut self.servers[shard].status, status).lost_updates;
         if let Some(lost) = status.lost_updates.filter(|lost| known.is_none_or(|known| known < *lost)) {
             *self.servers[shard].lost_updates.get_or_insert_default() += lost - known.unwrap_or(0);
@@ -550,7 +628,12 @@ impl Coordinator<'_> {
 
     fn handle(&mut self, event: Event) -> Result<(), Failure> {
         match event {
-            Event::Evaluated(evaluation) => self.evaluation = Some(evaluation),
+            Event::Judged(Judged { evaluation, at }) => {
+                self.evaluation = Some(evaluation);
+                if self.plan.target.is_some_and(|target| evaluation.accuracy >= target) {
+                    self.reached.get_or_insert(at);
+                }
+            }
             Event::Final(Ok(last)) => self.last = Some(last),
             Event::Final(Err(error)) => {
                 // Most likely a server is gone, and its process will tell why.
@@ -603,12 +686,33 @@ impl Coordinator<'_> {
             .map(counts)
             .fold((0, 0, 0), |(a, b, c), (sum, count, most)| (a + sum, b + count, c.max(most)));
         Glance {
-            done: reports().map(|report| report.clock).sum(),
+            done: match self.plan.gradients {
+                Some(_) => self.servers.iter().map(|shard| shard.status.folded).min().unwrap_or(0),
+                None => reports().map(|report| report.clock).sum(),
+            },
             loss: (!losses.is_empty()).then(|| losses.iter().sum::<f64>() / losses.len() as f64),
             evaluation: self.evaluation,
-            version: self.servers.iter().map(|shard| shard.status.version).min().unwrap_or(0),
-            staleness: (count > 0).then(|| (sum as f64 / count as f64, most)),
+            version: match self.plan.servers {
+                0 => reports().map(|report| report.clock).min().unwrap_or(0),
+                _ => self.servers.iter().map(|shard| shard.status.version).min().unwrap_or(0),
+            },
+            gradients: match self.plan.gradients {
+                Some(_) => self.servers.first().map(|shard| shard.status.gradients),
+                None => None,
+            },
+            staleness: (count > 0 && self.plan.gradients.is_none())
+                .then(|| (sum as f64 / count as f64, most)),
         }
+    }
+}
+
+/// Tells a member more of its initial values.
+fn tell(hub: &mut Hub, member: Option<MemberId>, all: &[f32], told: &mut usize) {
+    let Some(member) = member else { return };
+    while *told < all.len() && hub.backlog(member) < ON_THE_WAY {
+        let piece = &all[*told..all.len().min(*told + VALUES_PER_MESSAGE)];
+        hub.say(member, &values(piece));
+        *told += piece.len();
     }
 }
 

@@ -1,0 +1,83 @@
+//! The real nodes over the hostile fabric, seed by seed.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::{Value, json};
+use slackline::sim::fabric::{self, Options};
+
+use super::args::Args;
+use super::give_text;
+use super::parallel::Progress;
+use crate::failure::Failure;
+
+/// Runs `slackline sim --fabric`.
+pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let scheme = match (&args.scheme, args.settings.given().first()) {
+        (None, Some((setting, _))) => {
+            let what = "the scheme is drawn from the seed";
+            return Err(Failure::usage(format!("--{setting}: {what}; add --scheme, or leave it out")));
+        }
+        (None, None) => None,
+        (Some(_), _) => Some(args.config()?),
+    };
+    if let Some(scheme) = scheme.filter(|scheme| !scheme.has_server()) {
+        return Err(Failure::usage(format!(
+            "--scheme {scheme}: the fabric runs servers and workers, and this scheme has no server; choose another"
+        )));
+    }
+    let options = Options { scheme, ..Options::default() };
+    let Some(count) = args.seeds else {
+        let report = fabric::run(args.seed, &options).map_err(broken)?;
+        let mut text = format!("seed {}, {}: every promise was kept\n\n", report.seed, report.scheme);
+        let mut line = |name: &str, what: String| {
+            let _ = writeln!(text, "{name:<12}{what}");
+        };
+        line("time", format!("{:.3} s of its own", report.virtual_time.as_secs_f64()));
+        line("versions", report.versions.to_string());
+        line("views", format!("{}, each compared with what was published", report.views));
+        line("errors", format!("{}, as they may be", report.errors));
+        line("trace", format!("{:016x}, {} events", report.trace_hash, report.events));
+        let json = json!({
+            "seed": report.seed, "scheme": report.scheme.to_string(), "events": report.events,
+            "virtual_time": report.virtual_time.as_secs_f64(), "versions": report.versions,
+            "views": report.views, "errors": report.errors,
+            "trace_hash": format!("{:016x}", report.trace_hash),
+        });
+        return give_text(args, &text, &json).map(|()| ExitCode::SUCCESS);
+    };
+    let end = args.seed.checked_add(count).filter(|_| count > 0).ok_or_else(|| {
+        Failure::usage(format!("--seeds {count}: there are not so many from {}; use 1 or more", args.seed))
+    })?;
+    let progress = Progress::new("seeds", count as usize);
+    let done = AtomicU64::new(0);
+    let summary = fabric::run_all(args.seed..end, &options, 0, &|_| {
+        progress.show(done.fetch_add(1, Ordering::Relaxed) as usize + 1);
+    });
+    drop(progress);
+    let summary = summary.map_err(broken)?;
+    let text = format!(
+        "{} seeds from {}: every promise was kept\n\n{} events, {} versions, {} views compared, {} errors as \
+         they may be\ntrace {:016x}\n",
+        summary.runs,
+        args.seed,
+        summary.events,
+        summary.versions,
+        summary.views,
+        summary.errors,
+        summary.trace_hash
+    );
+    let json: Value = json!({
+        "first_seed": args.seed, "seeds": summary.runs, "events": summary.events, "versions": summary.versions,
+        "views": summary.views, "errors": summary.errors, "trace_hash": format!("{:016x}", summary.trace_hash),
+    });
+    give_text(args, &text, &json).map(|()| ExitCode::SUCCESS)
+}
+
+/// A broken promise, with the command that shows it again.
+fn broken(failure: fabric::Failure) -> Failure {
+    let text = failure.to_string();
+    // The library tells the command on a line of its own.
+    Failure::failed(text.replace("\nto see it again: ", "; to see it again: "))
+}

@@ -1,0 +1,64 @@
+//! What a scheme cannot do, found out before any process is started.
+
+use slackline::kernel::Optimizer;
+use slackline::scheme::Config;
+use slackline::table::ElementType;
+
+use super::args::Args;
+use crate::failure::Failure;
+
+/// Whether this scheme does what the rest of the options ask for.
+pub(super) fn check(
+    args: &Args,
+    scheme: Config,
+    servers: usize,
+    optimizer: Optimizer,
+    encoding: ElementType,
+) -> Result<(), Failure> {
+    let name = scheme.name();
+    let plain = matches!(optimizer, Optimizer::Sgd { .. });
+    if scheme.counts_versions() && servers > 1 {
+        return Err(Failure::usage(format!(
+            "--servers {servers}: {name} counts versions, and those of two servers have nothing to do with each \
+             other; use --servers 1"
+        )));
+    }
+    if scheme.local_steps() > 1 && !plain {
+        return Err(Failure::usage(format!(
+            "--local-steps {}: steps on a worker's own copy are those of plain SGD, and the server's are to be the \
+             same; use --optimizer sgd",
+            scheme.local_steps()
+        )));
+    }
+    if args.read_my_writes && !plain {
+        return Err(Failure::usage(
+            "--read-my-writes: what a gradient does to the parameters is known to its worker for plain SGD alone; \
+             use --optimizer sgd, or leave it out",
+        ));
+    }
+    if args.read_my_writes && (scheme.interrupts() || !scheme.has_server()) {
+        return Err(Failure::usage(format!(
+            "--read-my-writes: under {name} what a worker wrote is not always folded in, and not in order; \
+             leave it out, or use bsp, asp, ssp, essp, bap or vap"
+        )));
+    }
+    if scheme.has_server() {
+        return Ok(());
+    }
+    let alone = |option: &str, why: &str| {
+        Err(Failure::usage(format!("{option}: {name} has no server, {why}; leave {option} out")))
+    };
+    if args.checkpoint.is_some() {
+        return alone("--checkpoint", "and a worker that is lost does not come back to its group");
+    }
+    if args.restarts > 0 {
+        return alone("--restarts", "and a worker that is lost does not come back to its group");
+    }
+    if args.threads > 1 {
+        return alone("--threads", "so nobody sums gradients");
+    }
+    if encoding != ElementType::F32 {
+        return alone("--encoding", "and what travels is parameters, which are not rounded");
+    }
+    Ok(())
+}

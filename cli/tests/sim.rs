@@ -1,0 +1,195 @@
+//! `slackline sim` as a user meets it: the program is run, and judged by its exit code, its output and its files.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn run(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+    command.arg("sim").args(arguments).env_remove("RUST_LOG");
+    command.output().expect("the program starts")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("messages are text")
+}
+
+fn stdout(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+    String::from_utf8(output.stdout).expect("results are text")
+}
+
+/// Runs to the end and gives the JSON of stdout, which holds nothing else.
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&stdout(&[arguments, &["--json", "-"]].concat())).expect("stdout is one JSON value")
+}
+
+/// What cannot be used is told with what is wrong and what to do, and nothing is computed.
+fn misused(arguments: &[&str], error: &str, help: &str) {
+    let output = run(arguments);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+    assert!(output.stdout.is_empty(), "{arguments:?}: stdout is for results");
+    assert!(text.starts_with("error: ") && text.contains(error), "{arguments:?}: {text}");
+    assert!(text.contains(help), "{arguments:?}: {text}");
+}
+
+fn rows(reproduction: &str) -> Vec<Value> {
+    json(&["--reproduce", reproduction])["rows"].as_array().expect("rows").clone()
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_and_another_one_another() {
+    let options = ["--problem", "softmax", "--clocks", "20"];
+    let [one, same, other] = ["1", "1", "2"].map(|seed| json(&[&options[..], &["--seed", seed]].concat()));
+    assert_eq!(one, same);
+    assert_ne!(one["trace_hash"], other["trace_hash"]);
+    assert_eq!(one["trace_hash"].as_str().unwrap().len(), 16);
+    assert!(one["curve"].as_array().unwrap().len() > 5);
+    assert_eq!((&one["scheme"], &one["workers"]), (&"ssp(3)".into(), &8.into()));
+}
+
+#[test]
+fn schemes_side_by_side_give_a_table_a_plot_and_json() {
+    let folder = TempDir::new().unwrap();
+    let plot = folder.path().join("plot.svg");
+    let options = ["--compare", "bsp,bap(4),ssp(4)", "--problem", "logistic", "--clocks", "50"];
+    let whole = json(&[&options[..], &["--plot", plot.to_str().unwrap()]].concat());
+    let runs = whole["runs"].as_array().unwrap();
+    let schemes: Vec<_> = runs.iter().map(|run| run["scheme"].as_str().unwrap()).collect();
+    assert_eq!(schemes, ["bsp", "bap(4)", "ssp(4)"]);
+    let time = |run: &Value| run["mean_time_per_clock"].as_f64().unwrap();
+    assert!(time(&runs[0]) > 1.5 * time(&runs[1]), "running ahead hides jitter");
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    assert!(svg.starts_with("<svg") && schemes.iter().all(|scheme| svg.contains(scheme)));
+    let text = stdout(&options);
+    assert!(schemes.iter().all(|scheme| text.contains(scheme)), "{text}");
+}
+
+#[test]
+fn a_sweep_runs_every_combination() {
+    let whole = json(&["--sweep", "workers=2,4", "--sweep", "scheme=bsp,ssp(2),asp", "--clocks", "10"]);
+    let rows = whole["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 6);
+    assert_eq!((&rows[4]["scheme"], &rows[4]["workers"]), (&"ssp(2)".into(), &4.into()));
+    let alone = json(&["--workers", "4", "--scheme", "ssp", "--staleness", "2", "--clocks", "10"]);
+    assert_eq!(rows[4]["trace_hash"], alone["trace_hash"], "a point of the grid is a run of its own");
+}
+
+#[test]
+fn every_problem_is_learnt() {
+    for problem in ["quadratic", "softmax", "mlp", "factorisation", "logistic"] {
+        let run = json(&["--problem", problem, "--workers", "4", "--clocks", "60"]);
+        let curve = run["curve"].as_array().unwrap();
+        let loss = |point: &Value| point["loss"].as_f64().unwrap();
+        assert!(loss(&curve[curve.len() - 1]) < 0.7 * loss(&curve[0]), "{problem}: {curve:?}");
+    }
+}
+
+#[test]
+fn every_option_of_time_network_and_faults_is_taken() {
+    let folder = TempDir::new().unwrap();
+    let trace = folder.path().join("trace");
+    std::fs::write(&trace, "0.5 # seconds\n1.5\n").unwrap();
+    let trace = format!("trace:{}", trace.display());
+    let network = ["--latency", "uniform(0.01, 0.02)", "--bandwidth", "125M", "--server-bandwidth", "1G"];
+    let more = ["--message-bytes", "1M", "--loss", "0.01", "--replay", "0.01", "--cut", "0:up@3-4"];
+    let faults = ["--crash", "1@5-8", "--detection", "0.5", "--factor", "2-3=2", "--change", "10:0-1=3"];
+    let run = json(&[&["--compute", &trace, "--clocks", "20"][..], &network, &more, &faults].concat());
+    assert_eq!(run["counts"]["crashes"], 1);
+    assert!(run["counts"]["lost"].as_u64().unwrap() > 0 && run["counts"]["bytes"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn what_cannot_be_is_told_with_its_option_and_its_mend() {
+    misused(&["--scheme", "forest"], "no scheme is named", "use one of bsp");
+    misused(&["--scheme", "ssp(-1)"], "staleness", "such as 3");
+    misused(&["--staleness", "-1"], "--staleness", "such as 3");
+    misused(&["--scheme", "bsp", "--staleness", "3"], "--staleness", "leave it out");
+    misused(&["--scheme", "dbw", "--k", "9"], "--k", "8");
+    misused(&["--scheme", "k-async(9)"], "--k", "8");
+    misused(&["--scheme", "ds-sync", "--group", "3"], "--group", "power");
+    misused(&["--compute", "gauss(1)"], "--compute", "exp(MEAN)");
+    misused(&["--compute", "exp(-1)"], "--compute", "at least 0");
+    misused(&["--compute", "trace:/nowhere/at/all"], "/nowhere/at/all", "one number of seconds");
+    misused(&["--compute", "constant(0)"], "--compute", "mean above 0");
+    misused(&["--workers", "0"], "--workers", "1 to 65535");
+    misused(&["--factor", "8=2"], "--factor", "0 to 7");
+    misused(&["--factor", "0=0"], "--factor", "above 0");
+    misused(&["--change", "5"], "--change", "TIME:WORKERS=FACTOR");
+    misused(&["--crash", "9@1"], "--crash", "workers count from 0");
+    misused(&["--loss", "1"], "--loss", "probability");
+    misused(&["--latency", "-1"], "--latency", "at least 0");
+    misused(&["--bandwidth", "fast"], "--bandwidth", "125M");
+    misused(&["--problem", "softmax", "--batch", "1000"], "--batch", "smaller batch");
+    misused(&["--learning-rate", "0"], "--learning-rate", "above 0");
+    misused(&["--hidden", "8"], "--hidden", "--problem mlp");
+    misused(&["--target-loss", "0.1"], "there is no loss", "set one");
+    misused(&["--clocks", "1", "--versions", "1"], "--clocks", "--versions");
+    misused(&["--compare", "bsp,ssp", "--staleness", "2"], "--staleness", "brackets");
+    misused(&["--compare", ","], "--compare", "such as bsp");
+    misused(&["--sweep", "workers"], "--sweep", "OPTION=VALUE");
+    misused(&["--sweep", "workers=4,0"], "workers=0", "1 to 65535");
+    misused(&["--sweep", "colour=red"], "colour", "--help");
+    misused(&["--reproduce", "everything"], "--reproduce", "bap");
+    misused(&["--json", "/nowhere/x.json"], "--json", "mkdir");
+}
+
+#[test]
+fn the_real_nodes_keep_their_promises_over_the_hostile_fabric() {
+    let one = json(&["--fabric", "--seed", "7"]);
+    assert_eq!(one, json(&["--fabric", "--seed", "7"]));
+    assert!(one["versions"].is_u64() && one["trace_hash"].is_string());
+    let many = json(&["--fabric", "--seeds", "20", "--scheme", "ssp(2)"]);
+    assert_eq!(many["seeds"], 20);
+    misused(&["--fabric", "--scheme", "ds-sync"], "no server", "choose another");
+    misused(&["--fabric", "--seeds", "0"], "--seeds", "1 or more");
+    misused(&["--fabric", "--staleness", "2"], "--staleness", "--scheme");
+}
+
+#[test]
+fn the_help_shows_what_to_type() {
+    let help = stdout(&["--help"]);
+    for what in
+        ["Examples:", "Scheme:", "Network:", "Faults:", "Exit codes:", "--compare", "--reproduce", "--fabric"]
+    {
+        assert!(help.contains(what), "{what} in {help}");
+    }
+    assert!(help.lines().all(|line| line.chars().count() <= 112), "{help}");
+    assert!(stdout(&["--reproduce", "list"]).contains("dbw-argmax"));
+}
+
+#[test]
+fn the_table_of_best_k_comes_out_exactly() {
+    let rows = rows("dbw-argmax");
+    assert_eq!(rows.len(), 24);
+    for row in &rows {
+        assert!(row["eta_l"].is_f64() && row["ratio"].is_f64(), "{row}");
+        assert_eq!(row["k"], row["expected"], "{row}");
+    }
+}
+
+#[test]
+fn k_async_is_as_stale_as_it_should_be() {
+    let rows = rows("k-async");
+    for row in rows.iter().filter(|row| row["bound"].is_null()) {
+        let [workers, k] = ["workers", "k"].map(|key| row[key].as_f64().unwrap());
+        let mean = row["mean_staleness"].as_f64().unwrap();
+        assert!((mean / (workers / k - 1.0) - 1.0).abs() < 0.03, "{row}");
+        assert!(row["max_staleness"].is_u64());
+    }
+    let bounded: Vec<_> = rows.iter().filter(|row| !row["bound"].is_null()).collect();
+    assert_eq!((rows.len(), bounded.len()), (6, 3));
+    assert!(bounded.iter().all(|row| row["max_staleness"].as_u64() <= row["bound"].as_u64()), "{bounded:?}");
+}
+
+#[test]
+fn groups_reach_the_mean() {
+    for row in rows("ds-sync-mean") {
+        assert!(row["workers"].is_u64() && row["group"].is_u64());
+        assert!(row["error"].as_f64().unwrap() <= 1e-15, "{row}");
+        assert!(row["error_f32"].as_f64().unwrap() <= 1e-6, "{row}");
+    }
+}

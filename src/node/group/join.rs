@@ -1,0 +1,248 @@
+//! Meeting: every pair of members makes one connection, and each grants the other an inbox over it.
+
+use std::task::Poll;
+
+use super::flock::Flock;
+use super::peer::Peer;
+use super::{GroupError, GroupMember, GroupOptions};
+use crate::mem::Access;
+use crate::node::worker::private;
+use crate::node::{Backoff, Error, now};
+use crate::param::{GroupHello, GroupInbox, GroupLayout, GroupOutbox, MAX_MEMBERS};
+use crate::time::{Duration, Instant};
+use crate::transport::{Address, ConnectError, Connecting, Incoming, Listener, Offer, Received, Transport};
+
+/// How long to stand back between attempts to connect, at first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
+
+/// A member that listens, and has not met the others yet.
+pub struct GroupListener<T: Transport> {
+    transport: T,
+    listener: T::Listener,
+    terms: GroupHello,
+    lease: Duration,
+    flock: Flock,
+    peers: Vec<Option<Peer<T::Endpoint>>>,
+}
+
+/// A member that is dialled.
+struct Dial<T: Transport> {
+    rank: usize,
+    connecting: Option<(T::Connecting, GroupInbox)>,
+    again_at: Instant,
+    pause: Duration,
+}
+
+fn option_error(option: &'static str, value: impl ToString, reason: &'static str) -> Error {
+    Error::Option { option, value: value.to_string(), reason }
+}
+
+impl<T: Transport> GroupListener<T> {
+    pub(super) fn new(
+        transport: T,
+        address: &Address,
+        rank: usize,
+        members: usize,
+        elements: usize,
+        options: GroupOptions,
+    ) -> Result<Self, Error> {
+        if members == 0 || members > MAX_MEMBERS {
+            return Err(option_error("members", members, "a group has 1 to 512 members"));
+        }
+        if rank >= members {
+            return Err(option_error(
+                "rank",
+                rank,
+                "ranks count from 0 and are less than the number of members",
+            ));
+        }
+        let layout = GroupLayout { elements: elements as u64 };
+        if !(1..=GroupLayout::ELEMENTS_MAX).contains(&layout.elements) {
+            return Err(option_error("elements", elements, "there must be one, and at most 2^40"));
+        }
+        if options.lease.is_zero() {
+            return Err(option_error(
+                "lease",
+                "0",
+                "everybody would be taken for dead; three seconds are usual",
+            ));
+        }
+        let terms = GroupHello {
+            run: options.run,
+            rank: rank as u16,
+            members: members as u16,
+            layout,
+            lease_ns: u64::try_from(options.lease.as_nanos()).unwrap_or(u64::MAX),
+            checksums: options.checksums,
+        };
+        let listener = transport.listen(address)?;
+        let flock = Flock::new(options.lease)?;
+        tracing::info!(address = %listener.address(), rank, members, elements, "listening for a group");
+        let peers = (0..members).map(|_| None).collect();
+        Ok(GroupListener { transport, listener, terms, lease: options.lease, flock, peers })
+    }
+
+    /// Where the others reach this member.
+    pub fn address(&self) -> Address {
+        self.listener.address()
+    }
+
+    /// Meets the others within `timeout`: `addresses` are those of all members, in order of rank. They may start in any
+    /// order. Whoever does not belong here is turned away and told why.
+    pub fn connect(mut self, addresses: &[Address], timeout: Duration) -> Result<GroupMember<T>, Error> {
+        let (rank, members) = (usize::from(self.terms.rank), self.peers.len());
+        if addresses.len() != members {
+            return Err(option_error(
+                "addresses",
+                addresses.len(),
+                "give one for each member, in order of rank",
+            ));
+        }
+        let deadline = now() + timeout;
+        // Of each pair the one of the higher rank dials.
+        let dial = |rank| Dial { rank, connecting: None, again_at: now(), pause: RETRY.0 };
+        let mut dials: Vec<Dial<T>> = (0..rank).map(dial).collect();
+        let mut last = None;
+        let mut backoff = Backoff::new();
+        loop {
+            let now = now();
+            while let Some(incoming) = self.listener.poll(now) {
+                self.greet(incoming)?;
+            }
+            for dial in &mut dials {
+                if let Err(error) = self.dial(dial, &addresses[dial.rank], now) {
+                    // Nobody may listen yet, and the old place may not be free yet.
+                    if !matches!(
+                        &error,
+                        Error::Connect(ConnectError::System { .. } | ConnectError::Closed { .. })
+                    ) {
+                        return Err(error);
+                    }
+                    last = Some(error.to_string());
+                    (dial.connecting, dial.again_at) = (None, now + dial.pause);
+                    dial.pause = (dial.pause * 2).min(RETRY.1);
+                }
+            }
+            dials.retain(|dial| self.peers[dial.rank].is_none());
+            let absent = |index: &usize| *index != rank && self.peers[*index].is_none();
+            if !(0..members).any(|index| absent(&index)) {
+                return self.finish();
+            }
+            if now >= deadline {
+                let ranks = (0..members).filter(absent).collect();
+                return Err(GroupError::Absent { ranks, waited: timeout, last }.into());
+            }
+            backoff.wait();
+        }
+    }
+
+    fn finish(self) -> Result<GroupMember<T>, Error> {
+        let bytes = self.terms.layout.bytes() as u64;
+        let buffers = [private(&self.transport, bytes)?, private(&self.transport, bytes)?];
+        tracing::info!(rank = self.terms.rank, members = self.terms.members, "the group is complete");
+        Ok(GroupMember::assemble(self.listener, self.terms, self.lease, self.flock, self.peers, buffers))
+    }
+
+    fn inbox(&self) -> Result<GroupInbox, Error> {
+        let layout = self.terms.layout;
+        let page = self.transport.allocate(GroupLayout::PAGE_BYTES, Access::REMOTE_WRITE)?;
+        let areas = self.transport.allocate(2 * layout.area_bytes(), Access::REMOTE_WRITE)?;
+        Ok(GroupInbox::new(page, areas, layout))
+    }
+
+    fn offer(&self, inbox: &GroupInbox) -> Offer {
+        Offer { message: self.terms.encode(), grants: inbox.grants() }
+    }
+
+    /// Takes a member in, or turns a stranger away.
+    fn greet(&mut self, incoming: <T::Listener as Listener>::Incoming) -> Result<(), Error> {
+        let theirs = match self.judge(incoming.received()) {
+            Ok(theirs) => theirs,
+            Err(reason) => {
+                tracing::warn!(reason, "turned a peer away");
+                incoming.refuse(&reason);
+                return Ok(());
+            }
+        };
+        let rank = usize::from(theirs.rank);
+        let outbox = GroupOutbox::new(&incoming.received().grants, self.terms.layout)?;
+        let inbox = self.inbox()?;
+        match incoming.accept(self.offer(&inbox)) {
+            Ok(endpoint) => self.take_in(rank, endpoint, inbox, outbox),
+            Err(error) => {
+                tracing::warn!(%error, rank, "a member went away during its handshake");
+                Ok(())
+            }
+        }
+    }
+
+    /// Why whoever said this is no member that is waited for, if so.
+    fn judge(&mut self, received: &Received) -> Result<GroupHello, String> {
+        let theirs =
+            GroupHello::decode(&received.message, &received.grants).map_err(|error| error.to_string())?;
+        if let Some(difference) = self.terms.differs_from(&theirs) {
+            return Err(difference);
+        }
+        if theirs.rank < self.terms.rank {
+            return Err(format!("member {} is dialled by member {}", theirs.rank, self.terms.rank));
+        }
+        let place = &mut self.peers[usize::from(theirs.rank)];
+        let stands = |peer: &mut Peer<T::Endpoint>| {
+            use crate::transport::Endpoint;
+            peer.endpoint.as_mut().is_some_and(|endpoint| endpoint.check().is_ok())
+        };
+        if place.as_mut().is_some_and(stands) {
+            return Err(format!("rank {} is taken: give each member a rank of its own", theirs.rank));
+        }
+        Ok(theirs)
+    }
+
+    /// Moves the connection to one member on.
+    fn dial(&mut self, dial: &mut Dial<T>, address: &Address, now: Instant) -> Result<(), Error> {
+        if dial.connecting.is_none() && now >= dial.again_at {
+            let inbox = self.inbox()?;
+            let connecting = self.transport.connect(address, self.offer(&inbox))?;
+            dial.connecting = Some((connecting, inbox));
+        }
+        let Some((connecting, _)) = &mut dial.connecting else { return Ok(()) };
+        let Poll::Ready(connected) = connecting.poll(now) else { return Ok(()) };
+        let (endpoint, received) = connected?;
+        let Some((_, inbox)) = dial.connecting.take() else { return Ok(()) };
+        let foreign = |reason| GroupError::Foreign { address: address.clone(), reason };
+        let theirs = GroupHello::decode(&received.message, &received.grants)
+            .map_err(|source| Error::Handshake { address: address.clone(), source })?;
+        if let Some(difference) = self.terms.differs_from(&theirs) {
+            return Err(foreign(difference).into());
+        }
+        if usize::from(theirs.rank) != dial.rank {
+            let reason = format!(
+                "its rank is {}, not {}: give the addresses in order of rank",
+                theirs.rank, dial.rank
+            );
+            return Err(foreign(reason).into());
+        }
+        let outbox = GroupOutbox::new(&received.grants, self.terms.layout)?;
+        self.take_in(dial.rank, endpoint, inbox, outbox)
+    }
+
+    fn take_in(
+        &mut self,
+        rank: usize,
+        endpoint: T::Endpoint,
+        inbox: GroupInbox,
+        outbox: GroupOutbox,
+    ) -> Result<(), Error> {
+        use crate::transport::Endpoint;
+        match endpoint.beacon(&outbox.heartbeat()?) {
+            Ok(beacon) => {
+                tracing::debug!(rank, transport = endpoint.transport(), "met a member");
+                self.flock.add(beacon);
+                self.peers[rank] = Some(Peer::new(endpoint, inbox, outbox));
+            }
+            Err(error) => {
+                tracing::warn!(%error, rank, "a member went away, or granted memory that cannot be written")
+            }
+        }
+        Ok(())
+    }
+}

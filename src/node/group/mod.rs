@@ -1,0 +1,344 @@
+//! Averaging parameters inside groups without a server: DS-Sync (Wang et al., arXiv 2007.03298), one-sided.
+//!
+//! Every member holds all parameters. A round averages those of a few members: each writes its parameters of part `j`
+//! into the memory of the `j`th of them, which sums, divides, and writes the result into the memory of all. What is
+//! read is proved whole as a pull proves it. `docs/design.md` has the layout and the argument.
+
+mod error;
+mod flock;
+mod join;
+mod peer;
+mod round;
+mod watch;
+
+pub use error::GroupError;
+use flock::Flock;
+pub use join::GroupListener;
+pub use peer::Absence;
+use peer::Peer;
+use round::{Phase, Round};
+
+use super::{Backoff, Error, now};
+use crate::mem::Buffer;
+use crate::param::{GroupHello, Ranks};
+use crate::time::{Duration, Instant};
+use crate::transport::{Address, Endpoint, Transport};
+
+/// How the members of a group work; the same for all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupOptions {
+    /// How long a member may be silent before it is taken for dead.
+    pub lease: Duration,
+    /// Whether each part carries a checksum: one more pass over it on each side.
+    pub checksums: bool,
+    /// Names the job: members of different ones refuse each other.
+    pub run: u64,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        GroupOptions { lease: Duration::from_secs(3), checksums: false, run: 0 }
+    }
+}
+
+/// How a round ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Averaged {
+    /// The round.
+    pub round: u64,
+    /// How many members' parameters are in the mean, this one's among them.
+    pub members: usize,
+    /// True if there is no mean, because somebody died or gave up in the middle of it: the parameters are as before.
+    pub skipped: bool,
+}
+
+/// What a member has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupStatistics {
+    /// Rounds that ended, skipped ones among them.
+    pub rounds: u64,
+    /// Rounds without a mean.
+    pub skipped: u64,
+    /// How often a round began anew without a member that was gone.
+    pub restarts: u64,
+    /// Parts that were written anew while they were read.
+    pub retries: u64,
+    /// Bytes of parameters written to others.
+    pub bytes: u64,
+    /// Time in rounds.
+    pub wait: Duration,
+}
+
+/// A member of a group that averages its parameters with others.
+///
+/// One round is: change [`parameters_mut`](Self::parameters_mut), then [`average`](Self::average). Who drives a loop of
+/// its own calls [`start_average`](Self::start_average), and [`poll`](Self::poll) until [`take`](Self::take) returns
+/// something.
+///
+/// ```
+/// use slackline::node::{GroupMember, GroupOptions};
+/// use slackline::transport::{Address, shm::Shm};
+/// use std::time::Duration;
+///
+/// let timeout = Duration::from_secs(20);
+/// let listen = |rank| GroupMember::listen(Shm::new(), &Address::random(), rank, 2, 1000, GroupOptions::default());
+/// let listeners = [listen(0)?, listen(1)?];
+/// let addresses = listeners.each_ref().map(|listener| listener.address());
+/// let run = |(rank, listener): (usize, slackline::node::GroupListener<Shm>)| {
+///     let addresses = addresses.clone();
+///     std::thread::spawn(move || {
+///         let mut member = listener.connect(&addresses, timeout)?;
+///         member.parameters_mut()?.fill(rank as f32);
+///         let averaged = member.average(0, &[0, 1], timeout)?;
+///         assert_eq!((averaged.members, averaged.skipped), (2, false));
+///         let first = member.parameters()?[0];
+///         member.leave(timeout)?;
+///         Ok::<f32, slackline::Error>(first)
+///     })
+/// };
+/// for member in listeners.into_iter().enumerate().map(run).collect::<Vec<_>>() {
+///     assert_eq!(member.join().unwrap()?, 0.5);
+/// }
+/// # Ok::<(), slackline::Error>(())
+/// ```
+pub struct GroupMember<T: Transport> {
+    /// Before the connections: who is gone has no heart.
+    flock: Flock,
+    listener: T::Listener,
+    terms: GroupHello,
+    lease: Duration,
+    /// By rank; none for this member itself.
+    peers: Vec<Option<Peer<T::Endpoint>>>,
+    gone: Ranks,
+    /// One holds the parameters; in the other the next mean is put together, and then they change places: the
+    /// parameters are never a mixture.
+    buffers: [Buffer; 2],
+    current: usize,
+    round: Round,
+    /// Rounds before this one are over.
+    through: u64,
+    is_cut_off: bool,
+    /// What the others say of this member matters no more.
+    is_leaving: bool,
+    statistics: GroupStatistics,
+    /// What its heart missed until it woke then had no consequence.
+    forgiven: Instant,
+    /// When it was polled last.
+    now: Instant,
+    read: Instant,
+    checked: Instant,
+}
+
+/// Turns of the state machines in one poll, before its caller has its turn.
+const TURNS: usize = 8;
+
+impl<T: Transport> GroupMember<T> {
+    /// Begins to listen at `address` as the member `rank` of `members`, each with `elements` parameters. Then
+    /// [`GroupListener::connect`] meets the others.
+    pub fn listen(
+        transport: T,
+        address: &Address,
+        rank: usize,
+        members: usize,
+        elements: usize,
+        options: GroupOptions,
+    ) -> Result<GroupListener<T>, Error> {
+        GroupListener::new(transport, address, rank, members, elements, options)
+    }
+
+    fn assemble(
+        listener: T::Listener,
+        terms: GroupHello,
+        lease: Duration,
+        flock: Flock,
+        peers: Vec<Option<Peer<T::Endpoint>>>,
+        buffers: [Buffer; 2],
+    ) -> Self {
+        let round = Round::new(peers.len());
+        GroupMember {
+            flock,
+            listener,
+            terms,
+            lease,
+            peers,
+            gone: Ranks::default(),
+            buffers,
+            current: 0,
+            round,
+            through: 0,
+            is_cut_off: false,
+            is_leaving: false,
+            statistics: GroupStatistics::default(),
+            forgiven: Instant::ORIGIN,
+            now: now(),
+            read: Instant::ORIGIN,
+            checked: Instant::ORIGIN,
+        }
+    }
+
+    /// This member's rank.
+    pub fn rank(&self) -> usize {
+        usize::from(self.terms.rank)
+    }
+
+    /// How many members there were at the begin.
+    pub fn members(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// The ranks of those who are there, this member among them, in order.
+    pub fn alive(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.members()).filter(|rank| !self.gone.contains(*rank))
+    }
+
+    /// Why a member is gone, if it is.
+    pub fn absence(&self, rank: usize) -> Option<&Absence> {
+        self.peers.get(rank)?.as_ref()?.absence.as_ref()
+    }
+
+    /// What carries the connection to each of the others that are there, with its rank.
+    pub fn transports(&self) -> impl Iterator<Item = (usize, &'static str)> + '_ {
+        let alive = |peer: &&Peer<T::Endpoint>| peer.is_alive();
+        self.peers.iter().enumerate().filter_map(move |(rank, peer)| {
+            Some((rank, peer.as_ref().filter(alive)?.endpoint.as_ref()?.transport()))
+        })
+    }
+
+    /// What was done so far.
+    pub fn statistics(&self) -> &GroupStatistics {
+        &self.statistics
+    }
+
+    /// The parameters: this member's own, or the mean since the last round.
+    pub fn parameters(&self) -> Result<&[f32], Error> {
+        self.buffers[self.current].f32s().ok_or(Error::InFlight { what: "parameters" })
+    }
+
+    /// The parameters, to change them between rounds. They lie elsewhere after each round.
+    pub fn parameters_mut(&mut self) -> Result<&mut [f32], Error> {
+        if !matches!(self.round.phase, Phase::None | Phase::Ended(_)) {
+            let reason = "a round is under way: wait for its end, or abandon it";
+            return Err(Error::OutOfTurn { operation: "change parameters", reason });
+        }
+        self.buffers[self.current].f32s_mut().ok_or(Error::InFlight { what: "parameters" })
+    }
+
+    /// Averages the parameters with those of `group` (ranks in order, this member's among them; the same list at all of
+    /// them), waiting at most `timeout`. Rounds are numbered upwards, the same everywhere; numbers may be left out.
+    ///
+    /// Members that are gone are left out of the mean. After [`GroupError::Deadline`] it may be called again for the
+    /// same round and goes on where it was; [`abandon`](Self::abandon) gives it up.
+    pub fn average(&mut self, round: u64, group: &[usize], timeout: Duration) -> Result<Averaged, Error> {
+        if matches!(self.round.phase, Phase::None) || self.round.number != round {
+            self.start_average(round, group)?;
+        }
+        let deadline = now() + timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let now = now();
+            let progress = self.poll(now)?;
+            if let Some(averaged) = self.take() {
+                return Ok(averaged);
+            }
+            if now >= deadline {
+                return Err(GroupError::Deadline { round, waited: timeout, missing: self.missing() }.into());
+            }
+            if progress { backoff.reset() } else { backoff.wait() }
+        }
+    }
+
+    /// Begins a round.
+    pub fn start_average(&mut self, round: u64, group: &[usize]) -> Result<(), Error> {
+        let operation = "begin a round";
+        if !matches!(self.round.phase, Phase::None) {
+            let reason = "another one is under way: wait for its end and take it, or abandon it";
+            return Err(Error::OutOfTurn { operation, reason });
+        }
+        if round < self.through || round == u64::MAX {
+            return Err(Error::OutOfTurn {
+                operation,
+                reason: "it is over already: rounds are numbered upwards",
+            });
+        }
+        let is_sorted = group.is_sorted_by(|one, next| one < next);
+        if !is_sorted || !group.contains(&self.rank()) || group.iter().any(|rank| *rank >= self.members()) {
+            return Err(Error::Option {
+                option: "group",
+                value: format!("{group:?}"),
+                reason: "it is a list of ranks in order, each once, this member's own among them",
+            });
+        }
+        self.round.begin(round, group);
+        self.form()
+    }
+
+    /// Does what there is to do, without waiting: takes parts, sends parts, notices who is gone. True if it got
+    /// anywhere. Who computes between rounds need not call it.
+    pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
+        if self.is_cut_off {
+            return Err(GroupError::CutOff { rank: self.rank() }.into());
+        }
+        let is_averaging = !matches!(self.round.phase, Phase::None | Phase::Ended(_));
+        let begun = *self.round.begun.get_or_insert(now);
+        let mut progress = self.watch(now)?;
+        for _ in 0..TURNS {
+            let turned = self.attend(now)? | self.advance()?;
+            progress |= turned;
+            if !turned {
+                break;
+            }
+        }
+        if is_averaging && matches!(self.round.phase, Phase::Ended(_)) {
+            self.statistics.wait += now - begun;
+        }
+        Ok(progress)
+    }
+
+    /// How the round ended, once it has.
+    pub fn take(&mut self) -> Option<Averaged> {
+        let Phase::Ended(averaged) = self.round.phase else { return None };
+        self.round.phase = Phase::None;
+        Some(averaged)
+    }
+
+    /// Gives up the round that is under way, and tells the others; the parameters are as before, unless the round had
+    /// ended. They can be changed as soon as nobody is still being sent them.
+    pub fn abandon(&mut self) -> Result<Option<Averaged>, Error> {
+        if self.round.phase == Phase::Averaging {
+            self.end(true);
+        }
+        if !self.is_cut_off {
+            self.attend(self.now)?;
+        }
+        let (Phase::Ending(averaged) | Phase::Ended(averaged)) = self.round.phase else { return Ok(None) };
+        self.round.phase = Phase::None;
+        Ok(Some(averaged))
+    }
+
+    /// Leaves in order: the others go on without this member, and do not take it for an accident. Gives up a round
+    /// that is under way.
+    pub fn leave(mut self, timeout: Duration) -> Result<(), Error> {
+        self.abandon()?;
+        self.is_leaving = true;
+        for peer in self.peers.iter_mut().flatten() {
+            peer.leaving_is_due = peer.is_alive();
+        }
+        let deadline = now() + timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let now = now();
+            let progress = self.poll(now)?;
+            let unheard =
+                |peer: &Option<Peer<T::Endpoint>>| peer.as_ref().is_some_and(|peer| !peer.has_all());
+            if !self.peers.iter().any(unheard) {
+                return Ok(());
+            }
+            if now >= deadline {
+                let (round, ranks) = (self.through, 0..self.members());
+                let missing = ranks.filter(|rank| unheard(&self.peers[*rank])).collect();
+                return Err(GroupError::Deadline { round, waited: timeout, missing }.into());
+            }
+            if progress { backoff.reset() } else { backoff.wait() }
+        }
+    }
+}

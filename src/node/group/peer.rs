@@ -1,0 +1,208 @@
+//! Another member: the connection to it, what it writes here, and what is to be written there.
+
+use crate::mem::LocalSlice;
+use crate::param::{GONE_ID, GroupArea, GroupInbox, GroupOutbox, LEAVE_ID, PART_ID, PartHeader, Ranks};
+use crate::time::{Duration, Instant};
+use crate::transport::{Disconnected, Endpoint, PostError};
+
+/// Why a member is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Absence {
+    /// It left in order.
+    Left,
+    /// Its connection ended: it died, or closed it without leaving.
+    Closed(Disconnected),
+    /// It was silent for longer than the lease.
+    Silent,
+    /// What it wrote broke the protocol.
+    Misbehaved(&'static str),
+    /// Another member has found it gone.
+    Told {
+        /// Which one.
+        by: usize,
+    },
+}
+
+impl std::fmt::Display for Absence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Absence::Left => f.write_str("it left"),
+            Absence::Closed(gone) => f.write_str(gone.reason),
+            Absence::Silent => f.write_str("it was silent for longer than the lease"),
+            Absence::Misbehaved(how) => f.write_str(how),
+            Absence::Told { by } => write!(f, "member {by} found it gone"),
+        }
+    }
+}
+
+pub(super) struct Peer<E> {
+    /// None once it is gone and knows. What it wrote before can still be read.
+    pub(super) endpoint: Option<E>,
+    pub(super) inbox: GroupInbox,
+    outbox: GroupOutbox,
+    pub(super) absence: Option<Absence>,
+    /// What it wrote last can never be taken.
+    pub(super) is_wrong: bool,
+    /// Parts that are to be written as soon as its queue has room, one of each area.
+    pub(super) parts: [Option<(PartHeader, LocalSlice)>; 2],
+    /// It is to be told who is gone.
+    pub(super) gone_is_due: bool,
+    /// It is to be told which rounds are over.
+    pub(super) through_is_due: bool,
+    /// It is to be told that this member leaves.
+    pub(super) leaving_is_due: bool,
+    /// Until when it is waited for that it hears why it is left out.
+    farewell: Instant,
+    /// Parts that are on their way, of each area, announcements of leaving, and news.
+    under_way: [u32; 4],
+    heartbeat: u64,
+    /// For how long it has been silent while it was listened to.
+    silent: Duration,
+    /// When it was listened to last.
+    heard: Option<Instant>,
+}
+
+impl<E: Endpoint> Peer<E> {
+    pub(super) fn new(endpoint: E, inbox: GroupInbox, outbox: GroupOutbox) -> Peer<E> {
+        Peer {
+            endpoint: Some(endpoint),
+            inbox,
+            outbox,
+            absence: None,
+            is_wrong: false,
+            parts: [None, None],
+            gone_is_due: false,
+            through_is_due: false,
+            leaving_is_due: false,
+            farewell: Instant::ORIGIN,
+            under_way: [0; 4],
+            heartbeat: 0,
+            silent: Duration::ZERO,
+            heard: None,
+        }
+    }
+
+    /// Listens to its heart; true if it has not beaten for longer than the lease. Time in which nobody listened hardly
+    /// counts: who computed for long, or was stopped with all others, must hear first.
+    pub(super) fn is_silent(&mut self, now: Instant, lease: Duration) -> bool {
+        let (beat, since) = (self.inbox.heartbeat(), now - self.heard.replace(now).unwrap_or(now));
+        if beat != self.heartbeat {
+            (self.heartbeat, self.silent) = (beat, Duration::ZERO);
+        } else {
+            self.silent += since.min(lease / 4);
+        }
+        self.silent > lease
+    }
+
+    /// Whether it is there, as far as is known.
+    pub(super) fn is_alive(&self) -> bool {
+        self.absence.is_none()
+    }
+
+    /// Leaves it out from here on. With `farewell` it is told first who is gone, itself among them, if it hears that by
+    /// then: one that is alive must not take this member for dead.
+    pub(super) fn part_with(&mut self, absence: Absence, farewell: Option<Instant>) {
+        self.absence = Some(absence);
+        self.parts = [None, None];
+        (self.gone_is_due, self.through_is_due, self.leaving_is_due) = (farewell.is_some(), false, false);
+        match farewell {
+            Some(until) => self.farewell = until,
+            None => self.close(),
+        }
+    }
+
+    /// Ends the connection; whatever was on its way gives its memory back.
+    pub(super) fn close(&mut self) {
+        (self.endpoint, self.under_way, self.gone_is_due) = (None, [0; 4], false);
+    }
+
+    /// Whether a part of this area is on its way.
+    pub(super) fn is_writing(&self, area: GroupArea) -> bool {
+        self.under_way[area as usize] > 0
+    }
+
+    /// Whether everything that it was to get has arrived.
+    pub(super) fn has_all(&self) -> bool {
+        self.under_way == [0; 4] && !self.is_due()
+    }
+
+    fn is_due(&self) -> bool {
+        self.parts.iter().any(Option::is_some)
+            || self.gone_is_due
+            || self.through_is_due
+            || self.leaving_is_due
+    }
+
+    /// Hears of what has arrived and posts what is due, without waiting. True if it got anywhere.
+    pub(super) fn attend(&mut self, now: Instant, gone: Ranks, through: u64) -> Result<bool, Absence> {
+        if self.is_alive() {
+            return self.attend_queue(gone, through);
+        }
+        if self.endpoint.is_some() {
+            let attended = self.attend_queue(gone, through);
+            // Who does not hear it finds its connection closed.
+            if attended.is_err() || self.has_all() || now >= self.farewell {
+                self.close();
+            }
+        }
+        Ok(false)
+    }
+
+    fn attend_queue(&mut self, gone: Ranks, through: u64) -> Result<bool, Absence> {
+        if self.has_all() {
+            return Ok(false);
+        }
+        let mut progress = false;
+        let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
+        while let Some(completion) = endpoint.poll() {
+            progress = true;
+            if completion.result.is_err() {
+                let refused = Disconnected { reason: "a write to its memory failed" };
+                return Err(Absence::Closed(endpoint.check().err().unwrap_or(refused)));
+            }
+            if let Some(count) = self.under_way.get_mut(completion.id.0.wrapping_sub(PART_ID) as usize) {
+                *count = count.saturating_sub(1);
+            }
+        }
+        match self.post(gone, through) {
+            Ok(posted) => Ok(progress || posted),
+            Err(PostError::QueueFull { .. }) => Ok(progress),
+            Err(PostError::Disconnected(gone)) => Err(Absence::Closed(gone)),
+            Err(error) => {
+                tracing::warn!(%error, "a write to a member's memory cannot be posted");
+                Err(Absence::Misbehaved("it granted memory that cannot be written"))
+            }
+        }
+    }
+
+    /// In this order: who sees a part of a smaller group finds out who is gone, and who sees that a round is over finds
+    /// all that it gets of it.
+    fn post(&mut self, gone: Ranks, through: u64) -> Result<bool, PostError> {
+        let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
+        let mut posted = false;
+        if self.gone_is_due {
+            self.outbox.write_gone(endpoint, gone)?;
+            self.under_way[(GONE_ID - PART_ID) as usize] += 1;
+            (self.gone_is_due, posted) = (false, true);
+        }
+        for area in [GroupArea::Summand, GroupArea::Mean] {
+            if let Some((header, payload)) = &self.parts[area as usize] {
+                self.outbox.write(endpoint, area, *header, payload.clone())?;
+                self.parts[area as usize] = None;
+                self.under_way[area as usize] += 1;
+                posted = true;
+            }
+        }
+        if self.through_is_due {
+            self.outbox.write_through(endpoint, through)?;
+            (self.through_is_due, posted) = (false, true);
+        }
+        if self.leaving_is_due {
+            self.outbox.write_left(endpoint)?;
+            self.under_way[(LEAVE_ID - PART_ID) as usize] += 1;
+            (self.leaving_is_due, posted) = (false, true);
+        }
+        Ok(posted)
+    }
+}

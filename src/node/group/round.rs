@@ -1,0 +1,387 @@
+//! One round: from the summands that are written to the mean that is taken, or to giving it up.
+
+use smallvec::SmallVec;
+
+use super::peer::Absence;
+use super::{Averaged, GroupError, GroupMember};
+use crate::kernel;
+use crate::mem::{LocalSlice, Streaming, VolatileSlice};
+use crate::node::Error;
+use crate::param::{GroupArea, GroupLayout, PartHeader, Ranks, ranks_word};
+use crate::time::Instant;
+use crate::transport::Transport;
+
+/// How far a round is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// There is none.
+    None,
+    /// Parts come and go.
+    Averaging,
+    /// It has ended so; what was written is still arriving.
+    Ending(Averaged),
+    /// It has ended so.
+    Ended(Averaged),
+}
+
+/// A round, and what is there of it. Its lists keep their memory from one round to the next.
+#[derive(Debug)]
+pub(super) struct Round {
+    pub(super) number: u64,
+    pub(super) phase: Phase,
+    /// Who was to average, in order of rank.
+    pub(super) group: Vec<u16>,
+    group_word: u64,
+    /// Those of the group who still do.
+    pub(super) view: Vec<u16>,
+    view_word: u64,
+    /// This member's place in the view.
+    place: usize,
+    /// No part of an earlier view is on its way out of the memory that the mean is put together in.
+    is_clear: bool,
+    /// This member's part of the mean is there.
+    has_summed: bool,
+    /// Which of the view's parts of the mean are there.
+    means: Vec<bool>,
+    pub(super) begun: Option<Instant>,
+}
+
+impl Round {
+    pub(super) fn new(members: usize) -> Round {
+        Round {
+            number: 0,
+            phase: Phase::None,
+            group: Vec::with_capacity(members),
+            group_word: 0,
+            view: Vec::with_capacity(members),
+            view_word: 0,
+            place: 0,
+            is_clear: false,
+            has_summed: false,
+            means: Vec::with_capacity(members),
+            begun: None,
+        }
+    }
+
+    pub(super) fn begin(&mut self, number: u64, group: &[usize]) {
+        self.group.clear();
+        self.group.extend(group.iter().map(|rank| *rank as u16));
+        self.group_word = ranks_word(&self.group);
+        (self.number, self.phase, self.begun) = (number, Phase::Averaging, None);
+    }
+
+    /// Begins anew with those of the group who are not gone.
+    fn form(&mut self, rank: u16, gone: Ranks) {
+        let Round { group, view, .. } = self;
+        view.clear();
+        view.extend(group.iter().filter(|rank| !gone.contains(usize::from(**rank))));
+        self.view_word = ranks_word(view);
+        self.place = view.iter().position(|other| *other == rank).unwrap_or(0);
+        self.means.clear();
+        self.means.resize(view.len(), false);
+        (self.is_clear, self.has_summed) = (false, false);
+    }
+
+    /// The header of a part of this round, of `bytes`.
+    fn header(&self, bytes: usize) -> PartHeader {
+        let Round { number: round, view_word: view, group_word: group, .. } = *self;
+        PartHeader { round, view, group, bytes: bytes as u64, ..PartHeader::default() }
+    }
+
+    /// Whether a part is one of this round, among the same members.
+    fn is_of(&self, header: &PartHeader) -> bool {
+        header.round == self.number && header.view == self.view_word
+    }
+
+    /// The bytes of the part that the member in `place` of the view averages.
+    fn part(&self, layout: GroupLayout, place: usize) -> std::ops::Range<usize> {
+        layout.part(self.view.len(), place)
+    }
+}
+
+/// What comes of a part that was looked for.
+enum Taken {
+    /// It is there.
+    Yes,
+    /// Not yet, or no more.
+    No,
+    /// It can never be right.
+    Wrong(&'static str),
+}
+
+const WRONG_LENGTH: &str = "its part has another length than was agreed";
+const WRONG_CHECKSUM: &str = "its part does not match its checksum";
+
+impl<T: Transport> GroupMember<T> {
+    /// Sends every member of the view its summand. Alone there is nothing to do.
+    pub(super) fn form(&mut self) -> Result<(), Error> {
+        self.round.form(self.terms.rank, self.gone);
+        self.forget_parts();
+        let members = self.round.view.len();
+        if members == 1 {
+            self.end(false);
+            return Ok(());
+        }
+        for place in 0..members {
+            let range = self.round.part(self.terms.layout, place);
+            let mut header = self.round.header(range.len());
+            let payload = self.buffers[self.current].slice(range.start, range.len())?;
+            let Some(peer) = &mut self.peers[usize::from(self.round.view[place])] else { continue };
+            if self.terms.checksums {
+                header.checksum = header.checksum_of(payload.as_volatile());
+            }
+            self.statistics.bytes += header.bytes;
+            peer.parts[GroupArea::Summand as usize] = Some((header, payload));
+        }
+        Ok(())
+    }
+
+    /// What is not posted yet need not be.
+    fn forget_parts(&mut self) {
+        self.peers.iter_mut().flatten().for_each(|peer| peer.parts = [None, None]);
+    }
+
+    /// Takes what has come, and judges whether the rest can come. True if it got anywhere.
+    pub(super) fn advance(&mut self) -> Result<bool, Error> {
+        if self.round.phase != Phase::Averaging {
+            return Ok(self.settle());
+        }
+        // Who is gone was found out before the parts are looked at: all that the gone have written is there by now.
+        let before = self.progress();
+        if !self.round.is_clear {
+            let is_writing = |peer: &super::Peer<T::Endpoint>| peer.is_writing(GroupArea::Mean);
+            self.round.is_clear = !self.peers.iter().flatten().any(is_writing);
+        }
+        if self.round.is_clear {
+            self.take_means()?;
+            if !self.round.has_summed {
+                self.sum()?;
+            }
+        }
+        let place = self.round.place;
+        self.round.means[place] = self.round.has_summed;
+        if self.round.means.iter().all(|there| *there) {
+            self.current = 1 - self.current;
+            self.end(false);
+        } else {
+            self.judge()?;
+        }
+        Ok(self.round.phase != Phase::Averaging || self.progress() != before)
+    }
+
+    /// Changes whenever something has come.
+    fn progress(&self) -> (usize, bool, u64) {
+        let means = self.round.means.iter().filter(|there| **there).count();
+        (means, self.round.has_summed, self.statistics.restarts)
+    }
+
+    /// Ends a round once all that was written in it has arrived: only then is the memory free that it comes from.
+    fn settle(&mut self) -> bool {
+        let Phase::Ending(averaged) = self.round.phase else { return false };
+        let has_settled = self.peers.iter().flatten().all(|peer| peer.has_all());
+        if has_settled {
+            self.round.phase = Phase::Ended(averaged);
+        }
+        has_settled
+    }
+
+    /// Every part of the mean that is there is copied to where the mean is put together.
+    fn take_means(&mut self) -> Result<(), Error> {
+        for place in 0..self.round.view.len() {
+            let rank = usize::from(self.round.view[place]);
+            if self.round.means[place] || rank == self.rank() {
+                continue;
+            }
+            let range = self.round.part(self.terms.layout, place);
+            let to = self.buffers[1 - self.current].slice(range.start, range.len())?;
+            match self.take_mean(rank, to) {
+                Taken::Yes => self.round.means[place] = true,
+                Taken::No => {}
+                Taken::Wrong(how) => self.reject(rank, how),
+            }
+        }
+        Ok(())
+    }
+
+    fn take_mean(&mut self, rank: usize, to: LocalSlice) -> Taken {
+        let Some(peer) = &self.peers[rank] else { return Taken::No };
+        let area = GroupArea::Mean;
+        let header = peer.inbox.header(area).filter(|header| self.round.is_of(header));
+        let Some(header) = header else { return Taken::No };
+        let Some(payload) = peer.inbox.payload(area, header.bytes).filter(|from| from.len() == to.len())
+        else {
+            return Taken::Wrong(WRONG_LENGTH);
+        };
+        to.as_volatile().copy_from(payload, Streaming::ByLength);
+        let is_right = header.checksum == 0 || header.checksum_of(to.as_volatile()) == header.checksum;
+        if !peer.inbox.is_still(area, header.sequence) {
+            self.statistics.retries += 1;
+            Taken::No
+        } else if is_right {
+            Taken::Yes
+        } else {
+            Taken::Wrong(WRONG_CHECKSUM)
+        }
+    }
+
+    /// A part can never be taken. Its author may be gone already, on the word of another.
+    fn reject(&mut self, rank: usize, how: &'static str) {
+        if let Some(peer) = &mut self.peers[rank] {
+            peer.is_wrong = true;
+        }
+        self.part_with(rank, Absence::Misbehaved(how));
+    }
+
+    /// The header of the summand that a member of the view has written, if it is there.
+    fn summand(&self, rank: usize) -> Option<PartHeader> {
+        let header = self.peers[rank].as_ref()?.inbox.header(GroupArea::Summand)?;
+        self.round.is_of(&header).then_some(header)
+    }
+
+    /// Averages this member's part once all summands are there, in order of rank, and sends it to the others.
+    fn sum(&mut self) -> Result<(), Error> {
+        let place = self.round.place;
+        let range = self.round.part(self.terms.layout, place);
+        let own = self.buffers[self.current].slice(range.start, range.len())?;
+        let mean = self.buffers[1 - self.current].slice(range.start, range.len())?;
+        let mut headers = SmallVec::<[PartHeader; 16]>::new();
+        let mut summands = SmallVec::<[VolatileSlice<'_>; 16]>::new();
+        let mut wrong = None;
+        for rank in self.round.view.iter().map(|rank| usize::from(*rank)) {
+            let Some(peer) = &self.peers[rank] else {
+                headers.push(PartHeader::default());
+                summands.push(own.as_volatile());
+                continue;
+            };
+            let Some(header) = self.summand(rank) else { return Ok(()) };
+            let payload = peer.inbox.payload(GroupArea::Summand, header.bytes);
+            let Some(payload) = payload.filter(|from| from.len() == own.len()) else {
+                wrong = Some((rank, WRONG_LENGTH));
+                break;
+            };
+            headers.push(header);
+            summands.push(payload);
+        }
+        if wrong.is_none() {
+            kernel::mean(&summands, mean.as_volatile());
+            let torn = self.round.view.iter().zip(headers.iter().zip(&summands)).find_map(
+                |(rank, (header, payload))| {
+                    let rank = usize::from(*rank);
+                    let inbox = &self.peers[rank].as_ref()?.inbox;
+                    let is_right = header.checksum == 0 || header.checksum_of(*payload) == header.checksum;
+                    // A member that gave the round up, or begins it anew without somebody, may have written meanwhile.
+                    let is_still = inbox.is_still(GroupArea::Summand, header.sequence);
+                    (!is_right || !is_still).then_some((rank, is_still))
+                },
+            );
+            match torn {
+                None => {}
+                Some((rank, true)) => wrong = Some((rank, WRONG_CHECKSUM)),
+                Some((_, false)) => {
+                    self.statistics.retries += 1;
+                    return Ok(());
+                }
+            }
+        }
+        drop(summands);
+        if let Some((rank, how)) = wrong {
+            self.reject(rank, how);
+            return Ok(());
+        }
+        self.round.has_summed = true;
+        self.send_mean(mean);
+        Ok(())
+    }
+
+    fn send_mean(&mut self, mean: LocalSlice) {
+        let mut header = self.round.header(mean.len());
+        if self.terms.checksums {
+            header.checksum = header.checksum_of(mean.as_volatile());
+        }
+        for rank in &self.round.view {
+            let Some(peer) = &mut self.peers[usize::from(*rank)] else { continue };
+            if peer.is_alive() {
+                self.statistics.bytes += header.bytes;
+                peer.parts[GroupArea::Mean as usize] = Some((header, mean.clone()));
+            }
+        }
+    }
+
+    /// Whether the parts that are missing can still come: if a member that owes one is gone, the round begins anew
+    /// without it; if one has ended the round without having written it, the round is given up.
+    fn judge(&mut self) -> Result<(), Error> {
+        let (mut again, mut over) = (false, false);
+        for place in 0..self.round.view.len() {
+            let rank = usize::from(self.round.view[place]);
+            let Some(peer) = &self.peers[rank] else { continue };
+            // All of this before its parts are looked at: what it wrote of the round is there if it is gone, has
+            // ended the round, or has begun another.
+            let is_gone = !peer.is_alive();
+            let is_through = peer.inbox.through() > self.round.number;
+            let newest = peer.inbox.header(GroupArea::Summand);
+            if !self.lacks(place) {
+                continue;
+            }
+            again |= is_gone;
+            over |= !is_gone
+                && (is_through || newest.as_ref().is_some_and(|newest| newest.round > self.round.number));
+            if let Some(newest) = newest.filter(|newest| newest.round == self.round.number)
+                && newest.view != self.round.view_word
+            {
+                if newest.group != self.round.group_word {
+                    return Err(GroupError::Disagree { rank, round: self.round.number }.into());
+                }
+                // It began anew without somebody of whom it had told before, or has not heard of somebody yet.
+                self.adopt(rank)?;
+                again |= self.round.view.iter().any(|rank| self.gone.contains(usize::from(*rank)));
+            }
+        }
+        if again {
+            self.statistics.restarts += 1;
+            self.form()?;
+        } else if over {
+            self.end(true);
+        }
+        Ok(())
+    }
+
+    /// Whether something of the member in `place` of the view is not there yet.
+    fn lacks(&self, place: usize) -> bool {
+        let rank = usize::from(self.round.view[place]);
+        let Some(peer) = &self.peers[rank] else { return false };
+        let (has_summand, has_mean) = (self.round.has_summed, self.round.means[place]);
+        if peer.is_wrong {
+            return !has_summand || !has_mean;
+        }
+        let is_of = |header: PartHeader| self.round.is_of(&header);
+        !(has_summand || self.summand(rank).is_some())
+            || !(has_mean || peer.inbox.header(GroupArea::Mean).is_some_and(is_of))
+    }
+
+    /// Those who are alive and owe something in the round that is under way.
+    pub(super) fn missing(&self) -> Vec<usize> {
+        if self.round.phase != Phase::Averaging {
+            return Vec::new();
+        }
+        let places = (0..self.round.view.len()).filter(|place| self.lacks(*place));
+        places.map(|place| usize::from(self.round.view[place])).collect()
+    }
+
+    /// Ends the round, and tells all who may wait for this member in it.
+    pub(super) fn end(&mut self, skipped: bool) {
+        let members = if skipped { 1 } else { self.round.view.len() };
+        let round = self.round.number;
+        self.through = round + 1;
+        self.statistics.rounds += 1;
+        if skipped {
+            self.statistics.skipped += 1;
+            self.forget_parts();
+        }
+        for rank in &self.round.group {
+            if let Some(peer) = &mut self.peers[usize::from(*rank)] {
+                peer.through_is_due = peer.is_alive();
+            }
+        }
+        self.round.phase = Phase::Ending(Averaged { round, members, skipped });
+    }
+}

@@ -1,0 +1,131 @@
+//! Who is alive: connections, heartbeats, and what the others say of each other.
+
+use super::peer::{Absence, Peer};
+use super::{GroupError, GroupMember};
+use crate::node::{Error, now};
+use crate::time::{Duration, Instant};
+use crate::transport::{Endpoint, Incoming, Listener, Transport};
+
+/// How often the others' words are read.
+const READ_EVERY: Duration = Duration::from_millis(1);
+
+/// How long a member that is left out may take to hear of it: one that is alive does in a fraction of this.
+const FAREWELL: Duration = Duration::from_millis(100);
+
+/// How often connections and the listener are asked: it may cost system calls.
+const CHECK_EVERY: Duration = Duration::from_millis(20);
+
+impl<T: Transport> GroupMember<T> {
+    /// Notices who is gone, and whether this member itself is taken for gone. True if anybody is newly so.
+    pub(super) fn watch(&mut self, now: Instant) -> Result<bool, Error> {
+        let before = self.gone;
+        self.now = now;
+        if now - self.read < READ_EVERY {
+            return Ok(false);
+        }
+        self.read = now;
+        for rank in 0..self.peers.len() {
+            let Some(peer) = self.peers[rank].as_mut().filter(|peer| peer.absence.is_none()) else {
+                continue;
+            };
+            let is_silent = peer.is_silent(now, self.lease);
+            if peer.inbox.has_left() {
+                self.part_with(rank, Absence::Left);
+            } else {
+                self.adopt(rank)?;
+                if is_silent {
+                    self.part_with(rank, Absence::Silent);
+                }
+            }
+        }
+        if now - self.checked >= CHECK_EVERY {
+            self.checked = now;
+            self.check_connections()?;
+            while let Some(incoming) = self.listener.poll(now) {
+                incoming
+                    .refuse("this group has begun and takes nobody in: start all members of a job together");
+            }
+        }
+        Ok(self.gone != before)
+    }
+
+    fn check_connections(&mut self) -> Result<(), Error> {
+        let woken = self.flock.woken();
+        for rank in 0..self.peers.len() {
+            let alive = self.peers[rank].as_mut().filter(|peer| peer.is_alive());
+            let endpoint = alive.and_then(|peer| peer.endpoint.as_mut());
+            if let Some(Err(gone)) = endpoint.map(Endpoint::check) {
+                self.lose(rank, Absence::Closed(gone))?;
+            }
+        }
+        // Who had left it for that would have told it, or closed the connection, by now.
+        if now() - woken > self.lease {
+            self.forgiven = woken;
+        }
+        Ok(())
+    }
+
+    /// Hears out what is to be written to the others. True if it got anywhere.
+    pub(super) fn attend(&mut self, now: Instant) -> Result<bool, Error> {
+        let mut progress = false;
+        for rank in 0..self.peers.len() {
+            let Some(peer) = &mut self.peers[rank] else { continue };
+            match peer.attend(now, self.gone, self.through) {
+                Ok(attended) => progress |= attended,
+                Err(absence) => self.lose(rank, absence)?,
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Takes over what another member says of who is gone. If that is this member itself, it is cut off: the others go
+    /// on without it.
+    pub(super) fn adopt(&mut self, rank: usize) -> Result<(), Error> {
+        let Some(peer) = &self.peers[rank] else { return Ok(()) };
+        let gone = peer.inbox.gone();
+        if gone == self.gone {
+            return Ok(());
+        }
+        if gone.contains(self.rank()) && !self.is_leaving {
+            return Err(self.cut_off());
+        }
+        for other in gone.iter(self.peers.len()) {
+            self.part_with(other, Absence::Told { by: rank });
+        }
+        Ok(())
+    }
+
+    /// A connection is lost. Its other side may have said why before; and if this member was stopped for so long that
+    /// others may have taken it for dead, that is why.
+    fn lose(&mut self, rank: usize, absence: Absence) -> Result<(), Error> {
+        self.adopt(rank)?;
+        let has_left = self.peers[rank].as_ref().is_some_and(|peer| peer.inbox.has_left());
+        if !has_left && !self.is_leaving && self.flock.overslept(self.forgiven) {
+            return Err(self.cut_off());
+        }
+        self.part_with(rank, if has_left { Absence::Left } else { absence });
+        Ok(())
+    }
+
+    /// Leaves a member out from here on, and tells the others.
+    pub(super) fn part_with(&mut self, rank: usize, absence: Absence) {
+        let Some(peer) = self.peers[rank].as_mut().filter(|peer| peer.is_alive()) else { return };
+        match absence {
+            Absence::Left => tracing::info!(rank, "a member left"),
+            _ => tracing::warn!(rank, reason = %absence, "a member is gone; the group goes on without it"),
+        }
+        self.gone.insert(rank);
+        let farewell = !matches!(absence, Absence::Left | Absence::Closed(_));
+        peer.part_with(absence, farewell.then(|| self.now + FAREWELL));
+        for peer in self.peers.iter_mut().flatten().filter(|peer| peer.is_alive()) {
+            peer.gone_is_due = true;
+        }
+    }
+
+    fn cut_off(&mut self) -> Error {
+        tracing::warn!(rank = self.rank(), "the group has cut this member off");
+        self.is_cut_off = true;
+        self.peers.iter_mut().flatten().for_each(Peer::close);
+        GroupError::CutOff { rank: self.rank() }.into()
+    }
+}

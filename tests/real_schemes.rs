@@ -1,0 +1,320 @@
+//! Every scheme on real servers and workers over shared memory: what it promises holds at each view and each update.
+//!
+//! Each gradient has one element that nobody else's has: what is in a version, and how much it counts, can be read off
+//! its parameters.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use slackline::node::{Server, ServerOptions, View, Worker, WorkerOptions};
+use slackline::scheme::Config;
+use slackline::table::{ElementType, Table};
+use slackline::transport::Address;
+use slackline::transport::shm::Shm;
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const WORKERS: usize = 4;
+
+/// How long a worker waits before it looks whether all is over.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A gradient that was published, and the view that it was computed on.
+#[derive(Clone, Copy, Debug)]
+struct Published {
+    element: usize,
+    view: View,
+}
+
+/// An update: between which versions it came, and which elements count in it, and for how much.
+#[derive(Debug)]
+struct Update {
+    before: u64,
+    after: u64,
+    shares: Vec<(usize, f32)>,
+}
+
+/// What happened.
+struct History {
+    published: Vec<Published>,
+    updates: Vec<Update>,
+    folded: u64,
+    dropped: u64,
+    versions: u64,
+    abandoned: u64,
+}
+
+/// Runs four workers of different speeds under `scheme` until `versions` versions are made, or each worker has made so
+/// many clocks.
+fn run(scheme: Config, clocks: u64, versions: u64) -> History {
+    let elements = WORKERS * clocks as usize;
+    let address = Address::random();
+    let table = Table::flat(elements as u64, ElementType::F32).unwrap();
+    let options = ServerOptions::new(scheme, WORKERS, 1.0);
+    let mut server = Server::new(Shm::new(), &address, table, &vec![0.0; elements], options).unwrap();
+    let (over, left) = (AtomicBool::new(false), WORKERS as u64);
+    let published = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|index| {
+                let (address, over, published) = (address.clone(), &over, &published);
+                scope.spawn(move || work(scheme, &address, index, clocks, over, published))
+            })
+            .collect();
+        let watched = Mutex::new((0u64, vec![0.0f32; elements], Vec::new()));
+        let ended = server.drive(
+            |server| {
+                let status = server.status();
+                let mut watched = watched.lock().unwrap();
+                let (version, parameters, updates) = &mut *watched;
+                if status.version.0 > *version {
+                    let now = server.parameters().unwrap();
+                    let changed = now.iter().zip(&*parameters).map(|(now, before)| before - now).enumerate();
+                    let shares = changed.filter(|(_, weight)| *weight != 0.0).collect();
+                    updates.push(Update { before: *version, after: status.version.0, shares });
+                    (*version, *parameters) = (status.version.0, now);
+                }
+                if status.version.0 >= versions {
+                    over.store(true, Ordering::Relaxed);
+                }
+                status.left == left
+            },
+            TIMEOUT,
+        );
+        over.store(true, Ordering::Relaxed);
+        assert!(ended.unwrap(), "{scheme}: stuck at {:?}", server.status());
+        let abandoned = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
+        let status = server.status();
+        let (versions, _, updates) = watched.into_inner().unwrap();
+        let published = std::mem::take(&mut *published.lock().unwrap());
+        History { published, updates, folded: status.folded, dropped: status.dropped, versions, abandoned }
+    })
+}
+
+/// A worker's whole life; gives how many computations it abandoned.
+fn work(
+    scheme: Config,
+    address: &Address,
+    index: usize,
+    clocks: u64,
+    over: &AtomicBool,
+    published: &Mutex<Vec<Published>>,
+) -> u64 {
+    let options = WorkerOptions::new(scheme);
+    let mut worker = Worker::connect(Shm::new(), std::slice::from_ref(address), options, TIMEOUT).unwrap();
+    let is_over = || over.load(Ordering::Relaxed);
+    while worker.clock().0 < clocks && !is_over() {
+        // Once all is over there may be nothing to wait for.
+        let view = match worker.begin(LOOK) {
+            Ok(view) => view,
+            Err(slackline::Error::Deadline { .. }) => continue,
+            Err(error) => panic!("{scheme}: worker {index}: {error}"),
+        };
+        let element = index * clocks as usize + view.clock.0 as usize;
+        // Different speeds, and each worker slow now and then.
+        let slow = if view.clock.0 % 7 == index as u64 { 4 } else { 1 };
+        let mut stopped = false;
+        for _ in 0..slow * (1 + index as u32) {
+            std::thread::sleep(Duration::from_micros(100));
+            stopped = scheme.interrupts() && worker.should_stop().unwrap();
+            if stopped {
+                break;
+            }
+        }
+        if stopped {
+            worker.abandon().unwrap();
+            continue;
+        }
+        let gradient = worker.gradient().unwrap();
+        gradient.fill(0.0);
+        gradient[element] = 1.0;
+        worker.publish(Some(1.0), TIMEOUT).unwrap();
+        published.lock().unwrap().push(Published { element, view });
+    }
+    if !is_over() {
+        worker.flush(TIMEOUT).unwrap();
+    }
+    worker.statistics().abandoned
+}
+
+impl History {
+    /// No gradient counts twice, none counts that was not published, and the counters say the same.
+    fn check_folded_at_most_once(&self) {
+        let mut seen = vec![false; 1 + self.published.iter().map(|one| one.element).max().unwrap_or(0)];
+        let mut folded = 0;
+        for (element, _) in self.updates.iter().flat_map(|update| &update.shares) {
+            assert!(!std::mem::replace(&mut seen[*element], true), "element {element} counts twice");
+            folded += 1;
+        }
+        assert_eq!(folded, self.folded);
+        assert!(folded + self.dropped <= self.published.len() as u64);
+    }
+
+    /// Each version is the mean of so many gradients.
+    fn check_means(&self, of: impl Fn(usize) -> bool) {
+        for update in self.updates.iter().filter(|update| update.after == update.before + 1) {
+            let count = update.shares.len();
+            assert!(of(count), "{count} gradients in version {}", update.after);
+            for (element, weight) in &update.shares {
+                assert_eq!(*weight, 1.0 / count as f32, "element {element} of version {}", update.after);
+            }
+        }
+    }
+
+    /// By how many versions each gradient was behind when it was folded in, where its version is known for certain.
+    fn check_used(&self, fits: impl Fn(u64) -> bool) {
+        for update in self.updates.iter().filter(|update| update.after == update.before + 1) {
+            for (element, _) in &update.shares {
+                let of = self.published.iter().find(|one| one.element == *element);
+                let base = of.expect("folded, so published").view.version.0;
+                let staleness = update.before - base;
+                assert!(fits(staleness), "element {element}, computed on {base}, is in {}", update.after);
+            }
+        }
+    }
+
+    fn check_staleness(&self, bound: u64) {
+        for Published { element, view } in &self.published {
+            assert!(view.staleness() <= bound, "element {element}: {view:?}");
+        }
+    }
+}
+
+#[test]
+fn bsp_folds_everybody_s_gradient_of_each_clock() {
+    let history = run(Config::Bsp, 60, u64::MAX);
+    assert_eq!((history.versions, history.folded, history.dropped), (60, 240, 0));
+    history.check_folded_at_most_once();
+    history.check_means(|count| count == WORKERS);
+    history.check_staleness(0);
+}
+
+#[test]
+fn asp_ssp_and_essp_fold_each_gradient_and_keep_their_bound() {
+    for scheme in [Config::Asp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
+        let history = run(scheme, 60, u64::MAX);
+        assert_eq!((history.folded, history.dropped), (240, 0), "{scheme}");
+        history.check_folded_at_most_once();
+        if let Some(bound) = scheme.staleness() {
+            history.check_staleness(bound);
+        }
+    }
+}
+
+#[test]
+fn bap_folds_whole_clocks_in_order_and_runs_ahead_no_further_than_its_bound() {
+    let history = run(Config::Bap { staleness: 2 }, 60, u64::MAX);
+    assert_eq!((history.versions, history.folded, history.dropped), (60, 240, 0));
+    history.check_folded_at_most_once();
+    history.check_means(|count| count == WORKERS);
+    history.check_staleness(2);
+    for Published { view, .. } in &history.published {
+        assert!(
+            view.clock.0 - view.version.0.min(view.clock.0) <= 2 && view.version.0 <= view.clock.0,
+            "{view:?}"
+        );
+    }
+    let ahead = history.published.iter().filter(|one| one.view.staleness() > 0).count();
+    assert!(ahead > 0, "nobody ever ran ahead");
+}
+
+fn scheme(text: &str) -> Config {
+    text.parse().unwrap()
+}
+
+#[test]
+fn static_backup_workers_fold_exactly_k_and_all_of_one_version() {
+    for delivery in ["interrupt", "wait", "pull"] {
+        let history = run(scheme(&format!("dbw(k=3, delivery={delivery})")), 200, 40);
+        assert_eq!(history.folded, 3 * history.versions, "{delivery}");
+        assert!(history.dropped + history.abandoned > 0, "{delivery}: the slow one is never late");
+        history.check_folded_at_most_once();
+        history.check_means(|count| count == 3);
+        history.check_used(|staleness| staleness == 0);
+    }
+}
+
+#[test]
+fn dynamic_backup_workers_fold_whole_means_of_one_version() {
+    for choice in ["dynamic", "blind"] {
+        let history = run(scheme(&format!("dbw(choice={choice})")), 200, 40);
+        assert!((history.versions..=4 * history.versions).contains(&history.folded));
+        history.check_folded_at_most_once();
+        history.check_means(|count| (1..=WORKERS).contains(&count));
+        history.check_used(|staleness| staleness == 0);
+    }
+}
+
+#[test]
+fn abs_folds_k_updates_none_older_than_its_bound() {
+    for bound in [0, 1, 2] {
+        let text = format!("abs(k=2, staleness={bound}, rule=fixed, shrink=fixed)");
+        let history = run(scheme(&text), 200, 40);
+        assert_eq!(history.folded, 2 * history.versions, "{text}");
+        history.check_folded_at_most_once();
+        history.check_means(|count| count == 2);
+        history.check_used(|staleness| staleness <= bound);
+    }
+    let history = run(scheme("k-async(2)"), 200, 40);
+    assert_eq!((history.folded, history.dropped, history.abandoned), (2 * history.versions, 0, 0));
+    history.check_folded_at_most_once();
+}
+
+#[test]
+fn vap_folds_every_gradient_once_whatever_it_waits_for() {
+    for text in ["vap(bound=0.6)", "vap(bound=0.6, strength=strong)"] {
+        let history = run(scheme(text), 300, 120);
+        history.check_folded_at_most_once();
+        assert_eq!(history.dropped, 0, "{text}");
+        assert!(history.versions >= 120, "{text}");
+    }
+}
+
+#[test]
+fn delayed_updates_are_folded_in_late_and_all_of_them() {
+    let history = run(scheme("delay(staleness=3, seed=5)"), 200, 40);
+    history.check_folded_at_most_once();
+    // A gradient of round `r` comes into the version after its own round, or up to three later.
+    history.check_used(|staleness| staleness <= 3);
+}
+
+/// A gradient that depends on the parameters, and a run in which only the order of sums could differ.
+fn trained(scheme: Config) -> Vec<u32> {
+    const ELEMENTS: usize = 1000;
+    let address = Address::random();
+    let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+    let options = ServerOptions::new(scheme, WORKERS, 0.1);
+    let mut server = Server::new(Shm::new(), &address, table, &[0.5; ELEMENTS], options).unwrap();
+    // One joins after the other: gradients are summed in the order of places.
+    let joined = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for index in 0..WORKERS {
+            let (address, joined) = (address.clone(), &joined);
+            scope.spawn(move || {
+                let options = WorkerOptions::new(scheme);
+                while joined.load(Ordering::SeqCst) != index {
+                    std::thread::yield_now();
+                }
+                let mut worker = Worker::connect(Shm::new(), &[address], options, TIMEOUT).unwrap();
+                joined.store(index + 1, Ordering::SeqCst);
+                for clock in 0..30 {
+                    worker.begin(TIMEOUT).unwrap();
+                    let parameters = worker.parameters().unwrap().to_vec();
+                    let gradient = worker.gradient().unwrap();
+                    for (place, (gradient, parameter)) in gradient.iter_mut().zip(parameters).enumerate() {
+                        *gradient = parameter - ((place * 7 + index * 3 + clock) as f32 * 0.01).sin();
+                    }
+                    worker.publish(Some(1.0), TIMEOUT).unwrap();
+                }
+                worker.flush(TIMEOUT).unwrap();
+            });
+        }
+        assert!(server.drive(|server| server.status().left == WORKERS as u64, TIMEOUT).unwrap());
+    });
+    server.parameters().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn bap_without_run_ahead_is_bsp_to_the_bit() {
+    assert!(trained(Config::Bap { staleness: 0 }) == trained(Config::Bsp));
+}
