@@ -1,6 +1,6 @@
 //! The simulated fabric: the same nodes as everywhere, judged from outside. The many seeds are in `tests/seeds.rs`.
 
-use slackline::scheme::Config;
+use slackline::scheme::{Config, Strength};
 use slackline::sim::fabric::{self, Options};
 
 #[test]
@@ -26,7 +26,17 @@ fn the_same_seed_is_the_same_run_and_another_seed_is_another() {
 #[test]
 fn a_scheme_that_is_asked_for_is_the_one_that_runs() {
     let bounded = [Config::Ssp { staleness: 2 }, Config::Essp { staleness: 1 }, Config::Bap { staleness: 1 }];
-    for scheme in [Config::Bsp, Config::Asp].into_iter().chain(bounded) {
+    let texts = [
+        "dbw",
+        "dbw(delivery=wait, k=2)",
+        "abs(k=4, staleness=1)",
+        "k-async(2)",
+        "delay(staleness=2, seed=3)",
+    ];
+    let others = texts.into_iter().map(|text| text.parse().unwrap_or_else(|error| panic!("{text}: {error}")));
+    let values = [Strength::Weak, Strength::Strong].map(|strength| Config::Vap { bound: 10.0, strength });
+    let schemes = [Config::Bsp, Config::Asp].into_iter().chain(bounded).chain(values).chain(others);
+    for scheme in schemes {
         let options = Options { scheme: Some(scheme), ..Options::default() };
         for seed in 0..10 {
             let report = fabric::run(seed, &options).unwrap_or_else(|failure| panic!("{failure}"));

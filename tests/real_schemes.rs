@@ -62,12 +62,15 @@ fn run(scheme: Config, clocks: u64, versions: u64) -> History {
             })
             .collect();
         let watched = Mutex::new((0u64, vec![0.0f32; elements], Vec::new()));
+        // What is made while workers leave is made of fewer: only what was made before counts.
+        let counted = Mutex::new(None);
         let ended = server.drive(
             |server| {
                 let status = server.status();
                 let mut watched = watched.lock().unwrap();
                 let (version, parameters, updates) = &mut *watched;
-                if status.version.0 > *version {
+                let mut counted = counted.lock().unwrap();
+                if counted.is_none() && status.version.0 > *version {
                     let now = server.parameters().unwrap();
                     let changed = now.iter().zip(&*parameters).map(|(now, before)| before - now).enumerate();
                     let shares = changed.filter(|(_, weight)| *weight != 0.0).collect();
@@ -75,6 +78,7 @@ fn run(scheme: Config, clocks: u64, versions: u64) -> History {
                     (*version, *parameters) = (status.version.0, now);
                 }
                 if status.version.0 >= versions {
+                    counted.get_or_insert(status);
                     over.store(true, Ordering::Relaxed);
                 }
                 status.left == left
@@ -84,7 +88,7 @@ fn run(scheme: Config, clocks: u64, versions: u64) -> History {
         over.store(true, Ordering::Relaxed);
         assert!(ended.unwrap(), "{scheme}: stuck at {:?}", server.status());
         let abandoned = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
-        let status = server.status();
+        let status = counted.into_inner().unwrap().unwrap_or_else(|| server.status());
         let (versions, _, updates) = watched.into_inner().unwrap();
         let published = std::mem::take(&mut *published.lock().unwrap());
         History { published, updates, folded: status.folded, dropped: status.dropped, versions, abandoned }

@@ -353,7 +353,7 @@ fn a_run_that_fails_leaves_the_saved_model_as_it_was() {
 fn a_run_that_takes_too_long_ends_with_the_reason() {
     let text = refused(1, &["--timeout", "0.001"]);
     // Whoever waits first, the coordinator or a worker.
-    assert!(text.contains("error: waited 1ms for ") || text.contains("did not end within "), "{text}");
+    assert!(text.contains("waited 1ms for ") || text.contains("did not end within "), "{text}");
     assert!(
         text.contains("help: use a longer --timeout") || text.contains("the timeout too short"),
         "{text}"

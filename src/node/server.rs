@@ -241,8 +241,7 @@ impl<T: Transport> Server<T> {
         let scheme = options.scheme.server_at(options.workers, start.smallest_clock)?;
         let scheme = scheme::damped(scheme, options.damping);
         if options.scheme.counts_versions() && options.shard.1 > 1 {
-            let reason =
-                "counts versions, and those of two shards have nothing to do with each other: use one";
+            let reason = "counts versions, or chooses whom to wait for, and two shards would differ: use one";
             return Err(Error::Scheme { scheme: options.scheme, reason });
         }
         let learning_rate = check_learning_rate(options.learning_rate)?;
@@ -525,6 +524,9 @@ impl<T: Transport> Server<T> {
                         let frame = self.shard.frames.latest().frame;
                         self.shard.frames.set_included(frame, gradient.worker.0, state.consumed);
                         self.shard.frames.set_consumed(gradient.worker.0, state.consumed);
+                    }
+                    if let Some(surroundings) = surroundings::installed() {
+                        surroundings.dropped(self.shard.frames.epoch());
                     }
                 }
                 ServerAction::Interrupt { worker } => self.interrupt(worker),

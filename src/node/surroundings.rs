@@ -33,6 +33,9 @@ pub(crate) trait Surroundings {
 
     /// Takes note of a version that a server has just published.
     fn published(&self, published: &Published<'_>);
+
+    /// Takes note that the server of this life has consumed a gradient that it does not fold.
+    fn dropped(&self, epoch: u64);
 }
 
 /// A version that was published.

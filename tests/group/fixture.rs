@@ -75,15 +75,6 @@ pub(crate) fn wait_for<R>(what: &str, mut step: impl FnMut() -> Option<R>) -> R 
     }
 }
 
-/// The group of `rank` in `round` where there are `base` to the power of some number of members: all ranks that are the
-/// same in every digit but that of the round.
-pub(crate) fn digits(rank: usize, round: u64, members: usize, base: usize) -> Vec<usize> {
-    let length = members.ilog(base);
-    let place = base.pow((round % u64::from(length)) as u32);
-    let others = rank - rank / place % base * place;
-    (0..base).map(|digit| others + digit * place).collect()
-}
-
 /// Some parameters, different for each member.
 pub(crate) fn pattern(rank: usize, index: usize) -> f32 {
     ((index * 7 + rank * 13) as f32 * 0.01).sin() + rank as f32

@@ -4,21 +4,22 @@ use std::time::Duration;
 
 use slackline::Error;
 use slackline::node::{GroupError, GroupOptions};
+use slackline::scheme::{Groups, Partition};
 
 use super::fixture::{
-    Fixture, Member, PATIENCE, assert_mean, bits, digits, each, fill, meet, pattern, turn, wait_for,
+    Fixture, Member, PATIENCE, assert_mean, bits, each, fill, meet, pattern, turn, wait_for,
 };
 
 const ELEMENTS: usize = 5003;
 
 pub(crate) fn as_many_rounds_as_there_are_digits_give_the_plain_mean_to_all<F: Fixture>() {
     for (members, rounds) in [(4, 2), (8, 3)] {
+        let groups = Groups::new(members, 2, Partition::Digits).unwrap();
         let all: Vec<usize> = (0..members).collect();
         each::<F, _>(meet::<F>(members, ELEMENTS, GroupOptions::default()), |mut member| {
             fill::<F>(&mut member);
             for round in 0..rounds {
-                let group = digits(member.rank(), round, members, 2);
-                let averaged = member.average(round, &group, PATIENCE).unwrap();
+                let averaged = member.average_round(&groups, round, PATIENCE).unwrap();
                 assert_eq!((averaged.round, averaged.members, averaged.skipped), (round, 2, false));
             }
             assert_mean(member.parameters().unwrap(), &all);

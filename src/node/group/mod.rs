@@ -18,9 +18,12 @@ pub use peer::Absence;
 use peer::Peer;
 use round::{Phase, Round};
 
+use smallvec::SmallVec;
+
 use super::{Backoff, Error, now};
 use crate::mem::Buffer;
 use crate::param::{GroupHello, Ranks};
+use crate::scheme::Groups;
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Endpoint, Transport};
 
@@ -245,6 +248,18 @@ impl<T: Transport> GroupMember<T> {
             }
             if progress { backoff.reset() } else { backoff.wait() }
         }
+    }
+
+    /// [`average`](Self::average) with the group that this member is in by `groups`: what carries out a
+    /// [`WorkerAction::Average`](crate::scheme::WorkerAction::Average).
+    pub fn average_round(
+        &mut self,
+        groups: &Groups,
+        round: u64,
+        timeout: Duration,
+    ) -> Result<Averaged, Error> {
+        let group: SmallVec<[usize; 16]> = groups.members(self.rank(), round).collect();
+        self.average(round, &group, timeout)
     }
 
     /// Begins a round.

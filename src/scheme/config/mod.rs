@@ -263,14 +263,17 @@ impl Config {
         !matches!(self, Config::DsSync { .. })
     }
 
-    /// True if it counts versions of the server where others count clocks: then all parameters must be in one shard,
-    /// for versions of two have nothing to do with each other.
+    /// True if all parameters must be in one shard: it counts versions of the server where others count clocks, and
+    /// those of two have nothing to do with each other. Also where a version waits for several workers, whichever come
+    /// first, and workers wait for their own: two shards that choose differently could wait for ever for workers that
+    /// wait for the other.
     pub const fn counts_versions(&self) -> bool {
         matches!(
             self,
             Config::Vap { strength: Strength::Strong, .. }
                 | Config::Dbw { .. }
                 | Config::Abs { staleness: Some(_), .. }
+                | Config::Abs { wait_for: WaitFor::LossRatio(_) | WaitFor::Fixed(2..), .. }
                 | Config::Delay { .. }
         )
     }

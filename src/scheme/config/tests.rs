@@ -226,3 +226,20 @@ fn the_stored_form_of_the_oldest_schemes_stays() {
     assert_eq!(bytes(&Config::Ssp { staleness: 3 }), [2, 3]);
     assert_eq!(bytes(&Config::Essp { staleness: 9 }), [3, 9]);
 }
+
+#[test]
+fn shards_that_would_wait_for_different_workers_are_one() {
+    for (text, is_one) in [
+        ("bsp", false),
+        ("vap(1)", false),
+        ("k-async(1)", false),
+        ("k-async(2)", true),
+        ("adasync(1)", true),
+        ("k-sync(1)", true),
+        ("dbw", true),
+        ("delay(1)", true),
+    ] {
+        let scheme: Config = text.parse().unwrap();
+        assert_eq!(scheme.counts_versions(), is_one, "{text}");
+    }
+}

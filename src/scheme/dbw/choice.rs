@@ -42,7 +42,7 @@ pub enum Choice {
 /// let gain = Gain { learning_rate: 1.0, smoothness: 0.5, norm_squared: 1.0, variance: 10.0 };
 /// assert_eq!(best_k(&gain, &[1.0, 1.1, 1.2, 9.0]), 4); // no gain with 3, little with 4
 /// let steep = Gain { norm_squared: 10.0, ..gain };
-/// assert_eq!(best_k(&steep, &[1.0, 1.1, 1.2, 9.0]), 3);
+/// assert_eq!(best_k(&steep, &[1.0, 1.1, 1.2, 9.0]), 2);
 /// assert_eq!(best_k(&Gain { norm_squared: 0.0, ..gain }, &[1.0, 1.1, 1.2, 9.0]), 4);
 /// ```
 pub fn best_k(gain: &Gain, times: &[f64]) -> usize {

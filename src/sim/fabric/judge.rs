@@ -1,7 +1,7 @@
 //! Who watches from outside: what every server published, what every peer was given, and whether that is promised.
 //!
 //! Gradients say whose they are. A payload is cut into lines of 16 values; the gradient that a worker computed as its
-//! `n`th is 2^(n mod 20) in the lane that belongs to the worker and to n / 20, in every line, and 0 elsewhere. So every
+//! `n`th is -2^(n mod 20) in the lane that is the worker's and that of n / 20, in every line, and 0 elsewhere. So every
 //! line of a version is the same, a version tells from its values which gradients are in it, and half a gradient, two
 //! of them mixed or one applied twice are seen at once. The last lane numbers the lives of a server.
 #![forbid(unsafe_code)]
@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 
 use super::plan::Plan;
 use super::random::Trace;
+use crate::clock::Clock;
 use crate::mem::VolatileSlice;
 use crate::node::{Error, Published, ServerStatus, View};
-use crate::scheme::Config;
+use crate::scheme::{Config, GradientId, Share, Strength};
 use crate::time::{Duration, Instant};
 
 /// Values in one line.
@@ -46,6 +47,8 @@ struct Life {
     /// Which gradients are in it, by worker and number.
     applied: BTreeMap<(usize, usize), u64>,
     dropped: u64,
+    /// Of each version after the first: how much it moved a value, and the clock of the last gradient in it.
+    moved: Vec<(f64, u64)>,
     /// Its server is gone: what it had is lost, and nobody is behind it any more.
     is_over: bool,
 }
@@ -53,8 +56,33 @@ struct Life {
 /// A gradient that a worker computed.
 struct Computed {
     clock: u64,
-    /// The lives that it was computed for.
-    epochs: Vec<u64>,
+    bases: Vec<Base>,
+}
+
+/// What a gradient was computed from.
+#[derive(Clone, Copy)]
+pub(super) struct Base {
+    /// The life.
+    pub(super) epoch: u64,
+    pub(super) version: u64,
+    /// Its worker's place there.
+    pub(super) peer: u16,
+}
+
+impl Computed {
+    fn base(&self, epoch: u64) -> Option<Base> {
+        self.bases.iter().find(|base| base.epoch == epoch).copied()
+    }
+
+    /// Whether this life calls it what the share says.
+    fn is_named(&self, epoch: u64, share: &Share) -> bool {
+        let GradientId { worker, clock } = share.gradient;
+        self.clock == clock.0 && self.base(epoch).is_some_and(|base| base.peer == worker.0)
+    }
+
+    fn of_life(&self, epoch: u64) -> bool {
+        self.base(epoch).is_some()
+    }
 }
 
 /// A worker as it is seen from outside.
@@ -65,6 +93,10 @@ struct Seen {
     announced: Vec<usize>,
     /// Of its session: versions by epoch.
     held: BTreeMap<u64, u64>,
+    /// It computes on what it holds.
+    is_computing: bool,
+    /// Of its session: it abandoned what it computed on the version it holds.
+    has_abandoned: bool,
     has_reached: bool,
     is_expected: bool,
 }
@@ -73,6 +105,9 @@ pub(super) struct Judge {
     scheme: Config,
     lease: Duration,
     goal: u64,
+    servers: usize,
+    /// Peers that a server has room for.
+    places: usize,
     /// All shards count a worker's gradients alike.
     names_agree: bool,
     lives: Vec<Life>,
@@ -101,6 +136,8 @@ impl Judge {
             scheme,
             lease,
             goal,
+            servers,
+            places: plan.peers(),
             names_agree: scheme.staleness().is_some() || servers == 1,
             lives: Vec::new(),
             workers: std::iter::repeat_with(seen).take(workers).collect(),
@@ -169,7 +206,7 @@ impl Judge {
     /// A worker vanishes; `returns` if it is to come back.
     pub(super) fn crashed(&mut self, worker: usize, returns: bool) {
         let seen = &mut self.workers[worker];
-        (seen.has_reached, seen.is_expected) = (false, returns);
+        (seen.has_reached, seen.is_expected, seen.is_computing) = (false, returns, false);
     }
 
     // ------------------------------------------------------------------ servers
@@ -192,6 +229,7 @@ impl Judge {
             claimed: 0,
             applied: BTreeMap::new(),
             dropped: 0,
+            moved: Vec::new(),
             is_over: false,
         });
     }
@@ -224,8 +262,20 @@ impl Judge {
         }
     }
 
+    /// The server of a life has consumed a gradient that it does not fold.
+    pub(super) fn dropped(&mut self, epoch: u64) {
+        for life in self.lives.iter_mut().filter(|life| life.epoch == epoch) {
+            life.dropped += 1;
+        }
+    }
+
     pub(super) fn published(&mut self, published: &Published<'_>) {
-        if let Err(what) = self.check_published(published) {
+        let checked = self.check_published(published).and_then(|()| {
+            let on_it = |seen: &Seen| seen.held.get(&published.epoch).copied().filter(|_| seen.is_computing);
+            let held: Vec<_> = self.workers.iter().filter_map(on_it).collect();
+            held.into_iter().try_for_each(|version| self.check_unseen(published.epoch, version))
+        });
+        if let Err(what) = checked {
             let version = published.version.0;
             self.fail(format!("version {version} of a server: {what}"));
         }
@@ -245,7 +295,7 @@ impl Judge {
             return Err(format!("it follows version {}", life.versions.len() - 1));
         }
         let (after, before) = (lanes(&bytes)?, lanes(life.versions.last().map_or(&[], Vec::as_slice))?);
-        let found = gradients_between(&before, &after, published)?;
+        let found = gradients_between(&before, &after, published, &self.workers)?;
         if found.len() != published.shares.len() {
             let folded = published.shares.len();
             return Err(format!(
@@ -253,8 +303,10 @@ impl Judge {
                 found.len()
             ));
         }
-        let mut clocks: Vec<u64> = published.shares.iter().map(|share| share.gradient.clock.0).collect();
-        if let Some(clock) = clocks.iter().find(|clock| **clock < life.claimed) {
+        let mut names: Vec<_> = published.shares.iter().map(|share| share.gradient).collect();
+        if let Some(GradientId { clock: Clock(clock), .. }) =
+            names.iter().find(|name| name.clock.0 < life.claimed)
+        {
             let claimed = life.claimed;
             return Err(format!(
                 "a gradient of clock {clock} is new in it, and all before {claimed} were said to be in"
@@ -264,15 +316,27 @@ impl Judge {
             let named = format!("gradient {number} of worker {worker}");
             let computed = self.workers.get(worker).and_then(|seen| seen.gradients.get(number));
             let computed = computed.ok_or_else(|| format!("it holds {named}, which nobody computed"))?;
-            if !computed.epochs.contains(&published.epoch) {
-                return Err(format!("it holds {named}, which was computed for another life"));
+            let base = computed.base(published.epoch);
+            let base =
+                base.ok_or_else(|| format!("it holds {named}, which was computed for another life"))?;
+            let behind = (published.version.0 - 1).checked_sub(base.version);
+            let behind = behind.ok_or_else(|| format!("{named} was computed on version {}", base.version))?;
+            if behind_most(&self.scheme).is_some_and(|most| behind > most) {
+                let scheme = self.scheme;
+                return Err(format!(
+                    "{named} was computed on version {}, too old under {scheme}",
+                    base.version
+                ));
             }
             // Where nobody waits for anybody, shards may count a worker's gradients differently.
             let clock = computed.clock;
-            let place = clocks.iter().position(|share| *share == clock || !self.names_agree);
+            let is_it = |name: &GradientId| {
+                name.worker.0 == base.peer && (name.clock.0 == clock || !self.names_agree)
+            };
+            let place = names.iter().position(is_it);
             let place =
-                place.ok_or_else(|| format!("{named} of clock {clock} was folded as of {clocks:?}"))?;
-            clocks.swap_remove(place);
+                place.ok_or_else(|| format!("{named} of clock {clock} was folded as of {names:?}"))?;
+            names.swap_remove(place);
             if let Some(earlier) = life.applied.insert((worker, number), published.version.0) {
                 return Err(format!("{named} is in it and in version {earlier}, too"));
             }
@@ -283,14 +347,50 @@ impl Judge {
         life.smallest_clock = published.smallest_clock.0;
         life.claimed = life.claimed.max(published.smallest_clock.0);
         life.versions.push(bytes);
+        let moves = (0..LIFE_LANE).map(|lane| f64::from(after[lane]) - f64::from(before[lane]));
+        let clock = published.shares.iter().map(|share| share.gradient.clock.0).max().unwrap_or_default();
+        life.moved.push((moves.fold(0.0, f64::max), clock));
+        Ok(())
+    }
+
+    /// Under strong VAP: what a worker that holds `version` has not seen is at most one update or within the bound.
+    fn check_unseen(&self, epoch: u64, version: u64) -> Result<(), String> {
+        let Config::Vap { bound, strength: Strength::Strong } = self.scheme else { return Ok(()) };
+        let Some(life) = self.lives.iter().find(|life| life.epoch == epoch) else { return Ok(()) };
+        let unseen = life.moved.get(version as usize..).unwrap_or_default();
+        let ([_, .., (_, clock)], sum) = (unseen, unseen.iter().map(|(moved, _)| moved).sum::<f64>()) else {
+            return Ok(());
+        };
+        // Who was taken for dead is not waited for, and learns of it late.
+        if sum > value_bound(bound, *clock) && self.harm.is_none() {
+            let count = unseen.len();
+            return Err(format!("{sum} in {count} updates is new to somebody who computes on {version}"));
+        }
+        Ok(())
+    }
+
+    /// Under VAP: what a worker has in transit when it begins a clock leaves room for one more of its last size.
+    fn check_transit(&self, worker: usize, clock: u64) -> Result<(), String> {
+        let Config::Vap { bound, .. } = self.scheme else { return Ok(()) };
+        let seen = &self.workers[worker];
+        let size = |number: usize| (1u64 << (number % BITS)) as f64;
+        let is_missing = |number: &&usize| {
+            let lacks = |life: &Life| !life.is_over && !life.applied.contains_key(&(worker, **number));
+            let computed = &seen.gradients[**number];
+            self.lives.iter().any(|life| computed.of_life(life.epoch) && lacks(life))
+        };
+        let transit: f64 = seen.announced.iter().filter(is_missing).map(|number| size(*number)).sum();
+        let next = seen.announced.last().map_or(0.0, |number| size(*number));
+        // As if all places that a server has were taken: how many it counted is not known here.
+        let weight = 1.0 / self.places as f64;
+        if transit > 0.0 && (transit + next) * weight > value_bound(bound, clock) {
+            return Err(format!("it computes while {transit} is in transit under {}", self.scheme));
+        }
         Ok(())
     }
 
     /// What a server says about itself.
-    pub(super) fn status(&mut self, epoch: u64, status: &ServerStatus, now: Instant, alive: usize) {
-        if let Some(life) = self.lives.iter_mut().find(|life| life.epoch == epoch) {
-            life.dropped = status.dropped;
-        }
+    pub(super) fn status(&mut self, status: &ServerStatus, now: Instant, alive: usize) {
         if status.misbehaved > 0 {
             self.fail("a server accused an honest worker of breaking the protocol".into());
         }
@@ -329,6 +429,14 @@ impl Judge {
         let seen = &mut self.workers[worker];
         seen.announced.clear();
         seen.held.clear();
+        (seen.is_computing, seen.has_abandoned) = (false, false);
+    }
+
+    /// Whether a worker that has this before it has reached the goal. Who may be interrupted again and again has done
+    /// its part when the others have.
+    pub(super) fn is_there(&self, view: &View) -> bool {
+        let reached = if self.scheme.interrupts() { view.version.0 } else { view.clock.0 };
+        reached >= self.goal
     }
 
     /// What a worker was told to compute on: of each shard its life, version and bytes.
@@ -340,8 +448,13 @@ impl Judge {
                 self.fail(format!("worker {worker} at clock {}: {what}", view.clock.0));
             }
             let held = self.workers[worker].held.insert(*epoch, *version);
-            if held.is_some_and(|held| held > *version) {
-                self.fail(format!("worker {worker} was given version {version} after {held:?}"));
+            let least = held.map(|held| held + u64::from(self.workers[worker].has_abandoned));
+            if least.is_some_and(|least| least > *version) {
+                self.fail(format!("worker {worker} was given version {version} where {least:?} was due"));
+            }
+            let in_bound = self.check_unseen(*epoch, *version);
+            if let Err(what) = in_bound.and_then(|()| self.check_transit(worker, view.clock.0)) {
+                self.fail(format!("worker {worker} at clock {}: {what}", view.clock.0));
             }
             if let Some(life) = self.lives.iter_mut().find(|life| life.epoch == *epoch) {
                 life.claimed = life.claimed.max(view.smallest_clock.0);
@@ -356,7 +469,10 @@ impl Judge {
                 self.scheme
             ));
         }
-        self.workers[worker].has_reached |= view.clock.0 >= self.goal;
+        let is_there = self.is_there(view);
+        let seen = &mut self.workers[worker];
+        (seen.is_computing, seen.has_abandoned) = (true, false);
+        seen.has_reached |= is_there;
     }
 
     /// A copy is exactly one version of the life that it was read of.
@@ -399,11 +515,18 @@ impl Judge {
         life.map_or(0, |life| life.versions.len() as u64 - 1 - u64::from(life.is_writing))
     }
 
-    /// A worker computes: the number of its gradient, `None` if it has no more.
-    pub(super) fn computes(&mut self, worker: usize, clock: u64, epochs: Vec<u64>) -> Option<usize> {
+    /// A worker abandoned what it computed.
+    pub(super) fn abandoned(&mut self, worker: usize) {
+        let seen = &mut self.workers[worker];
+        (seen.is_computing, seen.has_abandoned) = (false, true);
+    }
+
+    /// A worker has computed: the number of its gradient, `None` if it has no more.
+    pub(super) fn computed(&mut self, worker: usize, clock: u64, bases: Vec<Base>) -> Option<usize> {
+        self.workers[worker].is_computing = false;
         let gradients = &mut self.workers[worker].gradients;
         (gradients.len() < GRADIENTS_MAX).then(|| {
-            gradients.push(Computed { clock, epochs });
+            gradients.push(Computed { clock, bases });
             gradients.len() - 1
         })
     }
@@ -416,15 +539,18 @@ impl Judge {
     /// The worker was told that all that it has published is consumed.
     pub(super) fn flushed(&mut self, worker: usize) {
         let seen = &self.workers[worker];
-        for number in &seen.announced {
-            for epoch in &seen.gradients[*number].epochs {
-                let Some(life) = self.lives.iter().find(|life| life.epoch == *epoch) else { continue };
-                if life.dropped == 0 && !life.is_over && !life.applied.contains_key(&(worker, *number)) {
-                    let shard = life.shard;
-                    return self.fail(format!(
-                        "worker {worker} was told that its gradients are consumed, and shard {shard} never had {number}"
-                    ));
-                }
+        for life in self.lives.iter().filter(|life| !life.is_over) {
+            let is_missing = |number: &&usize| {
+                let is_of_it = seen.gradients[**number].of_life(life.epoch);
+                is_of_it && !life.applied.contains_key(&(worker, **number))
+            };
+            let missing: Vec<_> = seen.announced.iter().filter(is_missing).collect();
+            if missing.len() as u64 > life.dropped {
+                let (shard, dropped) = (life.shard, life.dropped);
+                return self.fail(format!(
+                    "worker {worker} was told that its gradients are consumed, and shard {shard} never had {missing:?} \
+                     and dropped {dropped}"
+                ));
             }
         }
     }
@@ -432,6 +558,9 @@ impl Judge {
     /// An error that a worker or reader got: is it one of those that may come?
     pub(super) fn erred(&mut self, place: usize, call: &str, error: &Error, since: Instant) {
         self.errors += 1;
+        for seen in self.workers.iter_mut().skip(place.wrapping_sub(self.servers)).take(1) {
+            seen.is_computing = false;
+        }
         let is_lawful = match error {
             Error::Deadline { .. } | Error::ServerLost { .. } | Error::Connect(_) => true,
             // Nobody is evicted without a reason.
@@ -458,7 +587,7 @@ pub(super) fn fill(gradient: &mut [f32], worker: usize, number: usize) {
     let lane = worker * LANES_PER_WORKER + number / BITS;
     let value = (1u32 << (number % BITS)) as f32;
     for (at, element) in gradient.iter_mut().enumerate() {
-        *element = if at % LANES == lane { value } else { 0.0 };
+        *element = if at % LANES == lane { -value } else { 0.0 };
     }
 }
 
@@ -490,15 +619,36 @@ fn gradients_between(
     before: &[f32; LANES],
     after: &[f32; LANES],
     published: &Published<'_>,
+    workers: &[Seen],
 ) -> Result<Vec<(usize, usize)>, String> {
     let mut weights: Vec<f64> = published.shares.iter().map(|share| f64::from(share.weight)).collect();
+    weights.sort_unstable_by(f64::total_cmp);
     weights.dedup();
+    if after[LIFE_LANE] != before[LIFE_LANE] {
+        return Err("it belongs to another life".into());
+    }
+    if weights.len() > 1 {
+        let mut puzzle = Puzzle {
+            workers,
+            epoch: published.epoch,
+            shares: published.shares,
+            rest: std::array::from_fn(|lane| f64::from(after[lane]) - f64::from(before[lane])),
+            off: after.map(|value| 0.2 * weights[0] + 2e-7 * f64::from(value)),
+            found: Vec::new(),
+        };
+        let is_explained = puzzle.explain();
+        let rest = puzzle.rest;
+        return is_explained
+            .then_some(puzzle.found)
+            .ok_or(format!("it moved by {rest:?}, which no gradients make"));
+    }
     let mut found = Vec::new();
     for lane in 0..LIFE_LANE {
         let moved = f64::from(after[lane]) - f64::from(before[lane]);
         if moved == 0.0 {
             continue;
         }
+        let (worker, block) = (lane / LANES_PER_WORKER, lane % LANES_PER_WORKER);
         let whole = weights.iter().map(|weight| moved / weight).find(|count| {
             let off = (count - count.round()).abs();
             count.round() >= 1.0 && off < 0.2 + count * 1e-5
@@ -506,14 +656,68 @@ fn gradients_between(
         let bits = whole.ok_or_else(|| format!("lane {lane} moved by {moved}, which no gradients make"))?;
         let bits = bits.round() as u64;
         let numbers = (0..BITS).filter(|bit| bits >> bit & 1 == 1);
-        let (worker, block) = (lane / LANES_PER_WORKER, lane % LANES_PER_WORKER);
         found.extend(numbers.map(|bit| (worker, block * BITS + bit)));
         if bits >> BITS != 0 {
             return Err(format!("lane {lane} moved by {moved}: more than all gradients together"));
         }
     }
-    if after[LIFE_LANE] != before[LIFE_LANE] {
-        return Err("it belongs to another life".into());
-    }
     Ok(found)
+}
+
+/// By how many versions a gradient that is folded may be behind, where a scheme bounds that.
+fn behind_most(scheme: &Config) -> Option<u64> {
+    match *scheme {
+        Config::Dbw { .. } => Some(0),
+        Config::Abs { staleness, .. } => staleness,
+        // Each is in the round of the newest version, and so many rounds late.
+        Config::Delay { staleness, .. } => Some(staleness),
+        _ => None,
+    }
+}
+
+/// The bound of VAP on values in a clock, with room for rounding.
+fn value_bound(bound: f32, clock: u64) -> f64 {
+    f64::from(bound) / (clock as f64 + 1.0).sqrt() * 1.001
+}
+
+/// Which gradients moved the lanes so far, where they count differently: one for each of these shares.
+struct Puzzle<'a> {
+    workers: &'a [Seen],
+    epoch: u64,
+    shares: &'a [Share],
+    /// What each lane still has to move by, and how far that may be off.
+    rest: [f64; LANES],
+    off: [f64; LANES],
+    /// Of each share so far.
+    found: Vec<(usize, usize)>,
+}
+
+impl Puzzle<'_> {
+    /// True if gradients of the shares that have none yet explain what is left; then they are found.
+    fn explain(&mut self) -> bool {
+        let at = self.found.len();
+        let Some(share) = self.shares.get(at) else {
+            return self.rest.iter().zip(&self.off).all(|(rest, off)| rest.abs() < *off);
+        };
+        for (worker, seen) in self.workers.iter().enumerate() {
+            for (number, computed) in seen.gradients.iter().enumerate() {
+                let lane = worker * LANES_PER_WORKER + number / BITS;
+                let moves = f64::from(share.weight) * (1u64 << (number % BITS)) as f64;
+                let named = (worker, number);
+                let is_new = !self.found.contains(&named);
+                let of_share = computed.is_named(self.epoch, share);
+                if !is_new || !of_share || self.rest[lane] < moves - self.off[lane] {
+                    continue;
+                }
+                self.rest[lane] -= moves;
+                self.found.push(named);
+                if self.explain() {
+                    return true;
+                }
+                self.found.pop();
+                self.rest[lane] += moves;
+            }
+        }
+        false
+    }
 }

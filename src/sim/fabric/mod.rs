@@ -97,7 +97,9 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
     if !scheme.has_server() {
         return Err(cannot("it has no servers, and the fabric runs nothing else".into()));
     }
-    scheme.check(plan.workers.max(1)).map_err(|error| cannot(error.to_string()))?;
+    if !plan.publishes() {
+        scheme.check(plan.workers).map_err(|error| cannot(error.to_string()))?;
+    }
     match stage::play(seed, plan) {
         Ok(outcome) => Ok(Report {
             seed,

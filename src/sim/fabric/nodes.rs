@@ -4,13 +4,13 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::judge::{self, Judge};
+use super::judge::{self, Base, Judge};
 use super::net::{HostId, Shared, lock};
 use super::plan::Plan;
 use super::transport::SimTransport;
 use crate::node::{
-    Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, ShardOptions, Worker,
-    WorkerOptions, now,
+    Error, LinkStatus, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions,
+    ShardOptions, Worker, WorkerOptions, now,
 };
 use crate::table::{ElementType, Table};
 use crate::time::Duration;
@@ -98,20 +98,20 @@ impl Life {
         let options = ServerOptions {
             shard: (self.place as u16, plan.servers as u16),
             memory: self.memory(),
-            ..ServerOptions::new(plan.scheme, plan.quorum[usize::from(!is_first)], -1.0)
+            ..ServerOptions::new(plan.scheme, plan.quorum[usize::from(!is_first)], 1.0)
         };
         let mut server = Server::new(self.transport(), &address(self.place), table, &initial, options)?;
         self.judge.borrow_mut().born(self.place, server.epoch(), &initial);
         while !server.drive(|_| self.is_over() && self.workers_alive() == 0, Duration::from_millis(10))? {
             let alive = self.workers_alive();
-            self.judge.borrow_mut().status(server.epoch(), &server.status(), now(), alive);
+            self.judge.borrow_mut().status(&server.status(), now(), alive);
         }
         Ok(())
     }
 
     fn memory(&self) -> ShardOptions {
         ShardOptions {
-            peers: 4 * self.plan.workers as u16 + 16,
+            peers: self.plan.peers() as u16,
             frames: self.plan.frames,
             chunk_bytes: 64,
             lease: self.plan.lease,
@@ -176,7 +176,6 @@ impl Life {
 
     /// Works until the job is over or the worker is to begin anew.
     fn session(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) {
-        let (least, most) = self.plan.compute;
         let mut published = None;
         while !self.is_over() {
             let timeout = self.timeout();
@@ -196,11 +195,17 @@ impl Life {
             {
                 self.judge.borrow_mut().announced(index, number);
             }
-            let epochs = self.look_at(index, worker, &view);
-            let Some(number) = self.judge.borrow_mut().computes(index, view.clock.0, epochs) else {
+            let bases = self.look_at(index, worker, &view);
+            let is_done = self.judge.borrow().is_there(&view);
+            match self.compute(index, worker, is_done) {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(_) if self.come_back(index, worker, servers) => continue,
+                Err(_) => return,
+            }
+            let Some(number) = self.judge.borrow_mut().computed(index, view.clock.0, bases) else {
                 // So many cannot be told apart. It has done its part, unless something goes wrong again and again.
-                let has_reached = view.clock.0 >= self.plan.goal;
-                if !has_reached {
+                if !is_done {
                     self.judge
                         .borrow_mut()
                         .fail(format!("worker {index} computes for ever at {}", view.clock.0));
@@ -211,16 +216,11 @@ impl Life {
                 Ok(gradient) => judge::fill(gradient, index, number),
                 Err(error) => return self.judge.borrow_mut().fail(format!("worker {index}: {error}")),
             }
-            // Who has reached the goal goes on, so that the others are not alone, but slowly.
-            let is_done = view.clock.0 >= self.plan.goal;
-            if is_done {
-                self.pause(10_000_000, 30_000_000)
-            } else {
-                self.pause(least, most)
-            }
             published = Some((number, view.clock.0));
             let timeout = self.timeout();
-            match self.call("publish", timeout, || worker.publish(None, timeout)) {
+            // It falls about as fast as gradients of this size promise, so that those who learn from it choose.
+            let loss = 1e12 / (1.0 + view.clock.0 as f32);
+            match self.call("publish", timeout, || worker.publish(Some(loss), timeout)) {
                 Ok(()) => {
                     published = None;
                     self.judge.borrow_mut().announced(index, number);
@@ -241,23 +241,51 @@ impl Life {
         }
     }
 
-    /// Has the judge look at what `begin` brought. The lives that it is of.
-    fn look_at(&self, index: usize, worker: &Worker<SimTransport>, view: &crate::node::View) -> Vec<u64> {
-        let lives: Vec<_> = worker.links().map(|link| (link.epoch, link.version.0)).collect();
+    /// Lets the time pass that a gradient takes. False if a server had it abandoned.
+    fn compute(&self, index: usize, worker: &mut Worker<SimTransport>, is_done: bool) -> Result<bool, Error> {
+        const PARTS: u64 = 4;
+        let (mut least, mut most) = self.plan.compute;
+        if self.plan.slow == Some(index) {
+            (least, most) = (8 * least, 8 * most);
+        }
+        if is_done {
+            // Who has reached the goal goes on, so that the others are not alone, but slowly.
+            (least, most) = (10_000_000, 30_000_000);
+        }
+        // Now and then somebody does not ask.
+        if !self.plan.scheme.interrupts() || self.draw(0, 4) == 0 {
+            self.pause(least, most);
+            return Ok(true);
+        }
+        for _ in 0..PARTS {
+            self.pause(least / PARTS, most / PARTS);
+            if self.call("should_stop", Duration::ZERO, || worker.should_stop())? {
+                self.call("abandon", Duration::ZERO, || worker.abandon())?;
+                self.judge.borrow_mut().abandoned(index);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has the judge look at what `begin` brought. What that is.
+    fn look_at(&self, index: usize, worker: &Worker<SimTransport>, view: &crate::node::View) -> Vec<Base> {
+        let base = |link: LinkStatus| Base { epoch: link.epoch, version: link.version.0, peer: link.peer };
+        let bases: Vec<_> = worker.links().map(base).collect();
         match worker.parameters() {
             Ok(parameters) => {
                 let bytes: Vec<u8> = parameters.iter().flat_map(|value| value.to_le_bytes()).collect();
                 let ranges = worker.shards();
-                let copies: Vec<_> = lives
+                let copies: Vec<_> = bases
                     .iter()
                     .zip(ranges)
-                    .map(|((epoch, version), range)| (*epoch, *version, &bytes[range]))
+                    .map(|(base, range)| (base.epoch, base.version, &bytes[range]))
                     .collect();
                 self.judge.borrow_mut().viewed(index, view, &copies);
             }
             Err(error) => self.judge.borrow_mut().fail(format!("worker {index}: {error}")),
         }
-        lives.into_iter().map(|(epoch, _)| epoch).collect()
+        bases
     }
 
     /// Connects again with the same worker; false if it is to begin with a new one.

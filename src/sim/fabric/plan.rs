@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::net::Law;
 use super::random::Random;
-use crate::scheme::Config;
+use crate::scheme::{Choice, Config, Delivery, Shrink, Strength, WaitFor};
 
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
@@ -45,6 +45,8 @@ pub(super) struct Plan {
     pub(super) goal: u64,
     /// How long a gradient takes.
     pub(super) compute: (u64, u64),
+    /// The worker that takes several times as long for each.
+    pub(super) slow: Option<usize>,
     pub(super) law: Law,
     /// In order of time.
     pub(super) faults: Vec<(u64, Fault)>,
@@ -61,21 +63,16 @@ const CONVERGES_WITHIN: u64 = 20_000 * MILLISECOND;
 impl Plan {
     pub(super) fn draw(seed: u64, scheme: Option<Config>, breaks: bool) -> Plan {
         let mut random = Random::new(seed, PLAN);
-        let staleness = random.between(0, 4);
-        let schemes = [
-            Config::Bsp,
-            Config::Asp,
-            Config::Ssp { staleness },
-            Config::Essp { staleness },
-            Config::Bap { staleness },
-        ];
-        let drawn = random.pick(&schemes);
+        let drawn = draw_scheme(&mut random);
         // One publisher and its readers, instead of servers and workers.
         let publishes = random.permille(120) && scheme.is_none();
         let scheme = scheme.unwrap_or(drawn);
         let has_two = random.permille(300) && !scheme.counts_versions() && !publishes;
         let servers = if has_two { 2 } else { 1 };
-        let workers = if publishes { 0 } else { random.between(2, 4) as usize };
+        // Whoever waits for more gradients than there are workers is not started.
+        let awaited = awaited(&scheme);
+        let least = awaited.clamp(2, 4);
+        let workers = if publishes { 0 } else { random.between(least, 4) as usize };
         let readers = if publishes { random.between(1, 3) } else { u64::from(random.permille(400)) } as usize;
         let lease = random.between(60, 150) * MILLISECOND;
         let law = draw_law(&mut random, lease);
@@ -95,6 +92,7 @@ impl Plan {
             quorum: [workers; 2],
             goal,
             compute: (compute_max / 20, compute_max),
+            slow: random.permille(250).then(|| random.between(0, 3) as usize),
             law,
             faults: Vec::new(),
             limit: CONVERGES_WITHIN,
@@ -115,8 +113,14 @@ impl Plan {
         self.servers + self.workers + self.readers
     }
 
+    /// How many peers an owner has room for.
+    pub(super) fn peers(&self) -> usize {
+        4 * self.workers + 16
+    }
+
     fn draw_faults(&mut self, random: &mut Random, span: u64, lease: u64) {
         let last = self.places() as u64 - 1;
+        let awaited = awaited(&self.scheme) as usize;
         let mut dead_for_good = 0;
         let mut down_until = vec![0; self.places()];
         let mut calm = 0;
@@ -135,7 +139,8 @@ impl Plan {
                     let notice_max = if random.permille(500) { lease } else { MILLISECOND };
                     self.faults.push((at, Fault::Crash { place, notice_max }));
                     let is_worker = place >= self.servers && place < self.servers + self.workers;
-                    if is_worker && dead_for_good + 2 <= self.workers && random.permille(250) {
+                    let can_miss = dead_for_good + 1 + awaited <= self.workers;
+                    if is_worker && can_miss && random.permille(250) {
                         dead_for_good += 1;
                         down_until[place] = u64::MAX;
                         at
@@ -169,7 +174,43 @@ impl Plan {
         self.faults.sort_by_key(|(at, _)| *at);
         self.limit = calm + CONVERGES_WITHIN;
         let left = self.workers - dead_for_good;
-        self.quorum = [left, random.between(1, left.max(1) as u64) as usize];
+        let least = awaited.min(left.max(1)) as u64;
+        self.quorum = [left, random.between(least, left.max(1) as u64) as usize];
+    }
+}
+
+fn draw_scheme(random: &mut Random) -> Config {
+    let staleness = random.between(0, 4);
+    let k = random.between(1, 4) as u16;
+    let wait_for = random.pick(&[WaitFor::Fixed(k), WaitFor::LossRatio(k)]);
+    let shrink = random.pick(&[Shrink::Fixed, Shrink::WithK]);
+    let delivery = random.pick(&[Delivery::Interrupt, Delivery::Wait, Delivery::Pull]);
+    let dynamic = Choice::Dynamic { window: 3, loss_growth: 1.01 };
+    let choice = random.pick(&[dynamic, Choice::Static { k }, Choice::Blind { window: 3 }]);
+    // One gradient at a time, several, and as many as there are slots.
+    let bound = random.pick(&[1e-3, 1e3, 1e5, 1e9]);
+    let strength = random.pick(&[Strength::Weak, Strength::Strong]);
+    let abs = |staleness| Config::Abs { wait_for, staleness, shrink, local_steps: 1 };
+    random.pick(&[
+        Config::Bsp,
+        Config::Asp,
+        Config::Ssp { staleness },
+        Config::Essp { staleness },
+        Config::Bap { staleness },
+        Config::Vap { bound, strength },
+        Config::Dbw { delivery, choice },
+        abs(Some(staleness)),
+        abs(None),
+        Config::Delay { staleness, seed: u64::from(k) },
+    ])
+}
+
+/// How many workers a scheme takes at least.
+fn awaited(scheme: &Config) -> u64 {
+    match scheme {
+        Config::Dbw { choice: Choice::Static { k }, .. } => u64::from(*k),
+        Config::Abs { wait_for, .. } => u64::from(wait_for.k()),
+        _ => 1,
     }
 }
 

@@ -86,6 +86,10 @@ impl Surroundings for Ground {
     fn published(&self, published: &Published<'_>) {
         self.judge.borrow_mut().published(published);
     }
+
+    fn dropped(&self, epoch: u64) {
+        self.judge.borrow_mut().dropped(epoch);
+    }
 }
 
 struct Stage {

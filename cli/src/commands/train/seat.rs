@@ -124,7 +124,7 @@ impl Seat {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(format!("waited {timeout:?} for {what}").into());
+                return Err(format!("waited {timeout:?} for {what}; use a longer --timeout").into());
             }
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
