@@ -152,8 +152,6 @@ impl<T: Transport> Reader<T> {
         left: Duration,
         timeout: Duration,
     ) -> Result<Pulled, Error> {
-        let shard = self.link.welcome.shard;
-        let failed = |source| Error::Pull { shard, source };
         // A dead owner's memory would satisfy this reader for ever. Reading the clock costs as much as a small pull: it
         // is read once for so many bytes.
         self.unwatched += into.len();
@@ -161,18 +159,31 @@ impl<T: Transport> Reader<T> {
             self.unwatched = 0;
             self.link.look_around(now())?;
         }
-        self.link.pull.start(bound, into.clone(), self.options.pull).map_err(failed)?;
-        let pulled = self.finish_pull(bound, left, timeout);
+        let pulled = self.try_pull(into, bound, left, timeout);
         if pulled.is_err() {
             self.link.pull.cancel();
         }
         pulled
     }
 
-    fn finish_pull(&mut self, bound: Bound, left: Duration, timeout: Duration) -> Result<Pulled, Error> {
+    fn try_pull(
+        &mut self,
+        into: &LocalSlice,
+        bound: Bound,
+        left: Duration,
+        timeout: Duration,
+    ) -> Result<Pulled, Error> {
+        let shard = self.link.welcome.shard;
+        let mut has_begun = false;
         let mut deadline = None;
         let mut backoff = Backoff::new();
         loop {
+            // What a pull that ended at its deadline left in flight comes first.
+            if !has_begun && !self.link.pull.is_in_flight() {
+                let begun = self.link.pull.start(bound, into.clone(), self.options.pull);
+                begun.map_err(|source| Error::Pull { shard, source })?;
+                has_begun = true;
+            }
             let progress = self.link.advance()?;
             if let Some(pulled) = self.link.pull.take() {
                 return Ok(pulled);

@@ -359,10 +359,15 @@ impl Pull {
         !matches!(self.state, State::Idle)
     }
 
-    /// Gives up waiting. Reads in flight own the destination until they have completed.
+    /// Gives up waiting. Reads in flight own the destination until they have completed, and no pull begins before that.
     pub fn cancel(&mut self) {
         self.state = State::Idle;
         self.release();
+    }
+
+    /// True while requests of this pull, or of one that was given up, are in flight.
+    pub fn is_in_flight(&self) -> bool {
+        self.outstanding > 0
     }
 
     /// Lets go of the destination once nothing of it is in flight.

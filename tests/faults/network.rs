@@ -4,7 +4,11 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use slackline::Error;
+use slackline::clock::Version;
+use slackline::node::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::scheme::Config;
+use slackline::table::{ElementType, Table};
+use slackline::transport::tcp::Tcp;
 
 use super::job::{Job, PATIENCE, SCHEMES, alone, multiple, timed, wait_for};
 use super::proxy::{Fault, Proxy};
@@ -168,5 +172,29 @@ fn a_server_lets_a_worker_whose_host_is_gone_go_long_before_a_long_lease_is_over
         wait_for("the worker to be let go", || (watch.status().left == 1).then_some(()));
         let took = begun.elapsed();
         assert!(took < Duration::from_secs(10), "{took:?}");
+    });
+}
+
+/// Its requests are still on their way when the deadline has passed: the next call waits for them, and for no others.
+#[test]
+fn a_reader_goes_on_after_a_deadline_that_passed_while_its_requests_were_in_flight() {
+    let _alone = alone();
+    let any_port = "127.0.0.1:0".parse().unwrap();
+    let table = Table::flat(16, ElementType::F32).unwrap();
+    let mut publisher = Publisher::new(Tcp::new(), &any_port, table, PublisherOptions::default()).unwrap();
+    let proxy = Proxy::new(&publisher.address(), 1);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let options = ReaderOptions::default();
+            let mut reader = Reader::connect(Tcp::new(), &proxy.address(), options, PATIENCE).unwrap();
+            proxy.set(Fault::Delay(Duration::from_millis(20)));
+            for _ in 0..3 {
+                let late = reader.refresh_to(Version(1), Duration::from_millis(5));
+                assert!(matches!(late, Err(Error::Deadline { .. })), "{late:?}");
+            }
+            assert_eq!(reader.refresh_to(Version(0), PATIENCE).unwrap().version, Version(0));
+        });
+        publisher.drive(|publisher| publisher.joined() == 1 && publisher.readers() == 0, PATIENCE).unwrap();
+        reading.join().unwrap();
     });
 }
