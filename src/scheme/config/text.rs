@@ -86,14 +86,13 @@ fn dbw(given: &Given) -> Result<Config, ConfigError> {
             ));
         }
     }
-    let window = given.count("window", DBW_WINDOW)?;
     let choice = match chosen {
         "static" => Choice::Static { k: given.count("k", 1)? },
-        "blind" => Choice::Blind { window },
+        "blind" => Choice::Blind { window: given.count("window", DBW_BLIND_WINDOW)? },
         _ => {
             let fits = |growth: &f32| *growth > 0.0 && growth.is_finite();
             let loss_growth = given.value("loss-growth", DBW_LOSS_GROWTH, fits, POSITIVE)?;
-            Choice::Dynamic { window, loss_growth }
+            Choice::Dynamic { window: given.count("window", DBW_WINDOW)?, loss_growth }
         }
     };
     Ok(Config::Dbw { delivery, choice })
@@ -129,7 +128,8 @@ fn delay(given: &Given) -> Result<Config, ConfigError> {
     Ok(Config::Delay { staleness: given.run_ahead()?, seed })
 }
 
-const DBW_WINDOW: u16 = 5;
+const DBW_WINDOW: u16 = 10;
+const DBW_BLIND_WINDOW: u16 = 5;
 const DBW_LOSS_GROWTH: f32 = 1.01;
 
 /// Makes a rule of a `k`.
@@ -291,21 +291,17 @@ impl fmt::Display for Config {
             }
             Config::Dbw { delivery, choice } => {
                 list.add_some("delivery", word_of(&DELIVERIES, delivery))?;
-                let window = match choice {
-                    Choice::Static { k } => {
-                        list.add("k", k)?;
-                        DBW_WINDOW
-                    }
+                match choice {
+                    Choice::Static { k } => list.add("k", k)?,
                     Choice::Dynamic { window, loss_growth } => {
                         list.add_some("loss-growth", Some(loss_growth).filter(|it| *it != DBW_LOSS_GROWTH))?;
-                        window
+                        list.add_some("window", Some(window).filter(|it| *it != DBW_WINDOW))?;
                     }
                     Choice::Blind { window } => {
                         list.add("choice", "blind")?;
-                        window
+                        list.add_some("window", Some(window).filter(|it| *it != DBW_BLIND_WINDOW))?;
                     }
-                };
-                list.add_some("window", Some(window).filter(|window| *window != DBW_WINDOW))?;
+                }
             }
             Config::Abs { wait_for, staleness, shrink, local_steps } => {
                 list.add("k", wait_for.k())?;

@@ -11,12 +11,15 @@ use crate::scheme::Statistics;
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Choice {
-    /// The most gain per second: [`best_k`] of what was measured so far. The first version waits for all, so that
-    /// every time is seen once. When no `k` promises a gain it grows by one (the paper's, as far as known, goes to all
-    /// at once), and of five versions in a row one waits for two at least, for one gradient tells no variance.
+    /// The most gain per second: [`best_k`] of what was measured so far. The first version waits for two gradients, the
+    /// fewest that tell a variance; times never seen count as those of the next fewer (the paper's, as far as known,
+    /// waits for all at first, which may take as long as fifty versions). When no `k` promises a gain it grows by one
+    /// (the paper's goes to all at once). Where one gradient is enough, two are waited for now and then, ever more
+    /// seldom, to see the variance.
     Dynamic {
-        /// Estimates are means over so many updates; that of the smoothness over 20 times as many. The paper's value
-        /// is not known for sure; 5 by default.
+        /// Estimates are means over so many updates at least, that of the smoothness over twice as many; later over the
+        /// last quarter, and the last half, of all there were. The paper's value is not known for sure (5, of a fixed
+        /// length, or so); 10 by default.
         window: u16,
         /// When the mean loss of a window is more than so many times that of the one before, by more than noise, `k`
         /// grows by at least one. Not known for sure either; 1.01 by default.
@@ -61,8 +64,9 @@ fn largest(n: usize, value: impl Fn(usize) -> f64, times: &[f64]) -> Option<usiz
     positive.reduce(|best, next| if next.1 > best.1 { next } else { best }).map(|(k, _)| k)
 }
 
-/// Of so many versions in a row one waits for more than one gradient.
-const PROBE: u16 = 5;
+/// Versions in a row that wait for one gradient before one waits for two: so many at first, then twice as many each
+/// time, and so many at most.
+const ONES: std::ops::RangeInclusive<u16> = 5..=80;
 
 /// Learns times and gains, and chooses.
 #[derive(Debug)]
@@ -72,8 +76,9 @@ pub(super) struct Chooser {
     times: Times,
     /// Updates that all workers have still to be waited for.
     first: u16,
-    /// Versions in a row that waited for one.
+    /// Versions in a row that waited for one, and how many may.
     ones: u16,
+    ones_max: u16,
     row: Vec<f64>,
 }
 
@@ -85,7 +90,15 @@ impl Chooser {
             Choice::Static { .. } => (1, 0),
         };
         let estimates = Estimates::new(usize::from(window));
-        Chooser { choice, estimates, times: Times::new(by_busy), first, ones: 0, row: Vec::new() }
+        Chooser {
+            choice,
+            estimates,
+            times: Times::new(by_busy),
+            first,
+            ones: 0,
+            ones_max: *ONES.start(),
+            row: Vec::new(),
+        }
     }
 
     /// There are so many workers now. Beyond all there were, learning begins anew.
@@ -116,23 +129,30 @@ impl Chooser {
             }
             Choice::Dynamic { loss_growth, .. } => {
                 self.estimates.add(k, measured);
-                let gain = self.estimates.gain().filter(|_| self.times.knows(workers));
                 // Nothing was measured: nothing speaks for fewer.
-                let Some(gain) = gain else { return workers };
+                let Some(gain) = self.estimates.gain() else { return workers };
                 self.times.estimate(k, workers, &mut self.row);
                 let more = (k + 1).min(workers);
                 // That nothing gains is often noise, and to wait for all the costliest of all mistakes.
                 let best = if gain.of(workers) > 0.0 { best_k(&gain, &self.row) } else { more };
-                let best =
-                    if self.estimates.loss_grows(f64::from(loss_growth)) { best.max(more) } else { best };
-                self.ones = if best == 1 { self.ones + 1 } else { 0 };
-                if self.ones < PROBE {
-                    return best;
-                }
-                self.ones = 0;
-                workers.min(2)
+                let grows = self.estimates.loss_grows(f64::from(loss_growth));
+                self.probed(if grows { best.max(more) } else { best }).min(workers)
             }
         }
+    }
+
+    /// `k`, or two where one was waited for often enough.
+    fn probed(&mut self, k: usize) -> usize {
+        if k > 1 {
+            (self.ones, self.ones_max) = (0, *ONES.start());
+            return k;
+        }
+        self.ones += 1;
+        if self.ones < self.ones_max {
+            return k;
+        }
+        (self.ones, self.ones_max) = (0, (2 * self.ones_max).min(*ONES.end()));
+        2
     }
 }
 
@@ -191,27 +211,43 @@ mod tests {
     #[test]
     fn a_loss_that_grows_raises_k() {
         let mut chooser = learning(2);
-        // A loss that falls by more than the gradient promises: no curvature, so that one gradient is enough.
-        assert_eq!([9.0; 3].map(|loss| chooser.next(4, 4, &measured(1e6, loss))), [1; 3]);
-        assert_eq!(chooser.next(4, 1, &measured(1e6, 9.05)), 1);
-        assert_eq!(chooser.next(4, 4, &Statistics::default()), 2, "one in five shows the variance");
-        assert_eq!(chooser.next(4, 2, &measured(1e-3, 19.0)), 3);
+        // A gradient without noise: one is enough.
+        assert_eq!([9.0; 4].map(|loss| chooser.next(4, 4, &measured(1e6, loss))), [1; 4]);
+        assert_eq!(chooser.next(4, 2, &measured(1e6, 9.05)), 2, "one in five shows the variance");
+        assert_eq!(chooser.next(4, 2, &measured(1e6, 19.0)), 1, "one loss may be noise");
+        assert_eq!(chooser.next(4, 2, &measured(1e6, 19.0)), 3);
+    }
+
+    #[test]
+    fn where_one_is_enough_two_are_waited_for_ever_more_seldom() {
+        let mut chooser = learning(2);
+        let mut waited = |versions: usize| {
+            let twos = (0..versions).filter(|_| chooser.next(4, 2, &measured(1e6, 1.0)) == 2);
+            twos.count()
+        };
+        assert_eq!([5, 10, 20, 40, 80, 80, 80].map(&mut waited), [1; 7]);
+        assert_eq!(waited(79), 0);
     }
 
     #[test]
     fn without_a_gain_one_more_is_waited_for() {
         let mut chooser = learning(2);
-        assert_eq!(chooser.next(4, 4, &measured(0.0, 1.0)), 4, "a norm of zero, and no spread");
-        assert_eq!(chooser.next(4, 1, &measured(0.0, 1.0)), 2);
-        assert_eq!(chooser.next(4, 2, &measured(0.0, 1.0)), 3);
+        // A variance of 1 is all that there is in a mean of two whose squared norm is 1/2.
+        assert_eq!([(); 2].map(|()| chooser.next(4, 2, &measured(0.5, 1.0))), [3; 2]);
+        let mut chooser = learning(2);
+        assert_eq!(chooser.next(4, 4, &measured(0.25, 1.0)), 4);
     }
 
+    /// A time never seen counts as that of the next fewer: more of them are tried where more would gain.
     #[test]
-    fn a_table_that_grew_is_filled_before_it_is_used() {
-        let mut chooser = learning(2);
-        assert_eq!(chooser.next(4, 4, &measured(1e6, 1.0)), 1);
-        chooser.make_room(5);
-        assert_eq!(chooser.next(5, 1, &measured(1e6, 1.0)), 5);
+    fn what_was_never_tried_is_tried() {
+        let mut chooser = Chooser::new(Choice::Dynamic { window: 5, loss_growth: 1.01 }, false);
+        chooser.make_room(4);
+        (1..=2).for_each(|k| chooser.add_time(4, k, k as f64));
+        // Steps of 1 on a loss that does not fall: all that the gradient promised was curvature.
+        let stuck = Statistics { learning_rate: Some(1.0), ..measured(1.0, 1.0) };
+        let chosen = [(); 5].map(|()| chooser.next(4, 2, &stuck));
+        assert_eq!(chosen.iter().max(), Some(&4), "{chosen:?}");
     }
 
     #[test]

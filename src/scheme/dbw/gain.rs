@@ -26,23 +26,29 @@ impl Gain {
     }
 }
 
-/// A mean that forgets: of all values at first, then exponentially, as if of the last `memory`.
+/// A mean that forgets: of all values at first, then exponentially, as if of the last `part` of all there were, and of
+/// `least` at least. What changes slower and slower is remembered longer and longer.
 #[derive(Debug)]
 struct Mean {
     value: f64,
     count: f64,
-    memory: f64,
+    least: f64,
+    part: f64,
+    /// Sum of the squared weights: the variance of the mean, in variances of a value.
+    squares: f64,
 }
 
 impl Mean {
-    fn new(memory: usize) -> Mean {
-        Mean { value: 0.0, count: 0.0, memory: memory as f64 }
+    fn new(least: usize, part: f64) -> Mean {
+        Mean { value: 0.0, count: 0.0, least: least as f64, part, squares: 0.0 }
     }
 
     fn add(&mut self, value: f64) {
         if value.is_finite() {
-            self.count = (self.count + 1.0).min(self.memory);
-            self.value += (value - self.value) / self.count;
+            self.count += 1.0;
+            let weight = 1.0 / self.count.min(self.least.max(self.part * self.count));
+            self.value += (value - self.value) * weight;
+            self.squares = (1.0 - weight).powi(2) * self.squares + weight * weight;
         }
     }
 
@@ -62,19 +68,25 @@ struct Step {
 
 /// Learns the gain from what the folds measure.
 ///
-/// Single estimates are mostly noise: that of the gradient's norm is often negative. So means are clipped and samples
-/// are not, and the norm is read on the side where an error costs less. Too small a gradient says that no update gains
-/// anything, and `k` climbs; too large a one costs a few noisy updates, which are measured in turn. This is not in the
-/// paper.
+/// Single estimates are mostly noise: that of the gradient's norm is often negative, that of the smoothness much larger
+/// than any smoothness. So means are clipped and samples are not; means are long, ever longer; and each is read by its
+/// standard error on the side where a mistake costs less. Too small a gradient, or too large a smoothness, says that no
+/// update gains anything, and all are waited for; the opposite costs a few noisy updates, which are measured in turn.
+/// Nothing of this is in the paper, as far as known.
 #[derive(Debug)]
 pub(super) struct Estimates {
     window: usize,
-    /// Of the last updates: the squared norm of the mean gradient, and the part of the variance that is in it. The
-    /// variance is taken off when the mean is: what one gradient alone cannot tell may be told later.
-    norms: VecDeque<(f64, f64)>,
-    variance: Mean,
+    /// Of the updates: the squared norm of the mean gradient, and the part of the variance that is in it. The variance
+    /// is taken off when the mean is: what one gradient alone cannot tell may be told later.
+    norms: Mean,
+    parts: Mean,
+    /// Squares of the norms with the variance taken off.
+    norms_squared: Mean,
+    /// Weighted by what they tell: a variance out of `k` gradients by `k - 1`.
+    variances: Mean,
+    weights: Mean,
     /// What each step promised to first order, what the loss fell by, and the step's squared length: their means give
-    /// the smoothness. The losses in a mean of differences enter by their ends only, so it is long.
+    /// the smoothness.
     promised: Mean,
     fallen: Mean,
     squares: Mean,
@@ -84,11 +96,11 @@ pub(super) struct Estimates {
     last: Option<Step>,
 }
 
-/// The smoothness is taken over so many times as many updates as the rest, for it changes little.
-const LONGER: usize = 20;
+/// The part of all updates that norm and variance are means of.
+const RECENT: f64 = 0.25;
 
-/// Updates that the variance remembers. Early ones are much larger than what follows, and bias the norm.
-const VARIANCES: usize = 5;
+/// The part of all updates that the smoothness is a mean of, for it changes less and is harder to tell.
+const LONG: f64 = 0.5;
 
 /// A loss has grown when it did by so many standard errors more than it may.
 const ERRORS_GROWN: f64 = 2.0;
@@ -96,11 +108,15 @@ const ERRORS_GROWN: f64 = 2.0;
 impl Estimates {
     pub(super) fn new(window: usize) -> Estimates {
         let window = window.max(1);
-        let long = || Mean::new(LONGER * window);
+        let recent = || Mean::new(window, RECENT);
+        let long = || Mean::new(2 * window, LONG);
         Estimates {
             window,
-            norms: VecDeque::with_capacity(window + 1),
-            variance: Mean::new(VARIANCES),
+            norms: recent(),
+            parts: recent(),
+            norms_squared: recent(),
+            variances: recent(),
+            weights: recent(),
             promised: long(),
             fallen: long(),
             squares: long(),
@@ -112,26 +128,32 @@ impl Estimates {
 
     /// Takes note of an update out of `k` gradients. What was not measured is left as it was.
     pub(super) fn add(&mut self, k: usize, measured: &Statistics) {
-        if let Some(variance) = measured.variance {
-            self.variance.add(variance);
+        if let Some(variance) = measured.variance.filter(|variance| variance.is_finite()) {
+            let weight = k.saturating_sub(1).max(1) as f64;
+            self.variances.add(variance * weight);
+            self.weights.add(weight);
         }
         // Of one gradient no variance can be told: then that of the updates before must do.
-        let variance = measured.variance.or(self.variance.get());
         let part = 1.0 / k.max(1) as f64;
         let step = (|| {
             let mean_norm_squared = measured.mean_norm_squared?;
             Some(Step {
                 learning_rate: measured.learning_rate?,
                 mean_norm_squared,
-                norm_squared: mean_norm_squared - variance? * part,
+                norm_squared: mean_norm_squared - self.variance()? * part,
                 loss: measured.loss?,
             })
         })();
         let Some(step) = step.filter(|step| step.norm_squared.is_finite() && step.loss.is_finite()) else {
             return;
         };
-        remember(&mut self.norms, (step.mean_norm_squared, part), self.window);
-        remember(&mut self.losses, step.loss, 2 * self.window);
+        self.norms.add(step.mean_norm_squared);
+        self.parts.add(part);
+        self.norms_squared.add(step.norm_squared.powi(2));
+        if self.losses.len() == 2 * self.window {
+            self.losses.pop_front();
+        }
+        self.losses.push_back(step.loss);
         if let Some(last) = self.last {
             // The step before has shown by now what it was worth; what it fell short of is curvature.
             let fallen = last.loss - step.loss;
@@ -143,32 +165,35 @@ impl Estimates {
         self.last = Some(step);
     }
 
-    /// `None` until a gradient and its variance were measured. The smoothness counts from zero, which it begins at, to
-    /// `1 / learning_rate`, beyond which nobody would have chosen the step size.
+    /// `None` until a gradient and its variance were measured.
     pub(super) fn gain(&self) -> Option<Gain> {
         let learning_rate = self.last?.learning_rate;
-        let variance = self.variance.get()?.max(0.0);
+        let variance = self.variance()?;
+        let mean = self.norms.get()? - variance * self.parts.get()?;
+        let spread = (self.norms_squared.get()? - mean * mean).max(0.0);
         Some(Gain {
             learning_rate,
-            smoothness: self.smoothness().unwrap_or(0.0).clamp(0.0, 1.0 / learning_rate),
-            norm_squared: self.norm_squared(variance),
+            smoothness: self.smoothness(learning_rate, spread).unwrap_or(0.0),
+            // What cannot be told from nothing may be as large as its standard error.
+            norm_squared: mean.max((spread * self.norms.squares).sqrt()),
             variance,
         })
     }
 
-    /// Nothing until two updates were measured.
-    fn smoothness(&self) -> Option<f64> {
-        let square = self.squares.get().filter(|square| *square > 0.0)?;
-        Some(2.0 * (self.promised.get()? - self.fallen.get()?) / square)
+    fn variance(&self) -> Option<f64> {
+        Some((self.variances.get()? / self.weights.get()?).max(0.0))
     }
 
-    /// At least its standard error: what cannot be told from nothing may be as large.
-    fn norm_squared(&self, variance: f64) -> f64 {
-        let count = self.norms.len() as f64;
-        let values = || self.norms.iter().map(|(norm, part)| norm - variance * part);
-        let mean = values().sum::<f64>() / count;
-        let spread = values().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
-        mean.max((spread / count).sqrt())
+    /// One standard error less than what was measured, where single norms have this variance; from zero to
+    /// `1 / learning_rate`, beyond which nobody would have chosen the step size. Nothing until two updates were
+    /// measured.
+    fn smoothness(&self, learning_rate: f64, spread: f64) -> Option<f64> {
+        let square = self.squares.get().filter(|square| *square > 0.0)?;
+        let measured = self.promised.get()? - self.fallen.get()?;
+        // Losses in a sum of differences cancel, but for the first and the last.
+        let shares = self.promised.squares;
+        let error = learning_rate.powi(2) * spread * shares + 2.0 * self.loss_noise.value * shares * shares;
+        Some((2.0 * (measured - error.sqrt()) / square).clamp(0.0, 1.0 / learning_rate))
     }
 
     /// Whether the mean loss of a window is more than `factor` times that of the window before, beyond noise.
@@ -181,14 +206,6 @@ impl Estimates {
         let error = (2.0 * self.loss_noise.value / self.window as f64).sqrt();
         mean(self.window) > factor * mean(0) + ERRORS_GROWN * error
     }
-}
-
-/// Adds one to the last `length`.
-fn remember<T>(values: &mut VecDeque<T>, value: T, length: usize) {
-    if values.len() == length {
-        values.pop_front();
-    }
-    values.push_back(value);
 }
 
 #[cfg(test)]
@@ -210,23 +227,43 @@ mod tests {
         let mut estimates = Estimates::new(5);
         let mut w = 2.0_f64;
         for _ in 0..4 {
-            assert!(estimates.gain().is_none_or(|gain| gain.smoothness == if w < 1.0 { 1.0 } else { 0.0 }));
             estimates.add(2, &measured(w * w, Some(0.0), 0.5 * w * w));
             w *= 0.5;
         }
-        assert!((estimates.gain().unwrap().smoothness - 1.0).abs() < 1e-12);
+        let square = estimates.squares.get().unwrap();
+        let raw = 2.0 * (estimates.promised.get().unwrap() - estimates.fallen.get().unwrap()) / square;
+        assert!((raw - 1.0).abs() < 1e-12);
+        // What is taken off for noise there is none of is a part of it only.
+        assert!((0.0..1.0).contains(&estimates.gain().unwrap().smoothness));
     }
 
     #[test]
     fn means_are_clipped_and_samples_are_not() {
-        let mut estimates = Estimates::new(2);
-        estimates.add(4, &measured(1.0, Some(8.0), 1.0)); // 1 - 8 / 4 = -1
-        assert_eq!(estimates.gain().unwrap().norm_squared, 0.0);
-        estimates.add(4, &measured(9.0, Some(8.0), 1.0)); // 9 - 8 / 4 = 7
-        // The mean is 3, the standard error of the two is 4.
-        assert_eq!(estimates.gain().unwrap().norm_squared, 4.0);
-        estimates.add(4, &measured(9.0, Some(8.0), 1.0));
-        assert_eq!(estimates.gain().unwrap().norm_squared, 7.0);
+        let mut estimates = Estimates::new(3);
+        let mut norm_squared_after = |mean_norm_squared: f64| {
+            estimates.add(4, &measured(mean_norm_squared, Some(8.0), 1.0));
+            estimates.gain().unwrap().norm_squared
+        };
+        // With 8 / 4 taken off: -1, of whose error nothing is known yet.
+        assert_eq!(norm_squared_after(1.0), 0.0);
+        // -1 and 3: mean 1, deviation 2, and so an error of 2 by the root of 2.
+        assert!((norm_squared_after(5.0) - 2.0_f64.sqrt()).abs() < 1e-12);
+        // -1, 3 and 10: the mean is larger than its error.
+        assert!((norm_squared_after(12.0) - 4.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn what_was_measured_is_remembered_longer_the_more_there_was() {
+        let mut mean = Mean::new(4, 0.25);
+        (0..4).for_each(|_| mean.add(1.0));
+        assert_eq!((mean.value, mean.squares), (1.0, 0.25), "a plain mean at first");
+        (0..4).for_each(|_| mean.add(0.0));
+        assert!((mean.value - 0.75_f64.powi(4)).abs() < 1e-12, "then one of the last four");
+        (0..392).for_each(|_| mean.add(0.0));
+        mean.add(f64::NAN);
+        mean.add(1.0);
+        // The last of 401: a quarter of them, and what is left of the first four is nothing.
+        assert!((mean.value - 4.0 / 401.0).abs() < 1e-6, "{}", mean.value);
     }
 
     #[test]

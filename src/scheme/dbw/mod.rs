@@ -87,7 +87,12 @@ pub(super) struct DbwServer {
 
 impl DbwServer {
     pub(super) fn new(workers: usize, clock: Clock, delivery: Delivery, choice: Choice) -> DbwServer {
-        let k = if let Choice::Static { k } = choice { usize::from(k) } else { usize::MAX };
+        let k = match choice {
+            Choice::Static { k } => usize::from(k),
+            // The fewest that tell a variance.
+            Choice::Dynamic { .. } => 2,
+            Choice::Blind { .. } => usize::MAX,
+        };
         DbwServer {
             delivery,
             members: Members::new(workers),

@@ -111,11 +111,6 @@ impl Times {
         self.means[cell] += (seconds - self.means[cell]) / self.counts[cell];
     }
 
-    /// Whether it was ever seen how long the `k`-th takes.
-    pub(super) fn knows(&self, k: usize) -> bool {
-        self.workers > 0 && (0..self.rows).any(|row| self.counts[row * self.columns + self.cell(1, k)] > 0.0)
-    }
-
     /// `T(h, k)` for `k` in `1..=workers`, into `times`.
     pub(super) fn estimate(&mut self, h: usize, workers: usize, times: &mut Vec<f64>) {
         times.clear();
