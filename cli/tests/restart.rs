@@ -135,7 +135,6 @@ fn a_run_that_ends_by_its_gradients_counts_them_in_all_its_lives() {
     // There is nothing left to do.
     let (again, said) = end(Run::of(&[&job[..], &["--resume"]].concat()));
     assert!(versions(&again) < versions(&json) + 200, "{again}: {said}");
-    assert!(again["wall_s"].as_f64() < json["wall_s"].as_f64().map(|wall| wall / 4.0), "{again}: {said}");
     assert!(accuracy(&again) >= 0.9, "{again}");
 }
 

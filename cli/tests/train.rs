@@ -239,7 +239,7 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
             "--read-my-writes: with --damping",
             "leave out one",
         ),
-        (&["--secret-file", "/no/such/secret"], "/no/such/secret", "check the path"),
+        (&["--secret-file", "/no/such/secret"], "/no/such/secret: No such", "umask 077 &&"),
         (&["--scheme", "ds-sync", "--workers", "6"], "--group: group of ds-sync cannot be 2 with 6", "power"),
         (&["--scheme", "ds-sync", "--servers", "1"], "--servers 1: ds-sync has none", "leave --servers out"),
         (&["--scheme", "ds-sync", "--restarts", "1"], "--restarts: ds-sync has no server", "leave"),
@@ -398,7 +398,7 @@ fn a_secret_file_that_others_can_read_is_refused_and_a_good_one_is_used() {
     let file = write(&folder, "secret", "a secret that is long enough for anybody");
     let mode = |mode| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
     mode(0o644);
-    misused(&["--secret-file", &file], "can be read", "chmod 600");
+    misused(&["--secret-file", &file], "has mode 644", "chmod 600");
     mode(0o600);
     assert_eq!(train(&["--epochs", "1", "--secret-file", &file])["evicted"], 0);
 }
