@@ -10,9 +10,9 @@ use crate::time::Duration;
 use crate::transport::{Address, Transport};
 
 impl<T: Transport> Server<T> {
-    /// As [`new`](Self::new), from a checkpoint of an earlier life: parameters, optimiser state, version, smallest clock
-    /// and the count of gradients go on where it was written. The epoch is a new one, so that nothing of the old life
-    /// reaches this one.
+    /// As [`new`](Self::new), from a checkpoint of an earlier life: parameters, optimiser state, version, smallest
+    /// clock and the count of gradients go on where it was written. The epoch is a new one, so that nothing of the old
+    /// life reaches this one.
     ///
     /// Nothing is applied before [`workers`](ServerOptions::workers) of them are in, as at the begin of a job; as many
     /// as [`Checkpoint::clocks`] has were in when it was written. `table`, shard and optimiser must be the
