@@ -13,8 +13,8 @@ use crate::param::{
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::{
-    Address, CompletionError, Connecting, Disconnected, Endpoint, Flags, Inline, LocalEndpoint, Offer, Operation,
-    PostError, Received, Transport, WorkRequest,
+    Address, CompletionError, Connecting, Disconnected, Endpoint, Flags, Inline, LocalEndpoint, Offer,
+    Operation, PostError, Received, Transport, WorkRequest,
 };
 
 /// A connection to the owner of one shard.

@@ -124,8 +124,8 @@ impl<T: Transport> GroupListener<T> {
             while let Some(incoming) = self.listener.poll(now) {
                 self.greet(incoming, &mut claims, now)?;
             }
-            for rank in 0..members {
-                self.settle(rank, &mut claims[rank], now)?;
+            for (rank, place) in claims.iter_mut().enumerate() {
+                self.settle(rank, place, now)?;
             }
             for dial in &mut dials {
                 if let Err(error) = self.dial(dial, &addresses[dial.rank], now) {
@@ -179,12 +179,7 @@ impl<T: Transport> GroupListener<T> {
     }
 
     /// Takes a member in, has it wait for its rank, or turns a stranger away.
-    fn greet(
-        &mut self,
-        incoming: IncomingOf<T>,
-        claims: &mut Claims<T>,
-        now: Instant,
-    ) -> Result<(), Error> {
+    fn greet(&mut self, incoming: IncomingOf<T>, claims: &mut Claims<T>, now: Instant) -> Result<(), Error> {
         let rank = match self.judge(incoming.received()) {
             Ok(theirs) => usize::from(theirs.rank),
             Err(reason) => {

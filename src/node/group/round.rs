@@ -273,7 +273,8 @@ impl<T: Transport> GroupMember<T> {
             Some(peer) => peer.inbox.area(GroupArea::Summand).subslice(0, own.len()),
         };
         // Room for all that there can be.
-        let summands: SmallVec<[VolatileSlice<'_>; MAX_MEMBERS]> = self.round.view.iter().map(payload).collect();
+        let summands: SmallVec<[VolatileSlice<'_>; MAX_MEMBERS]> =
+            self.round.view.iter().map(payload).collect();
         kernel::mean(&summands, mean.as_volatile());
         let parts = self.round.summands.iter().zip(&summands);
         let torn = self.round.view.iter().zip(parts).find_map(|(rank, (header, payload))| {
