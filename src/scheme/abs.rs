@@ -67,7 +67,6 @@ pub(super) struct Rules {
 pub(super) struct AbsServer {
     rules: Rules,
     members: Members,
-    open: bool,
     folded: ClockTable,
     /// The newest version; until the first update of this life, the latest that a gradient was computed on.
     newest: Version,
@@ -90,7 +89,6 @@ impl AbsServer {
         AbsServer {
             rules,
             members: Members::new(workers),
-            open: false,
             folded: ClockTable::at(clock),
             newest: Version(0),
             has_applied: false,
@@ -161,16 +159,9 @@ impl ServerScheme for AbsServer {
     fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
         match event {
             ServerEvent::Joined { worker, clock } => {
-                if !self.members.join(worker, clock) {
-                    return;
+                if self.members.join_into(worker, clock, &mut self.folded) {
+                    self.computing.join(worker, self.newest);
                 }
-                if self.open {
-                    self.folded.join_at(worker, clock);
-                } else if self.members.complete() {
-                    self.open = true;
-                    self.members.begin(&mut self.folded);
-                }
-                self.computing.join(worker, self.newest);
             }
             ServerEvent::Left { worker } => {
                 if self.members.leave(worker).is_none() {
@@ -193,7 +184,7 @@ impl ServerScheme for AbsServer {
     }
 
     fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
-        if !self.open || self.folding {
+        if !self.members.complete() || self.folding {
             return None;
         }
         if let Some(gradient) = self.late.pop_front() {

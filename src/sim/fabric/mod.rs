@@ -100,7 +100,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
     if !plan.publishes() {
         scheme.check(plan.workers).map_err(|error| cannot(error.to_string()))?;
     }
-    match stage::play(seed, plan) {
+    match stage::play(seed, plan, scheme) {
         Ok(outcome) => Ok(Report {
             seed,
             scheme,
@@ -186,5 +186,40 @@ impl Summary {
         self.views += report.views;
         self.errors += report.errors;
         self.trace_hash ^= report.trace_hash;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One scheme is promised, and another, looser by the smallest step that shows, runs where nothing breaks.
+    #[test]
+    fn bounds_loosened_by_one_are_caught() {
+        // Of two workers under VAP: in clock 5 one gradient of 16 may be in transit and one more may come from
+        // `32 / 2 * sqrt(6) = 39.2` on.
+        for (promised, kept, complaint) in [
+            ("bsp", "ssp(1)", "clocks stale"),
+            ("ssp(1)", "ssp(2)", "clocks stale"),
+            ("essp(1)", "essp(2)", "clocks stale"),
+            ("bap(1)", "bap(2)", "clocks stale"),
+            ("vap(39.1)", "vap(39.3)", "in transit"),
+            ("vap(39.1, strength=strong)", "vap(39.3, strength=strong)", "in transit"),
+            ("abs(k=1, staleness=0, rule=fixed)", "abs(k=1, staleness=1, rule=fixed)", "too old"),
+            ("dbw(1)", "abs(k=1, staleness=1, rule=fixed)", "too old"),
+            ("delay(1, seed=1)", "delay(2, seed=1)", "too old"),
+        ] {
+            let [promised, kept]: [Config; 2] = [promised, kept].map(|text| text.parse().unwrap());
+            let caught = (0..100).filter(|seed| {
+                let mut plan = Plan::draw(*seed, Some(kept), false);
+                (plan.workers, plan.quorum, plan.goal) = (2, [2; 2], 10);
+                stage::play(*seed, plan, promised).is_err_and(|what| {
+                    assert!(what.contains(complaint), "{kept} for {promised}, seed {seed}: {what}");
+                    true
+                })
+            });
+            let caught = caught.count();
+            println!("{kept} for {promised}: caught {caught} of 100");
+        }
     }
 }
