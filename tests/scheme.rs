@@ -463,6 +463,7 @@ fn a_clock_of_bsp_takes_the_harmonic_number() {
 #[test]
 fn ssp_spreads_over_its_bound_and_essp_stays_fresh() {
     for staleness in [2, 3, 5] {
+        let mut fresh = 0.0;
         for seed in 0..10 {
             let run = |config| {
                 let compute = Compute::Uniform { width: 0.2 };
@@ -481,8 +482,9 @@ fn ssp_spreads_over_its_bound_and_essp_stays_fresh() {
                 let even = 1.0 / (s + 1) as f64;
                 assert!(part(&ssp, age, age) > even / 3.0, "s = {s}, seed {seed}: SSP {ssp:?}");
             }
-            assert!(part(&essp, 0, 1) > 0.8, "s = {s}, seed {seed}: ESSP {essp:?}");
+            fresh += part(&essp, 0, 1) / 10.0;
             assert!(mean(&essp) < mean(&ssp), "s = {s}, seed {seed}: ESSP {essp:?}, SSP {ssp:?}");
         }
+        assert!(fresh > 0.85, "s = {staleness}: of ESSP's copies {fresh} are fresh");
     }
 }
