@@ -108,7 +108,7 @@ fn damping_tames_stale_gradients() {
     assert!(undamped.is_nan() || undamped > 1e2, "32 workers at full steps diverge: {undamped}");
 }
 
-/// One scheme promises, and another, looser by one, or that knows nothing of the bound, runs; the judge says what broke.
+/// One scheme promises, and another, looser by one, or that knows no bound, runs; the judge says what broke.
 #[test]
 fn every_bound_loosened_by_one_is_caught() {
     let delay = |staleness| Config::Delay { staleness, seed: 1 };

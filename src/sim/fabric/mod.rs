@@ -192,6 +192,24 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::Error;
+    use crate::time::Instant;
+    use crate::transport::PostError;
+
+    /// Whether a worker's call may fail so, in a run that something has harmed or nothing.
+    #[test]
+    fn a_call_fails_for_good_only_where_something_was_harmed() {
+        let plan = Plan::draw(1, Some(Config::Bsp), false);
+        for is_harmed in [false, true] {
+            let mut judge = judge::Judge::new(&plan, plan.scheme);
+            if is_harmed {
+                judge.harm(Instant::ORIGIN);
+            }
+            let source = PostError::QueueFull { free: 0, batch: 1 };
+            judge.erred(plan.servers, "begin", &Error::Post { shard: 0, source }, Instant::ORIGIN);
+            assert_eq!(judge.failure().is_some(), !is_harmed, "{:?}", judge.failure());
+        }
+    }
 
     /// One scheme is promised, and another, looser by the smallest step that shows, runs where nothing breaks.
     #[test]
