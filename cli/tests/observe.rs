@@ -53,6 +53,12 @@ fn every_process_of_a_job_serves_its_metrics_and_top_shows_them() {
     for worker in &nodes[2..4] {
         assert!(value(worker, "slackline_clock") > 0.0, "a worker");
     }
+    // Whoever judges the model reads it.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !scrape(&nodes[1]).is_some_and(|text| text.contains("role=\"reader\"")) {
+        assert!(Instant::now() < deadline, "the server never tells of a reader");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     let text = scrape(&nodes[0]).expect("the coordinator answers");
     assert!(text.contains("worker 1") && text.contains("server 0"), "{text}");
     let text = scrape(&nodes[2]).expect("a worker answers");

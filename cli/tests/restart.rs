@@ -113,6 +113,32 @@ fn a_job_goes_on_from_the_checkpoints_of_an_earlier_one() {
 }
 
 #[test]
+fn a_run_that_ends_by_its_gradients_counts_them_in_all_its_lives() {
+    let folder = TempDir::new().unwrap();
+    let folder = folder.path().to_str().unwrap();
+    let keep = ["--checkpoint", folder, "--checkpoint-every", "50", "--restarts", "3"];
+    let job = arguments("dbw(k=2)", &keep);
+    let run = Run::of(&job);
+    run.wait_for("epoch");
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(500));
+        kill(run.server(0), Signal::KILL);
+        run.wait_for("warning: the server of shard 0 was killed by signal 9; start");
+        run.wait_for("shard 0 goes on from its checkpoint at version");
+    }
+    let (json, said) = end(run);
+    // 80 epochs of 22 steps, by two workers, both in each version; more come in until the job is over.
+    let folded = |json: &Value| json["server_status"][0]["folded"].as_u64().unwrap();
+    let versions = |json: &Value| json["versions"].as_u64().unwrap();
+    assert_eq!(folded(&json), 2 * versions(&json), "{said}");
+    assert!((3520..3520 + 400).contains(&folded(&json)), "{json}: {said}");
+    // There is nothing left to do.
+    let (again, said) = end(Run::of(&[&job[..], &["--resume"]].concat()));
+    assert!(versions(&again) < versions(&json) + 200, "{again}: {said}");
+    assert!(accuracy(&again) >= 0.9, "{again}");
+}
+
+#[test]
 fn without_a_checkpoint_a_lost_server_is_the_end() {
     let run = Run::of(&arguments("ssp", &["--restarts", "3"]));
     run.wait_for("epoch");

@@ -1,5 +1,6 @@
 //! Every scheme trains the digits with four real workers, and does what it is for.
 
+use std::net::TcpListener;
 use std::process::{Command, Output};
 
 use rustix::process::Signal;
@@ -88,6 +89,25 @@ fn what_is_saved_of_workers_without_a_server_is_their_mean() {
     assert!((f64::from(evaluation.accuracy) - accuracy(&json)).abs() < 1e-6, "{json}");
     assert!(json["local"]["distance_from_mean"].as_f64().unwrap() > 0.0, "{json}");
     assert_eq!((&json["servers"], &json["versions"]), (&0.into(), &55.into()), "{json}");
+}
+
+#[test]
+fn a_worker_that_comes_to_a_group_that_has_begun_is_told_why_it_is_not_let_in() {
+    let meet = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let meet = ["--rendezvous", &meet];
+    let job =
+        ["train", "--coordinate", "--scheme", "ds-sync", "--workers", "2", "--jitter", "constant(0.01)"];
+    let coordinator = Run::of(&[&job[..], &meet].concat());
+    let work = || Run::of(&[&["work"][..], &meet].concat());
+    let (lost, _stays) = (work(), work());
+    coordinator.wait_for("epoch");
+    kill(lost.pid(), Signal::KILL);
+    coordinator.wait_for("warning: worker ");
+    let (code, _, said) = work().end();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("error: the group of this job has begun and takes nobody in"), "{said}");
+    assert!(said.contains("help: wait for the next job"), "{said}");
+    assert_eq!(coordinator.end().0, Some(0));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `slackline train` as a user meets it: the program is run, and judged by its exit code, its output and its files.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -231,6 +232,14 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
     for (options, error, help) in [
         (&["--scheme", "dbw", "--k", "3"][..], "--k: k of dbw cannot be 3 with 2 workers", "at most as many"),
         (&["--scheme", "abs", "--servers", "2"], "--servers 2: abs counts versions", "--servers 1"),
+        (&["--scheme", "k-async(2)", "--servers", "2"], "or chooses whom to wait for", "--servers 1"),
+        (&["--scheme", "ds-sync", "--damping", "inverse"], "--damping: ds-sync has no server", "leave"),
+        (
+            &["--optimizer", "sgd", "--read-my-writes", "--damping", "inverse"],
+            "--read-my-writes: with --damping",
+            "leave out one",
+        ),
+        (&["--secret-file", "/no/such/secret"], "/no/such/secret: No such", "umask 077 &&"),
         (&["--scheme", "ds-sync", "--workers", "6"], "--group: group of ds-sync cannot be 2 with 6", "power"),
         (&["--scheme", "ds-sync", "--servers", "1"], "--servers 1: ds-sync has none", "leave --servers out"),
         (&["--scheme", "ds-sync", "--restarts", "1"], "--restarts: ds-sync has no server", "leave"),
@@ -365,12 +374,40 @@ fn memory_that_cannot_be_had_is_an_error_before_anything_is_taken() {
     // Well over a terabyte for all of them together.
     let text = refused(1, &["--hidden", "3500000", "--workers", "255", "--batch", "5"]);
     assert!(text.contains("needs about") && text.contains("help: use fewer workers"), "{text}");
+    // Gradients that are kept, and an inbox from each worker at each other.
+    let kept = ["--optimizer", "sgd", "--scheme", "ssp(100000000)", "--read-my-writes"];
+    for options in
+        [&kept[..], &["--scheme", "ssp(18446744073709551615)", "--optimizer", "sgd", "--read-my-writes"]]
+    {
+        let text = refused(1, options);
+        assert!(text.contains("needs about") && text.contains("help: use less staleness"), "{text}");
+    }
+    let group = ["--scheme", "ds-sync", "--hidden", "100000", "--workers", "128", "--batch", "5"];
+    assert!(refused(1, &group).contains("needs about"));
     let limited =
         format!("ulimit -v 500000; exec {} train --hidden 1000000", env!("CARGO_BIN_EXE_slackline"));
     let output = Command::new("sh").args(["-c", &limited]).output().unwrap();
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("the system refuses") && text.contains("ulimit -v"), "{text}");
+}
+
+#[test]
+fn a_secret_file_that_others_can_read_is_refused_and_a_good_one_is_used() {
+    let folder = TempDir::new().unwrap();
+    let file = write(&folder, "secret", "a secret that is long enough for anybody");
+    let mode = |mode| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o644);
+    misused(&["--secret-file", &file], "has mode 644", "chmod 600");
+    mode(0o600);
+    assert_eq!(train(&["--epochs", "1", "--secret-file", &file])["evicted"], 0);
+}
+
+#[test]
+fn a_run_over_tcp_that_goes_well_warns_of_nothing() {
+    let options = ["--transport", "tcp", "--servers", "2", "--epochs", "1", "--model", "softmax"];
+    let output = command(&options).env("RUST_LOG", "warn").output().unwrap();
+    assert!(output.status.success() && !stderr(&output).contains("WARN"), "{}", stderr(&output));
 }
 
 #[test]

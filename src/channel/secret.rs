@@ -26,7 +26,7 @@ pub enum SecretError {
     /// The file cannot be read.
     #[error(
         "cannot read the secret file {}: {source}; \
-         make one with: (umask 077; head -c 32 /dev/urandom | base64 > FILE)", .path.display()
+         make one with: (umask 077 && head -c 32 /dev/urandom | base64 > FILE)", .path.display()
     )]
     Unreadable {
         /// The file.
@@ -36,8 +36,8 @@ pub enum SecretError {
     },
     /// Others can read or change the file.
     #[error(
-        "the secret file {} has mode {mode:o} and belongs to user {owner}: \
-         it must be yours and of mode 600 (chmod 600)", .path.display()
+        "the secret file {} has mode {mode:o} and belongs to user {owner}; \
+         make it yours and of mode 600 (chmod 600)", .path.display()
     )]
     Exposed {
         /// The file.
@@ -48,7 +48,7 @@ pub enum SecretError {
         owner: u32,
     },
     /// Too short, too long or no text.
-    #[error("the secret from {origin} has {bytes} bytes: use {BYTES_MIN} to {BYTES_MAX} bytes of text")]
+    #[error("the secret from {origin} has {bytes} bytes; use {BYTES_MIN} to {BYTES_MAX} bytes of text")]
     Unusable {
         /// Where it came from.
         origin: String,

@@ -78,7 +78,7 @@ pub struct ServerStatus {
     pub refused: u64,
     /// Workers that were let go because what they wrote broke the protocol.
     pub misbehaved: u64,
-    /// Gradients that were folded in.
+    /// Gradients that were folded in, those in the checkpoint among them that this life began with.
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
     pub dropped: u64,
@@ -206,6 +206,8 @@ struct Start<'a> {
     states: &'a [Vec<f32>],
     version: Version,
     smallest_clock: Clock,
+    /// Gradients that are in the parameters.
+    folded: u64,
 }
 
 impl<T: Transport> Server<T> {
@@ -217,7 +219,8 @@ impl<T: Transport> Server<T> {
         initial: &[f32],
         options: ServerOptions,
     ) -> Result<Self, Error> {
-        let start = Start { parameters: initial, states: &[], version: Version(0), smallest_clock: Clock(0) };
+        let (version, smallest_clock) = (Version(0), Clock(0));
+        let start = Start { parameters: initial, states: &[], version, smallest_clock, folded: 0 };
         Self::begin(transport, address, table, start, options)
     }
 
@@ -296,7 +299,7 @@ impl<T: Transport> Server<T> {
             events: Vec::with_capacity(places),
             announced_clock: start.smallest_clock,
             checkpoints: checkpoints.transpose()?,
-            status: ServerStatus::default(),
+            status: ServerStatus { folded: start.folded, ..ServerStatus::default() },
             shard,
         };
         Ok(server)

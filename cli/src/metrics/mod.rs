@@ -36,6 +36,8 @@ pub enum Role {
     Server,
     /// Computes gradients.
     Worker,
+    /// Only takes parameters.
+    Reader,
     /// Holds a shard, and the job together.
     Coordinator,
 }
@@ -46,6 +48,7 @@ impl Role {
         match self {
             Role::Server => "server",
             Role::Worker => "worker",
+            Role::Reader => "reader",
             Role::Coordinator => "coordinator",
         }
     }
@@ -105,7 +108,7 @@ pub struct ServerMetrics {
     pub left: u64,
     /// Peers that were turned away.
     pub refused: u64,
-    /// Gradients that were folded in.
+    /// Gradients that were folded in, in all lives of the server that its checkpoint tells of.
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
     pub dropped: u64,

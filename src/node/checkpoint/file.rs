@@ -51,6 +51,9 @@ pub(super) struct Header {
     pub(super) epoch: u64,
     pub(super) scheme: scheme::Config,
     pub(super) optimizer: Optimizer,
+    /// Gradients that were folded in, in all lives. Files from before it was kept lack it, and count from here.
+    #[serde(default)]
+    pub(super) folded: u64,
     pub(super) table: Table,
 }
 

@@ -71,6 +71,7 @@ fn header(table: Table, optimizer: Optimizer) -> Header {
         epoch: 5,
         scheme: Config::Ssp { staleness: 3 },
         optimizer,
+        folded: 150,
         table,
     }
 }

@@ -86,6 +86,11 @@ impl Checkpoint {
         &self.header.clocks
     }
 
+    /// Gradients that were folded in until then, in all lives of the server; 0 in a file from before this was kept.
+    pub fn folded(&self) -> u64 {
+        self.header.folded
+    }
+
     /// The life of the server that wrote it.
     pub fn epoch(&self) -> u64 {
         self.header.epoch

@@ -28,6 +28,7 @@ fn header() -> Header {
         epoch: u64::MAX - 5,
         scheme: Config::Ssp { staleness: 3 },
         optimizer: Optimizer::AdamW(AdamParameters::new(0.1)),
+        folded: 150,
         table,
     }
 }
@@ -70,7 +71,16 @@ fn a_checkpoint_is_read_as_it_was_written() {
     assert_eq!((checkpoint.version(), checkpoint.smallest_clock()), (Version(77), Clock(70)));
     assert_eq!((checkpoint.clocks(), checkpoint.epoch()), (&header.clocks[..], u64::MAX - 5));
     assert_eq!((checkpoint.scheme(), checkpoint.optimizer()), (header.scheme, header.optimizer));
+    assert_eq!(checkpoint.folded(), 150);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+}
+
+#[test]
+fn a_header_from_before_gradients_were_counted_counts_none() {
+    let mut value = serde_json::to_value(header()).unwrap();
+    assert!(value.as_object_mut().unwrap().remove("folded").is_some());
+    let older: Header = serde_json::from_value(value).unwrap();
+    assert_eq!((older.folded, older.version), (0, Version(77)));
 }
 
 #[test]

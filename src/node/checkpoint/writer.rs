@@ -37,6 +37,8 @@ pub(in crate::node) struct Order {
     pub(in crate::node) smallest_clock: Clock,
     /// Of the workers that are in: what of theirs is in the parameters.
     pub(in crate::node) clocks: Vec<Clock>,
+    /// Gradients that were folded in, in all lives.
+    pub(in crate::node) folded: u64,
     /// The newest frame's payload, then the current states.
     pub(in crate::node) tensors: Vec<LocalSlice>,
 }
@@ -211,7 +213,7 @@ fn serve(options: &CheckpointOptions, identity: &Identity, orders: &Receiver<Ord
             copy.resize(tensor.len(), 0);
             tensor.as_volatile().read(copy);
         }
-        let Order { version, smallest_clock, clocks, tensors } = order;
+        let Order { version, smallest_clock, clocks, folded, tensors } = order;
         drop(tensors);
         shared.phase.store(WRITING, Ordering::Release);
         let copied = begun.elapsed();
@@ -226,6 +228,7 @@ fn serve(options: &CheckpointOptions, identity: &Identity, orders: &Receiver<Ord
             epoch: identity.epoch,
             scheme: identity.scheme,
             optimizer: identity.optimizer,
+            folded,
             table: identity.table.clone(),
         };
         let (path, shard) = (&options.path, identity.shard.0);

@@ -10,8 +10,9 @@ use crate::time::Duration;
 use crate::transport::{Address, Transport};
 
 impl<T: Transport> Server<T> {
-    /// As [`new`](Self::new), from a checkpoint of an earlier life: parameters, optimiser state, version and smallest
-    /// clock go on where it was written. The epoch is a new one, so that nothing of the old life reaches this one.
+    /// As [`new`](Self::new), from a checkpoint of an earlier life: parameters, optimiser state, version, smallest
+    /// clock and the count of gradients go on where it was written. The epoch is a new one, so that nothing of the old
+    /// life reaches this one.
     ///
     /// Nothing is applied before [`workers`](ServerOptions::workers) of them are in, as at the begin of a job; as many
     /// as [`Checkpoint::clocks`] has were in when it was written. `table`, shard and optimiser must be the
@@ -26,7 +27,7 @@ impl<T: Transport> Server<T> {
         checkpoint.check(&table, options.shard, &options.optimizer)?;
         let (version, smallest_clock) = (checkpoint.version(), checkpoint.smallest_clock());
         let (parameters, states) = (checkpoint.parameters(), checkpoint.states());
-        let start = Start { parameters, states, version, smallest_clock };
+        let start = Start { parameters, states, version, smallest_clock, folded: checkpoint.folded() };
         let server = Self::begin(transport, address, table, start, options)?;
         tracing::info!(
             shard = checkpoint.shard().0,
@@ -106,6 +107,7 @@ impl<T: Transport> Server<T> {
             version: latest.version,
             smallest_clock: self.announced_clock,
             clocks: self.workers.iter().flatten().map(|worker| worker.consumed).collect(),
+            folded: self.status.folded,
             tensors,
         };
         writer.begin(order, latest.frame, self.current);

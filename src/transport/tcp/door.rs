@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -19,6 +20,8 @@ pub(super) struct Door {
     pub(super) terms: channel::Terms,
     /// Those who have made their offer, in order.
     ready: Mutex<VecDeque<Knock>>,
+    /// Its listener is gone, and its socket shut down.
+    is_closed: AtomicBool,
 }
 
 /// A peer that has made its offer.
@@ -30,7 +33,7 @@ pub(super) struct Knock {
 
 impl Door {
     pub(super) fn new(address: Address, terms: channel::Terms) -> Door {
-        Door { address, terms, ready: Mutex::default() }
+        Door { address, terms, ready: Mutex::default(), is_closed: AtomicBool::new(false) }
     }
 
     /// The next peer that waits for an answer; and whether there were as many as there may be until now.
@@ -38,6 +41,11 @@ impl Door {
         let mut ready = lock(&self.ready);
         let was_full = ready.len() >= MAX_PENDING_HANDSHAKES;
         (ready.pop_front(), was_full)
+    }
+
+    /// From now on a socket that lets nobody in is no news.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
     }
 
     fn is_full(&self) -> bool {
@@ -78,7 +86,7 @@ impl DoorSource {
                     continue;
                 }
                 Err(error) => {
-                    if !self.cannot_accept {
+                    if !self.cannot_accept && !self.door.is_closed.load(Ordering::Acquire) {
                         tracing::warn!(address = %self.door.address, %error, "cannot accept connections for now");
                     }
                     self.cannot_accept = true;

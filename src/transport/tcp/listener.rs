@@ -86,6 +86,7 @@ impl Drop for TcpListener {
         if self.guard.is_inherited() {
             return;
         }
+        self.door.close();
         // The port is free at once, whoever holds copies of the descriptor.
         let _never_connected = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         self.engine.tell(Command::Close(Arc::clone(&self.door)));

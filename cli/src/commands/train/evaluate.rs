@@ -68,11 +68,12 @@ impl Evaluator {
     ) -> Result<Evaluator, Failure> {
         let (commands, orders) = mpsc::channel();
         let (spec, split, timeout) = (plan.spec.clone(), Arc::clone(&plan.split), plan.timeout);
+        let parameters = spec.parameters();
         let gather = if plan.servers > 0 { Gather::Shards } else { Gather::Copies };
         let fabric = fabric(plan.job.secret.as_ref());
         let at_most = if plan.target.is_some() { MEASURE_EVERY } else { EVALUATE_EVERY };
         let body = move || {
-            let mut readers = Readers { places, fabric, gather, readers: Vec::new() };
+            let mut readers = Readers { places, fabric, gather, parameters, readers: Vec::new() };
             let mut interval = at_most;
             loop {
                 match orders.recv_timeout(interval) {
@@ -110,6 +111,8 @@ struct Readers {
     places: Places,
     fabric: Fabric,
     gather: Gather,
+    /// How many there are in all shards together, and in each copy.
+    parameters: usize,
     readers: Vec<(Address, Reader<Fabric>)>,
 }
 
@@ -119,11 +122,14 @@ impl Readers {
         if self.gather == Gather::Copies {
             return self.collect_copies();
         }
-        let collected = self.try_collect(timeout, newest);
-        collected.map_err(|error| {
+        let collected = self.try_collect(timeout, newest).map_err(|error| error.to_string());
+        let collected = collected.and_then(|whole| {
+            self.check(&whole.parameters)?;
+            Ok(whole)
+        });
+        collected.inspect_err(|_| {
             // Whatever it was, a new connection does no harm.
             self.readers.clear();
-            error.to_string()
         })
     }
 
@@ -159,7 +165,12 @@ impl Readers {
         let mut failed = "no worker has told where its parameters are".to_owned();
         for (index, address) in places.iter().enumerate() {
             let at = self.readers.iter().position(|(known, _)| known == address);
-            match self.copy(at, address) {
+            // What it says of itself is a worker's own word.
+            let copy = self.copy(at, address).map_err(|error| error.to_string()).and_then(|copy| {
+                self.check(&copy.1)?;
+                Ok(copy)
+            });
+            match copy {
                 Ok((version, copy)) => {
                     // The first is what they began with.
                     versions = versions.min(version.saturating_sub(1));
@@ -185,6 +196,13 @@ impl Readers {
         })
     }
 
+    fn check(&self, parameters: &[f32]) -> Result<(), String> {
+        match parameters.len() {
+            count if count == self.parameters => Ok(()),
+            count => Err(format!("{count} parameters where the model has {}", self.parameters)),
+        }
+    }
+
     fn copy(&mut self, at: Option<usize>, address: &Address) -> Result<(u64, Vec<f32>), slackline::Error> {
         let at = match at {
             Some(at) => at,
@@ -203,4 +221,53 @@ impl Readers {
 
 fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
     bytes.as_chunks().0.iter().map(|value| f32::from_ne_bytes(*value))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use slackline::node::{Publisher, PublisherOptions};
+    use slackline::table::{ElementType, Table};
+
+    use super::*;
+
+    #[test]
+    fn a_copy_of_another_length_is_left_out_like_one_that_cannot_be_read() {
+        let fabric = fabric(None);
+        let publisher = |elements: u64| {
+            let table = Table::flat(elements, ElementType::F32).unwrap();
+            let options = PublisherOptions::default();
+            let mut publisher = Publisher::new(fabric.clone(), &Address::random(), table, options).unwrap();
+            let values = vec![elements as f32; elements as usize];
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+            publisher.publish(&bytes, COPY_WITHIN).unwrap();
+            publisher
+        };
+        // The long one comes first: by its length all would be judged.
+        let mut publishers = [7, 5, 3, 5].map(publisher);
+        let addresses = publishers.each_ref().map(Publisher::address).to_vec();
+        let readers = |addresses| Readers {
+            places: Arc::new(Mutex::new(addresses)),
+            fabric: fabric.clone(),
+            gather: Gather::Copies,
+            parameters: 5,
+            readers: Vec::new(),
+        };
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    publishers.iter_mut().for_each(|publisher| {
+                        publisher.poll(slackline::node::now());
+                    });
+                }
+            });
+            let all = readers(addresses.clone()).collect(COPY_WITHIN, true);
+            let none = readers(addresses[..1].to_vec()).collect(COPY_WITHIN, true);
+            over.store(true, Ordering::Relaxed);
+            assert_eq!(all.unwrap().parameters, [5.0; 5]);
+            assert_eq!(none.unwrap_err(), "copy 0: 7 parameters where the model has 5");
+        });
+    }
 }

@@ -1,7 +1,7 @@
 //! What a scheme cannot do, found out before any process is started.
 
 use slackline::kernel::Optimizer;
-use slackline::scheme::Config;
+use slackline::scheme::{Config, Damping};
 use slackline::table::ElementType;
 
 use super::args::Args;
@@ -19,8 +19,8 @@ pub(super) fn check(
     let plain = matches!(optimizer, Optimizer::Sgd { .. });
     if scheme.counts_versions() && servers > 1 {
         return Err(Failure::usage(format!(
-            "--servers {servers}: {name} counts versions, and those of two servers have nothing to do with each \
-             other; use --servers 1"
+            "--servers {servers}: {name} counts versions, or chooses whom to wait for, and two servers would differ; \
+             use --servers 1"
         )));
     }
     if scheme.local_steps() > 1 && !plain {
@@ -42,6 +42,13 @@ pub(super) fn check(
              leave it out, or use bsp, asp, ssp, essp, bap or vap"
         )));
     }
+    let damped = Damping::from(args.settings.damping) != Damping::None;
+    if args.read_my_writes && damped {
+        return Err(Failure::usage(
+            "--read-my-writes: with --damping the server folds in less of a gradient than its worker has taken off; \
+             leave out one of the two",
+        ));
+    }
     if scheme.has_server() {
         return Ok(());
     }
@@ -53,6 +60,9 @@ pub(super) fn check(
     }
     if args.restarts > 0 {
         return alone("--restarts", "and a worker that is lost does not come back to its group");
+    }
+    if damped {
+        return alone("--damping", "so no gradient has a weight");
     }
     if args.threads > 1 {
         return alone("--threads", "so nobody sums gradients");

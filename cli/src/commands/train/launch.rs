@@ -62,8 +62,11 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
                  or --coordinate to be met by `slackline serve` and `slackline work`",
             ));
         }
-        // Nobody else needs to know where these processes meet, nor the secret that they share.
-        let secret = Some(Secret::random().map_err(Failure::failed)?);
+        // Nobody else needs to know where these processes meet, nor the secret that they share, unless they were told.
+        let secret = match args.job.secret_file {
+            Some(_) => args.job.secret()?,
+            None => Some(Secret::random().map_err(Failure::failed)?),
+        };
         let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         return Ok(Part::Coordinate(Job { listen, secret, starts: Starts::All }));
     };

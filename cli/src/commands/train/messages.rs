@@ -24,6 +24,8 @@ pub(super) enum Order {
     Serve(Box<ServeConfig>),
     /// Train.
     Work(Box<WorkConfig>),
+    /// There is nothing to do for who came: why, and what to do.
+    Refuse(String),
     /// The job is over.
     Leave,
 }

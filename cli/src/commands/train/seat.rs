@@ -7,11 +7,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use slackline::channel::Secret;
-use slackline::rendezvous::{Host, Introduction, Member, MemberEvent, Membership, Role};
+use slackline::rendezvous::{
+    Choice, Host, Introduction, Member, MemberEvent, Membership, Path, Role, choose,
+};
 use slackline::transport::Address;
 
 use super::Trouble;
-use super::messages::{Body, Message, Order, Report, json, read};
+use super::messages::{Body, Message, Order, PathTaken, Report, json, read};
 
 /// How often a worker tells how it is getting on.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
@@ -95,14 +97,33 @@ impl Seat {
         })
     }
 
-    /// Waits until the list of members is such that `until` takes something from it.
-    pub(super) fn members<R>(
+    /// Waits until all `count` members of a role can be reached, and chooses the way to each, in order of their places.
+    pub(super) fn reach(
         &self,
+        role: Role,
+        count: usize,
+        require: Option<Path>,
         timeout: Duration,
-        what: &str,
-        mut until: impl FnMut(&[Member]) -> Option<R>,
-    ) -> Result<R, Trouble> {
-        self.wait(timeout, what, |state| until(&state.members))
+    ) -> Result<(Vec<Address>, Vec<PathTaken>), Trouble> {
+        let up = |member: &&Member| member.role == role && !member.addresses.is_empty();
+        let mut members = self.wait(timeout, &format!("all {role}s to be up"), |state| {
+            let members: Vec<Member> = state.members.iter().filter(up).cloned().collect();
+            (members.len() == count).then_some(members)
+        })?;
+        members.sort_by_key(|member| member.place);
+        let (mut addresses, mut taken) = (Vec::new(), Vec::new());
+        for member in members {
+            let Choice { path, address, reason } = choose(&self.host, &member, require)?;
+            let place = member.place;
+            tracing::info!(%role, place, host = %member.host, %path, %address, reason, "chose a path");
+            let (server, worker) = match role {
+                Role::Server => (Some(place), None),
+                Role::Worker | Role::Reader => (None, Some(place)),
+            };
+            addresses.push(address);
+            taken.push(PathTaken { server, worker, path, reason });
+        }
+        Ok((addresses, taken))
     }
 
     fn wait<R>(
@@ -227,6 +248,7 @@ fn turn(
             MemberEvent::Members => state.members = membership.members().to_vec(),
             MemberEvent::Said(message) => match read::<Order>(&message) {
                 Ok(Body::Json(Order::Leave)) => return Ok(Some(End::Dismissed)),
+                Ok(Body::Json(Order::Refuse(why))) => return Ok(Some(End::Lost(why))),
                 Ok(Body::Json(order)) => state.orders.push_back(order),
                 Ok(Body::Values(values)) => state.values.extend(values),
                 Err(error) => {

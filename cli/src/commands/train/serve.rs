@@ -109,10 +109,10 @@ fn tell(metrics: &mut NodeMetrics, server: &Server<Fabric>) {
         peer.state = PeerState::Lost;
     }
     for peer in server.peers() {
-        let role = if peer.worker { "worker" } else { "reader" };
+        let role = if peer.worker { Role::Worker } else { Role::Reader };
         let now = PeerMetrics {
-            name: format!("{role} {}", peer.peer),
-            role: Role::Worker,
+            name: format!("{} {}", role.name(), peer.peer),
+            role,
             state: PeerState::Up,
             path: path_of(peer.transport),
             bytes_in: peer.bytes_received,

@@ -6,12 +6,12 @@ use slackline::Error;
 use slackline::clock::Clock;
 use slackline::kernel::{self, Fold, Gradient, Optimizer, Pass};
 use slackline::mem::{HostMemory, VolatileSlice};
-use slackline::node::{GroupMember, GroupOptions, Publisher, PublisherOptions, ShardOptions};
-use slackline::rendezvous::{Choice, Member, Role, choose};
+use slackline::node::{GroupError, GroupMember, GroupOptions, Publisher, PublisherOptions, ShardOptions};
+use slackline::rendezvous::Role;
 use slackline::scheme::{Config, Groups, WorkerAction, WorkerEvent, WorkerScheme};
 use slackline::table::ElementType;
-use slackline::transport::Address;
 use slackline_cli::metrics::{self, PeerMetrics, PeerState, Registry, WorkerMetrics};
+use smallvec::SmallVec;
 
 use super::Trouble;
 use super::compute::Computer;
@@ -66,7 +66,8 @@ impl<'a> Sync<'a> {
         let mut publisher = Publisher::new(fabric, &at(), sync.table.clone(), PublisherOptions { memory })?;
         publish(&mut publisher, &initial, timeout)?;
         seat.announce(flatten(listener.address()));
-        let (addresses, peers) = others(seat, &config, timeout)?;
+        let (addresses, mut peers) = seat.reach(Role::Worker, config.workers, config.require, timeout)?;
+        peers.retain(|taken| taken.worker != Some(config.worker as u32));
         let mut member = listener.connect(&addresses, timeout)?;
         member.parameters_mut()?.copy_from_slice(&initial);
         seat.say(Message::Publishes(flatten(publisher.address())));
@@ -106,8 +107,7 @@ impl<'a> Sync<'a> {
                     WorkerEvent::Published { magnitude: None }
                 }
                 Some(WorkerAction::Average { round }) => {
-                    let group: Vec<usize> = self.groups.members(self.config.worker, round).collect();
-                    self.member.average(round, &group, self.timeout)?;
+                    self.member.average_round(&self.groups, round, self.timeout).map_err(patient)?;
                     publish(&mut self.publisher, self.member.parameters()?, self.timeout)?;
                     WorkerEvent::Averaged { round }
                 }
@@ -164,10 +164,10 @@ impl<'a> Sync<'a> {
             loss: Some(loss),
             ..WorkerMetrics::default()
         };
-        let alive: Vec<usize> = self.member.alive().collect();
         let peer = |taken: &PathTaken| {
             let peer = taken.worker?;
-            let state = if alive.contains(&(peer as usize)) { PeerState::Up } else { PeerState::Lost };
+            let absence = self.member.absence(peer as usize);
+            let state = if absence.is_none() { PeerState::Up } else { PeerState::Lost };
             let (name, role, path) = (format!("worker {peer}"), metrics::Role::Worker, taken.path);
             Some(PeerMetrics { name, role, state, path, bytes_in: 0, bytes_out: 0 })
         };
@@ -181,27 +181,16 @@ fn publish(publisher: &mut Publisher<Fabric>, parameters: &[f32], timeout: Durat
     Ok(())
 }
 
-/// Waits until all workers can be reached, and chooses the way to each.
-fn others(
-    seat: &Seat,
-    config: &WorkConfig,
-    timeout: Duration,
-) -> Result<(Vec<Address>, Vec<PathTaken>), Trouble> {
-    let workers = seat.members(timeout, "all workers to be up", |members| {
-        let up = |member: &&Member| member.role == Role::Worker && !member.addresses.is_empty();
-        let mut workers: Vec<Member> = members.iter().filter(up).cloned().collect();
-        workers.sort_by_key(|member| member.place);
-        (workers.len() == config.workers).then_some(workers)
-    })?;
-    let (mut addresses, mut taken) = (Vec::new(), Vec::new());
-    for member in workers {
-        let Choice { path, address, reason } = choose(&seat.host, &member, config.require)?;
-        addresses.push(address);
-        if member.place as usize != config.worker {
-            taken.push(PathTaken { server: None, worker: Some(member.place), path, reason });
-        }
+/// An average that is not there in time, to somebody who has no other way to go on waiting.
+fn patient(error: Error) -> Trouble {
+    match error {
+        Error::Group(GroupError::Deadline { round, waited, missing }) => format!(
+            "round {round} did not end within {waited:?}: workers {missing:?} are alive and late; \
+             use a longer --timeout"
+        )
+        .into(),
+        error => error.into(),
     }
-    Ok((addresses, taken))
 }
 
 /// An optimiser whose state never leaves this process.
@@ -232,7 +221,7 @@ impl Steps {
         kernel::encode(gradient, self.part(2), ElementType::F32);
         let odd = (self.step % 2) as usize;
         let state = |state| Pass { from: self.part(3 + 2 * state + odd), to: self.part(4 + 2 * state - odd) };
-        let states: Vec<_> = (0..self.optimizer.states()).map(state).collect();
+        let states: SmallVec<[_; 2]> = (0..self.optimizer.states()).map(state).collect();
         let fold = Fold {
             gradients: &[Gradient { elements: self.part(2), weight: 1.0 }],
             encoding: ElementType::F32,
@@ -246,5 +235,20 @@ impl Steps {
         fold.run()?;
         kernel::decode(self.part(1), ElementType::F32, parameters);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_too_long_for_the_others_is_told_of_an_option() {
+        let late = GroupError::Deadline { round: 3, waited: Duration::from_secs(2), missing: vec![1] };
+        let told = patient(late.into()).to_string();
+        assert_eq!(
+            told,
+            "round 3 did not end within 2s: workers [1] are alive and late; use a longer --timeout"
+        );
     }
 }

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use slackline::Error;
 use slackline::node::{LinkStatus, Worker, WorkerOptions};
-use slackline::rendezvous::{Choice, Member, Role, choose};
-use slackline::transport::Address;
+use slackline::rendezvous::Role;
 use slackline_cli::data::{self, Dataset};
 use slackline_cli::metrics::{self, PeerMetrics, PeerState, Registry, WorkerMetrics};
 use slackline_cli::model::{Batches, ModelSpec};
@@ -14,7 +13,7 @@ use slackline_cli::model::{Batches, ModelSpec};
 use super::Trouble;
 use super::compute::{Computer, Pace};
 use super::fabric::{Fabric, fabric, path_of};
-use super::messages::{Message, Order, PathTaken, Report, WorkConfig};
+use super::messages::{Message, Order, Report, WorkConfig};
 use super::seat::{End, Seat};
 use super::sync::Sync;
 
@@ -48,7 +47,7 @@ pub(super) fn work(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -
         seat.finish(sync.report());
         return sync.attend();
     }
-    let (addresses, taken) = choices(seat, &config, timeout)?;
+    let (addresses, taken) = seat.reach(Role::Server, config.servers, config.require, timeout)?;
     let options = WorkerOptions {
         encoding: config.encoding,
         checksums: config.checksums,
@@ -96,28 +95,6 @@ fn examples(config: &WorkConfig) -> Result<Dataset, Trouble> {
     Ok(split.train)
 }
 
-/// Waits until all servers are up, and chooses the way to each.
-fn choices(
-    seat: &Seat,
-    config: &WorkConfig,
-    timeout: Duration,
-) -> Result<(Vec<Address>, Vec<PathTaken>), Trouble> {
-    let servers = seat.members(timeout, "all servers to be up", |members| {
-        let up = |member: &&Member| member.role == Role::Server && !member.addresses.is_empty();
-        let servers: Vec<Member> = members.iter().filter(up).cloned().collect();
-        (servers.len() == config.servers).then_some(servers)
-    })?;
-    let (mut addresses, mut taken) = (Vec::new(), Vec::new());
-    for member in servers {
-        let Choice { path, address, reason } = choose(&seat.host, &member, config.require)?;
-        let server = member.place;
-        tracing::info!(server, host = %member.host, %path, %address, reason, "chose a path");
-        addresses.push(address);
-        taken.push(PathTaken { server: Some(server), worker: None, path, reason });
-    }
-    Ok((addresses, taken))
-}
-
 struct Trainer<'a> {
     computer: Computer,
     config: WorkConfig,
@@ -146,7 +123,8 @@ impl Trainer<'_> {
         let mut last = Trouble::from(lost);
         while Instant::now() < deadline {
             let left = deadline.saturating_duration_since(Instant::now());
-            let (addresses, taken) = choices(self.seat, &self.config, left)?;
+            let WorkConfig { servers, require, .. } = self.config;
+            let (addresses, taken) = self.seat.reach(Role::Server, servers, require, left)?;
             // What is told of a server that has just died may not have been corrected yet.
             match worker.reconnect(&addresses, left.min(RECONNECT_TRY)) {
                 Ok(()) => {

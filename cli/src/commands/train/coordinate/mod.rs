@@ -406,7 +406,11 @@ impl Coordinator<'_> {
                 return Ok(last);
             }
             if Instant::now() >= deadline {
-                return Err(Failure::failed("the servers do not hand over the parameters in time"));
+                let who = if self.plan.servers == 0 { "workers" } else { "servers" };
+                return Err(Failure::failed(format!(
+                    "waited {:?} for the {who} to hand over the parameters; use a longer --timeout",
+                    self.plan.timeout
+                )));
             }
             self.step()?;
         }
@@ -498,6 +502,9 @@ impl Coordinator<'_> {
         match event {
             // A group that has lost a member goes on without it, for good.
             HubEvent::Joined(member) if member.generation > 0 && self.plan.servers == 0 => {
+                let why = "the group of this job has begun and takes nobody in, nor back; wait for the next job, \
+                           and start all its workers together";
+                self.hub.say(member.id, &json(&Order::Refuse(why.into())));
                 self.hub.dismiss(member.id);
             }
             HubEvent::Joined(member) => {
