@@ -74,6 +74,7 @@ pub(super) struct Plan {
     pub(super) optimizer_name: &'static str,
     pub(super) learning_rate: f32,
     pub(super) encoding: ElementType,
+    pub(super) moments: bool,
     pub(super) save: Option<PathBuf>,
     pub(super) json: Option<PathBuf>,
 }
@@ -182,6 +183,7 @@ impl Plan {
             optimizer_name,
             learning_rate,
             encoding,
+            moments: args.moments,
             save: args.save,
             json: args.json,
         })
