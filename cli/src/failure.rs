@@ -24,6 +24,11 @@ impl Failure {
         Failure::new(1, &text.to_string())
     }
 
+    /// The same, after where it came up.
+    pub(crate) fn at(self, place: impl fmt::Display) -> Failure {
+        Failure { message: format!("{place}: {}", self.message), ..self }
+    }
+
     fn new(code: u8, text: &str) -> Failure {
         // One line each, whatever a file name or a process may have put into it.
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();

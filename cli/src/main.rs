@@ -3,6 +3,7 @@
 
 mod commands;
 mod failure;
+mod optimizer_name;
 mod output;
 mod scheme_args;
 mod table;

@@ -94,6 +94,21 @@ impl SchemeArgs {
         Config::from_settings(name, &self.given()).map_err(|error| refused(&error))
     }
 
+    /// The same, fit for so many workers. What does not fit them is told of the scheme by the name that was written,
+    /// which may be one of several.
+    pub(crate) fn config_for(&self, text: &str, workers: usize) -> Result<Config, Failure> {
+        let config = self.config(text)?;
+        config.check(workers).map_err(|mut error| {
+            let name = text.split('(').next().unwrap_or_default().trim();
+            let written = Config::NAMES.into_iter().find(|known| *known == name);
+            if let ConfigError::Workers { scheme, .. } | ConfigError::BadValue { scheme, .. } = &mut error {
+                *scheme = written.unwrap_or(scheme);
+            }
+            refused(&error)
+        })?;
+        Ok(config)
+    }
+
     /// The settings that were given, by their names.
     pub(crate) fn given(&self) -> Vec<(&'static str, &str)> {
         let all = [
@@ -116,6 +131,11 @@ impl SchemeArgs {
     }
 }
 
+/// The option that gives a setting.
+pub(crate) fn option_of(setting: &str) -> &str {
+    if setting == "seed" { "delay-seed" } else { setting }
+}
+
 /// The option, what is wrong with it, and what to do.
 pub(crate) fn refused(error: &ConfigError) -> Failure {
     let option = match error {
@@ -123,7 +143,7 @@ pub(crate) fn refused(error: &ConfigError) -> Failure {
         ConfigError::BadValue { setting, .. } | ConfigError::Workers { setting, .. } => *setting,
         _ => "scheme",
     };
-    let option = if option == "seed" { "delay-seed" } else { option };
+    let option = option_of(option);
     let text = error.to_string();
     let text = match text.rsplit_once(": ") {
         Some((what, remedy)) => format!("{what}; {remedy}"),

@@ -109,17 +109,30 @@ fn what_cannot_be_is_told_with_its_option_and_its_mend() {
     misused(&["--staleness", "-1"], "--staleness", "such as 3");
     misused(&["--scheme", "bsp", "--staleness", "3"], "--staleness", "leave it out");
     misused(&["--scheme", "dbw", "--k", "9"], "--k", "8");
-    misused(&["--scheme", "k-async(9)"], "--k", "8");
+    misused(&["--scheme", "k-async(9)"], "--k: k of k-async", "8");
+    misused(&["--scheme", "dbw", "--read-my-writes"], "--read-my-writes", "use bsp");
+    misused(&["--scheme", "ds-sync", "--damping", "inverse"], "--damping", "leave it out");
     misused(&["--scheme", "ds-sync", "--group", "3"], "--group", "power");
     misused(&["--compute", "gauss(1)"], "--compute", "exp(MEAN)");
     misused(&["--compute", "exp(-1)"], "--compute", "at least 0");
     misused(&["--compute", "trace:/nowhere/at/all"], "/nowhere/at/all", "one number of seconds");
     misused(&["--compute", "constant(0)"], "--compute", "mean above 0");
-    misused(&["--workers", "0"], "--workers", "1 to 65535");
-    misused(&["--factor", "8=2"], "--factor", "0 to 7");
+    for workers in ["0", "65536", "1000000000000", "18446744073709551615"] {
+        misused(&["--workers", workers], "--workers", "1 to 65535");
+    }
+    misused(&["--factor", "8=2"], "--factor 8=2:", "0 to 7");
+    misused(&["--factor", "6-8=2"], "--factor 6-8=2:", "0 to 7");
     misused(&["--factor", "0=0"], "--factor", "above 0");
     misused(&["--change", "5"], "--change", "TIME:WORKERS=FACTOR");
+    misused(
+        &["--change", "5:9=2"],
+        "--change: the workers of a change cannot be 9\n",
+        "workers count from 0",
+    );
+    misused(&["--change", "5:0=0"], "--change", "above 0");
     misused(&["--crash", "9@1"], "--crash", "workers count from 0");
+    misused(&["--crash", "18446744073709551615@1"], "--crash", "workers count from 0");
+    misused(&["--lifetime", "0", "--downtime", "0"], "--lifetime", "mean above 0");
     misused(&["--loss", "1"], "--loss", "probability");
     misused(&["--latency", "-1"], "--latency", "at least 0");
     misused(&["--bandwidth", "fast"], "--bandwidth", "125M");
@@ -128,10 +141,18 @@ fn what_cannot_be_is_told_with_its_option_and_its_mend() {
     misused(&["--hidden", "8"], "--hidden", "--problem mlp");
     misused(&["--target-loss", "0.1"], "there is no loss", "set one");
     misused(&["--clocks", "1", "--versions", "1"], "--clocks", "--versions");
-    misused(&["--compare", "bsp,ssp", "--staleness", "2"], "--staleness", "brackets");
+    misused(
+        &["--compare", "bsp,ssp", "--staleness", "2"],
+        "--staleness",
+        "brackets, such as --compare 'bsp,ssp(",
+    );
+    misused(&["--compare", "bsp,dbw", "--delivery", "wait"], "--delivery", "'bsp,dbw(delivery=wait)'");
+    misused(&["--compare", "bsp", "--window", "7"], "--window", "'bsp,dbw(window=7)'");
+    misused(&["--compare", "bsp,dbw", "--clocks", "10"], "10 clocks under dbw", "use versions");
     misused(&["--compare", ","], "--compare", "such as bsp");
     misused(&["--sweep", "workers"], "--sweep", "OPTION=VALUE");
-    misused(&["--sweep", "workers=4,0"], "workers=0", "1 to 65535");
+    let place = "error: --sweep, at workers=0: --workers cannot be 0\nhelp: ";
+    misused(&["--sweep", "workers=4,0"], place, "1 to 65535");
     misused(&["--sweep", "colour=red"], "colour", "--help");
     misused(&["--reproduce", "everything"], "--reproduce", "bap");
     misused(&["--json", "/nowhere/x.json"], "--json", "mkdir");
@@ -147,6 +168,37 @@ fn the_real_nodes_keep_their_promises_over_the_hostile_fabric() {
     misused(&["--fabric", "--scheme", "ds-sync"], "no server", "choose another");
     misused(&["--fabric", "--seeds", "0"], "--seeds", "1 or more");
     misused(&["--fabric", "--staleness", "2"], "--staleness", "--scheme");
+    misused(&["--fabric", "--scheme", "dbw(k=9)"], "--k", "4 workers");
+    assert!(json(&["--fabric", "--spare-nodes"])["versions"].is_u64());
+    misused(&["--spare-nodes"], "--fabric", "--fabric");
+}
+
+#[test]
+fn what_brings_its_own_jobs_refuses_the_options_of_a_job() {
+    for mode in [&["--fabric"][..], &["--reproduce", "k-async"]] {
+        for option in
+            [&["--workers", "4"][..], &["--loss", "0.1"], &["--damping", "none"], &["--clocks", "9"]]
+        {
+            misused(&[mode, option].concat(), mode[0], option[0]);
+        }
+    }
+    misused(&["--reproduce", "k-async", "--scheme", "bsp"], "--scheme", "--reproduce");
+    misused(&["--reproduce", "k-async", "--delay-seed", "2"], "--delay-seed", "leave it out");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_of_a_sweep_may_have_any_name() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join(std::ffi::OsStr::from_bytes(b"\xff.json"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+    command.args(["sim", "--sweep", "workers=2,4", "--clocks", "5", "--json"]).arg(&file);
+    let output = command.output().expect("the program starts");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let whole: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(whole["rows"].as_array().map(Vec::len), Some(2));
 }
 
 #[test]

@@ -149,11 +149,13 @@ impl AbsServer {
 
     fn adapt(&mut self, loss: Option<f64>) {
         let (WaitFor::LossRatio(k), Some(loss)) = (self.rules.wait_for, loss) else { return };
+        // One that is none of a falling loss says nothing, and nothing is measured against it.
+        if !(loss.is_finite() && loss > 0.0) {
+            return;
+        }
         let first = *self.first_loss.get_or_insert(loss);
         let wanted = (f64::from(k) * (first / loss).sqrt()).ceil();
-        if loss > 0.0 && wanted.is_finite() {
-            self.k = self.k.max(wanted as u64).min(self.members.len() as u64).max(self.k);
-        }
+        self.k = self.k.max(wanted as u64).min(self.members.len() as u64).max(self.k);
     }
 }
 
@@ -339,5 +341,15 @@ mod tests {
         }
         server.adapt(None);
         assert_eq!(server.k, 8);
+    }
+
+    #[test]
+    fn a_first_loss_that_is_none_is_not_what_later_ones_are_measured_against() {
+        let rules = Rules { wait_for: WaitFor::LossRatio(2), staleness: None, shrink: Shrink::Fixed };
+        let mut server = with(8, rules);
+        for (loss, k) in [(f64::NAN, 2), (f64::INFINITY, 2), (0.0, 2), (-1.0, 2), (4.0, 2), (1.0, 4)] {
+            server.adapt(Some(loss));
+            assert_eq!(server.k, k, "at {loss}");
+        }
     }
 }

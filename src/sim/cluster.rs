@@ -41,7 +41,7 @@ pub struct Cluster {
     /// Its step size.
     pub learning_rate: f32,
     /// Seconds between two points of the loss curve, each taken at the first version after; `None`: the mean time of a
-    /// computation.
+    /// computation, or its median where the mean is infinite.
     pub evaluate_every: Option<f64>,
 }
 
@@ -73,6 +73,9 @@ pub enum Until {
         within: f64,
     },
 }
+
+/// What to do about a worker that is none.
+const FEWER: &str = "workers count from 0, and there are fewer";
 
 impl Cluster {
     /// Workers that compute for one second each time, a network that takes no time, nothing that goes wrong, nothing to
@@ -154,11 +157,19 @@ impl Cluster {
             &self.compute,
             "if nothing took time, time would never pass: use a law with a mean above 0",
         )?;
-        let factor = self.factors.iter().chain(self.changes.iter().map(|change| &change.factor));
-        for factor in factor {
+        let lives = lifetime.as_ref().is_none_or(|law| law.mean() > 0.0);
+        let value = lifetime.as_ref().map_or(String::new(), Law::to_string);
+        holds(lives, "lifetime", &value, "nobody would ever do anything: use a law with a mean above 0")?;
+        for factor in &self.factors {
             holds(positive(*factor), "a factor of a worker's times", factor, "it is finite and above 0")?;
         }
         for change in &self.changes {
+            holds(
+                positive(change.factor),
+                "the factor of a change",
+                &change.factor,
+                "it is finite and above 0",
+            )?;
             holds(not_negative(change.at), "the time of a change", &change.at, "it is finite, at least 0")?;
             self.holds_workers("the workers of a change", &change.workers)?;
         }
@@ -180,7 +191,7 @@ impl Cluster {
             holds(not_negative(value), setting, &value, "it is in seconds, finite, at least 0")?;
         }
         for crash in &faults.crashes {
-            self.holds_workers("the worker of a crash", &(crash.worker..crash.worker + 1))?;
+            holds(crash.worker < self.workers, "the worker of a crash", &crash.worker, FEWER)?;
             let times = not_negative(crash.at) && crash.back.is_none_or(|back| back >= crash.at);
             holds(times, "the time of a crash", &crash.at, "it is at least 0, and the return comes later")?;
         }
@@ -197,11 +208,27 @@ impl Cluster {
             &"used with this optimiser",
             "what a gradient will do to the parameters is known before only with SGD",
         )?;
+        let in_order = matches!(
+            self.scheme,
+            Config::Bsp
+                | Config::Asp
+                | Config::Ssp { .. }
+                | Config::Essp { .. }
+                | Config::Bap { .. }
+                | Config::Vap { .. }
+        );
         holds(
-            !self.read_my_writes || !matches!(self.scheme, Config::Delay { .. }),
+            !self.read_my_writes || in_order,
             "read_my_writes",
-            &"used with delay",
-            "its updates overtake each other, so a copy cannot say which of them it holds",
+            &format!("used with {}", self.scheme),
+            "what a worker wrote is not always folded in there, or not in order or with this weight: leave it out, or \
+             use bsp, asp, ssp, essp, bap or vap",
+        )?;
+        holds(
+            self.damping == Damping::None || self.scheme.has_server(),
+            "damping",
+            &format!("used with {}", self.scheme),
+            "it has no server that would weigh gradients: leave it out",
         )?;
         self.check_end()
     }
@@ -215,8 +242,8 @@ impl Cluster {
                 fault(&0, "it would end before it begins: use 1 or more")
             }
             Until::Clocks(clocks) if self.scheme.interrupts() => fault(
-                &format!("{clocks} clocks"),
-                "this scheme interrupts workers, and some may never complete a clock: use versions or seconds",
+                &format!("{clocks} clocks under {}", self.scheme),
+                "it interrupts workers, and some may never complete a clock: use versions or seconds",
             ),
             Until::Seconds(value) | Until::Loss { within: value, .. }
                 if !value.is_finite() || value <= 0.0 =>
@@ -234,7 +261,11 @@ impl Cluster {
         if workers.start <= workers.end && workers.end <= self.workers {
             return Ok(());
         }
-        let remedy = "workers count from 0, and there are fewer";
-        Err(Error::Setting { setting, value: format!("{}..{}", workers.start, workers.end), remedy })
+        let value = match workers.len() {
+            0 => format!("{}..{}", workers.start, workers.end),
+            1 => workers.start.to_string(),
+            _ => format!("{}-{}", workers.start, workers.end - 1),
+        };
+        Err(Error::Setting { setting, value, remedy: FEWER })
     }
 }

@@ -168,6 +168,10 @@ impl<'a> Engine<'a> {
                 self.computed(worker as usize, attempt)
             }
             Event::Reached { worker, life, last, message } => {
+                // What a dead life had on its way came over a connection that is no more.
+                if self.server.accounts[worker as usize].life != life {
+                    return Ok(());
+                }
                 let bytes = self.bytes_of(&message);
                 let delivery = self.wires.take_in(now, last, worker as usize, bytes);
                 self.deliver_up(worker, life, delivery, message);
@@ -200,7 +204,8 @@ impl<'a> Engine<'a> {
         worker.begin(now, clock);
         self.record.published.join_at(WorkerId(id as u16), Clock(clock));
         if let Some(law) = &self.cluster.faults.lifetime {
-            let at = now.saturating_add(nanos(worker.lifetime.draw(law)));
+            // As with computing, a life that took no time might be repeated for ever at one instant.
+            let at = now.saturating_add(nanos(worker.lifetime.draw(law)).max(1));
             let life = Some(worker.life);
             let back = self.cluster.faults.downtime.as_ref();
             let back = back.map(|law| at.saturating_add(nanos(worker.downtime.draw(law))));

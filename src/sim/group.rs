@@ -42,11 +42,14 @@ pub(super) struct Peers<'a> {
 }
 
 struct Gathering {
+    /// In order.
     members: Vec<usize>,
     /// Who is ready, with the life it lives.
-    ready: Vec<(usize, u32)>,
-    /// The parts are on their way.
-    has_begun: bool,
+    ready: BTreeMap<usize, u32>,
+    /// None of the members before this place is missing.
+    checked: usize,
+    /// Whose parts are on their way, once they are. Who comes later is none of them, and keeps what it has.
+    parts: Option<Vec<(usize, u32)>>,
     /// None on time alone.
     mean: Option<Payload>,
 }
@@ -119,28 +122,39 @@ impl Engine<'_> {
         };
         let mut members = (peers.members)(id, round);
         members.sort_unstable();
-        let agree = members.iter().all(|other| {
-            let mut theirs = (peers.members)(*other, round);
-            theirs.sort_unstable();
-            theirs == members
-        });
+        let key = (round, members.first().copied().unwrap_or_default());
+        let agree = match peers.gatherings.get(&key) {
+            Some(gathering) => gathering.members == members,
+            None => members.iter().all(|other| {
+                let mut theirs = (peers.members)(*other, round);
+                theirs.sort_unstable();
+                theirs == members
+            }),
+        };
         if peers.rounds[id] != round || !members.contains(&id) || !agree {
             return Err(self.broken(format!("worker {id} cannot average round {round} with {members:?}")));
         }
-        let key = (round, members[0]);
         let gathering = peers.gatherings.entry(key).or_insert_with(|| Gathering {
             members,
-            ready: Vec::new(),
-            has_begun: false,
+            ready: BTreeMap::new(),
+            checked: 0,
+            parts: None,
             mean: None,
         });
-        gathering.ready.push((id, life));
+        gathering.ready.insert(id, life);
         self.gather(key)
     }
 
     /// Begins to average where nobody is missing any more: those who are gone, and those who are further, are not.
+    /// For whenever somebody came or went.
     pub(super) fn gather_all(&mut self) -> Result<(), Error> {
-        let keys: Vec<_> = self.peers.iter().flat_map(|peers| peers.gatherings.keys().copied()).collect();
+        let Some(peers) = &mut self.peers else { return Ok(()) };
+        let accounts = &self.server.accounts;
+        for gathering in peers.gatherings.values_mut() {
+            gathering.ready.retain(|id, life| accounts[*id].is_in && accounts[*id].life == *life);
+            gathering.checked = 0;
+        }
+        let keys: Vec<_> = peers.gatherings.keys().copied().collect();
         keys.into_iter().try_for_each(|key| self.gather(key))
     }
 
@@ -148,34 +162,32 @@ impl Engine<'_> {
         let now = self.agenda.now();
         let Some(peers) = &mut self.peers else { return Ok(()) };
         let Some(gathering) = peers.gatherings.get_mut(&key) else { return Ok(()) };
-        let accounts = &self.server.accounts;
-        gathering.ready.retain(|(id, life)| accounts[*id].is_in && accounts[*id].life == *life);
-        let is_missing = |id: &usize| {
-            let is_ready = gathering.ready.iter().any(|(ready, _)| ready == id);
-            accounts[*id].is_in && peers.rounds[*id] <= key.0 && !is_ready
-        };
-        if gathering.has_begun || gathering.members.iter().any(is_missing) {
+        if gathering.parts.is_some() {
             return Ok(());
         }
-        gathering.has_begun = true;
-        gathering.ready.sort_unstable();
-        let members: Vec<usize> = gathering.ready.iter().map(|(id, _)| *id).collect();
-        if members.is_empty() {
+        let accounts = &self.server.accounts;
+        while let Some(id) = gathering.members.get(gathering.checked) {
+            if accounts[*id].is_in && peers.rounds[*id] <= key.0 && !gathering.ready.contains_key(id) {
+                return Ok(());
+            }
+            gathering.checked += 1;
+        }
+        if gathering.ready.is_empty() {
             peers.gatherings.remove(&key);
             return Ok(());
         }
+        gathering.parts = Some(gathering.ready.iter().map(|(id, life)| (*id, *life)).collect());
+        let members: Vec<usize> = gathering.ready.keys().copied().collect();
         if !peers.models.is_empty() {
             let parts: Vec<Vec<f32>> = members.iter().map(|id| peers.models[*id].values()).collect();
             let mean = mean(&parts);
+            gathering.mean = Some(payload(&mean));
             self.judge.averages(&parts, &mean).map_err(|what| self.broken(what))?;
-            if let Some(gathering) = self.peers.as_mut().and_then(|peers| peers.gatherings.get_mut(&key)) {
-                gathering.mean = Some(payload(&mean));
-            }
         }
         let at = self.wires.average(now, &members, self.bytes);
         let counts = &mut self.record.report.counts;
         counts.averages += 1;
-        counts.bytes += 2 * (members.len() as u64 - 1) * self.bytes;
+        counts.carry(2 * (members.len() as u64 - 1), self.bytes);
         self.agenda.put(at, Event::Averaged { round: key.0, first: key.1 as u32 });
         Ok(())
     }
@@ -183,18 +195,16 @@ impl Engine<'_> {
     /// The mean of a group has come to its members.
     pub(super) fn averaged(&mut self, round: u64, first: usize) -> Result<(), Error> {
         let Some(peers) = &mut self.peers else { return Ok(()) };
-        let Some(Gathering { ready, mean, .. }) = peers.gatherings.remove(&(round, first)) else {
+        let Some(Gathering { mut ready, parts, mean, .. }) = peers.gatherings.remove(&(round, first)) else {
             return Ok(());
         };
-        let there: Vec<usize> = ready
-            .into_iter()
-            .filter(|(id, life)| self.workers[*id].is_in && self.workers[*id].life == *life)
-            .map(|(id, _)| id)
-            .collect();
-        for id in &there {
+        ready.retain(|id, life| self.workers[*id].is_in && self.workers[*id].life == *life);
+        let parts = parts.unwrap_or_default();
+        for (id, life) in &ready {
             peers.rounds[*id] = round + 1;
             peers.averaged.advance(WorkerId(*id as u16), Clock(round + 1));
-            if let (Some(mean), Some(model)) = (&mean, peers.models.get_mut(*id)) {
+            let has_part = parts.binary_search(&(*id, *life)).is_ok();
+            if let (true, Some(mean), Some(model)) = (has_part, &mean, peers.models.get_mut(*id)) {
                 model.put(std::rc::Rc::clone(mean));
             }
         }
@@ -204,7 +214,7 @@ impl Engine<'_> {
             self.measure(false);
             self.is_over |= matches!(self.cluster.until, Until::Versions(enough) if version >= enough);
         }
-        for id in there {
+        for id in ready.into_keys() {
             self.record.note(8, id as u64, round);
             self.tell_worker(id, WorkerEvent::Averaged { round })?;
         }

@@ -157,6 +157,14 @@ impl Law {
         }
     }
 
+    /// Its mean, or where that is infinite its median, in seconds.
+    pub fn typical(&self) -> f64 {
+        match self {
+            Law::Pareto { shape, scale } if *shape <= 1.0 => scale * (1.0 / shape).exp2(),
+            law => law.mean(),
+        }
+    }
+
     /// A law with the times of a file: one number of seconds in each line; empty lines, and what follows a `#`, count
     /// for nothing.
     pub fn trace(file: &str) -> Result<Law, TraceError> {

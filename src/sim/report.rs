@@ -112,3 +112,10 @@ pub struct Counts {
     /// Events in all: what the simulation itself had to do.
     pub events: u64,
 }
+
+impl Counts {
+    /// Counts the bytes of so many messages; more than can be counted stay the most that can.
+    pub(super) fn carry(&mut self, messages: u64, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(messages.saturating_mul(bytes));
+    }
+}

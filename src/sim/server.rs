@@ -184,7 +184,7 @@ impl Engine<'_> {
                 let found = account.gradients.iter().find(|gradient| gradient.clock == clock);
                 let Some(Outstanding { base, loss, magnitude, .. }) = found.cloned() else { return Ok(()) };
                 self.record.report.counts.uploads += 1;
-                self.record.report.counts.bytes += self.bytes;
+                self.record.report.counts.carry(1, self.bytes);
                 self.tell_server(ServerEvent::Arrived { gradient, base: Version(base), loss, magnitude });
                 self.drive_server()
             }
@@ -367,7 +367,7 @@ impl Engine<'_> {
         let served = || self.server.model.as_ref().map(Model::values);
         let Some(parameters) = mean.map(|(mean, _)| mean).or_else(served) else { return };
         let Some(problem) = &mut self.problem else { return };
-        let every = nanos(self.cluster.evaluate_every.unwrap_or(self.cluster.compute.mean())).max(1);
+        let every = nanos(self.cluster.evaluate_every.unwrap_or(self.cluster.compute.typical())).max(1);
         self.record.next_point = (now / every + 1).saturating_mul(every);
         let evaluation = problem.evaluate(&parameters);
         let (version, clock) = (self.server.version, self.server.smallest_clock);

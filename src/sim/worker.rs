@@ -209,7 +209,8 @@ impl Engine<'_> {
         worker.attempt += 1;
         worker.computing = Some(now);
         let event = Event::Computed { worker: id as u32, attempt: worker.attempt };
-        self.agenda.put(now.saturating_add(nanos(drawn * worker.factor)), event);
+        // However short, it takes time: else it might be repeated for ever at one instant.
+        self.agenda.put(now.saturating_add(nanos(drawn * worker.factor).max(1)), event);
         Ok(())
     }
 
@@ -322,7 +323,7 @@ impl Engine<'_> {
                     return Ok(());
                 }
                 self.record.report.counts.downloads += 1;
-                self.record.report.counts.bytes += self.bytes;
+                self.record.report.counts.carry(1, self.bytes);
                 self.take(id, copy)?;
                 self.drive_worker(id)
             }
@@ -335,7 +336,7 @@ impl Engine<'_> {
                 worker.pushed = Some(copy);
                 let counts = &mut self.record.report.counts;
                 (counts.downloads, counts.pushed) = (counts.downloads + 1, counts.pushed + 1);
-                counts.bytes += self.bytes;
+                counts.carry(1, self.bytes);
                 self.pushed(id);
                 self.drive_worker(id)
             }

@@ -1,9 +1,9 @@
 //! What goes wrong, computed by hand.
 
-use slackline::scheme::Config;
+use slackline::scheme::{self, Config};
 use slackline::sim::{Cluster, Crash, Direction, Law, Partition, Quadratic, Until};
 
-use super::run;
+use super::{near, run};
 
 fn in_step(workers: usize) -> Cluster {
     let mut cluster = Cluster::new(Config::Bsp, workers, 1);
@@ -83,4 +83,45 @@ fn a_job_whose_last_worker_is_gone_is_stuck() {
     cluster.faults.crashes = vec![Crash { worker: 0, at: 3.5, back: None }];
     let error = cluster.run().unwrap_err().to_string();
     assert!(error.contains("no worker is in, and none will come"), "{error}");
+}
+
+#[test]
+fn a_life_takes_time_however_short_it_is() {
+    let mut cluster = in_step(1);
+    cluster.faults.lifetime = Some(Law::Exponential { mean: 1e-12 });
+    cluster.faults.downtime = Some(Law::Constant { seconds: 0.0 });
+    cluster.until = Until::Seconds(1e-6);
+    let crashes = run(cluster).counts.crashes;
+    assert!((1..=1_000).contains(&crashes), "{crashes}");
+}
+
+#[test]
+fn what_a_dead_life_sent_holds_up_nothing_of_the_next() {
+    let mut cluster = Cluster::new(Config::Bsp, 1, 1);
+    cluster.network.latency = Law::Constant { seconds: 1.0 };
+    cluster.network.worker_bandwidth = Some(1e4);
+    cluster.network.server_bandwidth = Some(1e9);
+    cluster.network.message_bytes = Some(1_000_000);
+    cluster.until = Until::Versions(1);
+    // The first copy is there at 102, its gradient is sent at 103 and begins to arrive, for 100 s, at 104.
+    cluster.faults.crashes = vec![Crash { worker: 0, at: 103.5, back: Some(103.6) }];
+    // Ask, copy, compute, gradient: each message a latency, those with bytes 100 s more.
+    near("end", run(cluster).end, 103.6 + 1.0 + 101.0 + 1.0 + 101.0, 1e-6);
+}
+
+#[test]
+fn who_comes_back_to_a_group_that_has_begun_keeps_its_own_parameters() {
+    let groups = Config::DsSync { group: 3, partition: scheme::Partition::Digits };
+    let mut cluster = Cluster::new(groups, 3, 1);
+    cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 1.0, 1)));
+    cluster.network.latency = Law::Constant { seconds: 10.0 };
+    cluster.until = Until::Versions(1);
+    // The others begin without it at 1.5 and have their mean at 21.5; it is back at 2 and has made a step at 3.
+    cluster.faults.crashes = vec![Crash { worker: 2, at: 0.5, back: Some(2.0) }];
+    cluster.faults.detection = 1.0;
+    let report = run(cluster);
+    assert_eq!((report.end, report.counts.averages), (21.5, 1));
+    let [one, other, late] = &report.parameters[..] else { panic!("three workers") };
+    assert_eq!(one, other);
+    assert_ne!(one, late, "the mean is not of its parameters");
 }

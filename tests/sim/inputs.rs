@@ -1,6 +1,6 @@
 //! Laws, traces and settings: what they mean, and what is refused.
 
-use slackline::scheme::Config;
+use slackline::scheme::{Config, Damping};
 use slackline::sim::{Change, Cluster, Crash, Law, LawError, TraceError, Until};
 
 use super::{near, run};
@@ -61,6 +61,10 @@ fn a_trace_that_cannot_be_used_is_refused_with_file_line_and_remedy() {
     assert!(error.contains("cannot read the trace /no/such/file") && error.contains("give a text file"));
 }
 
+fn scheme(text: &str) -> Config {
+    text.parse().unwrap()
+}
+
 /// A setting to spoil, and what the refusal says.
 type Spoilt = (fn(&mut Cluster), &'static str);
 
@@ -72,10 +76,26 @@ fn settings_that_cannot_be_are_refused_with_a_remedy() {
         (|c| c.compute = Law::Constant { seconds: 0.0 }, "time would never pass"),
         (|c| c.compute = Law::Exponential { mean: -1.0 }, "exp takes no such parameters"),
         (|c| c.factors = vec![0.0], "above 0"),
-        (|c| c.changes = vec![Change { at: 1.0, workers: 2..9, factor: 2.0 }], "there are fewer"),
+        (
+            |c| c.changes = vec![Change { at: 1.0, workers: 2..9, factor: 2.0 }],
+            "2-8: workers count from 0, and there are fewer",
+        ),
+        (
+            |c| c.changes = vec![Change { at: 1.0, workers: 2..3, factor: -2.0 }],
+            "the factor of a change cannot be -2",
+        ),
         (|c| c.network.server_bandwidth = Some(0.0), "bytes per second"),
         (|c| c.faults.loss = 1.0, "loss cannot be 1"),
         (|c| c.faults.crashes = vec![Crash { worker: 4, at: 1.0, back: None }], "there are fewer"),
+        (|c| c.faults.crashes = vec![Crash { worker: usize::MAX, at: 1.0, back: None }], "there are fewer"),
+        (|c| c.faults.lifetime = Some(Law::Constant { seconds: 0.0 }), "lifetime cannot be constant(0)"),
+        (|c| (c.read_my_writes, c.scheme) = (true, scheme("dbw")), "read_my_writes cannot be used with dbw"),
+        (|c| (c.read_my_writes, c.scheme) = (true, scheme("delay")), "use bsp, asp, ssp, essp, bap or vap"),
+        (
+            |c| (c.damping, c.scheme) = (Damping::Inverse, scheme("ds-sync")),
+            "damping cannot be used with ds-sync",
+        ),
+        (|c| c.scheme = scheme("dbw"), "100 clocks under dbw: it interrupts workers"),
         (|c| c.until = Until::Clocks(0), "use 1 or more"),
         (|c| c.until = Until::Seconds(f64::NAN), "finite"),
         (|c| c.until = Until::Loss { target: 0.1, within: 9.0 }, "no loss without a problem"),
@@ -87,5 +107,15 @@ fn settings_that_cannot_be_are_refused_with_a_remedy() {
         spoil(&mut cluster);
         let error = cluster.run().unwrap_err().to_string();
         assert!(error.contains(says), "{error}: expected {says}");
+    }
+}
+
+#[test]
+fn more_bytes_than_can_be_counted_are_the_most_that_can() {
+    for text in ["asp", "essp", "ds-sync"] {
+        let mut cluster = Cluster::new(scheme(text), 4, 1);
+        cluster.network.message_bytes = Some(u64::MAX);
+        cluster.until = Until::Versions(3);
+        assert_eq!(run(cluster).counts.bytes, u64::MAX, "{text}");
     }
 }

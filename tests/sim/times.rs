@@ -1,6 +1,6 @@
 //! How long things take.
 
-use slackline::scheme::Config;
+use slackline::scheme::{Config, Partition};
 use slackline::sim::{Change, Cluster, Law, Network, Quadratic, Until};
 
 use super::{near, run};
@@ -115,4 +115,39 @@ fn bap_takes_as_long_as_its_recurrence_says() {
             near(&format!("{workers} workers, s = {staleness}"), report.mean_time_per_clock, expected, 0.02);
         }
     }
+}
+
+#[test]
+fn a_computation_takes_time_however_short_it_is() {
+    let too_short: [fn(&mut Cluster); 3] = [
+        |cluster| cluster.compute = Law::Constant { seconds: 1e-10 },
+        |cluster| cluster.factors = vec![1e-12; 2],
+        |cluster| cluster.changes = vec![Change { at: 0.0, workers: 0..2, factor: f64::MIN_POSITIVE }],
+    ];
+    for shorten in too_short {
+        let mut cluster = Cluster::new(Config::Asp, 2, 1);
+        shorten(&mut cluster);
+        cluster.until = Until::Seconds(1e-6);
+        let report = run(cluster);
+        assert!(report.end <= 1e-6 && report.gradients > 0 && report.gradients <= 2_000, "{report:?}");
+    }
+}
+
+#[test]
+fn a_target_is_looked_for_though_times_have_no_mean() {
+    let mut cluster = Cluster::new(Config::Asp, 4, 1);
+    cluster.compute = Law::Pareto { shape: 1.0, scale: 0.5 };
+    cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 0.0, 1)));
+    cluster.until = Until::Loss { target: 1e-3, within: 1e4 };
+    let report = run(cluster);
+    assert!(report.reached.is_some_and(|at| at < 1e3), "{:?}", report.reached);
+    assert!(report.curve.len() > 10);
+}
+
+#[test]
+fn a_thousand_workers_average_as_one_group() {
+    let mut cluster = Cluster::new(Config::DsSync { group: 1000, partition: Partition::Digits }, 1000, 1);
+    cluster.until = Until::Versions(2);
+    let report = run(cluster);
+    assert_eq!((report.end, report.counts.averages), (2.0, 2));
 }

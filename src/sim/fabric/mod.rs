@@ -33,6 +33,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::scheme::Config;
 use crate::time::Duration;
 use plan::Plan;
+pub use plan::WORKERS_MAX;
 pub use transport::{SimConnecting, SimEndpoint, SimIncoming, SimListener, SimTransport};
 
 /// What is to be simulated, besides the seed.
@@ -84,6 +85,9 @@ impl fmt::Display for Failure {
         write!(f, "seed {seed}, {scheme}: {what}\nto see it again: slackline sim --fabric --seed {seed}")?;
         if let Some(scheme) = options.scheme {
             write!(f, " --scheme '{scheme}'")?;
+        }
+        if options.spare_nodes {
+            write!(f, " --spare-nodes")?;
         }
         Ok(())
     }
@@ -186,5 +190,18 @@ impl Summary {
         self.views += report.views;
         self.errors += report.errors;
         self.trace_hash ^= report.trace_hash;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_that_shows_a_failure_again_has_all_its_options() {
+        let options = Options { scheme: Some(Config::Bsp), spare_nodes: true };
+        let failure = Failure { seed: 7, options, scheme: Config::Bsp, what: "it ended".into() };
+        let command = "slackline sim --fabric --seed 7 --scheme 'bsp' --spare-nodes";
+        assert!(failure.to_string().ends_with(command), "{failure}");
     }
 }

@@ -54,6 +54,9 @@ pub(super) struct Plan {
     pub(super) limit: u64,
 }
 
+/// No run has more workers, so whoever waits for more of them is not started.
+pub const WORKERS_MAX: usize = 4;
+
 /// What the plan's stream of random numbers is for, as opposed to the network's.
 const PLAN: u64 = 1;
 
@@ -70,9 +73,9 @@ impl Plan {
         let has_two = random.permille(300) && !scheme.counts_versions() && !publishes;
         let servers = if has_two { 2 } else { 1 };
         // Whoever waits for more gradients than there are workers is not started.
-        let awaited = awaited(&scheme);
-        let least = awaited.clamp(2, 4);
-        let workers = if publishes { 0 } else { random.between(least, 4) as usize };
+        let most = WORKERS_MAX as u64;
+        let least = awaited(&scheme).clamp(2, most);
+        let workers = if publishes { 0 } else { random.between(least, most) as usize };
         let readers = if publishes { random.between(1, 3) } else { u64::from(random.permille(400)) } as usize;
         let lease = random.between(60, 150) * MILLISECOND;
         let law = draw_law(&mut random, lease);

@@ -2,9 +2,9 @@
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use slackline::kernel::{AdamParameters, Optimizer};
 
 use super::BenchError;
+use crate::optimizer_name::OptimizerName;
 
 /// Measure what operations cost on this machine.
 ///
@@ -126,25 +126,6 @@ impl Op {
     /// Whether the bytes are an array of f32.
     fn is_of_floats(self) -> bool {
         matches!(self, Op::Publish | Op::Pull | Op::PinnedRead | Op::Round | Op::Apply | Op::Triad)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum OptimizerName {
-    Sgd,
-    Momentum,
-    Adam,
-    Adamw,
-}
-
-impl OptimizerName {
-    pub(super) fn optimizer(self) -> Optimizer {
-        match self {
-            OptimizerName::Sgd => Optimizer::Sgd { weight_decay: 0.0 },
-            OptimizerName::Momentum => Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 },
-            OptimizerName::Adam => Optimizer::Adam(AdamParameters::new(0.0)),
-            OptimizerName::Adamw => Optimizer::AdamW(AdamParameters::new(0.01)),
-        }
     }
 }
 

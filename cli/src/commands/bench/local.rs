@@ -52,7 +52,7 @@ pub(super) fn apply(settings: &Settings, bytes: u64) -> Result<Measured, BenchEr
     let optimizer = settings.optimizer.optimizer();
     let kind = Kind::Fold { optimizer, k: usize::from(settings.k), shared: false };
     let measured = over_arrays(settings, kind, bytes)?;
-    let name = format!("{:?}", settings.optimizer).to_lowercase();
+    let name = settings.optimizer.name();
     Ok(measured.with("k", settings.k).with("optimizer", name).with("parameters", bytes / 4))
 }
 

@@ -8,7 +8,7 @@ use slackline::scheme::Config;
 use slackline::table::{ElementType, Table};
 
 use super::BenchError;
-use super::arguments::{OptimizerName, Settings};
+use super::arguments::Settings;
 use super::carrier::Carrier;
 use super::local::{Arrays, Kind};
 use super::measure::{Latency, Progress, Timing};
@@ -16,6 +16,7 @@ use super::nodes::TIMEOUT;
 use super::peer::{Role, Stop, Task, say};
 use super::pin::cores;
 use super::report::{Measured, duration};
+use crate::optimizer_name::OptimizerName;
 
 /// Without a word about it, rounds move so many bytes in all, within limits.
 const DEFAULT_BYTES: u64 = 8 << 30;

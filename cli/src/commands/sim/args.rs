@@ -8,6 +8,7 @@ use slackline::sim::{Change, Crash, Law, Partition};
 
 use super::parse::{Factor, change, crash, cut, scaled, seconds_or_law};
 use crate::failure::Failure;
+use crate::optimizer_name::OptimizerName;
 use crate::scheme_args::SchemeArgs;
 
 /// Simulate a job in virtual time.
@@ -27,18 +28,24 @@ pub(crate) struct Args {
     pub(super) sweep: Vec<String>,
 
     /// Show a result of the literature and ours beside it: `list` tells which there are, `all` runs them all
-    #[arg(long, help_heading = "What to run", value_name = "NAME", conflicts_with_all = ["compare", "sweep"])]
+    #[arg(long, help_heading = "What to run", value_name = "NAME")]
+    #[arg(conflicts_with_all = ["compare", "sweep", "scheme"], conflicts_with_all = JOB)]
     pub(super) reproduce: Option<String>,
 
     /// Run the real nodes and their memory protocol over a simulated network as hostile as can be, and hold every
     /// copy against what was promised; job and faults are drawn from the seed, and so is the scheme unless it is
     /// given
-    #[arg(long, help_heading = "What to run", conflicts_with_all = ["compare", "sweep", "reproduce", "plot"])]
+    #[arg(long, help_heading = "What to run")]
+    #[arg(conflicts_with_all = ["compare", "sweep", "reproduce", "plot"], conflicts_with_all = JOB)]
     pub(super) fabric: bool,
 
     /// With --fabric: so many seeds, from --seed on
     #[arg(long, help_heading = "What to run", value_name = "N", requires = "fabric")]
     pub(super) seeds: Option<u64>,
+
+    /// With --fabric: nobody crashes, stalls or is cut off; there are only delays, pieces and repetitions
+    #[arg(long, help_heading = "What to run", requires = "fabric")]
+    pub(super) spare_nodes: bool,
 
     /// When workers wait, and for whom: bsp, asp, ssp, essp, bap, vap, dbw, abs, k-async, k-sync, adasync, ds-sync,
     /// delay; settings may stand in brackets, as in 'ssp(3)' [default: ssp]
@@ -178,9 +185,50 @@ pub(crate) struct Args {
 impl Args {
     /// The scheme of a single run.
     pub(super) fn config(&self) -> Result<Config, Failure> {
-        self.settings.config(self.scheme.as_deref().unwrap_or("ssp"))
+        self.config_of(self.scheme.as_deref().unwrap_or("ssp"))
+    }
+
+    /// The scheme of this text, fit for the workers there are.
+    pub(super) fn config_of(&self, text: &str) -> Result<Config, Failure> {
+        // Before anything has a place for each.
+        if !(1..=usize::from(u16::MAX)).contains(&self.workers) {
+            return Err(Failure::usage(format!("--workers cannot be {}; use 1 to 65535", self.workers)));
+        }
+        self.settings.config_for(text, self.workers)
     }
 }
+
+/// Options of a job that is simulated as told; what brings its own jobs takes none of them.
+const JOB: [&str; 28] = [
+    "read_my_writes",
+    "damping",
+    "workers",
+    "compute",
+    "factor",
+    "change",
+    "latency",
+    "bandwidth",
+    "server_bandwidth",
+    "message_bytes",
+    "loss",
+    "retransmission",
+    "replay",
+    "crash",
+    "lifetime",
+    "downtime",
+    "detection",
+    "cut",
+    "problem",
+    "batch",
+    "hidden",
+    "optimizer",
+    "learning_rate",
+    "clocks",
+    "versions",
+    "seconds",
+    "target_loss",
+    "within",
+];
 
 const EXIT_CODES: &str =
     "Exit codes: 0 done, 1 a promise was broken or the run failed, 2 options or files that cannot be used.";
@@ -221,13 +269,32 @@ pub(crate) enum ProblemName {
     Logistic,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum OptimizerName {
-    Sgd,
-    /// SGD with momentum 0.9
-    Momentum,
-    Adam,
-    /// Adam with a weight decay of 0.01
-    #[value(name = "adamw")]
-    AdamW,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_brings_its_own_jobs_takes_no_option_of_a_job() {
+        let command = <Args as clap::Args>::augment_args(clap::Command::new("sim"));
+        let conflicts = |with: &str| -> Vec<String> {
+            let with = command.get_arguments().find(|argument| argument.get_id() == with).unwrap();
+            command
+                .get_arg_conflicts_with(with)
+                .iter()
+                .map(|argument| argument.get_id().to_string())
+                .collect()
+        };
+        // Settings go with the scheme: they are refused where there is none.
+        let settings = <SchemeArgs as clap::Args>::augment_args(clap::Command::new("settings"));
+        let is_setting =
+            |id: &str| id != "damping" && settings.get_arguments().any(|argument| argument.get_id() == id);
+        let ours = ["fabric", "reproduce", "seed", "seeds", "spare_nodes", "scheme", "json", "plot", "docs"];
+        let (fabric, reproduce) = (conflicts("fabric"), conflicts("reproduce"));
+        for argument in command.get_arguments() {
+            let id = argument.get_id().to_string();
+            if !is_setting(&id) && !ours.contains(&id.as_str()) {
+                assert!(fabric.contains(&id) && reproduce.contains(&id), "--{id}");
+            }
+        }
+    }
 }

@@ -11,23 +11,25 @@ use super::args::Args;
 use super::give_text;
 use super::parallel::Progress;
 use crate::failure::Failure;
+use crate::scheme_args;
 
 /// Runs `slackline sim --fabric`.
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let scheme = match (&args.scheme, args.settings.given().first()) {
         (None, Some((setting, _))) => {
             let what = "the scheme is drawn from the seed";
-            return Err(Failure::usage(format!("--{setting}: {what}; add --scheme, or leave it out")));
+            let option = scheme_args::option_of(setting);
+            return Err(Failure::usage(format!("--{option}: {what}; add --scheme, or leave it out")));
         }
         (None, None) => None,
-        (Some(_), _) => Some(args.config()?),
+        (Some(text), _) => Some(args.settings.config_for(text, fabric::WORKERS_MAX)?),
     };
     if let Some(scheme) = scheme.filter(|scheme| !scheme.has_server()) {
         return Err(Failure::usage(format!(
             "--scheme {scheme}: the fabric runs servers and workers, and this scheme has no server; choose another"
         )));
     }
-    let options = Options { scheme, ..Options::default() };
+    let options = Options { scheme, spare_nodes: args.spare_nodes };
     let Some(count) = args.seeds else {
         let report = fabric::run(args.seed, &options).map_err(broken)?;
         let mut text = format!("seed {}, {}: every promise was kept\n\n", report.seed, report.scheme);

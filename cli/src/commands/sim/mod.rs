@@ -22,6 +22,7 @@ pub(crate) use args::Args;
 
 use crate::failure::Failure;
 use crate::output;
+use crate::scheme_args;
 
 /// Runs `slackline sim`.
 pub(crate) fn run(args: &Args) -> ExitCode {
@@ -59,14 +60,16 @@ fn one(args: &Args) -> Result<(), Failure> {
 }
 
 fn compare(args: &Args, schemes: &str) -> Result<(), Failure> {
+    let schemes = parse::list(schemes);
     if let Some((setting, value)) = args.settings.given().first() {
+        let option = scheme_args::option_of(setting);
         return Err(Failure::usage(format!(
-            "--{setting} {value}: of several schemes each has its own settings; \
-             write them in brackets, such as --compare 'bsp,ssp({value})'"
+            "--{option} {value}: of several schemes each has its own settings; write them in brackets{}",
+            example(&schemes, setting, value)
+                .map_or(String::new(), |list| format!(", such as --compare '{list}'"))
         )));
     }
-    let schemes: Vec<Config> =
-        parse::list(schemes).iter().map(|text| args.settings.config(text)).collect::<Result<_, _>>()?;
+    let schemes: Vec<Config> = schemes.iter().map(|text| args.config_of(text)).collect::<Result<_, _>>()?;
     if schemes.is_empty() {
         return Err(Failure::usage("--compare names no scheme; write some, such as bsp,ssp(3)"));
     }
@@ -81,6 +84,21 @@ fn compare(args: &Args, schemes: &str) -> Result<(), Failure> {
         json!({ "runs": runs })
     };
     give(args, &report::many(args, &reports), json, || report::figure(args, &reports))
+}
+
+/// The list with a setting in the brackets of those that take it; if none does, with a scheme that does.
+fn example(schemes: &[String], setting: &str, value: &str) -> Option<String> {
+    let takes = |text: &str| Config::from_settings(text, &[(setting, value)]).is_ok();
+    let with = |text: &str| match text.strip_suffix(')') {
+        Some(open) => format!("{open}, {setting}={value})"),
+        None => format!("{text}({setting}={value})"),
+    };
+    let mut list: Vec<_> =
+        schemes.iter().map(|text| if takes(text) { with(text) } else { text.clone() }).collect();
+    if list == schemes {
+        list.push(with(Config::NAMES.into_iter().find(|name| takes(name))?));
+    }
+    Some(list.join(","))
 }
 
 fn simulate(cluster: Cluster) -> Result<Report, Failure> {

@@ -21,6 +21,14 @@ impl FromStr for Workers {
     }
 }
 
+/// Workers as they are written.
+pub(super) fn written(workers: &Range<usize>) -> String {
+    match workers.len() {
+        1 => workers.start.to_string(),
+        _ => format!("{}-{}", workers.start, workers.end.saturating_sub(1)),
+    }
+}
+
 /// `WORKERS=FACTOR`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Factor {

@@ -1,6 +1,5 @@
 //! From options to a cluster.
 
-use slackline::kernel::{AdamParameters, Optimizer};
 use slackline::scheme::Config;
 use slackline::sim::{
     self, Cluster, Factorisation, Faults, Logistic, Network, Problem, Quadratic, Shape, Until,
@@ -8,8 +7,10 @@ use slackline::sim::{
 use slackline_cli::model::{HIDDEN_DEFAULT, ModelKind};
 use slackline_cli::problem::Digits;
 
-use super::args::{Args, OptimizerName, ProblemName};
+use super::args::{Args, ProblemName};
+use super::parse;
 use crate::failure::Failure;
+use crate::optimizer_name::OptimizerName;
 use crate::scheme_args;
 
 const BATCH_DEFAULT: usize = 32;
@@ -17,9 +18,8 @@ const BATCH_DEFAULT: usize = 32;
 /// Clocks, or versions, of a run that was given no end.
 const LENGTH_DEFAULT: u64 = 100;
 
-/// What `args` describe, with this scheme.
+/// What `args` describe, with this scheme, which fits their workers.
 pub(super) fn cluster(args: &Args, scheme: Config, until: Until) -> Result<Cluster, Failure> {
-    scheme.check(args.workers).map_err(|error| scheme_args::refused(&error))?;
     let mut cluster = Cluster::new(scheme, args.workers, args.seed);
     cluster.damping = args.settings.damping.into();
     cluster.compute = args.compute.clone();
@@ -44,16 +44,15 @@ pub(super) fn cluster(args: &Args, scheme: Config, until: Until) -> Result<Clust
     cluster.read_my_writes = args.read_my_writes;
     cluster.until = until;
     cluster.problem = problem(args)?;
-    let (optimizer, rate) = optimizer(args.optimizer, args.problem);
-    cluster.optimizer = optimizer;
-    cluster.learning_rate = args.learning_rate.unwrap_or(rate);
+    cluster.optimizer = args.optimizer.optimizer();
+    cluster.learning_rate = args.learning_rate.unwrap_or(learning_rate(args.optimizer, args.problem));
     cluster.check().map_err(|error| failure(&error))?;
     Ok(cluster)
 }
 
 /// When to stop; all of `schemes` can.
 pub(super) fn until(args: &Args, schemes: &[Config]) -> Until {
-    let gradient = args.compute.mean();
+    let gradient = args.compute.typical();
     if let Some(target) = args.target_loss {
         let within = args.within.unwrap_or(1e4 * gradient);
         return Until::Loss { target, within };
@@ -73,11 +72,10 @@ pub(super) fn until(args: &Args, schemes: &[Config]) -> Until {
 fn factors(args: &Args) -> Result<Vec<f64>, Failure> {
     let mut factors = vec![None; args.workers];
     for given in &args.factor {
-        let (first, last) = (given.workers.start, given.workers.end - 1);
-        let wrong =
-            |what: String| Failure::usage(format!("--factor {first}-{last}={}: {what}", given.factor));
+        let written = parse::written(&given.workers);
+        let wrong = |what: String| Failure::usage(format!("--factor {written}={}: {what}", given.factor));
         let places = factors.get_mut(given.workers.clone()).ok_or_else(|| {
-            let most = args.workers.saturating_sub(1);
+            let (last, most) = (given.workers.end - 1, args.workers.saturating_sub(1));
             wrong(format!("there is no worker {last}; workers are numbered 0 to {most}"))
         })?;
         if places.iter().any(Option::is_some) {
@@ -114,19 +112,18 @@ fn problem(args: &Args) -> Result<Option<Box<dyn Problem>>, Failure> {
     }))
 }
 
-/// The optimiser and a step size that suits it, with staleness too.
-fn optimizer(name: OptimizerName, problem: ProblemName) -> (Optimizer, f32) {
+/// A step size that suits the optimiser and the problem, with staleness too.
+fn learning_rate(optimizer: OptimizerName, problem: ProblemName) -> f32 {
     let sgd = match problem {
         ProblemName::None | ProblemName::Quadratic => 0.1,
         ProblemName::Softmax | ProblemName::Logistic => 0.5,
         ProblemName::Mlp => 0.2,
         ProblemName::Factorisation => 8.0,
     };
-    match name {
-        OptimizerName::Sgd => (Optimizer::Sgd { weight_decay: 0.0 }, sgd),
-        OptimizerName::Momentum => (Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 }, 0.05 * sgd),
-        OptimizerName::Adam => (Optimizer::Adam(AdamParameters::new(0.0)), 0.002),
-        OptimizerName::AdamW => (Optimizer::AdamW(AdamParameters::new(0.01)), 0.002),
+    match optimizer {
+        OptimizerName::Sgd => sgd,
+        OptimizerName::Momentum => 0.05 * sgd,
+        OptimizerName::Adam | OptimizerName::AdamW => 0.002,
     }
 }
 
@@ -143,7 +140,7 @@ pub(super) fn failure(error: &sim::Error) -> Failure {
                 "worker bandwidth" => "--bandwidth",
                 "server bandwidth" => "--server-bandwidth",
                 "a factor of a worker's times" => "--factor",
-                "the time of a change" | "the workers of a change" => "--change",
+                "the time of a change" | "the workers of a change" | "the factor of a change" => "--change",
                 "the time of a crash" | "the worker of a crash" => "--crash",
                 "the time of a partition" | "the workers of a partition" => "--cut",
                 "until" => return Failure::usage(format!("the end cannot be {value}; {remedy}")),

@@ -3,6 +3,8 @@
 //! Each point of the grid is a command line of its own: that of the user with the options of the point in place of
 //! `--sweep`. So every option can be swept, and each point is checked as if somebody had typed it.
 
+use std::ffi::OsString;
+
 use clap::Parser;
 use serde_json::{Value, json};
 use slackline::sim::Report;
@@ -35,20 +37,21 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let count = count.filter(|count| *count <= RUNS_MAX).ok_or_else(|| {
         Failure::usage(format!("--sweep asks for more than {RUNS_MAX} runs; give fewer values"))
     })?;
-    let given = given(std::env::args().skip(2));
+    let given = given(std::env::args_os().skip(2));
     let mut points = Vec::with_capacity(count);
     for index in 0..count {
         let values = values(&axes, index);
-        let own = axes.iter().zip(&values).map(|(axis, value)| format!("--{}={value}", axis.option));
-        let line = std::iter::once("slackline sim".to_owned()).chain(given.iter().cloned()).chain(own);
+        let own = axes.iter().zip(&values).map(|(axis, value)| format!("--{}={value}", axis.option).into());
+        let line = std::iter::once("slackline sim".into()).chain(given.iter().cloned()).chain(own);
         let parsed = Line::try_parse_from(line).map_err(|error| told(&axes, &values, &error))?;
         points.push((values, parsed.args));
     }
     for (values, args) in &points {
-        prepare(args)
-            .map_err(|failure| Failure::usage(format!("--sweep, at {}: {failure}", place(&axes, values))))?;
+        prepare(args).map_err(|failure| failure.at(place(&axes, values)))?;
     }
-    let reports = parallel::map("runs", &points, |(_, args)| simulate(prepare(args)?))?;
+    let reports = parallel::map("runs", &points, |(values, args)| {
+        prepare(args).and_then(simulate).map_err(|failure| failure.at(place(&axes, values)))
+    })?;
     let learns = points.iter().any(|(_, args)| args.problem != ProblemName::None);
     let has_target = points.iter().any(|(_, args)| args.target_loss.is_some());
     let mut table = Table::new(
@@ -121,21 +124,24 @@ fn values(axes: &[Axis], mut index: usize) -> Vec<String> {
     values
 }
 
+/// Where in the grid something is wrong.
 fn place(axes: &[Axis], values: &[String]) -> String {
     let parts: Vec<_> =
         axes.iter().zip(values).map(|(axis, value)| format!("{}={value}", axis.option)).collect();
-    parts.join(" ")
+    format!("--sweep, at {}", parts.join(" "))
 }
 
 /// The user's options without what is about all runs together.
-fn given(line: impl Iterator<Item = String>) -> Vec<String> {
+fn given(line: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let (mut kept, mut line) = (Vec::new(), line);
     while let Some(word) = line.next() {
-        let is_ours = |name: &str| ["--sweep", "--json"].contains(&name);
-        if is_ours(&word) {
-            line.next();
-        } else if !word.split_once('=').is_some_and(|(name, _)| is_ours(name)) {
-            kept.push(word);
+        // A file may be named by bytes that are no text.
+        let mut parts = word.as_encoded_bytes().splitn(2, |byte| *byte == b'=');
+        let is_ours = parts.next().is_some_and(|name| name == b"--sweep" || name == b"--json");
+        match (is_ours, parts.next()) {
+            (true, None) => drop(line.next()),
+            (true, Some(_)) => {}
+            (false, _) => kept.push(word),
         }
     }
     kept
@@ -144,12 +150,11 @@ fn given(line: impl Iterator<Item = String>) -> Vec<String> {
 /// What clap says of a point, in our form.
 fn told(axes: &[Axis], values: &[String], error: &clap::Error) -> Failure {
     let text = error.to_string();
-    let first = text.lines().next().unwrap_or_default();
-    let what = first.strip_prefix("error: ").unwrap_or(first);
-    Failure::usage(format!(
-        "--sweep, at {}: {what}; see slackline sim --help for what each option takes",
-        place(axes, values)
-    ))
+    let lines: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let what = lines.join(" ");
+    let what = what.strip_prefix("error: ").unwrap_or(&what);
+    Failure::usage(format!("{what}; see slackline sim --help for what each option takes"))
+        .at(place(axes, values))
 }
 
 #[cfg(test)]
@@ -168,7 +173,7 @@ mod tests {
     #[test]
     fn what_is_about_all_runs_is_left_out_of_each() {
         let line = ["--sweep", "seed=1,2", "--workers", "4", "--sweep=k=1,2", "--json", "-", "--json=x"];
-        assert_eq!(given(line.into_iter().map(String::from)), ["--workers", "4"]);
+        assert_eq!(given(line.into_iter().map(OsString::from)), ["--workers", "4"]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use slackline::scheme::{Config, ConfigError};
 use slackline_cli::model::ModelKind;
 
 use crate::failure::Failure;
+use crate::optimizer_name::OptimizerName;
 use crate::scheme_args::SchemeArgs;
 
 /// Train a model, with one process per worker.
@@ -224,17 +225,6 @@ impl From<Model> for ModelKind {
             Model::Mlp => ModelKind::Mlp,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum OptimizerName {
-    Sgd,
-    /// SGD with momentum 0.9
-    Momentum,
-    Adam,
-    /// Adam with a weight decay of 0.01
-    #[value(name = "adamw")]
-    AdamW,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]

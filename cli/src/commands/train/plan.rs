@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackline::kernel::{AdamParameters, Optimizer};
+use slackline::kernel::Optimizer;
 use slackline::rendezvous::Path as Way;
 use slackline::scheme;
 use slackline::sim::Law;
@@ -12,10 +12,11 @@ use slackline::table::{ElementType, Table};
 use slackline_cli::data::{self, Split};
 use slackline_cli::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
 
-use super::args::{Args, Encoding, OptimizerName, Transport};
+use super::args::{Args, Encoding, Transport};
 use super::launch::Job;
 use super::messages::CheckpointConfig;
 use crate::failure::Failure;
+use crate::optimizer_name::OptimizerName;
 use crate::output;
 use crate::scheme_args;
 
@@ -105,7 +106,8 @@ impl Plan {
         between("--batch", args.batch, usize::MAX)?;
         let factors = factors(&args, workers)?;
         let timeout = timeout(args.timeout)?;
-        let (optimizer, optimizer_name, default_rate) = optimizer(args.optimizer);
+        let (optimizer, optimizer_name) = (args.optimizer.optimizer(), args.optimizer.name());
+        let default_rate = learning_rate(args.optimizer);
         let learning_rate = args.learning_rate.unwrap_or(default_rate);
         if !learning_rate.is_finite() || learning_rate <= 0.0 {
             return Err(Failure::usage(format!(
@@ -275,16 +277,13 @@ fn factors(args: &Args, workers: usize) -> Result<Vec<f64>, Failure> {
     Ok(factors.into_iter().map(|factor| factor.unwrap_or(1.0)).collect())
 }
 
-/// The optimiser, its name and its usual step size, which learns the digits under every scheme. With momentum, 0.03
-/// did too and 0.05 diverged for some seeds under ssp(3): staleness and momentum add up, so some room is left.
-fn optimizer(name: OptimizerName) -> (Optimizer, &'static str, f32) {
-    match name {
-        OptimizerName::Sgd => (Optimizer::Sgd { weight_decay: 0.0 }, "sgd", 0.5),
-        OptimizerName::Momentum => {
-            (Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 }, "momentum", 0.02)
-        }
-        OptimizerName::Adam => (Optimizer::Adam(AdamParameters::new(0.0)), "adam", 0.002),
-        OptimizerName::AdamW => (Optimizer::AdamW(AdamParameters::new(0.01)), "adamw", 0.002),
+/// The usual step size, which learns the digits under every scheme. With momentum, 0.03 did too and 0.05 diverged for
+/// some seeds under ssp(3): staleness and momentum add up, so some room is left.
+fn learning_rate(optimizer: OptimizerName) -> f32 {
+    match optimizer {
+        OptimizerName::Sgd => 0.5,
+        OptimizerName::Momentum => 0.02,
+        OptimizerName::Adam | OptimizerName::AdamW => 0.002,
     }
 }
 

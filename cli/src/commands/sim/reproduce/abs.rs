@@ -48,7 +48,7 @@ pub(super) const RECIPE: Recipe = Recipe {
               start: growing K is worth it. Most of that gain is AdaSync's; the bound adds the guarantee and \
               hardly costs time, but each forced restart is one more copy to download. Where each scheme has \
               its own best step size, a smaller one does against noise what a larger K does, and the \
-              differences shrink; local steps then save four fifths of the messages.",
+              differences shrink; local steps then save three quarters of the messages.",
     run,
 };
 

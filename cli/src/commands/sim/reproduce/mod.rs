@@ -75,6 +75,10 @@ const RECIPES: &[Recipe] = &[
 
 /// Runs `slackline sim --reproduce`.
 pub(super) fn run(args: &Args, name: &str) -> Result<ExitCode, Failure> {
+    if let Some((setting, _)) = args.settings.given().first() {
+        let option = scheme_args::option_of(setting);
+        return Err(Failure::usage(format!("--{option}: each result has its own schemes; leave it out")));
+    }
     if name == "list" {
         super::print(&list())?;
         return Ok(ExitCode::SUCCESS);

@@ -1,0 +1,36 @@
+//! Optimisers by their names: the same under every command.
+
+use clap::ValueEnum;
+use slackline::kernel::{AdamParameters, Optimizer};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OptimizerName {
+    Sgd,
+    /// SGD with momentum 0.9
+    Momentum,
+    Adam,
+    /// Adam with a weight decay of 0.01
+    #[value(name = "adamw")]
+    AdamW,
+}
+
+impl OptimizerName {
+    pub(crate) fn optimizer(self) -> Optimizer {
+        match self {
+            OptimizerName::Sgd => Optimizer::Sgd { weight_decay: 0.0 },
+            OptimizerName::Momentum => Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 },
+            OptimizerName::Adam => Optimizer::Adam(AdamParameters::new(0.0)),
+            OptimizerName::AdamW => Optimizer::AdamW(AdamParameters::new(0.01)),
+        }
+    }
+
+    /// As it is written on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            OptimizerName::Sgd => "sgd",
+            OptimizerName::Momentum => "momentum",
+            OptimizerName::Adam => "adam",
+            OptimizerName::AdamW => "adamw",
+        }
+    }
+}
