@@ -15,7 +15,7 @@
 //!
 //! | module | what | may hold `unsafe` |
 //! | --- | --- | --- |
-//! | [`sim`] | whole jobs in virtual time | no |
+//! | [`sim`] | whole jobs in virtual time | only the stacks of its nodes |
 //! | [`node`] | servers, workers, publishers, readers | no |
 //! | [`scheme`] | when to wait and what to fold in; pure | no |
 //! | [`param`] | control page, frames, slots; pull, publish, push, pin | no |

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use slackline::sim::Random;
 use slackline_fuzz::{INPUT_BYTES_MAX, hexadecimal, run, targets};
 
 fn main() {
@@ -18,16 +19,17 @@ fn main() {
 }
 
 fn feed(name: &str, time: Duration) {
-    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    // The same inputs in every run.
+    let mut random = Random::new(0);
     let (begin, mut count, mut longest) = (Instant::now(), 0u64, Duration::ZERO);
     while begin.elapsed() < time {
         // Short inputs mostly: few changes leave most of a sample as it is.
         let len = match random.below(16) {
-            0 => random.below(INPUT_BYTES_MAX),
+            0 => random.below(INPUT_BYTES_MAX as u64),
             1..=4 => random.below(256),
             _ => random.below(32),
         };
-        let input: Vec<u8> = (0..len).map(|_| random.byte()).collect();
+        let input: Vec<u8> = (0..len).map(|_| byte(&mut random)).collect();
         let before = Instant::now();
         let outcome = std::panic::catch_unwind(|| run(name, &input));
         longest = longest.max(before.elapsed());
@@ -40,29 +42,13 @@ fn feed(name: &str, time: Duration) {
     eprintln!("stat::number_of_executed_units: {count}");
 }
 
-/// SplitMix64: the same inputs in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// Numbers at the edges are worth more than others.
-    fn byte(&mut self) -> u8 {
-        let word = self.next();
-        match word >> 60 {
-            0..=4 => 0,
-            5 => 0xFF,
-            6 => (word >> 8) as u8 % 8,
-            _ => word as u8,
-        }
+/// Numbers at the edges are worth more than others.
+fn byte(random: &mut Random) -> u8 {
+    let word = random.word();
+    match word >> 60 {
+        0..=4 => 0,
+        5 => 0xFF,
+        6 => (word >> 8) as u8 % 8,
+        _ => word as u8,
     }
 }

@@ -13,8 +13,8 @@ use crate::param::{
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::{
-    Address, CompletionError, Connecting, Disconnected, Endpoint, Inline, LocalEndpoint, Offer, Operation,
-    PostError, Received, Transport, WorkRequest,
+    Address, CompletionError, Connecting, Disconnected, Endpoint, Flags, Inline, LocalEndpoint, Offer,
+    Operation, PostError, Received, Transport, WorkRequest,
 };
 
 /// A connection to the owner of one shard.
@@ -32,6 +32,8 @@ pub(super) struct Link<E: Endpoint> {
     probe: Probe,
     held: Held,
     answers: u64,
+    /// So many answers are there once what was asked last by [`ask_again`](Self::ask_again) is answered.
+    awaited: u64,
     _pulse: Pulse,
     probed: Instant,
     failed: Option<Disconnected>,
@@ -196,6 +198,7 @@ impl<E: Endpoint> Link<E> {
             probe,
             held,
             answers: 0,
+            awaited: 0,
             _pulse: pulse,
             probed,
             failed,
@@ -384,7 +387,8 @@ impl<E: Endpoint> Link<E> {
         if let Some(gone) = self.failed.clone() {
             return Err(self.lost(gone));
         }
-        if now - self.probed < PROBE_EVERY {
+        let is_asked = !self.is_answered() && !self.is_probing();
+        if now - self.probed < PROBE_EVERY && !is_asked {
             return Ok(());
         }
         self.probed = now;
@@ -408,7 +412,10 @@ impl<E: Endpoint> Link<E> {
             let operation = Operation::Read { local, remote, streaming: Streaming::Never };
             Ok(WorkRequest::signalled(PROBE_TAG, operation))
         };
-        let requests = [read(0, self.probe.line)?, read(LINE_BYTES, self.probe.status)?];
+        // The status line names no life. The own line does by its generation, and is read after it.
+        let (status, mut line) = (read(LINE_BYTES, self.probe.status)?, read(0, self.probe.line)?);
+        line.flags |= Flags::FENCE;
+        let requests = [status, line];
         match self.endpoint.post(&requests) {
             Ok(()) => self.probe.outstanding = 2,
             Err(PostError::QueueFull { .. }) => {}
@@ -418,7 +425,20 @@ impl<E: Endpoint> Link<E> {
         Ok(())
     }
 
-    /// How many probes were answered so far.
+    /// Asks once more whether this peer is still in, beginning after all that it has read so far.
+    pub(super) fn ask_again(&mut self) -> Result<(), Error> {
+        self.awaited = self.answers + 1 + u64::from(self.is_probing());
+        self.probe()?;
+        self.advance()?;
+        Ok(())
+    }
+
+    /// Whether the answer to that is there, and is that it is.
+    pub(super) fn is_answered(&self) -> bool {
+        self.answers >= self.awaited
+    }
+
+    /// How many probes were answered so far, while this peer was in.
     pub(super) fn answers(&self) -> u64 {
         self.answers
     }
@@ -432,13 +452,16 @@ impl<E: Endpoint> Link<E> {
         let memory = self.probe.scratch.as_volatile();
         let words = own_page::read_line(&memory.subslice(0, LINE_BYTES), self.welcome.generation);
         let status = own_page::read_status(&memory.subslice(LINE_BYTES, LINE_BYTES));
+        if words.evicted {
+            // The rest may be said to somebody else, or by another life of the owner.
+            self.line.evicted = true;
+            return;
+        }
         let (seen, workers) =
             (Bound { version: status.latest, smallest_clock: status.smallest_clock }, status.workers);
-        self.line = Line { evicted: words.evicted, interrupt: words.interrupt, seen, workers };
+        self.line = Line { evicted: false, interrupt: words.interrupt, seen, workers };
         self.answers += 1;
-        if let Some(publish) = &mut self.publish
-            && !words.evicted
-        {
+        if let Some(publish) = &mut self.publish {
             publish.learn_consumed(words.consumed);
         }
     }

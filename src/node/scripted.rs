@@ -10,7 +10,9 @@ mod tests {
 
     use crate::clock::{Clock, Version, WorkerId};
     use crate::kernel::Optimizer;
+    use crate::node::link::Link;
     use crate::node::{Error, Server, ServerOptions, ServerStatus, Worker, WorkerOptions, now};
+    use crate::param::{Resume, Role};
     use crate::scheme::{
         Bound, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
         WorkerEvent, WorkerScheme,
@@ -344,6 +346,48 @@ mod tests {
             assert!(matches!(error, Error::Evicted { .. } | Error::ServerLost { .. }), "{error}");
             server.script.hear(|event| matches!(event, ServerEvent::Left { .. }).then_some(()));
             server.end();
+        });
+    }
+
+    #[test]
+    fn what_is_said_to_the_successor_of_a_worker_that_was_let_go_is_not_taken_for_its_own() {
+        std::thread::scope(|scope| {
+            let server = Scripted::serve(scope, shm(), options(1, SGD));
+            let mut worker = server.worker(Shm::new());
+            worker.begin(PATIENCE).unwrap();
+            publish(&mut worker, 1.0);
+            worker.begin(PATIENCE).unwrap();
+            server.script.hear_gradient(0, 0);
+            worker.say_held(Version(u64::MAX - 1));
+            // Once, so that it does not find out before it flushes.
+            let _most_likely_well = worker.poll(now());
+            server.script.hear(|event| matches!(event, ServerEvent::Left { .. }).then_some(()));
+            // It takes the same place, at a later clock: all before that is consumed, for it.
+            let role = Role::Worker { encoding: ElementType::F32, scheme: Config::Asp };
+            let resume = Some(Resume { clock: Clock(9), epoch: 1, version: Version(0) });
+            let other = Link::connect(&Shm::new(), &server.address, role, resume, PATIENCE).unwrap();
+            assert_eq!((other.welcome.peer, other.welcome.clock), (0, Clock(9)));
+            let error = worker.flush(PATIENCE).unwrap_err();
+            assert!(matches!(error, Error::Evicted { .. } | Error::ServerLost { .. }), "{error}");
+            drop(other);
+            server.end();
+        });
+    }
+
+    #[test]
+    fn no_two_places_of_any_life_have_the_same_generation() {
+        std::thread::scope(|scope| {
+            let generations = [(); 2].map(|()| {
+                let server = Scripted::serve(scope, shm(), options(1, SGD));
+                let join = |()| Link::connect(&Shm::new(), &server.address, Role::Reader, None, PATIENCE);
+                let links = [(); 2].map(join).map(Result::unwrap);
+                let generations = links.each_ref().map(|link| link.welcome.generation);
+                drop(links);
+                server.end();
+                generations
+            });
+            let [[one, two], others] = generations;
+            assert!(one != two && !others.contains(&one) && !others.contains(&two), "{generations:?}");
         });
     }
 

@@ -115,6 +115,7 @@ pub(super) struct Shard<T: Transport> {
     pub(super) peers: Vec<Option<Peer<T::Endpoint>>>,
     /// Connections of those who only asked: kept until the answer has gone out.
     answering: Vec<(T::Endpoint, Instant)>,
+    /// The latest one. They count from the epoch, so that those of two lives differ.
     generations: u64,
     beats: u64,
     beaten: Instant,
@@ -168,7 +169,7 @@ impl<T: Transport> Shard<T> {
         let mut frames = Frames::new(control, payload, layout, geometry, random_epoch());
         frames.set_checksums(options.checksums);
         let listener = transport.listen(address)?;
-        let peers = (0..options.peers).map(|_| None).collect();
+        let (peers, generations) = ((0..options.peers).map(|_| None).collect(), frames.epoch());
         tracing::info!(
             address = %listener.address(), transport = transport.capabilities().name, shard = config.shard,
             shards = config.shards, bytes = geometry.payload_bytes, "listening"
@@ -181,7 +182,7 @@ impl<T: Transport> Shard<T> {
             frames,
             peers,
             answering: Vec::new(),
-            generations: 0,
+            generations,
             beats: 0,
             beaten: Instant::ORIGIN,
             greeted: Instant::ORIGIN,
@@ -406,7 +407,7 @@ impl<T: Transport> Shard<T> {
             _ => None,
         };
         let desk = self.desk(slots, clock).map_err(|error| format!("no memory for another peer: {error}"))?;
-        self.generations += 1;
+        self.generations = self.generations.wrapping_add(1);
         Ok((peer as u16, desk, slots))
     }
 

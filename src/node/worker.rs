@@ -468,15 +468,21 @@ impl<T: Transport> Worker<T> {
 
     /// Waits, at most `timeout`, until every server has folded in (or dropped) all that this worker has published.
     pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
+        let (operation, deadline) = ("waiting for the server to apply the last gradients", now() + timeout);
         self.watch_consumed(true);
-        let flushed = self.wait(timeout, "waiting for the server to apply the last gradients", |worker| {
+        let flushed = self.wait(timeout, operation, |worker| {
             // Each shard counts for itself: one that this worker joined late has another clock.
             let consumed =
                 |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= p.clock());
             worker.parts.iter().all(consumed)
         });
         self.watch_consumed(waits_for_own(&self.options.scheme));
-        flushed
+        flushed?;
+        // Was that said to this worker? One that has slept for longer than its lease may have read what is said to its
+        // successor; and where reads outlive a server (design, section 7), what its next life says.
+        self.parts.iter_mut().try_for_each(|part| part.link.ask_again())?;
+        let is_answered = |worker: &Self| worker.parts.iter().all(|part| part.link.is_answered());
+        self.wait(deadline - now(), operation, is_answered)
     }
 
     fn watch_consumed(&mut self, on: bool) {

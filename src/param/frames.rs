@@ -272,13 +272,14 @@ impl Frames {
         frame_checksum(header, &self.payload(frame))
     }
 
-    /// Opens a peer's line: it is a member from here on.
+    /// Opens a peer's line: it is a member from here on. No other peer of this or another life has its generation.
     pub fn open_line(&self, peer: u16, clock: Clock, generation: u64) {
         let line = self.peer_line(peer);
-        line.store(peer_line::CONSUMED, clock.0, Relaxed);
+        line.store(peer_line::GENERATION, generation, Relaxed);
         line.store(peer_line::INTERRUPT, 0, Relaxed);
         self.set_included(self.latest.frame, peer, clock);
-        line.store(peer_line::GENERATION, generation, Relaxed);
+        // Whoever had the place before and finds this clock finds the generation with its next look.
+        line.store(peer_line::CONSUMED, clock.0, Release);
         line.store(peer_line::STATE, peer_line::STATE_MEMBER, Release);
     }
 

@@ -295,7 +295,13 @@ impl GroupInbox {
     /// The first `bytes` of an area; none if it is not so long.
     pub fn payload(&self, area: GroupArea, bytes: u64) -> Option<VolatileSlice<'_>> {
         let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= self.layout.area_bytes())?;
-        Some(self.areas.as_volatile().subslice(area as usize * self.layout.area_bytes(), bytes))
+        Some(self.area(area).subslice(0, bytes))
+    }
+
+    /// All of an area.
+    pub fn area(&self, area: GroupArea) -> VolatileSlice<'_> {
+        let bytes = self.layout.area_bytes();
+        self.areas.as_volatile().subslice(area as usize * bytes, bytes)
     }
 
     /// Whether all that was read of an area since its header said `sequence` belonged to it.

@@ -99,7 +99,7 @@ pub struct Welcome {
     pub epoch: Epoch,
     /// The peer's line of the control page; a worker's id.
     pub peer: u16,
-    /// Tells this peer from those that had or will have the same line.
+    /// Tells this peer from those that had or will have the same line, in any life of the owner.
     pub generation: u64,
     /// The clock a worker begins at.
     pub clock: Clock,
@@ -329,10 +329,10 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     vec![put_together(0, &[], &plain.encode()), put_together(0, &[4096, 2 * 4096], &full.encode())]
 }
 
-/// Welcomes that are taken, by a reader, an inquirer and two workers.
+/// To a reader.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
-    let welcome = Welcome {
+fn welcome_sample() -> Welcome {
+    Welcome {
         epoch: 7,
         peer: 1,
         generation: 2,
@@ -345,7 +345,13 @@ pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
         slots: None,
         lease_ns: 1,
         scheme: Some(scheme::Config::Bsp),
-    };
+    }
+}
+
+/// Welcomes that are taken, by a reader, an inquirer and two workers.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
+    let welcome = welcome_sample();
     let read_by = |role| put_together(role, &[4096, 3 * 4096, 4096], &welcome.encode());
     let worked_by = |role, encoding| {
         let slots = SlotGeometry { slots: 2, encoding, elements: 100, chunk_elements: 32 };
@@ -362,21 +368,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn welcome() -> (Welcome, Vec<RemoteSlice>) {
-        let table = Table::flat(100, ElementType::F32).unwrap();
-        let welcome = Welcome {
-            epoch: 7,
-            peer: 1,
-            generation: 2,
-            clock: Clock(3),
-            table,
-            shard: 0,
-            shards: 1,
-            layout: ControlLayout { peers: 4, frames: 3 },
-            geometry: FrameGeometry { frames: 3, payload_bytes: 400, chunk_bytes: 128 },
-            slots: None,
-            lease_ns: 1,
-            scheme: None,
-        };
+        let welcome = Welcome { scheme: None, ..welcome_sample() };
         let grant = |len| RemoteSlice { key: RemoteKey(1), offset: 0, len };
         (welcome, vec![grant(4096), grant(3 * 4096), grant(4096)])
     }

@@ -1,4 +1,5 @@
-//! A thousand peers that come and die.
+//! A thousand peers that come and die: one in twenty is a process that is killed (those take longest to start), the
+//! others are connections that are cut, or given up, in the midst of what they say.
 
 use std::io::Write;
 use std::net::TcpStream;

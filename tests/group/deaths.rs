@@ -202,9 +202,10 @@ pub(crate) fn whoever_is_said_to_be_gone_is_left_out_by_all_and_told_so<F: Fixtu
 pub(crate) fn parts_that_break_the_protocol_cost_their_author_its_membership<F: Fixture>() {
     let group = [0, 1, 2];
     let options = GroupOptions { checksums: true, ..patient() };
-    for (area, checksum) in
-        [(GroupArea::Summand, 0), (GroupArea::Summand, 9), (GroupArea::Mean, 0), (GroupArea::Mean, 9)]
-    {
+    // Of another length than was agreed; with a wrong checksum; with none.
+    let wrongs = [(4, 0), (usize::MAX, 9), (usize::MAX, 0)];
+    let areas = [GroupArea::Summand, GroupArea::Mean];
+    for (area, (most, checksum)) in areas.into_iter().flat_map(|area| wrongs.map(|wrong| (area, wrong))) {
         let (members, mut raw) = meet_raw::<F>(3, ELEMENTS, options);
         std::thread::scope(|scope| {
             let threads: Vec<_> = members
@@ -212,10 +213,9 @@ pub(crate) fn parts_that_break_the_protocol_cost_their_author_its_membership<F: 
                 .map(|mut member| scope.spawn(move || go_on::<F>(&mut member, 0, &group, &group[..2])))
                 .collect();
             for to in 0..2 {
-                // Of another length than was agreed, unless it is the checksum that is wrong.
                 let place = if area == GroupArea::Summand { to } else { 2 };
                 let whole = raw.part(3, place, 1.0);
-                let payload = if checksum == 0 { whole.slice(0, 4).unwrap() } else { whole.clone() };
+                let payload = whole.slice(0, whole.len().min(most)).unwrap();
                 let wrong = header(0, &group, &group, payload.len());
                 if area == GroupArea::Mean {
                     let summand = raw.part(3, to, 1.0);

@@ -7,8 +7,8 @@ use slackline::node::{GroupError, GroupListener, GroupOptions};
 use slackline::param::{Hello, Role};
 use slackline::transport::ConnectError;
 
-use super::fixture::{Fixture, PATIENCE, assert_mean, fill, listen, meet, turn};
-use super::raw::{hello, say};
+use super::fixture::{Fixture, PATIENCE, assert_mean, fill, listen, meet, turn, wait_for};
+use super::raw::{hello, patient, say};
 
 const ELEMENTS: usize = 5000;
 
@@ -23,7 +23,6 @@ pub(crate) fn members_start_in_any_order<F: Fixture>() {
             scope.spawn(move || {
                 std::thread::sleep(Duration::from_millis(40) * turn as u32);
                 let mut member = listener.connect(addresses, PATIENCE).unwrap();
-                assert_eq!(member.transports().count(), 2);
                 fill::<F>(&mut member);
                 assert_eq!(member.average(0, &[0, 1, 2], PATIENCE).unwrap().members, 3);
                 assert_mean(member.parameters().unwrap(), &[0, 1, 2]);
@@ -91,6 +90,56 @@ pub(crate) fn strangers_are_told_why_they_are_turned_away_while_others_meet<F: F
         let second = connect(second);
         first.join().unwrap();
         second.join().unwrap();
+    });
+}
+
+pub(crate) fn who_claims_a_rank_that_is_taken_gets_it_as_soon_as_its_holder_is_gone<F: Fixture>() {
+    let options = patient();
+    let listener = listen::<F>(0, 3, ELEMENTS, options);
+    let addresses = [listener.address(), F::address(1), F::address(2)];
+    let transport = F::transport();
+    let claim = |rank| {
+        let hello = hello(rank, 3, ELEMENTS, options);
+        say::<F>(&transport, &addresses[0], hello.encode(), hello.layout)
+    };
+    std::thread::scope(|scope| {
+        let meeting = scope.spawn(|| listener.connect(&addresses, PATIENCE).unwrap());
+        let holder = claim(1).unwrap();
+        let successor = scope.spawn(|| claim(1));
+        // It has been heard, most likely, while the holder was there.
+        std::thread::sleep(Duration::from_millis(50));
+        drop(holder);
+        let _successor = successor.join().unwrap().unwrap();
+        let _last = claim(2).unwrap();
+        meeting.join().unwrap();
+    });
+}
+
+pub(crate) fn who_claims_a_rank_whose_holder_lives_is_told_so_after_a_lease<F: Fixture>() {
+    let options = GroupOptions { lease: Duration::from_millis(300), ..GroupOptions::default() };
+    let listeners: Vec<_> = (0..2).map(|rank| listen::<F>(rank, 3, ELEMENTS, options)).collect();
+    let mut addresses: Vec<_> = listeners.iter().map(GroupListener::address).collect();
+    addresses.push(F::address(2));
+    let transport = F::transport();
+    let claim = |rank: usize, to: usize| {
+        let hello = hello(rank, 3, ELEMENTS, options);
+        say::<F>(&transport, &addresses[to], hello.encode(), hello.layout)
+    };
+    std::thread::scope(|scope| {
+        let addresses = &addresses;
+        let connect = |listener: GroupListener<F::Transport>| {
+            scope.spawn(move || listener.connect(addresses, PATIENCE).unwrap())
+        };
+        let meeting: Vec<_> = listeners.into_iter().map(connect).collect();
+        let reason = wait_for("the second member to be there", || match claim(1, 0) {
+            // It is not there yet, and will find the place free.
+            Ok(_) => None,
+            Err(ConnectError::Refused { reason, .. }) => Some(reason),
+            Err(error) => panic!("{error}"),
+        });
+        assert!(reason.contains("rank 1 is taken"), "{reason}");
+        let _third = [0, 1].map(|to| claim(2, to).unwrap());
+        let _members: Vec<_> = meeting.into_iter().map(|member| member.join().unwrap()).collect();
     });
 }
 

@@ -4,7 +4,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use slackline::Error;
 use slackline::node::{Averaged, GroupError, GroupListener, GroupMember, GroupOptions};
 use slackline::transport::Address;
@@ -146,4 +146,20 @@ pub(crate) fn a_frozen_process_is_left_out_within_the_lease_and_cut_off_when_it_
     second.signal(Signal::CONT);
     let status = wait_for("the frozen one to end", || second.0.try_wait().unwrap());
     assert_eq!(status.code(), Some(CUT_OFF));
+}
+
+pub(crate) fn who_leaves_is_told_whom_that_has_not_reached<F: Fixture>() {
+    second_process::<F>();
+    let claim = "who_leaves_is_told_whom_that_has_not_reached";
+    let (mut members, second) = meet_second::<F>(claim, Duration::from_secs(30));
+    second.signal(Signal::STOP);
+    // A signal is sent before it is heeded.
+    let pid = Pid::from_raw(second.0.id() as i32).unwrap();
+    waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+    match members.remove(0).leave(Duration::from_millis(500)) {
+        // Where memory is shared nobody need be awake.
+        Ok(()) => assert_ne!(F::MODULE, "tcp"),
+        Err(Error::Group(GroupError::Unheard { ranks, .. })) => assert!(ranks.contains(&2), "{ranks:?}"),
+        Err(error) => panic!("{error}"),
+    }
 }

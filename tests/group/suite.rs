@@ -34,10 +34,13 @@ macro_rules! group {
                 who_does_not_come_is_named_at_the_deadline,
                 strangers_are_told_why_they_are_turned_away_while_others_meet,
                 a_group_that_has_begun_takes_nobody_in,
+                who_claims_a_rank_that_is_taken_gets_it_as_soon_as_its_holder_is_gone,
+                who_claims_a_rank_whose_holder_lives_is_told_so_after_a_lease,
             );
             group!(@claims $fixture, process:
                 a_killed_process_is_left_out_whenever_it_dies,
                 a_frozen_process_is_left_out_within_the_lease_and_cut_off_when_it_wakes,
+                who_leaves_is_told_whom_that_has_not_reached,
             );
             group!(@claims $fixture, litmus:
                 nobody_ever_takes_a_mixture_though_rounds_are_given_up_at_any_moment,

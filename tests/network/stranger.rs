@@ -4,7 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// A handshake's five seconds, and what a busy machine may add.
+/// A handshake's five seconds, and what a busy machine may add before the process at the door has its turn: that the
+/// limit itself is five seconds is asserted beside the doors, which are told the time there.
 pub(crate) const REFUSED_WITHIN: Duration = Duration::from_secs(5 + 3);
 
 /// A connection of somebody who is not to be let in.

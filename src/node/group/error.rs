@@ -39,8 +39,19 @@ pub enum GroupError {
         round: u64,
         /// How long was waited.
         waited: Duration,
-        /// Whose parts are missing.
+        /// Whose parts are missing; at the end of a round, whom this member's parts have not reached.
         missing: Vec<usize>,
+    },
+    /// This member has left, and some do not know.
+    #[error(
+        "members {ranks:?} did not hear within {waited:?} that this one leaves; they go on without it all the same, as \
+         soon as they find its connection closed: there is nothing to do"
+    )]
+    Unheard {
+        /// Who has not heard of it.
+        ranks: Vec<usize>,
+        /// How long was waited.
+        waited: Duration,
     },
     /// The others took this member for dead and go on without it.
     #[error(

@@ -25,6 +25,20 @@ pub struct GroupListener<T: Transport> {
     peers: Vec<Option<Peer<T::Endpoint>>>,
 }
 
+type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
+
+/// By rank: who says that it is that member.
+type Claims<T> = Vec<Option<Claim<IncomingOf<T>>>>;
+
+/// A member's process may have been started anew, with nobody having noticed yet that the old one is gone: over a
+/// network that takes seconds. So who claims a rank that is taken waits for a lease.
+struct Claim<I> {
+    incoming: I,
+    until: Instant,
+    /// The heartbeat of the one who has the rank, when the claim was made.
+    beat: u64,
+}
+
 /// A member that is dialled.
 struct Dial<T: Transport> {
     rank: usize,
@@ -101,17 +115,21 @@ impl<T: Transport> GroupListener<T> {
         let deadline = now() + timeout;
         // Of each pair the one of the higher rank dials.
         let dial = |rank| Dial { rank, connecting: None, again_at: now(), pause: RETRY.0 };
+        let mut claims: Claims<T> = (0..members).map(|_| None).collect();
         let mut dials: Vec<Dial<T>> = (0..rank).map(dial).collect();
         let mut last = None;
         let mut backoff = Backoff::new();
         loop {
             let now = now();
             while let Some(incoming) = self.listener.poll(now) {
-                self.greet(incoming)?;
+                self.greet(incoming, &mut claims, now)?;
+            }
+            for (rank, place) in claims.iter_mut().enumerate() {
+                self.settle(rank, place, now)?;
             }
             for dial in &mut dials {
                 if let Err(error) = self.dial(dial, &addresses[dial.rank], now) {
-                    // Nobody may listen yet, and the old place may not be free yet.
+                    // Nobody may listen yet, or one who is going away.
                     if !matches!(
                         &error,
                         Error::Connect(ConnectError::System { .. } | ConnectError::Closed { .. })
@@ -125,10 +143,11 @@ impl<T: Transport> GroupListener<T> {
             }
             dials.retain(|dial| self.peers[dial.rank].is_none());
             let absent = |index: &usize| *index != rank && self.peers[*index].is_none();
-            if !(0..members).any(|index| absent(&index)) {
-                return self.finish();
+            let is_late = now >= deadline;
+            if !(0..members).any(|index| absent(&index)) && (is_late || claims.iter().all(Option::is_none)) {
+                return self.finish(claims);
             }
-            if now >= deadline {
+            if is_late {
                 let ranks = (0..members).filter(absent).collect();
                 return Err(GroupError::Absent { ranks, waited: timeout, last }.into());
             }
@@ -136,9 +155,14 @@ impl<T: Transport> GroupListener<T> {
         }
     }
 
-    fn finish(self) -> Result<GroupMember<T>, Error> {
+    fn finish(self, claims: Claims<T>) -> Result<GroupMember<T>, Error> {
         let bytes = self.terms.layout.bytes() as u64;
         let buffers = [private(&self.transport, bytes)?, private(&self.transport, bytes)?];
+        for (rank, claim) in claims.into_iter().enumerate() {
+            if let Some(claim) = claim {
+                turn_away(claim.incoming, &taken(rank));
+            }
+        }
         tracing::info!(rank = self.terms.rank, members = self.terms.members, "the group is complete");
         Ok(GroupMember::assemble(self.listener, self.terms, self.lease, self.flock, self.peers, buffers))
     }
@@ -154,17 +178,53 @@ impl<T: Transport> GroupListener<T> {
         Offer { message: self.terms.encode(), grants: inbox.grants() }
     }
 
-    /// Takes a member in, or turns a stranger away.
-    fn greet(&mut self, incoming: <T::Listener as Listener>::Incoming) -> Result<(), Error> {
-        let theirs = match self.judge(incoming.received()) {
-            Ok(theirs) => theirs,
+    /// Takes a member in, has it wait for its rank, or turns a stranger away.
+    fn greet(&mut self, incoming: IncomingOf<T>, claims: &mut Claims<T>, now: Instant) -> Result<(), Error> {
+        let rank = match self.judge(incoming.received()) {
+            Ok(theirs) => usize::from(theirs.rank),
             Err(reason) => {
-                tracing::warn!(reason, "turned a peer away");
-                incoming.refuse(&reason);
+                turn_away(incoming, &reason);
                 return Ok(());
             }
         };
-        let rank = usize::from(theirs.rank);
+        let place = &mut claims[rank];
+        self.settle(rank, place, now)?;
+        let beat = self.peers[rank].as_ref().map_or(0, |peer| peer.inbox.heartbeat());
+        let claim = Claim { incoming, until: now + self.lease, beat };
+        if let Some(older) = place.replace(claim) {
+            turn_away(older.incoming, &taken(rank));
+        }
+        self.settle(rank, place, now)
+    }
+
+    /// Gives a rank to whoever claims it, unless somebody has it who is there. Whether that one is shows within a
+    /// lease: its connection ends, or its heart beats, or it does not.
+    fn settle(
+        &mut self,
+        rank: usize,
+        place: &mut Option<Claim<IncomingOf<T>>>,
+        now: Instant,
+    ) -> Result<(), Error> {
+        use crate::transport::Endpoint;
+        let Some(claim) = place else { return Ok(()) };
+        let is_over = now >= claim.until;
+        let stands = self.peers[rank].as_mut().is_some_and(|peer| {
+            let is_connected = peer.endpoint.as_mut().is_some_and(|endpoint| endpoint.check().is_ok());
+            is_connected && (!is_over || peer.inbox.heartbeat() != claim.beat)
+        });
+        if stands && !is_over {
+            return Ok(());
+        }
+        let Some(Claim { incoming, .. }) = place.take() else { return Ok(()) };
+        if stands {
+            turn_away(incoming, &taken(rank));
+            return Ok(());
+        }
+        self.peers[rank] = None;
+        self.admit(rank, incoming)
+    }
+
+    fn admit(&mut self, rank: usize, incoming: IncomingOf<T>) -> Result<(), Error> {
         let outbox = GroupOutbox::new(&incoming.received().grants, self.terms.layout)?;
         let inbox = self.inbox()?;
         match incoming.accept(self.offer(&inbox)) {
@@ -177,7 +237,7 @@ impl<T: Transport> GroupListener<T> {
     }
 
     /// Why whoever said this is no member that is waited for, if so.
-    fn judge(&mut self, received: &Received) -> Result<GroupHello, String> {
+    fn judge(&self, received: &Received) -> Result<GroupHello, String> {
         let theirs =
             GroupHello::decode(&received.message, &received.grants).map_err(|error| error.to_string())?;
         if let Some(difference) = self.terms.differs_from(&theirs) {
@@ -185,14 +245,6 @@ impl<T: Transport> GroupListener<T> {
         }
         if theirs.rank < self.terms.rank {
             return Err(format!("member {} is dialled by member {}", theirs.rank, self.terms.rank));
-        }
-        let place = &mut self.peers[usize::from(theirs.rank)];
-        let stands = |peer: &mut Peer<T::Endpoint>| {
-            use crate::transport::Endpoint;
-            peer.endpoint.as_mut().is_some_and(|endpoint| endpoint.check().is_ok())
-        };
-        if place.as_mut().is_some_and(stands) {
-            return Err(format!("rank {} is taken: give each member a rank of its own", theirs.rank));
         }
         Ok(theirs)
     }
@@ -245,4 +297,13 @@ impl<T: Transport> GroupListener<T> {
         }
         Ok(())
     }
+}
+
+fn taken(rank: usize) -> String {
+    format!("rank {rank} is taken: give each member a rank of its own")
+}
+
+fn turn_away(incoming: impl Incoming, reason: &str) {
+    tracing::warn!(reason, "turned a peer away");
+    incoming.refuse(reason);
 }

@@ -25,7 +25,7 @@ use crate::mem::Buffer;
 use crate::param::{GroupHello, Ranks};
 use crate::scheme::Groups;
 use crate::time::{Duration, Instant};
-use crate::transport::{Address, Endpoint, Transport};
+use crate::transport::{Address, Transport};
 
 /// How the members of a group work; the same for all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,14 +199,6 @@ impl<T: Transport> GroupMember<T> {
         self.peers.get(rank)?.as_ref()?.absence.as_ref()
     }
 
-    /// What carries the connection to each of the others that are there, with its rank.
-    pub fn transports(&self) -> impl Iterator<Item = (usize, &'static str)> + '_ {
-        let alive = |peer: &&Peer<T::Endpoint>| peer.is_alive();
-        self.peers.iter().enumerate().filter_map(move |(rank, peer)| {
-            Some((rank, peer.as_ref().filter(alive)?.endpoint.as_ref()?.transport()))
-        })
-    }
-
     /// What was done so far.
     pub fn statistics(&self) -> &GroupStatistics {
         &self.statistics
@@ -331,7 +323,7 @@ impl<T: Transport> GroupMember<T> {
     }
 
     /// Leaves in order: the others go on without this member, and do not take it for an accident. Gives up a round
-    /// that is under way.
+    /// that is under way. Who has not heard of it within `timeout` is named in [`GroupError::Unheard`].
     pub fn leave(mut self, timeout: Duration) -> Result<(), Error> {
         self.abandon()?;
         self.is_leaving = true;
@@ -343,15 +335,11 @@ impl<T: Transport> GroupMember<T> {
         loop {
             let now = now();
             let progress = self.poll(now)?;
-            let unheard =
-                |peer: &Option<Peer<T::Endpoint>>| peer.as_ref().is_some_and(|peer| !peer.has_all());
-            if !self.peers.iter().any(unheard) {
+            if self.peers.iter().flatten().all(Peer::has_all) {
                 return Ok(());
             }
             if now >= deadline {
-                let (round, ranks) = (self.through, 0..self.members());
-                let missing = ranks.filter(|rank| unheard(&self.peers[*rank])).collect();
-                return Err(GroupError::Deadline { round, waited: timeout, missing }.into());
+                return Err(GroupError::Unheard { ranks: self.unreached(), waited: timeout }.into());
             }
             if progress { backoff.reset() } else { backoff.wait() }
         }

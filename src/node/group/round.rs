@@ -3,11 +3,11 @@
 use smallvec::SmallVec;
 
 use super::peer::Absence;
-use super::{Averaged, GroupError, GroupMember};
+use super::{Averaged, GroupError, GroupMember, Peer};
 use crate::kernel;
 use crate::mem::{LocalSlice, Streaming, VolatileSlice};
 use crate::node::Error;
-use crate::param::{GroupArea, GroupLayout, PartHeader, Ranks, ranks_word};
+use crate::param::{GroupArea, GroupLayout, MAX_MEMBERS, PartHeader, Ranks, ranks_word};
 use crate::time::Instant;
 use crate::transport::Transport;
 
@@ -43,6 +43,8 @@ pub(super) struct Round {
     has_summed: bool,
     /// Which of the view's parts of the mean are there.
     means: Vec<bool>,
+    /// Headers of the view's summands while they are summed; of this member's own there is none.
+    summands: Vec<PartHeader>,
     pub(super) begun: Option<Instant>,
 }
 
@@ -59,6 +61,7 @@ impl Round {
             is_clear: false,
             has_summed: false,
             means: Vec::with_capacity(members),
+            summands: Vec::with_capacity(members),
             begun: None,
         }
     }
@@ -149,7 +152,7 @@ impl<T: Transport> GroupMember<T> {
         // Who is gone was found out before the parts are looked at: all that the gone have written is there by now.
         let before = self.progress();
         if !self.round.is_clear {
-            let is_writing = |peer: &super::Peer<T::Endpoint>| peer.is_writing(GroupArea::Mean);
+            let is_writing = |peer: &Peer<T::Endpoint>| peer.is_writing(GroupArea::Mean);
             self.round.is_clear = !self.peers.iter().flatten().any(is_writing);
         }
         if self.round.is_clear {
@@ -213,7 +216,7 @@ impl<T: Transport> GroupMember<T> {
             return Taken::Wrong(WRONG_LENGTH);
         };
         to.as_volatile().copy_from(payload, Streaming::ByLength);
-        let is_right = header.checksum == 0 || header.checksum_of(to.as_volatile()) == header.checksum;
+        let is_right = self.is_right(&header, to.as_volatile());
         if !peer.inbox.is_still(area, header.sequence) {
             self.statistics.retries += 1;
             Taken::No
@@ -222,6 +225,11 @@ impl<T: Transport> GroupMember<T> {
         } else {
             Taken::Wrong(WRONG_CHECKSUM)
         }
+    }
+
+    /// Whether a part is what its author meant, where checksums were agreed.
+    fn is_right(&self, header: &PartHeader, payload: VolatileSlice<'_>) -> bool {
+        !self.terms.checksums || header.checksum_of(payload) == header.checksum
     }
 
     /// A part can never be taken. Its author may be gone already, on the word of another.
@@ -244,49 +252,49 @@ impl<T: Transport> GroupMember<T> {
         let range = self.round.part(self.terms.layout, place);
         let own = self.buffers[self.current].slice(range.start, range.len())?;
         let mean = self.buffers[1 - self.current].slice(range.start, range.len())?;
-        let mut headers = SmallVec::<[PartHeader; 16]>::new();
-        let mut summands = SmallVec::<[VolatileSlice<'_>; 16]>::new();
-        let mut wrong = None;
-        for rank in self.round.view.iter().map(|rank| usize::from(*rank)) {
-            let Some(peer) = &self.peers[rank] else {
-                headers.push(PartHeader::default());
-                summands.push(own.as_volatile());
-                continue;
-            };
-            let Some(header) = self.summand(rank) else { return Ok(()) };
-            let payload = peer.inbox.payload(GroupArea::Summand, header.bytes);
-            let Some(payload) = payload.filter(|from| from.len() == own.len()) else {
-                wrong = Some((rank, WRONG_LENGTH));
-                break;
-            };
-            headers.push(header);
-            summands.push(payload);
-        }
-        if wrong.is_none() {
-            kernel::mean(&summands, mean.as_volatile());
-            let torn = self.round.view.iter().zip(headers.iter().zip(&summands)).find_map(
-                |(rank, (header, payload))| {
-                    let rank = usize::from(*rank);
-                    let inbox = &self.peers[rank].as_ref()?.inbox;
-                    let is_right = header.checksum == 0 || header.checksum_of(*payload) == header.checksum;
-                    // A member that gave the round up, or begins it anew without somebody, may have written meanwhile.
-                    let is_still = inbox.is_still(GroupArea::Summand, header.sequence);
-                    (!is_right || !is_still).then_some((rank, is_still))
+        self.round.summands.clear();
+        for index in 0..self.round.view.len() {
+            let rank = usize::from(self.round.view[index]);
+            let header = match &self.peers[rank] {
+                None => PartHeader::default(),
+                Some(_) => match self.summand(rank) {
+                    None => return Ok(()),
+                    Some(header) if header.bytes == own.len() as u64 => header,
+                    Some(_) => {
+                        self.reject(rank, WRONG_LENGTH);
+                        return Ok(());
+                    }
                 },
-            );
-            match torn {
-                None => {}
-                Some((rank, true)) => wrong = Some((rank, WRONG_CHECKSUM)),
-                Some((_, false)) => {
-                    self.statistics.retries += 1;
-                    return Ok(());
-                }
-            }
+            };
+            self.round.summands.push(header);
         }
+        let payload = |rank: &u16| match &self.peers[usize::from(*rank)] {
+            None => own.as_volatile(),
+            Some(peer) => peer.inbox.area(GroupArea::Summand).subslice(0, own.len()),
+        };
+        // Room for all that there can be.
+        let summands: SmallVec<[VolatileSlice<'_>; MAX_MEMBERS]> =
+            self.round.view.iter().map(payload).collect();
+        kernel::mean(&summands, mean.as_volatile());
+        let parts = self.round.summands.iter().zip(&summands);
+        let torn = self.round.view.iter().zip(parts).find_map(|(rank, (header, payload))| {
+            let inbox = &self.peers[usize::from(*rank)].as_ref()?.inbox;
+            let is_right = self.is_right(header, *payload);
+            // A member that gave the round up, or begins it anew without somebody, may have written meanwhile.
+            let is_still = inbox.is_still(GroupArea::Summand, header.sequence);
+            (!is_right || !is_still).then_some((usize::from(*rank), is_still))
+        });
         drop(summands);
-        if let Some((rank, how)) = wrong {
-            self.reject(rank, how);
-            return Ok(());
+        match torn {
+            None => {}
+            Some((rank, true)) => {
+                self.reject(rank, WRONG_CHECKSUM);
+                return Ok(());
+            }
+            Some((_, false)) => {
+                self.statistics.retries += 1;
+                return Ok(());
+            }
         }
         self.round.has_summed = true;
         self.send_mean(mean);
@@ -358,13 +366,19 @@ impl<T: Transport> GroupMember<T> {
             || !(has_mean || peer.inbox.header(GroupArea::Mean).is_some_and(is_of))
     }
 
-    /// Those who are alive and owe something in the round that is under way.
+    /// For whom the round that is under way waits: those who owe a part, or, at its end, to whom one is on its way.
     pub(super) fn missing(&self) -> Vec<usize> {
         if self.round.phase != Phase::Averaging {
-            return Vec::new();
+            return self.unreached();
         }
         let places = (0..self.round.view.len()).filter(|place| self.lacks(*place));
         places.map(|place| usize::from(self.round.view[place])).collect()
+    }
+
+    /// Those whom not everything has reached that was written to them, or is to be.
+    pub(super) fn unreached(&self) -> Vec<usize> {
+        let has_all = |rank: &usize| self.peers[*rank].as_ref().is_none_or(Peer::has_all);
+        (0..self.members()).filter(|rank| !has_all(rank)).collect()
     }
 
     /// Ends the round, and tells all who may wait for this member in it.

@@ -12,7 +12,7 @@ use super::engine::Shared;
 use super::hello::{Hello, HelloError, Lane, Terms, Ticket};
 use super::socket::Socket;
 use crate::channel::{self, Channel};
-use crate::transport::{Address, MAX_PENDING_HANDSHAKES};
+use crate::transport::{Address, HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES};
 
 /// What a listener and the progress thread share.
 pub(super) struct Door {
@@ -128,6 +128,11 @@ pub(super) enum Heard {
 }
 
 impl Stranger {
+    /// Whether it has had the time that there is for saying who it is.
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        now - self.since >= HANDSHAKE_TIMEOUT
+    }
+
     /// Moves its handshake on.
     pub(super) fn hear(&mut self, shared: &Shared) -> Heard {
         let nonsense = |what: &dyn std::fmt::Display| {

@@ -22,7 +22,7 @@ use super::socket::Socket;
 use super::target::{Target, Turn};
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
-use crate::transport::{HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES};
+use crate::transport::MAX_PENDING_HANDSHAKES;
 
 /// How long the thread looks for more before it sleeps: a sleeping thread is woken in several microseconds, and whoever
 /// waits for an answer posts again within a few.
@@ -471,10 +471,9 @@ impl Progress {
 
     /// Looks after everything that has a time limit.
     fn tick(&mut self, now: Instant) {
-        let limit = HANDSHAKE_TIMEOUT;
         for place in 0..self.sources.len() {
             match &self.sources[place].source {
-                Some(Source::Stranger(stranger)) if now - stranger.since >= limit => {
+                Some(Source::Stranger(stranger)) if stranger.is_late(now) => {
                     let address = &stranger.door.address;
                     tracing::warn!(%address, "dropped a connection that said too little in time");
                     self.remove(place);

@@ -163,6 +163,19 @@ fn two_hundred_half_open_strangers_do_not_keep_an_honest_peer_out() {
 }
 
 #[test]
+fn a_stranger_has_five_seconds_and_no_more() {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    let terms = channel::Terms::new(channel::Purpose::Transport);
+    let mut source = door::DoorSource::new(socket, Arc::new(door::Door::new(Address::Tcp(address), terms)));
+    let _silent = TcpStream::connect(address).unwrap();
+    let stranger = wait_for("the stranger", || source.admit());
+    let limit = Duration::from_secs(5);
+    assert!(!stranger.is_late(stranger.since + (limit - Duration::from_nanos(1))));
+    assert!(stranger.is_late(stranger.since + limit));
+}
+
+#[test]
 fn a_stranger_that_says_nothing_is_dropped_in_time() {
     let listener = listen(&Tcp::new());
     let mut silent = TcpStream::connect(address_of(&listener)).unwrap();

@@ -316,6 +316,7 @@ pub(crate) fn header_samples() -> Vec<Vec<u8>> {
         Response::Data { sequence: 4, bytes: 64 },
         Response::Value { sequence: 5, before: 6 },
         Response::Refused { sequence: 7 },
+        Response::ShortData { sequence: 8, bytes: 64, checksum: 9 },
     ];
     requests.into_iter().chain(responses.map(|response| response.encode().to_vec())).collect()
 }
