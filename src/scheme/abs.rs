@@ -106,12 +106,12 @@ impl AbsServer {
     }
 
     fn is_too_stale(&self, base: Version) -> bool {
-        let Some(mut bound) = self.rules.staleness else { return false };
-        if self.rules.shrink == Shrink::WithK {
-            let (first, now) = (u128::from(self.rules.wait_for.k()), u128::from(self.k.max(1)));
-            bound = u64::try_from((u128::from(bound) * first).div_ceil(now)).unwrap_or(bound).min(bound);
-        }
-        base.max(self.oldest).behind(self.newest) > bound
+        self.staleness_bound().is_some_and(|bound| base.max(self.oldest).behind(self.newest) > bound)
+    }
+
+    /// Of those who are in.
+    fn needed(&self) -> u64 {
+        self.k.clamp(1, self.members.len().max(1) as u64)
     }
 
     fn arrive(&mut self, gradient: GradientId, base: Version) {
@@ -209,7 +209,7 @@ impl ServerScheme for AbsServer {
             self.computing.join(worker, self.newest);
             return Some(ServerAction::Interrupt { worker });
         }
-        let k = self.k.clamp(1, self.members.len().max(1) as u64) as usize;
+        let k = self.needed() as usize;
         if self.admitted.len() < k {
             return None;
         }
@@ -222,6 +222,19 @@ impl ServerScheme for AbsServer {
 
     fn smallest_clock(&self) -> Clock {
         self.folded.smallest()
+    }
+
+    fn waits_for(&self) -> Option<u64> {
+        Some(self.needed())
+    }
+
+    fn staleness_bound(&self) -> Option<u64> {
+        let mut bound = self.rules.staleness?;
+        if self.rules.shrink == Shrink::WithK {
+            let (first, now) = (u128::from(self.rules.wait_for.k()), u128::from(self.k.max(1)));
+            bound = u64::try_from((u128::from(bound) * first).div_ceil(now)).unwrap_or(bound).min(bound);
+        }
+        Some(bound)
     }
 }
 
@@ -324,6 +337,7 @@ mod tests {
         for (loss, k, bound) in expected.into_iter().chain([(1e-9, 8, 2)]) {
             server.adapt(Some(loss));
             assert_eq!((server.k, bound_at(&mut server)), (k, bound), "at {loss}");
+            assert_eq!((server.waits_for(), server.staleness_bound()), (Some(k), Some(bound)), "it says so");
         }
         server.adapt(None);
         assert_eq!(server.k, 8);
