@@ -4,7 +4,7 @@
 //! its parameters.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use slackline::node::{Server, ServerOptions, View, Worker, WorkerOptions};
@@ -16,6 +16,19 @@ use slackline::transport::shm::Shm;
 const TIMEOUT: Duration = Duration::from_secs(20);
 const WORKERS: usize = 4;
 
+/// What a gradient of magnitude 1 counts where each is folded in alone.
+const WEIGHT: f64 = 1.0 / WORKERS as f64;
+
+/// VAP's bound in a clock.
+fn bound_at(bound: f64, clock: u64) -> f64 {
+    bound / (clock as f64 + 1.0).sqrt()
+}
+
+/// How many gradients a version is the mean of in which one counts so much.
+fn count_of(weight: f32) -> usize {
+    (1.0 / weight).round() as usize
+}
+
 /// How long a worker waits before it looks whether all is over.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -24,6 +37,10 @@ const LOOK: Duration = Duration::from_millis(20);
 struct Published {
     element: usize,
     view: View,
+    /// How many of its worker's own were not in the view.
+    own_missing: usize,
+    /// A version that was there already when it was done.
+    newest: u64,
 }
 
 /// An update: between which versions it came, and which elements count in it, and for how much.
@@ -42,6 +59,8 @@ struct History {
     dropped: u64,
     versions: u64,
     abandoned: u64,
+    /// How many clocks a worker has elements for.
+    clocks: u64,
 }
 
 /// Runs four workers of different speeds under `scheme` until `versions` versions are made, or each worker has made so
@@ -52,13 +71,14 @@ fn run(scheme: Config, clocks: u64, versions: u64) -> History {
     let table = Table::flat(elements as u64, ElementType::F32).unwrap();
     let options = ServerOptions::new(scheme, WORKERS, 1.0);
     let mut server = Server::new(Shm::new(), &address, table, &vec![0.0; elements], options).unwrap();
-    let (over, left) = (AtomicBool::new(false), WORKERS as u64);
+    let (over, newest, left) = (AtomicBool::new(false), AtomicU64::new(0), WORKERS as u64);
     let published = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..WORKERS)
             .map(|index| {
-                let (address, over, published) = (address.clone(), &over, &published);
-                scope.spawn(move || work(scheme, &address, index, clocks, over, published))
+                let (address, world) =
+                    (address.clone(), World { over: &over, newest: &newest, published: &published });
+                scope.spawn(move || work(scheme, &address, index, clocks, world))
             })
             .collect();
         let watched = Mutex::new((0u64, vec![0.0f32; elements], Vec::new()));
@@ -67,6 +87,7 @@ fn run(scheme: Config, clocks: u64, versions: u64) -> History {
         let ended = server.drive(
             |server| {
                 let status = server.status();
+                newest.store(status.version.0, Ordering::Release);
                 let mut watched = watched.lock().unwrap();
                 let (version, parameters, updates) = &mut *watched;
                 let mut counted = counted.lock().unwrap();
@@ -91,22 +112,24 @@ fn run(scheme: Config, clocks: u64, versions: u64) -> History {
         let status = counted.into_inner().unwrap().unwrap_or_else(|| server.status());
         let (versions, _, updates) = watched.into_inner().unwrap();
         let published = std::mem::take(&mut *published.lock().unwrap());
-        History { published, updates, folded: status.folded, dropped: status.dropped, versions, abandoned }
+        let (folded, dropped) = (status.folded, status.dropped);
+        History { published, updates, folded, dropped, versions, abandoned, clocks }
     })
 }
 
+/// What workers see of the run, and leave of themselves.
+struct World<'a> {
+    over: &'a AtomicBool,
+    newest: &'a AtomicU64,
+    published: &'a Mutex<Vec<Published>>,
+}
+
 /// A worker's whole life; gives how many computations it abandoned.
-fn work(
-    scheme: Config,
-    address: &Address,
-    index: usize,
-    clocks: u64,
-    over: &AtomicBool,
-    published: &Mutex<Vec<Published>>,
-) -> u64 {
+fn work(scheme: Config, address: &Address, index: usize, clocks: u64, world: World<'_>) -> u64 {
     let options = WorkerOptions::new(scheme);
     let mut worker = Worker::connect(Shm::new(), std::slice::from_ref(address), options, TIMEOUT).unwrap();
-    let is_over = || over.load(Ordering::Relaxed);
+    let is_over = || world.over.load(Ordering::Relaxed);
+    let mut own: Vec<usize> = Vec::new();
     while worker.clock().0 < clocks && !is_over() {
         // Once all is over there may be nothing to wait for.
         let view = match worker.begin(LOOK) {
@@ -115,6 +138,8 @@ fn work(
             Err(error) => panic!("{scheme}: worker {index}: {error}"),
         };
         let element = index * clocks as usize + view.clock.0 as usize;
+        let parameters = worker.parameters().unwrap();
+        let own_missing = own.iter().filter(|own| parameters[**own] == 0.0).count();
         // Different speeds, and each worker slow now and then.
         let slow = if view.clock.0 % 7 == index as u64 { 4 } else { 1 };
         let mut stopped = false;
@@ -129,11 +154,14 @@ fn work(
             worker.abandon().unwrap();
             continue;
         }
+        let newest = world.newest.load(Ordering::Acquire);
         let gradient = worker.gradient().unwrap();
         gradient.fill(0.0);
         gradient[element] = 1.0;
-        worker.publish(Some(1.0), TIMEOUT).unwrap();
-        published.lock().unwrap().push(Published { element, view });
+        // A loss that falls, for those who learn from it.
+        worker.publish(Some(1.0 / (1.0 + view.clock.0 as f32)), TIMEOUT).unwrap();
+        own.push(element);
+        world.published.lock().unwrap().push(Published { element, view, own_missing, newest });
     }
     if !is_over() {
         worker.flush(TIMEOUT).unwrap();
@@ -154,31 +182,74 @@ impl History {
         assert!(folded + self.dropped <= self.published.len() as u64);
     }
 
-    /// Each version is the mean of so many gradients.
+    /// Each version is the mean of so many gradients, also where two came between two looks.
     fn check_means(&self, of: impl Fn(usize) -> bool) {
-        for update in self.updates.iter().filter(|update| update.after == update.before + 1) {
-            let count = update.shares.len();
-            assert!(of(count), "{count} gradients in version {}", update.after);
+        for update in &self.updates {
+            let mut sum = 0.0;
             for (element, weight) in &update.shares {
-                assert_eq!(*weight, 1.0 / count as f32, "element {element} of version {}", update.after);
+                let count = count_of(*weight);
+                assert!(of(count), "element {element} is one of {count} in {update:?}");
+                assert_eq!(*weight, 1.0 / count as f32, "element {element} of {update:?}");
+                sum += f64::from(*weight);
             }
+            assert!(
+                (sum - (update.after - update.before) as f64).abs() < 1e-4,
+                "weights add to {sum}: {update:?}"
+            );
         }
     }
 
-    /// By how many versions each gradient was behind when it was folded in, where its version is known for certain.
-    fn check_used(&self, fits: impl Fn(u64) -> bool) {
-        for update in self.updates.iter().filter(|update| update.after == update.before + 1) {
-            for (element, _) in &update.shares {
+    /// By how many versions each gradient was behind when it was folded in with so many others: at least, where several
+    /// versions came between two looks. The most.
+    fn check_used(&self, fits: impl Fn(u64, usize) -> bool) -> u64 {
+        let (mut most, mut exact) = (0, 0);
+        for update in &self.updates {
+            exact += u64::from(update.after == update.before + 1);
+            for (element, weight) in &update.shares {
                 let of = self.published.iter().find(|one| one.element == *element);
                 let base = of.expect("folded, so published").view.version.0;
-                let staleness = update.before - base;
-                assert!(fits(staleness), "element {element}, computed on {base}, is in {}", update.after);
+                assert!(base < update.after, "element {element}, computed on {base}, is in {update:?}");
+                let staleness = update.before.saturating_sub(base);
+                let fits = fits(staleness, count_of(*weight));
+                assert!(fits, "element {element}, computed on {base}, is in {update:?}");
+                most = most.max(staleness);
             }
         }
+        assert!(exact > self.versions / 8, "{exact} of {} versions were seen alone", self.versions);
+        most
+    }
+
+    /// Who begins a clock has no more of its own in transit than leaves room for one, or none. Gives how often it had
+    /// any.
+    fn check_own_in_transit(&self, bound: f64) -> usize {
+        let some = self.published.iter().filter(|one| one.own_missing > 0);
+        for Published { view, own_missing, .. } in some.clone() {
+            let transit = WEIGHT * (own_missing + 1) as f64;
+            assert!(
+                transit <= bound_at(bound, view.clock.0),
+                "{own_missing} of its own, at clock {}",
+                view.clock.0
+            );
+        }
+        some.count()
+    }
+
+    /// How often more than one gradient, and more than the bound, was folded in while somebody computed on an older
+    /// version.
+    fn unseen_beyond(&self, bound: f64) -> usize {
+        let is_beyond = |one: &&Published| {
+            let Some(last) = self.updates.iter().find(|update| update.after >= one.newest) else {
+                return false;
+            };
+            let clock = last.shares.iter().map(|(element, _)| *element as u64 % self.clocks).min();
+            let unseen = one.newest.saturating_sub(one.view.version.0);
+            unseen > 1 && WEIGHT * unseen as f64 > bound_at(bound, clock.unwrap_or(0))
+        };
+        self.published.iter().filter(is_beyond).count()
     }
 
     fn check_staleness(&self, bound: u64) {
-        for Published { element, view } in &self.published {
+        for Published { element, view, .. } in &self.published {
             assert!(view.staleness() <= bound, "element {element}: {view:?}");
         }
     }
@@ -234,7 +305,7 @@ fn static_backup_workers_fold_exactly_k_and_all_of_one_version() {
         assert!(history.dropped + history.abandoned > 0, "{delivery}: the slow one is never late");
         history.check_folded_at_most_once();
         history.check_means(|count| count == 3);
-        history.check_used(|staleness| staleness == 0);
+        history.check_used(|staleness, _| staleness == 0);
     }
 }
 
@@ -245,7 +316,7 @@ fn dynamic_backup_workers_fold_whole_means_of_one_version() {
         assert!((history.versions..=4 * history.versions).contains(&history.folded));
         history.check_folded_at_most_once();
         history.check_means(|count| (1..=WORKERS).contains(&count));
-        history.check_used(|staleness| staleness == 0);
+        history.check_used(|staleness, _| staleness == 0);
     }
 }
 
@@ -257,29 +328,55 @@ fn abs_folds_k_updates_none_older_than_its_bound() {
         assert_eq!(history.folded, 2 * history.versions, "{text}");
         history.check_folded_at_most_once();
         history.check_means(|count| count == 2);
-        history.check_used(|staleness| staleness <= bound);
+        history.check_used(|staleness, _| staleness <= bound);
     }
     let history = run(scheme("k-async(2)"), 200, 40);
     assert_eq!((history.folded, history.dropped, history.abandoned), (2 * history.versions, 0, 0));
     history.check_folded_at_most_once();
 }
 
+/// The default: more are waited for as the loss falls, and the bound shrinks with that.
 #[test]
-fn vap_folds_every_gradient_once_whatever_it_waits_for() {
-    for text in ["vap(bound=0.6)", "vap(bound=0.6, strength=strong)"] {
-        let history = run(scheme(text), 300, 120);
+fn adaptive_abs_keeps_to_the_bound_in_force() {
+    let history = run(scheme("abs(k=1, staleness=3)"), 200, 60);
+    history.check_folded_at_most_once();
+    history.check_means(|count| (1..=WORKERS).contains(&count));
+    history.check_used(|staleness, count| staleness <= 3u64.div_ceil(count as u64));
+    let counts =
+        || history.updates.iter().flat_map(|update| &update.shares).map(|(_, weight)| count_of(*weight));
+    assert!(counts().max() > counts().min(), "as many were waited for from the first to the last");
+}
+
+#[test]
+fn vap_folds_every_gradient_once_and_has_no_more_in_transit_than_its_bound() {
+    let bound = 3.0;
+    for strength in ["weak", "strong"] {
+        let history = run(scheme(&format!("vap(bound={bound}, strength={strength})")), 300, 300);
         history.check_folded_at_most_once();
-        assert_eq!(history.dropped, 0, "{text}");
-        assert!(history.versions >= 120, "{text}");
+        assert_eq!(history.dropped, 0, "{strength}");
+        assert!(history.versions >= 300, "{strength}");
+        assert!(history.check_own_in_transit(bound) > 0, "{strength}: nobody had anything in transit");
+        if strength == "strong" {
+            assert_eq!(history.unseen_beyond(bound), 0);
+        }
     }
+    assert!(run(Config::Asp, 300, 300).unseen_beyond(bound) > 0, "nobody waits, and nothing shows");
 }
 
 #[test]
 fn delayed_updates_are_folded_in_late_and_all_of_them() {
-    let history = run(scheme("delay(staleness=3, seed=5)"), 200, 40);
+    let bound = 3;
+    let history = run(scheme(&format!("delay(staleness={bound}, seed=5)")), 200, 40);
     history.check_folded_at_most_once();
+    assert_eq!(history.dropped, 0);
     // A gradient of round `r` comes into the version after its own round, or up to three later.
-    history.check_used(|staleness| staleness <= 3);
+    assert!(history.check_used(|staleness, _| staleness <= bound) > 0, "none was late");
+    let shares = || history.updates.iter().flat_map(|update| &update.shares);
+    assert!(shares().all(|(_, weight)| *weight == 1.0 / WORKERS as f32), "each as its own round has it");
+    let is_due = |one: &&Published| one.view.version.0 + 1 + bound <= history.versions;
+    for Published { element, view, .. } in history.published.iter().filter(is_due) {
+        assert!(shares().any(|(folded, _)| folded == element), "element {element} of {view:?} never came in");
+    }
 }
 
 /// A gradient that depends on the parameters, and a run in which only the order of sums could differ.

@@ -8,6 +8,8 @@ mod inputs;
 mod judge;
 #[path = "sim/limits.rs"]
 mod limits;
+#[path = "scheme/loosened.rs"]
+mod loosened;
 #[path = "sim/times.rs"]
 mod times;
 #[path = "sim/versions.rs"]

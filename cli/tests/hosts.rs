@@ -50,6 +50,30 @@ fn two_workers_by_shared_memory_and_two_by_tcp_learn_the_digits() {
 }
 
 #[test]
+fn two_servers_on_two_hosts_hold_a_shard_each_and_every_worker_finds_its_way_to_both() {
+    let _alone = alone();
+    let fleet = Fleet::new();
+    for scheme in ["bsp", "ssp"] {
+        fleet.job_served_from(&[0, 1], &format!("--scheme {scheme} --seed 7")).succeeds();
+        let json = fleet.json();
+        assert!(json["final_accuracy"].as_f64().unwrap() >= 0.95, "{json}");
+        assert_eq!((&json["servers"], &json["evicted"]), (&2.into(), &0.into()), "{json}");
+        assert_eq!(json["server_status"].as_array().map(Vec::len), Some(2), "{json}");
+        // Two workers beside the first server, one beside the second, one beside none.
+        for (worker, expected) in
+            [["shm", "tcp"], ["shm", "tcp"], ["tcp", "shm"], ["tcp", "tcp"]].iter().enumerate()
+        {
+            let paths = json["workers"][worker]["paths"].as_array().unwrap();
+            let taken: Vec<_> = paths.iter().map(|path| path["path"].as_str().unwrap()).collect();
+            let servers: Vec<_> = paths.iter().map(|path| path["server"].as_u64().unwrap()).collect();
+            assert_eq!((&taken[..], &servers[..]), (&expected[..], &[0, 1][..]), "worker {worker}: {json}");
+        }
+        let clocks = |worker: usize| json["workers"][worker]["clocks"].as_u64().unwrap();
+        assert!((1..4).all(|worker| clocks(worker) == clocks(0)), "all did all their work: {json}");
+    }
+}
+
+#[test]
 fn the_path_that_is_required_is_taken_by_all_or_refused_by_name() {
     let _alone = alone();
     let fleet = Fleet::new();
@@ -80,7 +104,8 @@ fn a_host_that_is_cut_off_loses_its_worker_and_the_others_finish() {
         std::thread::sleep(Duration::from_millis(500));
         let cut = Instant::now();
         fleet.hosts.unplug(2);
-        let noticed = job.server.wait_for("peer evicted").max(job.coordinator.wait_for("warning: worker 3 "));
+        let noticed =
+            job.servers[0].wait_for("peer evicted").max(job.coordinator.wait_for("warning: worker 3 "));
         println!("{scheme}: cut off, noticed after {:?}", noticed - cut);
         assert!(noticed - cut <= EVICTED_WITHIN, "{scheme}: noticed after {:?}", noticed - cut);
         // It cannot be told anything, and does not wait for it.
@@ -176,9 +201,9 @@ fn a_server_that_comes_again_is_found_again_by_workers_on_other_hosts() {
     let mut job = fleet.job(&format!("--scheme ssp {LONG} {checkpoints}"));
     job.coordinator.wait_for("2 paths over tcp");
     std::thread::sleep(Duration::from_millis(1000));
-    job.server.kill();
+    job.servers.remove(0).kill();
     job.coordinator.wait_for("waiting for it to be started again");
-    job.server = fleet.start(0, &["serve"], secret);
+    job.servers.push(fleet.start(0, &["serve"], secret));
     job.succeeds();
     let json = fleet.json();
     assert_eq!((&json["evicted"], paths(&json)), (&0.into(), vec!["shm", "shm", "tcp", "tcp"]), "{json}");

@@ -2,10 +2,11 @@
 //!
 //! Only processes that a test itself started are ever signalled.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use slackline::node::Checkpoint;
 use tempfile::TempDir;
 
 mod common;
@@ -136,6 +137,36 @@ fn a_run_that_ends_by_its_gradients_counts_them_in_all_its_lives() {
     let (again, said) = end(Run::of(&[&job[..], &["--resume"]].concat()));
     assert!(versions(&again) < versions(&json) + 200, "{again}: {said}");
     assert!(accuracy(&again) >= 0.9, "{again}");
+}
+
+#[test]
+fn a_signal_to_the_run_or_to_a_server_writes_a_checkpoint_and_ends_nobody() {
+    let folder = TempDir::new().unwrap();
+    let keep = ["--checkpoint", folder.path().to_str().unwrap(), "--checkpoint-every", "1000000"];
+    let run = Run::of(&arguments("ssp", &[&keep[..], &["--servers", "2"]].concat()));
+    run.wait_for("epoch");
+    let version = |shard: u32| {
+        let file = folder.path().join(format!("shard-{shard}-of-2.safetensors"));
+        Checkpoint::read(file).map_or(0, |checkpoint| checkpoint.version().0)
+    };
+    let newer = |shard: u32, than: u64| {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while version(shard) <= than {
+            assert!(Instant::now() < deadline, "shard {shard} is not written");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    assert_eq!((version(0), version(1)), (0, 0), "nobody has asked yet");
+    kill(run.pid(), Signal::USR1);
+    run.wait_for("checkpoints are written, as was asked for");
+    newer(0, 0);
+    newer(1, 0);
+    let before = version(1);
+    kill(run.worker(0), Signal::USR1);
+    kill(run.server(1), Signal::USR1);
+    newer(1, before);
+    let (json, said) = end(run);
+    assert_eq!((&json["evicted"], &json["server_restarts"][1]), (&0.into(), &0.into()), "{said}");
 }
 
 #[test]

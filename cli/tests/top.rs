@@ -75,7 +75,15 @@ impl Node {
     fn coordinator() -> Node {
         Node::start(NodeMetrics {
             role: Role::Coordinator,
-            server: Some(ServerMetrics { workers: 2, loss: Some(0.25), ..ServerMetrics::default() }),
+            server: Some(ServerMetrics {
+                workers: 2,
+                loss: Some(0.25),
+                waits_for: Some(2),
+                staleness_bound: Some(6),
+                mean_norm_squared: Some(0.5),
+                variance: Some(1.5),
+                ..ServerMetrics::default()
+            }),
             peers: vec![peer("worker 2", PeerState::Up, Path::Shm)],
             ..NodeMetrics::default()
         })
@@ -136,6 +144,8 @@ fn one_object_says_what_every_node_does() {
 
     let row = &nodes[1];
     assert_eq!((row["role"].as_str(), row["loss"].as_f64()), (Some("coordinator"), Some(0.25)));
+    assert_eq!((row["waits_for"].as_u64(), row["staleness_bound"].as_u64()), (Some(2), Some(6)), "{row}");
+    assert_eq!((&row["mean_norm_squared"], &row["variance"]), (&0.5.into(), &1.5.into()), "{row}");
     assert!(row["version"].as_u64().unwrap() > 0 && rate(row, "rate_per_s") > 1.0);
     assert!(nodes[2]["unreachable"].as_str().unwrap().contains("connection refused"), "{}", nodes[2]);
 }

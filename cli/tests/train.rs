@@ -1,8 +1,9 @@
 //! `slackline train` as a user meets it: the program is run, and judged by its exit code, its output and its files.
 
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use slackline_cli::data;
@@ -179,6 +180,22 @@ fn gradients_in_half_precision_several_servers_and_every_optimizer_learn_too() {
 }
 
 #[test]
+fn what_a_server_measures_and_waits_for_is_told() {
+    for (options, k, bound, variance) in [
+        (&["--scheme", "abs(k=2, staleness=4, rule=fixed)"][..], Some(2), Some(4), false),
+        (&["--scheme", "abs(k=2, staleness=4, rule=fixed)", "--moments"], Some(2), Some(4), true),
+        (&["--scheme", "bsp", "--moments"], None, None, true),
+    ] {
+        // Long enough for a server to tell how it is getting on.
+        let short = ["--epochs", "2", "--jitter", "constant(0.02)", "--model", "softmax"];
+        let json = train(&[options, &short].concat());
+        let status = &json["server_status"][0];
+        assert_eq!((status["waits_for"].as_u64(), status["staleness_bound"].as_u64()), (k, bound), "{json}");
+        assert_eq!(status["variance"].as_f64().is_some_and(|variance| variance > 0.0), variance, "{json}");
+    }
+}
+
+#[test]
 fn a_straggler_is_slower_and_the_others_wait_for_it() {
     let options = ["--scheme", "bsp", "--epochs", "2", "--hidden", "512", "--straggler", "1=6"];
     let json = train(&options);
@@ -243,6 +260,7 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
         (&["--scheme", "ds-sync", "--workers", "6"], "--group: group of ds-sync cannot be 2 with 6", "power"),
         (&["--scheme", "ds-sync", "--servers", "1"], "--servers 1: ds-sync has none", "leave --servers out"),
         (&["--scheme", "ds-sync", "--restarts", "1"], "--restarts: ds-sync has no server", "leave"),
+        (&["--scheme", "ds-sync", "--moments"], "--moments: ds-sync has no server", "leave"),
         (&["--scheme", "ds-sync", "--encoding", "bf16"], "--encoding: ds-sync has no server", "leave"),
         (&["--scheme", "ds-sync", "--read-my-writes", "--optimizer", "sgd"], "--read-my-writes", "leave"),
         (&["--scheme", "ssp", "--read-my-writes"], "--read-my-writes", "--optimizer sgd"),
@@ -423,6 +441,23 @@ fn help_tells_of_everything() {
         assert!(words.contains(part), "{part}: {text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+}
+
+#[test]
+fn every_rank_of_a_launcher_trains_where_there_is_no_server() {
+    let meet = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let start = |rank: &str| {
+        let place = ["--rank", rank, "--world-size", "2", "--rendezvous", &meet];
+        let options = ["--scheme", "ds-sync", "--epochs", "3", "--model", "softmax", "--json", "-"];
+        let mut command = command(&[&place[..], &options].concat());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts")
+    };
+    let (other, first) = (start("1"), start("0"));
+    let (first, other) = (first.wait_with_output().unwrap(), other.wait_with_output().unwrap());
+    assert!(first.status.success() && other.status.success(), "{}{}", stderr(&first), stderr(&other));
+    let json: Value = serde_json::from_slice(&first.stdout).expect("stdout is one JSON value");
+    assert_eq!((json["workers"].as_array().map(Vec::len), &json["evicted"]), (Some(2), &0.into()), "{json}");
+    assert!(other.stdout.is_empty());
 }
 
 #[test]

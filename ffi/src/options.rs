@@ -314,6 +314,7 @@ impl slackline_server_options {
                 checksums: self.checksums != 0,
             },
             checkpoint: None,
+            measure_moments: false,
         })
     }
 

@@ -40,6 +40,8 @@ pub struct ServerOptions {
     pub memory: ShardOptions,
     /// Whether it writes checkpoints: where, and how often.
     pub checkpoint: Option<CheckpointOptions>,
+    /// Measure norm and variance of gradients though the scheme has no use for them.
+    pub measure_moments: bool,
 }
 
 impl ServerOptions {
@@ -55,6 +57,7 @@ impl ServerOptions {
             shard: (0, 1),
             memory: ShardOptions::default(),
             checkpoint: None,
+            measure_moments: false,
         }
     }
 }
@@ -88,11 +91,15 @@ pub struct ServerStatus {
     pub interrupts: u64,
     /// Mean of the losses that came with the gradients of the newest version.
     pub loss: Option<f64>,
+    /// How many gradients the next version waits for, where the scheme chooses that.
+    pub waits_for: Option<u64>,
+    /// How many versions a gradient may be behind by now, where the scheme bounds that.
+    pub staleness_bound: Option<u64>,
     /// Squared Euclidean norm of the mean gradient of the newest version that has told one, where the scheme asks for
-    /// it ([`scheme::Config::measures_moments`]).
+    /// it ([`scheme::Config::measures_moments`]) or the options do.
     pub mean_norm_squared: Option<f64>,
-    /// Trace of the covariance of one gradient, as the newest version that has told one has it, where the scheme asks
-    /// for it.
+    /// Trace of the covariance of one gradient, as the newest version that has told one has it, where the scheme or
+    /// the options ask for it.
     pub variance: Option<f64>,
     /// The newest version that this life of the server has brought safely to the disk.
     pub checkpointed: Option<Version>,
@@ -286,7 +293,7 @@ impl<T: Transport> Server<T> {
         });
         let server = Server {
             scheme,
-            measures_moments: options.scheme.measures_moments(),
+            measures_moments: options.measure_moments || options.scheme.measures_moments(),
             reports_reads: options.scheme.reports_reads(),
             aggregator,
             optimizer: options.optimizer,
@@ -336,6 +343,8 @@ impl<T: Transport> Server<T> {
             refused: self.shard.refused,
             misbehaved: self.shard.misbehaved,
             lost_updates: self.shard.lost_updates,
+            waits_for: self.scheme.waits_for(),
+            staleness_bound: self.scheme.staleness_bound(),
             checkpointed: self.checkpoints.as_ref().and_then(Checkpointer::written),
             checkpoints_failed: self.checkpoints.as_ref().map_or(0, Checkpointer::failed),
             ..self.status

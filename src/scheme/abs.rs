@@ -67,7 +67,6 @@ pub(super) struct Rules {
 pub(super) struct AbsServer {
     rules: Rules,
     members: Members,
-    open: bool,
     folded: ClockTable,
     /// The newest version; until the first update of this life, the latest that a gradient was computed on.
     newest: Version,
@@ -90,7 +89,6 @@ impl AbsServer {
         AbsServer {
             rules,
             members: Members::new(workers),
-            open: false,
             folded: ClockTable::at(clock),
             newest: Version(0),
             has_applied: false,
@@ -106,12 +104,12 @@ impl AbsServer {
     }
 
     fn is_too_stale(&self, base: Version) -> bool {
-        let Some(mut bound) = self.rules.staleness else { return false };
-        if self.rules.shrink == Shrink::WithK {
-            let (first, now) = (u128::from(self.rules.wait_for.k()), u128::from(self.k.max(1)));
-            bound = u64::try_from((u128::from(bound) * first).div_ceil(now)).unwrap_or(bound).min(bound);
-        }
-        base.max(self.oldest).behind(self.newest) > bound
+        self.staleness_bound().is_some_and(|bound| base.max(self.oldest).behind(self.newest) > bound)
+    }
+
+    /// Of those who are in.
+    fn needed(&self) -> u64 {
+        self.k.clamp(1, self.members.len().max(1) as u64)
     }
 
     fn arrive(&mut self, gradient: GradientId, base: Version) {
@@ -163,16 +161,9 @@ impl ServerScheme for AbsServer {
     fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
         match event {
             ServerEvent::Joined { worker, clock } => {
-                if !self.members.join(worker, clock) {
-                    return;
+                if self.members.join_into(worker, clock, &mut self.folded) {
+                    self.computing.join(worker, self.newest);
                 }
-                if self.open {
-                    self.folded.join_at(worker, clock);
-                } else if self.members.complete() {
-                    self.open = true;
-                    self.members.begin(&mut self.folded);
-                }
-                self.computing.join(worker, self.newest);
             }
             ServerEvent::Left { worker } => {
                 if self.members.leave(worker).is_none() {
@@ -195,7 +186,7 @@ impl ServerScheme for AbsServer {
     }
 
     fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
-        if !self.open || self.folding {
+        if !self.members.complete() || self.folding {
             return None;
         }
         if let Some(gradient) = self.late.pop_front() {
@@ -209,7 +200,7 @@ impl ServerScheme for AbsServer {
             self.computing.join(worker, self.newest);
             return Some(ServerAction::Interrupt { worker });
         }
-        let k = self.k.clamp(1, self.members.len().max(1) as u64) as usize;
+        let k = self.needed() as usize;
         if self.admitted.len() < k {
             return None;
         }
@@ -222,6 +213,19 @@ impl ServerScheme for AbsServer {
 
     fn smallest_clock(&self) -> Clock {
         self.folded.smallest()
+    }
+
+    fn waits_for(&self) -> Option<u64> {
+        Some(self.needed())
+    }
+
+    fn staleness_bound(&self) -> Option<u64> {
+        let mut bound = self.rules.staleness?;
+        if self.rules.shrink == Shrink::WithK {
+            let (first, now) = (u128::from(self.rules.wait_for.k()), u128::from(self.k.max(1)));
+            bound = u64::try_from((u128::from(bound) * first).div_ceil(now)).unwrap_or(bound).min(bound);
+        }
+        Some(bound)
     }
 }
 
@@ -324,6 +328,7 @@ mod tests {
         for (loss, k, bound) in expected.into_iter().chain([(1e-9, 8, 2)]) {
             server.adapt(Some(loss));
             assert_eq!((server.k, bound_at(&mut server)), (k, bound), "at {loss}");
+            assert_eq!((server.waits_for(), server.staleness_bound()), (Some(k), Some(bound)), "it says so");
         }
         server.adapt(None);
         assert_eq!(server.k, 8);

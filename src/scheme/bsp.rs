@@ -18,7 +18,6 @@ use crate::time::Instant;
 #[derive(Debug)]
 pub(super) struct BspServer {
     members: Members,
-    open: bool,
     round: Clock,
     /// Members of this round whose gradient has arrived.
     arrived: usize,
@@ -35,7 +34,6 @@ impl BspServer {
     pub(super) fn new(workers: usize, clock: Clock) -> BspServer {
         BspServer {
             members: Members::new(workers),
-            open: false,
             round: clock,
             arrived: 0,
             missing: 0,
@@ -47,7 +45,7 @@ impl BspServer {
 
     /// Counts who is in this round; once a round, or when its members change.
     fn count(&mut self) {
-        if !self.open || self.folding {
+        if !self.members.complete() || self.folding {
             return;
         }
         if self.members.iter().all(|(_, member)| member.start > self.round) {
@@ -67,7 +65,7 @@ impl BspServer {
     }
 
     fn arrive(&mut self, gradient: GradientId, before: Member) {
-        if !self.open {
+        if !self.members.complete() {
             return; // Counted when the gate opens.
         }
         // All gradients of a round that is being folded had arrived: this one came too late to be in it.
@@ -97,8 +95,6 @@ impl ServerScheme for BspServer {
         match event {
             ServerEvent::Joined { worker, clock } => {
                 if self.members.join(worker, clock) {
-                    let opened = !self.open && self.members.complete();
-                    self.open |= opened;
                     self.count();
                 }
             }
@@ -128,7 +124,7 @@ impl ServerScheme for BspServer {
         if let Some(gradient) = self.late.pop_front() {
             return Some(ServerAction::Drop { gradient });
         }
-        if !self.open || self.folding {
+        if !self.members.complete() || self.folding {
             return None;
         }
         if self.missing == 0 && self.arrived > 0 {

@@ -123,4 +123,12 @@ impl ServerScheme for Damped {
     fn smallest_clock(&self) -> Clock {
         self.server.smallest_clock()
     }
+
+    fn waits_for(&self) -> Option<u64> {
+        self.server.waits_for()
+    }
+
+    fn staleness_bound(&self) -> Option<u64> {
+        self.server.staleness_bound()
+    }
 }

@@ -24,7 +24,6 @@ pub(super) struct DelayServer {
     staleness: u64,
     seed: u64,
     members: Members,
-    open: bool,
     /// The newest version; until the first update of this life, the latest that a gradient was computed on.
     newest: Version,
     has_applied: bool,
@@ -46,7 +45,6 @@ impl DelayServer {
             staleness,
             seed,
             members: Members::new(workers),
-            open: false,
             newest: Version(0),
             has_applied: false,
             arrived: Vec::new(),
@@ -87,7 +85,7 @@ impl DelayServer {
     }
 
     fn settle(&mut self) {
-        if let (true, Some((smallest, _))) = (self.open, self.outstanding.first_key_value()) {
+        if let (true, Some((smallest, _))) = (self.members.complete(), self.outstanding.first_key_value()) {
             self.smallest = self.smallest.max(*smallest);
         }
     }
@@ -143,7 +141,6 @@ impl ServerScheme for DelayServer {
             ServerEvent::Joined { worker, clock } => {
                 // The smallest clock never moves back: whoever joins behind it counts from it.
                 if self.members.join(worker, clock) {
-                    self.open |= self.members.complete();
                     self.count(clock);
                 }
             }
@@ -177,7 +174,7 @@ impl ServerScheme for DelayServer {
     }
 
     fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
-        if !self.open || self.folding {
+        if !self.members.complete() || self.folding {
             return None;
         }
         if let Some(gradient) = self.late.pop_front() {

@@ -35,7 +35,7 @@ impl Members {
         Members { expected, rows: Vec::new(), seen: 0, present: 0 }
     }
 
-    /// True once as many have joined as the job expects.
+    /// True once as many have joined as the job expects: the gate is open.
     pub(super) fn complete(&self) -> bool {
         self.seen >= self.expected
     }
@@ -60,6 +60,18 @@ impl Members {
         row.member = Some(Member { start: clock, next: clock });
         self.present += 1;
         true
+    }
+
+    /// As `join`, with a table of those who are in since the gate has opened.
+    pub(super) fn join_into(&mut self, worker: WorkerId, clock: Clock, table: &mut ClockTable) -> bool {
+        let was_open = self.complete();
+        let is_new = self.join(worker, clock);
+        if is_new && was_open {
+            table.join_at(worker, clock);
+        } else if is_new && self.complete() {
+            self.begin(table);
+        }
+        is_new
     }
 
     /// Takes a worker out and says where it stood; `None` if it was not in.

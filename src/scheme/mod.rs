@@ -183,6 +183,16 @@ pub trait ServerScheme: Send {
     /// The smallest clock whose gradients may still be missing from the newest version: every gradient of an earlier
     /// clock, of every worker that is in, has been folded in or dropped. Never moves back.
     fn smallest_clock(&self) -> Clock;
+
+    /// How many gradients the next version waits for, where the scheme chooses that. For those who watch.
+    fn waits_for(&self) -> Option<u64> {
+        None
+    }
+
+    /// How many versions a gradient may be behind by now, where the scheme bounds that. For those who watch.
+    fn staleness_bound(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// What happened at a worker.

@@ -29,7 +29,6 @@ use crate::time::Instant;
 #[derive(Debug)]
 pub(super) struct SspServer {
     members: Members,
-    open: bool,
     /// What has been applied; filled when the gate opens.
     folded: ClockTable,
     queue: VecDeque<(GradientId, Option<f32>)>,
@@ -58,7 +57,6 @@ impl SspServer {
     pub(super) fn new(workers: usize, pushes: bool, clock: Clock) -> SspServer {
         SspServer {
             members: Members::new(workers),
-            open: false,
             folded: ClockTable::at(clock),
             queue: VecDeque::new(),
             unseen: None,
@@ -89,14 +87,8 @@ impl ServerScheme for SspServer {
         let before = self.folded.smallest();
         match event {
             ServerEvent::Joined { worker, clock } => {
-                if !self.members.join(worker, clock) {
+                if !self.members.join_into(worker, clock, &mut self.folded) {
                     return;
-                }
-                if self.open {
-                    self.folded.join_at(worker, clock);
-                } else if self.members.complete() {
-                    self.open = true;
-                    self.members.begin(&mut self.folded);
                 }
                 if let Some(unseen) = &mut self.unseen {
                     unseen.join(worker);
@@ -146,7 +138,7 @@ impl ServerScheme for SspServer {
         if std::mem::take(&mut self.push_is_due) {
             return Some(ServerAction::Push);
         }
-        if !self.open || self.fold != Fold::Idle {
+        if !self.members.complete() || self.fold != Fold::Idle {
             return None;
         }
         let weight = self.weight();

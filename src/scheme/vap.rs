@@ -144,8 +144,8 @@ impl Unseen {
 /// takes to be as large as its last, for how large it will be is known only when it is computed.
 ///
 /// While it waits it asks for each newer version, so that the server learns that it has seen it: without that, one
-/// that waits for the server and a server that waits for it would wait for ever. It also waits while all its slots but
-/// one are taken, lest it wait for a slot where it cannot ask.
+/// that waits for the server and a server that waits for it would wait for ever. It also waits while all its slots
+/// are taken, lest it wait for a slot where it cannot ask.
 #[derive(Debug)]
 pub(super) struct VapWorker {
     bound: f32,

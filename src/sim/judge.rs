@@ -6,17 +6,21 @@ use super::Cluster;
 use super::model::Snapshot;
 use super::transit::Transit;
 use crate::clock::{Clock, ClockTable, WorkerId};
-use crate::scheme::{Choice, Config, GradientId, Share, WaitFor};
+use crate::scheme::{Choice, Config, Damping, GradientId, Share, Shrink, WaitFor};
 
 /// Watches one run from outside: it knows what the scheme promises, not how it is kept.
 #[derive(Debug)]
 pub(super) struct Judge {
+    scheme: Config,
     /// A gradient of clock `c` is computed on a copy that holds all clocks before `c - bound`.
     clocks: Option<u64>,
     /// A gradient of clock `c` is computed on a version in `c - bound ..= c`.
     versions: Option<u64>,
-    /// All gradients of an update are of one clock, and of everybody.
+    /// All gradients of an update are of one clock.
     is_bulk: bool,
+    /// No gradient is consumed without being folded in.
+    folds_all: bool,
+    is_damped: bool,
     /// A gradient is added to a version at most so many after the one it was computed on.
     lag: Option<u64>,
     /// An update is made of so many gradients.
@@ -36,6 +40,7 @@ impl Judge {
         // One that comes back begins at a clock, and versions are not clocks any more once a clock was nobody's.
         let stays = cluster.faults.crashes.is_empty() && cluster.faults.lifetime.is_none();
         Judge {
+            scheme: *scheme,
             clocks: scheme.staleness(),
             versions: match *scheme {
                 Config::Bsp if stays => Some(0),
@@ -43,6 +48,19 @@ impl Judge {
                 _ => None,
             },
             is_bulk: matches!(scheme, Config::Bsp | Config::Bap { .. }),
+            folds_all: stays
+                && matches!(
+                    scheme,
+                    Config::Bsp
+                        | Config::Asp
+                        | Config::Ssp { .. }
+                        | Config::Essp { .. }
+                        | Config::Bap { .. }
+                        | Config::Vap { .. }
+                        | Config::Abs { staleness: None, .. }
+                        | Config::Delay { .. }
+                ),
+            is_damped: cluster.damping != Damping::None,
             lag: match *scheme {
                 Config::Bsp if stays => Some(0),
                 Config::Bap { staleness } | Config::Delay { staleness, .. } if stays => Some(staleness),
@@ -51,6 +69,7 @@ impl Judge {
                 _ => None,
             },
             counts: match *scheme {
+                Config::Bsp | Config::Bap { .. } if stays => cluster.workers..=cluster.workers,
                 Config::Dbw { choice: Choice::Static { k }, .. }
                 | Config::Abs { wait_for: WaitFor::Fixed(k), .. }
                     if stays =>
@@ -126,13 +145,52 @@ impl Judge {
         if self.is_bulk && (clocks.any(|clock| Some(clock) != first) || shares.len() > members) {
             return Err(format!("an update of one clock is made of {shares:?}, by {members} workers"));
         }
-        Ok(())
+        let weight = match self.scheme {
+            _ if self.is_damped => return Ok(()),
+            Config::Bsp | Config::Bap { .. } | Config::Abs { .. } => 1.0 / shares.len() as f32,
+            Config::Asp | Config::Ssp { .. } | Config::Essp { .. } | Config::Vap { .. } => {
+                1.0 / members as f32
+            }
+            _ => return Ok(()),
+        };
+        match shares.iter().find(|share| share.weight.to_bits() != weight.to_bits()) {
+            Some(Share { gradient, weight: wrong }) => {
+                Err(format!("{gradient:?} counts {wrong} in an update where each counts {weight}"))
+            }
+            None => Ok(()),
+        }
     }
 
-    /// A gradient takes part in the update of `version`.
-    pub(super) fn adds(&self, gradient: GradientId, base: u64, version: u64) -> Result<(), String> {
+    /// The server consumes a gradient without folding it in.
+    pub(super) fn drops(&self, gradient: GradientId) -> Result<(), String> {
+        match self.folds_all {
+            true => Err(format!("{gradient:?} is dropped, and every gradient is to be folded in")),
+            false => Ok(()),
+        }
+    }
+
+    /// By how many versions one of so many gradients of an update may be late.
+    fn lag_of(&self, gradients: usize) -> Option<u64> {
+        match self.scheme {
+            // An update of as many as are waited for tells how many those are.
+            Config::Abs { staleness: Some(most), wait_for, shrink: Shrink::WithK, .. } => {
+                let shrunk = (u128::from(most) * u128::from(wait_for.k())).div_ceil(gradients.max(1) as u128);
+                Some(u64::try_from(shrunk).unwrap_or(most).min(most))
+            }
+            _ => self.lag,
+        }
+    }
+
+    /// A gradient is one of `of` in the update of `version`.
+    pub(super) fn adds(
+        &self,
+        gradient: GradientId,
+        base: u64,
+        version: u64,
+        of: usize,
+    ) -> Result<(), String> {
         let lag = version.saturating_sub(base);
-        match self.lag {
+        match self.lag_of(of) {
             _ if base > version => Err(format!("{gradient:?} is of version {base}, after {version}")),
             Some(bound) if lag > bound => {
                 Err(format!("{gradient:?} is added {lag} versions late, and the bound is {bound}"))

@@ -258,6 +258,7 @@ impl Engine<'_> {
                 ServerAction::Expect => {}
                 ServerAction::Apply => self.apply(&shares)?,
                 ServerAction::Drop { gradient } => {
+                    self.judge.drops(gradient).map_err(|what| self.broken(what))?;
                     self.consume(gradient)?;
                     self.record.report.counts.dropped += 1;
                     self.record.note(5, u64::from(gradient.worker.0), gradient.clock.0);
@@ -309,7 +310,7 @@ impl Engine<'_> {
         for share in shares {
             let gradient = self.consume(share.gradient)?;
             self.judge
-                .adds(share.gradient, gradient.base, self.server.version)
+                .adds(share.gradient, gradient.base, self.server.version, shares.len())
                 .map_err(|what| self.broken(what))?;
             if let Some(transit) = &mut self.judge.transit {
                 let magnitude = gradient.magnitude.map_or(f64::INFINITY, f64::from) * f64::from(share.weight);

@@ -6,35 +6,14 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use slackline::clock::{Clock, Version, WorkerId};
 use slackline::scheme::{
-    Bound, Choice, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, Strength,
-    WaitFor, WorkerAction, WorkerEvent, WorkerScheme,
+    Bound, Choice, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Shrink, Statistics,
+    Strength, WaitFor, WorkerAction, WorkerEvent, WorkerScheme,
 };
+use slackline::sim::Random;
 use slackline::time::Instant;
 
 /// One second of virtual time; computing takes about that.
 pub(crate) const SECOND: u64 = 1_000_000_000;
-
-/// SplitMix64.
-#[derive(Clone, Debug)]
-pub(crate) struct Rng(pub(crate) u64);
-
-impl Rng {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    pub(crate) fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
 
 /// How long computing takes.
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +27,8 @@ pub(crate) enum Compute {
 }
 
 impl Compute {
-    fn nanos(self, rng: &mut Rng, worker: usize) -> u64 {
-        let unit = rng.unit();
+    fn nanos(self, random: &mut Random, worker: usize) -> u64 {
+        let unit = random.unit();
         let seconds = match self {
             Compute::Exponential => -(1.0 - unit).ln(),
             Compute::Uniform { width } => 1.0 + width * (unit - 0.5),
@@ -88,6 +67,8 @@ pub(crate) struct Plan {
     pub(crate) clock_bound: Option<u64>,
     /// A gradient may be folded only into one of the next so many versions after the one it was computed on.
     pub(crate) lag_bound: Option<u64>,
+    /// That bound is for updates of so many, and falls in proportion, rounded up, as they grow.
+    pub(crate) shrinks_from: Option<u16>,
     /// An update is made of exactly so many gradients, or of as many as there are workers.
     pub(crate) exactly: Option<usize>,
     /// What is in transit may be so large in clock 0.
@@ -119,6 +100,7 @@ impl Plan {
             trace: false,
             clock_bound: None,
             lag_bound: None,
+            shrinks_from: None,
             exactly: None,
             value_bound: None,
             strong: false,
@@ -138,6 +120,10 @@ impl Plan {
                 Config::Dbw { .. } => Some(0),
                 Config::Abs { staleness, .. } => staleness,
                 Config::Delay { staleness, .. } => Some(staleness),
+                _ => None,
+            },
+            shrinks_from: match config {
+                Config::Abs { wait_for, shrink: Shrink::WithK, .. } => Some(wait_for.k()),
                 _ => None,
             },
             exactly: match config {
@@ -240,13 +226,35 @@ struct Worker {
     slots: VecDeque<Outstanding>,
 }
 
+impl Worker {
+    /// One that is not in.
+    fn new(scheme: Box<dyn WorkerScheme>) -> Worker {
+        Worker {
+            scheme,
+            life: 0,
+            is_in: false,
+            clock: 0,
+            consumed: 0,
+            copy: None,
+            seen: 0,
+            last_magnitude: 0.0,
+            pushed: None,
+            asked: None,
+            computing: None,
+            waits_for_slot: false,
+            finished: false,
+            slots: VecDeque::new(),
+        }
+    }
+}
+
 struct Folding {
     shares: Vec<(Share, u64)>,
 }
 
 struct Job {
     plan: Plan,
-    rng: Rng,
+    random: Random,
     now: u64,
     order: u64,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
@@ -263,28 +271,11 @@ struct Job {
 
 impl Job {
     fn new(plan: Plan) -> Job {
-        let rng = Rng(plan.seed);
+        let random = Random::new(plan.seed);
         let rooms = plan.workers + if plan.churn { 2 } else { 0 };
-        let workers = (0..rooms)
-            .map(|_| Worker {
-                scheme: (plan.worker)(),
-                life: 0,
-                is_in: false,
-                clock: 0,
-                consumed: 0,
-                copy: None,
-                seen: 0,
-                last_magnitude: 0.0,
-                pushed: None,
-                asked: None,
-                computing: None,
-                waits_for_slot: false,
-                finished: false,
-                slots: VecDeque::new(),
-            })
-            .collect();
+        let workers = (0..rooms).map(|_| Worker::new((plan.worker)())).collect();
         let mut job = Job {
-            rng,
+            random,
             plan,
             now: 0,
             order: 0,
@@ -308,18 +299,18 @@ impl Job {
                 self.at(0, Event::Join { worker });
                 continue;
             }
-            let mut when = self.rng.below(2 * SECOND);
+            let mut when = self.random.below(2 * SECOND);
             if worker >= self.plan.workers {
-                when += self.rng.below(20 * SECOND);
+                when += self.random.below(20 * SECOND);
             }
             self.at(when, Event::Join { worker });
-            while worker > 0 && self.rng.below(2) == 0 {
-                when += self.rng.below(8 * SECOND);
+            while worker > 0 && self.random.below(2) == 0 {
+                when += self.random.below(8 * SECOND);
                 self.at(when, Event::Leave { worker });
-                if self.rng.below(3) == 0 {
+                if self.random.below(3) == 0 {
                     break;
                 }
-                when += self.rng.below(3 * SECOND);
+                when += self.random.below(3 * SECOND);
                 self.at(when, Event::Join { worker });
             }
         }
@@ -430,20 +421,12 @@ impl Job {
             return Ok(());
         }
         *worker = Worker {
-            scheme: (self.plan.worker)(),
             life: worker.life + 1,
             is_in: true,
             clock: clock.0,
             consumed: clock.0 + u64::from(self.folding.is_some()), // A round under way may close without it.
-            copy: None,
             seen: self.frame.version,
-            last_magnitude: 0.0,
-            pushed: None,
-            asked: None,
-            computing: None,
-            waits_for_slot: false,
-            finished: false,
-            slots: VecDeque::new(),
+            ..Worker::new((self.plan.worker)())
         };
         self.note("join", id, clock.0);
         self.tell_server(ServerEvent::Joined { worker: WorkerId(id as u16), clock })?;
@@ -471,7 +454,7 @@ impl Job {
         }
         worker.waits_for_slot = false;
         worker.computing = None;
-        let spread = self.plan.magnitude.map(|most| 1.0 + (most - 1.0) * self.rng.unit() as f32);
+        let spread = self.plan.magnitude.map(|most| 1.0 + (most - 1.0) * self.random.unit() as f32);
         let magnitude = spread.unwrap_or_default();
         worker.last_magnitude = magnitude;
         let (clock, life, base) = (worker.clock, worker.life, worker.copy.unwrap().version);
@@ -483,11 +466,16 @@ impl Job {
 
     fn folded(&mut self) -> Result<(), String> {
         let folding = self.folding.take().unwrap();
+        let shrunk = |bound: u64| match self.plan.shrinks_from {
+            Some(k) => (bound * u64::from(k)).div_ceil(folding.shares.len() as u64).min(bound),
+            None => bound,
+        };
+        let lag_bound = self.plan.lag_bound.map(shrunk);
         for (share, life) in folding.shares {
             let gradient = share.gradient;
             if let Some(base) = self.consume(gradient, life)? {
                 let lag = self.frame.version - base;
-                if self.plan.lag_bound.is_some_and(|bound| lag > bound) {
+                if lag_bound.is_some_and(|bound| lag > bound) {
                     return Err(format!("{gradient:?} was folded {lag} versions late"));
                 }
                 count(&mut self.report.lag, lag);
@@ -671,7 +659,7 @@ impl Job {
         count(&mut self.report.staleness, behind);
         self.attempts += 1;
         worker.computing = Some(self.attempts);
-        let nanos = self.plan.compute.nanos(&mut self.rng, id);
+        let nanos = self.plan.compute.nanos(&mut self.random, id);
         self.at(self.now + nanos, Event::Computed { worker: id, attempt: self.attempts });
         self.note("compute", id, clock);
         Ok(())

@@ -2,11 +2,13 @@
 
 use slackline::clock::Clock;
 use slackline::scheme::{
-    Bound, Choice, Config, Delivery, ServerAction, ServerEvent, ServerScheme, Share, Shrink, Strength,
+    self, Choice, Config, Delivery, ServerAction, ServerEvent, ServerScheme, Share, Shrink, Strength,
     WaitFor, WorkerAction, WorkerEvent, WorkerScheme,
 };
 use slackline::sim::{Cluster, Direction, Error, Law, Partition, Quadratic, Random, Until};
 use slackline::time::Instant;
+
+use super::loosened::Loosened;
 
 /// A job drawn from its seed: size, times, network, faults.
 fn drawn(scheme: Config, seed: u64) -> Cluster {
@@ -71,45 +73,24 @@ fn promises_are_kept_whatever_is_learnt() {
         let strength = [Strength::Weak, Strength::Strong][seed as usize % 2];
         let staleness = [None, Some(seed % 4)][seed as usize % 2];
         let shrink = [Shrink::Fixed, Shrink::WithK][seed as usize / 2 % 2];
-        for scheme in [
-            Config::Vap { bound: random.unit() as f32 + 0.01, strength },
-            Config::Dbw { delivery, choice: Choice::Dynamic { window: 3, loss_growth: 1.01 } },
-            Config::Dbw { delivery, choice: Choice::Static { k } },
-            Config::Abs { wait_for: WaitFor::LossRatio(k), staleness, shrink, local_steps: k },
-            Config::Abs { wait_for: WaitFor::Fixed(k), staleness, shrink, local_steps: 1 },
+        let (digits, authors) = (scheme::Partition::Digits, scheme::Partition::Authors);
+        let (members, group, partition) =
+            [(4, 2, digits), (9, 3, digits), (4, 2, authors), (4, 4, digits)][seed as usize % 4];
+        for (scheme, members) in [
+            (Config::Vap { bound: random.unit() as f32 + 0.01, strength }, None),
+            (Config::Dbw { delivery, choice: Choice::Dynamic { window: 3, loss_growth: 1.01 } }, None),
+            (Config::Dbw { delivery, choice: Choice::Static { k } }, None),
+            (Config::Abs { wait_for: WaitFor::LossRatio(k), staleness, shrink, local_steps: k }, None),
+            (Config::Abs { wait_for: WaitFor::Fixed(k), staleness, shrink, local_steps: 1 }, None),
+            (Config::DsSync { group, partition }, Some(members)),
+            (Config::DsSync { group: k + 1, partition: scheme::Partition::Uneven }, None),
         ] {
             let mut cluster = drawn(scheme, seed);
-            cluster.workers = cluster.workers.max(3);
+            cluster.workers = members.unwrap_or(cluster.workers.max(3));
             cluster.problem = Some(Box::new(Quadratic::new(4, 2.0, 1.0, seed)));
             if let Err(error) = cluster.run() {
                 panic!("{error}");
             }
-        }
-    }
-}
-
-/// A worker that takes a copy one clock older than its scheme would.
-struct Loosened(Box<dyn WorkerScheme>);
-
-impl WorkerScheme for Loosened {
-    fn handle_event(&mut self, now: Instant, event: WorkerEvent) {
-        // The scheme inside must take the looser copy for one that satisfies it.
-        let event = match event {
-            WorkerEvent::Holds { version, smallest_clock } => {
-                WorkerEvent::Holds { version, smallest_clock: smallest_clock.next() }
-            }
-            other => other,
-        };
-        self.0.handle_event(now, event);
-    }
-
-    fn poll_action(&mut self) -> Option<WorkerAction> {
-        match self.0.poll_action()? {
-            WorkerAction::Refresh { bound: Bound { smallest_clock, version } } => {
-                let bound = Bound { smallest_clock: smallest_clock.needed(1), version };
-                Some(WorkerAction::Refresh { bound })
-            }
-            other => Some(other),
         }
     }
 }
@@ -173,11 +154,13 @@ fn a_bound_loosened_by_one_is_caught() {
 
 #[test]
 fn a_server_that_folds_what_it_may_not_or_lies_about_its_clock_is_caught() {
-    let wrongs: [(Spoil, u64, &str); 5] = [
+    let wrongs: [(Spoil, u64, &str); 7] = [
         (|shares| shares.reverse(), 0, "out of order"),
         (|shares| shares.extend_from_within(..), 0, "out of order or double"),
         (|shares| shares.iter_mut().for_each(|share| share.weight = f32::NAN), 0, "with weight NaN"),
         (|shares| shares.iter_mut().for_each(|share| share.gradient.clock.0 += 1), 0, "before it came"),
+        (|shares| shares.truncate(3), 0, "is made of 3 gradients, not 4..=4"),
+        (|shares| shares.iter_mut().for_each(|share| share.weight *= 0.5), 0, "where each counts 0.25"),
         (|_| {}, 1, "somebody's is"),
     ];
     for (how, ahead, says) in wrongs {
@@ -186,6 +169,40 @@ fn a_server_that_folds_what_it_may_not_or_lies_about_its_clock_is_caught() {
         match jittery(scheme, 1).run_with(server, &mut |_| scheme.worker()) {
             Err(Error::Broken { what, .. }) => assert!(what.contains(says), "{what}: expected {says}"),
             other => panic!("{says}: {other:?}"),
+        }
+    }
+}
+
+/// A server that consumes what it should fold.
+struct Dropping(Box<dyn ServerScheme>);
+
+impl ServerScheme for Dropping {
+    fn handle_event(&mut self, now: Instant, event: ServerEvent) {
+        self.0.handle_event(now, event);
+    }
+
+    fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
+        match self.0.poll_action(shares)? {
+            ServerAction::Apply => {
+                shares.first().map(|share| ServerAction::Drop { gradient: share.gradient })
+            }
+            other => Some(other),
+        }
+    }
+
+    fn smallest_clock(&self) -> Clock {
+        self.0.smallest_clock()
+    }
+}
+
+#[test]
+fn a_gradient_that_is_dropped_where_all_are_folded_is_caught() {
+    let texts = ["bsp", "asp", "ssp(2)", "essp(2)", "bap(2)", "vap(1)", "k-async(2)", "delay(2)"];
+    for scheme in texts.map(|text| text.parse::<Config>().unwrap()) {
+        let server = Box::new(Dropping(scheme.server(4).unwrap()));
+        match jittery(scheme, 1).run_with(server, &mut |_| scheme.worker()) {
+            Err(Error::Broken { what, .. }) => assert!(what.contains("every gradient is to be"), "{what}"),
+            other => panic!("{scheme}: {other:?}"),
         }
     }
 }

@@ -1,9 +1,7 @@
 //! Schemes at their limits, where they agree bit for bit.
 
-use slackline::clock::Clock;
-use slackline::scheme::{Config, WorkerAction, WorkerEvent, WorkerScheme};
+use slackline::scheme::Config;
 use slackline::sim::{Cluster, Factorisation, Law, Logistic, Problem, Quadratic, Report, Shape, Until};
-use slackline::time::Instant;
 
 use super::run;
 
@@ -49,11 +47,12 @@ fn serial(mut problem: Box<dyn Problem>, workers: usize, rounds: u64) -> Vec<f32
 }
 
 #[test]
-fn bsp_and_bap_without_staleness_are_serial_sgd_to_the_bit() {
+fn bsp_bap_and_delay_without_staleness_are_serial_sgd_to_the_bit() {
     for problem in [quadratic, logistic] {
         for workers in [1, 4, 5] {
             let expected = [serial(problem(), workers, 60)];
-            for scheme in [Config::Bsp, Config::Bap { staleness: 0 }] {
+            let delay = Config::Delay { staleness: 0, seed: 7 };
+            for scheme in [Config::Bsp, Config::Bap { staleness: 0 }, delay] {
                 let report = run(learning(scheme, workers, problem(), 60));
                 assert_eq!(report.parameters, expected, "{scheme}, {workers} workers");
             }
@@ -62,6 +61,67 @@ fn bsp_and_bap_without_staleness_are_serial_sgd_to_the_bit() {
             let report = run(learning(scheme, 1, problem(), 60));
             assert_eq!(report.parameters, [serial(problem(), 1, 60)], "{scheme}, alone");
         }
+    }
+}
+
+fn of(text: &str) -> Config {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// Times and a network that jitter change when things happen, and nothing else.
+#[test]
+fn schemes_that_wait_for_all_are_bsp_to_the_bit() {
+    let dbw = ["dbw(4)", "dbw(delivery=wait, k=4)", "dbw(delivery=pull, k=4)"];
+    let others = ["k-async(4)", "k-sync(4)", "abs(k=4, staleness=2)", "delay(0)", "bap(0)"];
+    for problem in [quadratic, logistic] {
+        let learnt = |scheme| run(learning(scheme, 4, problem(), 60));
+        let bsp = learnt(Config::Bsp);
+        let last = bsp.curve.last().unwrap();
+        for text in dbw.into_iter().chain(others) {
+            let report = learnt(of(text));
+            assert_eq!(report.parameters, bsp.parameters, "{text}");
+            let end = report.curve.last().unwrap();
+            assert_eq!((end.loss, end.accuracy), (last.loss, last.accuracy), "{text}");
+        }
+    }
+}
+
+/// Both fold the first three gradients of a version, and begin the fourth again. With a network between, who is told
+/// first may differ.
+#[test]
+fn k_sync_is_dbw_with_interrupts_to_the_bit() {
+    let learnt = |text| {
+        let mut cluster = learning(of(text), 4, logistic(), 60);
+        cluster.network.latency = Law::Constant { seconds: 0.0 };
+        run(cluster)
+    };
+    let (dbw, k_sync) = (learnt("dbw(3)"), learnt("k-sync(3)"));
+    assert_eq!(dbw.parameters, k_sync.parameters);
+    assert!(dbw.counts.interrupted > 0 && dbw.parameters != [serial(logistic(), 4, 60)]);
+}
+
+/// That all parameters are those of BSP but for rounding, after so many rounds of four workers on `logistic`.
+fn assert_near_bsp(report: &Report, rounds: u64) {
+    let serial = serial(logistic(), 4, rounds);
+    for parameters in &report.parameters {
+        let off = parameters.iter().zip(&serial).map(|(one, other)| (one - other).abs());
+        assert!(off.fold(0.0, f32::max) < 1e-6, "{}", report.scheme);
+    }
+    let bsp = run(learning(Config::Bsp, 4, logistic(), rounds));
+    let [end, expected] = [report, &bsp].map(|report| report.curve.last().unwrap().loss);
+    super::near(&report.scheme, end, expected, 1e-7);
+}
+
+/// Each gradient is a step of its own, of a quarter: in step they make that of BSP, but for rounding. Where times or
+/// messages jitter a worker may also see gradients of its own clock (the best-effort part of a read), and it is BSP no
+/// more.
+#[test]
+fn ssp_and_essp_without_staleness_and_in_step_are_bsp_but_for_rounding() {
+    for scheme in [Config::Ssp { staleness: 0 }, Config::Essp { staleness: 0 }] {
+        let mut cluster = learning(scheme, 4, logistic(), 4 * 50);
+        cluster.compute = Law::Constant { seconds: 1.0 };
+        cluster.network.latency = Law::Constant { seconds: 0.0 };
+        assert_near_bsp(&run(cluster), 50);
     }
 }
 
@@ -117,50 +177,20 @@ fn gradients_are_those_of_the_losses() {
     }
 }
 
-/// A local step, then an average.
-#[derive(Default)]
-struct Averager {
-    round: u64,
-    action: Option<WorkerAction>,
-}
-
-impl WorkerScheme for Averager {
-    fn handle_event(&mut self, _now: Instant, event: WorkerEvent) {
-        match event {
-            WorkerEvent::Joined { clock: Clock(clock) } => {
-                self.round = clock;
-                self.action = Some(WorkerAction::Compute);
-            }
-            WorkerEvent::Published { .. } => self.action = Some(WorkerAction::Average { round: self.round }),
-            WorkerEvent::Averaged { round } => {
-                self.round = round + 1;
-                self.action = Some(WorkerAction::Compute);
-            }
-            _ => {}
-        }
-    }
-
-    fn poll_action(&mut self) -> Option<WorkerAction> {
-        self.action.take()
-    }
-}
-
-fn averaged(cluster: Cluster, members: &dyn Fn(usize, u64) -> Vec<usize>) -> Report {
-    let report = cluster.run_in_groups(members, &mut |_| Box::<Averager>::default());
-    report.unwrap_or_else(|error| panic!("{error}"))
-}
-
+/// Averaging the parameters after a step from the same ones is averaging gradients, but for rounding.
 #[test]
 fn one_group_of_all_is_averaging_of_parameters() {
-    let cluster = learning(Config::Bsp, 4, logistic(), 50);
-    let report = averaged(cluster, &|_, _| (0..4).collect());
+    let report = run(learning(of("ds-sync(4)"), 4, logistic(), 50));
     assert_eq!((report.versions, report.counts.averages), (50, 50));
     assert!(report.parameters.iter().all(|parameters| *parameters == report.parameters[0]));
     assert_eq!(report.curve.last().unwrap().disagreement, Some(0.0));
-    // Averaging the parameters after a step from the same ones is averaging gradients, but for rounding.
-    let serial = serial(logistic(), 4, 50);
-    let off = report.parameters[0].iter().zip(&serial).map(|(one, other)| (one - other).abs());
-    assert!(off.fold(0.0, f32::max) < 1e-5);
+    assert_near_bsp(&report, 50);
+}
+
+/// In groups of the test's own.
+fn averaged(cluster: Cluster, members: &dyn Fn(usize, u64) -> Vec<usize>) -> Report {
+    let report = cluster.run_in_groups(members, &mut |_| of("ds-sync(2)").worker());
+    report.unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]

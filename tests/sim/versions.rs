@@ -108,32 +108,36 @@ fn damping_tames_stale_gradients() {
     assert!(undamped.is_nan() || undamped > 1e2, "32 workers at full steps diverge: {undamped}");
 }
 
-/// One scheme promises, and another, looser by one, or that knows nothing of the bound, runs.
+/// One scheme promises, and another, looser by one, or that knows no bound, runs; the judge says what broke.
 #[test]
 fn every_bound_loosened_by_one_is_caught() {
     let delay = |staleness| Config::Delay { staleness, seed: 1 };
     let vap = |bound, strength| Config::Vap { bound, strength };
+    let growing =
+        |shrink| Config::Abs { wait_for: WaitFor::LossRatio(2), staleness: Some(4), shrink, local_steps: 1 };
+    let behind = "clocks behind, and the bound is";
     let pairs = [
-        (Config::Ssp { staleness: 2 }, Config::Ssp { staleness: 3 }),
-        (Config::Essp { staleness: 2 }, Config::Essp { staleness: 3 }),
-        (Config::Bap { staleness: 1 }, Config::Bap { staleness: 2 }),
-        (abs(2, Some(1)), abs(2, Some(2))),
-        (abs(3, None), abs(4, None)),
-        (backup(3, Delivery::Interrupt), backup(4, Delivery::Interrupt)),
-        (backup(3, Delivery::Interrupt), abs(3, Some(1))),
-        (delay(2), delay(3)),
+        (Config::Ssp { staleness: 2 }, Config::Ssp { staleness: 3 }, behind),
+        (Config::Essp { staleness: 2 }, Config::Essp { staleness: 3 }, behind),
+        (Config::Bap { staleness: 1 }, Config::Bap { staleness: 2 }, "and the bound is 1"),
+        (abs(2, Some(1)), abs(2, Some(2)), "2 versions late, and the bound is 1"),
+        (growing(Shrink::WithK), growing(Shrink::Fixed), "versions late, and the bound is"),
+        (abs(3, None), abs(4, None), "made of 4 gradients, not 3..=3"),
+        (backup(3, Delivery::Interrupt), backup(4, Delivery::Interrupt), "made of 4 gradients, not 3..=3"),
+        (backup(3, Delivery::Interrupt), abs(3, Some(1)), "1 versions late, and the bound is 0"),
+        (delay(2), delay(3), "3 versions late, and the bound is 2"),
         // Requests follow gradients, so only one who does not ask has any in transit.
-        (vap(0.1, Strength::Weak), Config::Ssp { staleness: 3 }),
-        (vap(0.1, Strength::Strong), vap(0.2, Strength::Strong)),
+        (vap(0.1, Strength::Weak), Config::Ssp { staleness: 3 }, "in transit and"),
+        (vap(2.0, Strength::Strong), vap(2.05, Strength::Strong), "that not all have seen"),
     ];
-    for (promised, kept) in pairs {
+    for (promised, kept, says) in pairs {
         let mut cluster = Cluster::new(promised, 8, 1);
         cluster.compute = Law::Exponential { mean: 1.0 };
         cluster.network.latency = Law::Exponential { mean: 0.2 };
         cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 1.0, 1)));
         cluster.until = Until::Versions(1_000);
         match cluster.run_with(kept.server(8).unwrap(), &mut |_| kept.worker()) {
-            Err(Error::Broken { .. }) => {}
+            Err(Error::Broken { what, .. }) => assert!(what.contains(says), "{kept} for {promised}: {what}"),
             other => panic!("{promised}, run as {kept}: {:?}", other.map(|report| report.counts)),
         }
     }
@@ -176,13 +180,16 @@ impl Problem for Scattered {
 #[test]
 fn groups_that_shuffle_have_the_exact_mean_after_as_many_rounds_as_digits() {
     for (workers, group, rounds) in [(4u16, 2, 2), (16, 4, 2), (8, 2, 3), (9, 3, 2), (16, 16, 1)] {
-        let mut cluster =
-            Cluster::new(Config::DsSync { group, partition: Partition::Digits }, workers.into(), 1);
-        cluster.compute = Law::Exponential { mean: 1.0 };
-        cluster.problem = Some(Box::new(Scattered));
-        cluster.learning_rate = 1.0;
-        cluster.until = Until::Versions(rounds);
-        let report = run(cluster);
+        let cluster = |rounds| {
+            let scheme = Config::DsSync { group, partition: Partition::Digits };
+            let mut cluster = Cluster::new(scheme, workers.into(), 1);
+            cluster.compute = Law::Exponential { mean: 1.0 };
+            cluster.problem = Some(Box::new(Scattered));
+            cluster.learning_rate = 1.0;
+            cluster.until = Until::Versions(rounds);
+            cluster
+        };
+        let report = run(cluster(rounds));
         let mean = |power: i32| {
             (0..workers).map(|worker| f64::from(worker).powi(power)).sum::<f64>() / f64::from(workers)
         };
@@ -193,6 +200,10 @@ fn groups_that_shuffle_have_the_exact_mean_after_as_many_rounds_as_digits() {
             }
         }
         assert!(report.curve.last().unwrap().disagreement.unwrap() < 1e-4);
+        if rounds > 1 {
+            let disagreement = run(cluster(rounds - 1)).curve.last().unwrap().disagreement.unwrap();
+            assert!(disagreement > 0.1, "{workers} in groups of {group}: one round before, {disagreement}");
+        }
     }
 }
 

@@ -116,6 +116,10 @@ pub struct ServerMetrics {
     pub gradients: u64,
     /// How often workers were asked to abandon what they compute.
     pub interrupts: u64,
+    /// Gradients that the next version waits for, where the scheme chooses that.
+    pub waits_for: Option<u64>,
+    /// Versions that a gradient may be behind by now, where the scheme bounds that.
+    pub staleness_bound: Option<u64>,
     /// Squared norm of the mean gradient, where it is measured.
     pub mean_norm_squared: Option<f64>,
     /// Variance of one gradient, where it is measured.
@@ -138,6 +142,8 @@ impl From<ServerStatus> for ServerMetrics {
             dropped: status.dropped,
             gradients: status.gradients,
             interrupts: status.interrupts,
+            waits_for: status.waits_for,
+            staleness_bound: status.staleness_bound,
             mean_norm_squared: status.mean_norm_squared,
             variance: status.variance,
             loss: status.loss,

@@ -125,6 +125,16 @@ fn of_server(server: &ServerMetrics) -> Vec<Family> {
     ];
     let measured = [
         (
+            "slackline_waits_for_gradients",
+            "Gradients that the next version waits for.",
+            server.waits_for.map(|count| count as f64),
+        ),
+        (
+            "slackline_staleness_bound_versions",
+            "Versions that a gradient may be behind by now.",
+            server.staleness_bound.map(|bound| bound as f64),
+        ),
+        (
             "slackline_gradient_mean_norm_squared",
             "Squared norm of the mean gradient.",
             server.mean_norm_squared,

@@ -45,11 +45,15 @@ fn what_is_written_is_read_back() {
     // What a node does not have, it does not show.
     assert_eq!(samples.value("slackline_version"), None);
     assert_eq!(samples.value("slackline_loss"), None);
+    assert_eq!(samples.value("slackline_waits_for_gradients"), None);
 }
 
 #[test]
 fn every_family_says_what_it_is_before_its_samples() {
-    let status = ServerStatus { loss: Some(0.5), ..ServerStatus::default() };
+    let (waits_for, staleness_bound) = (Some(3), Some(4));
+    let (mean_norm_squared, variance) = (Some(0.25), Some(2.5));
+    let measured = ServerStatus { mean_norm_squared, variance, ..ServerStatus::default() };
+    let status = ServerStatus { loss: Some(0.5), waits_for, staleness_bound, ..measured };
     let metrics = NodeMetrics { server: Some(status.into()), ..worker() };
     let text = render(&metrics, Duration::ZERO);
     let mut family = "";
@@ -61,7 +65,15 @@ fn every_family_says_what_it_is_before_its_samples() {
             (sample, _) => assert!(sample.starts_with(family) && family.starts_with("slackline_"), "{line}"),
         }
     }
-    assert!(text.contains("slackline_loss 0.5\n"), "{text}");
+    for line in [
+        "slackline_loss 0.5",
+        "slackline_waits_for_gradients 3",
+        "slackline_staleness_bound_versions 4",
+        "slackline_gradient_mean_norm_squared 0.25",
+        "slackline_gradient_variance 2.5",
+    ] {
+        assert!(text.lines().any(|other| other == line), "{line}: {text}");
+    }
 }
 
 #[test]

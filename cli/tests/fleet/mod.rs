@@ -1,5 +1,5 @@
-//! A job whose processes run on three hosts: the coordinator, the server and two workers on the first, a worker each on
-//! the others.
+//! A job whose processes run on three hosts: the coordinator, the first server and two workers on the first, a worker
+//! each on the others; further servers where a test wants them.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -31,7 +31,7 @@ pub(crate) struct Fleet {
 /// All processes of a job.
 pub(crate) struct Job {
     pub(crate) coordinator: Running,
-    pub(crate) server: Running,
+    pub(crate) servers: Vec<Running>,
     pub(crate) workers: Vec<Running>,
 }
 
@@ -73,14 +73,22 @@ impl Fleet {
         self.start(0, &fixed.into_iter().chain(options).collect::<Vec<_>>(), secret)
     }
 
-    /// Starts a whole job.
+    /// Starts a whole job with one server, beside the coordinator.
     pub(crate) fn job(&self, options: &str) -> Job {
+        self.job_served_from(&[0], options)
+    }
+
+    /// Starts a whole job with a server on each of these hosts.
+    pub(crate) fn job_served_from(&self, hosts: &[usize], options: &str) -> Job {
         let secret = Some("one secret");
-        let coordinator = self.coordinate(options, secret);
-        let server = self.start(0, &["serve"], secret);
+        let coordinator = self.coordinate(&format!("--servers {} {options}", hosts.len()), secret);
+        let serve = |(place, host): (usize, &usize)| {
+            self.start(*host, &["serve", "--place", &place.to_string()], secret)
+        };
+        let servers = hosts.iter().enumerate().map(serve).collect();
         let work = |(place, host): (usize, &usize)| self.work(place, *host, secret);
         let workers = WORKERS.iter().enumerate().map(work).collect();
-        Job { coordinator, server, workers }
+        Job { coordinator, servers, workers }
     }
 
     /// Starts one worker.
@@ -99,7 +107,7 @@ impl Job {
     /// Waits for the end of all, which must be a good one, and tells what the coordinator said.
     pub(crate) fn succeeds(self) -> String {
         let said = self.coordinator.end(0);
-        self.server.end(0);
+        self.servers.into_iter().for_each(|server| drop(server.end(0)));
         self.workers.into_iter().for_each(|worker| drop(worker.end(0)));
         said
     }

@@ -250,4 +250,8 @@ impl ServerScheme for DbwServer {
     fn smallest_clock(&self) -> Clock {
         self.folded.smallest()
     }
+
+    fn waits_for(&self) -> Option<u64> {
+        Some(self.needed() as u64)
+    }
 }

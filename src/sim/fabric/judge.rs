@@ -106,8 +106,8 @@ pub(super) struct Judge {
     lease: Duration,
     goal: u64,
     servers: usize,
-    /// Peers that a server has room for.
-    places: usize,
+    /// The most workers that were in at a server at once.
+    members_most: usize,
     /// All shards count a worker's gradients alike.
     names_agree: bool,
     lives: Vec<Life>,
@@ -129,15 +129,16 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    pub(super) fn new(plan: &Plan) -> Judge {
-        let Plan { scheme, lease, goal, workers, servers, .. } = *plan;
+    /// Of what `plan` does, held to what `scheme` promises.
+    pub(super) fn new(plan: &Plan, scheme: Config) -> Judge {
+        let Plan { lease, goal, workers, servers, .. } = *plan;
         let seen = || Seen { is_expected: true, ..Seen::default() };
         Judge {
             scheme,
             lease,
             goal,
             servers,
-            places: plan.peers(),
+            members_most: 1,
             names_agree: scheme.staleness().is_some() || servers == 1,
             lives: Vec::new(),
             workers: std::iter::repeat_with(seen).take(workers).collect(),
@@ -381,12 +382,17 @@ impl Judge {
         };
         let transit: f64 = seen.announced.iter().filter(is_missing).map(|number| size(*number)).sum();
         let next = seen.announced.last().map_or(0.0, |number| size(*number));
-        // As if all places that a server has were taken: how many it counted is not known here.
-        let weight = 1.0 / self.places as f64;
+        // Its worker counts with what it was told last, which may be late.
+        let weight = 1.0 / self.members_most as f64;
         if transit > 0.0 && (transit + next) * weight > value_bound(bound, clock) {
             return Err(format!("it computes while {transit} is in transit under {}", self.scheme));
         }
         Ok(())
+    }
+
+    /// So many workers are in at a server.
+    pub(super) fn members(&mut self, workers: usize) {
+        self.members_most = self.members_most.max(workers);
     }
 
     /// What a server says about itself.
@@ -561,19 +567,22 @@ impl Judge {
         for seen in self.workers.iter_mut().skip(place.wrapping_sub(self.servers)).take(1) {
             seen.is_computing = false;
         }
+        // Connections end where something breaks them, or when all is over.
+        let has_cause = self.harm.is_some() || self.is_over();
         let is_lawful = match error {
-            Error::Deadline { .. } | Error::ServerLost { .. } | Error::Connect(_) => true,
+            // Who asks early, often or late is turned away, and asks again.
+            Error::Deadline { .. } | Error::Connect(_) => true,
+            Error::ServerLost { .. } | Error::Post { .. } => has_cause,
             // Nobody is evicted without a reason.
             Error::Evicted { .. } => self.harm.is_some_and(|harm| harm + self.lease + self.lease >= since),
             Error::Pull { source, .. } => {
                 use crate::param::PullError::{Completion, Disconnected, Epoch, Post};
-                matches!(source, Completion(_) | Disconnected(_) | Epoch { .. } | Post(_))
+                has_cause && matches!(source, Completion(_) | Disconnected(_) | Epoch { .. } | Post(_))
             }
             Error::Publish { source, .. } => {
                 use crate::param::PublishError::{Completion, Disconnected, Post};
-                matches!(source, Completion(_) | Disconnected(_) | Post(_))
+                has_cause && matches!(source, Completion(_) | Disconnected(_) | Post(_))
             }
-            Error::Post { .. } => true,
             _ => false,
         };
         if !is_lawful {

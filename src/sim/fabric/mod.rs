@@ -104,7 +104,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
     if !plan.publishes() {
         scheme.check(plan.workers).map_err(|error| cannot(error.to_string()))?;
     }
-    match stage::play(seed, plan) {
+    match stage::play(seed, plan, scheme) {
         Ok(outcome) => Ok(Report {
             seed,
             scheme,
@@ -196,6 +196,54 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::Error;
+    use crate::time::Instant;
+    use crate::transport::PostError;
+
+    /// Whether a worker's call may fail so, in a run that something has harmed or nothing.
+    #[test]
+    fn a_call_fails_for_good_only_where_something_was_harmed() {
+        let plan = Plan::draw(1, Some(Config::Bsp), false);
+        for is_harmed in [false, true] {
+            let mut judge = judge::Judge::new(&plan, plan.scheme);
+            if is_harmed {
+                judge.harm(Instant::ORIGIN);
+            }
+            let source = PostError::QueueFull { free: 0, batch: 1 };
+            judge.erred(plan.servers, "begin", &Error::Post { shard: 0, source }, Instant::ORIGIN);
+            assert_eq!(judge.failure().is_some(), !is_harmed, "{:?}", judge.failure());
+        }
+    }
+
+    /// One scheme is promised, and another, looser by the smallest step that shows, runs where nothing breaks.
+    #[test]
+    fn bounds_loosened_by_one_are_caught() {
+        // Of two workers under VAP: in clock 5 one gradient of 16 may be in transit and one more may come from
+        // `32 / 2 * sqrt(6) = 39.2` on.
+        for (promised, kept, complaint) in [
+            ("bsp", "ssp(1)", "clocks stale"),
+            ("ssp(1)", "ssp(2)", "clocks stale"),
+            ("essp(1)", "essp(2)", "clocks stale"),
+            ("bap(1)", "bap(2)", "clocks stale"),
+            ("vap(39.1)", "vap(39.3)", "in transit"),
+            ("vap(39.1, strength=strong)", "vap(39.3, strength=strong)", "in transit"),
+            ("abs(k=1, staleness=0, rule=fixed)", "abs(k=1, staleness=1, rule=fixed)", "too old"),
+            ("dbw(1)", "abs(k=1, staleness=1, rule=fixed)", "too old"),
+            ("delay(1, seed=1)", "delay(2, seed=1)", "too old"),
+        ] {
+            let [promised, kept]: [Config; 2] = [promised, kept].map(|text| text.parse().unwrap());
+            let caught = (0..100).filter(|seed| {
+                let mut plan = Plan::draw(*seed, Some(kept), false);
+                (plan.workers, plan.quorum, plan.goal) = (2, [2; 2], 10);
+                stage::play(*seed, plan, promised).is_err_and(|what| {
+                    assert!(what.contains(complaint), "{kept} for {promised}, seed {seed}: {what}");
+                    true
+                })
+            });
+            let caught = caught.count();
+            assert!(caught > 3, "{kept} for {promised}: caught {caught} of 100");
+        }
+    }
 
     #[test]
     fn the_command_that_shows_a_failure_again_has_all_its_options() {

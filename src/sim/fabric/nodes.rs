@@ -102,7 +102,11 @@ impl Life {
         };
         let mut server = Server::new(self.transport(), &address(self.place), table, &initial, options)?;
         self.judge.borrow_mut().born(self.place, server.epoch(), &initial);
-        while !server.drive(|_| self.is_over() && self.workers_alive() == 0, Duration::from_millis(10))? {
+        let is_done = |server: &Server<SimTransport>| {
+            self.judge.borrow_mut().members(server.status().workers);
+            self.is_over() && self.workers_alive() == 0
+        };
+        while !server.drive(is_done, Duration::from_millis(10))? {
             let alive = self.workers_alive();
             self.judge.borrow_mut().status(&server.status(), now(), alive);
         }

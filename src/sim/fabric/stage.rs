@@ -14,6 +14,7 @@ use super::nodes::Life;
 use super::plan::{Fault, Plan};
 use super::random::Trace;
 use crate::node::{Published, Stay, Surroundings};
+use crate::scheme::Config;
 use crate::time::{Duration, Instant};
 use crate::transport::Beacon;
 
@@ -102,11 +103,11 @@ struct Stage {
     programs: Vec<Option<Program>>,
 }
 
-/// Plays one run to its end.
-pub(super) fn play(seed: u64, plan: Plan) -> Result<Outcome, String> {
+/// Plays one run to its end, held to what `promised` promises.
+pub(super) fn play(seed: u64, plan: Plan, promised: Config) -> Result<Outcome, String> {
     let net = Arc::new(Mutex::new(Net::new(seed, plan.law.clone(), false)));
     let plan = Rc::new(plan);
-    let judge = Rc::new(RefCell::new(Judge::new(&plan)));
+    let judge = Rc::new(RefCell::new(Judge::new(&plan, promised)));
     let running = Rc::new(Cell::new(0));
     let ground = || Ground { net: Arc::clone(&net), judge: Rc::clone(&judge), running: Rc::clone(&running) };
     let sleeper = ground();

@@ -30,6 +30,12 @@ pub(super) struct Row {
     pub(super) in_bytes_per_s: Option<f64>,
     pub(super) out_bytes_per_s: Option<f64>,
     pub(super) loss: Option<f64>,
+    /// Gradients that the next version waits for, and how many versions they may be behind.
+    pub(super) waits_for: Option<u64>,
+    pub(super) staleness_bound: Option<u64>,
+    /// Of the mean gradient, and of one.
+    pub(super) mean_norm_squared: Option<f64>,
+    pub(super) variance: Option<f64>,
     pub(super) pull_retries: Option<u64>,
     pub(super) timeouts: Option<u64>,
     pub(super) peers_up: u64,
@@ -62,6 +68,7 @@ impl Row {
             Some(grown(name)? / seconds).filter(|rate| rate.is_finite())
         };
         let whole = |name: &str| now.value(name).map(|value| value as u64);
+        let finite = |name: &str| now.value(name).filter(|value| value.is_finite());
         let info = now.named("slackline_node_info").next();
         let wait = grown("slackline_wait_seconds_total").zip(grown("slackline_compute_seconds_total"));
         let peers = |state: &str| {
@@ -83,7 +90,11 @@ impl Row {
                 .or_else(|| rate("slackline_pulled_bytes_total")),
             out_bytes_per_s: rate("slackline_peer_sent_bytes_total")
                 .or_else(|| rate("slackline_published_bytes_total")),
-            loss: now.value("slackline_loss").filter(|loss| loss.is_finite()),
+            loss: finite("slackline_loss"),
+            waits_for: whole("slackline_waits_for_gradients"),
+            staleness_bound: whole("slackline_staleness_bound_versions"),
+            mean_norm_squared: finite("slackline_gradient_mean_norm_squared"),
+            variance: finite("slackline_gradient_variance"),
             pull_retries: whole("slackline_pull_retries_total"),
             timeouts: whole("slackline_timeouts_total"),
             peers_up: peers("up"),

@@ -2,7 +2,7 @@
 
 use super::row::Row;
 
-const COLUMNS: [&str; 15] = [
+const COLUMNS: [&str; 18] = [
     "NODE",
     "ROLE",
     "RANK",
@@ -14,6 +14,9 @@ const COLUMNS: [&str; 15] = [
     "IN/S",
     "OUT/S",
     "LOSS",
+    "K/BOUND",
+    "NORM^2",
+    "VARIANCE",
     "RETRIES",
     "TIMEOUTS",
     "UP/LOST",
@@ -21,7 +24,7 @@ const COLUMNS: [&str; 15] = [
 ];
 
 /// Columns of text, which begin at the left; numbers end at the right.
-const TEXTS: [usize; 3] = [0, 1, 14];
+const TEXTS: [usize; 3] = [0, 1, 17];
 
 /// Draws a table: a line of names, then one for each node.
 pub(super) fn draw(rows: &[Row]) -> String {
@@ -71,6 +74,11 @@ fn cells(row: &Row) -> Option<[String; COLUMNS.len()]> {
         (Some(median), Some(most)) => format!("{median}/{most}"),
         _ => dash(),
     };
+    let waits = match (row.waits_for, row.staleness_bound) {
+        (Some(k), Some(bound)) => format!("{k}/{bound}"),
+        (k, _) => whole(k),
+    };
+    let measured = |value: Option<f64>| value.map_or_else(dash, |value| format!("{value:.2e}"));
     let mut path = if row.paths.is_empty() { dash() } else { row.paths.join("+") };
     if let Some(seconds) = row.stalled_s {
         path.push_str(&format!("  stalled for {seconds:.0} s"));
@@ -87,6 +95,9 @@ fn cells(row: &Row) -> Option<[String; COLUMNS.len()]> {
         row.in_bytes_per_s.map_or_else(dash, bytes),
         row.out_bytes_per_s.map_or_else(dash, bytes),
         row.loss.map_or_else(dash, |loss| format!("{loss:.4}")),
+        waits,
+        measured(row.mean_norm_squared),
+        measured(row.variance),
         whole(row.pull_retries),
         whole(row.timeouts),
         format!("{}/{}", row.peers_up, row.peers_lost),
@@ -118,6 +129,9 @@ mod tests {
                 staleness_p50: Some(1),
                 staleness_max: Some(3),
                 wait_share: Some(0.256),
+                waits_for: Some(12),
+                staleness_bound: Some(5),
+                variance: Some(0.001234),
                 in_bytes_per_s: Some(12_345_678.0),
                 paths: vec!["shm".into(), "tcp".into()],
                 ..Row::default()
@@ -127,7 +141,14 @@ mod tests {
         let text = draw(&rows);
         let lines: Vec<_> = text.lines().collect();
         let end = |line: &str, word: &str| line.find(word).unwrap() + word.len();
-        for (name, value) in [("CLOCK", "1234"), ("p50/max", "1/3"), ("WAIT %", "26"), ("IN/S", "12.3 MB")] {
+        for (name, value) in [
+            ("CLOCK", "1234"),
+            ("p50/max", "1/3"),
+            ("WAIT %", "26"),
+            ("IN/S", "12.3 MB"),
+            ("K/BOUND", "12/5"),
+            ("VARIANCE", "1.23e-3"),
+        ] {
             assert_eq!(end(lines[0], name), end(lines[1], value), "{text}");
         }
         assert!(lines[1].ends_with("shm+tcp"), "{text}");

@@ -55,7 +55,8 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Processes", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(super) checksums: Option<bool>,
 
-    /// Keep what each server holds as a file in this folder, so that one that is lost can go on from there
+    /// Keep what each server holds as a file in this folder, so that one that is lost can go on from there. SIGUSR1 to
+    /// this process, or to a server, writes it at once
     #[arg(long, help_heading = "Restarts", value_name = "FOLDER")]
     pub(super) checkpoint: Option<PathBuf>,
 
@@ -139,6 +140,10 @@ pub(crate) struct Args {
     /// How gradients travel
     #[arg(long, help_heading = "Training", value_enum, default_value_t = Encoding::F32)]
     pub(super) encoding: Encoding,
+
+    /// Measure norm and variance of the gradients that are folded, for --metrics and --json, which dbw does anyway
+    #[arg(long, help_heading = "Output")]
+    pub(super) moments: bool,
 
     /// Save the trained model as safetensors
     #[arg(long, help_heading = "Output", value_name = "FILE")]

@@ -64,6 +64,9 @@ pub(super) fn check(
     if damped {
         return alone("--damping", "so no gradient has a weight");
     }
+    if args.moments {
+        return alone("--moments", "and what is folded is parameters");
+    }
     if args.threads > 1 {
         return alone("--threads", "so nobody sums gradients");
     }

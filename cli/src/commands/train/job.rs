@@ -4,11 +4,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use slackline::channel::Secret;
-use slackline::rendezvous::Role;
+use slackline::rendezvous::{Host, Introduction, Role};
 use slackline_cli::launch::{self, Flags, Placement};
 use slackline_cli::metrics::{self, MetricsServer, NodeMetrics, Registry};
 
@@ -42,6 +44,7 @@ impl JobArgs {
 ///
 /// Joins the job that `slackline train` coordinates, and does what it says until the job is over: nothing but where to
 /// meet needs to be told. A server that was killed may be started again; with checkpoints it goes on from the last.
+/// SIGUSR1 has it write one at once, and the job goes on.
 #[derive(clap::Args, Debug)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -160,6 +163,11 @@ impl Part {
             Err(failure) => return failure.report(),
         };
         let Part { role, place, rank, timeout, .. } = self;
+        // Every process of a job may be sent the signal, and it is no reason to die.
+        let wanted = match checkpoint_requests() {
+            Ok(wanted) => wanted,
+            Err(failure) => return failure.report(),
+        };
         let node = match role {
             Role::Server => metrics::Role::Server,
             Role::Worker | Role::Reader => metrics::Role::Worker,
@@ -169,7 +177,8 @@ impl Part {
             Ok(served) => served,
             Err(failure) => return failure.report(),
         };
-        let seat = match Seat::take(&self.address, role, place, rank, secret, timeout) {
+        let introduction = Introduction { place, rank, ..Introduction::new(role, Host::own()) };
+        let seat = match Seat::take(&self.address, introduction, secret, wanted, timeout) {
             Ok(seat) => seat,
             // Nobody else could tell.
             Err(error) => return Failure::failed(error).report(),
@@ -185,6 +194,14 @@ impl Part {
         }
         ExitCode::FAILURE
     }
+}
+
+/// True once somebody has sent SIGUSR1, and wants a checkpoint: batch systems do before they take a host away.
+pub(super) fn checkpoint_requests() -> Result<Arc<AtomicBool>, Failure> {
+    let wanted = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGUSR1, Arc::clone(&wanted))
+        .map_err(|error| Failure::failed(format!("cannot listen for SIGUSR1: {error}")))?;
+    Ok(wanted)
 }
 
 /// Serves what a node tells of itself, if that is wanted.

@@ -25,8 +25,8 @@ pub(super) struct Job {
 pub(super) enum Starts {
     /// All of them.
     All,
-    /// The first server: as many workers are started elsewhere.
-    FirstServer { workers: usize, local_world: Option<u32> },
+    /// The first server, or the first worker where there is none; the others are started elsewhere.
+    First { workers: usize, local_world: Option<u32> },
     /// None.
     None,
 }
@@ -70,13 +70,6 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
         let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         return Ok(Part::Coordinate(Job { listen, secret, starts: Starts::All }));
     };
-    if !args.has_servers()? {
-        return Err(Failure::usage(format!(
-            "--scheme {}: its workers have no server, and rank 0 would have no part; use \
-             `slackline train --coordinate` and a `slackline work` for each worker",
-            args.scheme
-        )));
-    }
     let (rank, world, servers) = (placement.rank, placement.world, args.servers()? as u64);
     let meeting_point = placement.meeting_point.ok_or_else(|| {
         Failure::usage("nothing says where to meet; add --rendezvous HOST:PORT, the same for all ranks")
@@ -90,7 +83,7 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
     })?;
     tracing::info!(rank, world, source = %placement.source, %meeting_point, "placed by a launcher");
     if rank == 0 {
-        let starts = Starts::FirstServer { workers: workers as usize, local_world: placement.local_world };
+        let starts = Starts::First { workers: workers as usize, local_world: placement.local_world };
         return coordinate(args, &meeting_point, starts);
     }
     let (role, place) = match u64::from(rank) < servers {
@@ -127,14 +120,12 @@ impl Job {
     /// How many workers there are.
     pub(super) fn workers(&self, args: &Args) -> Result<usize, Failure> {
         match (self.starts, args.workers) {
-            (Starts::FirstServer { workers, .. }, Some(told)) if workers != told => {
-                Err(Failure::usage(format!(
-                    "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes; \
+            (Starts::First { workers, .. }, Some(told)) if workers != told => Err(Failure::usage(format!(
+                "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes; \
                  leave --workers out",
-                    args.servers()?
-                )))
-            }
-            (Starts::FirstServer { workers, .. }, _) => Ok(workers),
+                args.servers()?
+            ))),
+            (Starts::First { workers, .. }, _) => Ok(workers),
             (Starts::All | Starts::None, told) => Ok(told.unwrap_or(2)),
         }
     }
@@ -143,21 +134,25 @@ impl Job {
     pub(super) fn starts_server(&self, shard: usize) -> bool {
         match self.starts {
             Starts::All => true,
-            Starts::FirstServer { .. } => shard == 0,
+            Starts::First { .. } => shard == 0,
             Starts::None => false,
         }
     }
 
-    /// Whether the coordinator starts the workers itself.
-    pub(super) fn starts_workers(&self) -> bool {
-        self.starts == Starts::All
+    /// Whether the coordinator of so many servers starts this worker itself.
+    pub(super) fn starts_worker(&self, worker: usize, servers: usize) -> bool {
+        match self.starts {
+            Starts::All => true,
+            Starts::First { .. } => servers == 0 && worker == 0,
+            Starts::None => false,
+        }
     }
 
     /// How far above the coordinator's port the metrics of a process that it starts are.
     pub(super) fn metrics_offset(&self, servers: usize, who: Who) -> u32 {
         match (self.starts, who) {
             // The ranks of this host have taken those in between.
-            (Starts::FirstServer { local_world, .. }, _) => local_world.unwrap_or(1),
+            (Starts::First { local_world, .. }, _) => local_world.unwrap_or(1),
             (_, Who::Server(shard)) => 1 + shard as u32,
             (_, Who::Worker(worker)) => 1 + (servers + worker) as u32,
         }

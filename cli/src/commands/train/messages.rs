@@ -24,6 +24,8 @@ pub(super) enum Order {
     Serve(Box<ServeConfig>),
     /// Train.
     Work(Box<WorkConfig>),
+    /// Bring what there is to the disk now.
+    Checkpoint,
     /// There is nothing to do for who came: why, and what to do.
     Refuse(String),
     /// The job is over.
@@ -45,6 +47,8 @@ pub(super) struct ServeConfig {
     pub(super) threads: usize,
     pub(super) checksums: bool,
     pub(super) checkpoint: Option<CheckpointConfig>,
+    /// Measure norm and variance of gradients in any case.
+    pub(super) moments: bool,
     /// Gradients to fold in; after them nothing moves any more. None: as many as there are.
     pub(super) gradients: Option<u64>,
 }
@@ -157,6 +161,9 @@ pub(super) struct Status {
     pub(super) interrupts: u64,
     /// Gradients in the newest version.
     pub(super) gradients: u64,
+    /// Gradients that the next version waits for, and versions that they may be behind by now.
+    pub(super) waits_for: Option<u64>,
+    pub(super) staleness_bound: Option<u64>,
     /// What was measured of gradients last: squared norm of their mean, and variance of one.
     pub(super) mean_norm_squared: Option<f64>,
     pub(super) variance: Option<f64>,

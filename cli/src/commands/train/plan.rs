@@ -75,6 +75,7 @@ pub(super) struct Plan {
     pub(super) optimizer_name: &'static str,
     pub(super) learning_rate: f32,
     pub(super) encoding: ElementType,
+    pub(super) moments: bool,
     pub(super) save: Option<PathBuf>,
     pub(super) json: Option<PathBuf>,
 }
@@ -184,6 +185,7 @@ impl Plan {
             optimizer_name,
             learning_rate,
             encoding,
+            moments: args.moments,
             save: args.save,
             json: args.json,
         })

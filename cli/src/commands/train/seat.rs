@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,8 @@ pub(super) struct Seat {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// Somebody wants a checkpoint now.
+    wanted: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -66,20 +69,18 @@ impl Shared {
 }
 
 impl Seat {
-    /// Joins the job at `address`, within `timeout`.
+    /// Joins the job at `address`, within `timeout`. Whoever sets `wanted` wants a checkpoint.
     pub(super) fn take(
         address: &str,
-        role: Role,
-        place: Option<u32>,
-        rank: Option<u32>,
+        introduction: Introduction,
         secret: Option<Secret>,
+        wanted: Arc<AtomicBool>,
         timeout: Duration,
     ) -> Result<Seat, Trouble> {
-        let host = Host::own();
-        let introduction = Introduction { place, rank, ..Introduction::new(role, host.clone()) };
+        let host = introduction.host.clone();
         let membership = Membership::join(address, introduction, secret.clone(), timeout)?;
         let ip = membership.local_address()?.ip();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { wanted, ..Shared::default() });
         let kept = Arc::clone(&shared);
         std::thread::Builder::new().name("job".into()).spawn(move || keep(membership, &kept))?;
         Ok(Seat { shared, host, ip, secret })
@@ -149,6 +150,11 @@ impl Seat {
             }
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Whether a checkpoint was asked for since the last look.
+    pub(super) fn wants_checkpoint(&self) -> bool {
+        self.shared.wanted.swap(false, Ordering::Relaxed)
     }
 
     /// Why the seat is no more, if it is.
@@ -249,6 +255,7 @@ fn turn(
             MemberEvent::Said(message) => match read::<Order>(&message) {
                 Ok(Body::Json(Order::Leave)) => return Ok(Some(End::Dismissed)),
                 Ok(Body::Json(Order::Refuse(why))) => return Ok(Some(End::Lost(why))),
+                Ok(Body::Json(Order::Checkpoint)) => shared.wanted.store(true, Ordering::Relaxed),
                 Ok(Body::Json(order)) => state.orders.push_back(order),
                 Ok(Body::Values(values)) => state.values.extend(values),
                 Err(error) => {

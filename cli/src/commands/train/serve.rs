@@ -27,6 +27,11 @@ pub(super) fn serve(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) 
     seat.announce(flatten(server.address()));
     let end = loop {
         let before = server.status();
+        match (seat.wants_checkpoint(), keeps) {
+            (true, true) => server.request_checkpoint()?,
+            (true, false) => tracing::warn!("asked for a checkpoint, and this job was given no --checkpoint"),
+            (false, _) => {}
+        }
         let mut waited = Duration::ZERO;
         while waited < STATUS_EVERY && seat.end().is_none() {
             let has_all = |status: &ServerStatus| gradients.is_some_and(|all| status.folded >= all);
@@ -54,6 +59,8 @@ pub(super) fn serve(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) 
             dropped: status.dropped,
             interrupts: status.interrupts,
             gradients: status.gradients,
+            waits_for: status.waits_for,
+            staleness_bound: status.staleness_bound,
             mean_norm_squared: status.mean_norm_squared,
             variance: status.variance,
         }));
@@ -88,6 +95,7 @@ fn start(seat: &Seat, config: ServeConfig, timeout: Duration) -> Result<Server<F
         damping: config.damping,
         shard: config.shard,
         memory: ShardOptions { peers: config.peers, checksums: config.checksums, ..ShardOptions::default() },
+        measure_moments: config.moments,
         checkpoint: file.clone().map(|path| CheckpointOptions { path, every }),
         ..ServerOptions::new(config.scheme, config.workers, config.learning_rate)
     };

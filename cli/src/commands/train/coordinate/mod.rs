@@ -1,6 +1,7 @@
 //! The coordinator: keeps the meeting point, starts processes or waits for them, follows them, and brings the result
 //! home.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -11,7 +12,7 @@ use slackline_cli::metrics::{self, NodeMetrics, PeerMetrics, PeerState, Registry
 use slackline_cli::model::Evaluation;
 
 use super::evaluate::{Evaluator, Final, Judged, Places};
-use super::job::serve_metrics;
+use super::job::{checkpoint_requests, serve_metrics};
 use super::messages::{
     Body, Message, Order, PathTaken, Report, ServeConfig, Status, SyncConfig, VALUES_PER_MESSAGE, WorkConfig,
     json, read, values,
@@ -123,6 +124,8 @@ struct Coordinator<'a> {
     places: Places,
     metrics: Option<Registry>,
     measured: Instant,
+    /// Somebody wants checkpoints now.
+    wanted: Arc<AtomicBool>,
     /// Names this job among those of its workers.
     run: u64,
     servers: Vec<Shard>,
@@ -135,6 +138,7 @@ struct Coordinator<'a> {
 
 /// Runs the plan to its end. Whatever happens, no process is left when it returns.
 pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure> {
+    let wanted = checkpoint_requests()?;
     let (sender, events) = mpsc::sync_channel(256);
     let places =
         vec![(Role::Server, plan.servers as u32), (Role::Worker, plan.workers as u32), (Role::Reader, 0)];
@@ -174,6 +178,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         places: Arc::default(),
         metrics,
         measured: Instant::now(),
+        wanted,
         run: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64),
         servers: (0..plan.servers).map(|_| server()).collect(),
         workers: (0..plan.workers).map(|_| worker()).collect(),
@@ -242,8 +247,8 @@ impl Coordinator<'_> {
     }
 
     fn start_workers(&mut self) -> Result<(), Failure> {
-        if self.plan.job.starts_workers() {
-            for worker in 0..self.plan.workers {
+        for worker in 0..self.plan.workers {
+            if self.plan.job.starts_worker(worker, self.plan.servers) {
                 self.workers[worker].process = Some(self.start(Who::Worker(worker))?);
             }
         }
@@ -271,6 +276,7 @@ impl Coordinator<'_> {
             threads: plan.threads,
             checksums: plan.checksums,
             checkpoint,
+            moments: plan.moments,
             gradients: plan.gradients,
         }))
     }
@@ -447,8 +453,24 @@ impl Coordinator<'_> {
         while let Ok(event) = self.events.try_recv() {
             self.handle(event)?;
         }
+        if self.wanted.swap(false, Ordering::Relaxed) {
+            self.ask_for_checkpoints();
+        }
         self.measure();
         self.reap()
+    }
+
+    fn ask_for_checkpoints(&mut self) {
+        if self.plan.checkpoint.is_none() {
+            return self
+                .display
+                .warn("asked for a checkpoint (SIGUSR1), and this run was given no --checkpoint");
+        }
+        let order = json(&Order::Checkpoint);
+        for member in self.servers.iter().filter_map(|shard| shard.member) {
+            self.hub.say(member, &order);
+        }
+        self.display.tell("checkpoints are written, as was asked for (SIGUSR1)");
     }
 
     /// Brings up to date what is served of this process.
