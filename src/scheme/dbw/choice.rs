@@ -65,7 +65,7 @@ fn largest(n: usize, value: impl Fn(usize) -> f64, times: &[f64]) -> Option<usiz
 }
 
 /// Versions in a row that wait for one gradient before one waits for two: so many at first, then twice as many each
-/// time, and so many at most.
+/// time, and so many at most; half as many after each version that waited for more anyway.
 const ONES: std::ops::RangeInclusive<u16> = 5..=80;
 
 /// Learns times and gains, and chooses.
@@ -144,7 +144,7 @@ impl Chooser {
     /// `k`, or two where one was waited for often enough.
     fn probed(&mut self, k: usize) -> usize {
         if k > 1 {
-            (self.ones, self.ones_max) = (0, *ONES.start());
+            (self.ones, self.ones_max) = (0, (self.ones_max / 2).max(*ONES.start()));
             return k;
         }
         self.ones += 1;

@@ -1,7 +1,5 @@
 //! What an update out of `k` gradients is worth.
 
-use std::collections::VecDeque;
-
 use crate::scheme::Statistics;
 
 /// A lower bound on what one step lowers the loss by, in expectation: for an `L`-smooth loss `F`, a step size `h` and
@@ -92,7 +90,8 @@ pub(super) struct Estimates {
     squares: Mean,
     /// Half the squared differences of neighbours: the variance of single losses, whatever their trend.
     loss_noise: Mean,
-    losses: VecDeque<f64>,
+    /// Of the window before and of this one.
+    losses: Vec<f64>,
     last: Option<Step>,
 }
 
@@ -103,7 +102,7 @@ const RECENT: f64 = 0.25;
 const LONG: f64 = 0.5;
 
 /// A loss has grown when it did by so many standard errors more than it may.
-const ERRORS_GROWN: f64 = 2.0;
+const ERRORS_GROWN: f64 = 3.0;
 
 impl Estimates {
     pub(super) fn new(window: usize) -> Estimates {
@@ -121,7 +120,7 @@ impl Estimates {
             fallen: long(),
             squares: long(),
             loss_noise: long(),
-            losses: VecDeque::with_capacity(2 * window + 1),
+            losses: Vec::with_capacity(2 * window),
             last: None,
         }
     }
@@ -150,10 +149,7 @@ impl Estimates {
         self.norms.add(step.mean_norm_squared);
         self.parts.add(part);
         self.norms_squared.add(step.norm_squared.powi(2));
-        if self.losses.len() == 2 * self.window {
-            self.losses.pop_front();
-        }
-        self.losses.push_back(step.loss);
+        self.losses.push(step.loss);
         if let Some(last) = self.last {
             // The step before has shown by now what it was worth; what it fell short of is curvature.
             let fallen = last.loss - step.loss;
@@ -196,15 +192,18 @@ impl Estimates {
         Some((2.0 * (measured - error.sqrt()) / square).clamp(0.0, 1.0 / learning_rate))
     }
 
-    /// Whether the mean loss of a window is more than `factor` times that of the window before, beyond noise.
-    pub(super) fn loss_grows(&self, factor: f64) -> bool {
+    /// Asked after each update, and answered at the end of each window: whether its mean loss is more than `factor`
+    /// times that of the window before, beyond noise.
+    pub(super) fn loss_grows(&mut self, factor: f64) -> bool {
         if self.losses.len() < 2 * self.window {
             return false;
         }
-        let mean =
-            |from: usize| self.losses.range(from..from + self.window).sum::<f64>() / self.window as f64;
+        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / self.window as f64;
+        let (before, now) = self.losses.split_at(self.window);
         let error = (2.0 * self.loss_noise.value / self.window as f64).sqrt();
-        mean(self.window) > factor * mean(0) + ERRORS_GROWN * error
+        let grows = mean(now) > factor * mean(before) + ERRORS_GROWN * error;
+        self.losses.drain(..self.window);
+        grows
     }
 }
 
@@ -281,12 +280,16 @@ mod tests {
     fn a_loss_grows_beyond_its_noise_only() {
         let grows = |losses: &[f64]| {
             let mut estimates = Estimates::new(4);
-            losses.iter().for_each(|loss| estimates.add(2, &measured(1.0, Some(1.0), *loss)));
-            estimates.loss_grows(1.01)
+            let answers = losses.iter().map(|loss| {
+                estimates.add(2, &measured(1.0, Some(1.0), *loss));
+                estimates.loss_grows(1.01)
+            });
+            answers.collect::<Vec<_>>()
         };
-        assert!(!grows(&[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]), "not two windows yet");
-        assert!(grows(&[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]));
-        assert!(!grows(&[1.0, 1.0, 1.0, 1.0, 1.005, 1.005, 1.005, 1.005]));
-        assert!(!grows(&[1.0, 2.0, 1.0, 2.0, 1.1, 2.1, 1.1, 2.1]));
+        let never = |losses: &[f64]| !grows(losses).contains(&true);
+        assert!(never(&[1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0]), "not two windows yet");
+        assert_eq!(grows(&[1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 3.0, 3.0]).iter().position(|it| *it), Some(7));
+        assert!(never(&[1.0, 1.0, 1.0, 1.0, 1.005, 1.005, 1.005, 1.005]));
+        assert!(never(&[1.0, 2.0, 1.0, 2.0, 1.1, 2.1, 1.1, 2.1]));
     }
 }
