@@ -28,7 +28,7 @@ pub(crate) struct SchemeArgs {
     #[arg(long, help_heading = "Scheme", value_name = "N")]
     pub(crate) window: Option<String>,
 
-    /// Growth of the loss from which on k grows too (dbw) [default: 1.01]
+    /// Growth of the loss from which on more are waited for (dbw) [default: 1]
     #[arg(long, help_heading = "Scheme", value_name = "FACTOR")]
     pub(crate) loss_growth: Option<String>,
 

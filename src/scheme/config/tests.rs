@@ -143,7 +143,7 @@ fn every_setting_has_its_place() {
         assert_eq!(config.to_string(), text);
     };
     let dbw = |delivery, choice| Config::Dbw { delivery, choice };
-    let dynamic = Choice::Dynamic { window: 10, loss_growth: 1.01 };
+    let dynamic = Choice::Dynamic { window: 10, loss_growth: 1.0 };
     is("dbw", dbw(Delivery::Interrupt, dynamic));
     is("dbw(delivery=wait, k=3)", dbw(Delivery::Wait, Choice::Static { k: 3 }));
     is("dbw(choice=blind, window=9)", dbw(Delivery::Interrupt, Choice::Blind { window: 9 }));

@@ -130,7 +130,7 @@ fn delay(given: &Given) -> Result<Config, ConfigError> {
 
 const DBW_WINDOW: u16 = 10;
 const DBW_BLIND_WINDOW: u16 = 5;
-const DBW_LOSS_GROWTH: f32 = 1.01;
+const DBW_LOSS_GROWTH: f32 = 1.0;
 
 /// Makes a rule of a `k`.
 type Rule = fn(u16) -> WaitFor;

@@ -21,8 +21,10 @@ pub enum Choice {
         /// last quarter, and the last half, of all there were. The paper's value is not known for sure (5, of a fixed
         /// length, or so); 10 by default.
         window: u16,
-        /// When the mean loss of a window is more than so many times that of the one before, by more than noise, `k`
-        /// grows by at least one. Not known for sure either; 1.01 by default.
+        /// A loss that is more than so many times what it was a window before, twice in a row, doubles the fewest that
+        /// are waited for, and one that is not halves them: estimates say little where noise is all that there is.
+        /// Windows are an eighth of all updates, or `window`. 1 by default; the paper compares single losses, with
+        /// 1.01, and waits for one more.
         loss_growth: f32,
     },
     /// Always the same: static backup workers.
@@ -79,6 +81,9 @@ pub(super) struct Chooser {
     /// Versions in a row that waited for one, and how many may.
     ones: u16,
     ones_max: u16,
+    /// The fewest that are waited for, and whether the loss has grown over the last window.
+    least: usize,
+    has_grown: bool,
     row: Vec<f64>,
 }
 
@@ -97,6 +102,8 @@ impl Chooser {
             first,
             ones: 0,
             ones_max: *ONES.start(),
+            least: 1,
+            has_grown: false,
             row: Vec::new(),
         }
     }
@@ -135,8 +142,13 @@ impl Chooser {
                 let more = (k + 1).min(workers);
                 // That nothing gains is often noise, and to wait for all the costliest of all mistakes.
                 let best = if gain.of(workers) > 0.0 { best_k(&gain, &self.row) } else { more };
-                let grows = self.estimates.loss_grows(f64::from(loss_growth));
-                self.probed(if grows { best.max(more) } else { best }).min(workers)
+                match self.estimates.loss_grows(f64::from(loss_growth)) {
+                    Some(true) if self.has_grown => self.least = (2 * self.least).min(workers),
+                    Some(true) => self.has_grown = true,
+                    Some(false) => (self.has_grown, self.least) = (false, (self.least / 2).max(1)),
+                    None => {}
+                }
+                self.probed(best.max(self.least)).min(workers)
             }
         }
     }
@@ -209,13 +221,12 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_grows_raises_k() {
+    fn a_loss_that_grows_raises_k_until_it_falls() {
         let mut chooser = learning(2);
-        // A gradient without noise: one is enough.
-        assert_eq!([9.0; 4].map(|loss| chooser.next(4, 4, &measured(1e6, loss))), [1; 4]);
-        assert_eq!(chooser.next(4, 2, &measured(1e6, 9.05)), 2, "one in five shows the variance");
-        assert_eq!(chooser.next(4, 2, &measured(1e6, 19.0)), 1, "one loss may be noise");
-        assert_eq!(chooser.next(4, 2, &measured(1e6, 19.0)), 3);
+        // A gradient without noise: one is enough, but for the fifth.
+        let mut next = |loss| [(); 2].map(|()| chooser.next(4, 2, &measured(1e6, loss)));
+        let losses = [9.0, 19.0, 29.0, 39.0, 1.0, 0.5, 0.4];
+        assert_eq!(losses.map(&mut next), [[1, 1], [1, 1], [2, 2], [2, 4], [4, 2], [2, 1], [1, 1]]);
     }
 
     #[test]

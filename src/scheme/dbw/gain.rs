@@ -90,7 +90,7 @@ pub(super) struct Estimates {
     squares: Mean,
     /// Half the squared differences of neighbours: the variance of single losses, whatever their trend.
     loss_noise: Mean,
-    /// Of the window before and of this one.
+    /// Of the window before, and since.
     losses: Vec<f64>,
     last: Option<Step>,
 }
@@ -101,8 +101,11 @@ const RECENT: f64 = 0.25;
 /// The part of all updates that the smoothness is a mean of, for it changes less and is harder to tell.
 const LONG: f64 = 0.5;
 
-/// A loss has grown when it did by so many standard errors more than it may.
-const ERRORS_GROWN: f64 = 3.0;
+/// The smoothness is read by so many standard errors below what was measured.
+const ERRORS: f64 = 1.5;
+
+/// The part of all updates that a window of losses is, if that is more than the least.
+const WINDOW: f64 = 0.125;
 
 impl Estimates {
     pub(super) fn new(window: usize) -> Estimates {
@@ -180,30 +183,30 @@ impl Estimates {
         Some((self.variances.get()? / self.weights.get()?).max(0.0))
     }
 
-    /// One standard error less than what was measured, where single norms have this variance; from zero to
-    /// `1 / learning_rate`, beyond which nobody would have chosen the step size. Nothing until two updates were
-    /// measured.
+    /// [`ERRORS`] standard errors less than was measured, where single norms have this variance; from zero to
+    /// `1 / learning_rate`, beyond which nobody would have chosen the step size. Nothing until a window of updates was
+    /// measured: the error is not known before.
     fn smoothness(&self, learning_rate: f64, spread: f64) -> Option<f64> {
         let square = self.squares.get().filter(|square| *square > 0.0)?;
+        if self.squares.count < self.window as f64 {
+            return None;
+        }
         let measured = self.promised.get()? - self.fallen.get()?;
         // Losses in a sum of differences cancel, but for the first and the last.
         let shares = self.promised.squares;
         let error = learning_rate.powi(2) * spread * shares + 2.0 * self.loss_noise.value * shares * shares;
-        Some((2.0 * (measured - error.sqrt()) / square).clamp(0.0, 1.0 / learning_rate))
+        Some((2.0 * (measured - ERRORS * error.sqrt()) / square).clamp(0.0, 1.0 / learning_rate))
     }
 
-    /// Asked after each update, and answered at the end of each window: whether its mean loss is more than `factor`
-    /// times that of the window before, beyond noise.
-    pub(super) fn loss_grows(&mut self, factor: f64) -> bool {
-        if self.losses.len() < 2 * self.window {
-            return false;
-        }
-        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / self.window as f64;
-        let (before, now) = self.losses.split_at(self.window);
-        let error = (2.0 * self.loss_noise.value / self.window as f64).sqrt();
-        let grows = mean(now) > factor * mean(before) + ERRORS_GROWN * error;
-        self.losses.drain(..self.window);
-        grows
+    /// Asked after each update, and answered at the end of each window, which are longer and longer: whether its mean
+    /// loss is more than `factor` times that of the window before.
+    pub(super) fn loss_grows(&mut self, factor: f64) -> Option<bool> {
+        let window = self.window.max((self.norms.count * WINDOW) as usize);
+        let last = self.losses.len().checked_sub(window).filter(|last| *last >= window)?;
+        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+        let grows = mean(&self.losses[last..]) > factor * mean(&self.losses[..last]);
+        self.losses.drain(..last);
+        Some(grows)
     }
 }
 
@@ -277,19 +280,21 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_grows_beyond_its_noise_only() {
-        let grows = |losses: &[f64]| {
-            let mut estimates = Estimates::new(4);
+    fn windows_of_losses_are_compared_one_by_one_and_grow_longer() {
+        let mut estimates = Estimates::new(2);
+        let mut ends = |losses: &[f64]| {
             let answers = losses.iter().map(|loss| {
                 estimates.add(2, &measured(1.0, Some(1.0), *loss));
-                estimates.loss_grows(1.01)
+                estimates.loss_grows(1.5)
             });
             answers.collect::<Vec<_>>()
         };
-        let never = |losses: &[f64]| !grows(losses).contains(&true);
-        assert!(never(&[1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0]), "not two windows yet");
-        assert_eq!(grows(&[1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 3.0, 3.0]).iter().position(|it| *it), Some(7));
-        assert!(never(&[1.0, 1.0, 1.0, 1.0, 1.005, 1.005, 1.005, 1.005]));
-        assert!(never(&[1.0, 2.0, 1.0, 2.0, 1.1, 2.1, 1.1, 2.1]));
+        assert_eq!(ends(&[1.0, 1.0, 2.0, 2.0]), [None, None, None, Some(true)]);
+        assert_eq!(ends(&[2.5, 2.5, 5.0, 2.0]), [None, Some(false), None, Some(false)]);
+        let answers = ends(&[1.0; 800]);
+        let at = answers.iter().enumerate().filter(|(_, answer)| answer.is_some());
+        let at: Vec<usize> = at.map(|(index, _)| index).collect();
+        let (first, last) = (at[1] - at[0], at[at.len() - 1] - at[at.len() - 2]);
+        assert!(first == 2 && (80..=100).contains(&last), "{at:?}");
     }
 }

@@ -409,6 +409,7 @@ impl Coordinator<'_> {
         let deadline = Instant::now() + self.plan.timeout;
         loop {
             if let Some(last) = self.last.take() {
+                self.hear_servers_out(last.versions)?;
                 return Ok(last);
             }
             if Instant::now() >= deadline {
@@ -420,6 +421,17 @@ impl Coordinator<'_> {
             }
             self.step()?;
         }
+    }
+
+    /// Waits a moment for servers to tell of all that they have done: what a run shorter than the time between two
+    /// reports is known by.
+    fn hear_servers_out(&mut self, versions: u64) -> Result<(), Failure> {
+        let deadline = Instant::now() + LAST_WORDS;
+        let is_behind = |shard: &Shard| shard.status.version < versions;
+        while !self.has_all_gradients() && self.servers.iter().any(is_behind) && Instant::now() < deadline {
+            self.step()?;
+        }
+        Ok(())
     }
 
     /// Ends all processes in good order: workers before their servers.
