@@ -257,7 +257,7 @@ mod tests {
         (1..=2).for_each(|k| chooser.add_time(4, k, k as f64));
         // Steps of 1 on a loss that does not fall: all that the gradient promised was curvature.
         let stuck = Statistics { learning_rate: Some(1.0), ..measured(1.0, 1.0) };
-        let chosen = [(); 5].map(|()| chooser.next(4, 2, &stuck));
+        let chosen = [(); 8].map(|()| chooser.next(4, 2, &stuck));
         assert_eq!(chosen.iter().max(), Some(&4), "{chosen:?}");
     }
 
