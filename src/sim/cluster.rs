@@ -208,17 +208,8 @@ impl Cluster {
             &"used with this optimiser",
             "what a gradient will do to the parameters is known before only with SGD",
         )?;
-        let in_order = matches!(
-            self.scheme,
-            Config::Bsp
-                | Config::Asp
-                | Config::Ssp { .. }
-                | Config::Essp { .. }
-                | Config::Bap { .. }
-                | Config::Vap { .. }
-        );
         holds(
-            !self.read_my_writes || in_order,
+            !self.read_my_writes || self.scheme.folds_all_in_order(),
             "read_my_writes",
             &format!("used with {}", self.scheme),
             "what a worker wrote is not always folded in there, or not in order or with this weight: leave it out, or \

@@ -251,6 +251,20 @@ impl Config {
         )
     }
 
+    /// True if every gradient is folded in, each worker's in order, and with one part in the number of workers, so that
+    /// a worker knows what its own will do before the server has done it.
+    pub const fn folds_all_in_order(&self) -> bool {
+        matches!(
+            self,
+            Config::Bsp
+                | Config::Asp
+                | Config::Ssp { .. }
+                | Config::Essp { .. }
+                | Config::Bap { .. }
+                | Config::Vap { .. }
+        )
+    }
+
     /// How many steps a worker makes on its own copy for each gradient that it publishes, which is their sum.
     pub const fn local_steps(&self) -> u16 {
         match *self {

@@ -36,10 +36,10 @@ pub(super) fn check(
              use --optimizer sgd, or leave it out",
         ));
     }
-    if args.read_my_writes && (scheme.interrupts() || !scheme.has_server()) {
+    if args.read_my_writes && !scheme.folds_all_in_order() {
         return Err(Failure::usage(format!(
-            "--read-my-writes: under {name} what a worker wrote is not always folded in, and not in order; \
-             leave it out, or use bsp, asp, ssp, essp, bap or vap"
+            "--read-my-writes: under {name} what a worker wrote is not always folded in, or not in order or \
+             with this weight; leave it out, or use bsp, asp, ssp, essp, bap or vap"
         )));
     }
     let damped = Damping::from(args.settings.damping) != Damping::None;
