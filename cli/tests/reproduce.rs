@@ -58,7 +58,12 @@ fn essp_reads_what_is_fresh_and_ssp_what_the_bound_allows() {
 #[test]
 fn dbw_is_held_against_every_static_k_in_every_setting() {
     let rows = rows("dbw");
-    assert_eq!(rows.len(), 24);
+    let over_best: Vec<f64> =
+        rows.iter().filter(|row| row["counts"] == true).map(|row| number(row, "over_best")).collect();
+    assert_eq!((rows.len(), over_best.len()), (32, 24));
+    // Where the page says 23, and 1.12: other machines round other last digits.
+    assert!(over_best.iter().filter(|ratio| **ratio <= 1.1).count() >= 22, "{over_best:?}");
+    assert!(over_best.iter().all(|ratio| *ratio <= 1.2), "{over_best:?}");
     for row in &rows {
         let (best, fixed) = (number(row, "best_k") as usize, row["static"].as_array().expect("times"));
         assert_eq!(fixed.len(), 16);
