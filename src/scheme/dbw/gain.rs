@@ -69,7 +69,7 @@ struct Step {
 /// Single estimates are mostly noise: that of the gradient's norm is often negative, that of the smoothness much larger
 /// than any smoothness. So means are clipped and samples are not; means are long, ever longer; and each is read by its
 /// standard error on the side where a mistake costs less. Too small a gradient, or too large a smoothness, says that no
-/// update gains anything, and all are waited for; the opposite costs a few noisy updates, which are measured in turn.
+/// update gains anything, and `k` climbs; the opposite costs a few noisy updates, which are measured in turn.
 /// Nothing of this is in the paper, as far as known.
 #[derive(Debug)]
 pub(super) struct Estimates {

@@ -6,7 +6,7 @@
 //! gradients is worth ([`Gain`]) and from how long the `k`-th takes: [`best_k`] has the most gain per second.
 //!
 //! The bound on the gain and the choice are the paper's. The estimators are the natural unbiased ones, reconstructed;
-//! window, loss growth and the first versions are parameters of [`Choice`].
+//! how they are averaged and read, and what a loss that grows does, is our own: see [`Choice::Dynamic`].
 
 mod choice;
 mod gain;
