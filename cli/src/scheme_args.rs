@@ -24,7 +24,7 @@ pub(crate) struct SchemeArgs {
     #[arg(long, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) choice: Option<String>,
 
-    /// Updates that estimates are taken over (dbw) [default: 5]
+    /// Updates that estimates are taken over at least (dbw) [default: 10; choice=blind: 5]
     #[arg(long, help_heading = "Scheme", value_name = "N")]
     pub(crate) window: Option<String>,
 
