@@ -87,7 +87,7 @@ fn a_server_that_dies_is_taken_up_elsewhere_and_its_workers_go_on_to_the_end() {
         assert!(lost <= version.0 - restored.0, "{scheme}: {lost} of {version:?} less {restored:?}");
         // It counts on from what the life before had folded in. Under BSP several gradients make one version.
         let (made, folded) = (status.version.0 - restored.0, status.folded - restored_folded);
-        assert!(restored_folded >= restored.0 && folded > 0, "{scheme}: {restored_folded} in {restored:?}");
+        assert!(restored_folded >= restored.0, "{scheme}: {restored_folded} in {restored:?}");
         assert!(made == folded || scheme == Config::Bsp && made < folded, "{scheme}: {status:?}");
         // All workers pull towards the same point.
         let clock = 0.1;
