@@ -49,17 +49,8 @@ impl Judge {
             },
             is_bulk: matches!(scheme, Config::Bsp | Config::Bap { .. }),
             folds_all: stays
-                && matches!(
-                    scheme,
-                    Config::Bsp
-                        | Config::Asp
-                        | Config::Ssp { .. }
-                        | Config::Essp { .. }
-                        | Config::Bap { .. }
-                        | Config::Vap { .. }
-                        | Config::Abs { staleness: None, .. }
-                        | Config::Delay { .. }
-                ),
+                && (scheme.folds_all_in_order()
+                    || matches!(scheme, Config::Abs { staleness: None, .. } | Config::Delay { .. })),
             is_damped: cluster.damping != Damping::None,
             lag: match *scheme {
                 Config::Bsp if stays => Some(0),

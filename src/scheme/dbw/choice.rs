@@ -23,8 +23,8 @@ pub enum Choice {
         window: u16,
         /// A loss that is more than so many times what it was a window before, twice in a row, doubles the fewest that
         /// are waited for, and one that is not halves them: estimates say little where noise is all that there is.
-        /// Windows are an eighth of all updates, or `window`. 1 by default; the paper compares single losses, with
-        /// 1.01, and waits for one more.
+        /// Windows are an eighth of all updates, 1000 at most, or `window`. 1 by default; the paper compares single
+        /// losses, with 1.01, and waits for one more.
         loss_growth: f32,
     },
     /// Always the same: static backup workers.

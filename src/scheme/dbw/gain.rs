@@ -107,6 +107,9 @@ const ERRORS: f64 = 1.5;
 /// The part of all updates that a window of losses is, if that is more than the least.
 const WINDOW: f64 = 0.125;
 
+/// The longest window of losses, unless a longer one is asked for.
+const WINDOW_MAX: usize = 1000;
+
 impl Estimates {
     pub(super) fn new(window: usize) -> Estimates {
         let window = window.max(1);
@@ -123,7 +126,7 @@ impl Estimates {
             fallen: long(),
             squares: long(),
             loss_noise: long(),
-            losses: Vec::with_capacity(2 * window),
+            losses: Vec::with_capacity(2 * window.max(WINDOW_MAX)),
             last: None,
         }
     }
@@ -195,13 +198,14 @@ impl Estimates {
         // Losses in a sum of differences cancel, but for the first and the last.
         let shares = self.promised.squares;
         let error = learning_rate.powi(2) * spread * shares + 2.0 * self.loss_noise.value * shares * shares;
-        Some((2.0 * (measured - ERRORS * error.sqrt()) / square).clamp(0.0, 1.0 / learning_rate))
+        // Not `clamp`, which panics where the step size is below zero: some climb.
+        Some((2.0 * (measured - ERRORS * error.sqrt()) / square).min(1.0 / learning_rate).max(0.0))
     }
 
     /// Asked after each update, and answered at the end of each window, which are longer and longer: whether its mean
     /// loss is more than `factor` times that of the window before.
     pub(super) fn loss_grows(&mut self, factor: f64) -> Option<bool> {
-        let window = self.window.max((self.norms.count * WINDOW) as usize);
+        let window = self.window.max(((self.norms.count * WINDOW) as usize).min(WINDOW_MAX));
         let last = self.losses.len().checked_sub(window).filter(|last| *last >= window)?;
         let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
         let grows = mean(&self.losses[last..]) > factor * mean(&self.losses[..last]);
@@ -266,6 +270,22 @@ mod tests {
         mean.add(1.0);
         // The last of 401: a quarter of them, and what is left of the first four is nothing.
         assert!((mean.value - 4.0 / 401.0).abs() < 1e-6, "{}", mean.value);
+    }
+
+    #[test]
+    fn any_step_size_and_any_loss_gives_a_gain_and_takes_no_more_room() {
+        for learning_rate in [-1.0, 0.0, f64::NAN, f64::INFINITY, 1e-300] {
+            let mut estimates = Estimates::new(2);
+            let room = estimates.losses.capacity();
+            for update in 0..20_000 {
+                let odd = [0.5, f64::NAN, f64::MAX, -f64::MAX, f64::INFINITY][update % 5];
+                let measured =
+                    Statistics { learning_rate: Some(learning_rate), ..measured(odd, Some(odd), odd) };
+                estimates.add(2, &measured);
+                let _ = (estimates.gain(), estimates.loss_grows(1.0));
+            }
+            assert_eq!(estimates.losses.capacity(), room, "at {learning_rate}");
+        }
     }
 
     #[test]
