@@ -153,6 +153,12 @@ pub(super) fn is_aligned(grant: &RemoteSlice) -> bool {
     grant.offset.is_multiple_of(super::layout::LINE as u64)
 }
 
+/// Whether a server of some number of workers could keep this scheme: the text of a scheme is checked where it is
+/// read, that of a peer only here.
+fn is_sound(scheme: &scheme::Config) -> bool {
+    scheme.has_server() && scheme.check(usize::from(u16::MAX)).is_ok()
+}
+
 impl Hello {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
@@ -162,6 +168,9 @@ impl Hello {
     /// From bytes and grants that a stranger sent: everything that is computed with later is checked here.
     pub fn decode(bytes: &[u8], grants: &[RemoteSlice]) -> Result<Hello, HandshakeError> {
         let hello: Hello = decode(bytes)?;
+        if let Role::Worker { scheme, .. } = &hello.role {
+            check(is_sound(scheme), "a scheme that no server can keep")?;
+        }
         if let Some(resume) = &hello.resume {
             check(resume.clock <= Resume::CLOCK_MAX, "a clock that nobody can have reached")?;
             check(resume.version <= super::Latest::VERSION_MAX, "a version that nobody can have seen")?;
@@ -192,6 +201,7 @@ impl Welcome {
     /// From bytes and grants that a server sent: everything that is computed with later is checked here.
     pub fn decode(bytes: &[u8], role: &Role, grants: &[RemoteSlice]) -> Result<Welcome, HandshakeError> {
         let welcome: Welcome = decode(bytes)?;
+        check(welcome.scheme.as_ref().is_none_or(is_sound), "a scheme that no server can keep")?;
         check(
             welcome.geometry.is_sound() && welcome.layout.frames == welcome.geometry.frames,
             "frames that cannot be",
@@ -402,6 +412,38 @@ mod tests {
             Resume { version: resume.version.next(), ..resume },
         ] {
             assert!(Hello::decode(&hello(resume).encode(), &[]).is_err(), "{resume:?}");
+        }
+    }
+
+    #[test]
+    fn a_scheme_that_no_server_can_keep_is_refused() {
+        use scheme::{Choice, Config, Delivery, Partition};
+        let dbw = |window, loss_growth| {
+            Some(Config::Dbw {
+                delivery: Delivery::Interrupt,
+                choice: Choice::Dynamic { window, loss_growth },
+            })
+        };
+        let hears = |scheme| {
+            let (welcome, grants) = welcome();
+            let welcome = Welcome { scheme, ..welcome };
+            let heard = Welcome::decode(&welcome.encode(), &Role::Reader, &grants).is_ok();
+            if let Some(scheme) = scheme {
+                let role = Role::Worker { encoding: ElementType::F32, scheme };
+                let hello = Hello { role, push: None, resume: None };
+                assert_eq!(Hello::decode(&hello.encode(), &[]).is_ok(), heard, "{scheme:?}");
+            }
+            heard
+        };
+        assert!(hears(None) && hears(dbw(1, 1.0)));
+        for scheme in [
+            dbw(0, 1.0),
+            dbw(1, f32::NAN),
+            dbw(1, -1.0),
+            Some(Config::Bap { staleness: u64::MAX }),
+            Some(Config::DsSync { group: 2, partition: Partition::Uneven }),
+        ] {
+            assert!(!hears(scheme), "{scheme:?}");
         }
     }
 
