@@ -32,6 +32,8 @@ pub mod mixed;
 pub mod shm;
 #[cfg(not(loom))]
 pub mod tcp;
+#[cfg(not(loom))]
+mod verbs;
 mod work;
 
 use std::task::Poll;

@@ -1,0 +1,33 @@
+//! libibverbs, as its header says it is: no judgement, no safety, no lifetimes.
+//!
+//! Nothing is linked. The library is opened at run time, so that one binary runs where there is an RDMA stack and where
+//! there is none, and says which. Three parts:
+//!
+//! - [`bindings`]: types and constants, generated from `<infiniband/verbs.h>`. Enumerations are integers with
+//!   constants, since kernels and drivers may answer with values that are newer than the header. Structures grow at
+//!   their end (or, `verbs_context`, at its beginning) from version to version: what a runtime fills is never taken to
+//!   be more than the header of that time had.
+//! - [`Library`]: the exported functions, found by name and version.
+//! - [`inline`]: what the header defines as `static inline`, and so no library exports.
+#![allow(unsafe_code)]
+
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::undocumented_unsafe_blocks,
+    clippy::identity_op,
+    clippy::unnecessary_operation
+)]
+#[rustfmt::skip] // the generator has formatted it, and a check compares it byte for byte
+pub(crate) mod bindings;
+pub(crate) mod inline;
+mod library;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use bindings::*;
+pub(crate) use library::{Library, LibraryError};
