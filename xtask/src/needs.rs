@@ -25,6 +25,12 @@ pub(crate) enum Need {
     Iproute2,
     /// `nft`: tests lose packets.
     Nftables,
+    /// Guests run in it.
+    Qemu,
+    /// What a guest's kernel and first file system are made with.
+    GuestTools,
+    /// RDMA's own benchmark, and the provider of libibverbs for soft-RoCE.
+    Perftest,
 }
 
 /// How a missing need is installed.
@@ -60,6 +66,17 @@ impl Need {
                 Cmd::new("sh", &["-c", "PATH=$PATH:/usr/sbin:/sbin; command -v ip && command -v tc"])
             }
             Need::Nftables => Cmd::new("sh", &["-c", "PATH=$PATH:/usr/sbin:/sbin; command -v nft"]),
+            Need::Qemu => Cmd::new("qemu-system-x86_64", &["--version"]),
+            // A guest has no libraries at first: a busybox that `ldd` finds some in will not do.
+            Need::GuestTools => {
+                let script = "PATH=$PATH:/usr/sbin:/sbin; command -v cpio && command -v depmod && command -v xz \
+                              && busybox=$(command -v busybox) && ! ldd \"$busybox\"";
+                Cmd::new("sh", &["-c", script])
+            }
+            Need::Perftest => {
+                let script = "command -v ib_write_bw && test -e /etc/libibverbs.d/rxe.driver";
+                Cmd::new("sh", &["-c", script])
+            }
         };
         probe.output(site).is_some()
     }
@@ -75,6 +92,9 @@ impl Need {
             Need::Iperf3 => Source::Apt(&["iperf3"]),
             Need::Iproute2 => Source::Apt(&["iproute2"]),
             Need::Nftables => Source::Apt(&["nftables"]),
+            Need::Qemu => Source::Apt(&["qemu-system-x86"]),
+            Need::GuestTools => Source::Apt(&["busybox-static", "kmod", "cpio", "xz-utils"]),
+            Need::Perftest => Source::Apt(&["perftest", "ibverbs-providers"]),
         }
     }
 
@@ -88,6 +108,9 @@ impl Need {
             Need::Iperf3 => "there is no `iperf3`".into(),
             Need::Iproute2 => "there is no `ip` or no `tc`".into(),
             Need::Nftables => "there is no `nft`".into(),
+            Need::Qemu => "there is no `qemu-system-x86_64`".into(),
+            Need::GuestTools => "one of these is missing: a static busybox, cpio, depmod, xz".into(),
+            Need::Perftest => "there is no `ib_write_bw`, or no libibverbs provider for rxe".into(),
             Need::Valgrind => "there is neither a nightly toolchain for AddressSanitizer nor valgrind".into(),
         }
     }
