@@ -5,7 +5,7 @@
 //! takes, to begin from.
 #![forbid(unsafe_code)]
 
-use crate::transport::{shm, tcp};
+use crate::transport::{shm, tcp, verbs};
 use crate::{channel, node, param, rendezvous, transport};
 
 /// One decoder.
@@ -37,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     target("shm_handshake", shm::fuzz_handshake, shm::handshake_samples),
     target("tcp_headers", tcp::fuzz_headers, tcp::header_samples),
     target("tcp_hello", tcp::fuzz_hello, tcp::hello_samples),
+    target("verbs_hello", verbs::fuzz_hello, verbs::hello_samples),
 ];
 
 #[cfg(test)]

@@ -63,6 +63,7 @@ struct SimFixture;
 impl Fixture for SimFixture {
     type Transport = SimTransport;
     const MODULE: &'static str = "sim";
+    const KEYS_ARE_OF_ONE_CONNECTION: bool = false;
     const ROUNDS: u64 = 2_000;
 
     fn transport() -> SimTransport {

@@ -223,6 +223,7 @@ impl Purpose {
         match self {
             Purpose::Rendezvous => "a meeting point",
             Purpose::Transport => "memory over tcp",
+            Purpose::Verbs => "memory by RDMA",
         }
     }
 }
@@ -231,6 +232,7 @@ fn purpose_name(number: u32) -> &'static str {
     match number {
         1 => Purpose::Rendezvous.name(),
         2 => Purpose::Transport.name(),
+        3 => Purpose::Verbs.name(),
         _ => "something else",
     }
 }

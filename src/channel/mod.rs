@@ -63,8 +63,10 @@ pub const CHANNEL_VERSION: u32 = 1;
 pub enum Purpose {
     /// The meeting point of a job.
     Rendezvous = 1,
-    /// Memory of a peer.
+    /// Memory of a peer over TCP.
     Transport = 2,
+    /// Memory of a peer by RDMA.
+    Verbs = 3,
 }
 
 /// Who is on one side. Covered by both proofs.

@@ -80,7 +80,7 @@ mod tests {
     use crate::mem::{HostMemory, LocalKey};
 
     fn region(access: Access) -> MemoryRegion {
-        MemoryRegion::new(HostMemory::anonymous(4096).unwrap(), access, LocalKey(0), ())
+        MemoryRegion::new(HostMemory::anonymous(4096).unwrap(), access, LocalKey::NONE, ())
     }
 
     #[test]
@@ -102,6 +102,6 @@ mod tests {
         assert!(Buffer::new(shared).is_none());
         drop(clone);
         let memory = HostMemory::shared(4096).unwrap();
-        assert!(Buffer::new(MemoryRegion::new(memory, Access::LOCAL, LocalKey(0), ())).is_none());
+        assert!(Buffer::new(MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ())).is_none());
     }
 }

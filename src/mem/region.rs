@@ -17,8 +17,18 @@ bitflags::bitflags! {
         const REMOTE_WRITE = 2;
         /// Peers may fetch-add and compare-swap.
         const REMOTE_ATOMIC = 4;
+        /// What peers write may become visible in any order, as long as it does before what they write to regions
+        /// without this afterwards: for payloads that a word elsewhere announces, never for that word.
+        const RELAXED = 8;
         /// No peer may do anything: the source or destination of one's own requests.
         const LOCAL = 0;
+    }
+}
+
+impl Access {
+    /// True if no peer may do anything.
+    pub const fn is_local(self) -> bool {
+        self.difference(Access::RELAXED).is_empty()
     }
 }
 
@@ -41,9 +51,19 @@ fn check_range(offset: u64, len: u64, available: u64) -> Result<(), OutOfBounds>
     }
 }
 
-/// What the local device calls a region (verbs: lkey); means nothing elsewhere.
+/// What the local device calls a region (verbs: lkey), and where it does so; means nothing elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct LocalKey(pub u32);
+pub struct LocalKey {
+    /// Which of this process's protection domains the region is registered in; 0 is none.
+    pub domain: u32,
+    /// The key.
+    pub key: u32,
+}
+
+impl LocalKey {
+    /// The key of memory that no device needs to know.
+    pub const NONE: LocalKey = LocalKey { domain: 0, key: 0 };
+}
 
 /// What a peer must present to reach a region (verbs: rkey; elsewhere a random grant).
 ///
@@ -218,7 +238,7 @@ mod tests {
     #[test]
     fn ranges_that_overflow_are_out_of_bounds() {
         let memory = HostMemory::anonymous(64).unwrap();
-        let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey(0), ());
+        let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ());
         assert!(region.slice(usize::MAX, 2).is_err());
         assert!(region.slice(60, 5).is_err());
         assert!(region.slice(64, 0).is_ok());
@@ -233,7 +253,7 @@ mod tests {
     #[test]
     fn a_slice_keeps_its_region_alive() {
         let memory = HostMemory::anonymous(64).unwrap();
-        let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey(0), ());
+        let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ());
         let slice = region.slice(8, 8).unwrap();
         drop(region);
         slice.as_volatile().store_u64(0, 3);

@@ -8,8 +8,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// Where a peer listens. Written as `@name` (shared memory, a name that vanishes with its process), as a path with a
-/// `/` in it (shared memory, a socket file), or as `IP:PORT` (TCP; an IPv6 address in brackets). Names and paths
-/// cannot hold a comma.
+/// `/` in it (shared memory, a socket file), as `IP:PORT` (TCP; an IPv6 address in brackets), or as `verbs:IP:PORT`
+/// (RDMA). Names and paths cannot hold a comma.
 ///
 /// ```
 /// use slackline::transport::Address;
@@ -29,16 +29,21 @@ pub enum Address {
     Path(PathBuf),
     /// An IP address and a TCP port. Names of hosts are resolved before.
     Tcp(SocketAddr),
+    /// RDMA: where the two sides find each other, an IP address and a TCP port.
+    Verbs(SocketAddr),
     /// All of these at once, for a listener that is reached over several transports; written with commas between
     /// them. None of them is itself a list.
     Several(Vec<Address>),
 }
 
+/// What an address for RDMA begins with.
+const VERBS: &str = "verbs:";
+
 /// A text that is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{text}` is no address: write @NAME (1 to 100 bytes), a path with a / in it, or IP:PORT, \
-         several with commas between them"
+    "`{text}` is no address: write @NAME (1 to 100 bytes), a path with a / in it, IP:PORT or \
+         verbs:IP:PORT, several with commas between them"
 )]
 pub struct AddressError {
     text: String,
@@ -63,6 +68,7 @@ impl fmt::Display for Address {
             Address::Abstract(name) => write!(f, "@{name}"),
             Address::Path(path) => write!(f, "{}", path.display()),
             Address::Tcp(address) => write!(f, "{address}"),
+            Address::Verbs(address) => write!(f, "{VERBS}{address}"),
             Address::Several(addresses) => {
                 for (index, address) in addresses.iter().enumerate() {
                     let comma = if index > 0 { "," } else { "" };
@@ -96,6 +102,10 @@ impl FromStr for Address {
             let addresses = text.split(',').map(str::parse).collect::<Result<_, _>>();
             return addresses.map(Address::Several).map_err(|_| AddressError { text: text.to_owned() });
         }
+        if let Some(socket) = text.strip_prefix(VERBS) {
+            let socket = socket.parse().map_err(|_| AddressError { text: text.to_owned() })?;
+            return Ok(Address::Verbs(socket));
+        }
         match text.strip_prefix('@') {
             Some(name) if (1..=100).contains(&name.len()) && !name.contains('\0') => {
                 Ok(Address::Abstract(name.to_owned()))
@@ -128,9 +138,17 @@ pub(crate) fn fuzz_address(bytes: &[u8]) {
 /// Addresses of every kind.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn address_samples() -> Vec<Vec<u8>> {
-    ["@x", "/run/user/0/s", "./s", "10.0.0.1:7000", "[fe80::1%2]:1", "@x,[::1]:7,./s"]
-        .map(|text| text.as_bytes().to_vec())
-        .into()
+    [
+        "@x",
+        "/run/user/0/s",
+        "./s",
+        "10.0.0.1:7000",
+        "[fe80::1%2]:1",
+        "verbs:10.0.0.1:7",
+        "@x,verbs:[::1]:7,./s",
+    ]
+    .map(|text| text.as_bytes().to_vec())
+    .into()
 }
 
 #[cfg(test)]
@@ -139,12 +157,31 @@ mod tests {
 
     #[test]
     fn addresses_round_trip_and_rubbish_is_refused() {
-        for text in ["@x", "/run/user/0/s", "./s", "10.0.0.1:7000", "[fe80::1%2]:1", "@x,[::1]:7,./s"] {
+        for text in [
+            "@x",
+            "/run/user/0/s",
+            "./s",
+            "10.0.0.1:7000",
+            "[fe80::1%2]:1",
+            "verbs:10.0.0.1:7",
+            "@x,verbs:[::1]:7,./s",
+        ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
-        for text in
-            ["", "@", "name", "@a\0b", "a/\0", "10.0.0.1", "localhost:7000", "10.0.0.1:70000", "@x,", ","]
-        {
+        for text in [
+            "",
+            "@",
+            "name",
+            "@a\0b",
+            "a/\0",
+            "10.0.0.1",
+            "localhost:7000",
+            "10.0.0.1:70000",
+            "verbs:",
+            "verbs:x",
+            "@x,",
+            ",",
+        ] {
             assert!(text.parse::<Address>().is_err(), "{text:?}");
         }
         assert_ne!(Address::random(), Address::random());

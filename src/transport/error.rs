@@ -20,6 +20,18 @@ pub enum RegisterError {
         /// What to use instead.
         use_instead: &'static str,
     },
+    /// The device does not take it.
+    #[error("cannot register {bytes} bytes with the RDMA device {device}: {source}; {remedy}")]
+    Device {
+        /// Bytes of the region.
+        bytes: usize,
+        /// The device's name.
+        device: String,
+        /// What the system said.
+        source: io::Error,
+        /// What to do about it.
+        remedy: String,
+    },
 }
 
 /// A connection could not be made.
@@ -114,6 +126,41 @@ pub enum ConnectError {
     },
 }
 
+#[cfg(not(loom))]
+impl ConnectError {
+    /// What failed at `address`, where a channel did.
+    pub(super) fn from_channel(address: Address, error: crate::channel::ChannelError) -> ConnectError {
+        match error {
+            crate::channel::ChannelError::Closed { .. } => ConnectError::Closed { address },
+            crate::channel::ChannelError::System { operation, source } => {
+                let remedy = match source.kind() {
+                    io::ErrorKind::ConnectionRefused => {
+                        "nobody listens there: start the listener first, and check the address"
+                    }
+                    io::ErrorKind::TimedOut
+                    | io::ErrorKind::HostUnreachable
+                    | io::ErrorKind::NetworkUnreachable => {
+                        "the host does not answer: check the address, the network and its firewalls"
+                    }
+                    _ => "check the address, and the limit on open files (ulimit -n)",
+                };
+                ConnectError::System { operation, address, source, remedy }
+            }
+            source => ConnectError::Channel { address, source },
+        }
+    }
+
+    /// Why nobody can arrive at `address`, where the system does not let this process listen there.
+    pub(super) fn cannot_listen(address: Address, source: io::Error) -> ConnectError {
+        let remedy = match source.kind() {
+            io::ErrorKind::AddrInUse => "another process listens there: choose another port, or 0 for any",
+            io::ErrorKind::AddrNotAvailable => "listen at an address of this host, or at 0.0.0.0 for all",
+            _ => "check the address, and the limit on open files (ulimit -n)",
+        };
+        ConnectError::System { operation: "listen", address, source, remedy }
+    }
+}
+
 /// The connection to a peer is gone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the connection to the peer is gone: {reason}")]
@@ -169,4 +216,15 @@ pub enum CompletionError {
     /// The request was posted behind one that failed, or the connection ended before it ran.
     #[error("the request was flushed: the connection failed before it ran")]
     Flushed,
+    /// The peer's device did not answer in time, often as it was asked.
+    #[error("the peer's device does not answer: its process or host is gone, or the network between is down")]
+    Unreachable,
+    /// This side's device failed the request for a reason of its own.
+    #[error("the device failed the request with status {status} (vendor error {vendor_error:#x})")]
+    Device {
+        /// The status of its completion (`enum ibv_wc_status`).
+        status: u32,
+        /// What its maker says to it.
+        vendor_error: u32,
+    },
 }

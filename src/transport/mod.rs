@@ -33,7 +33,7 @@ pub mod shm;
 #[cfg(not(loom))]
 pub mod tcp;
 #[cfg(not(loom))]
-mod verbs;
+pub mod verbs;
 mod work;
 
 use std::task::Poll;

@@ -33,7 +33,7 @@ pub(crate) fn explore(preemptions: usize, model: impl Fn(&AtomicUsize) + Send + 
 }
 
 pub(crate) fn region(bytes: usize) -> MemoryRegion {
-    MemoryRegion::new(HostMemory::anonymous(bytes).unwrap(), Access::LOCAL, LocalKey(0), ())
+    MemoryRegion::new(HostMemory::anonymous(bytes).unwrap(), Access::LOCAL, LocalKey::NONE, ())
 }
 
 pub(crate) fn remote(key: RemoteKey, region: &MemoryRegion) -> RemoteSlice {

@@ -22,6 +22,8 @@ pub(crate) trait Fixture: 'static {
     /// How many payloads are announced where it is watched that none is late. Fewer where each takes more switches
     /// between threads than this machine may have processors for.
     const ROUNDS: u64 = 100_000;
+    /// False where keys are handed out that open something on other connections, too, as some devices do.
+    const KEYS_ARE_OF_ONE_CONNECTION: bool = true;
     fn transport() -> Self::Transport;
     /// An address that nobody listens at.
     fn address() -> Address;

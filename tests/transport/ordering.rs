@@ -154,7 +154,7 @@ pub(crate) fn concurrent_adds_from_two_processes_sum_up<F: Fixture>() {
     let second = Second::start::<F>(claim, &target.listener.address());
     let offer = Offer { message: Vec::new(), grants: vec![target.region.whole()] };
     let _server = accept::<F>(&mut target.listener, offer);
-    add::<F>(&transport, &mut client.endpoint, client.remote);
+    add::<F>(&target.transport, &mut client.endpoint, client.remote);
     second.wait();
     assert_eq!(target.region.as_volatile().load_u64(8), 2 * ADDS * 3);
 }

@@ -132,8 +132,7 @@ pub(crate) fn keys_of_one_connection_do_not_open_another<F: Fixture>() {
     let mut one = Target::<F>::new(4096, ALL);
     let mut two = Target::<F>::new(4096, ALL);
     let (of_one, mut of_two) = (one.client(), two.client());
-    if F::transport().capabilities().in_place {
-        // Where a NIC hands keys out, they belong to its protection domain, not to a connection.
+    if F::KEYS_ARE_OF_ONE_CONNECTION {
         let result = run(&mut of_two.endpoint, a_write(&two, of_one.remote));
         assert_eq!(result, Err(CompletionError::RemoteAccess));
     }

@@ -14,6 +14,7 @@ mod miri;
 mod mutants;
 mod needs;
 mod site;
+mod softroce;
 mod steps;
 mod table;
 mod test;
@@ -32,7 +33,8 @@ struct Command {
 }
 
 /// Every subcommand. To add one: a file with a `pub(crate) const COMMAND: Command`, its `mod`, its name here.
-const COMMANDS: &[Command] = &[test::COMMAND, fuzz::COMMAND, miri::COMMAND, bench::COMMAND, bindgen::COMMAND];
+const COMMANDS: &[Command] =
+    &[test::COMMAND, fuzz::COMMAND, miri::COMMAND, bench::COMMAND, softroce::COMMAND, bindgen::COMMAND];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -92,6 +94,7 @@ mod tests {
         assert_eq!(exit_code(&["bench", "--fast"]), 2);
         assert_eq!(exit_code(&["bench", "--json"]), 2);
         assert_eq!(exit_code(&["bindgen", "--chek"]), 2);
+        assert_eq!(exit_code(&["softroce", "no-such-run"]), 2);
         assert_eq!(exit_code(&["--help"]), 0);
         assert_eq!(exit_code(&["test", "--help"]), 0);
     }

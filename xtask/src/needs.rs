@@ -30,6 +30,12 @@ pub(crate) enum Need {
     /// libclang 14, which reads headers for bindgen: rdma-sys fails with 16 and later. Another one may be named in
     /// `LIBCLANG_PATH`.
     Libclang,
+    /// Guests run in it.
+    Qemu,
+    /// What a guest's kernel and first file system are made with.
+    GuestTools,
+    /// RDMA's own benchmark, and the provider of libibverbs for soft-RoCE.
+    Perftest,
 }
 
 /// How a missing need is installed.
@@ -79,6 +85,17 @@ impl Need {
                 let found = format!("ls {LIBCLANG}/libclang*.so* {LIBCLANG}/clang/*/include/stddef.h");
                 Cmd::new("sh", &["-c", &format!("[ -n \"$LIBCLANG_PATH\" ] || {found}")])
             }
+            Need::Qemu => Cmd::new("qemu-system-x86_64", &["--version"]),
+            // A guest has no libraries at first: a busybox that `ldd` finds some in will not do.
+            Need::GuestTools => {
+                let script = "PATH=$PATH:/usr/sbin:/sbin; command -v cpio && command -v depmod && command -v xz \
+                              && busybox=$(command -v busybox) && ! ldd \"$busybox\"";
+                Cmd::new("sh", &["-c", script])
+            }
+            Need::Perftest => {
+                let script = "command -v ib_write_bw && test -e /etc/libibverbs.d/rxe.driver";
+                Cmd::new("sh", &["-c", script])
+            }
         };
         probe.output(site).is_some()
     }
@@ -96,6 +113,9 @@ impl Need {
             Need::Nftables => Source::Apt(&["nftables"]),
             Need::VerbsHeaders => Source::Apt(&["libibverbs-dev", "librdmacm-dev", "pkg-config"]),
             Need::Libclang => Source::Apt(&["libclang1-14", "libclang-common-14-dev"]),
+            Need::Qemu => Source::Apt(&["qemu-system-x86"]),
+            Need::GuestTools => Source::Apt(&["busybox-static", "kmod", "cpio", "xz-utils"]),
+            Need::Perftest => Source::Apt(&["perftest", "ibverbs-providers"]),
         }
     }
 
@@ -115,6 +135,9 @@ impl Need {
             Need::Libclang => {
                 format!("there is no libclang 14 in {LIBCLANG}, and LIBCLANG_PATH names no other place")
             }
+            Need::Qemu => "there is no `qemu-system-x86_64`".into(),
+            Need::GuestTools => "one of these is missing: a static busybox, cpio, depmod, xz".into(),
+            Need::Perftest => "there is no `ib_write_bw`, or no libibverbs provider for rxe".into(),
             Need::Valgrind => "there is neither a nightly toolchain for AddressSanitizer nor valgrind".into(),
         }
     }

@@ -8,6 +8,7 @@ use crate::loom;
 use crate::mutants;
 use crate::needs::Need;
 use crate::site::Site;
+use crate::softroce;
 
 /// One step of `cargo xtask test`.
 #[derive(Debug)]
@@ -165,6 +166,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
         feature: slow.feature,
         commands: vec![slow.command()],
     }));
+    steps.push(softroce::step());
     steps.push(mutants::step());
     steps.push(loom::step());
     steps.push(Step {

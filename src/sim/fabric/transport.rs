@@ -55,10 +55,11 @@ impl Transport for SimTransport {
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
         let mut net = lock(&self.net);
         let regions = &mut net.hosts[self.host].regions;
-        if access.is_empty() {
-            return Ok(MemoryRegion::new(memory, access, LocalKey(0), ()));
+        if access.is_local() {
+            return Ok(MemoryRegion::new(memory, access, LocalKey::NONE, ()));
         }
-        let region = MemoryRegion::new(memory, access, LocalKey(regions.len() as u32 + 1), ());
+        let key = LocalKey { key: regions.len() as u32 + 1, ..LocalKey::NONE };
+        let region = MemoryRegion::new(memory, access, key, ());
         regions.push(region.clone());
         Ok(region)
     }

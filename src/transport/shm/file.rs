@@ -39,7 +39,7 @@ pub(super) fn listen(address: &Address, user: u32) -> Result<(OwnedFd, Option<So
             None
         }
         // There is no name for it, so this is not reached.
-        Address::Tcp(_) | Address::Several(_) => None,
+        Address::Tcp(_) | Address::Verbs(_) | Address::Several(_) => None,
         Address::Path(path) => Some(SocketFile::listen(&socket, &name, path, user).map_err(failed)?),
     };
     Ok((socket, file))

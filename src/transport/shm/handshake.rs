@@ -117,7 +117,7 @@ impl Outbox {
 
 fn seal(region: &MemoryRegion) -> Result<Segment, HandshakeError> {
     let access = region.access();
-    if access.is_empty() {
+    if access.is_local() {
         return Err(HandshakeError::Offer("a region in it was registered without any right for peers"));
     }
     let memory = region.memory();
@@ -192,7 +192,7 @@ impl Inbox {
         for (segment, file) in body.segments.iter().zip(files) {
             let bytes = usize::try_from(segment.bytes).unwrap_or(usize::MAX);
             let memory = HostMemory::from_peer(file, bytes, lets_write(segment.access))?;
-            let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey(0), ());
+            let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ());
             segments.push((segment.key, region, segment.access));
         }
         let received = Received { message: body.message, grants: body.grants };

@@ -114,15 +114,15 @@ impl Transport for Shm {
     }
 
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
-        if !access.is_empty() && memory.shared_file().is_none() {
+        if !access.is_local() && memory.shared_file().is_none() {
             return Err(RegisterError::NotShareable { transport: NAME, use_instead: "HostMemory::shared" });
         }
-        Ok(MemoryRegion::new(memory, access, LocalKey(0), ()))
+        Ok(MemoryRegion::new(memory, access, LocalKey::NONE, ()))
     }
 
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
         let memory =
-            if access.is_empty() { HostMemory::anonymous(bytes)? } else { HostMemory::shared(bytes)? };
+            if access.is_local() { HostMemory::anonymous(bytes)? } else { HostMemory::shared(bytes)? };
         self.register(memory, access)
     }
 
@@ -140,7 +140,7 @@ impl Transport for Shm {
 fn takes(operation: &'static str, address: &Address) -> Result<(), ConnectError> {
     match address {
         Address::Abstract(_) | Address::Path(_) => Ok(()),
-        Address::Tcp(_) | Address::Several(_) => {
+        _ => {
             let address = address.clone();
             Err(ConnectError::WrongAddress { operation, address, transport: NAME, takes: "@NAME or a path" })
         }

@@ -26,7 +26,9 @@ pub(super) fn socket_address(address: &Address) -> io::Result<SocketAddrUnix> {
     Ok(match address {
         Address::Abstract(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
         Address::Path(path) => SocketAddrUnix::new(path)?,
-        Address::Tcp(_) | Address::Several(_) => return Err(io::ErrorKind::Unsupported.into()),
+        Address::Tcp(_) | Address::Verbs(_) | Address::Several(_) => {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
     })
 }
 

@@ -170,7 +170,7 @@ fn parse_segment(entry: &[u8], before: &[Segment]) -> Result<Segment, WireError>
     if before.iter().any(|segment| segment.key == key) {
         return Err(WireError::Rule { what: "two segments have the same key" });
     }
-    let access = Access::from_bits(word32(entry, 16)).filter(|access| !access.is_empty());
+    let access = Access::from_bits(word32(entry, 16)).filter(|access| !access.is_local());
     let access = access.ok_or(WireError::Rule { what: "a segment has unknown rights, or none" })?;
     zero(word32(entry, 20))?;
     Ok(Segment { key, bytes: word64(entry, 8), access })

@@ -168,23 +168,5 @@ fn protocol(address: SocketAddr, error: &HelloError) -> ConnectError {
 }
 
 fn failed(address: SocketAddr, error: ChannelError) -> ConnectError {
-    let address = Address::Tcp(address);
-    match error {
-        ChannelError::Closed { .. } => ConnectError::Closed { address },
-        ChannelError::System { operation, source } => {
-            let remedy = match source.kind() {
-                io::ErrorKind::ConnectionRefused => {
-                    "nobody listens there: start the listener first, and check the address"
-                }
-                io::ErrorKind::TimedOut
-                | io::ErrorKind::HostUnreachable
-                | io::ErrorKind::NetworkUnreachable => {
-                    "the host does not answer: check the address, the network and its firewalls"
-                }
-                _ => "check the address, and the limit on open files (ulimit -n)",
-            };
-            ConnectError::System { operation, address, source, remedy }
-        }
-        source => ConnectError::Channel { address, source },
-    }
+    ConnectError::from_channel(Address::Tcp(address), error)
 }

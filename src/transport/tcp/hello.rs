@@ -87,7 +87,7 @@ pub(super) fn terms(offer: &Offer, ticket: Ticket) -> Result<Terms, &'static str
     }
     let mut grants = Vec::with_capacity(offer.grants.len());
     for slice in &offer.grants {
-        if slice.region().access().is_empty() {
+        if slice.region().access().is_local() {
             return Err("a region in it was registered without any right for peers");
         }
         let access = slice.region().access();
@@ -258,7 +258,7 @@ fn decode_terms(rest: &mut Reader<'_>) -> Result<Terms, HelloError> {
     let mut grants = Vec::<Grant>::with_capacity(count);
     for _ in 0..count {
         let (key, offset, bytes) = (RemoteKey(rest.u64()?), rest.u64()?, rest.u64()?);
-        let access = Access::from_bits(rest.u32()?).filter(|access| !access.is_empty());
+        let access = Access::from_bits(rest.u32()?).filter(|access| !access.is_local());
         let access = access.ok_or(HelloError::Rule("a grant has unknown rights, or none"))?;
         rest.zero()?;
         if offset.checked_add(bytes).is_none() {

@@ -30,18 +30,7 @@ impl TcpListener {
         terms: channel::Terms,
         queue_depth: usize,
     ) -> Result<TcpListener, ConnectError> {
-        let failed = |source: std::io::Error| {
-            let remedy = match source.kind() {
-                std::io::ErrorKind::AddrInUse => {
-                    "another process listens there: choose another port, or 0 for any"
-                }
-                std::io::ErrorKind::AddrNotAvailable => {
-                    "listen at an address of this host, or at 0.0.0.0 for all"
-                }
-                _ => "check the address, and the limit on open files (ulimit -n)",
-            };
-            ConnectError::System { operation: "listen", address: Address::Tcp(address), source, remedy }
-        };
+        let failed = |source: std::io::Error| ConnectError::cannot_listen(Address::Tcp(address), source);
         let socket = std::net::TcpListener::bind(address).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         let address = Address::Tcp(socket.local_addr().map_err(failed)?);

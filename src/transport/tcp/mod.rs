@@ -175,7 +175,7 @@ impl Transport for Tcp {
     }
 
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
-        Ok(MemoryRegion::new(memory, access, LocalKey(0), ()))
+        Ok(MemoryRegion::new(memory, access, LocalKey::NONE, ()))
     }
 
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
@@ -197,7 +197,7 @@ impl Transport for Tcp {
 fn takes(operation: &'static str, address: &Address) -> Result<SocketAddr, ConnectError> {
     match address {
         Address::Tcp(socket) => Ok(*socket),
-        Address::Abstract(_) | Address::Path(_) | Address::Several(_) => {
+        _ => {
             let address = address.clone();
             Err(ConnectError::WrongAddress { operation, address, transport: NAME, takes: "IP:PORT" })
         }

@@ -1,4 +1,439 @@
-//! One-sided RDMA on InfiniBand and RoCE, through libibverbs.
+//! Verbs: one-sided RDMA over InfiniBand and RoCE, in hardware or in the kernel (soft-RoCE).
+//!
+//! Reliable connections (RC) carry everything. The two sides find each other over TCP, where each proves that it knows
+//! the [secret](crate::channel::Secret); there they tell each other their addresses, queue pairs and grants, and agree
+//! on the size of packets and on how many READs may be under way. That conversation stays open, silent: its end tells
+//! that a process is gone, long before the device has given up on it.
+//!
+//! Each direction has two queue pairs, as each has two lanes over [TCP](super::tcp): one for requests and one for
+//! heartbeats, which no bulk data is ever before.
+//!
+//! | queue pairs | in the protection domain | reach |
+//! | --- | --- | --- |
+//! | this side posts on | of the transport | all memory registered with it, by requests of this process only |
+//! | serve the peer | of this connection | what this peer was granted: those bytes, with those rights |
+//!
+//! So a key that one peer was given opens nothing for another, nor for its own next connection; requests for anything
+//! else end the connection of the one who tried. Peers name bytes by their offset in a region: addresses of this
+//! process do not travel.
+//!
+//! **Nothing waits for ever.** A device that gets no answer asks again for 2.1 s. Completion queues have room for all
+//! that can be under way. Connections begin with random packet numbers.
+//! Nobody who can put packets on the RoCE network itself is kept out: keys are guessable, and nothing is encrypted.
+//!
+//! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible in
+//! order. Atomics are those of the device: atomic among requests through it, and not against processors, unless
+//! [`Capabilities::atomics`](super::Capabilities) says so, which it does only after trying.
+//!
+//! **The library** (libibverbs) is opened at run time. Where there is none, or no device, [`Verbs::open`] says so.
+//!
+//! **Forked children.** What a forked child inherits is dead there, and only there; registered memory stays with the
+//! parent. A child that wants RDMA opens the device itself.
+//!
+//! ```
+//! use slackline::transport::verbs::{OpenError, Verbs, VerbsOptions};
+//! match Verbs::open(VerbsOptions::default()) {
+//!     Ok(verbs) => println!("RDMA by {}: {}", verbs.device(), verbs.reason()),
+//!     Err(error) => println!("no RDMA: {error}"),
+//! }
+//! ```
+#![allow(unsafe_code)]
 
-#[allow(dead_code, unused_imports)] // until the transport over it is here
+mod connecting;
+mod device;
+mod endpoint;
+mod error;
+mod gid;
+mod hello;
+mod initiator;
+mod listener;
+mod open;
+mod pairs;
+mod probe;
+mod pulse;
+mod queue_pair;
+mod region;
+#[allow(dead_code, reason = "the library as its header has it")]
 pub(crate) mod sys;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use connecting::VerbsConnecting;
+pub use device::{DeviceInfo, Limits, Port};
+pub use endpoint::VerbsEndpoint;
+pub use error::OpenError;
+pub use gid::{Gid, GidChoice, GidKind};
+#[cfg(any(test, fuzzing))]
+pub(crate) use hello::{fuzz_hello, hello_samples};
+pub use listener::{VerbsIncoming, VerbsListener};
+pub use open::devices;
+pub use sys::LibraryError;
+
+use self::device::Device;
+use self::hello::{HelloError, Place};
+use self::initiator::Initiator;
+use self::queue_pair::{Path, QueuePair};
+use self::region::{ProtectionDomain, Registered};
+use super::{
+    Address, AtomicDomain, Capabilities, ConnectError, MAX_GRANTS, MAX_MESSAGE_BYTES, Offer, RegisterError,
+    Transport,
+};
+use crate::channel::{self, Purpose, Secret};
+use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
+
+const NAME: &str = "verbs";
+
+/// Requests that may be outstanding on an endpoint, unless asked otherwise or the device has less.
+const QUEUE_DEPTH: usize = 1024;
+
+/// Longest data that a request carries in itself, unless asked otherwise: a header of 64 bytes.
+const INLINE_BYTES: u32 = 64;
+
+/// Longest single request that a device is given, whatever it says it can do.
+const PIECE_BYTES_MAX: u32 = 1 << 30;
+
+/// READs and atomics under way that are asked for at most: more than that bring no more.
+const READS_MAX: u8 = 16;
+
+/// How RDMA is to be used. The default is right for most: the best device and port of this host.
+#[derive(Clone, Debug)]
+pub struct VerbsOptions {
+    /// The device, by its name; the best one if none is named.
+    pub device: Option<String>,
+    /// Its port, counted from 1; the first that carries data if none is named.
+    pub port: Option<u8>,
+    /// The entry of the port's GID table to speak from; the best one towards each peer if none is named.
+    pub gid_index: Option<u16>,
+    /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096; what both ports carry if none is given.
+    pub mtu: Option<u16>,
+    /// Requests that may be outstanding on an endpoint: 1024, or as many as the device takes.
+    pub queue_depth: Option<usize>,
+    /// Longest data that a request carries in itself, in bytes: 64, or as much as the device takes.
+    pub inline_bytes: u32,
+    /// A peer, if one is known beforehand: devices on the way to it are preferred.
+    pub peer: Option<IpAddr>,
+    /// This process's place among those of its job on this host: of several devices that are equally good each place
+    /// takes another.
+    pub place: usize,
+    /// What all peers know; without one only peers on this host are let in.
+    pub secret: Option<Secret>,
+}
+
+impl Default for VerbsOptions {
+    fn default() -> Self {
+        VerbsOptions {
+            device: None,
+            port: None,
+            gid_index: None,
+            mtu: None,
+            queue_depth: None,
+            inline_bytes: INLINE_BYTES,
+            peer: None,
+            place: 0,
+            secret: None,
+        }
+    }
+}
+
+/// RDMA through one port of one device. Clones share it.
+#[derive(Clone)]
+pub struct Verbs {
+    shared: Arc<Shared>,
+}
+
+/// What all connections of one [`Verbs`] have in common.
+struct Shared {
+    device: Arc<Device>,
+    info: DeviceInfo,
+    port: Port,
+    reason: String,
+    /// Of all memory that requests of this process use.
+    domain: Arc<ProtectionDomain>,
+    gid_index: Option<u16>,
+    mtu: u16,
+    queue_depth: usize,
+    inline_bytes: u32,
+    atomics: AtomicDomain,
+    secret: Option<Secret>,
+    trespasses: AtomicU64,
+}
+
+impl Verbs {
+    /// Opens the device and port that `options` ask for, or the best ones, and tries whether its atomics work.
+    ///
+    /// # Errors
+    /// What is missing and how to mend it: the library, a device, the right to use it, a port that is up, an address.
+    pub fn open(options: VerbsOptions) -> Result<Verbs, OpenError> {
+        let opened = open::open(&options)?;
+        let (device, info, port) = (opened.device, opened.info, opened.port);
+        let limit = info.limits.queue_depth.min(info.limits.completions) as usize;
+        let queue_depth = match options.queue_depth {
+            Some(depth) if depth == 0 || depth > limit => {
+                let (what, remedy) = (format!("queues of {depth}"), format!("choose 1 to {limit}"));
+                return Err(OpenError::Setting { device: info.name, what, remedy });
+            }
+            Some(depth) => depth,
+            None => QUEUE_DEPTH.min(limit).max(1),
+        };
+        let domain = ProtectionDomain::new(&device).map_err(|source| OpenError::System {
+            operation: "make a protection domain",
+            device: info.name.clone(),
+            source,
+            remedy: "see the kernel's log (dmesg)",
+        })?;
+        let mut shared = Shared {
+            mtu: options.mtu.unwrap_or(port.mtu),
+            device,
+            info,
+            port,
+            reason: opened.reason,
+            domain,
+            gid_index: options.gid_index,
+            queue_depth,
+            inline_bytes: options.inline_bytes,
+            atomics: AtomicDomain::None,
+            secret: options.secret,
+            trespasses: AtomicU64::new(0),
+        };
+        if shared.info.limits.atomics != AtomicDomain::None {
+            match probe::atomics(&Arc::new(shared.fresh())) {
+                Ok(()) => shared.atomics = shared.info.limits.atomics,
+                Err(error) => {
+                    tracing::warn!(device = shared.info.name, %error, "atomics of this device do not work: not used");
+                }
+            }
+        }
+        let verbs = Verbs { shared: Arc::new(shared) };
+        tracing::info!(
+            device = verbs.device(),
+            port = verbs.shared.port.number,
+            reason = verbs.reason(),
+            mtu = verbs.shared.mtu,
+            atomics = ?verbs.shared.atomics,
+            "RDMA device chosen"
+        );
+        Ok(verbs)
+    }
+
+    /// The device's name.
+    pub fn device(&self) -> &str {
+        &self.shared.info.name
+    }
+
+    /// What the device is and has.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.shared.info
+    }
+
+    /// The port that is used.
+    pub fn port(&self) -> &Port {
+        &self.shared.port
+    }
+
+    /// Why this device and port were chosen, for people.
+    pub fn reason(&self) -> &str {
+        &self.shared.reason
+    }
+
+    /// The address that is spoken from towards `peer`, and why; `None` if there is none any more.
+    pub fn gid_towards(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
+        self.shared.choose_gid(peer)
+    }
+
+    /// How often peers have reached for memory that they were not granted, as far as this side was told. Each time it
+    /// was the end of their connection.
+    pub fn trespasses(&self) -> u64 {
+        self.shared.trespasses.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    /// The same device and settings, with a domain of its own left out: for trying things.
+    fn fresh(&self) -> Shared {
+        Shared {
+            device: Arc::clone(&self.device),
+            info: self.info.clone(),
+            port: self.port.clone(),
+            reason: String::new(),
+            domain: Arc::clone(&self.domain),
+            secret: None,
+            trespasses: AtomicU64::new(0),
+            ..*self
+        }
+    }
+
+    /// A queue pair to post on, with what it takes.
+    fn initiator(&self, depth: usize) -> io::Result<Initiator> {
+        let pair = QueuePair::new(&self.domain, depth as u32, self.inline_bytes)?;
+        let memory = HostMemory::anonymous(Initiator::cells_bytes(depth)).map_err(io::Error::other)?;
+        let cells = self.register(memory, Access::LOCAL)?;
+        let piece = self.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize;
+        Ok(Initiator::new(pair, &self.domain, cells, depth, piece))
+    }
+
+    /// Registers memory for requests of this process.
+    fn register(&self, memory: HostMemory, access: Access) -> io::Result<MemoryRegion> {
+        // Peers reach it only by what is registered for each of them.
+        let own = access.intersection(Access::RELAXED);
+        let first = memory.as_volatile().as_ptr().expose_provenance() as u64;
+        let registered = Registered::new(&self.domain, memory.as_volatile(), first, own)?;
+        let key = LocalKey { domain: self.domain.serial, key: registered.local_key() };
+        Ok(MemoryRegion::new(memory, access, key, registered))
+    }
+
+    fn terms(&self) -> channel::Terms {
+        let terms = channel::Terms::new(Purpose::Verbs);
+        channel::Terms { secret: self.secret.clone(), limit: hello::LIMIT, ..terms }
+    }
+
+    fn choose_gid(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
+        gid::choose(&self.port.gids, peer.and_then(gid::route_to), self.gid_index)
+    }
+
+    /// The address to speak from towards `peer`.
+    fn gid_towards(&self, peer: Option<IpAddr>, at: &Address) -> Result<GidChoice, ConnectError> {
+        let choice = self.choose_gid(peer).ok_or_else(|| ConnectError::System {
+            operation: "make an RDMA connection",
+            address: at.clone(),
+            source: io::Error::from_raw_os_error(libc::EADDRNOTAVAIL),
+            remedy: "give the RDMA device's network interface an IP address, and bring it up",
+        })?;
+        tracing::debug!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
+        Ok(choice)
+    }
+
+    /// Where this side is, as a peer is told.
+    fn place(&self, from: &Gid) -> Place {
+        Place {
+            is_infiniband: self.port.is_infiniband,
+            lid: self.port.lid,
+            gid: from.bytes,
+            is_routed: from.kind == GidKind::RoceV2,
+            mtu: self.mtu,
+            reads_served: self.info.limits.reads_served.min(READS_MAX),
+            reads_posted: self.info.limits.reads_posted.min(READS_MAX),
+        }
+    }
+
+    /// The way between two places, if there is one.
+    fn path(&self, from: &GidChoice, ours: &Place, theirs: &Place) -> Result<Path, HelloError> {
+        if ours.is_infiniband != theirs.is_infiniband {
+            return Err(HelloError::Rule(
+                "one side is on InfiniBand, the other on Ethernet: use another device",
+            ));
+        }
+        if !ours.is_infiniband && ours.is_routed != theirs.is_routed {
+            return Err(HelloError::Rule(
+                "one side speaks RoCE v1, the other RoCE v2: choose the same kind of GID on both sides",
+            ));
+        }
+        let gid_index = u8::try_from(from.gid.index)
+            .map_err(|_| HelloError::Rule("this side's GID index is greater than 255: choose another one"))?;
+        let mtu = ours.mtu.min(theirs.mtu);
+        Ok(Path { port: self.port.number, gid_index, mtu, ours: *ours, theirs: *theirs })
+    }
+}
+
+/// What is wrong with an offer, if anything.
+fn check_offer(offer: &Offer) -> Result<(), &'static str> {
+    if offer.message.len() > MAX_MESSAGE_BYTES {
+        return Err("its message is longer than 16 MiB; send it as memory");
+    }
+    if offer.grants.len() > MAX_GRANTS {
+        return Err("it grants more than 16 ranges; make them parts of one region");
+    }
+    for slice in &offer.grants {
+        let access = slice.region().access();
+        if access.is_local() {
+            return Err("a region in it was registered without any right for peers");
+        }
+        if slice.is_empty() {
+            return Err("a range in it is empty");
+        }
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            && !slice.as_volatile().is_writable()
+        {
+            return Err("a region in it lets peers write memory that is mapped read-only");
+        }
+    }
+    Ok(())
+}
+
+impl std::fmt::Debug for Verbs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Verbs")
+            .field("device", &self.device())
+            .field("port", &self.shared.port.number)
+            .field("queue_depth", &self.shared.queue_depth)
+            .field("has_secret", &self.shared.secret.is_some())
+            .finish()
+    }
+}
+
+impl Transport for Verbs {
+    type Endpoint = VerbsEndpoint;
+    type Listener = VerbsListener;
+    type Connecting = VerbsConnecting;
+
+    fn capabilities(&self) -> Capabilities {
+        let piece = self.shared.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize;
+        Capabilities {
+            name: NAME,
+            queue_depth: self.shared.queue_depth,
+            // Longer ones than the device takes are cut, each part taking a place in the queue.
+            max_request_bytes: piece.saturating_mul(self.shared.queue_depth),
+            atomics: self.shared.atomics,
+            in_place: false,
+        }
+    }
+
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        let bytes = memory.len();
+        self.shared.register(memory, access).map_err(|source| {
+            let remedy = registration_remedy(&source);
+            RegisterError::Device { bytes, device: self.device().into(), source, remedy }
+        })
+    }
+
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.register(HostMemory::anonymous(bytes)?, access)
+    }
+
+    fn listen(&self, address: &Address) -> Result<VerbsListener, ConnectError> {
+        VerbsListener::new(&self.shared, takes("listen", address)?)
+    }
+
+    fn connect(&self, address: &Address, offer: Offer) -> Result<VerbsConnecting, ConnectError> {
+        VerbsConnecting::new(&self.shared, takes("connect", address)?, offer)
+    }
+}
+
+/// What may help where memory could not be registered.
+fn registration_remedy(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+            let limit = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes / 1024));
+            format!(
+                "the limit on locked memory is {limit}: raise it (ulimit -l unlimited; systemd: \
+                 LimitMEMLOCK=infinity; Slurm: PropagateResourceLimitsExcept=MEMLOCK)"
+            )
+        }
+        Some(libc::EFAULT) => "the memory is not all mapped for writing".into(),
+        Some(libc::EOPNOTSUPP) => "the device cannot register memory of this kind".into(),
+        _ => "see the kernel's log (dmesg), and `slackline doctor`".into(),
+    }
+}
+
+fn takes(operation: &'static str, address: &Address) -> Result<SocketAddr, ConnectError> {
+    match address {
+        Address::Verbs(socket) => Ok(*socket),
+        _ => {
+            let address = address.clone();
+            Err(ConnectError::WrongAddress { operation, address, transport: NAME, takes: "verbs:IP:PORT" })
+        }
+    }
+}

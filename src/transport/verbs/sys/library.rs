@@ -11,16 +11,25 @@ const SONAME: &CStr = c"libibverbs.so.1";
 
 /// Why there is no libibverbs to use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum LibraryError {
+#[non_exhaustive]
+pub enum LibraryError {
     /// It cannot be opened.
     #[error(
         "cannot open libibverbs.so.1: {reason}; install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or \
          rdma-core and libibverbs (Fedora, RHEL, SUSE)"
     )]
-    NotInstalled { reason: String },
+    NotInstalled {
+        /// What the loader said.
+        reason: String,
+    },
     /// It lacks a function that has been there for many years.
     #[error("libibverbs.so.1 has no {symbol} of version {version}; install rdma-core 17 or later")]
-    TooOld { symbol: &'static str, version: &'static str },
+    TooOld {
+        /// The function.
+        symbol: &'static str,
+        /// Its version.
+        version: &'static str,
+    },
 }
 
 /// Declares the table of functions and how it is filled: `name: "symbol" @ "version" as type`.

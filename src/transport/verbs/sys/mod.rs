@@ -30,4 +30,5 @@ mod library;
 mod tests;
 
 pub(crate) use bindings::*;
-pub(crate) use library::{Library, LibraryError};
+pub(crate) use library::Library;
+pub use library::LibraryError;

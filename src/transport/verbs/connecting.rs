@@ -1,0 +1,143 @@
+//! The connector's side of a handshake.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::endpoint::{FORKED, VerbsEndpoint};
+use super::gid::GidChoice;
+use super::hello::{Hello, HelloError, Terms};
+use super::pairs::{Posting, Serving};
+use super::queue_pair::Path;
+use super::{Shared, check_offer};
+use crate::channel::Channel;
+use crate::mem::ForkGuard;
+use crate::time::Instant;
+use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
+
+/// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
+/// gives up.
+pub struct VerbsConnecting {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    state: Option<State>,
+    guard: ForkGuard,
+}
+
+struct State {
+    link: Channel,
+    ours: Terms,
+    from: GidChoice,
+    posting: Posting,
+    serving: Option<Serving>,
+}
+
+impl VerbsConnecting {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        address: SocketAddr,
+        offer: Offer,
+    ) -> Result<VerbsConnecting, ConnectError> {
+        let at = Address::Verbs(address);
+        check_offer(&offer).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
+        let from = shared.gid_towards(Some(address.ip()), &at)?;
+        let made =
+            Posting::new(shared).and_then(|posting| Ok((posting, Serving::new(shared, offer.grants)?)));
+        let (posting, serving) = made.map_err(|error| device_failed(&at, error))?;
+        let ours = Terms {
+            place: shared.place(&from.gid),
+            posting: Some(posting.pairs()),
+            serving: serving.as_ref().map(Serving::pairs),
+            grants: serving.as_ref().map_or_else(Vec::new, Serving::grants),
+        };
+        let said = Hello::Offer(ours.clone()).encode(&offer.message);
+        let failed = |error| ConnectError::from_channel(Address::Verbs(address), error);
+        let mut link = Channel::connect(address, &shared.terms()).map_err(failed)?;
+        link.send(&said).map_err(failed)?;
+        let state = Some(State { link, ours, from, posting, serving });
+        Ok(VerbsConnecting { shared: Arc::clone(shared), address, state, guard: ForkGuard::new() })
+    }
+
+    /// Moves the handshake on; what it made once it is over.
+    fn advance(&mut self) -> Result<Option<(VerbsEndpoint, Received)>, ConnectError> {
+        let at = Address::Verbs(self.address);
+        let Some(state) = &mut self.state else { return Ok(None) };
+        let heard = state.link.poll().map_err(|error| ConnectError::from_channel(at.clone(), error))?;
+        let Some(heard) = heard else { return Ok(None) };
+        let (theirs, message) = match Hello::decode(&heard).map_err(|error| protocol(&at, &error))? {
+            (Hello::Accept(theirs), message) => (theirs, message),
+            (Hello::Refuse(reason), _) => return Err(ConnectError::Refused { address: at, reason }),
+            _ => return Err(protocol(&at, &HelloError::Rule("it answered out of turn"))),
+        };
+        let Some(State { mut link, ours, from, posting, serving }) = self.state.take() else {
+            return Ok(None);
+        };
+        let path =
+            self.shared.path(&from, &ours.place, &theirs.place).map_err(|error| protocol(&at, &error))?;
+        connect(&path, Some(&posting), serving.as_ref(), &theirs)
+            .map_err(|error| device_failed(&at, error))?;
+        link.send(&Hello::Ready.encode(&[])).map_err(|error| ConnectError::from_channel(at, error))?;
+        let received = theirs.received(message);
+        let posting = theirs.serving.is_some().then_some(posting);
+        let endpoint = VerbsEndpoint::new(Arc::clone(&self.shared), link, posting, serving, theirs, true);
+        Ok(Some((endpoint, received)))
+    }
+}
+
+/// Connects this side's pairs to those that `theirs` tells of, as far as there are both.
+pub(super) fn connect(
+    path: &Path,
+    posting: Option<&Posting>,
+    serving: Option<&Serving>,
+    theirs: &Terms,
+) -> io::Result<()> {
+    if let (Some(posting), Some(theirs)) = (posting, &theirs.serving) {
+        posting.connect(path, theirs)?;
+    }
+    if let (Some(serving), Some(theirs)) = (serving, &theirs.posting) {
+        serving.serve(path, theirs)?;
+    }
+    Ok(())
+}
+
+pub(super) fn protocol(address: &Address, error: &HelloError) -> ConnectError {
+    ConnectError::Protocol { address: address.clone(), reason: error.to_string() }
+}
+
+/// The device refused to make what a connection takes.
+pub(super) fn device_failed(address: &Address, source: io::Error) -> ConnectError {
+    let remedy = match source.raw_os_error() {
+        Some(libc::ENOMEM) => {
+            "raise the limit on locked memory (ulimit -l unlimited; systemd: LimitMEMLOCK=infinity), or free queue \
+             pairs and regions of the device"
+        }
+        Some(libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH) => {
+            "no way leads to the peer's RDMA address: check addresses and routes of both interfaces, or choose \
+             another entry of the GID table"
+        }
+        _ => "see the kernel's log (dmesg), and `slackline doctor`",
+    };
+    ConnectError::System { operation: "make an RDMA connection", address: address.clone(), source, remedy }
+}
+
+impl Connecting for VerbsConnecting {
+    type Endpoint = VerbsEndpoint;
+
+    fn poll(&mut self, _now: Instant) -> Poll<Result<(VerbsEndpoint, Received), ConnectError>> {
+        assert!(self.state.is_some(), "polled after it was ready");
+        if self.guard.is_inherited() {
+            let (address, source) = (Address::Verbs(self.address), io::Error::other(FORKED));
+            let remedy = "connect in the child itself";
+            return Poll::Ready(Err(ConnectError::System { operation: "connect", address, source, remedy }));
+        }
+        match self.advance() {
+            Ok(None) => Poll::Pending,
+            Ok(Some(connected)) => Poll::Ready(Ok(connected)),
+            Err(error) => {
+                self.state = None;
+                Poll::Ready(Err(error))
+            }
+        }
+    }
+}

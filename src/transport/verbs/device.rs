@@ -1,0 +1,434 @@
+//! Devices and their ports: what there is, what it can do, which one is taken.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use super::error::OpenError;
+use super::gid::{Gid, GidKind};
+use super::sys::{self, Library};
+use crate::mem::ForkGuard;
+use crate::transport::AtomicDomain;
+
+/// What a device can do at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Queue pairs.
+    pub queue_pairs: u32,
+    /// Requests in the queue of one pair.
+    pub queue_depth: u32,
+    /// Completions in one queue.
+    pub completions: u32,
+    /// Registered regions.
+    pub regions: u32,
+    /// Bytes in one region.
+    pub region_bytes: u64,
+    /// READs and atomics that one queue pair answers at once.
+    pub reads_served: u8,
+    /// READs and atomics that one queue pair has under way at once.
+    pub reads_posted: u8,
+    /// Among whom atomics are atomic, as the device says.
+    pub atomics: AtomicDomain,
+}
+
+/// One port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Counted from 1.
+    pub number: u8,
+    /// True if it carries data now.
+    pub is_active: bool,
+    /// Its state, in the library's words.
+    pub state: String,
+    /// True for InfiniBand, false for Ethernet (RoCE).
+    pub is_infiniband: bool,
+    /// Its InfiniBand address; 0 on Ethernet.
+    pub lid: u16,
+    /// Largest packet that it carries now, in bytes.
+    pub mtu: u16,
+    /// Longest message in bytes.
+    pub message_bytes: u32,
+    /// Speed in units of 2.5 Gbit/s times lanes, for comparing; 0 if unknown.
+    pub speed: u32,
+    /// Its addresses; empty entries are left out.
+    pub gids: Vec<Gid>,
+}
+
+/// A device of this host.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Its name in the system.
+    pub name: String,
+    /// The NUMA node that it is attached to, where that is known.
+    pub numa_node: Option<u32>,
+    /// What it can do.
+    pub limits: Limits,
+    /// Firmware, in its maker's words.
+    pub firmware: String,
+    /// Its ports.
+    pub ports: Vec<Port>,
+}
+
+/// An open device.
+pub(super) struct Device {
+    pub(super) library: &'static Library,
+    context: NonNull<sys::ibv_context>,
+    pub(super) name: String,
+    guard: ForkGuard,
+    /// Held by whoever empties the queue of events.
+    events: Mutex<()>,
+    is_dead: AtomicBool,
+    /// Queue pairs, by number, that the device told to be broken, until their owners take notice.
+    broken: Mutex<Vec<u32>>,
+}
+
+// SAFETY: a context may be used from any thread: all calls of the library are thread-safe (ibv_open_device(3),
+// `man 7 rdma_cm` and the library's documentation: "verbs are thread safe"). The pointer is dropped once.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+/// What the library answers if the kernel copies pinned pages for a child (`enum ibv_fork_status`).
+const FORK_UNNEEDED: std::ffi::c_uint = 2;
+
+const SYSFS: &str = "/sys/class/infiniband";
+
+/// The names of all devices.
+pub(super) fn names() -> Result<Vec<String>, OpenError> {
+    let list = List::get()?;
+    Ok(list.devices().map(|device| list.name(device)).collect())
+}
+
+/// The library's list of devices; freed when dropped, after which they can only be used if they were opened.
+struct List {
+    library: &'static Library,
+    first: *mut *mut sys::ibv_device,
+    count: usize,
+}
+
+impl List {
+    fn get() -> Result<List, OpenError> {
+        let library = Library::get()?;
+        prepare_for_forks(library);
+        let mut count = 0;
+        // SAFETY: `count` is a valid place for the number; the result is checked.
+        let first = unsafe { (library.get_device_list)(&raw mut count) };
+        if first.is_null() {
+            let source = io::Error::last_os_error();
+            // No RDMA in the kernel at all is told so.
+            return match source.raw_os_error() {
+                Some(libc::ENOSYS) => Err(OpenError::NoDevice),
+                _ => {
+                    let (operation, device) = ("list the devices", "(any)".into());
+                    let remedy = "see whether /sys/class/infiniband and /dev/infiniband can be read";
+                    Err(OpenError::System { operation, device, source, remedy })
+                }
+            };
+        }
+        Ok(List { library, first, count: usize::try_from(count).unwrap_or(0) })
+    }
+
+    fn devices(&self) -> impl Iterator<Item = *mut sys::ibv_device> + '_ {
+        // SAFETY: the list has `count` entries and lives as long as `self`.
+        (0..self.count).map(|index| unsafe { *self.first.add(index) })
+    }
+
+    fn name(&self, device: *mut sys::ibv_device) -> String {
+        // SAFETY: `device` is of this list; its name is a C string that lives as long as the device.
+        let name = unsafe { CStr::from_ptr((self.library.get_device_name)(device)) };
+        name.to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: it was made by `ibv_get_device_list` and is freed once.
+        unsafe { (self.library.free_device_list)(self.first) };
+    }
+}
+
+/// Pinned pages must stay with the parent when a process forks. Kernels from 5.12 on copy them for the child; for
+/// older ones the library must be told before anything is registered.
+fn prepare_for_forks(library: &Library) {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: it takes nothing.
+        let state = library.is_fork_initialized.map(|ask| unsafe { ask() });
+        if state == Some(FORK_UNNEEDED) {
+            return;
+        }
+        // SAFETY: it takes nothing, and may be called at any time before memory is registered.
+        let errno = unsafe { (library.fork_init)() };
+        if errno != 0 {
+            let error = io::Error::from_raw_os_error(errno);
+            tracing::warn!(%error, "forking while RDMA is in use is not safe on this kernel: registered memory \
+                may go to the child");
+        }
+    });
+}
+
+impl Device {
+    /// Opens the device of this name.
+    pub(super) fn open(name: &str) -> Result<Arc<Device>, OpenError> {
+        let list = List::get()?;
+        let Some(device) = list.devices().find(|device| list.name(*device) == name) else {
+            let known: Vec<String> = list.devices().map(|device| list.name(device)).collect();
+            if known.is_empty() {
+                return Err(OpenError::NoDevice);
+            }
+            return Err(OpenError::UnknownDevice { name: name.into(), known: known.join(", ") });
+        };
+        // SAFETY: `device` is of the list, which lives until the end of this function.
+        let context = unsafe { (list.library.open_device)(device) };
+        let Some(context) = NonNull::new(context) else {
+            let source = io::Error::last_os_error();
+            let remedy = match source.raw_os_error() {
+                Some(libc::EACCES | libc::EPERM) => {
+                    "this user may not: let it read and write /dev/infiniband/uverbs* (on most systems: join the \
+                     group `rdma`; in a container: pass the devices in)"
+                }
+                Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+                    "its file under /dev/infiniband is missing: load the module ib_uverbs, or pass the device into \
+                     the container"
+                }
+                _ => "see the kernel's log (dmesg), and the limit on open files (ulimit -n)",
+            };
+            return Err(OpenError::Open { device: name.into(), source, remedy });
+        };
+        let device = Device {
+            library: list.library,
+            context,
+            name: name.into(),
+            guard: ForkGuard::new(),
+            events: Mutex::new(()),
+            is_dead: AtomicBool::new(false),
+            broken: Mutex::default(),
+        };
+        device.events_fd(|fd| rustix::io::ioctl_fionbio(fd, true)).map_err(|errno| OpenError::System {
+            operation: "set up its events",
+            device: name.into(),
+            source: errno.into(),
+            remedy: "see the kernel's log (dmesg)",
+        })?;
+        Ok(Arc::new(device))
+    }
+
+    /// The library's handle.
+    pub(super) fn context(&self) -> *mut sys::ibv_context {
+        self.context.as_ptr()
+    }
+
+    /// True in a forked child: what the parent made is not touched there.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.guard.is_inherited()
+    }
+
+    fn events_fd<R>(&self, with: impl FnOnce(BorrowedFd<'_>) -> R) -> R {
+        // SAFETY: the context is open for as long as `self`, and with it this descriptor.
+        with(unsafe { BorrowedFd::borrow_raw((*self.context()).async_fd) })
+    }
+
+    fn failed(&self, operation: &'static str, source: io::Error) -> OpenError {
+        let remedy = "see the kernel's log (dmesg), and `slackline doctor`";
+        OpenError::System { operation, device: self.name.clone(), source, remedy }
+    }
+
+    /// What it is and has.
+    pub(super) fn info(&self) -> Result<DeviceInfo, OpenError> {
+        let mut attributes = sys::ibv_device_attr::default();
+        // SAFETY: the context is open, and `attributes` is a valid place.
+        let errno = unsafe { (self.library.query_device)(self.context(), &raw mut attributes) };
+        if errno != 0 {
+            return Err(self.failed("ask for its attributes", io::Error::from_raw_os_error(errno)));
+        }
+        let count = |number: i32| u32::try_from(number).unwrap_or(0);
+        let few = |number: i32| u8::try_from(number.clamp(0, 255)).unwrap_or(0);
+        let limits = Limits {
+            queue_pairs: count(attributes.max_qp),
+            queue_depth: count(attributes.max_qp_wr),
+            completions: count(attributes.max_cqe),
+            regions: count(attributes.max_mr),
+            region_bytes: attributes.max_mr_size,
+            reads_served: few(attributes.max_qp_rd_atom),
+            reads_posted: few(attributes.max_qp_init_rd_atom),
+            atomics: match attributes.atomic_cap {
+                sys::IBV_ATOMIC_HCA => AtomicDomain::Device,
+                sys::IBV_ATOMIC_GLOB => AtomicDomain::Host,
+                _ => AtomicDomain::None,
+            },
+        };
+        // SAFETY: every bit pattern is a valid `u8`; the array is part of `attributes`.
+        let firmware: Vec<u8> =
+            attributes.fw_ver.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0).collect();
+        let ports =
+            (1..=attributes.phys_port_cnt).map(|number| self.port(number)).collect::<Result<_, _>>()?;
+        let node = std::fs::read_to_string(self.sysfs().join("device/numa_node"));
+        Ok(DeviceInfo {
+            name: self.name.clone(),
+            numa_node: node.ok().and_then(|text| text.trim().parse().ok()),
+            limits,
+            firmware: String::from_utf8_lossy(&firmware).into_owned(),
+            ports,
+        })
+    }
+
+    fn sysfs(&self) -> PathBuf {
+        Path::new(SYSFS).join(&self.name)
+    }
+
+    fn port(&self, number: u8) -> Result<Port, OpenError> {
+        let mut attributes = sys::ibv_port_attr::default();
+        // SAFETY: the context is open, and `attributes` is a valid place of the size that the call is told.
+        let errno = unsafe { self.library.query_port(self.context(), number, &mut attributes) };
+        if errno != 0 {
+            return Err(self.failed("ask for the state of a port", io::Error::from_raw_os_error(errno)));
+        }
+        // SAFETY: the library answers any number with a static C string.
+        let state = unsafe { CStr::from_ptr((self.library.port_state_str)(attributes.state)) };
+        Ok(Port {
+            number,
+            is_active: attributes.state == sys::IBV_PORT_ACTIVE,
+            state: state.to_string_lossy().into_owned(),
+            is_infiniband: u32::from(attributes.link_layer) == sys::IBV_LINK_LAYER_INFINIBAND,
+            lid: attributes.lid,
+            mtu: bytes_of_mtu(attributes.active_mtu),
+            message_bytes: attributes.max_msg_sz,
+            speed: u32::from(attributes.active_speed) * u32::from(attributes.active_width.max(1)),
+            gids: self.gids(number, attributes.gid_tbl_len),
+        })
+    }
+
+    /// The entries of a port's table that are not empty.
+    fn gids(&self, port: u8, table: i32) -> Vec<Gid> {
+        let Some(ask) = self.library.query_gid_ex else { return Vec::new() };
+        let entry = |index: u16| {
+            let mut entry = sys::ibv_gid_entry::default();
+            let (size, flags) = (size_of::<sys::ibv_gid_entry>(), 0);
+            // SAFETY: the context is open, and `entry` is a valid place of the size that the call is told.
+            let errno =
+                unsafe { ask(self.context(), port.into(), index.into(), &raw mut entry, flags, size) };
+            // An empty place is an error here, too.
+            (errno == 0).then_some(entry)
+        };
+        let known = |index: u16| {
+            let entry = entry(index)?;
+            // SAFETY: all views of a GID are 16 bytes.
+            let bytes = unsafe { entry.gid.raw };
+            let kind = match entry.gid_type {
+                sys::IBV_GID_TYPE_IB => GidKind::InfiniBand,
+                sys::IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
+                _ => GidKind::RoceV2,
+            };
+            let interface = self.interface(port, index);
+            let is_up = interface.as_deref().is_none_or(is_interface_up);
+            (bytes != [0; 16]).then_some(Gid { index, bytes, kind, interface, is_up })
+        };
+        (0..u16::try_from(table).unwrap_or(0)).filter_map(known).collect()
+    }
+
+    fn interface(&self, port: u8, gid: u16) -> Option<String> {
+        let file = self.sysfs().join(format!("ports/{port}/gid_attrs/ndevs/{gid}"));
+        Some(std::fs::read_to_string(file).ok()?.trim().to_owned()).filter(|name| !name.is_empty())
+    }
+
+    /// Takes what the device has to tell, without waiting, and logs it. An event that is never taken keeps objects from
+    /// being destroyed. False once the device is gone.
+    pub(super) fn take_events(&self) -> bool {
+        // Whoever holds it is taking them.
+        let _only_one = match self.events.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => return !self.is_dead.load(Ordering::Relaxed),
+        };
+        let mut event = sys::ibv_async_event::default();
+        // SAFETY: the context is open; `event` is a valid place. The descriptor does not block.
+        while unsafe { (self.library.get_async_event)(self.context(), &raw mut event) } == 0 {
+            // SAFETY: the library answers any number with a static C string.
+            let text = unsafe { CStr::from_ptr((self.library.event_type_str)(event.event_type)) };
+            let (device, event_text) = (self.name.as_str(), text.to_string_lossy());
+            match event.event_type {
+                sys::IBV_EVENT_DEVICE_FATAL => {
+                    tracing::error!(device, event = %event_text, "the RDMA device is gone");
+                    self.is_dead.store(true, Ordering::Relaxed);
+                }
+                sys::IBV_EVENT_COMM_EST | sys::IBV_EVENT_SQ_DRAINED | sys::IBV_EVENT_GID_CHANGE => {
+                    tracing::debug!(device, event = %event_text, "RDMA event");
+                }
+                sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR | sys::IBV_EVENT_QP_FATAL => {
+                    // SAFETY: these events are of queue pairs, which are not destroyed before the event of them is
+                    // acknowledged.
+                    let number = unsafe { (*event.element.qp).qp_num };
+                    tracing::debug!(device, event = %event_text, number, "RDMA event");
+                    lock(&self.broken).push(number);
+                }
+                _ => tracing::warn!(device, event = %event_text, "RDMA event"),
+            }
+            // SAFETY: it was taken just now and is acknowledged once.
+            unsafe { (self.library.ack_async_event)(&raw mut event) };
+        }
+        !self.is_dead.load(Ordering::Relaxed)
+    }
+
+    /// Whether the device has told that this queue pair is broken; tells it once.
+    pub(super) fn take_broken(&self, number: u32) -> bool {
+        let mut broken = lock(&self.broken);
+        let index = broken.iter().position(|other| *other == number);
+        index.map(|index| broken.swap_remove(index)).is_some()
+    }
+}
+
+/// A lock whose holder never leaves what it guards half done, so that one who panicked did no harm.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // What a forked child inherited is the parent's: closing it there would undo what the parent uses.
+        if !self.is_inherited() {
+            // SAFETY: everything that was made of the context holds `self`, so it is closed last, and once.
+            let errno = unsafe { (self.library.close_device)(self.context()) };
+            if errno != 0 {
+                tracing::warn!(device = self.name, "an RDMA device could not be closed");
+            }
+        }
+    }
+}
+
+fn is_interface_up(name: &str) -> bool {
+    const IFF_UP: u32 = 1;
+    let flags = std::fs::read_to_string(Path::new("/sys/class/net").join(name).join("flags"));
+    let flags =
+        flags.ok().and_then(|text| u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok());
+    // Where it cannot be asked, the port's state is all there is to go by.
+    flags.is_none_or(|flags| flags & IFF_UP != 0)
+}
+
+/// Bytes of the library's number for a size of packets; 0 for one that there is not.
+pub(super) fn bytes_of_mtu(mtu: sys::ibv_mtu) -> u16 {
+    match mtu {
+        sys::IBV_MTU_256..=sys::IBV_MTU_4096 => 128 << mtu,
+        _ => 0,
+    }
+}
+
+/// The library's number for packets of so many bytes.
+pub(super) fn mtu_of_bytes(bytes: u16) -> Option<sys::ibv_mtu> {
+    (sys::IBV_MTU_256..=sys::IBV_MTU_4096).find(|mtu| bytes_of_mtu(*mtu) == bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_packets_are_numbered_as_the_library_does() {
+        assert_eq!([256, 512, 1024, 2048, 4096].map(mtu_of_bytes), [1, 2, 3, 4, 5].map(Some));
+        assert_eq!(mtu_of_bytes(1500), None);
+        assert_eq!((bytes_of_mtu(5), bytes_of_mtu(0), bytes_of_mtu(6)), (4096, 0, 0));
+    }
+}

@@ -1,0 +1,256 @@
+//! One connected peer, as its user holds it.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use super::Shared;
+use super::device::lock;
+use super::hello::{Hello, Terms};
+use super::initiator::Initiator;
+use super::pairs::{Posting, Serving};
+use super::pulse::Pulse;
+use crate::channel::Channel;
+use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
+use crate::transport::{
+    Beacon, CompletionError, Disconnected, Endpoint, PostError, WorkCompletion, WorkRequest,
+};
+
+pub(super) const FORKED: &str = "used in a forked child; connect again there";
+const INHERITED: Disconnected = Disconnected { reason: FORKED };
+const GONE: Disconnected = Disconnected { reason: "the peer process ended, or its host does not answer" };
+const PROTOCOL: Disconnected = Disconnected { reason: "the peer broke the protocol" };
+const TRESPASSED: Disconnected =
+    Disconnected { reason: "the peer reached for memory that it was not granted" };
+const REFUSED: Disconnected = Disconnected { reason: "the peer's device refused a request" };
+const UNREACHABLE: Disconnected = Disconnected { reason: "the peer's device does not answer" };
+const FLUSHED: Disconnected = Disconnected { reason: "the queue pair of this connection is over" };
+const NO_DEVICE: Disconnected = Disconnected { reason: "the RDMA device of this host is gone" };
+
+/// One connected peer, reached by RDMA.
+pub struct VerbsEndpoint {
+    shared: Arc<Shared>,
+    /// The conversation of the handshake. It carries no data: it tells that the peer lives.
+    link: Option<Channel>,
+    /// This side's requests; none if the peer granted nothing.
+    data: Option<Initiator>,
+    pulse: Arc<Mutex<Pulse>>,
+    /// The peer's requests; none if it was granted nothing.
+    serving: Option<Serving>,
+    theirs: Terms,
+    /// False on the accepting side until the peer's queue pairs stand.
+    is_ready: bool,
+    /// True once the handshake is said and heard to its end.
+    is_settled: bool,
+    over: Option<Disconnected>,
+    guard: ForkGuard,
+}
+
+impl VerbsEndpoint {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        link: Channel,
+        posting: Option<Posting>,
+        serving: Option<Serving>,
+        theirs: Terms,
+        is_ready: bool,
+    ) -> VerbsEndpoint {
+        let (data, pulse) = posting.map(|posting| (posting.data, posting.pulse)).unzip();
+        VerbsEndpoint {
+            shared,
+            link: Some(link),
+            data,
+            pulse: Arc::new(Mutex::new(Pulse::new(pulse, is_ready))),
+            serving,
+            theirs,
+            is_ready,
+            is_settled: false,
+            over: None,
+            guard: ForkGuard::new(),
+        }
+    }
+
+    /// Ends the connection: requests under way come back flushed, and nothing of this process can be reached through it
+    /// any more.
+    #[cold]
+    fn fail(&mut self, reason: Disconnected) {
+        if self.over.is_some() {
+            return;
+        }
+        tracing::debug!(reason = reason.reason, "RDMA peer disconnected");
+        self.over = Some(reason);
+        self.serving = None;
+        self.link = None;
+        lock(&self.pulse).close();
+        if let Some(data) = &mut self.data {
+            data.end();
+        }
+    }
+
+    /// Moves the handshake on, and listens whether the peer is there.
+    #[cold]
+    fn hear(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        loop {
+            match link.poll().map(|message| message.map(|bytes| Hello::decode(&bytes))) {
+                Ok(None) => break,
+                Ok(Some(Ok((Hello::Ready, _)))) if !self.is_ready => {
+                    self.is_ready = true;
+                    lock(&self.pulse).set_ready();
+                }
+                Ok(Some(Ok((Hello::Trespassed, _)))) => return self.fail_trespassed(),
+                Ok(Some(_)) => {
+                    tracing::warn!("an RDMA peer broke the protocol of the handshake: disconnected");
+                    return self.fail(PROTOCOL);
+                }
+                Err(_) => {
+                    return match &self.serving {
+                        Some(serving) if serving.is_broken() => self.fail_trespassed(),
+                        _ => self.fail(GONE),
+                    };
+                }
+            }
+        }
+        self.is_settled = self.is_ready && link.is_flushed();
+    }
+
+    #[cold]
+    fn fail_trespassed(&mut self) {
+        if self.over.is_none() {
+            self.shared.trespasses.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!("an RDMA peer reached for memory that it was not granted: disconnected");
+            self.fail(TRESPASSED);
+        }
+    }
+
+    /// Makes a failed request the end of the connection.
+    #[cold]
+    fn settle_failure(&mut self) {
+        if self.over.is_some() {
+            return;
+        }
+        let error = self.data.as_ref().and_then(Initiator::failure);
+        if error == Some(CompletionError::RemoteAccess)
+            && let Some(link) = &mut self.link
+        {
+            // The peer's device may have told it, and may not. If it is gone already, it does not need to know.
+            let _unheard = link.send(&Hello::Trespassed.encode(&[]));
+        }
+        self.fail(match error {
+            Some(CompletionError::RemoteAccess) => REFUSED,
+            Some(CompletionError::Unreachable) => UNREACHABLE,
+            _ => FLUSHED,
+        });
+    }
+
+    fn check_over(&self) -> Result<(), Disconnected> {
+        self.over.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl Endpoint for VerbsEndpoint {
+    #[inline]
+    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        if self.guard.is_inherited() {
+            return Err(INHERITED.into());
+        }
+        if !self.is_settled {
+            self.hear();
+        }
+        if let Some(over) = &self.over {
+            return Err(over.clone().into());
+        }
+        let Some(data) = &mut self.data else {
+            if batch.is_empty() {
+                return Ok(());
+            }
+            return Err(PostError::Malformed { index: 0, reason: "the peer granted nothing" });
+        };
+        if !self.is_ready {
+            // Its queue pairs stand a moment later.
+            return Err(PostError::QueueFull { free: 0, batch: batch.len() });
+        }
+        let posted = data.post(batch);
+        if data.has_failed() {
+            self.settle_failure();
+        }
+        posted
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<WorkCompletion> {
+        if self.guard.is_inherited() {
+            return None;
+        }
+        if !self.is_settled {
+            self.hear();
+        }
+        let data = self.data.as_mut()?;
+        let completion = data.poll();
+        if data.has_failed() {
+            self.settle_failure();
+        }
+        completion
+    }
+
+    fn check(&mut self) -> Result<(), Disconnected> {
+        if self.guard.is_inherited() {
+            return Err(INHERITED);
+        }
+        if self.over.is_none() {
+            if !self.shared.device.take_events() {
+                self.fail(NO_DEVICE);
+            } else if self.serving.as_ref().is_some_and(|serving| serving.was_told_broken(&self.shared)) {
+                self.fail_trespassed();
+            } else if lock(&self.pulse).has_failed() {
+                self.fail(UNREACHABLE);
+            } else {
+                self.hear();
+            }
+        }
+        self.check_over()
+    }
+
+    fn map(&self, _remote: &RemoteSlice) -> Option<LocalSlice> {
+        None
+    }
+
+    fn transport(&self) -> &'static str {
+        super::NAME
+    }
+
+    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
+        if self.guard.is_inherited() {
+            return Err(INHERITED.into());
+        }
+        self.check_over()?;
+        if !self.theirs.is_writable_word(word) {
+            let reason = "a beacon is one granted, aligned, writable word";
+            return Err(PostError::Malformed { index: 0, reason });
+        }
+        Ok(Box::new(VerbsBeacon { pulse: Arc::clone(&self.pulse), word: *word, guard: self.guard }))
+    }
+}
+
+impl Drop for VerbsEndpoint {
+    fn drop(&mut self) {
+        if !self.guard.is_inherited() {
+            lock(&self.pulse).close();
+        }
+    }
+}
+
+/// A word at the peer, for as long as the connection lasts.
+struct VerbsBeacon {
+    pulse: Arc<Mutex<Pulse>>,
+    word: RemoteSlice,
+    guard: ForkGuard,
+}
+
+impl Beacon for VerbsBeacon {
+    fn set(&mut self, value: u64) -> Result<(), Disconnected> {
+        if self.guard.is_inherited() {
+            return Err(INHERITED);
+        }
+        lock(&self.pulse).set(&self.word, value)
+    }
+}

@@ -1,0 +1,94 @@
+//! Why there is no RDMA here, and what to do about it.
+
+use std::io;
+
+use super::sys::LibraryError;
+
+/// RDMA cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// There is no verbs library, or one that is too old.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// There is a library and no device.
+    #[error(
+        "this host has no RDMA device; load the driver of its adapter, or make a software one with \
+         `rdma link add rxe0 type rxe netdev eth0`"
+    )]
+    NoDevice,
+    /// No device has this name.
+    #[error("this host has no RDMA device `{name}`; it has {known}: see `slackline doctor`")]
+    UnknownDevice {
+        /// What was asked for.
+        name: String,
+        /// The devices that there are.
+        known: String,
+    },
+    /// The device may not be opened.
+    #[error("cannot open the RDMA device {device}: {source}; {remedy}")]
+    Open {
+        /// The device.
+        device: String,
+        /// What the system said.
+        source: io::Error,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// The device has no such port.
+    #[error("the RDMA device {device} has no port {port}; it has ports 1 to {ports}")]
+    NoPort {
+        /// The device.
+        device: String,
+        /// What was asked for.
+        port: u8,
+        /// How many there are.
+        ports: u8,
+    },
+    /// The port carries nothing now.
+    #[error("port {port} of the RDMA device {device} is {state}; {remedy}")]
+    PortDown {
+        /// The device.
+        device: String,
+        /// The port.
+        port: u8,
+        /// Its state, in the library's words.
+        state: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// The port has no address to speak from.
+    #[error("port {port} of the RDMA device {device} has {found}; {remedy}")]
+    NoGid {
+        /// The device.
+        device: String,
+        /// The port.
+        port: u8,
+        /// What there is instead.
+        found: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// A setting that the device does not take.
+    #[error("the RDMA device {device} cannot do {what}; {remedy}")]
+    Setting {
+        /// The device.
+        device: String,
+        /// What was asked for.
+        what: String,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// The system refused something else.
+    #[error("cannot {operation} on the RDMA device {device}: {source}; {remedy}")]
+    System {
+        /// What was to be done.
+        operation: &'static str,
+        /// The device.
+        device: String,
+        /// What the system said.
+        source: io::Error,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+}

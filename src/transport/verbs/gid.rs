@@ -1,0 +1,207 @@
+//! Which address of a port to speak from. A wrong one connects to nobody, or to somebody over a slow way: the choice is
+//! made by rank, said aloud with its reason, and can be overruled.
+
+use std::cmp::Reverse;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+
+/// What kind of network an entry of a port's table is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GidKind {
+    /// InfiniBand.
+    InfiniBand,
+    /// RDMA over Converged Ethernet without IP: one Ethernet segment only.
+    RoceV1,
+    /// RDMA over Converged Ethernet inside UDP: routed as IP is.
+    RoceV2,
+}
+
+impl fmt::Display for GidKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            GidKind::InfiniBand => "InfiniBand",
+            GidKind::RoceV1 => "RoCE v1",
+            GidKind::RoceV2 => "RoCE v2",
+        })
+    }
+}
+
+/// One entry of a port's table of addresses (InfiniBand Architecture Specification, volume 1, 4.1.1).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gid {
+    /// Its place in the table.
+    pub index: u16,
+    /// The 128 bits.
+    pub bytes: [u8; 16],
+    /// What network it is for.
+    pub kind: GidKind,
+    /// The network interface behind it, where there is one.
+    pub interface: Option<String>,
+    /// Whether that interface is up; true where there is none.
+    pub is_up: bool,
+}
+
+impl Gid {
+    /// The IP address that it is made of; for InfiniBand the same bits, which mean no IP address.
+    pub fn address(&self) -> IpAddr {
+        Ipv6Addr::from(self.bytes).to_canonical()
+    }
+
+    fn is_link_local(&self) -> bool {
+        self.bytes[0] == 0xFE && self.bytes[1] & 0xC0 == 0x80
+    }
+
+    fn is_empty(&self) -> bool {
+        self.bytes[8..] == [0; 8]
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.address())
+    }
+}
+
+/// An address that was chosen, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GidChoice {
+    /// The entry.
+    pub gid: Gid,
+    /// What speaks for it and against the others, for people.
+    pub reason: String,
+}
+
+/// The address that this host would use towards `peer`, as the kernel routes; nothing is sent.
+pub(super) fn route_to(peer: IpAddr) -> Option<IpAddr> {
+    let any = if peer.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    // The port is of no importance: connecting a datagram socket only asks the routing table.
+    socket.connect((peer, 4791)).ok()?;
+    Some(socket.local_addr().ok()?.ip().to_canonical())
+}
+
+/// What is compared, the most important first. Everything is better when it is greater.
+type Rank = (bool, bool, bool, bool, bool, Reverse<u16>);
+
+fn rank(gid: &Gid, route: Option<IpAddr>) -> Rank {
+    (
+        gid.kind != GidKind::RoceV1,
+        gid.is_up,
+        route == Some(gid.address()),
+        !gid.is_link_local() || gid.kind == GidKind::InfiniBand,
+        gid.address().is_ipv4(),
+        Reverse(gid.index),
+    )
+}
+
+/// The best entry to speak from, where `route` is this host's address on the way to the peer; or the entry number
+/// `wanted`. `None` if there is none that can be used.
+///
+/// In this order: routed (RoCE v2 before v1), its interface is up, on the way to the peer, not link-local, IPv4 before
+/// IPv6, and the first of those that are equal.
+pub(super) fn choose(gids: &[Gid], route: Option<IpAddr>, wanted: Option<u16>) -> Option<GidChoice> {
+    if let Some(index) = wanted {
+        let gid = gids.iter().find(|gid| gid.index == index && !gid.is_empty())?;
+        return Some(GidChoice { gid: gid.clone(), reason: "it was asked for".into() });
+    }
+    let usable = || gids.iter().filter(|gid| !gid.is_empty() && gid.is_up);
+    let best = usable().max_by_key(|gid| rank(gid, route))?;
+    Some(GidChoice { gid: best.clone(), reason: reason(best, route, usable().count()) })
+}
+
+fn reason(gid: &Gid, route: Option<IpAddr>, usable: usize) -> String {
+    let mut parts = vec![gid.kind.to_string()];
+    if let Some(interface) = &gid.interface {
+        parts.push(format!("{interface} is up"));
+    }
+    if route == Some(gid.address()) {
+        parts.push("on the way to the peer".into());
+    }
+    if gid.kind != GidKind::InfiniBand {
+        parts.push(if gid.is_link_local() { "link-local".into() } else { "not link-local".into() });
+        parts.push(if gid.address().is_ipv4() { "IPv4".into() } else { "IPv6".into() });
+    }
+    parts.push(format!("best of {usable}"));
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(index: u16, kind: GidKind, address: &str) -> Gid {
+        let bytes = match address.parse().unwrap() {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        };
+        Gid { index, bytes, kind, interface: Some(format!("eth{index}")), is_up: true }
+    }
+
+    fn table() -> Vec<Gid> {
+        vec![
+            gid(0, GidKind::RoceV1, "fe80::1"),
+            gid(1, GidKind::RoceV2, "fe80::1"),
+            gid(2, GidKind::RoceV1, "10.0.0.1"),
+            gid(3, GidKind::RoceV2, "2001:db8::1"),
+            gid(4, GidKind::RoceV2, "10.0.0.1"),
+            gid(5, GidKind::RoceV2, "10.1.0.1"),
+        ]
+    }
+
+    fn chosen(gids: &[Gid], route: Option<&str>) -> u16 {
+        choose(gids, route.map(|route| route.parse().unwrap()), None).unwrap().gid.index
+    }
+
+    #[test]
+    fn routed_before_unrouted_ipv4_before_ipv6_and_link_local_last() {
+        let mut gids = table();
+        let mut order = Vec::new();
+        while !gids.is_empty() {
+            let best = chosen(&gids, None);
+            order.push(best);
+            gids.retain(|gid| gid.index != best);
+        }
+        assert_eq!(order, [4, 5, 3, 1, 2, 0]);
+    }
+
+    #[test]
+    fn the_way_to_the_peer_decides_among_those_that_are_up() {
+        assert_eq!(chosen(&table(), Some("10.1.0.1")), 5);
+        assert_eq!(chosen(&table(), Some("2001:db8::1")), 3);
+        assert_eq!(chosen(&table(), Some("fe80::1")), 1, "only if the way goes there, link-local is taken");
+        let mut gids = table();
+        gids[5].is_up = false;
+        assert_eq!(chosen(&gids, Some("10.1.0.1")), 4, "what is down leads nowhere");
+    }
+
+    #[test]
+    fn an_entry_that_was_asked_for_is_taken_and_empty_ones_never_are() {
+        let mut gids = table();
+        assert_eq!(choose(&gids, None, Some(0)).unwrap().gid.index, 0);
+        assert_eq!(choose(&gids, None, Some(9)), None);
+        gids[0].bytes = [0; 16];
+        assert_eq!(choose(&gids, None, Some(0)), None);
+        assert_eq!(choose(&gids[..1], None, None), None);
+    }
+
+    #[test]
+    fn infiniband_prefixes_are_not_taken_for_link_local_addresses() {
+        let gids = [gid(0, GidKind::InfiniBand, "fe80::2:c903:1")];
+        let choice = choose(&gids, None, None).unwrap();
+        assert!(!choice.reason.contains("link-local"), "{}", choice.reason);
+    }
+
+    #[test]
+    fn the_reason_says_what_was_compared() {
+        let choice = choose(&table(), Some("10.0.0.1".parse().unwrap()), None).unwrap();
+        let reason = "RoCE v2, eth4 is up, on the way to the peer, not link-local, IPv4, best of 6";
+        assert_eq!(choice.reason, reason);
+    }
+
+    #[test]
+    fn the_way_to_this_host_is_found() {
+        let loopback: IpAddr = [127, 0, 0, 1].into();
+        assert_eq!(route_to(loopback), Some(loopback));
+    }
+}

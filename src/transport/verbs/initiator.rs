@@ -1,0 +1,451 @@
+//! The posting side of a queue pair: what is under way, in order, and the memory that it owns.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{Ordering, fence};
+
+use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
+use super::region::ProtectionDomain;
+use super::sys;
+use crate::mem::{LocalSlice, MemoryRegion, RemoteSlice};
+use crate::transport::{
+    CompletionError, Disconnected, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
+};
+
+/// Room for the longest inline data of a request.
+const CELL_BYTES: usize = 64;
+
+const REFUSED_BY_DEVICE: Disconnected = Disconnected { reason: "the RDMA device refused a request" };
+
+/// A work request of the device: one request of the caller, or a part of a long one.
+struct Entry {
+    id: WorkRequestId,
+    kind: EntryKind,
+    /// The memory that the device may be using.
+    _local: Option<LocalSlice>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum EntryKind {
+    /// The caller hears of it.
+    Signalled,
+    /// The caller hears of it if it fails.
+    Unsignalled,
+    /// Not the last part of its request: that one speaks for it.
+    Part,
+}
+
+/// The requests of one side, on a queue pair of their own.
+pub(super) struct Initiator {
+    /// Dropped first: after that the device touches none of the memory that the entries hold.
+    pair: QueuePair,
+    /// What was posted and not yet told of, the oldest first. Its capacity is the queue's depth.
+    entries: VecDeque<Entry>,
+    /// Number of the oldest entry; they count on from there. The device hands them back with each completion.
+    first: u64,
+    /// Entries before this one have succeeded.
+    succeeded: u64,
+    /// Entries before this one were given back by the device, in success or in error.
+    returned: u64,
+    /// How the first request that failed did; behind it all are flushed.
+    failure: Option<CompletionError>,
+    is_failure_told: bool,
+    has_failed: bool,
+    /// Entries since the last that the device reports.
+    unreported: usize,
+    /// Where inline data lies until the device has taken it: a cell for each entry.
+    cells: MemoryRegion,
+    completions: [sys::ibv_wc; POLLED_AT_ONCE],
+    requests: Vec<sys::ibv_send_wr>,
+    pieces: Vec<sys::ibv_sge>,
+    depth: usize,
+    /// Longest single request of the device in bytes.
+    piece_bytes: usize,
+    /// The domain whose memory can be posted.
+    domain: u32,
+}
+
+// SAFETY: the raw pointers in `requests` are made and used within one call of `post`, and mean nothing between calls.
+unsafe impl Send for Initiator {}
+
+impl Initiator {
+    /// `cells` is registered in `domain` and has 64 bytes for each of `depth` requests.
+    pub(super) fn new(
+        pair: QueuePair,
+        domain: &ProtectionDomain,
+        cells: MemoryRegion,
+        depth: usize,
+        piece_bytes: usize,
+    ) -> Initiator {
+        assert!(cells.len() >= depth * CELL_BYTES && depth > 0 && piece_bytes > 0);
+        Initiator {
+            pair,
+            entries: VecDeque::with_capacity(depth),
+            first: 0,
+            succeeded: 0,
+            returned: 0,
+            failure: None,
+            is_failure_told: false,
+            has_failed: false,
+            unreported: 0,
+            cells,
+            completions: [sys::ibv_wc::default(); POLLED_AT_ONCE],
+            requests: Vec::with_capacity(depth),
+            pieces: Vec::with_capacity(depth),
+            depth,
+            piece_bytes,
+            domain: domain.serial,
+        }
+    }
+
+    /// Bytes of memory that hold the inline data of a queue of this depth.
+    pub(super) fn cells_bytes(depth: usize) -> usize {
+        depth * CELL_BYTES
+    }
+
+    /// The queue pair.
+    pub(super) fn pair(&self) -> &QueuePair {
+        &self.pair
+    }
+
+    /// Whether a request has failed: the queue pair is of no more use.
+    #[inline]
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// How the first request that failed did.
+    pub(super) fn failure(&self) -> Option<CompletionError> {
+        self.failure
+    }
+
+    /// How many requests of the device a request is made of.
+    fn parts(&self, request: &WorkRequest) -> usize {
+        match &request.operation {
+            Operation::Write { local, .. } | Operation::Read { local, .. } => {
+                local.len().div_ceil(self.piece_bytes).max(1)
+            }
+            _ => 1,
+        }
+    }
+
+    /// Posts a batch with one doorbell, all or nothing.
+    #[inline]
+    pub(super) fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        let mut parts = 0;
+        for (index, request) in batch.iter().enumerate() {
+            let known = |local: &LocalSlice| {
+                let key = local.region().local_key();
+                (key.domain == self.domain)
+                    .then_some(())
+                    .ok_or("its memory was not registered with this transport")
+            };
+            let checked = request.check().and_then(|()| match &request.operation {
+                Operation::Write { local, .. }
+                | Operation::Read { local, .. }
+                | Operation::FetchAdd { local, .. }
+                | Operation::CompareSwap { local, .. } => known(local),
+                Operation::WriteInline { .. } => Ok(()),
+            });
+            checked.map_err(|reason| PostError::Malformed { index, reason })?;
+            parts += self.parts(request);
+        }
+        if parts > self.depth {
+            return Err(PostError::BatchTooLong { batch: parts, depth: self.depth });
+        }
+        if parts > self.depth - self.entries.len() {
+            self.take_completions();
+            self.forget_silent();
+            let free = self.depth - self.entries.len();
+            if parts > free {
+                return Err(PostError::QueueFull { free, batch: parts });
+            }
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.requests.clear();
+        self.pieces.clear();
+        for request in batch {
+            self.build(request);
+        }
+        self.ring(parts)
+    }
+
+    /// Adds the device's requests for one of the caller's.
+    #[inline]
+    fn build(&mut self, request: &WorkRequest) {
+        match &request.operation {
+            Operation::Write { local, remote, .. } => {
+                self.build_parts(request, local, remote, sys::IBV_WR_RDMA_WRITE);
+            }
+            Operation::Read { local, remote, .. } => {
+                self.build_parts(request, local, remote, sys::IBV_WR_RDMA_READ);
+            }
+            Operation::WriteInline { data, remote } => {
+                let cell = (self.number() as usize % self.depth) * CELL_BYTES;
+                let cell = self.cells.as_volatile().subslice(cell, CELL_BYTES);
+                for (index, word) in data.words().iter().enumerate() {
+                    cell.store(index * 8, *word, Ordering::Relaxed);
+                }
+                let bytes = data.len_bytes() as u32;
+                let piece = sys::ibv_sge {
+                    addr: cell.as_ptr().expose_provenance() as u64,
+                    length: bytes,
+                    lkey: self.cells.local_key().key,
+                };
+                let in_request = bytes <= self.pair.inline_bytes;
+                let flags = if in_request { sys::IBV_SEND_INLINE } else { 0 };
+                self.add(request, EntryKind::of(request), None, piece, sys::IBV_WR_RDMA_WRITE, flags);
+                self.last().wr.rdma = rdma(remote, 0);
+            }
+            Operation::FetchAdd { local, remote, add } => {
+                self.build_atomic(request, local, remote, sys::IBV_WR_ATOMIC_FETCH_AND_ADD, *add, 0);
+            }
+            Operation::CompareSwap { local, remote, compare, swap } => {
+                self.build_atomic(request, local, remote, sys::IBV_WR_ATOMIC_CMP_AND_SWP, *compare, *swap);
+            }
+        }
+    }
+
+    #[inline]
+    fn build_parts(
+        &mut self,
+        request: &WorkRequest,
+        local: &LocalSlice,
+        remote: &RemoteSlice,
+        opcode: sys::ibv_wr_opcode,
+    ) {
+        let mut done = 0;
+        loop {
+            let bytes = (local.len() - done).min(self.piece_bytes);
+            let is_last = done + bytes == local.len();
+            let kind = if is_last { EntryKind::of(request) } else { EntryKind::Part };
+            let piece = piece(local, done, bytes);
+            self.add(request, kind, Some(local.clone()), piece, opcode, 0);
+            self.last().wr.rdma = rdma(remote, done as u64);
+            done += bytes;
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    #[inline]
+    fn build_atomic(
+        &mut self,
+        request: &WorkRequest,
+        local: &LocalSlice,
+        remote: &RemoteSlice,
+        opcode: sys::ibv_wr_opcode,
+        compare_add: u64,
+        swap: u64,
+    ) {
+        self.add(request, EntryKind::of(request), Some(local.clone()), piece(local, 0, 8), opcode, 0);
+        self.last().wr.atomic = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
+            remote_addr: remote.offset,
+            compare_add,
+            swap,
+            rkey: remote.key.0 as u32,
+        };
+    }
+
+    /// The number of the next entry.
+    #[inline]
+    fn number(&self) -> u64 {
+        self.first + self.entries.len() as u64
+    }
+
+    #[inline]
+    fn last(&mut self) -> &mut sys::ibv_send_wr {
+        self.requests.last_mut().expect("one was added just now")
+    }
+
+    #[inline]
+    fn add(
+        &mut self,
+        request: &WorkRequest,
+        kind: EntryKind,
+        local: Option<LocalSlice>,
+        piece: sys::ibv_sge,
+        opcode: sys::ibv_wr_opcode,
+        mut flags: sys::ibv_send_flags,
+    ) {
+        self.unreported += 1;
+        // The device reports what the caller wants to hear of, and otherwise as rarely as the queue allows.
+        if kind == EntryKind::Signalled || self.unreported >= self.depth.div_ceil(4) {
+            flags |= sys::IBV_SEND_SIGNALED;
+            self.unreported = 0;
+        }
+        if request.flags.contains(Flags::FENCE) {
+            flags |= sys::IBV_SEND_FENCE;
+        }
+        let wr_id = self.number();
+        self.pieces.push(piece);
+        self.requests.push(sys::ibv_send_wr {
+            wr_id,
+            // A list of no bytes is no list.
+            num_sge: i32::from(piece.length > 0),
+            opcode,
+            send_flags: flags,
+            ..Default::default()
+        });
+        self.entries.push_back(Entry { id: request.id, kind, _local: local });
+    }
+
+    /// Hands the `parts` newest entries to the device.
+    #[inline]
+    fn ring(&mut self, parts: usize) -> Result<(), PostError> {
+        debug_assert_eq!((self.requests.len(), self.pieces.len()), (parts, parts));
+        let first = self.requests.as_mut_ptr();
+        for (index, (request, piece)) in self.requests.iter_mut().zip(&mut self.pieces).enumerate() {
+            request.sg_list = piece;
+            let is_last = index + 1 == parts;
+            // One past the last is never followed.
+            request.next = if is_last { std::ptr::null_mut() } else { first.wrapping_add(index + 1) };
+        }
+        // What this process wrote before comes before what the device reads.
+        fence(Ordering::Release);
+        // SAFETY: the chain was linked just now inside a vector that is not touched during the call, and so are the
+        // pieces, each inside a region of this domain (checked in `post`; the cells are of it, too). The entries hold
+        // the regions until the device has given the requests back, or until after the queue pair is destroyed. The
+        // cell of an entry is used again only by the entry that takes its place in the ring.
+        let posted = unsafe { self.pair.post(&mut self.requests) };
+        posted.map_err(|count| {
+            // Part of the batch may be on its way, which all or nothing does not allow: this is the end.
+            self.entries.truncate(self.entries.len() - (parts - count));
+            self.end();
+            REFUSED_BY_DEVICE.into()
+        })
+    }
+
+    /// Ends the queue pair: whatever is under way comes back flushed.
+    #[cold]
+    pub(super) fn end(&mut self) {
+        self.has_failed = true;
+        self.pair.end();
+    }
+
+    /// Takes what the device has completed.
+    #[inline]
+    fn take_completions(&mut self) -> bool {
+        let (mut has_more, mut has_any) = (true, false);
+        while has_more {
+            let taken = match self.pair.poll(&mut self.completions) {
+                Ok(taken) => taken,
+                Err(error) => return self.lose_queue(&error),
+            };
+            has_more = taken.len() == POLLED_AT_ONCE;
+            has_any |= !taken.is_empty();
+            for completion in taken {
+                // The device's own numbers, but what is computed with them is ours.
+                let end = self.first + self.entries.len() as u64;
+                let after = completion.wr_id.saturating_add(1).clamp(self.first, end);
+                self.returned = self.returned.max(after);
+                if completion.status == sys::IBV_WC_SUCCESS {
+                    self.succeeded = self.succeeded.max(after);
+                    continue;
+                }
+                if self.failure.is_none() && self.succeeded < after {
+                    // Requests complete in order: those before it have succeeded.
+                    self.succeeded = self.succeeded.max(after - 1);
+                    self.failure = Some(outcome(completion));
+                    self.has_failed = true;
+                }
+            }
+        }
+        if has_any {
+            // What the device wrote before comes before what this process reads.
+            fence(Ordering::Acquire);
+        }
+        has_any
+    }
+
+    #[cold]
+    fn lose_queue(&mut self, error: &io::Error) -> bool {
+        tracing::error!(%error, "a completion queue cannot be polled: its connection is over");
+        self.end();
+        false
+    }
+
+    /// Drops the oldest entries that have succeeded and that nobody hears of.
+    #[inline]
+    fn forget_silent(&mut self) {
+        while self.first < self.succeeded
+            && self.entries.front().is_some_and(|entry| entry.kind != EntryKind::Signalled)
+        {
+            self.entries.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// The next completion that the caller is to hear of.
+    #[inline]
+    pub(super) fn poll(&mut self) -> Option<WorkCompletion> {
+        loop {
+            self.forget_silent();
+            if self.first < self.succeeded {
+                let entry = self.entries.pop_front()?;
+                self.first += 1;
+                return Some(WorkCompletion { id: entry.id, result: Ok(()) });
+            }
+            if self.first < self.returned {
+                let entry = self.entries.pop_front()?;
+                self.first += 1;
+                // A part that failed is told by the last part of its request.
+                if entry.kind == EntryKind::Part {
+                    continue;
+                }
+                let result = Err(self.tell_failure());
+                return Some(WorkCompletion { id: entry.id, result });
+            }
+            if !self.take_completions() {
+                return None;
+            }
+        }
+    }
+
+    /// The failure itself once, and that all behind it was flushed from then on.
+    fn tell_failure(&mut self) -> CompletionError {
+        let is_first = !std::mem::replace(&mut self.is_failure_told, true);
+        self.failure.filter(|_| is_first).unwrap_or(CompletionError::Flushed)
+    }
+}
+
+impl EntryKind {
+    #[inline]
+    fn of(request: &WorkRequest) -> EntryKind {
+        if request.flags.contains(Flags::SIGNALLED) { EntryKind::Signalled } else { EntryKind::Unsignalled }
+    }
+}
+
+#[inline]
+fn piece(local: &LocalSlice, offset: usize, bytes: usize) -> sys::ibv_sge {
+    let memory = local.as_volatile().subslice(offset, bytes);
+    sys::ibv_sge {
+        addr: memory.as_ptr().expose_provenance() as u64,
+        length: bytes as u32,
+        lkey: local.region().local_key().key,
+    }
+}
+
+#[inline]
+fn rdma(remote: &RemoteSlice, done: u64) -> sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+    // Whatever the offset is, the target checks it: one that wraps around lies outside of every grant.
+    sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+        remote_addr: remote.offset.wrapping_add(done),
+        rkey: remote.key.0 as u32,
+    }
+}
+
+/// What an error completion means.
+fn outcome(completion: &sys::ibv_wc) -> CompletionError {
+    match completion.status {
+        sys::IBV_WC_REM_ACCESS_ERR | sys::IBV_WC_REM_INV_REQ_ERR | sys::IBV_WC_REM_OP_ERR => {
+            CompletionError::RemoteAccess
+        }
+        sys::IBV_WC_WR_FLUSH_ERR => CompletionError::Flushed,
+        sys::IBV_WC_RETRY_EXC_ERR | sys::IBV_WC_RNR_RETRY_EXC_ERR => CompletionError::Unreachable,
+        status => CompletionError::Device { status, vendor_error: completion.vendor_err },
+    }
+}

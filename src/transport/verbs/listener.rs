@@ -1,0 +1,212 @@
+//! Where peers arrive, and how they are answered.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+
+use super::connecting::{connect, device_failed, protocol};
+use super::endpoint::VerbsEndpoint;
+use super::hello::{Hello, HelloError, Terms};
+use super::pairs::{Posting, Serving};
+use super::{Shared, check_offer};
+use crate::channel::Channel;
+use crate::mem::ForkGuard;
+use crate::time::Instant;
+use crate::transport::{
+    Address, ConnectError, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer, Received,
+};
+
+/// Where peers arrive. Handshakes go over TCP.
+pub struct VerbsListener {
+    shared: Arc<Shared>,
+    socket: TcpListener,
+    address: Address,
+    pending: Vec<Pending>,
+    /// True while the system lets nobody in, so that this is logged once.
+    cannot_accept: bool,
+    guard: ForkGuard,
+}
+
+/// A newcomer of whom nothing is known yet.
+struct Pending {
+    link: Channel,
+    since: Instant,
+}
+
+impl VerbsListener {
+    pub(super) fn new(shared: &Arc<Shared>, address: SocketAddr) -> Result<VerbsListener, ConnectError> {
+        let failed = |source: io::Error| ConnectError::cannot_listen(Address::Verbs(address), source);
+        let socket = TcpListener::bind(address).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let address = Address::Verbs(socket.local_addr().map_err(failed)?);
+        Ok(VerbsListener {
+            shared: Arc::clone(shared),
+            socket,
+            address,
+            pending: Vec::new(),
+            cannot_accept: false,
+            guard: ForkGuard::new(),
+        })
+    }
+
+    fn admit(&mut self, now: Instant) {
+        while self.pending.len() < MAX_PENDING_HANDSHAKES {
+            let stream = match self.socket.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => break,
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
+                    _ => {
+                        if !self.cannot_accept {
+                            tracing::warn!(address = %self.address, %error, "cannot accept connections for now");
+                        }
+                        self.cannot_accept = true;
+                        return;
+                    }
+                },
+            };
+            match Channel::accept(stream, &self.shared.terms()) {
+                Ok(link) => self.pending.push(Pending { link, since: now }),
+                Err(error) => tracing::warn!(address = %self.address, %error, "turned a connection away"),
+            }
+        }
+        self.cannot_accept = false;
+    }
+}
+
+impl Pending {
+    /// What it said, once all of that is there.
+    fn hear(&mut self) -> Result<Option<(Terms, Vec<u8>)>, String> {
+        let Some(bytes) = self.link.poll().map_err(|error| error.to_string())? else { return Ok(None) };
+        match Hello::decode(&bytes) {
+            Ok((Hello::Offer(terms), message)) => Ok(Some((terms, message))),
+            Ok(_) => Err("it answered without a question".into()),
+            Err(error) => {
+                if let HelloError::Version { .. } = error {
+                    // If it is gone already, it does not need to know.
+                    let _unheard = self.link.send(&Hello::refuse(&error.to_string()).encode(&[]));
+                }
+                Err(error.to_string())
+            }
+        }
+    }
+}
+
+impl Listener for VerbsListener {
+    type Endpoint = VerbsEndpoint;
+    type Incoming = VerbsIncoming;
+
+    fn address(&self) -> Address {
+        self.address.clone()
+    }
+
+    fn poll(&mut self, now: Instant) -> Option<VerbsIncoming> {
+        if self.guard.is_inherited() {
+            return None;
+        }
+        self.shared.device.take_events();
+        self.admit(now);
+        let mut index = 0;
+        while let Some(pending) = self.pending.get_mut(index) {
+            match pending.hear() {
+                Ok(Some((theirs, message))) => {
+                    let link = self.pending.remove(index).link;
+                    return Some(VerbsIncoming {
+                        shared: Arc::clone(&self.shared),
+                        link,
+                        received: theirs.received(message),
+                        theirs,
+                        address: self.address.clone(),
+                    });
+                }
+                Ok(None) if now.saturating_since(pending.since) < HANDSHAKE_TIMEOUT => index += 1,
+                Ok(None) => {
+                    tracing::warn!(address = %self.address, "dropped a connection that said nothing in time");
+                    self.pending.remove(index);
+                }
+                Err(error) => {
+                    tracing::warn!(address = %self.address, error, "dropped a connection");
+                    self.pending.remove(index);
+                }
+            }
+        }
+        None
+    }
+}
+
+impl Drop for VerbsListener {
+    fn drop(&mut self) {
+        if !self.guard.is_inherited() {
+            // The port is free at once, whoever holds copies of the descriptor.
+            let _never_connected = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
+/// A peer that has said its part and waits for an answer.
+pub struct VerbsIncoming {
+    shared: Arc<Shared>,
+    link: Channel,
+    received: Received,
+    theirs: Terms,
+    address: Address,
+}
+
+impl VerbsIncoming {
+    /// Makes this side and connects it to the other; what it is to be told.
+    fn make(&self, offer: &mut Offer) -> Result<(Option<Posting>, Option<Serving>, Terms), ConnectError> {
+        let at = &self.address;
+        check_offer(offer).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
+        let peer = self.link.peer_address().ok().map(|address| address.ip());
+        let from = self.shared.gid_towards(peer, at)?;
+        let place = self.shared.place(&from.gid);
+        let path =
+            self.shared.path(&from, &place, &self.theirs.place).map_err(|error| protocol(at, &error))?;
+        let make = || {
+            let posting = self.theirs.serving.map(|_| Posting::new(&self.shared)).transpose()?;
+            let serving = Serving::new(&self.shared, std::mem::take(&mut offer.grants))?;
+            connect(&path, posting.as_ref(), serving.as_ref(), &self.theirs)?;
+            io::Result::Ok((posting, serving))
+        };
+        let (posting, serving) = { make }().map_err(|error| device_failed(at, error))?;
+        let ours = Terms {
+            place,
+            posting: posting.as_ref().map(Posting::pairs),
+            serving: serving.as_ref().map(Serving::pairs),
+            grants: serving.as_ref().map_or_else(Vec::new, Serving::grants),
+        };
+        Ok((posting, serving, ours))
+    }
+}
+
+impl Incoming for VerbsIncoming {
+    type Endpoint = VerbsEndpoint;
+
+    fn received(&self) -> &Received {
+        &self.received
+    }
+
+    fn accept(mut self, mut offer: Offer) -> Result<VerbsEndpoint, ConnectError> {
+        let (posting, serving, ours) = match self.make(&mut offer) {
+            Ok(made) => made,
+            Err(error) => {
+                self.refuse("the listener could not make its side of the connection; look at its log");
+                return Err(error);
+            }
+        };
+        match self.link.send(&Hello::Accept(ours).encode(&offer.message)) {
+            Ok(()) => Ok(VerbsEndpoint::new(self.shared, self.link, posting, serving, self.theirs, false)),
+            Err(error) => {
+                tracing::debug!(%error, "a peer was gone before it was accepted");
+                Err(ConnectError::Closed { address: self.address })
+            }
+        }
+    }
+
+    fn refuse(mut self, reason: &str) {
+        // A refusal fits the buffer of a socket to which nothing but a greeting was sent.
+        if let Err(error) = self.link.send(&Hello::refuse(reason).encode(&[])) {
+            tracing::debug!(%error, "a refused peer was gone already");
+        }
+    }
+}

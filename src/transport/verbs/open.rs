@@ -1,0 +1,259 @@
+//! Which device and port to take.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::VerbsOptions;
+use super::device::{self, Device, DeviceInfo, Port};
+use super::error::OpenError;
+use super::gid;
+
+/// A device and port that was chosen, and why.
+pub(super) struct Opened {
+    pub(super) device: Arc<Device>,
+    pub(super) info: DeviceInfo,
+    pub(super) port: Port,
+    pub(super) reason: String,
+}
+
+/// What is compared among ports that can be used, the most important first. Everything is better when it is greater.
+type Rank = (bool, bool, u32);
+
+/// The devices of this host.
+///
+/// # Errors
+/// There is no verbs library, or it cannot list them. A device that cannot be opened is an error in its place.
+pub fn devices() -> Result<Vec<Result<DeviceInfo, OpenError>>, OpenError> {
+    let open = |name: &String| Device::open(name).and_then(|device| device.info());
+    Ok(device::names()?.iter().map(open).collect())
+}
+
+/// Opens the device and port that `options` name, or the best one: whose address is on the way to the peer, nearest to
+/// the processor that this runs on, fastest; and of those that are equal the one for this process's place, so that
+/// several processes take several.
+pub(super) fn open(options: &VerbsOptions) -> Result<Opened, OpenError> {
+    let names = match &options.device {
+        Some(name) => vec![name.clone()],
+        None => device::names()?,
+    };
+    let route = options.peer.and_then(gid::route_to);
+    let node = current_node();
+    let (mut usable, mut errors) = (Vec::new(), Vec::new());
+    for name in &names {
+        match Device::open(name).and_then(|device| Ok((device.info()?, device))) {
+            Ok((info, device)) => match port_of(&info, options, route) {
+                Ok(port) => usable.push((
+                    rank(&info, port, route, node),
+                    Arc::clone(&device),
+                    info.clone(),
+                    port.number,
+                )),
+                Err(error) => errors.push(error),
+            },
+            Err(error) => errors.push(error),
+        }
+    }
+    let Some(best) = usable.iter().map(|(rank, ..)| *rank).max() else {
+        return Err(errors.into_iter().next().unwrap_or(OpenError::NoDevice));
+    };
+    for error in &errors {
+        tracing::info!(%error, "passed over an RDMA device");
+    }
+    let (all, equal) = (usable.len(), usable.iter().filter(|(rank, ..)| *rank == best).count());
+    usable.retain(|(rank, ..)| *rank == best);
+    let (rank, device, info, number) = usable.swap_remove(options.place % equal);
+    let port = info.ports.iter().find(|port| port.number == number).cloned().ok_or(OpenError::NoDevice)?;
+    let reason = reason(options, rank, all, equal);
+    Ok(Opened { device, info, port, reason })
+}
+
+fn rank(info: &DeviceInfo, port: &Port, route: Option<IpAddr>, node: Option<u32>) -> Rank {
+    let leads_to_peer = port.gids.iter().any(|gid| gid.is_up && route == Some(gid.address()));
+    (leads_to_peer, info.numa_node.is_some() && info.numa_node == node, port.speed)
+}
+
+fn reason(options: &VerbsOptions, (leads_to_peer, is_near, _): Rank, all: usize, equal: usize) -> String {
+    if options.device.is_some() {
+        return "it was asked for".into();
+    }
+    if all == 1 {
+        return "it is the only one that can be used".into();
+    }
+    let mut parts = Vec::new();
+    if leads_to_peer {
+        parts.push("on the way to the peer".to_owned());
+    }
+    if is_near {
+        parts.push("on this processor's NUMA node".to_owned());
+    }
+    parts.push(format!("best of {all}"));
+    if equal > 1 {
+        parts.push(format!("number {} of {equal} equal ones", options.place % equal));
+    }
+    parts.join(", ")
+}
+
+/// The port that is asked for, or the first that can be used.
+fn port_of<'a>(
+    info: &'a DeviceInfo,
+    options: &VerbsOptions,
+    route: Option<IpAddr>,
+) -> Result<&'a Port, OpenError> {
+    let count = u8::try_from(info.ports.len()).unwrap_or(u8::MAX);
+    if let Some(number) = options.port {
+        let port = info.ports.iter().find(|port| port.number == number);
+        let port = port.ok_or(OpenError::NoPort { device: info.name.clone(), port: number, ports: count })?;
+        return check_port(info, port, options, route).map(|()| port);
+    }
+    let mut first_error = None;
+    for port in &info.ports {
+        match check_port(info, port, options, route) {
+            Ok(()) => return Ok(port),
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    Err(first_error.unwrap_or(OpenError::NoPort { device: info.name.clone(), port: 1, ports: 0 }))
+}
+
+fn check_port(
+    info: &DeviceInfo,
+    port: &Port,
+    options: &VerbsOptions,
+    route: Option<IpAddr>,
+) -> Result<(), OpenError> {
+    let (device, number) = (info.name.clone(), port.number);
+    if !port.is_active {
+        let remedy = match port.gids.iter().find_map(|gid| gid.interface.clone()) {
+            _ if port.is_infiniband => "check the cable, and that a subnet manager runs (opensm)".into(),
+            Some(interface) => format!("bring its interface up: ip link set {interface} up"),
+            None => "bring its network interface up (rdma link shows which one it is)".into(),
+        };
+        return Err(OpenError::PortDown { device, port: number, state: port.state.clone(), remedy });
+    }
+    if gid::choose(&port.gids, route, options.gid_index).is_none() {
+        let (found, remedy) = match options.gid_index {
+            Some(index) => {
+                let list: Vec<String> = port.gids.iter().map(|gid| gid.index.to_string()).collect();
+                let found = format!("no entry {index} in its GID table");
+                (found, format!("its entries are {}: see `slackline doctor`", list.join(", ")))
+            }
+            None => {
+                let remedy =
+                    "give its network interface an IP address, and bring it up: ip addr add, ip link set up";
+                ("no address to speak from (no GID of an interface that is up)".into(), remedy.into())
+            }
+        };
+        return Err(OpenError::NoGid { device, port: number, found, remedy });
+    }
+    if let Some(mtu) = options.mtu
+        && (device::mtu_of_bytes(mtu).is_none() || mtu > port.mtu)
+    {
+        let what = format!("packets of {mtu} bytes");
+        let remedy = format!(
+            "choose 256, 512, 1024, 2048 or 4096, and no more than the {} that its port carries now",
+            port.mtu
+        );
+        return Err(OpenError::Setting { device, what, remedy });
+    }
+    Ok(())
+}
+
+/// The NUMA node of the processor that this thread runs on, where that can be told.
+fn current_node() -> Option<u32> {
+    let processor = rustix::thread::sched_getcpu();
+    let folder = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{processor}")).ok()?;
+    let mut names = folder.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names.find_map(|name| name.strip_prefix("node")?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::gid::{Gid, GidKind};
+    use super::*;
+    use crate::transport::AtomicDomain;
+    use crate::transport::verbs::device::Limits;
+
+    fn info(name: &str, is_active: bool, gids: Vec<Gid>) -> DeviceInfo {
+        let limits = Limits {
+            queue_pairs: 9,
+            queue_depth: 9,
+            completions: 9,
+            regions: 9,
+            region_bytes: 9,
+            reads_served: 9,
+            reads_posted: 9,
+            atomics: AtomicDomain::None,
+        };
+        let state = if is_active { "PORT_ACTIVE" } else { "PORT_DOWN" };
+        let port = Port {
+            number: 1,
+            is_active,
+            state: state.into(),
+            is_infiniband: false,
+            lid: 0,
+            mtu: 1024,
+            message_bytes: 1 << 30,
+            speed: 4,
+            gids,
+        };
+        DeviceInfo {
+            name: name.into(),
+            numa_node: Some(0),
+            limits,
+            firmware: String::new(),
+            ports: vec![port],
+        }
+    }
+
+    fn gid() -> Gid {
+        let bytes = std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets();
+        Gid { index: 1, bytes, kind: GidKind::RoceV2, interface: Some("eth0".into()), is_up: true }
+    }
+
+    fn error(info: &DeviceInfo, options: &VerbsOptions) -> String {
+        port_of(info, options, None).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_port_is_said_with_the_remedy() {
+        let plain = VerbsOptions::default();
+        assert!(port_of(&info("rxe0", true, vec![gid()]), &plain, None).is_ok());
+        let down = error(&info("rxe0", false, vec![gid()]), &plain);
+        assert_eq!(
+            down,
+            "port 1 of the RDMA device rxe0 is PORT_DOWN; bring its interface up: ip link set eth0 up"
+        );
+        let bare = error(&info("rxe0", true, Vec::new()), &plain);
+        assert!(bare.contains("no address to speak from") && bare.contains("ip addr add"), "{bare}");
+        let other = VerbsOptions { gid_index: Some(7), ..plain.clone() };
+        let other = error(&info("rxe0", true, vec![gid()]), &other);
+        assert!(other.contains("no entry 7") && other.contains("its entries are 1"), "{other}");
+        let third = error(&info("rxe0", true, vec![gid()]), &VerbsOptions { port: Some(3), ..plain.clone() });
+        assert!(third.contains("has no port 3; it has ports 1 to 1"), "{third}");
+        for mtu in [1500, 2048] {
+            let text =
+                error(&info("rxe0", true, vec![gid()]), &VerbsOptions { mtu: Some(mtu), ..plain.clone() });
+            assert!(text.contains(&format!("packets of {mtu} bytes; choose 256")), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_way_to_the_peer_comes_before_nearness_and_nearness_before_speed() {
+        let route = Some([10, 0, 0, 1].into());
+        let port = |gids, speed| Port { speed, ..info("x", true, gids).ports.remove(0) };
+        let here = info("a", true, Vec::new());
+        let there = rank(&here, &port(vec![gid()], 1), route, Some(5));
+        let near = rank(&here, &port(Vec::new(), 1), route, Some(0));
+        let fast = rank(&here, &port(Vec::new(), 100), route, Some(5));
+        assert!(there > near && near > fast);
+    }
+
+    #[test]
+    fn equal_devices_are_shared_out_by_place() {
+        let options = VerbsOptions { place: 5, ..VerbsOptions::default() };
+        assert_eq!(
+            reason(&options, (false, true, 4), 4, 2),
+            "on this processor's NUMA node, best of 4, number 1 of 2 equal ones"
+        );
+    }
+}

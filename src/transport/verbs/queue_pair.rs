@@ -1,0 +1,273 @@
+//! Queue pairs and the queues that their completions go to.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::device::{self, Device};
+use super::hello::{Pair, Place};
+use super::region::ProtectionDomain;
+use super::sys;
+use crate::mem::Access;
+
+/// How long a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power, 268 ms.
+const ANSWER_TIMEOUT: u8 = 16;
+/// How often it asks again before it gives up: after 2.1 s without any answer.
+const RETRIES: u8 = 7;
+/// How often it comes back where the other side has no receive posted. 7 would be for ever.
+const RECEIVER_RETRIES: u8 = 3;
+/// How long the other side is told to wait then: 10 ms.
+const RECEIVER_TIMER: u8 = 20;
+/// Routers that a packet may pass.
+const HOPS: u8 = 64;
+
+/// Where completions go.
+struct CompletionQueue {
+    device: Arc<Device>,
+    raw: NonNull<sys::ibv_cq>,
+}
+
+impl CompletionQueue {
+    fn new(device: &Arc<Device>, entries: u32) -> io::Result<CompletionQueue> {
+        let entries = i32::try_from(entries).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+        let (context, channel) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the device is open; no channel and no context are wanted.
+        let raw = unsafe { (device.library.create_cq)(device.context(), entries, context, channel, 0) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(CompletionQueue { device: Arc::clone(device), raw })
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        if !self.device.is_inherited() {
+            // SAFETY: its queue pair was destroyed before; it is destroyed once.
+            let errno = unsafe { (self.device.library.destroy_cq)(self.raw.as_ptr()) };
+            if errno != 0 {
+                tracing::warn!(device = self.device.name, errno, "a completion queue could not be destroyed");
+            }
+        }
+    }
+}
+
+/// A reliably connected queue pair with a completion queue of its own, which has room for all of its requests: it
+/// cannot overrun.
+pub(super) struct QueuePair {
+    raw: NonNull<sys::ibv_qp>,
+    /// Longest data that requests can carry in themselves.
+    pub(super) inline_bytes: u32,
+    /// The number of the first packet that it sends.
+    first_packet: u32,
+    // Dropped in this order, after the queue pair itself.
+    completions: CompletionQueue,
+    domain: Arc<ProtectionDomain>,
+}
+
+// SAFETY: the library's calls on a queue pair may come from any thread; this one is used by one at a time.
+unsafe impl Send for QueuePair {}
+
+/// What one side of a connection knows of the way to the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Path {
+    /// This side's port, counted from 1.
+    pub(super) port: u8,
+    /// This side's entry in the port's table of addresses.
+    pub(super) gid_index: u8,
+    /// Largest packet that both sides carry, in bytes.
+    pub(super) mtu: u16,
+    /// This side.
+    pub(super) ours: Place,
+    /// The other side.
+    pub(super) theirs: Place,
+}
+
+impl QueuePair {
+    /// A new one with room for `depth` requests. `depth` 0 is for one that only serves.
+    pub(super) fn new(
+        domain: &Arc<ProtectionDomain>,
+        depth: u32,
+        inline_bytes: u32,
+    ) -> io::Result<QueuePair> {
+        let first_packet = getrandom::u32().map_err(|error| io::Error::other(error.to_string()))? & 0xFF_FFFF;
+        let (library, depth) = (domain.device.library, depth.max(1));
+        let completions = CompletionQueue::new(&domain.device, depth)?;
+        let mut attributes = sys::ibv_qp_init_attr {
+            send_cq: completions.raw.as_ptr(),
+            recv_cq: completions.raw.as_ptr(),
+            qp_type: sys::IBV_QPT_RC,
+            ..Default::default()
+        };
+        attributes.cap.max_send_wr = depth;
+        attributes.cap.max_send_sge = 1;
+        attributes.cap.max_inline_data = inline_bytes;
+        // SAFETY: the domain and the completion queue live; `attributes` is initialised.
+        let mut raw = unsafe { (library.create_qp)(domain.raw(), &raw mut attributes) };
+        if raw.is_null() && inline_bytes > 0 {
+            // A device may refuse to carry so much where it could just carry less.
+            attributes.cap.max_inline_data = 0;
+            // SAFETY: as above.
+            raw = unsafe { (library.create_qp)(domain.raw(), &raw mut attributes) };
+        }
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let inline_bytes = attributes.cap.max_inline_data;
+        Ok(QueuePair { raw, inline_bytes, first_packet, completions, domain: Arc::clone(domain) })
+    }
+
+    /// What the other side must know of it.
+    pub(super) fn pair(&self) -> Pair {
+        // SAFETY: the queue pair lives.
+        Pair { number: unsafe { self.raw.as_ref() }.qp_num, first_packet: self.first_packet }
+    }
+
+    fn modify(&self, mut attributes: sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) -> io::Result<()> {
+        // SAFETY: the queue pair lives; `attributes` is initialised.
+        let errno = unsafe {
+            (self.domain.device.library.modify_qp)(self.raw.as_ptr(), &raw mut attributes, mask as i32)
+        };
+        if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
+    }
+
+    /// From new to ready to receive what `peer` sends, with these rights.
+    pub(super) fn serve(&self, path: &Path, peer: &Pair, access: Access) -> io::Result<()> {
+        let right = |right, flag| if access.contains(right) { flag } else { 0 };
+        self.modify(
+            sys::ibv_qp_attr {
+                qp_state: sys::IBV_QPS_INIT,
+                pkey_index: 0,
+                port_num: path.port,
+                qp_access_flags: right(Access::REMOTE_READ, sys::IBV_ACCESS_REMOTE_READ)
+                    | right(Access::REMOTE_WRITE, sys::IBV_ACCESS_REMOTE_WRITE)
+                    | right(Access::REMOTE_ATOMIC, sys::IBV_ACCESS_REMOTE_ATOMIC),
+                ..Default::default()
+            },
+            sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS,
+        )?;
+        self.modify(
+            sys::ibv_qp_attr {
+                qp_state: sys::IBV_QPS_RTR,
+                ah_attr: address(path),
+                path_mtu: device::mtu_of_bytes(path.mtu)
+                    .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?,
+                dest_qp_num: peer.number,
+                rq_psn: peer.first_packet,
+                // What the other side may have under way, and no more than this device can answer.
+                max_dest_rd_atomic: path.ours.reads_served.min(path.theirs.reads_posted),
+                min_rnr_timer: RECEIVER_TIMER,
+                ..Default::default()
+            },
+            sys::IBV_QP_STATE
+                | sys::IBV_QP_AV
+                | sys::IBV_QP_PATH_MTU
+                | sys::IBV_QP_DEST_QPN
+                | sys::IBV_QP_RQ_PSN
+                | sys::IBV_QP_MAX_DEST_RD_ATOMIC
+                | sys::IBV_QP_MIN_RNR_TIMER,
+        )
+    }
+
+    /// From new to ready to send to `peer`.
+    pub(super) fn connect(&self, path: &Path, peer: &Pair) -> io::Result<()> {
+        self.serve(path, peer, Access::LOCAL)?;
+        self.modify(
+            sys::ibv_qp_attr {
+                qp_state: sys::IBV_QPS_RTS,
+                timeout: ANSWER_TIMEOUT,
+                retry_cnt: RETRIES,
+                rnr_retry: RECEIVER_RETRIES,
+                sq_psn: self.first_packet,
+                max_rd_atomic: path.ours.reads_posted.min(path.theirs.reads_served),
+                ..Default::default()
+            },
+            sys::IBV_QP_STATE
+                | sys::IBV_QP_TIMEOUT
+                | sys::IBV_QP_RETRY_CNT
+                | sys::IBV_QP_RNR_RETRY
+                | sys::IBV_QP_SQ_PSN
+                | sys::IBV_QP_MAX_QP_RD_ATOMIC,
+        )
+    }
+
+    /// Ends it: what is under way is flushed, and comes back as completions in error.
+    pub(super) fn end(&self) {
+        let attributes = sys::ibv_qp_attr { qp_state: sys::IBV_QPS_ERR, ..Default::default() };
+        // Where it is over already, or was never begun, there is nothing to flush.
+        let _over = self.modify(attributes, sys::IBV_QP_STATE);
+    }
+
+    /// True if it is in error: the peer broke a rule, or did not answer.
+    pub(super) fn is_broken(&self) -> bool {
+        let (mut attributes, mut made_with) = (sys::ibv_qp_attr::default(), sys::ibv_qp_init_attr::default());
+        // SAFETY: the queue pair lives, and both are valid places.
+        let errno = unsafe {
+            let ask = self.domain.device.library.query_qp;
+            ask(self.raw.as_ptr(), &raw mut attributes, sys::IBV_QP_STATE as i32, &raw mut made_with)
+        };
+        errno == 0 && attributes.qp_state == sys::IBV_QPS_ERR
+    }
+
+    /// Posts a chain of requests with one doorbell. In an error, how many were posted all the same.
+    ///
+    /// # Safety
+    ///
+    /// Each request's `next` is the one after it in `requests`, null at the end. Each list of pieces can be read during
+    /// the call, and names memory that is registered in this queue pair's domain and stays so until the request has
+    /// completed or the queue pair is gone.
+    #[inline]
+    pub(super) unsafe fn post(&self, requests: &mut [sys::ibv_send_wr]) -> Result<(), usize> {
+        let mut bad = std::ptr::null_mut();
+        let first = requests.as_mut_ptr();
+        // SAFETY: the queue pair lives, and the rest is the caller's promise.
+        let errno = unsafe { sys::inline::post_send(self.raw.as_ptr(), first, &raw mut bad) };
+        if errno == 0 {
+            return Ok(());
+        }
+        let posted = (bad.addr().saturating_sub(first.addr())) / size_of::<sys::ibv_send_wr>();
+        Err(if bad.is_null() { 0 } else { posted.min(requests.len()) })
+    }
+
+    /// Takes completions, as many as there are and fit; an error is a queue that is of no more use.
+    #[inline]
+    pub(super) fn poll<'a>(
+        &self,
+        into: &'a mut [sys::ibv_wc; POLLED_AT_ONCE],
+    ) -> io::Result<&'a [sys::ibv_wc]> {
+        // SAFETY: the completion queue lives, and there is room for as many as are asked for.
+        let count = unsafe {
+            sys::inline::poll_cq(self.completions.raw.as_ptr(), POLLED_AT_ONCE as i32, into.as_mut_ptr())
+        };
+        match usize::try_from(count) {
+            Ok(count) => Ok(&into[..count.min(POLLED_AT_ONCE)]),
+            Err(_) => Err(io::Error::from_raw_os_error(-count)),
+        }
+    }
+}
+
+/// Completions that are taken in one call.
+pub(super) const POLLED_AT_ONCE: usize = 16;
+
+fn address(path: &Path) -> sys::ibv_ah_attr {
+    let mut address = sys::ibv_ah_attr { port_num: path.port, dlid: path.theirs.lid, ..Default::default() };
+    if !path.ours.is_infiniband {
+        address.is_global = 1;
+        address.grh.dgid = sys::ibv_gid { raw: path.theirs.gid };
+        address.grh.sgid_index = path.gid_index;
+        address.grh.hop_limit = HOPS;
+    }
+    address
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if !self.domain.device.is_inherited() {
+            // SAFETY: it is destroyed once. When the call returns the device touches no memory for it any more.
+            let errno = unsafe { (self.domain.device.library.destroy_qp)(self.raw.as_ptr()) };
+            if errno != 0 {
+                tracing::warn!(
+                    device = self.domain.device.name,
+                    errno,
+                    "a queue pair could not be destroyed"
+                );
+            }
+        }
+    }
+}

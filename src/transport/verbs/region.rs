@@ -1,0 +1,124 @@
+//! Protection domains, and memory that a device knows.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::device::Device;
+use super::sys;
+use crate::mem::{Access, Registration, VolatileSlice};
+
+/// What belongs together on a device: a queue pair reaches only memory that was registered in its domain.
+pub(super) struct ProtectionDomain {
+    pub(super) device: Arc<Device>,
+    raw: NonNull<sys::ibv_pd>,
+    /// Tells it from all others of this process.
+    pub(super) serial: u32,
+}
+
+// SAFETY: the library's calls on it may come from any thread, and it is freed once.
+unsafe impl Send for ProtectionDomain {}
+// SAFETY: as above.
+unsafe impl Sync for ProtectionDomain {}
+
+impl ProtectionDomain {
+    pub(super) fn new(device: &Arc<Device>) -> io::Result<Arc<ProtectionDomain>> {
+        static SERIALS: AtomicU32 = AtomicU32::new(1);
+        // SAFETY: the context is open.
+        let raw = unsafe { (device.library.alloc_pd)(device.context()) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(ProtectionDomain { device: Arc::clone(device), raw, serial }))
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::ibv_pd {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        if !self.device.is_inherited() {
+            // SAFETY: everything in the domain holds it, so it is freed last, and once.
+            let errno = unsafe { (self.device.library.dealloc_pd)(self.raw()) };
+            if errno != 0 {
+                tracing::warn!(device = self.device.name, errno, "a protection domain could not be freed");
+            }
+        }
+    }
+}
+
+/// Memory that a device knows, in one protection domain. Its keys are good until it is dropped.
+pub(super) struct Registered {
+    raw: NonNull<sys::ibv_mr>,
+    domain: Arc<ProtectionDomain>,
+}
+
+// SAFETY: the library's calls on it may come from any thread, and it is undone once.
+unsafe impl Send for Registered {}
+// SAFETY: as above.
+unsafe impl Sync for Registered {}
+
+impl Registration for Registered {}
+
+impl Registered {
+    /// Registers memory, which the device knows by addresses from `first` on; requests of this process may always read
+    /// it, and write it if it can be written.
+    ///
+    /// Whoever calls keeps the memory until this is dropped.
+    pub(super) fn new(
+        domain: &Arc<ProtectionDomain>,
+        memory: VolatileSlice<'_>,
+        first: u64,
+        access: Access,
+    ) -> io::Result<Registered> {
+        let library = domain.device.library;
+        let Some(register) = library.reg_mr_iova2 else {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "libibverbs is older than rdma-core 28"));
+        };
+        let flags = flags(access, memory.is_writable());
+        // SAFETY: the domain lives; the range is mapped memory of this process. It stays so until the registration is
+        // undone: that is the caller's promise, which it keeps by holding region and registration together.
+        let raw = unsafe { register(domain.raw(), memory.as_ptr().cast(), memory.len(), first, flags) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Registered { raw, domain: Arc::clone(domain) })
+    }
+
+    /// By which requests of this process name it.
+    pub(super) fn local_key(&self) -> u32 {
+        // SAFETY: the registration lives.
+        unsafe { self.raw.as_ref() }.lkey
+    }
+
+    /// By which requests of peers name it.
+    pub(super) fn remote_key(&self) -> u32 {
+        // SAFETY: the registration lives.
+        unsafe { self.raw.as_ref() }.rkey
+    }
+}
+
+fn flags(access: Access, is_writable: bool) -> u32 {
+    let all = [
+        (is_writable, sys::IBV_ACCESS_LOCAL_WRITE),
+        (access.contains(Access::REMOTE_READ), sys::IBV_ACCESS_REMOTE_READ),
+        (access.contains(Access::REMOTE_WRITE), sys::IBV_ACCESS_REMOTE_WRITE),
+        (access.contains(Access::REMOTE_ATOMIC), sys::IBV_ACCESS_REMOTE_ATOMIC),
+        // Only where nothing announces anything: the library leaves it out where the kernel does not know it.
+        (access.contains(Access::RELAXED), sys::IBV_ACCESS_RELAXED_ORDERING),
+    ];
+    all.into_iter().filter(|(wanted, _)| *wanted).fold(0, |flags, (_, flag)| flags | flag)
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if !self.domain.device.is_inherited() {
+            // SAFETY: it was registered once and is undone once. No queue pair that could use it is left: those that
+            // name it in requests hold its region, those that serve peers are dropped before it.
+            let errno = unsafe { (self.domain.device.library.dereg_mr)(self.raw.as_ptr()) };
+            if errno != 0 {
+                tracing::warn!(device = self.domain.device.name, errno, "memory could not be deregistered");
+            }
+        }
+    }
+}
