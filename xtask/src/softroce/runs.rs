@@ -1,0 +1,106 @@
+//! The table of what is run on RDMA devices.
+
+use std::time::Duration;
+
+/// How many guests a run takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Guests {
+    /// One, with a device of its own; programs in it reach each other through it.
+    One,
+    /// Two with a network between them. Programs are started in the first; they start others in the second by
+    /// `$SLACKLINE_RIG_RUN PROGRAM ARGUMENT...`.
+    Two,
+}
+
+/// What is done in the (first) guest.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Job {
+    /// The script `guest/runs/<name of the run>.sh`. It says `RESULT <name> ok`, `RESULT <name> FAILED <reason>` or
+    /// `RESULT <name> SKIPPED <reason>` of each of its checks, and `PERFTEST <name>` before each program of perftest.
+    Script,
+    /// Tests, one at a time.
+    Tests {
+        /// What follows `cargo test --no-run`: it names one test target.
+        build: &'static [&'static str],
+        /// Which of its tests: those that have one of these in their names. Each must match one.
+        filters: &'static [&'static str],
+    },
+}
+
+/// One entry of the table.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) name: &'static str,
+    pub(super) about: &'static str,
+    pub(super) guests: Guests,
+    pub(super) job: Job,
+    /// Then it is ended, which is a failure.
+    pub(super) timeout: Duration,
+}
+
+/// Every run. Those with as many guests share one boot, in this order; before each the device is made anew.
+///
+/// Programs find in their environment: `SLACKLINE_RIG_DEVICE`, the RDMA device; `SLACKLINE_RIG_ADDRESS`, the address of
+/// its interface `SLACKLINE_RIG_NETDEV`; and with two guests `SLACKLINE_RIG_PEER`, the address of the other, and
+/// `SLACKLINE_RIG_RUN`, which runs a program there (`src/bin/elsewhere.rs`). They may do to the guest what they like,
+/// e.g. `tc qdisc add dev $SLACKLINE_RIG_NETDEV root netem loss 2%`: the next run finds it mended.
+pub(super) const RUNS: &[Run] = &[
+    Run {
+        name: "perftest",
+        about: "the device works: bandwidth and latency by perftest",
+        guests: Guests::One,
+        job: Job::Script,
+        timeout: Duration::from_secs(120),
+    },
+    Run {
+        name: "tests",
+        about: "test binaries of the workspace run in a guest, with processes of their own",
+        guests: Guests::One,
+        job: Job::Tests {
+            build: &["-p", "slackline", "--test", "transport"],
+            filters: &["tcp::a_killed_process", "tcp::atomics_do"],
+        },
+        timeout: Duration::from_secs(60),
+    },
+    Run {
+        name: "peer",
+        about: "the other guest: programs run there, and a link that is down parts the two",
+        guests: Guests::Two,
+        job: Job::Script,
+        timeout: Duration::from_secs(120),
+    },
+    Run {
+        name: "loss",
+        about: "with 2 % loss by netem perftest ends, and the device has sent again",
+        guests: Guests::Two,
+        job: Job::Script,
+        timeout: Duration::from_secs(120),
+    },
+];
+
+impl Guests {
+    pub(super) fn count(self) -> usize {
+        match self {
+            Guests::One => 1,
+            Guests::Two => 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_script_is_there_and_no_two_runs_share_a_name() {
+        let scripts = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/softroce/guest/runs");
+        for (index, run) in RUNS.iter().enumerate() {
+            assert!(RUNS[..index].iter().all(|other| other.name != run.name), "{}", run.name);
+            // It stands in shell scripts and file names as it is.
+            assert!(run.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'), "{}", run.name);
+            if let Job::Script = run.job {
+                assert!(scripts.join(format!("{}.sh", run.name)).is_file(), "{}", run.name);
+            }
+        }
+    }
+}
