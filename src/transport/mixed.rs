@@ -106,7 +106,8 @@ impl Transport for Mixed {
         match address {
             Address::Tcp(_) => self.tcp.connect(address, offer).map(MixedConnecting::Tcp),
             Address::Verbs(_) => {
-                self.verbs("connect", address)?.connect(address, offer).map(MixedConnecting::Verbs)
+                let verbs = self.verbs("connect", address)?;
+                verbs.connect(address, offer).map(|made| MixedConnecting::Verbs(Box::new(made)))
             }
             _ => self.shm.connect(address, offer).map(MixedConnecting::Shm),
         }
@@ -169,7 +170,9 @@ impl Incoming for MixedIncoming {
         match self {
             MixedIncoming::Shm(incoming) => incoming.accept(offer).map(MixedEndpoint::Shm),
             MixedIncoming::Tcp(incoming) => incoming.accept(offer).map(MixedEndpoint::Tcp),
-            MixedIncoming::Verbs(incoming) => incoming.accept(offer).map(MixedEndpoint::Verbs),
+            MixedIncoming::Verbs(incoming) => {
+                incoming.accept(offer).map(|endpoint| MixedEndpoint::Verbs(Box::new(endpoint)))
+            }
         }
     }
 
@@ -189,7 +192,7 @@ pub enum MixedConnecting {
     /// Over TCP.
     Tcp(TcpConnecting),
     /// By RDMA.
-    Verbs(VerbsConnecting),
+    Verbs(Box<VerbsConnecting>),
 }
 
 impl Connecting for MixedConnecting {
@@ -203,9 +206,9 @@ impl Connecting for MixedConnecting {
             MixedConnecting::Tcp(connecting) => connecting
                 .poll(now)
                 .map(|result| result.map(|(endpoint, received)| (MixedEndpoint::Tcp(endpoint), received))),
-            MixedConnecting::Verbs(connecting) => connecting
-                .poll(now)
-                .map(|result| result.map(|(endpoint, received)| (MixedEndpoint::Verbs(endpoint), received))),
+            MixedConnecting::Verbs(connecting) => connecting.poll(now).map(|result| {
+                result.map(|(endpoint, received)| (MixedEndpoint::Verbs(Box::new(endpoint)), received))
+            }),
         }
     }
 }
@@ -217,7 +220,7 @@ pub enum MixedEndpoint {
     /// Over TCP.
     Tcp(TcpEndpoint),
     /// By RDMA.
-    Verbs(VerbsEndpoint),
+    Verbs(Box<VerbsEndpoint>),
 }
 
 impl Endpoint for MixedEndpoint {

@@ -53,14 +53,11 @@ pub(super) const RUNS: &[Run] = &[
         timeout: Duration::from_secs(120),
     },
     Run {
-        name: "tests",
-        about: "test binaries of the workspace run in a guest, with processes of their own",
+        name: "verbs",
+        about: "the transport contract, the torn-read litmus and what can go wrong, by RDMA in one guest",
         guests: Guests::One,
-        job: Job::Tests {
-            build: &["-p", "slackline", "--test", "transport"],
-            filters: &["tcp::a_killed_process", "tcp::atomics_do"],
-        },
-        timeout: Duration::from_secs(60),
+        job: Job::Tests { build: &["-p", "slackline", "--test", "verbs"], filters: &["verbs::", "rdma"] },
+        timeout: Duration::from_secs(240),
     },
     Run {
         name: "peer",
@@ -68,6 +65,16 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::Two,
         job: Job::Script,
         timeout: Duration::from_secs(120),
+    },
+    Run {
+        name: "verbs-apart",
+        about: "the contract and the litmus by RDMA between two guests",
+        guests: Guests::Two,
+        job: Job::Tests {
+            build: &["-p", "slackline", "--test", "verbs"],
+            filters: &["across_processes", "from_two_processes", "a_killed_process", "by_rdma"],
+        },
+        timeout: Duration::from_secs(240),
     },
     Run {
         name: "loss",
