@@ -102,6 +102,10 @@ impl Transport for Mixed {
         Ok(listener)
     }
 
+    fn trespasses(&self) -> u64 {
+        self.tcp.trespasses() + self.verbs.as_ref().map_or(0, Transport::trespasses)
+    }
+
     fn connect(&self, address: &Address, offer: Offer) -> Result<MixedConnecting, ConnectError> {
         match address {
             Address::Tcp(_) => self.tcp.connect(address, offer).map(MixedConnecting::Tcp),

@@ -249,12 +249,6 @@ impl Verbs {
     pub fn gid_towards(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
         self.shared.choose_gid(peer)
     }
-
-    /// How often peers have reached for memory that they were not granted, as far as this side was told. Each time it
-    /// was the end of their connection.
-    pub fn trespasses(&self) -> u64 {
-        self.shared.trespasses.load(Ordering::Relaxed)
-    }
 }
 
 impl Shared {
@@ -411,6 +405,10 @@ impl Transport for Verbs {
 
     fn listen(&self, address: &Address) -> Result<VerbsListener, ConnectError> {
         VerbsListener::new(&self.shared, takes("listen", address)?)
+    }
+
+    fn trespasses(&self) -> u64 {
+        self.shared.trespasses.load(Ordering::Relaxed)
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<VerbsConnecting, ConnectError> {
