@@ -42,8 +42,24 @@ pub(super) struct Run {
 ///
 /// Programs find in their environment: `SLACKLINE_RIG_DEVICE`, the RDMA device; `SLACKLINE_RIG_ADDRESS`, the address of
 /// its interface `SLACKLINE_RIG_NETDEV`; and with two guests `SLACKLINE_RIG_PEER`, the address of the other, and
-/// `SLACKLINE_RIG_RUN`, which runs a program there (`src/bin/elsewhere.rs`). They may do to the guest what they like,
-/// e.g. `tc qdisc add dev $SLACKLINE_RIG_NETDEV root netem loss 2%`: the next run finds it mended.
+/// `SLACKLINE_RIG_RUN`, which runs a program there (`src/bin/elsewhere.rs`); and `SLACKLINE_RIG_SCRIPTS`, the folder
+/// `guest`. They may do to the guest what they like, as `sh $SLACKLINE_RIG_SCRIPTS/netem.sh loss 2%` does, or
+/// `ip link set $SLACKLINE_RIG_NETDEV down`: the next run finds it mended.
+///
+/// To add tests of `tests/verbs.rs`, those with `verbs::` in their names:
+///
+/// ```text
+/// Run {
+///     name: "verbs",
+///     about: "the transport contract over RDMA, in one guest",
+///     guests: Guests::One,
+///     job: Job::Tests { build: &["--release", "-p", "slackline", "--test", "verbs"], filters: &["verbs::"] },
+///     timeout: Duration::from_secs(120),
+/// }
+/// ```
+///
+/// With [`Guests::Two`] they are run in the first guest, and start what belongs in the second by
+/// `Command::new(env("SLACKLINE_RIG_RUN")).arg(program)`, with arguments, environment and streams as if it were here.
 pub(super) const RUNS: &[Run] = &[
     Run {
         name: "perftest",

@@ -5,7 +5,7 @@ retries() { cat "/sys/class/infiniband/$SLACKLINE_RIG_DEVICE/ports/1/hw_counters
 
 pair write_bandwidth_64KiB "$SLACKLINE_RIG_RUN" "$SLACKLINE_RIG_PEER" ib_write_bw -s 65536 -n 50
 before=$(retries)
-tc qdisc add dev "$SLACKLINE_RIG_NETDEV" root netem loss 2%
+sh "$SLACKLINE_RIG_SCRIPTS/netem.sh" loss 2% || echo "RESULT faults_are_set FAILED"
 pair write_bandwidth_64KiB_loss_2% "$SLACKLINE_RIG_RUN" "$SLACKLINE_RIG_PEER" ib_write_bw -s 65536 -n 50
 after=$(retries)
 if [ "$after" -gt "$before" ]; then
