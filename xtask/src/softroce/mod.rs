@@ -57,6 +57,12 @@ pub(crate) fn step() -> Step {
     }
 }
 
+/// What plain clippy leaves out: the tests that run here only.
+pub(crate) fn clippy() -> impl Iterator<Item = Cmd> {
+    let clippy = |target: &[&str]| Cmd::new("cargo", &[&["clippy"], target].concat());
+    runs::targets().into_iter().map(clippy)
+}
+
 /// What was asked.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options {
