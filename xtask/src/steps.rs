@@ -1,6 +1,7 @@
 //! The table of what CI checks. The order here is the order in which the steps run.
 
 use crate::asan;
+use crate::bindgen;
 use crate::cmd::Cmd;
 use crate::fuzz;
 use crate::loom;
@@ -177,6 +178,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             Cmd::new("cargo", &["doc", "--workspace", "--no-deps"]).flags("RUSTDOCFLAGS", "-D warnings"),
         ],
     });
+    steps.push(bindgen::step());
     steps.push(asan::step(site));
     steps.push(fuzz::step(site));
     steps
