@@ -131,7 +131,7 @@ fn clippy() -> Vec<Cmd> {
         let cmd = Cmd::new("cargo", &["clippy", "--test", slow.name]);
         slow.packages.iter().fold(cmd, |cmd, package| cmd.arg("-p").arg(package))
     });
-    std::iter::once(all).chain(slow).map(deny).collect()
+    std::iter::once(all).chain(slow).chain(softroce::clippy()).map(deny).collect()
 }
 
 /// Every step, for this machine.

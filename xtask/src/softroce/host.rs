@@ -29,8 +29,9 @@ impl Device<'_> {
         // From here on it is taken away again, however far this comes.
         let device = Device { site, name: MADE.into(), is_ours: true };
         let script = format!(
-            "modprobe rdma_rxe && ip link add {MADE} type dummy && ip link set {MADE} mtu 4200 up \
-             && ip address add {ADDRESS} dev {MADE} && rdma link add {MADE} type rxe netdev {MADE}"
+            "modprobe rdma_rxe || test -d /sys/module/rdma_rxe && ip link add {MADE} type dummy \
+             && ip link set {MADE} mtu 4200 up && ip address add {ADDRESS} dev {MADE} \
+             && rdma link add {MADE} type rxe netdev {MADE}"
         );
         let output = admin(&script).outcome(site)?;
         if output.status.success() && active().is_some() {

@@ -28,7 +28,7 @@ pub(super) struct Judgement {
     pub(super) notes: Vec<String>,
 }
 
-/// What `timeout` exits with.
+/// What `timeout` exits with when it has ended something, by one signal or two.
 const TIMED_OUT: [i32; 2] = [124, 137];
 /// What libtest exits with where a test failed.
 const TEST_FAILED: i32 = 101;
@@ -59,17 +59,19 @@ pub(super) fn judge(outcome: &Outcome, defects: &[Defect]) -> Judgement {
             }
         }
     }
+    let is_too_late =
+        matches!(outcome.end, Ok(code) if TIMED_OUT.contains(&code)) && outcome.took >= outcome.run.timeout;
     match &outcome.end {
         Err(why) => complaints.push(why.clone()),
         Ok(0) => {}
-        Ok(code) if TIMED_OUT.contains(code) => {
+        Ok(_) if is_too_late => {
             complaints.push(format!("it did not end within {} s", outcome.run.timeout.as_secs()));
         }
         Ok(TEST_FAILED) if known_failures > 0 => {}
         Ok(code) if complaints.is_empty() => complaints.push(format!("it ended with exit code {code}")),
         Ok(_) => {}
     }
-    if matches!(outcome.end, Ok(code) if !TIMED_OUT.contains(&code)) {
+    if outcome.end.is_ok() && !is_too_late {
         complaints.extend(missing(outcome));
         let unseen = |defect: &&&Defect| outcome.checks.iter().all(|check| check.name != defect.check);
         let unseen = defects.iter().filter(unseen);
@@ -171,7 +173,9 @@ mod tests {
         let ended = |checks: &[_], end, list| complaints(&outcome(&SCRIPT, checks, end), list);
         let good = [("a", Verdict::Ok)];
         assert_eq!(ended(&good, Ok(1), ""), "it ended with exit code 1");
-        assert_eq!(ended(&good, Ok(124), ""), "it did not end within 9 s");
+        let late = Outcome { took: SCRIPT.timeout, ..outcome(&SCRIPT, &good, Ok(124)) };
+        assert_eq!(complaints(&late, ""), "it did not end within 9 s");
+        assert_eq!(ended(&good, Ok(137), ""), "it ended with exit code 137", "somebody else killed it");
         assert_eq!(ended(&good, Err("guest 1 is gone".into()), ""), "guest 1 is gone");
         let known = "perftest a 6.1.. why";
         assert_eq!(ended(&[("a", failed())], Ok(101), known), "", "libtest says so of a known failure");

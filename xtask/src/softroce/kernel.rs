@@ -20,6 +20,8 @@ const MODULES: &[&str] = &[
     "rdma_rxe",
     "rdma_ucm",
     "sch_netem",
+    "sch_prio",
+    "cls_u32",
     "dummy",
 ];
 
@@ -36,7 +38,9 @@ impl Kernel {
     /// The one in `folder`, fetched by the script if there is none.
     pub(super) fn prepare(site: &Site, folder: &Path, script: &Path) -> Result<Kernel, Failure> {
         let folder = folder.join("kernel");
-        if !folder.join("version").exists() {
+        // Whoever had it made for other modules has it made again.
+        let modules = fs::read_to_string(folder.join("for")).unwrap_or_default();
+        if modules.split_whitespace().ne(MODULES.iter().copied()) {
             let cmd = Cmd::new("sh", &[&script.to_string_lossy(), &folder.to_string_lossy()]);
             let cmd = MODULES.iter().fold(cmd, |cmd, module| cmd.arg(module));
             cmd.run(site).map_err(|failure| Failure::Missing {

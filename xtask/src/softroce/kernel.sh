@@ -1,7 +1,8 @@
 #!/bin/sh
 # The kernel of the guests: the newest that Debian has, downloaded and unpacked, not installed.
 # usage: kernel.sh FOLDER MODULE...
-# Leaves in FOLDER: vmlinuz, version, modules/*.ko, and modules/order, one `insmod` a line, in order of dependence.
+# Leaves in FOLDER: vmlinuz, version, modules/*.ko, modules/order, one `insmod` a line in order of dependence, and `for`,
+# the MODULES that it was made for.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 folder=$1
@@ -42,7 +43,8 @@ for module in "$@"; do
     done <depends
 done
 cp "unpacked/boot/vmlinuz-$version" vmlinuz
-# Last: whoever finds it finds all.
 echo "$version" >version
+# Last: whoever finds it finds all.
+echo "$@" >for
 rm -rf unpacked depends ./*.deb "$folder"
 mv "$folder.new" "$folder"

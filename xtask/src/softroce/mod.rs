@@ -57,6 +57,12 @@ pub(crate) fn step() -> Step {
     }
 }
 
+/// What plain clippy leaves out: the tests that run here only.
+pub(crate) fn clippy() -> impl Iterator<Item = Cmd> {
+    let clippy = |target: &[&str]| Cmd::new("cargo", &[&["clippy"], target].concat());
+    runs::targets().into_iter().map(clippy)
+}
+
 /// What was asked.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options {
@@ -72,7 +78,8 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let runs = choose(&options)?;
     if options.list {
         for run in runs {
-            println!("{}: {} ({} guests)", run.name, run.about, run.guests.count());
+            let guests = if run.guests == Guests::One { "one guest" } else { "two guests" };
+            println!("{}: {} ({guests})", run.name, run.about);
         }
         return Ok(());
     }

@@ -6,10 +6,20 @@ use super::runs::Run;
 use super::stage::{Said, Stage};
 use std::time::{Duration, Instant};
 
-/// A guest that says nothing so long has failed to start. Seen: 4 s on two idle cores.
-const START: Duration = Duration::from_secs(180);
-/// What a run takes beyond its own time, to make the device anew before it and to be ended after it.
-const GRACE: Duration = Duration::from_secs(60);
+/// How long is waited.
+#[derive(Debug)]
+pub(super) struct Patience {
+    /// For the first run to begin. Seen: 5 s on two cores that are otherwise idle.
+    start: Duration,
+    /// For a run beyond its own time, to make the device anew before it and to end it after it.
+    grace: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience { start: Duration::from_secs(180), grace: Duration::from_secs(60) }
+    }
+}
 
 /// What came of some runs.
 #[derive(Debug, Default)]
@@ -46,10 +56,10 @@ impl Current {
 }
 
 /// Listens until all runs are done, or something is wrong with the stage. Hands each line of progress to `show`.
-pub(super) fn play(stage: &Stage, runs: &[&'static Run], show: &dyn Fn(&str)) -> Played {
+pub(super) fn play(stage: &Stage, runs: &[&'static Run], patience: &Patience, show: &dyn Fn(&str)) -> Played {
     let (start, mut played) = (Instant::now(), Played::default());
     let mut current = None::<Current>;
-    let mut deadline = start + START;
+    let mut deadline = start + patience.start;
     let trouble = loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let (index, line) = match stage.said.recv_timeout(left) {
@@ -79,12 +89,12 @@ pub(super) fn play(stage: &Stage, runs: &[&'static Run], show: &dyn Fn(&str)) ->
             (Some(Sign::Begin(name)), None) if let Some(run) = find(runs, name) => {
                 show(&format!("== {}: {}", run.name, run.about));
                 let since = Instant::now();
-                deadline = since + run.timeout + GRACE;
+                deadline = since + run.timeout + patience.grace;
                 current = Some(Current { run, listener: Listener::default(), since });
             }
             (Some(Sign::End(name, code)), Some(at)) if at.run.name == name => {
                 played.outcomes.push(at.end(Ok(code)));
-                deadline = Instant::now() + GRACE;
+                deadline = Instant::now() + patience.grace;
             }
             (Some(Sign::Done), None) => return played,
             (Some(sign), at) => {
@@ -112,7 +122,16 @@ mod tests {
         let mut command = mortal("sh");
         command.args(["-c", script]);
         let runs: Vec<_> = RUNS.iter().collect();
-        play(&Stage::host(command).unwrap(), &runs, &|_| {})
+        play(&Stage::host(command).unwrap(), &runs, &Patience::default(), &|_| {})
+    }
+
+    #[test]
+    fn a_guest_that_hangs_is_not_waited_for() {
+        let mut command = mortal("sh");
+        command.args(["-c", "echo '@rig up 6.1'; exec sleep 1000"]);
+        let patience = Patience { start: Duration::from_millis(10), grace: Duration::ZERO };
+        let played = play(&Stage::host(command).unwrap(), &[], &patience, &|_| {});
+        assert_eq!(played.trouble.as_deref(), Some("guest 1 hangs"));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::defects::{self, Defect};
 use super::host::Device;
 use super::judge::{Outcome, judge};
 use super::kernel::{self, Kernel, quoted};
-use super::play::{Played, play};
+use super::play::{Patience, Played, play};
 use super::programs;
 use super::report::Report;
 use super::runs::{Guests, Job, Run};
@@ -34,7 +34,11 @@ impl<'a> Rig<'a> {
         let folder = site.target.join("softroce");
         let lock = fs::create_dir_all(&folder).and_then(|()| {
             let lock = File::create(folder.join("lock"))?;
-            lock.lock().map(|()| lock)
+            if lock.try_lock().is_err() {
+                eprintln!("waiting for another `cargo xtask softroce` to end");
+                lock.lock()?;
+            }
+            Ok(lock)
         });
         let lock = lock.map_err(unwritable(&folder))?;
         Ok(Rig { site, folder, scripts: site.root.join("xtask/src/softroce/guest"), _lock: lock })
@@ -148,7 +152,7 @@ fn all(
     let (mut left, mut outcomes) = (runs.to_vec(), Vec::new());
     while !left.is_empty() {
         let stage = start(&left)?;
-        let played = play(&stage, &left, &|line| eprintln!("{line}"));
+        let played = play(&stage, &left, &Patience::default(), &|line| eprintln!("{line}"));
         let is_good = |outcome: &Outcome| judge(outcome, defects).complaints.is_empty();
         if played.trouble.is_some() || !played.outcomes.iter().all(is_good) {
             show(&stage, &played);

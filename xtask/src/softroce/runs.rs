@@ -18,7 +18,7 @@ pub(super) enum Job {
     /// The script `guest/runs/<name of the run>.sh`. It says `RESULT <name> ok`, `RESULT <name> FAILED <reason>` or
     /// `RESULT <name> SKIPPED <reason>` of each of its checks, and `PERFTEST <name>` before each program of perftest.
     Script,
-    /// Tests, one at a time.
+    /// Tests, one at a time; clippy looks at them, too.
     Tests {
         /// What follows `cargo test --no-run`: it names one test target.
         build: &'static [&'static str],
@@ -41,9 +41,15 @@ pub(super) struct Run {
 /// Every run. Those with as many guests share one boot, in this order; before each the device is made anew.
 ///
 /// Programs find in their environment: `SLACKLINE_RIG_DEVICE`, the RDMA device; `SLACKLINE_RIG_ADDRESS`, the address of
-/// its interface `SLACKLINE_RIG_NETDEV`; and with two guests `SLACKLINE_RIG_PEER`, the address of the other, and
-/// `SLACKLINE_RIG_RUN`, which runs a program there (`src/bin/elsewhere.rs`). They may do to the guest what they like,
-/// e.g. `tc qdisc add dev $SLACKLINE_RIG_NETDEV root netem loss 2%`: the next run finds it mended.
+/// its interface `SLACKLINE_RIG_NETDEV`; `SLACKLINE_RIG_SCRIPTS`, the folder `guest`; and with two guests
+/// `SLACKLINE_RIG_PEER`, the address of the other, and `SLACKLINE_RIG_RUN`, which runs a program there
+/// (`src/bin/elsewhere.rs`). They may do to the guest what they like, as `sh $SLACKLINE_RIG_SCRIPTS/netem.sh loss 2%`
+/// does, or `ip link set $SLACKLINE_RIG_NETDEV down`: the next run finds it mended.
+///
+/// With two guests, tests are run in the first one, and start what belongs in the other by
+/// `Command::new(env("SLACKLINE_RIG_RUN")).arg(program)`: arguments, environment and streams pass through, and it ends
+/// with its client. It goes over the same network: whoever cuts that waits for no answer meanwhile,
+/// and mends it in the end if it is the other guest's side that was cut: nobody else reaches it then.
 pub(super) const RUNS: &[Run] = &[
     Run {
         name: "perftest",
@@ -92,6 +98,18 @@ impl Guests {
             Guests::Two => 2,
         }
     }
+}
+
+/// The test targets that runs name, each once.
+pub(super) fn targets() -> Vec<&'static [&'static str]> {
+    let mut targets = Vec::new();
+    for run in RUNS {
+        match run.job {
+            Job::Tests { build, .. } if !targets.contains(&build) => targets.push(build),
+            Job::Tests { .. } | Job::Script => {}
+        }
+    }
+    targets
 }
 
 #[cfg(test)]

@@ -30,7 +30,9 @@ if [ "$guest" = 2 ]; then
 fi
 echo "@rig up $(uname -r)"
 if [ "$netdev" = eth0 ]; then
-    export SLACKLINE_RIG_PEER=10.9.9.2 SLACKLINE_RIG_RUN="$folder/peer"
+    export SLACKLINE_RIG_PEER=10.9.9.2 SLACKLINE_RIG_RUN=/run/peer
+    # A name without blanks.
+    ln -s "$folder/peer" /run/peer
     until "$SLACKLINE_RIG_RUN" true 2>/dev/null; do sleep 0.2; done
 fi
 sh "$scripts/runs.sh" "$folder" "$scripts/fresh.sh"
