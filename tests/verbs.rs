@@ -20,6 +20,7 @@ mod transport {
 
 mod rdma {
     mod hazards;
+    mod objects;
 }
 mod litmus {
     pub(crate) mod over_network;

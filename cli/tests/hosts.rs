@@ -10,7 +10,8 @@ mod namespaces;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fleet::{Fleet, paths};
+use fleet::Fleet;
+use fleet::running::paths;
 
 /// The lease, and what a busy machine takes to act on it.
 const EVICTED_WITHIN: Duration = Duration::from_secs(3 + 2);

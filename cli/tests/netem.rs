@@ -9,7 +9,8 @@ mod fleet;
 #[path = "../../tests/network/namespaces.rs"]
 mod namespaces;
 
-use fleet::{Fleet, paths};
+use fleet::Fleet;
+use fleet::running::paths;
 
 #[test]
 fn training_converges_over_a_network_that_delays_and_loses_packets() {

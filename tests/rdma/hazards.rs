@@ -116,17 +116,9 @@ fn memory_that_another_transport_registered_is_malformed_before_it_is_posted() {
     run(&mut endpoint, write_word(remote)).expect("the endpoint goes on");
 }
 
-/// Queue pairs, completion queues, regions and domains that the kernel counts on all devices of this host.
+/// Of this host.
 fn objects() -> Vec<u64> {
-    let output = Command::new("rdma").args(["resource", "show"]).output().expect("`rdma` of iproute2");
-    let text = String::from_utf8(output.stdout).unwrap();
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let count = |kind: &str| {
-        let numbers = words.windows(2).filter(|pair| pair[0] == kind);
-        numbers.map(|pair| pair[1].parse::<u64>().expect("a number")).sum()
-    };
-    assert!(words.contains(&"qp"), "{text}");
-    ["qp", "cq", "mr", "pd"].map(count).to_vec()
+    super::objects::objects(&mut Command::new("rdma"))
 }
 
 #[test]

@@ -17,7 +17,7 @@
 //! else end the connection of the one who tried. Peers name bytes by their offset in a region: addresses of this
 //! process do not travel.
 //!
-//! **Nothing waits for ever.** A device that gets no answer asks again for 2.1 s. Completion queues have room for all
+//! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s. Completion queues have room for all
 //! that can be under way. Connections begin with random packet numbers.
 //! Nobody who can put packets on the RoCE network itself is kept out: keys are guessable, and nothing is encrypted.
 //!

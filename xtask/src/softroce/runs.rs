@@ -66,6 +66,16 @@ pub(super) const RUNS: &[Run] = &[
         timeout: Duration::from_secs(240),
     },
     Run {
+        name: "jobs",
+        about: "the main job by RDMA in one guest, and what of it is killed",
+        guests: Guests::One,
+        job: Job::Tests {
+            build: &["--release", "-p", "slackline-cli", "--test", "verbs"],
+            filters: &["near::"],
+        },
+        timeout: Duration::from_secs(180),
+    },
+    Run {
         name: "peer",
         about: "the other guest: programs run there, and a link that is down parts the two",
         guests: Guests::Two,
@@ -88,6 +98,16 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::Two,
         job: Job::Script,
         timeout: Duration::from_secs(120),
+    },
+    Run {
+        name: "jobs-apart",
+        about: "the main job by RDMA between two guests: lost packets, a network that is cut, kill -9; without a device",
+        guests: Guests::Two,
+        job: Job::Tests {
+            build: &["--release", "-p", "slackline-cli", "--test", "verbs"],
+            filters: &["apart::", "bare::", "cut::"],
+        },
+        timeout: Duration::from_secs(400),
     },
 ];
 

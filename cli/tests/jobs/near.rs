@@ -1,0 +1,88 @@
+//! In one guest: coordinator, server and workers reach each other through one device.
+
+use std::time::Instant;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::rig::{Guest, NOTICED_WITHIN, QUICK, SLOW, until};
+use crate::common::{Run, kill};
+use crate::running::paths;
+
+fn train(options: &str) -> Run {
+    let arguments = format!("train --json - {options}");
+    Run::of(&arguments.split(' ').collect::<Vec<_>>())
+}
+
+fn succeeds(run: Run) -> Value {
+    let (code, json, said) = run.end();
+    assert_eq!(code, Some(0), "{said}");
+    serde_json::from_str(&json).expect("stdout holds JSON")
+}
+
+#[test]
+fn two_workers_learn_the_digits_and_in_lock_step_what_they_learn_by_shared_memory() {
+    let before = Guest::Here.objects();
+    for scheme in ["bsp", "ssp"] {
+        let json = succeeds(train(&format!("{QUICK} --scheme {scheme} --epochs 12 --transport verbs")));
+        println!("{scheme}: {} in {} s", json["final_accuracy"], json["wall_s"]);
+        assert!(json["final_accuracy"].as_f64().unwrap() >= 0.95, "{json}");
+        assert_eq!((&json["transport"], paths(&json)), (&"verbs".into(), vec!["verbs", "verbs"]), "{json}");
+        assert_eq!(json["evicted"], 0, "{json}");
+        if scheme == "bsp" {
+            let shared = succeeds(train(&format!("{QUICK} --scheme bsp --epochs 12 --transport shm")));
+            assert_eq!(json["final_loss"], shared["final_loss"], "bit for bit");
+        }
+    }
+    until("what the device was asked for is given back", || Guest::Here.objects() == before);
+}
+
+#[test]
+fn two_workers_without_a_server_learn_the_digits() {
+    let json = succeeds(train(&format!("{QUICK} --scheme ds-sync --epochs 12 --transport verbs")));
+    println!("ds-sync: {} in {} s", json["final_accuracy"], json["wall_s"]);
+    assert!(json["final_accuracy"].as_f64().unwrap() >= 0.95, "{json}");
+    for worker in json["workers"].as_array().unwrap() {
+        for path in worker["paths"].as_array().unwrap() {
+            assert_eq!(path["path"], "verbs", "{json}");
+        }
+    }
+}
+
+#[test]
+fn a_killed_worker_is_evicted_and_what_its_connection_held_of_the_device_is_free() {
+    let before = Guest::Here.objects();
+    for scheme in ["bsp", "ssp"] {
+        let run = train(&format!("{SLOW} --scheme {scheme} --epochs 12 --transport verbs"));
+        run.wait_for("epoch");
+        let during = Guest::Here.objects();
+        let killed = Instant::now();
+        kill(run.worker(1), Signal::KILL);
+        let noticed = run.wait_for("warning: worker 1 was killed by signal 9; evicted") - killed;
+        println!("{scheme}: a killed worker was noticed after {noticed:?}");
+        assert!(noticed <= NOTICED_WITHIN, "{scheme}: noticed after {noticed:?}");
+        until("the queue pairs and regions of both sides are given back", || {
+            Guest::Here.objects().iter().zip(&during).all(|(now, then)| now < then)
+        });
+        let json = succeeds(run);
+        assert_eq!(json["evicted"], 1, "{json}");
+        until("all is given back", || Guest::Here.objects() == before);
+    }
+}
+
+#[test]
+fn a_killed_server_is_told_by_its_workers_and_what_they_held_of_the_device_is_free() {
+    let before = Guest::Here.objects();
+    let run = train(&format!("{SLOW} --scheme ssp --epochs 12 --transport verbs"));
+    run.wait_for("epoch");
+    assert!(Guest::Here.objects()[0] > before[0], "queue pairs are counted");
+    let killed = Instant::now();
+    kill(run.server(0), Signal::KILL);
+    let (code, _, said) = run.end();
+    println!("a killed server ended the job after {:?}", killed.elapsed());
+    assert!(killed.elapsed() <= NOTICED_WITHIN, "noticed after {:?}", killed.elapsed());
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("error: lost shard 0 of 1: its server was killed by signal 9 (worker "), "{said}");
+    assert!(said.contains(": lost shard 0 of 1 at verbs:"), "{said}");
+    until("all is given back", || Guest::Here.objects() == before);
+}
