@@ -1,6 +1,6 @@
 //! Between two guests: the coordinator in the first, servers and workers wherever a test wants them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -17,15 +17,14 @@ fn undisturbed(epochs: u32) -> Value {
     serde_json::from_str::<Value>(&json).expect("stdout holds JSON")["final_loss"].clone()
 }
 
-/// Two workers in the other guest train by both schemes.
-fn learns(epochs: u32, accuracy: f64) {
-    for scheme in ["bsp", "ssp"] {
-        let (_, json) =
-            Job::new(Here, [There, There], &format!("{QUICK} --scheme {scheme} --epochs {epochs}"))
-                .succeeds();
+/// Two workers in the other guest train by both schemes, for so many epochs each.
+fn learns(bsp: u32, ssp: u32) {
+    for (scheme, epochs, least) in [("bsp", bsp, 0.9), ("ssp", ssp, 0.93)] {
+        let options = format!("{QUICK} --scheme {scheme} --epochs {epochs}");
+        let (_, json) = Job::new(Here, [There, There], &options).succeeds();
         println!("{scheme}: {} in {} s", json["final_accuracy"], json["wall_s"]);
         assert_eq!((paths(&json), &json["evicted"]), (vec!["verbs", "verbs"], &0.into()), "{json}");
-        assert!(json["final_accuracy"].as_f64().unwrap() >= accuracy, "{json}");
+        assert!(json["final_accuracy"].as_f64().unwrap() >= least, "{json}");
         if scheme == "bsp" {
             assert_eq!(json["final_loss"], undisturbed(epochs), "bit for bit");
         }
@@ -34,14 +33,14 @@ fn learns(epochs: u32, accuracy: f64) {
 
 #[test]
 fn two_workers_in_the_other_guest_learn_what_they_learn_in_one() {
-    learns(12, 0.95);
+    learns(12, 12);
 }
 
 #[test]
 fn over_a_network_that_loses_and_reorders_packets_training_comes_to_the_same() {
     let before = [Here, There].map(|guest| guest.retries());
     let _faults = Faults::new("loss 2% delay 1ms reorder 25% 50%");
-    learns(6, 0.85);
+    learns(6, 14);
     let after = [Here, There].map(|guest| guest.retries());
     println!("the devices sent again: {before:?} before, {after:?} after");
     assert!(after[1] > before[1] + 10, "the workers' device has sent again: {before:?}, {after:?}");
@@ -78,16 +77,13 @@ fn a_server_that_is_killed_in_the_other_guest_is_told_by_its_workers_and_nothing
     std::thread::sleep(Duration::from_millis(500));
     let during = [Here, There].map(|guest| guest.objects());
     assert!(during[0][0] > before[0][0] && during[1][0] > before[1][0], "queue pairs are counted");
-    let Job { mut coordinator, server, mut workers, .. } = job;
+    let Job { mut coordinator, server, workers, .. } = job;
     let killed = server.kill();
-    let mut noticed = Instant::now() - killed;
-    for worker in &mut workers {
-        noticed = noticed.max(worker.wait_for("error: lost shard 0 of 1 at verbs:") - killed);
-    }
-    println!("a killed server was noticed after {noticed:?} by all workers");
+    let noticed = coordinator.wait_for("error: lost shard 0 of 1: its server ") - killed;
+    println!("a killed server ended the job after {noticed:?}");
     assert!(noticed <= NOTICED_WITHIN, "noticed after {noticed:?}");
-    coordinator.wait_for("error: lost shard 0 of 1");
-    coordinator.end(1);
+    let said = coordinator.end(1);
+    assert!(said.contains(": lost shard 0 of 1 at verbs:"), "a worker told, too: {said}");
     workers.into_iter().for_each(|worker| drop(worker.end(1)));
     until("all is given back", || [Here, There].map(|guest| guest.objects()) == before);
 }

@@ -69,6 +69,8 @@ pub struct DeviceInfo {
     pub limits: Limits,
     /// Firmware, in its maker's words.
     pub firmware: String,
+    /// True for the kernel's own software device for RoCE (rxe).
+    pub is_soft_roce: bool,
     /// Its ports.
     pub ports: Vec<Port>,
 }
@@ -94,6 +96,9 @@ unsafe impl Sync for Device {}
 
 /// What the library answers if the kernel copies pinned pages for a child (`enum ibv_fork_status`).
 const FORK_UNNEEDED: std::ffi::c_uint = 2;
+
+/// The number of a maker that rxe gives as its own (`RXE_VENDOR_ID` in the kernel).
+const SOFT_ROCE: u32 = 0xFF_FFFF;
 
 const SYSFS: &str = "/sys/class/infiniband";
 
@@ -272,6 +277,7 @@ impl Device {
             numa_node: node.ok().and_then(|text| text.trim().parse().ok()),
             limits,
             firmware: String::from_utf8_lossy(&firmware).into_owned(),
+            is_soft_roce: attributes.vendor_id == SOFT_ROCE,
             ports,
         })
     }

@@ -61,6 +61,8 @@ pub(super) struct Initiator {
     depth: usize,
     /// Longest single request of the device in bytes.
     piece_bytes: usize,
+    /// Whether READs and atomics that are to wait for earlier ones are given to the device with a fence.
+    pub(super) fences_reads: bool,
     /// The domain whose memory can be posted.
     domain: u32,
 }
@@ -94,6 +96,7 @@ impl Initiator {
             pieces: Vec::with_capacity(depth),
             depth,
             piece_bytes,
+            fences_reads: true,
             domain: domain.serial,
         }
     }
@@ -277,7 +280,8 @@ impl Initiator {
             flags |= sys::IBV_SEND_SIGNALED;
             self.unreported = 0;
         }
-        if request.flags.contains(Flags::FENCE) {
+        let can_fence = self.fences_reads || opcode == sys::IBV_WR_RDMA_WRITE;
+        if request.flags.contains(Flags::FENCE) && can_fence {
             flags |= sys::IBV_SEND_FENCE;
         }
         let wr_id = self.number();

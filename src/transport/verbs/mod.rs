@@ -272,7 +272,11 @@ impl Shared {
         let memory = HostMemory::anonymous(Initiator::cells_bytes(depth)).map_err(io::Error::other)?;
         let cells = self.register(memory, Access::LOCAL)?;
         let piece = self.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize;
-        Ok(Initiator::new(pair, &self.domain, cells, depth, piece))
+        let mut initiator = Initiator::new(pair, &self.domain, cells, depth, piece);
+        // It never sends a READ with a fence again: on the second look the READ itself counts among those that it is to
+        // wait for, and no error ends that. It answers requests one after the other, whatever they ask for.
+        initiator.fences_reads = !self.info.is_soft_roce;
+        Ok(initiator)
     }
 
     /// Registers memory for requests of this process.

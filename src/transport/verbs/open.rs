@@ -200,6 +200,7 @@ mod tests {
             name: name.into(),
             numa_node: Some(0),
             limits,
+            is_soft_roce: true,
             firmware: String::new(),
             ports: vec![port],
         }
