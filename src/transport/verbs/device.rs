@@ -95,6 +95,25 @@ unsafe impl Sync for Device {}
 /// What the library answers if the kernel copies pinned pages for a child (`enum ibv_fork_status`).
 const FORK_UNNEEDED: std::ffi::c_uint = 2;
 
+/// What keeps registered memory with the parent when a process forks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForkSafety {
+    /// The kernel copies pinned pages for the child (Linux 5.12 and later).
+    Kernel,
+    /// The library keeps them from the child, at some cost for each registration.
+    Library,
+    /// Nothing: a process that forks may lose what it registered to the child.
+    None,
+}
+
+/// What keeps registered memory with the parent when this process forks.
+///
+/// # Errors
+/// There is no verbs library.
+pub fn fork_safety() -> Result<ForkSafety, OpenError> {
+    Ok(prepare_for_forks(Library::get()?))
+}
+
 const SYSFS: &str = "/sys/class/infiniband";
 
 /// The names of all devices.
@@ -153,22 +172,24 @@ impl Drop for List {
 
 /// Pinned pages must stay with the parent when a process forks. Kernels from 5.12 on copy them for the child; for
 /// older ones the library must be told before anything is registered.
-fn prepare_for_forks(library: &Library) {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
+fn prepare_for_forks(library: &Library) -> ForkSafety {
+    static ONCE: std::sync::OnceLock<ForkSafety> = std::sync::OnceLock::new();
+    *ONCE.get_or_init(|| {
         // SAFETY: it takes nothing.
         let state = library.is_fork_initialized.map(|ask| unsafe { ask() });
         if state == Some(FORK_UNNEEDED) {
-            return;
+            return ForkSafety::Kernel;
         }
         // SAFETY: it takes nothing, and may be called at any time before memory is registered.
         let errno = unsafe { (library.fork_init)() };
-        if errno != 0 {
-            let error = io::Error::from_raw_os_error(errno);
-            tracing::warn!(%error, "forking while RDMA is in use is not safe on this kernel: registered memory \
-                may go to the child");
+        if errno == 0 {
+            return ForkSafety::Library;
         }
-    });
+        let error = io::Error::from_raw_os_error(errno);
+        tracing::warn!(%error, "forking while RDMA is in use is not safe on this kernel: registered memory \
+            may go to the child");
+        ForkSafety::None
+    })
 }
 
 impl Device {

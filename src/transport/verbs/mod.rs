@@ -62,7 +62,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use connecting::VerbsConnecting;
-pub use device::{DeviceInfo, Limits, Port};
+pub use device::{DeviceInfo, ForkSafety, Limits, Port, fork_safety};
 pub use endpoint::VerbsEndpoint;
 pub use error::OpenError;
 pub use gid::{Gid, GidChoice, GidKind};
@@ -157,6 +157,8 @@ struct Shared {
     queue_depth: usize,
     inline_bytes: u32,
     atomics: AtomicDomain,
+    /// What went wrong when they were tried.
+    atomics_fault: Option<String>,
     secret: Option<Secret>,
     trespasses: AtomicU64,
 }
@@ -195,6 +197,7 @@ impl Verbs {
             queue_depth,
             inline_bytes: options.inline_bytes,
             atomics: AtomicDomain::None,
+            atomics_fault: None,
             secret: options.secret,
             trespasses: AtomicU64::new(0),
         };
@@ -202,7 +205,12 @@ impl Verbs {
             match probe::atomics(&Arc::new(shared.fresh())) {
                 Ok(()) => shared.atomics = shared.info.limits.atomics,
                 Err(error) => {
-                    tracing::warn!(device = shared.info.name, %error, "atomics of this device do not work: not used");
+                    tracing::warn!(
+                        device = shared.info.name,
+                        error,
+                        "atomics of this device do not work: not used"
+                    );
+                    shared.atomics_fault = Some(error);
                 }
             }
         }
@@ -243,6 +251,11 @@ impl Verbs {
         self.shared.choose_gid(peer)
     }
 
+    /// Why atomics are not used although the device says that it has them: what happened when they were tried.
+    pub fn atomics_fault(&self) -> Option<&str> {
+        self.shared.atomics_fault.as_deref()
+    }
+
     /// How often peers have reached for memory that they were not granted, as far as this side was told. Each time it
     /// was the end of their connection.
     pub fn trespasses(&self) -> u64 {
@@ -259,6 +272,7 @@ impl Shared {
             port: self.port.clone(),
             reason: String::new(),
             domain: Arc::clone(&self.domain),
+            atomics_fault: None,
             secret: None,
             trespasses: AtomicU64::new(0),
             ..*self
