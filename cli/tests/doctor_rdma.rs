@@ -185,7 +185,11 @@ fn a_limit_on_locked_memory_that_is_too_low_is_named_with_how_to_raise_it() {
     let without = "ulimit -l 64; exec setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock \"$@\"";
     let output = doctor_by(&["sh", "-c", without, "sh"], &["--require", "rdma", "--device", &device]);
     let error = format!("host-memory: cannot register 16777216 bytes with the RDMA device {device}");
-    refused(&output, &error, "the limit on locked memory is 64 KiB: raise it (ulimit -l unlimited");
+    refused(
+        &output,
+        &error,
+        "the limit on locked memory is 64 KiB: raise it (ulimit -l unlimited, systemd: ",
+    );
     let said = text(&output.stdout);
     assert!(said.contains("\nlocked-memory") && said.contains("64K bytes"), "{said}");
 }

@@ -161,6 +161,15 @@ impl List {
         let name = unsafe { CStr::from_ptr((self.library.get_device_name)(device)) };
         name.to_string_lossy().into_owned()
     }
+
+    /// Why this user may not open the file of a device, if that is so.
+    fn cannot_enter(&self, device: *mut sys::ibv_device) -> Option<io::Error> {
+        // SAFETY: `device` is of this list; the name of its file is a C string in it.
+        let name = unsafe { CStr::from_ptr((&raw const (*device).dev_name).cast()) };
+        let file = Path::new("/dev/infiniband").join(name.to_string_lossy().as_ref());
+        let error = std::fs::File::options().read(true).write(true).open(file).err()?;
+        (error.kind() == io::ErrorKind::PermissionDenied).then_some(error)
+    }
 }
 
 impl Drop for List {
@@ -207,10 +216,12 @@ impl Device {
         let context = unsafe { (list.library.open_device)(device) };
         let Some(context) = NonNull::new(context) else {
             let source = io::Error::last_os_error();
+            // The library looks in a second place for a file that it may not open, and tells that there is none there.
+            let source = list.cannot_enter(device).unwrap_or(source);
             let remedy = match source.raw_os_error() {
                 Some(libc::EACCES | libc::EPERM) => {
                     "this user may not: let it read and write /dev/infiniband/uverbs* (on most systems: join the \
-                     group `rdma`; in a container: pass the devices in)"
+                     group `rdma`, in a container: pass the devices in)"
                 }
                 Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
                     "its file under /dev/infiniband is missing: load the module ib_uverbs, or pass the device into \

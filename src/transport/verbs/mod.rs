@@ -432,8 +432,8 @@ fn registration_remedy(error: &io::Error) -> String {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
             let limit = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes / 1024));
             format!(
-                "the limit on locked memory is {limit}: raise it (ulimit -l unlimited; systemd: \
-                 LimitMEMLOCK=infinity; Slurm: PropagateResourceLimitsExcept=MEMLOCK)"
+                "the limit on locked memory is {limit}: raise it (ulimit -l unlimited, systemd: \
+                 LimitMEMLOCK=infinity, Slurm: PropagateResourceLimitsExcept=MEMLOCK)"
             )
         }
         Some(libc::EFAULT) => "the memory is not all mapped for writing".into(),

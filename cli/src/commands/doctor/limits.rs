@@ -49,8 +49,8 @@ fn locked_memory() -> Limit {
         false => found,
     };
     let help = (is_limited && !may_exceed).then(|| {
-        "RDMA cannot register more than that: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity; docker: \
-         --ulimit memlock=-1; for good: /etc/security/limits.conf)"
+        "RDMA cannot register more than that: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity, docker: \
+         --ulimit memlock=-1, for good: /etc/security/limits.conf)"
             .into()
     });
     let values = json!({ "bytes": limit.current, "maximum_bytes": limit.maximum, "may_exceed": may_exceed });

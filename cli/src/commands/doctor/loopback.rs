@@ -137,13 +137,12 @@ fn huge_pages<T: Transport>(transport: &T) -> Result<(MemoryRegion, Duration), C
 }
 
 fn no_atomics(fault: Option<&str>) -> Problem {
-    let without = "nothing in slackline needs atomics: leave it";
     match fault {
-        None => Problem::new("the device has no atomics", without),
-        Some(fault) => {
-            let help = format!("update its driver and firmware; {without}");
-            Problem::new(format!("the device says it has atomics, and they do not work: {fault}"), help)
-        }
+        None => Problem::new("the device has no atomics", "leave it: nothing in slackline needs them"),
+        Some(fault) => Problem::new(
+            format!("the device says it has atomics, and they do not work: {fault}"),
+            "update its driver and firmware, or leave it: nothing in slackline needs them",
+        ),
     }
 }
 
