@@ -43,6 +43,9 @@ pub use address::{Address, AddressError};
 pub(crate) use address::{address_samples, fuzz_address};
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
 pub use local::LocalEndpoint;
+#[cfg(all(feature = "oracle", not(loom)))]
+#[doc(hidden)] // for tests/oracle.rs, which holds them against other people's
+pub use verbs::sys::bindings as verbs_bindings;
 pub use work::{Flags, Inline, Operation, WorkCompletion, WorkRequest, WorkRequestId};
 
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};

@@ -5,6 +5,7 @@
 
 mod asan;
 mod bench;
+mod bindgen;
 mod cmd;
 mod failure;
 mod fuzz;
@@ -13,6 +14,7 @@ mod miri;
 mod mutants;
 mod needs;
 mod site;
+mod softroce;
 mod steps;
 mod table;
 mod test;
@@ -31,7 +33,8 @@ struct Command {
 }
 
 /// Every subcommand. To add one: a file with a `pub(crate) const COMMAND: Command`, its `mod`, its name here.
-const COMMANDS: &[Command] = &[test::COMMAND, fuzz::COMMAND, miri::COMMAND, bench::COMMAND];
+const COMMANDS: &[Command] =
+    &[test::COMMAND, fuzz::COMMAND, miri::COMMAND, bench::COMMAND, softroce::COMMAND, bindgen::COMMAND];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -90,6 +93,8 @@ mod tests {
         assert_eq!(exit_code(&["fuzz", "no-such-target"]), 2);
         assert_eq!(exit_code(&["bench", "--fast"]), 2);
         assert_eq!(exit_code(&["bench", "--json"]), 2);
+        assert_eq!(exit_code(&["bindgen", "--chek"]), 2);
+        assert_eq!(exit_code(&["softroce", "no-such-run"]), 2);
         assert_eq!(exit_code(&["--help"]), 0);
         assert_eq!(exit_code(&["test", "--help"]), 0);
     }

@@ -25,6 +25,17 @@ pub(crate) enum Need {
     Iproute2,
     /// `nft`: tests lose packets.
     Nftables,
+    /// The headers of rdma-core, and `pkg-config`, which finds them and knows their version.
+    VerbsHeaders,
+    /// libclang 14, which reads headers for bindgen: rdma-sys fails with 16 and later. Another one may be named in
+    /// `LIBCLANG_PATH`.
+    Libclang,
+    /// Guests run in it.
+    Qemu,
+    /// What a guest's kernel and first file system are made with.
+    GuestTools,
+    /// RDMA's own benchmark, and the provider of libibverbs for soft-RoCE.
+    Perftest,
 }
 
 /// How a missing need is installed.
@@ -41,6 +52,15 @@ const TOOLS: &str = "tools";
 /// The program of cargo-fuzz, whether it is there or not.
 pub(crate) fn cargo_fuzz(site: &Site) -> PathBuf {
     site.target.join(TOOLS).join("bin/cargo-fuzz")
+}
+
+/// Where Debian puts [`Need::Libclang`].
+const LIBCLANG: &str = "/usr/lib/llvm-14/lib";
+
+/// The command with the way to libclang in its environment.
+pub(crate) fn with_libclang(cmd: Cmd) -> Cmd {
+    let folder = std::env::var("LIBCLANG_PATH").unwrap_or_else(|_| LIBCLANG.into());
+    cmd.env("LIBCLANG_PATH", &folder)
 }
 
 impl Need {
@@ -60,6 +80,22 @@ impl Need {
                 Cmd::new("sh", &["-c", "PATH=$PATH:/usr/sbin:/sbin; command -v ip && command -v tc"])
             }
             Need::Nftables => Cmd::new("sh", &["-c", "PATH=$PATH:/usr/sbin:/sbin; command -v nft"]),
+            Need::VerbsHeaders => Cmd::new("pkg-config", &["--exists", "libibverbs", "librdmacm"]),
+            Need::Libclang => {
+                let found = format!("ls {LIBCLANG}/libclang*.so* {LIBCLANG}/clang/*/include/stddef.h");
+                Cmd::new("sh", &["-c", &format!("[ -n \"$LIBCLANG_PATH\" ] || {found}")])
+            }
+            Need::Qemu => Cmd::new("qemu-system-x86_64", &["--version"]),
+            // A guest has no libraries at first: a busybox that `ldd` finds some in will not do.
+            Need::GuestTools => {
+                let script = "PATH=$PATH:/usr/sbin:/sbin; command -v cpio && command -v depmod && command -v xz \
+                              && busybox=$(command -v busybox) && ! ldd \"$busybox\"";
+                Cmd::new("sh", &["-c", script])
+            }
+            Need::Perftest => {
+                let script = "command -v ib_write_bw && test -e /etc/libibverbs.d/rxe.driver";
+                Cmd::new("sh", &["-c", script])
+            }
         };
         probe.output(site).is_some()
     }
@@ -75,6 +111,11 @@ impl Need {
             Need::Iperf3 => Source::Apt(&["iperf3"]),
             Need::Iproute2 => Source::Apt(&["iproute2"]),
             Need::Nftables => Source::Apt(&["nftables"]),
+            Need::VerbsHeaders => Source::Apt(&["libibverbs-dev", "librdmacm-dev", "pkg-config"]),
+            Need::Libclang => Source::Apt(&["libclang1-14", "libclang-common-14-dev"]),
+            Need::Qemu => Source::Apt(&["qemu-system-x86"]),
+            Need::GuestTools => Source::Apt(&["busybox-static", "kmod", "cpio", "xz-utils"]),
+            Need::Perftest => Source::Apt(&["perftest", "ibverbs-providers"]),
         }
     }
 
@@ -88,6 +129,15 @@ impl Need {
             Need::Iperf3 => "there is no `iperf3`".into(),
             Need::Iproute2 => "there is no `ip` or no `tc`".into(),
             Need::Nftables => "there is no `nft`".into(),
+            Need::VerbsHeaders => {
+                "there is no `pkg-config`, or it finds no libibverbs or no librdmacm".into()
+            }
+            Need::Libclang => {
+                format!("there is no libclang 14 in {LIBCLANG}, and LIBCLANG_PATH names no other place")
+            }
+            Need::Qemu => "there is no `qemu-system-x86_64`".into(),
+            Need::GuestTools => "one of these is missing: a static busybox, cpio, depmod, xz".into(),
+            Need::Perftest => "there is no `ib_write_bw`, or no libibverbs provider for rxe".into(),
             Need::Valgrind => "there is neither a nightly toolchain for AddressSanitizer nor valgrind".into(),
         }
     }

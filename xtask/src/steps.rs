@@ -1,12 +1,14 @@
 //! The table of what CI checks. The order here is the order in which the steps run.
 
 use crate::asan;
+use crate::bindgen;
 use crate::cmd::Cmd;
 use crate::fuzz;
 use crate::loom;
 use crate::mutants;
 use crate::needs::Need;
 use crate::site::Site;
+use crate::softroce;
 
 /// One step of `cargo xtask test`.
 #[derive(Debug)]
@@ -129,7 +131,7 @@ fn clippy() -> Vec<Cmd> {
         let cmd = Cmd::new("cargo", &["clippy", "--test", slow.name]);
         slow.packages.iter().fold(cmd, |cmd, package| cmd.arg("-p").arg(package))
     });
-    std::iter::once(all).chain(slow).map(deny).collect()
+    std::iter::once(all).chain(slow).chain(softroce::clippy()).map(deny).collect()
 }
 
 /// Every step, for this machine.
@@ -164,6 +166,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
         feature: slow.feature,
         commands: vec![slow.command()],
     }));
+    steps.push(softroce::step());
     steps.push(mutants::step());
     steps.push(loom::step());
     steps.push(Step {
@@ -175,6 +178,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             Cmd::new("cargo", &["doc", "--workspace", "--no-deps"]).flags("RUSTDOCFLAGS", "-D warnings"),
         ],
     });
+    steps.push(bindgen::step());
     steps.push(asan::step(site));
     steps.push(fuzz::step(site));
     steps

@@ -23,7 +23,7 @@
     clippy::unnecessary_operation
 )]
 #[rustfmt::skip] // the generator has formatted it, and a check compares it byte for byte
-pub(crate) mod bindings;
+pub mod bindings;
 pub(crate) mod inline;
 mod library;
 #[cfg(test)]

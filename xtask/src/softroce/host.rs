@@ -1,0 +1,109 @@
+//! This host as a place for runs: where it has an RDMA device, or can make one of rxe over a network of its own.
+
+use crate::cmd::Cmd;
+use crate::failure::Failure;
+use crate::site::Site;
+use std::fs;
+use std::path::Path;
+
+const DEVICES: &str = "/sys/class/infiniband";
+/// Of the device and the interface that are made.
+const MADE: &str = "slackline-rxe";
+/// For documentation (RFC 5737), so nobody's; it goes with the interface.
+const ADDRESS: &str = "192.0.2.1/32";
+
+/// An RDMA device with an active port.
+#[derive(Debug)]
+pub(super) struct Device<'a> {
+    site: &'a Site,
+    name: String,
+    is_ours: bool,
+}
+
+impl Device<'_> {
+    /// The first that is there, or one that is made, and goes when this does.
+    pub(super) fn find(site: &Site) -> Result<Device<'_>, Failure> {
+        if let Some(name) = active() {
+            return Ok(Device { site, name, is_ours: false });
+        }
+        // From here on it is taken away again, however far this comes.
+        let device = Device { site, name: MADE.into(), is_ours: true };
+        let script = format!(
+            "modprobe rdma_rxe || test -d /sys/module/rdma_rxe && ip link add {MADE} type dummy \
+             && ip link set {MADE} mtu 4200 up && ip address add {ADDRESS} dev {MADE} \
+             && rdma link add {MADE} type rxe netdev {MADE}"
+        );
+        let output = admin(&script).outcome(site)?;
+        if output.status.success() && active().is_some() {
+            return Ok(device);
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(Failure::Missing {
+            what: format!(
+                "this host has no active RDMA device, and none can be made: {}",
+                said.trim().replace('\n', "; ")
+            ),
+            remedy: "run this as root on a kernel with rdma_rxe and dummy, or without --host in a guest"
+                .into(),
+        })
+    }
+
+    /// What programs find in their environment.
+    pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
+        let mut environment = vec![("SLACKLINE_RIG_DEVICE", self.name.clone())];
+        let netdev = Path::new(DEVICES).join(&self.name).join("ports/1/gid_attrs/ndevs/0");
+        if let Ok(netdev) = fs::read_to_string(netdev) {
+            let netdev = netdev.trim();
+            let addresses = admin(&format!("ip -4 -oneline address show dev {netdev}")).output(self.site);
+            environment
+                .extend(address(&addresses.unwrap_or_default()).map(|ip| ("SLACKLINE_RIG_ADDRESS", ip)));
+            environment.push(("SLACKLINE_RIG_NETDEV", netdev.into()));
+        }
+        environment
+    }
+}
+
+impl Drop for Device<'_> {
+    fn drop(&mut self) {
+        if self.is_ours {
+            // What was not made is not there to go.
+            let script = format!("rdma link delete {MADE}; ip link delete {MADE}");
+            let _gone_already = admin(&script).outcome(self.site);
+        }
+    }
+}
+
+fn admin(script: &str) -> Cmd {
+    Cmd::new("sh", &["-c", &format!("PATH=$PATH:/usr/sbin:/sbin; {script}")])
+}
+
+fn active() -> Option<String> {
+    let is_active = |device: &Path| {
+        let ports = fs::read_dir(device.join("ports")).into_iter().flatten().flatten();
+        ports
+            .filter_map(|port| fs::read_to_string(port.path().join("state")).ok())
+            .any(|state| state.contains("ACTIVE"))
+    };
+    let devices = fs::read_dir(DEVICES).into_iter().flatten().flatten();
+    let mut names: Vec<_> = devices.filter(|device| is_active(&device.path())).collect();
+    names.sort_by_key(fs::DirEntry::file_name);
+    names.first().map(|device| device.file_name().to_string_lossy().into_owned())
+}
+
+/// The first address in what `ip -oneline address` prints.
+fn address(said: &str) -> Option<String> {
+    let (_, rest) = said.split_once(" inet ")?;
+    rest.split('/').next().map(String::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_of_an_interface_is_found() {
+        let said = "2: eth0    inet 10.9.9.1/24 brd 10.9.9.255 scope global eth0\\       valid_lft forever";
+        assert_eq!(address(said).as_deref(), Some("10.9.9.1"));
+        assert_eq!(address(""), None);
+    }
+}

@@ -1,0 +1,179 @@
+//! `cargo xtask softroce`: programs on real RDMA verbs, without RDMA hardware.
+//!
+//! Boots Linux in QEMU with the kernel's own soft-RoCE device (rxe) on the file system of this host, which guests see
+//! read-only, and runs there what the table [`runs::RUNS`] names: scripts, perftest, test binaries of the workspace.
+//! One guest, in which two processes reach each other through the device, or two guests with a network between them
+//! that can lose packets and be cut. QEMU emulates the processor: it needs no rights and no KVM, and is ten times
+//! slower or more, so figures are worth something only next to others of the same boot. With `--host` the runs for one
+//! guest use this host's own RDMA device instead.
+//!
+//! Everything lies in `softroce/` of the target directory. The kernel is downloaded there once; to have a newer one,
+//! remove `softroce/kernel`.
+
+mod console;
+mod defects;
+mod host;
+mod judge;
+mod kernel;
+mod perftest;
+mod play;
+mod programs;
+mod report;
+mod rig;
+mod runs;
+mod stage;
+
+use crate::Command;
+use crate::cmd::Cmd;
+use crate::failure::Failure;
+use crate::needs::{self, Need};
+use crate::site::Site;
+use crate::steps::Step;
+use report::Report;
+use rig::Rig;
+use runs::{Guests, RUNS, Run};
+use std::fs;
+
+pub(crate) const COMMAND: Command = Command {
+    name: "softroce",
+    arguments: "[--list] [--host] [--kvm] [--json FILE|-] [RUN...]",
+    about: "runs on soft-RoCE in QEMU guests; --host: on this host's RDMA device",
+    run,
+};
+
+/// What runs in guests needs.
+const NEEDS: &[Need] = &[Need::Qemu, Need::GuestTools, Need::Iproute2, Need::Perftest];
+/// What runs on this host needs.
+const HOST_NEEDS: &[Need] = &[Need::Iproute2, Need::Perftest];
+
+/// The step: all of it, in guests.
+pub(crate) fn step() -> Step {
+    Step {
+        name: "softroce",
+        about: "RDMA verbs on soft-RoCE, in one guest and between two",
+        needs: NEEDS.to_vec(),
+        feature: None,
+        commands: vec![Cmd::new("cargo", &["xtask", "softroce"])],
+    }
+}
+
+/// What plain clippy leaves out: the tests that run here only.
+pub(crate) fn clippy() -> impl Iterator<Item = Cmd> {
+    let clippy = |target: &[&str]| Cmd::new("cargo", &[&["clippy"], target].concat());
+    runs::targets().into_iter().map(clippy)
+}
+
+/// What was asked.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Options {
+    list: bool,
+    host: bool,
+    kvm: bool,
+    json: Option<String>,
+    names: Vec<String>,
+}
+
+fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
+    let options = parse(arguments)?;
+    let runs = choose(&options)?;
+    if options.list {
+        for run in runs {
+            println!("{}: {} ({} guests)", run.name, run.about, run.guests.count());
+        }
+        return Ok(());
+    }
+    needs::ensure(site, if options.host { HOST_NEEDS } else { NEEDS })?;
+    let rig = Rig::new(site)?;
+    let report = if options.host { rig.on_host(&runs)? } else { rig.in_guests(&runs, options.kvm)? };
+    show(&report, options.json.as_deref())?;
+    match report.failed().as_slice() {
+        [] => Ok(()),
+        failed => Err(Failure::Check { what: "cargo xtask softroce".into(), status: failed.join(", ") }),
+    }
+}
+
+fn show(report: &Report, json: Option<&str>) -> Result<(), Failure> {
+    if json != Some("-") {
+        print!("{}", report.text());
+    }
+    match json {
+        None => {}
+        Some("-") => println!("{:#}", report.json()),
+        Some(file) => {
+            fs::write(file, format!("{:#}\n", report.json())).map_err(|error| Failure::Missing {
+                what: format!("cannot write {file}: {error}"),
+                remedy: "name a file in a folder where this user may write".into(),
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn parse(arguments: &[String]) -> Result<Options, Failure> {
+    let mut options = Options::default();
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--list" => options.list = true,
+            "--host" => options.host = true,
+            "--kvm" => options.kvm = true,
+            "--json" => {
+                let text = "`--json` needs a file, or `-` for standard output";
+                options.json = Some(arguments.next().cloned().ok_or(Failure::Usage(text.into()))?);
+            }
+            other if other.starts_with('-') => {
+                let text = format!("`softroce` has no option `{other}`; it has {}", COMMAND.arguments);
+                return Err(Failure::Usage(text));
+            }
+            name => options.names.push(name.into()),
+        }
+    }
+    if options.host && options.kvm {
+        return Err(Failure::Usage("`--kvm` is for guests, and `--host` has none; leave one out".into()));
+    }
+    Ok(options)
+}
+
+/// The runs of these names, or all that there are for guests or for the host.
+fn choose(options: &Options) -> Result<Vec<&'static Run>, Failure> {
+    for name in &options.names {
+        match RUNS.iter().find(|run| run.name == *name) {
+            None => {
+                let known: Vec<&str> = RUNS.iter().map(|run| run.name).collect();
+                let text = format!("there is no run `{name}`; there are: {}", known.join(", "));
+                return Err(Failure::Usage(text));
+            }
+            Some(run) if options.host && run.guests != Guests::One => {
+                return Err(Failure::Usage(format!("`{name}` takes two guests; leave out --host")));
+            }
+            Some(_) => {}
+        }
+    }
+    let is_named = |run: &Run| options.names.is_empty() || options.names.iter().any(|name| name == run.name);
+    let is_for = |run: &Run| !options.host || run.guests == Guests::One;
+    Ok(RUNS.iter().filter(|run| is_named(run) && is_for(run)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(arguments: &[&str]) -> Result<Vec<&'static str>, u8> {
+        let arguments: Vec<String> = arguments.iter().map(|argument| argument.to_string()).collect();
+        let chosen = parse(&arguments).and_then(|options| choose(&options));
+        chosen.map(|runs| runs.iter().map(|run| run.name).collect()).map_err(|failure| failure.exit_code())
+    }
+
+    #[test]
+    fn runs_are_chosen_by_name_and_by_place() {
+        assert_eq!(names(&[]).unwrap().len(), RUNS.len());
+        assert_eq!(names(&["loss", "perftest", "--kvm"]), Ok(vec!["perftest", "loss"]));
+        assert!(!names(&["--host"]).unwrap().contains(&"loss"));
+        assert_eq!(names(&["--host", "perftest"]), Ok(vec!["perftest"]));
+        for wrong in
+            [&["no-such-run"][..], &["--host", "loss"], &["--host", "--kvm"], &["--json"], &["--fast"]]
+        {
+            assert_eq!(names(wrong), Err(2), "{wrong:?}");
+        }
+    }
+}

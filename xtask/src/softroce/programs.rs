@@ -1,0 +1,74 @@
+//! Programs of the workspace, built here to run in a guest.
+
+use crate::cmd::Cmd;
+use crate::failure::Failure;
+use crate::site::Site;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// A program, and the folder of its package, where cargo runs tests.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Program {
+    pub(super) executable: PathBuf,
+    pub(super) folder: PathBuf,
+}
+
+/// The test binary that these arguments of `cargo test` name.
+pub(super) fn test(site: &Site, arguments: &[&str]) -> Result<Program, Failure> {
+    let cmd = Cmd::new("cargo", &["test", "--no-run", "--message-format=json-render-diagnostics"]);
+    built(site, arguments.iter().fold(cmd, |cmd, argument| cmd.arg(argument)), true)
+}
+
+/// What runs programs in the other guest.
+pub(super) fn elsewhere(site: &Site) -> Result<Program, Failure> {
+    let arguments = ["build", "-p", "xtask", "--bin", "elsewhere"];
+    built(site, Cmd::new("cargo", &arguments).arg("--message-format=json-render-diagnostics"), false)
+}
+
+fn built(site: &Site, cmd: Cmd, is_test: bool) -> Result<Program, Failure> {
+    let mut programs = programs(&cmd.answer(site)?, is_test);
+    match (programs.pop(), programs.len()) {
+        (Some(program), 0) => Ok(program),
+        (last, others) => {
+            let count = others + usize::from(last.is_some());
+            Err(Failure::Check { what: cmd.to_string(), status: format!("{count} programs, not one") })
+        }
+    }
+}
+
+/// The programs among cargo's messages: test binaries, or others.
+fn programs(messages: &str, is_test: bool) -> Vec<Program> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    messages
+        .filter(|message| message["profile"]["test"] == is_test)
+        .filter_map(|message| {
+            let executable = message["executable"].as_str()?.into();
+            let folder = Path::new(message["manifest_path"].as_str()?).parent()?.into();
+            Some(Program { executable, folder })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_binary_is_told_from_the_program_that_it_tests() {
+        let message = |folder: &str, test: bool, executable: &str| {
+            format!(
+                r#"{{"manifest_path":"{folder}/Cargo.toml","profile":{{"test":{test}}},"executable":{executable}}}"#
+            )
+        };
+        let messages = [
+            message("/w/cli", false, r#""/t/slackline""#),
+            message("/w", false, "null"),
+            message("/w/cli", true, r#""/t/deps/kill-1""#),
+            r#"{"reason":"build-finished","success":true}"#.into(),
+        ];
+        let messages = messages.join("\n");
+        let program = |executable: &str| Program { executable: executable.into(), folder: "/w/cli".into() };
+        assert_eq!(programs(&messages, true), [program("/t/deps/kill-1")]);
+        assert_eq!(programs(&messages, false), [program("/t/slackline")]);
+    }
+}

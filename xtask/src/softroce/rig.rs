@@ -1,0 +1,226 @@
+//! Prepares places for runs, and has them run there.
+
+use super::defects::{self, Defect};
+use super::host::Device;
+use super::judge::{Outcome, judge};
+use super::kernel::{self, Kernel, quoted};
+use super::play::{Patience, Played, play};
+use super::programs;
+use super::report::Report;
+use super::runs::{Guests, Job, Run};
+use super::stage::{Stage, mortal};
+use crate::cmd::Cmd;
+use crate::failure::Failure;
+use crate::site::Site;
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+/// Where guest 2 serves a shell; nobody but guest 1 reaches it.
+const SHELL: &str = "10.9.9.2:99";
+
+/// The rig's folder under the target directory, held by this process alone.
+pub(super) struct Rig<'a> {
+    site: &'a Site,
+    folder: PathBuf,
+    scripts: PathBuf,
+    _lock: File,
+}
+
+impl<'a> Rig<'a> {
+    /// Waits until no other process has it.
+    pub(super) fn new(site: &'a Site) -> Result<Rig<'a>, Failure> {
+        let folder = site.target.join("softroce");
+        let lock = fs::create_dir_all(&folder).and_then(|()| {
+            let lock = File::create(folder.join("lock"))?;
+            if lock.try_lock().is_err() {
+                eprintln!("waiting for another `cargo xtask softroce` to end");
+                lock.lock()?;
+            }
+            Ok(lock)
+        });
+        let lock = lock.map_err(unwritable(&folder))?;
+        Ok(Rig { site, folder, scripts: site.root.join("xtask/src/softroce/guest"), _lock: lock })
+    }
+
+    /// Has these run in guests.
+    pub(super) fn in_guests(&self, runs: &[&'static Run], kvm: bool) -> Result<Report, Failure> {
+        let kernel = Kernel::prepare(self.site, &self.folder, &self.scripts.with_file_name("kernel.sh"))?;
+        let defects = known(&kernel.release)?;
+        let mut outcomes = Vec::new();
+        for (guests, name) in [(Guests::One, "one"), (Guests::Two, "two")] {
+            let runs: Vec<_> = runs.iter().copied().filter(|run| run.guests == guests).collect();
+            let boot = |left: &[&'static Run]| self.boot(&kernel, guests, &self.place(name, left)?, kvm);
+            outcomes.extend(all(&runs, &defects, boot)?);
+        }
+        Ok(Report::new(&kernel.release, outcomes, &defects))
+    }
+
+    /// Has these run on this host.
+    pub(super) fn on_host(&self, runs: &[&'static Run]) -> Result<Report, Failure> {
+        let device = Device::find(self.site)?;
+        let release = Cmd::new("uname", &["-r"]).answer(self.site)?.trim().to_string();
+        let defects = known(&release)?;
+        let start = |left: &[&'static Run]| {
+            let mut command = mortal("sh");
+            command.args(["-c", "ulimit -l unlimited 2>/dev/null; exec sh \"$0\" \"$1\""]);
+            command.arg(self.scripts.join("runs.sh")).arg(self.place("host", left)?);
+            command.env("SLACKLINE_RIG_SCRIPTS", &self.scripts).envs(device.environment());
+            Stage::host(command)
+        };
+        let outcomes = all(runs, &defects, start)?;
+        Ok(Report::new(&release, outcomes, &defects))
+    }
+
+    /// A folder with what `runs.sh` reads.
+    fn place(&self, name: &str, runs: &[&'static Run]) -> Result<PathBuf, Failure> {
+        let folder = self.folder.join(name);
+        let mut list = String::new();
+        let mut scripts = Vec::new();
+        for run in runs {
+            list += &format!("{} {}\n", run.name, run.timeout.as_secs());
+            scripts.push((format!("{}.run", run.name), self.script(run)?));
+        }
+        scripts.push(("runs".into(), list));
+        let write = || -> io::Result<()> {
+            if folder.exists() {
+                fs::remove_dir_all(&folder)?;
+            }
+            fs::create_dir(&folder)?;
+            scripts.iter().try_for_each(|(name, text)| fs::write(folder.join(name), text))
+        };
+        write().map_err(unwritable(&folder))?;
+        if runs.iter().any(|run| run.guests == Guests::Two) {
+            self.put_shell(&folder)?;
+        }
+        Ok(folder)
+    }
+
+    /// What guest 2 serves, and guest 1's way to it.
+    fn put_shell(&self, folder: &Path) -> Result<(), Failure> {
+        let elsewhere = programs::elsewhere(self.site)?;
+        let (program, peer) = (folder.join("elsewhere"), folder.join("peer"));
+        let script = format!("#!/bin/sh\nexec {} run {SHELL} \"$@\"\n", quoted(&program));
+        let write = || -> io::Result<()> {
+            symlink(&elsewhere.executable, &program)?;
+            fs::write(&peer, script)?;
+            fs::set_permissions(&peer, Permissions::from_mode(0o755))
+        };
+        write().map_err(unwritable(folder))
+    }
+
+    /// What a run executes.
+    fn script(&self, run: &Run) -> Result<String, Failure> {
+        match run.job {
+            Job::Script => {
+                Ok(format!(". {}\n", quoted(&self.scripts.join("runs").join(format!("{}.sh", run.name)))))
+            }
+            Job::Tests { build, filters } => {
+                let program = programs::test(self.site, build)?;
+                let filters: Vec<_> = filters.iter().map(|filter| quoted(Path::new(filter))).collect();
+                Ok(format!(
+                    "cd {} && exec {} --test-threads=1 --color=never {}\n",
+                    quoted(&program.folder),
+                    quoted(&program.executable),
+                    filters.join(" ")
+                ))
+            }
+        }
+    }
+
+    fn boot(&self, kernel: &Kernel, guests: Guests, folder: &Path, kvm: bool) -> Result<Stage, Failure> {
+        let settings = [
+            ("folder", folder),
+            ("scripts", &self.scripts),
+            ("workspace", &self.site.root),
+            ("target", &self.site.target),
+        ];
+        let settings = settings.map(|(name, path)| format!("{name}={}\n", quoted(path))).concat();
+        let init = self.scripts.join("init.sh");
+        let initramfs = kernel::initramfs(self.site, kernel, folder, &init, &settings)?;
+        Stage::boot(kernel, &initramfs, folder, guests, kvm)
+    }
+}
+
+/// Has runs run, on a new stage where one broke under them: who broke it has failed, and the others go on.
+fn all(
+    runs: &[&'static Run],
+    defects: &[Defect],
+    start: impl Fn(&[&'static Run]) -> Result<Stage, Failure>,
+) -> Result<Vec<Outcome>, Failure> {
+    let (mut left, mut outcomes) = (runs.to_vec(), Vec::new());
+    while !left.is_empty() {
+        let stage = start(&left)?;
+        let played = play(&stage, &left, &Patience::default(), &|line| eprintln!("{line}"));
+        let is_good = |outcome: &Outcome| judge(outcome, defects).complaints.is_empty();
+        if played.trouble.is_some() || !played.outcomes.iter().all(is_good) {
+            show(&stage, &played);
+        }
+        if played.outcomes.is_empty() {
+            let status = played.trouble.unwrap_or_else(|| "it did nothing".into());
+            return Err(Failure::Check { what: "the start of the place for the runs".into(), status });
+        }
+        left.retain(|run| played.outcomes.iter().all(|outcome| outcome.run.name != run.name));
+        outcomes.extend(played.outcomes);
+    }
+    Ok(outcomes)
+}
+
+/// Everything that was said.
+fn show(stage: &Stage, played: &Played) {
+    for file in &stage.asides {
+        let text = fs::read(file).unwrap_or_default();
+        if !text.is_empty() {
+            eprintln!("-- {}\n{}", file.display(), String::from_utf8_lossy(&text));
+        }
+    }
+    eprintln!("-- what the guests said\n{}\n--", played.transcript.join("\n"));
+}
+
+fn known(kernel: &str) -> Result<Vec<Defect>, Failure> {
+    let list = defects::of(kernel, include_str!("defects.txt"));
+    list.map_err(|error| Failure::Check { what: "the list of known defects".into(), status: error })
+}
+
+fn unwritable(path: &Path) -> impl Fn(io::Error) -> Failure {
+    let path = path.to_path_buf();
+    move |error| Failure::Missing {
+        what: format!("cannot write in {}: {error}", path.display()),
+        remedy: "make room there, and let this user write".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::console::Verdict;
+    use super::super::runs::RUNS;
+    use super::*;
+
+    #[test]
+    fn when_a_run_breaks_the_stage_the_others_get_a_new_one() {
+        let start = |left: &[&'static Run]| {
+            let mut command = mortal("sh");
+            let script =
+                "echo \"@rig begin $0\"; echo 'RESULT a ok'; [ \"$0\" = perftest ] || echo \"@rig end $0 0\"";
+            command.args(["-c", script, left[0].name]);
+            Stage::host(command)
+        };
+        let outcomes = all(&[&RUNS[0], &RUNS[3]], &[], start).unwrap();
+        let names: Vec<_> = outcomes.iter().map(|outcome| outcome.run.name).collect();
+        assert_eq!(names, [RUNS[0].name, RUNS[3].name]);
+        assert!(outcomes[0].end.is_err() && outcomes[1].end.is_ok());
+        assert_eq!(outcomes[1].checks[0].verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_stage_on_which_nothing_begins_is_not_tried_again() {
+        let start = |_: &[&'static Run]| {
+            let mut command = mortal("sh");
+            command.args(["-c", "echo '@rig broken no device'; sleep 9"]);
+            Stage::host(command)
+        };
+        let failure = all(&[&RUNS[0]], &[], start).unwrap_err();
+        assert!(failure.to_string().contains("no device"), "{failure}");
+    }
+}

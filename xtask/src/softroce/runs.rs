@@ -1,0 +1,120 @@
+//! The table of what is run on RDMA devices.
+
+use std::time::Duration;
+
+/// How many guests a run takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Guests {
+    /// One, with a device of its own; programs in it reach each other through it.
+    One,
+    /// Two with a network between them. Programs are started in the first; they start others in the second by
+    /// `$SLACKLINE_RIG_RUN PROGRAM ARGUMENT...`.
+    Two,
+}
+
+/// What is done in the (first) guest.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Job {
+    /// The script `guest/runs/<name of the run>.sh`. It says `RESULT <name> ok`, `RESULT <name> FAILED <reason>` or
+    /// `RESULT <name> SKIPPED <reason>` of each of its checks, and `PERFTEST <name>` before each program of perftest.
+    Script,
+    /// Tests, one at a time; clippy looks at them, too.
+    Tests {
+        /// What follows `cargo test --no-run`: it names one test target.
+        build: &'static [&'static str],
+        /// Which of its tests: those that have one of these in their names. Each must match one.
+        filters: &'static [&'static str],
+    },
+}
+
+/// One entry of the table.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) name: &'static str,
+    pub(super) about: &'static str,
+    pub(super) guests: Guests,
+    pub(super) job: Job,
+    /// Then it is ended, which is a failure.
+    pub(super) timeout: Duration,
+}
+
+/// Every run. Those with as many guests share one boot, in this order; before each the device is made anew.
+///
+/// Programs find in their environment: `SLACKLINE_RIG_DEVICE`, the RDMA device; `SLACKLINE_RIG_ADDRESS`, the address of
+/// its interface `SLACKLINE_RIG_NETDEV`; `SLACKLINE_RIG_SCRIPTS`, the folder `guest`; and with two guests
+/// `SLACKLINE_RIG_PEER`, the address of the other, and `SLACKLINE_RIG_RUN`, which runs a program there
+/// (`src/bin/elsewhere.rs`). They may do to the guest what they like, as `sh $SLACKLINE_RIG_SCRIPTS/netem.sh loss 2%`
+/// does, or `ip link set $SLACKLINE_RIG_NETDEV down`: the next run finds it mended.
+///
+/// With two guests, tests are run in the first one, and start what belongs in the other by
+/// `Command::new(env("SLACKLINE_RIG_RUN")).arg(program)`: arguments, environment and streams pass through, and it ends
+/// with its client. It goes over the same network: whoever cuts that waits for no answer meanwhile.
+pub(super) const RUNS: &[Run] = &[
+    Run {
+        name: "perftest",
+        about: "the device works: bandwidth and latency by perftest",
+        guests: Guests::One,
+        job: Job::Script,
+        timeout: Duration::from_secs(120),
+    },
+    Run {
+        name: "verbs",
+        about: "the transport contract over RDMA, in one guest",
+        guests: Guests::One,
+        job: Job::Tests { build: &["-p", "slackline", "--test", "verbs"], filters: &["verbs::"] },
+        timeout: Duration::from_secs(150),
+    },
+    Run {
+        name: "peer",
+        about: "the other guest: programs run there, and a link that is down parts the two",
+        guests: Guests::Two,
+        job: Job::Script,
+        timeout: Duration::from_secs(120),
+    },
+    Run {
+        name: "loss",
+        about: "with 2 % loss by netem perftest ends, and the device has sent again",
+        guests: Guests::Two,
+        job: Job::Script,
+        timeout: Duration::from_secs(120),
+    },
+];
+
+impl Guests {
+    pub(super) fn count(self) -> usize {
+        match self {
+            Guests::One => 1,
+            Guests::Two => 2,
+        }
+    }
+}
+
+/// The test targets that runs name, each once.
+pub(super) fn targets() -> Vec<&'static [&'static str]> {
+    let mut targets = Vec::new();
+    for run in RUNS {
+        match run.job {
+            Job::Tests { build, .. } if !targets.contains(&build) => targets.push(build),
+            Job::Tests { .. } | Job::Script => {}
+        }
+    }
+    targets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_script_is_there_and_no_two_runs_share_a_name() {
+        let scripts = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/softroce/guest/runs");
+        for (index, run) in RUNS.iter().enumerate() {
+            assert!(RUNS[..index].iter().all(|other| other.name != run.name), "{}", run.name);
+            // It stands in shell scripts and file names as it is.
+            assert!(run.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'), "{}", run.name);
+            if let Job::Script = run.job {
+                assert!(scripts.join(format!("{}.sh", run.name)).is_file(), "{}", run.name);
+            }
+        }
+    }
+}
