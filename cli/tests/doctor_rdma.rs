@@ -1,6 +1,7 @@
 //! `slackline doctor` where there is RDMA: what it says when all is well, and what when something was taken away.
 //!
-//! Needs root, a software RDMA device (rxe) over a network interface that nothing else needs, and setpriv.
+//! Needs root, a software RDMA device (rxe) over a network interface that nothing else needs, and setpriv:
+//! `cargo xtask softroce doctor`.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

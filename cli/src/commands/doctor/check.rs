@@ -1,5 +1,7 @@
 //! What was tried, and how it ended.
 
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -118,30 +120,64 @@ impl Check {
     }
 }
 
-/// Says on standard error what is being tried, if it takes longer than one likes to wait without a word.
+/// Says on standard error what is being tried, if it takes longer than one likes to wait without a word; from a thread
+/// of its own, since much of it is calls that return when they are done.
 pub(super) struct Progress {
-    what: String,
-    begun: Instant,
-    told: Instant,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    /// What is being tried, and since when; nothing once all is done.
+    now: Mutex<Option<(String, Instant)>>,
+    is_done: Condvar,
 }
 
 impl Progress {
-    pub(super) fn new() -> Progress {
-        Progress { what: String::new(), begun: Instant::now(), told: Instant::now() }
+    pub(super) fn begin(what: &str) -> Progress {
+        let now = Mutex::new(Some((what.to_owned(), Instant::now())));
+        let shared = Arc::new(Shared { now, is_done: Condvar::new() });
+        let told = Arc::clone(&shared);
+        // Without the thread, it is only silent.
+        let thread = std::thread::Builder::new().spawn(move || told.tell()).ok();
+        Progress { shared, thread }
     }
 
-    pub(super) fn begin(&mut self, what: impl Into<String>) {
-        (self.what, self.begun) = (what.into(), Instant::now());
-        self.tick();
+    pub(super) fn go_on(&self, what: impl Into<String>) {
+        *self.shared.lock() = Some((what.into(), Instant::now()));
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Option<(String, Instant)>> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn tick(&mut self) {
-        if self.told.elapsed() >= TELL_EVERY {
-            self.told = Instant::now();
-            match self.begun.elapsed().as_secs() {
-                0 => eprintln!("slackline doctor: {}", self.what),
-                seconds => eprintln!("slackline doctor: {}, {seconds} s", self.what),
+    fn tell(&self) {
+        let mut now = self.lock();
+        loop {
+            let waited = self.is_done.wait_timeout(now, TELL_EVERY);
+            let timeout;
+            (now, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            match &*now {
+                None => return,
+                Some((what, begun)) if timeout.timed_out() => match begun.elapsed().as_secs() {
+                    0 => eprintln!("slackline doctor: {what}"),
+                    seconds => eprintln!("slackline doctor: {what}, {seconds} s"),
+                },
+                Some(_) => {}
             }
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        *self.shared.lock() = None;
+        self.shared.is_done.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It does nothing that could panic.
+            let _ended = thread.join();
         }
     }
 }

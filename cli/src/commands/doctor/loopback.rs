@@ -41,7 +41,7 @@ pub(super) fn try_all<T: Transport>(
     transport: &T,
     at: &Address,
     atomics_fault: Option<&str>,
-    progress: &mut Progress,
+    progress: &Progress,
 ) -> Vec<Check> {
     let mut checks = Vec::new();
     // What comes after a failure builds upon what failed.
@@ -55,12 +55,12 @@ fn try_in_turn<T: Transport>(
     transport: &T,
     at: &Address,
     atomics_fault: Option<&str>,
-    progress: &mut Progress,
+    progress: &Progress,
     checks: &mut Vec<Check>,
 ) -> Result<(), Check> {
     let capabilities = transport.capabilities();
     let name = capabilities.name;
-    progress.begin(format!("{name}: registering memory"));
+    progress.go_on(format!("{name}: registering memory"));
     let begun = Instant::now();
     let payload = transport
         .allocate(PAYLOAD_BYTES, Access::REMOTE_READ | Access::REMOTE_WRITE | Access::RELAXED)
@@ -74,7 +74,7 @@ fn try_in_turn<T: Transport>(
         }
     };
 
-    progress.begin(format!("{name}: connecting"));
+    progress.go_on(format!("{name}: connecting"));
     let begun = Instant::now();
     let memory = huge.as_ref().map(|(region, _)| region);
     let mut loopback = Loopback::connect(transport, at, &payload, memory, progress)
@@ -161,7 +161,7 @@ struct Loopback<'a, T: Transport> {
     words: Place,
     huge: Option<Place>,
     local: MemoryRegion,
-    progress: &'a mut Progress,
+    progress: &'a Progress,
 }
 
 /// How long something is waited for.
@@ -202,7 +202,7 @@ impl<'a, T: Transport> Loopback<'a, T> {
         at: &Address,
         payload: &MemoryRegion,
         huge: Option<&MemoryRegion>,
-        progress: &'a mut Progress,
+        progress: &'a Progress,
     ) -> Result<Self, Problem> {
         let every = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let words = transport.allocate(PAGE_SIZE, every)?;
@@ -236,7 +236,6 @@ impl<'a, T: Transport> Loopback<'a, T> {
                 }
             }
             if wait.turn() {
-                progress.tick();
                 wait.check("connection")?;
             }
         };
@@ -255,7 +254,7 @@ impl<'a, T: Transport> Loopback<'a, T> {
         what: &str,
         mut round: impl FnMut(&mut Self, u64) -> Result<Duration, Problem>,
     ) -> Result<f64, Problem> {
-        self.progress.begin(format!("{}: {what}", self.client.transport()));
+        self.progress.go_on(format!("{}: {what}", self.client.transport()));
         let begun = Instant::now();
         let mut times = Vec::new();
         while times.len() < *ROUNDS.start() || (times.len() < *ROUNDS.end() && begun.elapsed() < BUDGET) {
@@ -389,7 +388,6 @@ impl<'a, T: Transport> Loopback<'a, T> {
 
     fn turn(&mut self, wait: &mut Wait, what: &str) -> Result<(), Problem> {
         if wait.turn() {
-            self.progress.tick();
             self.client.check()?;
             self.server.check()?;
             wait.check(what)?;

@@ -99,11 +99,11 @@ fn examine(args: &Args) -> Result<(), Failure> {
 }
 
 fn look(device: Option<&str>) -> Report {
-    let mut progress = Progress::new();
+    let progress = Progress::begin("shm");
     let local = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-    let shm = loopback::try_all(&Shm::new(), &Address::random(), None, &mut progress);
-    let tcp = loopback::try_all(&Tcp::new(), &local, None, &mut progress);
-    let (devices, rdma) = rdma::examine(device, &mut progress);
+    let shm = loopback::try_all(&Shm::new(), &Address::random(), None, &progress);
+    let tcp = loopback::try_all(&Tcp::new(), &local, None, &progress);
+    let (devices, rdma) = rdma::examine(device, &progress);
     let own = [PathReport::tried("shm", None, shm), PathReport::tried("tcp", None, tcp)];
     Report {
         version: env!("CARGO_PKG_VERSION"),

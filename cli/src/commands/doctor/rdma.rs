@@ -15,8 +15,8 @@ const NAME: &str = "verbs";
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Tries every device, or the one of this name; also which one would be taken, and why.
-pub(super) fn examine(wanted: Option<&str>, progress: &mut Progress) -> (Vec<PathReport>, Rdma) {
-    progress.begin("verbs: opening devices");
+pub(super) fn examine(wanted: Option<&str>, progress: &Progress) -> (Vec<PathReport>, Rdma) {
+    progress.go_on("verbs: opening devices");
     let options = VerbsOptions { device: wanted.map(str::to_owned), ..VerbsOptions::default() };
     let best = Verbs::open(options);
     let paths = match devices() {
@@ -49,7 +49,7 @@ pub(super) fn examine(wanted: Option<&str>, progress: &mut Progress) -> (Vec<Pat
     conclude(paths, wanted, best)
 }
 
-fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &mut Progress) -> PathReport {
+fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &Progress) -> PathReport {
     let device = Some(info.name.clone());
     let (mut report, chosen) = match open {
         Err(error) => (PathReport::closed(NAME, device, error.into()), None),
@@ -75,18 +75,20 @@ fn conclude(
     let rdma = match best {
         Ok(best) => {
             let device = Some(best.device().to_owned());
-            let path = paths.iter().find(|path| path.device == device);
-            let problem = path.and_then(|path| path.problem.clone());
-            let works = path.is_some_and(|path| path.works);
+            let problem = match paths.iter().find(|path| path.device == device) {
+                Some(path) => path.problem.clone(),
+                None => Some(OpenError::NoDevice.into()),
+            };
             let (port, reason) = (Some(best.port().number), Some(best.reason().to_owned()));
-            Rdma { works, device, port, reason, problem }
+            Rdma { works: problem.is_none(), device, port, reason, problem }
         }
         Err(error) => {
+            let device = error.device().or(wanted).map(str::to_owned);
             let problem = Problem::from(error);
             if paths.is_empty() {
-                paths.push(PathReport::closed(NAME, wanted.map(str::to_owned), problem.clone()));
+                paths.push(PathReport::closed(NAME, device.clone(), problem.clone()));
             }
-            Rdma { works: false, device: None, port: None, reason: None, problem: Some(problem) }
+            Rdma { works: false, device, port: None, reason: None, problem: Some(problem) }
         }
     };
     (paths, rdma)
