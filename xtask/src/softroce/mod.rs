@@ -78,7 +78,8 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let runs = choose(&options)?;
     if options.list {
         for run in runs {
-            println!("{}: {} ({} guests)", run.name, run.about, run.guests.count());
+            let guests = if run.guests == Guests::One { "one guest" } else { "two guests" };
+            println!("{}: {} ({guests})", run.name, run.about);
         }
         return Ok(());
     }

@@ -48,7 +48,8 @@ pub(super) struct Run {
 ///
 /// With two guests, tests are run in the first one, and start what belongs in the other by
 /// `Command::new(env("SLACKLINE_RIG_RUN")).arg(program)`: arguments, environment and streams pass through, and it ends
-/// with its client. It goes over the same network: whoever cuts that waits for no answer meanwhile.
+/// with its client. It goes over the same network: whoever cuts that waits for no answer meanwhile,
+/// and mends it in the end if it is the other guest's side that was cut: nobody else reaches it then.
 pub(super) const RUNS: &[Run] = &[
     Run {
         name: "perftest",
@@ -59,7 +60,7 @@ pub(super) const RUNS: &[Run] = &[
     },
     Run {
         name: "verbs",
-        about: "the transport contract over RDMA, in one guest",
+        about: "the transport contract over RDMA",
         guests: Guests::One,
         job: Job::Tests { build: &["-p", "slackline", "--test", "verbs"], filters: &["verbs::"] },
         timeout: Duration::from_secs(150),

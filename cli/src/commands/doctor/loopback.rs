@@ -230,10 +230,11 @@ impl<'a, T: Transport> Loopback<'a, T> {
             {
                 client = Some(result?);
             }
-            if server.is_some() && client.is_some() {
-                if let (Some(server), Some(client)) = (server.take(), client.take()) {
-                    break (server, client);
-                }
+            if server.is_some()
+                && client.is_some()
+                && let (Some(server), Some(client)) = (server.take(), client.take())
+            {
+                break (server, client);
             }
             if wait.turn() {
                 wait.check("connection")?;
