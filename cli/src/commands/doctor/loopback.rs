@@ -1,7 +1,7 @@
 //! A connection of this process with itself, and what is tried over it.
 //!
-//! Everything is done as between strangers: through the public interface of a transport, with the grants of a handshake.
-//! What is timed is one request at a time; every byte is compared.
+//! Everything is done as between strangers: through the public interface of a transport, with the grants of a
+//! handshake. What is timed is one request at a time; every byte is compared.
 
 use std::sync::atomic::Ordering;
 use std::task::Poll;

@@ -54,7 +54,7 @@ enum Required {
     Rdma,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 found out, 1 what --require asks for does not work, or nothing could be said, 2 wrong options.";
+const EXIT_CODES: &str = "Exit codes: 0 found out, 1 what --require names does not work, 2 wrong options.";
 
 const EXAMPLES: &str = "Examples:
   slackline doctor
@@ -62,7 +62,7 @@ const EXAMPLES: &str = "Examples:
       in a job's prologue: fails, with the reason, on a host whose device does not work
   slackline doctor --json | jq '.paths[] | {path, device, works, error, help}'
 
-Exit codes: 0 found out, 1 what --require asks for does not work, or nothing could be said, 2 wrong options.";
+Exit codes: 0 found out, 1 what --require names does not work, 2 wrong options.";
 
 /// Runs `slackline doctor`.
 pub(crate) fn run(args: &Args) -> ExitCode {
