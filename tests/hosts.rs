@@ -19,7 +19,7 @@ mod transport {
     pub(crate) mod rights;
 }
 mod litmus {
-    pub(crate) mod over_tcp;
+    pub(crate) mod over_network;
     pub(crate) mod reading;
     pub(crate) mod writing;
 }
@@ -30,10 +30,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use litmus::over_tcp::{self, Place};
-use litmus::writing::{first_process, tcp};
+use litmus::over_network::{self, Place, TCP_SIZES};
+use litmus::writing::first_process;
 use network::far::Far;
 use network::namespaces::{Host, Hosts};
+use slackline::channel::Secret;
 use slackline::transport::Address;
 use slackline::transport::tcp::Tcp;
 use transport::fixture::Fixture;
@@ -53,7 +54,8 @@ impl Fixture for BetweenHosts {
 
     fn transport() -> Far<Tcp> {
         let hosts = second_process().is_none().then(|| [&HOSTS[0], &HOSTS[1]]);
-        Far { transport: tcp(), hosts }
+        let secret = Secret::from_text("all hosts know this", "this test").unwrap();
+        Far { transport: Tcp::with_secret(secret), hosts }
     }
 
     fn address() -> Address {
@@ -73,25 +75,26 @@ conformance!(tcp_between_hosts, super::BetweenHosts);
 fn apart(claim: fn(&str, Place), name: &str) {
     let Some(_alone) = first_process() else { return };
     let start = |command: &mut Command| HOSTS[0].within(|| command.spawn());
-    let place = Place { listens_at: HOSTS[0].address(), start };
+    let listens_at = || Address::Tcp((HOSTS[0].address(), 0).into());
+    let place = Place { listens_at, start, sizes: TCP_SIZES, steps: 5_000 };
     HOSTS[1].within(|| claim(name, place));
 }
 
 #[test]
 fn pulls_between_hosts_are_whole_of_every_size() {
-    apart(over_tcp::pulls_are_whole_of_every_size, "pulls_between_hosts_are_whole_of_every_size");
+    apart(over_network::pulls_are_whole_of_every_size, "pulls_between_hosts_are_whole_of_every_size");
 }
 
 #[test]
 fn frames_followed_and_pushed_between_hosts_are_whole() {
     let name = "frames_followed_and_pushed_between_hosts_are_whole";
-    apart(over_tcp::frames_followed_and_pushed_are_whole, name);
+    apart(over_network::frames_followed_and_pushed_are_whole, name);
 }
 
 #[test]
 fn without_the_second_look_at_the_header_torn_reads_are_found_between_hosts() {
     let name = "without_the_second_look_at_the_header_torn_reads_are_found_between_hosts";
-    apart(over_tcp::without_the_second_look_at_the_header_torn_reads_are_found, name);
+    apart(over_network::without_the_second_look_at_the_header_torn_reads_are_found, name);
 }
 
 // ---------------------------------------------------------------------- the hosts themselves

@@ -3,10 +3,10 @@
 //! Each version's words all hold the version's number, so that a copy made of two versions shows in one comparison.
 //! Too slow for the test profile: `cargo test --release --test litmus`. `SLACKLINE_LITMUS_LARGE` says how many frames
 //! of 64 MiB are pulled: by default 2,000, which fits the minutes that CI gives; before a release, 10000.
-//! `SLACKLINE_LITMUS_TCP` says how many times as many pulls are made over TCP, by default 1.
+//! `SLACKLINE_LITMUS_TIMES` says how many times as many pulls are made over TCP, by default 1.
 
 mod litmus {
-    pub(crate) mod over_tcp;
+    pub(crate) mod over_network;
     pub(crate) mod reading;
     pub(crate) mod writing;
 }
@@ -15,13 +15,14 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::Instant;
 
-use litmus::over_tcp::{self, Place};
+use litmus::over_network::{self, Place, TCP_SIZES};
 use litmus::reading::{Tally, all_are, check_floats, pull, say};
 use litmus::writing::{Fill, Kind, Second, Spec, TIMEOUT, first_process};
 use slackline::clock::Version;
 use slackline::node::{ReaderOptions, Worker, WorkerOptions};
 use slackline::param::Consistency;
 use slackline::scheme::{Bound, Config};
+use slackline::transport::Address;
 use slackline::transport::shm::Shm;
 
 // ---------------------------------------------------------------------- the claims
@@ -228,23 +229,31 @@ fn what_a_frame_says_of_a_workers_gradients_is_what_it_holds() {
 }
 
 /// On this host, over its loopback device.
-const LOOPBACK: Place = Place { listens_at: Ipv4Addr::LOCALHOST, start: Command::spawn };
+const LOOPBACK: Place = Place {
+    listens_at: || Address::Tcp((Ipv4Addr::LOCALHOST, 0).into()),
+    start: Command::spawn,
+    sizes: TCP_SIZES,
+    steps: 5_000,
+};
 
 #[test]
-fn pulls_over_tcp_are_whole_of_every_size() {
+fn pulls_over_network_are_whole_of_every_size() {
     let Some(_alone) = first_process() else { return };
-    over_tcp::pulls_are_whole_of_every_size("pulls_over_tcp_are_whole_of_every_size", LOOPBACK);
+    over_network::pulls_are_whole_of_every_size("pulls_over_network_are_whole_of_every_size", LOOPBACK);
 }
 
 #[test]
-fn frames_followed_and_pushed_over_tcp_are_whole() {
+fn frames_followed_and_pushed_over_network_are_whole() {
     let Some(_alone) = first_process() else { return };
-    over_tcp::frames_followed_and_pushed_are_whole("frames_followed_and_pushed_over_tcp_are_whole", LOOPBACK);
+    over_network::frames_followed_and_pushed_are_whole(
+        "frames_followed_and_pushed_over_network_are_whole",
+        LOOPBACK,
+    );
 }
 
 #[test]
-fn without_the_second_look_at_the_header_torn_reads_are_found_over_tcp() {
+fn without_the_second_look_at_the_header_torn_reads_are_found_over_network() {
     let Some(_alone) = first_process() else { return };
-    let claim = "without_the_second_look_at_the_header_torn_reads_are_found_over_tcp";
-    over_tcp::without_the_second_look_at_the_header_torn_reads_are_found(claim, LOOPBACK);
+    let claim = "without_the_second_look_at_the_header_torn_reads_are_found_over_network";
+    over_network::without_the_second_look_at_the_header_torn_reads_are_found(claim, LOOPBACK);
 }

@@ -1,5 +1,9 @@
-//! The transport contract over RDMA. Needs an RDMA device, of whatever kind: `cargo xtask softroce` makes a software
-//! one in a virtual machine. Without one every test here fails.
+//! The transport contract, the torn-read litmus and what can go wrong, over RDMA.
+//!
+//! Needs an RDMA device, of whatever kind; without one every test here fails. `cargo xtask softroce` makes a software
+//! one in a virtual machine. Where SLACKLINE_RIG_RUN names a program that runs a command line on another host, whose
+//! address is SLACKLINE_RIG_PEER, the second process of each test that has two is started there; this host's address is
+//! then SLACKLINE_RIG_ADDRESS.
 
 #[macro_use]
 mod transport {
@@ -14,11 +18,60 @@ mod transport {
     pub(crate) mod rights;
 }
 
-use std::net::Ipv4Addr;
+mod rdma {
+    mod hazards;
+}
+mod litmus {
+    pub(crate) mod over_network;
+    pub(crate) mod reading;
+    pub(crate) mod writing;
+}
 
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::{Child, Command, Stdio};
+
+use litmus::over_network::{self, Place, Size};
+use litmus::writing::first_process;
+use slackline::channel::Secret;
 use slackline::transport::Address;
 use slackline::transport::verbs::{Verbs, VerbsOptions};
 use transport::fixture::Fixture;
+
+fn environment_address(name: &str) -> Option<IpAddr> {
+    std::env::var(name).ok().map(|text| text.parse().expect("an address"))
+}
+
+/// Where first processes listen.
+fn own_address() -> IpAddr {
+    environment_address("SLACKLINE_RIG_ADDRESS").unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
+/// Where second processes do.
+fn second_address() -> IpAddr {
+    environment_address("SLACKLINE_RIG_PEER").unwrap_or_else(own_address)
+}
+
+/// Starts a second process: on the other host, if there is one.
+fn start(command: &mut Command) -> io::Result<Child> {
+    let Some(run) = std::env::var_os("SLACKLINE_RIG_RUN") else { return command.spawn() };
+    let mut there = Command::new(run);
+    there.arg("env").args([format!("SLACKLINE_RIG_ADDRESS={}", second_address())]);
+    for (name, value) in command.get_envs() {
+        let (name, value) = (name.to_string_lossy(), value.unwrap_or_default().to_string_lossy());
+        there.arg(format!("{name}={value}"));
+    }
+    there.arg(command.get_program()).args(command.get_args());
+    there.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()
+}
+
+fn verbs() -> Verbs {
+    let secret = Secret::from_text("both processes know this", "this test").unwrap();
+    let options = VerbsOptions { secret: Some(secret), ..VerbsOptions::default() };
+    Verbs::open(options).unwrap_or_else(|error| panic!("these tests need RDMA: {error}"))
+}
+
+// ---------------------------------------------------------------------- the contract
 
 struct VerbsFixture;
 
@@ -28,12 +81,50 @@ impl Fixture for VerbsFixture {
     const ROUNDS: u64 = 20_000;
 
     fn transport() -> Verbs {
-        Verbs::open(VerbsOptions::default()).unwrap_or_else(|error| panic!("these tests need RDMA: {error}"))
+        verbs()
     }
 
     fn address() -> Address {
-        Address::Verbs((Ipv4Addr::LOCALHOST, 0).into())
+        Address::Verbs((own_address(), 0).into())
+    }
+
+    fn start(command: &mut Command) -> io::Result<Child> {
+        start(command)
     }
 }
 
 conformance!(verbs, super::VerbsFixture);
+
+// ---------------------------------------------------------------------- the litmus
+
+/// A software device moves some 50 MB a second where the machine itself is emulated, and 6 between two such machines,
+/// where a READ takes longer than the writer does for a hundred small versions.
+fn place() -> Place {
+    const NEAR: &[Size] = &[(64, 3, 4_000), (64 << 10, 16, 400), (1 << 20, 64, 60)];
+    const FAR: &[Size] = &[(4096, 255, 200), (64 << 10, 255, 100), (1 << 20, 128, 20)];
+    let is_far = std::env::var_os("SLACKLINE_RIG_RUN").is_some();
+    let (sizes, steps) = if is_far { (FAR, 200) } else { (NEAR, 500) };
+    Place { listens_at: || Address::Verbs((second_address(), 0).into()), start, sizes, steps }
+}
+
+#[test]
+fn pulls_by_rdma_are_whole_of_every_size() {
+    let Some(_alone) = first_process() else { return };
+    over_network::pulls_are_whole_of_every_size("pulls_by_rdma_are_whole_of_every_size", place());
+}
+
+#[test]
+fn frames_followed_and_pushed_by_rdma_are_whole() {
+    let Some(_alone) = first_process() else { return };
+    over_network::frames_followed_and_pushed_are_whole(
+        "frames_followed_and_pushed_by_rdma_are_whole",
+        place(),
+    );
+}
+
+#[test]
+fn without_the_second_look_at_the_header_torn_reads_are_found_by_rdma() {
+    let Some(_alone) = first_process() else { return };
+    let claim = "without_the_second_look_at_the_header_torn_reads_are_found_by_rdma";
+    over_network::without_the_second_look_at_the_header_torn_reads_are_found(claim, place());
+}

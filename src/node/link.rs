@@ -101,7 +101,8 @@ impl<E: Endpoint> Link<E> {
             let layout = ControlLayout { peers: 0, frames: welcome.geometry.frames };
             let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
             let control = transport.allocate(layout.bytes(), access)?;
-            let frames = transport.allocate(welcome.geometry.bytes() as usize, access)?;
+            // Payloads only: what announces them is on the control page.
+            let frames = transport.allocate(welcome.geometry.bytes() as usize, access | Access::RELAXED)?;
             Pull::clear(&control);
             (Some(PushGrant { layout, geometry: welcome.geometry }), vec![control, frames])
         } else {

@@ -79,6 +79,8 @@ pub struct ServerStatus {
     pub left: u64,
     /// Peers that were turned away.
     pub refused: u64,
+    /// How often peers reached for memory that they were not granted: [`Transport::trespasses`].
+    pub trespasses: u64,
     /// Workers that were let go because what they wrote broke the protocol.
     pub misbehaved: u64,
     /// Gradients that were folded in, those in the checkpoint among them that this life began with.
@@ -341,6 +343,7 @@ impl<T: Transport> Server<T> {
             workers: peers().filter(|peer| peer.worker).count(),
             readers: peers().filter(|peer| !peer.worker).count(),
             refused: self.shard.refused,
+            trespasses: self.shard.transport().trespasses(),
             misbehaved: self.shard.misbehaved,
             lost_updates: self.shard.lost_updates,
             waits_for: self.scheme.waits_for(),

@@ -412,11 +412,13 @@ impl<T: Transport> Shard<T> {
     }
 
     fn desk(&self, slots: Option<SlotGeometry>, clock: Clock) -> Result<Desk, Error> {
-        let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
         let count = slots.map_or(0, |slots| slots.slots);
-        let page = self.transport.allocate(Desk::page_bytes(count), access)?;
+        let page_access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let page = self.transport.allocate(Desk::page_bytes(count), page_access)?;
         let slots = slots
             .map(|geometry| -> Result<(MemoryRegion, SlotGeometry), Error> {
+                // Payloads only: their headers, and what announces them, are on the peer's page.
+                let access = Access::REMOTE_WRITE | Access::RELAXED;
                 Ok((self.transport.allocate(geometry.bytes() as usize, access)?, geometry))
             })
             .transpose()?;

@@ -69,13 +69,19 @@ fn how(required: &Option<Path>) -> String {
 }
 
 /// The best way from a process on `own` to `member`: shared memory on one host, RDMA where both have it, TCP
-/// otherwise. With `required`, that one or an error.
+/// otherwise. With `required`, that one or an error. `rdma` is asked whether this process has RDMA, and if not, why; it
+/// is asked only where `member` has.
 ///
 /// The order is the order of cost: no copy through a kernel at all, none through a CPU, one at each end.
-pub fn choose(own: &Host, member: &Member, required: Option<Path>) -> Result<Choice, PathError> {
+pub fn choose(
+    own: &Host,
+    member: &Member,
+    required: Option<Path>,
+    rdma: &dyn Fn() -> Result<(), String>,
+) -> Result<Choice, PathError> {
     let mut passed_over = Vec::new();
     for path in [Path::Shm, Path::Verbs, Path::Tcp] {
-        match way(path, own, member) {
+        match way(path, own, member, rdma) {
             Ok((address, why)) if required.is_none_or(|required| required == path) => {
                 let because = match required {
                     Some(_) => "it is required".into(),
@@ -95,7 +101,12 @@ pub fn choose(own: &Host, member: &Member, required: Option<Path>) -> Result<Cho
 }
 
 /// The address of `member` on this path and what speaks for it, or what speaks against it.
-fn way(path: Path, own: &Host, member: &Member) -> Result<(Address, &'static str), String> {
+fn way(
+    path: Path,
+    own: &Host,
+    member: &Member,
+    rdma: &dyn Fn() -> Result<(), String>,
+) -> Result<(Address, &'static str), String> {
     let find =
         |wanted: fn(&Address) -> bool| member.addresses.iter().find(|address| wanted(address)).cloned();
     match path {
@@ -108,7 +119,11 @@ fn way(path: Path, own: &Host, member: &Member) -> Result<(Address, &'static str
         Path::Shm => find(|address| matches!(address, Address::Abstract(_) | Address::Path(_)))
             .map(|address| (address, "both are on one host"))
             .ok_or("it listens at no socket".into()),
-        Path::Verbs => Err("this build has no RDMA transport".into()),
+        Path::Verbs => {
+            let address = find(|address| matches!(address, Address::Verbs(_)));
+            let address = address.ok_or("it has no RDMA, or does not offer it")?;
+            rdma().map(|()| (address, "both have RDMA"))
+        }
         Path::Tcp => find(|address| matches!(address, Address::Tcp(_)))
             .map(|address| (address, "it listens at a port"))
             .ok_or("it listens at no port".into()),
@@ -119,6 +134,10 @@ fn way(path: Path, own: &Host, member: &Member) -> Result<(Address, &'static str
 mod tests {
     use super::super::{MemberId, Role};
     use super::*;
+
+    fn no_rdma() -> Result<(), String> {
+        Err("this host has no RDMA device".into())
+    }
 
     fn member(host: &str, addresses: &[&str]) -> Member {
         Member {
@@ -137,24 +156,47 @@ mod tests {
     fn the_best_way_is_chosen_and_says_why() {
         let near = member("here", &["10.0.0.1:7", "@x"]);
         let here = Host::named("here");
-        let choice = choose(&here, &near, None).unwrap();
+        let choice = choose(&here, &near, None, &no_rdma).unwrap();
         assert_eq!((choice.path, choice.address.to_string()), (Path::Shm, "@x".into()));
         assert_eq!(choice.reason, "both are on one host");
-        let choice = choose(&Host::named("there"), &near, None).unwrap();
+        let choice = choose(&Host::named("there"), &near, None, &no_rdma).unwrap();
         assert_eq!((choice.path, choice.address.to_string()), (Path::Tcp, "10.0.0.1:7".into()));
         assert!(choice.reason.contains("no shm: there and here are not one host"), "{}", choice.reason);
         assert!(choice.reason.contains("no verbs"), "{}", choice.reason);
     }
 
     #[test]
+    fn rdma_is_taken_between_hosts_that_both_have_it_and_comes_before_tcp() {
+        let far = member("there", &["10.0.0.1:7", "verbs:10.0.0.1:8", "@x"]);
+        let here = Host::named("here");
+        let choice = choose(&here, &far, None, &|| Ok(())).unwrap();
+        assert_eq!((choice.path, choice.address.to_string()), (Path::Verbs, "verbs:10.0.0.1:8".into()));
+        assert!(choice.reason.starts_with("both have RDMA; no shm:"), "{}", choice.reason);
+        let choice = choose(&here, &far, None, &no_rdma).unwrap();
+        assert_eq!(choice.path, Path::Tcp);
+        assert!(choice.reason.contains("no verbs: this host has no RDMA device"), "{}", choice.reason);
+        let near = choose(&Host::named("there"), &far, Some(Path::Verbs), &|| Ok(())).unwrap();
+        assert_eq!(near.path, Path::Verbs, "on one host, too, if it is required");
+        let error = choose(&here, &far, Some(Path::Verbs), &no_rdma).unwrap_err().to_string();
+        assert!(
+            error.ends_with("over verbs, which is required: no verbs: this host has no RDMA device"),
+            "{error}"
+        );
+        let asked = || -> Result<(), String> { panic!("asked in vain") };
+        choose(&here, &member("there", &["10.0.0.1:7"]), None, &asked).unwrap();
+    }
+
+    #[test]
     fn what_is_required_is_taken_or_is_an_error() {
         let near = member("here", &["10.0.0.1:7", "@x"]);
         let here = Host::named("here");
-        assert_eq!(choose(&here, &near, Some(Path::Tcp)).unwrap().path, Path::Tcp);
-        let error = choose(&Host::named("there"), &near, Some(Path::Shm)).unwrap_err().to_string();
+        assert_eq!(choose(&here, &near, Some(Path::Tcp), &no_rdma).unwrap().path, Path::Tcp);
+        let error = choose(&Host::named("there"), &near, Some(Path::Shm), &no_rdma).unwrap_err().to_string();
         assert!(error.contains("cannot reach the server 0 on here over shm, which is required"), "{error}");
-        assert!(choose(&here, &near, Some(Path::Verbs)).unwrap_err().to_string().contains("no verbs"));
-        let error = choose(&Host::named("there"), &member("here", &["@x"]), None).unwrap_err().to_string();
+        let error = choose(&here, &near, Some(Path::Verbs), &no_rdma).unwrap_err().to_string();
+        assert!(error.contains("over verbs, which is required: no verbs: it has no RDMA"), "{error}");
+        let error =
+            choose(&Host::named("there"), &member("here", &["@x"]), None, &no_rdma).unwrap_err().to_string();
         assert!(error.contains("at all") && error.contains("it listens at no port"), "{error}");
     }
 }

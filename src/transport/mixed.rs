@@ -1,12 +1,14 @@
-//! Shared memory and TCP side by side: a listener that is reached over both, and peers each over the one that fits.
+//! Shared memory, RDMA and TCP side by side: a listener that is reached over all of them, and peers each over the one
+//! that fits.
 //!
-//! The address says which: [`Address::Tcp`] is TCP, names and paths are shared memory, and [`Address::Several`] is for
-//! listening at more than one.
+//! The address says which: [`Address::Tcp`] is TCP, [`Address::Verbs`] is RDMA, names and paths are shared memory, and
+//! [`Address::Several`] is for listening at more than one.
 
 use std::task::Poll;
 
-use super::shm::{Shm, ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
+use super::shm::{self, Shm, ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
 use super::tcp::{Tcp, TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
+use super::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsIncoming, VerbsListener};
 use super::{
     Address, AtomicDomain, Beacon, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, Incoming,
     Listener, Offer, PostError, Received, RegisterError, Transport, WorkCompletion, WorkRequest,
@@ -14,17 +16,32 @@ use super::{
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::Instant;
 
-/// Shared memory on one host, TCP between hosts. Memory is of the kind that both can serve.
+/// Shared memory on one host, RDMA or TCP between hosts. Memory is of the kind that all can serve.
 #[derive(Clone, Debug, Default)]
 pub struct Mixed {
     shm: Shm,
     tcp: Tcp,
+    verbs: Option<Verbs>,
 }
 
 impl Mixed {
-    /// Puts both side by side.
+    /// Puts both side by side, without RDMA.
     pub fn new(shm: Shm, tcp: Tcp) -> Mixed {
-        Mixed { shm, tcp }
+        Mixed { shm, tcp, verbs: None }
+    }
+
+    /// The same with RDMA beside them.
+    pub fn with_verbs(self, verbs: Verbs) -> Mixed {
+        Mixed { verbs: Some(verbs), ..self }
+    }
+
+    fn verbs(&self, operation: &'static str, address: &Address) -> Result<&Verbs, ConnectError> {
+        self.verbs.as_ref().ok_or_else(|| ConnectError::WrongAddress {
+            operation,
+            address: address.clone(),
+            transport: "shm and tcp",
+            takes: "@NAME, a path or IP:PORT, as no RDMA device was opened",
+        })
     }
 }
 
@@ -35,22 +52,36 @@ impl Transport for Mixed {
 
     fn capabilities(&self) -> Capabilities {
         let (shm, tcp) = (self.shm.capabilities(), self.tcp.capabilities());
+        let verbs = self.verbs.as_ref().map(Transport::capabilities);
         Capabilities {
             name: "mixed",
-            queue_depth: shm.queue_depth.min(tcp.queue_depth),
-            max_request_bytes: shm.max_request_bytes.min(tcp.max_request_bytes),
-            // Both carry atomics out on the target's CPUs.
-            atomics: AtomicDomain::Host,
+            queue_depth: verbs
+                .map_or(usize::MAX, |it| it.queue_depth)
+                .min(shm.queue_depth)
+                .min(tcp.queue_depth),
+            max_request_bytes: verbs
+                .map_or(usize::MAX, |it| it.max_request_bytes)
+                .min(shm.max_request_bytes)
+                .min(tcp.max_request_bytes),
+            // Shared memory and TCP carry atomics out on the target's CPUs, which those of a device do not know of.
+            atomics: if verbs.is_some() { AtomicDomain::None } else { AtomicDomain::Host },
             in_place: false,
         }
     }
 
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
-        self.shm.register(memory, access)
+        match &self.verbs {
+            // What a device knows serves the others as well.
+            Some(verbs) => {
+                shm::check_shareable(&memory, access)?;
+                verbs.register(memory, access)
+            }
+            None => self.shm.register(memory, access),
+        }
     }
 
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
-        self.shm.allocate(bytes, access)
+        self.register(shm::memory_for(bytes, access)?, access)
     }
 
     fn listen(&self, address: &Address) -> Result<MixedListener, ConnectError> {
@@ -58,28 +89,40 @@ impl Transport for Mixed {
             Address::Several(addresses) => addresses.as_slice(),
             one => std::slice::from_ref(one),
         };
-        let mut listener = MixedListener { shm: Vec::new(), tcp: Vec::new() };
+        let mut listener = MixedListener { shm: Vec::new(), tcp: Vec::new(), verbs: Vec::new() };
         for address in addresses {
             match address {
                 Address::Tcp(_) => listener.tcp.push(self.tcp.listen(address)?),
+                Address::Verbs(_) => {
+                    listener.verbs.push(self.verbs("listen", address)?.listen(address)?);
+                }
                 _ => listener.shm.push(self.shm.listen(address)?),
             }
         }
         Ok(listener)
     }
 
+    fn trespasses(&self) -> u64 {
+        self.tcp.trespasses() + self.verbs.as_ref().map_or(0, Transport::trespasses)
+    }
+
     fn connect(&self, address: &Address, offer: Offer) -> Result<MixedConnecting, ConnectError> {
         match address {
             Address::Tcp(_) => self.tcp.connect(address, offer).map(MixedConnecting::Tcp),
+            Address::Verbs(_) => {
+                let verbs = self.verbs("connect", address)?;
+                verbs.connect(address, offer).map(|made| MixedConnecting::Verbs(Box::new(made)))
+            }
             _ => self.shm.connect(address, offer).map(MixedConnecting::Shm),
         }
     }
 }
 
-/// Where peers arrive over both.
+/// Where peers arrive over all of them.
 pub struct MixedListener {
     shm: Vec<ShmListener>,
     tcp: Vec<TcpListener>,
+    verbs: Vec<VerbsListener>,
 }
 
 impl Listener for MixedListener {
@@ -88,23 +131,32 @@ impl Listener for MixedListener {
 
     fn address(&self) -> Address {
         let shm = self.shm.iter().map(Listener::address);
-        let mut addresses: Vec<_> = shm.chain(self.tcp.iter().map(Listener::address)).collect();
+        let mut addresses: Vec<_> = shm
+            .chain(self.verbs.iter().map(Listener::address))
+            .chain(self.tcp.iter().map(Listener::address))
+            .collect();
         if addresses.len() == 1 { addresses.remove(0) } else { Address::Several(addresses) }
     }
 
     fn poll(&mut self, now: Instant) -> Option<MixedIncoming> {
         let shm = self.shm.iter_mut().find_map(|listener| listener.poll(now)).map(MixedIncoming::Shm);
-        shm.or_else(|| self.tcp.iter_mut().find_map(|listener| listener.poll(now)).map(MixedIncoming::Tcp))
+        shm.or_else(|| {
+            let incoming = self.verbs.iter_mut().find_map(|listener| listener.poll(now));
+            incoming.map(|incoming| MixedIncoming::Verbs(Box::new(incoming)))
+        })
+        .or_else(|| self.tcp.iter_mut().find_map(|listener| listener.poll(now)).map(MixedIncoming::Tcp))
     }
 }
 
-/// A peer that has said its part, over one of both.
+/// A peer that has said its part, over one of them.
 #[expect(clippy::large_enum_variant, reason = "it lives for the moment of being greeted")]
 pub enum MixedIncoming {
     /// Over shared memory.
     Shm(ShmIncoming),
     /// Over TCP.
     Tcp(TcpIncoming),
+    /// By RDMA.
+    Verbs(Box<VerbsIncoming>),
 }
 
 impl Incoming for MixedIncoming {
@@ -114,6 +166,7 @@ impl Incoming for MixedIncoming {
         match self {
             MixedIncoming::Shm(incoming) => incoming.received(),
             MixedIncoming::Tcp(incoming) => incoming.received(),
+            MixedIncoming::Verbs(incoming) => incoming.received(),
         }
     }
 
@@ -121,6 +174,9 @@ impl Incoming for MixedIncoming {
         match self {
             MixedIncoming::Shm(incoming) => incoming.accept(offer).map(MixedEndpoint::Shm),
             MixedIncoming::Tcp(incoming) => incoming.accept(offer).map(MixedEndpoint::Tcp),
+            MixedIncoming::Verbs(incoming) => {
+                incoming.accept(offer).map(|endpoint| MixedEndpoint::Verbs(Box::new(endpoint)))
+            }
         }
     }
 
@@ -128,16 +184,19 @@ impl Incoming for MixedIncoming {
         match self {
             MixedIncoming::Shm(incoming) => incoming.refuse(reason),
             MixedIncoming::Tcp(incoming) => incoming.refuse(reason),
+            MixedIncoming::Verbs(incoming) => incoming.refuse(reason),
         }
     }
 }
 
-/// A connection in the making over one of both.
+/// A connection in the making over one of them.
 pub enum MixedConnecting {
     /// Over shared memory.
     Shm(ShmConnecting),
     /// Over TCP.
     Tcp(TcpConnecting),
+    /// By RDMA.
+    Verbs(Box<VerbsConnecting>),
 }
 
 impl Connecting for MixedConnecting {
@@ -151,16 +210,21 @@ impl Connecting for MixedConnecting {
             MixedConnecting::Tcp(connecting) => connecting
                 .poll(now)
                 .map(|result| result.map(|(endpoint, received)| (MixedEndpoint::Tcp(endpoint), received))),
+            MixedConnecting::Verbs(connecting) => connecting.poll(now).map(|result| {
+                result.map(|(endpoint, received)| (MixedEndpoint::Verbs(Box::new(endpoint)), received))
+            }),
         }
     }
 }
 
-/// One connected peer, over one of both.
+/// One connected peer, over one of them.
 pub enum MixedEndpoint {
     /// Over shared memory.
     Shm(ShmEndpoint),
     /// Over TCP.
     Tcp(TcpEndpoint),
+    /// By RDMA.
+    Verbs(Box<VerbsEndpoint>),
 }
 
 impl Endpoint for MixedEndpoint {
@@ -169,6 +233,7 @@ impl Endpoint for MixedEndpoint {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.post(batch),
             MixedEndpoint::Tcp(endpoint) => endpoint.post(batch),
+            MixedEndpoint::Verbs(endpoint) => endpoint.post(batch),
         }
     }
 
@@ -177,6 +242,7 @@ impl Endpoint for MixedEndpoint {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.poll(),
             MixedEndpoint::Tcp(endpoint) => endpoint.poll(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.poll(),
         }
     }
 
@@ -184,6 +250,7 @@ impl Endpoint for MixedEndpoint {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.check(),
             MixedEndpoint::Tcp(endpoint) => endpoint.check(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.check(),
         }
     }
 
@@ -191,6 +258,7 @@ impl Endpoint for MixedEndpoint {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.map(remote),
             MixedEndpoint::Tcp(endpoint) => endpoint.map(remote),
+            MixedEndpoint::Verbs(endpoint) => endpoint.map(remote),
         }
     }
 
@@ -198,6 +266,7 @@ impl Endpoint for MixedEndpoint {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.transport(),
             MixedEndpoint::Tcp(endpoint) => endpoint.transport(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.transport(),
         }
     }
 
@@ -205,6 +274,7 @@ impl Endpoint for MixedEndpoint {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.beacon(word),
             MixedEndpoint::Tcp(endpoint) => endpoint.beacon(word),
+            MixedEndpoint::Verbs(endpoint) => endpoint.beacon(word),
         }
     }
 }

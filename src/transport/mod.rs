@@ -128,6 +128,12 @@ pub trait Transport: Send + Sync + 'static {
     /// Begins to listen at `address`.
     fn listen(&self, address: &Address) -> Result<Self::Listener, ConnectError>;
 
+    /// How often peers have reached for memory that they were not granted, as far as this side was told. Each time it
+    /// was the end of their connection. Always 0 where a processor carries requests out without asking.
+    fn trespasses(&self) -> u64 {
+        0
+    }
+
     /// Begins to connect to a listener, saying and granting `offer`. Never blocks; poll the result.
     fn connect(&self, address: &Address, offer: Offer) -> Result<Self::Connecting, ConnectError>;
 }

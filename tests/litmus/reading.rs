@@ -40,7 +40,7 @@ pub(crate) fn check_floats(bytes: &[u8], version: Version) {
 
 /// What was read so far; says so every few seconds.
 pub(crate) struct Tally {
-    what: &'static str,
+    what: String,
     wanted: u64,
     pulls: u64,
     bytes: u64,
@@ -53,9 +53,9 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn new(what: &'static str, wanted: u64) -> Tally {
+    pub(crate) fn new(what: impl Into<String>, wanted: u64) -> Tally {
         let now = Instant::now();
-        let newest = Version(0);
+        let (what, newest) = (what.into(), Version(0));
         Tally { what, wanted, pulls: 0, bytes: 0, retries: 0, newest, versions: 0, begun: now, said: now }
     }
 

@@ -13,8 +13,10 @@ use slackline::node::{
 };
 use slackline::scheme::Config;
 use slackline::table::{ElementType, Table};
+use slackline::transport::mixed::Mixed;
 use slackline::transport::shm::Shm;
 use slackline::transport::tcp::Tcp;
+use slackline::transport::verbs::{Verbs, VerbsOptions};
 use slackline::transport::{Address, Transport};
 
 /// How long a single wait may take.
@@ -26,9 +28,15 @@ const SECOND: &str = "SLACKLINE_LITMUS_SECOND";
 /// What the second process says before its address.
 const AT: &str = "litmus: listens at ";
 
-/// TCP as both processes speak it, on one host or on two.
-pub(crate) fn tcp() -> Tcp {
-    Tcp::with_secret(Secret::from_text("both processes know this", "this test").unwrap())
+/// What both processes speak to reach such an address, on one host or on two.
+pub(crate) fn transport_for(address: &Address) -> Mixed {
+    let secret = Secret::from_text("both processes know this", "this test").unwrap();
+    let mixed = Mixed::new(Shm::new(), Tcp::with_secret(secret.clone()));
+    if !matches!(address, Address::Verbs(_)) {
+        return mixed;
+    }
+    let options = VerbsOptions { secret: Some(secret), ..VerbsOptions::default() };
+    mixed.with_verbs(Verbs::open(options).unwrap_or_else(|error| panic!("this litmus needs RDMA: {error}")))
 }
 
 /// Past the test harness, which keeps what `println!` says to itself.
@@ -120,7 +128,7 @@ impl Spec {
 
     fn write(&self) {
         match self.address {
-            Address::Tcp(_) => self.write_over(&tcp()),
+            Address::Tcp(_) | Address::Verbs(_) => self.write_over(&transport_for(&self.address)),
             _ => self.write_over(&Shm::new()),
         }
     }

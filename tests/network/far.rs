@@ -43,6 +43,10 @@ impl<T: Transport> Transport for Far<T> {
         self.transport.allocate(bytes, access)
     }
 
+    fn trespasses(&self) -> u64 {
+        self.transport.trespasses()
+    }
+
     fn listen(&self, address: &Address) -> Result<T::Listener, ConnectError> {
         within(self.hosts.map(|hosts| hosts[0]), || self.transport.listen(address))
     }

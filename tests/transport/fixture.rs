@@ -24,6 +24,8 @@ pub(crate) trait Fixture: 'static {
     const ROUNDS: u64 = 100_000;
     /// False where keys are handed out that open something on other connections, too, as some devices do.
     const KEYS_ARE_OF_ONE_CONNECTION: bool = true;
+    /// False where nobody tells that a peer reached for what it was not granted.
+    const TRESPASSES_ARE_COUNTED: bool = true;
     fn transport() -> Self::Transport;
     /// An address that nobody listens at.
     fn address() -> Address;

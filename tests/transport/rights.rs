@@ -26,6 +26,10 @@ fn only_the_offender_suffers<F: Fixture>(
     assert_eq!(target.region.as_volatile().load_u64(0), 77, "the memory is as it was");
     assert_eq!(target.region.as_volatile().load_u64(8), 88);
     wait_until_gone(&mut offender.endpoint);
+    if F::TRESPASSES_ARE_COUNTED {
+        wait_until_gone(&mut offender.server);
+        assert_eq!(target.transport.trespasses(), 1);
+    }
     let request = WorkRequest::signalled(1, allowed(&target, offender.remote));
     let error = offender.endpoint.post(&[request]).unwrap_err();
     assert!(matches!(error, PostError::Disconnected(_)), "{error}");

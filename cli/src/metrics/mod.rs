@@ -108,6 +108,8 @@ pub struct ServerMetrics {
     pub left: u64,
     /// Peers that were turned away.
     pub refused: u64,
+    /// How often peers reached for memory that they were not granted, which ended their connections.
+    pub trespasses: u64,
     /// Gradients that were folded in, in all lives of the server that its checkpoint tells of.
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
@@ -138,6 +140,7 @@ impl From<ServerStatus> for ServerMetrics {
             joined: status.joined,
             left: status.left,
             refused: status.refused,
+            trespasses: status.trespasses,
             folded: status.folded,
             dropped: status.dropped,
             gradients: status.gradients,

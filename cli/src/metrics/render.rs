@@ -110,6 +110,11 @@ fn of_server(server: &ServerMetrics) -> Vec<Family> {
         counter("slackline_workers_joined_total", "Workers that ever joined.", server.joined),
         counter("slackline_workers_left_total", "Workers that left or were evicted.", server.left),
         counter("slackline_peers_refused_total", "Peers that were turned away.", server.refused),
+        counter(
+            "slackline_trespasses_total",
+            "Times that peers reached for memory that they were not granted.",
+            server.trespasses,
+        ),
         counter("slackline_gradients_folded_total", "Gradients that were folded in.", server.folded),
         counter(
             "slackline_gradients_dropped_total",

@@ -65,7 +65,7 @@ pub use listener::{ShmIncoming, ShmListener};
 pub(crate) use wire::{fuzz_handshake, handshake_samples};
 
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport};
-use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
+use crate::mem::{Access, HostMemory, LocalKey, MemoryError, MemoryRegion};
 
 /// Completions that an endpoint holds until they are polled, unless [`Shm::with_queue_depth`] says otherwise.
 const QUEUE_DEPTH: usize = 1024;
@@ -114,16 +114,12 @@ impl Transport for Shm {
     }
 
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
-        if !access.is_local() && memory.shared_file().is_none() {
-            return Err(RegisterError::NotShareable { transport: NAME, use_instead: "HostMemory::shared" });
-        }
+        check_shareable(&memory, access)?;
         Ok(MemoryRegion::new(memory, access, LocalKey::NONE, ()))
     }
 
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
-        let memory =
-            if access.is_local() { HostMemory::anonymous(bytes)? } else { HostMemory::shared(bytes)? };
-        self.register(memory, access)
+        self.register(memory_for(bytes, access)?, access)
     }
 
     fn listen(&self, address: &Address) -> Result<ShmListener, ConnectError> {
@@ -135,6 +131,19 @@ impl Transport for Shm {
         takes("connect", address)?;
         ShmConnecting::new(address, &offer, self.queue_depth, self.user)
     }
+}
+
+/// Whether peers on this host could reach it as `access` allows.
+pub(super) fn check_shareable(memory: &HostMemory, access: Access) -> Result<(), RegisterError> {
+    if !access.is_local() && memory.shared_file().is_none() {
+        return Err(RegisterError::NotShareable { transport: NAME, use_instead: "HostMemory::shared" });
+    }
+    Ok(())
+}
+
+/// Memory of the kind that peers on this host can reach as `access` allows.
+pub(super) fn memory_for(bytes: usize, access: Access) -> Result<HostMemory, MemoryError> {
+    if access.is_local() { HostMemory::anonymous(bytes) } else { HostMemory::shared(bytes) }
 }
 
 fn takes(operation: &'static str, address: &Address) -> Result<(), ConnectError> {

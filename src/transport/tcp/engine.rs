@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -73,6 +73,8 @@ pub(super) struct Shared {
     pub(super) expected: Mutex<HashMap<Ticket, Expected>>,
     wake: OwnedFd,
     stop: AtomicBool,
+    /// Requests of peers that were refused.
+    trespasses: Arc<AtomicU64>,
 }
 
 /// The progress thread, as its owners hold it.
@@ -83,7 +85,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn start() -> io::Result<Engine> {
+    pub(super) fn start(trespasses: Arc<AtomicU64>) -> io::Result<Engine> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
@@ -92,6 +94,7 @@ impl Engine {
             expected: Mutex::default(),
             wake,
             stop: AtomicBool::new(false),
+            trespasses,
         });
         let progress = Progress { shared: Arc::clone(&shared), epoll, sources: Vec::new(), free: Vec::new() };
         let named = std::thread::Builder::new().name("slackline-tcp".into());
@@ -323,7 +326,8 @@ impl Progress {
 
     fn serve(&mut self, socket: Socket, connection: Arc<Connection>) {
         if connection.over().is_none() {
-            self.add(Source::Lane(Target::new(socket, connection)), epoll::EventFlags::IN);
+            let target = Target::new(socket, connection, Arc::clone(&self.shared.trespasses));
+            self.add(Source::Lane(target), epoll::EventFlags::IN);
         }
     }
 

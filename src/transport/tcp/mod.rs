@@ -77,6 +77,7 @@ mod wire;
 mod tests;
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 pub use connecting::TcpConnecting;
@@ -104,6 +105,7 @@ pub struct Tcp {
     secret: Option<Secret>,
     /// The progress thread, once somebody needed it.
     engine: Arc<Mutex<Option<Arc<Engine>>>>,
+    trespasses: Arc<AtomicU64>,
 }
 
 impl Default for Tcp {
@@ -115,7 +117,7 @@ impl Default for Tcp {
 impl Tcp {
     /// TCP between processes of one host, over its loopback addresses, with queues of 1024.
     pub fn new() -> Self {
-        Tcp { queue_depth: QUEUE_DEPTH, secret: None, engine: Arc::default() }
+        Tcp { queue_depth: QUEUE_DEPTH, secret: None, engine: Arc::default(), trespasses: Arc::default() }
     }
 
     /// TCP between all who know `secret`, on whatever host they are.
@@ -134,7 +136,7 @@ impl Tcp {
         if let Some(running) = engine.as_ref().filter(|engine| !engine.is_inherited()) {
             return Ok(Arc::clone(running));
         }
-        let started = Engine::start().map_err(|source| ConnectError::System {
+        let started = Engine::start(Arc::clone(&self.trespasses)).map_err(|source| ConnectError::System {
             operation,
             address: address.clone(),
             source,
@@ -185,6 +187,10 @@ impl Transport for Tcp {
     fn listen(&self, address: &Address) -> Result<TcpListener, ConnectError> {
         let socket = takes("listen", address)?;
         TcpListener::new(socket, self.engine("listen", address)?, self.terms(), self.queue_depth)
+    }
+
+    fn trespasses(&self) -> u64 {
+        self.trespasses.load(Ordering::Relaxed)
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<TcpConnecting, ConnectError> {

@@ -5,7 +5,7 @@
 //! read.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::check::{Place, check};
@@ -70,6 +70,8 @@ enum State {
 pub(super) struct Target {
     socket: Socket,
     connection: Arc<Connection>,
+    /// Counts what is refused.
+    trespasses: Arc<AtomicU64>,
     state: State,
     /// Sequence of the last request that began.
     sequence: u64,
@@ -84,10 +86,11 @@ pub(super) struct Target {
 }
 
 impl Target {
-    pub(super) fn new(socket: Socket, connection: Arc<Connection>) -> Target {
+    pub(super) fn new(socket: Socket, connection: Arc<Connection>, trespasses: Arc<AtomicU64>) -> Target {
         Target {
             socket,
             connection,
+            trespasses,
             state: State::Header,
             sequence: 0,
             to_tell: None,
@@ -344,6 +347,7 @@ impl Target {
     }
 
     fn refuse(&mut self) {
+        self.trespasses.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(
             connection = self.connection.id,
             "refused a request of a tcp peer: unknown key, range outside of the grant, or a right that was not granted"

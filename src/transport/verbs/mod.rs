@@ -118,6 +118,10 @@ pub struct VerbsOptions {
     /// This process's place among those of its job on this host: of several devices that are equally good each place
     /// takes another.
     pub place: usize,
+    /// The number of the first packet of each connection, modulo 2^24; random if none is given. For tests: numbers wrap
+    /// around.
+    #[doc(hidden)]
+    pub first_packet: Option<u32>,
     /// What all peers know; without one only peers on this host are let in.
     pub secret: Option<Secret>,
 }
@@ -133,6 +137,7 @@ impl Default for VerbsOptions {
             inline_bytes: INLINE_BYTES,
             peer: None,
             place: 0,
+            first_packet: None,
             secret: None,
         }
     }
@@ -156,6 +161,7 @@ struct Shared {
     mtu: u16,
     queue_depth: usize,
     inline_bytes: u32,
+    first_packet: Option<u32>,
     atomics: AtomicDomain,
     /// What went wrong when they were tried.
     atomics_fault: Option<String>,
@@ -196,6 +202,7 @@ impl Verbs {
             gid_index: options.gid_index,
             queue_depth,
             inline_bytes: options.inline_bytes,
+            first_packet: options.first_packet,
             atomics: AtomicDomain::None,
             atomics_fault: None,
             secret: options.secret,
@@ -255,12 +262,6 @@ impl Verbs {
     pub fn atomics_fault(&self) -> Option<&str> {
         self.shared.atomics_fault.as_deref()
     }
-
-    /// How often peers have reached for memory that they were not granted, as far as this side was told. Each time it
-    /// was the end of their connection.
-    pub fn trespasses(&self) -> u64 {
-        self.shared.trespasses.load(Ordering::Relaxed)
-    }
 }
 
 impl Shared {
@@ -281,7 +282,7 @@ impl Shared {
 
     /// A queue pair to post on, with what it takes.
     fn initiator(&self, depth: usize) -> io::Result<Initiator> {
-        let pair = QueuePair::new(&self.domain, depth as u32, self.inline_bytes)?;
+        let pair = QueuePair::new(&self.domain, depth as u32, self.inline_bytes, self.first_packet)?;
         let memory = HostMemory::anonymous(Initiator::cells_bytes(depth)).map_err(io::Error::other)?;
         let cells = self.register(memory, Access::LOCAL)?;
         let piece = self.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize;
@@ -418,6 +419,10 @@ impl Transport for Verbs {
 
     fn listen(&self, address: &Address) -> Result<VerbsListener, ConnectError> {
         VerbsListener::new(&self.shared, takes("listen", address)?)
+    }
+
+    fn trespasses(&self) -> u64 {
+        self.shared.trespasses.load(Ordering::Relaxed)
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<VerbsConnecting, ConnectError> {

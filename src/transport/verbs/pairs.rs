@@ -61,7 +61,7 @@ impl Serving {
             return Ok(None);
         }
         let domain = ProtectionDomain::new(&shared.device)?;
-        let (data, pulse) = (QueuePair::new(&domain, 0, 0)?, QueuePair::new(&domain, 0, 0)?);
+        let (data, pulse) = (QueuePair::new(&domain, 0, 0, None)?, QueuePair::new(&domain, 0, 0, None)?);
         let grant = |slice: LocalSlice| {
             let access = slice.region().access();
             // Peers name bytes by their offset in the region: no address of this process ever travels.

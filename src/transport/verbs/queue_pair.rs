@@ -82,13 +82,16 @@ pub(super) struct Path {
 }
 
 impl QueuePair {
-    /// A new one with room for `depth` requests. `depth` 0 is for one that only serves.
+    /// A new one with room for `depth` requests. `depth` 0 is for one that only serves. Its first packet has a random
+    /// number unless one is given.
     pub(super) fn new(
         domain: &Arc<ProtectionDomain>,
         depth: u32,
         inline_bytes: u32,
+        first_packet: Option<u32>,
     ) -> io::Result<QueuePair> {
-        let first_packet = getrandom::u32().map_err(|error| io::Error::other(error.to_string()))? & 0xFF_FFFF;
+        let random = || getrandom::u32().map_err(|error| io::Error::other(error.to_string()));
+        let first_packet = first_packet.map_or_else(random, Ok)? & 0xFF_FFFF;
         let (library, depth) = (domain.device.library, depth.max(1));
         let completions = CompletionQueue::new(&domain.device, depth)?;
         let mut attributes = sys::ibv_qp_init_attr {

@@ -60,10 +60,10 @@ pub(super) const RUNS: &[Run] = &[
     },
     Run {
         name: "verbs",
-        about: "the transport contract over RDMA",
+        about: "the transport contract, the torn-read litmus and what can go wrong, by RDMA in one guest",
         guests: Guests::One,
-        job: Job::Tests { build: &["-p", "slackline", "--test", "verbs"], filters: &["verbs::"] },
-        timeout: Duration::from_secs(150),
+        job: Job::Tests { build: &["-p", "slackline", "--test", "verbs"], filters: &["verbs::", "rdma"] },
+        timeout: Duration::from_secs(240),
     },
     Run {
         name: "doctor",
@@ -81,6 +81,16 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::Two,
         job: Job::Script,
         timeout: Duration::from_secs(120),
+    },
+    Run {
+        name: "verbs-apart",
+        about: "the contract and the litmus by RDMA between two guests",
+        guests: Guests::Two,
+        job: Job::Tests {
+            build: &["-p", "slackline", "--test", "verbs"],
+            filters: &["across_processes", "from_two_processes", "a_killed_process", "by_rdma"],
+        },
+        timeout: Duration::from_secs(240),
     },
     Run {
         name: "loss",

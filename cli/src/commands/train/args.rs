@@ -200,11 +200,13 @@ Exit codes: 0 trained (a warning tells of workers that were lost on the way), 1 
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Transport {
-    /// The best that a pair of processes has: shared memory on one host, TCP between hosts
+    /// The best that a pair of processes has: shared memory on one host, RDMA between hosts that have it, TCP
+    /// otherwise
     Auto,
     /// Shared memory
     Shm,
-    /// RDMA
+    /// RDMA (InfiniBand, RoCE); on each host SLACKLINE_RDMA_DEVICE, SLACKLINE_RDMA_PORT, SLACKLINE_RDMA_GID_INDEX and
+    /// SLACKLINE_RDMA_MTU overrule what is chosen
     Verbs,
     /// TCP
     Tcp,

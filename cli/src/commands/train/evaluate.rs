@@ -11,7 +11,7 @@ use slackline::transport::Address;
 use slackline_cli::model::Evaluation;
 
 use super::Event;
-use super::fabric::{Fabric, fabric};
+use super::fabric::Fabric;
 use super::plan::Plan;
 use crate::failure::Failure;
 
@@ -64,13 +64,13 @@ impl Evaluator {
     pub(super) fn start(
         places: Places,
         plan: &Plan,
+        fabric: Fabric,
         events: SyncSender<Event>,
     ) -> Result<Evaluator, Failure> {
         let (commands, orders) = mpsc::channel();
         let (spec, split, timeout) = (plan.spec.clone(), Arc::clone(&plan.split), plan.timeout);
         let parameters = spec.parameters();
         let gather = if plan.servers > 0 { Gather::Shards } else { Gather::Copies };
-        let fabric = fabric(plan.job.secret.as_ref());
         let at_most = if plan.target.is_some() { MEASURE_EVERY } else { EVALUATE_EVERY };
         let body = move || {
             let mut readers = Readers { places, fabric, gather, parameters, readers: Vec::new() };
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_copy_of_another_length_is_left_out_like_one_that_cannot_be_read() {
-        let fabric = fabric(None);
+        let fabric = super::super::fabric::Ways::new(None, None, 0).fabric();
         let publisher = |elements: u64| {
             let table = Table::flat(elements, ElementType::F32).unwrap();
             let options = PublisherOptions::default();

@@ -163,7 +163,7 @@ impl Job {
         match require {
             Some(path) => vec![path],
             None if self.is_local() => vec![Path::Shm],
-            None => vec![Path::Shm, Path::Tcp],
+            None => vec![Path::Shm, Path::Verbs, Path::Tcp],
         }
     }
 }

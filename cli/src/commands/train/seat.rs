@@ -2,7 +2,6 @@
 //! however long it computes.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use slackline::rendezvous::{
 use slackline::transport::Address;
 
 use super::Trouble;
+use super::fabric::Ways;
 use super::messages::{Body, Message, Order, PathTaken, Report, json, read};
 
 /// How often a worker tells how it is getting on.
@@ -38,9 +38,8 @@ pub(super) enum End {
 pub(super) struct Seat {
     shared: Arc<Shared>,
     pub(super) host: Host,
-    /// This host's address as the coordinator sees it.
-    pub(super) ip: IpAddr,
-    pub(super) secret: Option<Secret>,
+    /// What this process has to talk over.
+    pub(super) ways: Ways,
 }
 
 #[derive(Default)]
@@ -78,12 +77,14 @@ impl Seat {
         timeout: Duration,
     ) -> Result<Seat, Trouble> {
         let host = introduction.host.clone();
+        let (rank, place) = (introduction.rank, introduction.place);
         let membership = Membership::join(address, introduction, secret.clone(), timeout)?;
-        let ip = membership.local_address()?.ip();
+        let place = rank.or(place).map_or(0, |place| place as usize);
+        let ways = Ways::new(secret, Some(membership.local_address()?.ip()), place);
         let shared = Arc::new(Shared { wanted, ..Shared::default() });
         let kept = Arc::clone(&shared);
         std::thread::Builder::new().name("job".into()).spawn(move || keep(membership, &kept))?;
-        Ok(Seat { shared, host, ip, secret })
+        Ok(Seat { shared, host, ways })
     }
 
     /// The next order, within `timeout`.
@@ -114,7 +115,8 @@ impl Seat {
         members.sort_by_key(|member| member.place);
         let (mut addresses, mut taken) = (Vec::new(), Vec::new());
         for member in members {
-            let Choice { path, address, reason } = choose(&self.host, &member, require)?;
+            let Choice { path, address, reason } =
+                choose(&self.host, &member, require, &|| self.ways.rdma())?;
             let place = member.place;
             tracing::info!(%role, place, host = %member.host, %path, %address, reason, "chose a path");
             let (server, worker) = match role {

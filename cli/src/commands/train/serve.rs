@@ -6,7 +6,7 @@ use slackline::node::{Checkpoint, CheckpointOptions, Server, ServerOptions, Serv
 use slackline_cli::metrics::{NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics};
 
 use super::Trouble;
-use super::fabric::{Fabric, fabric, flatten, listen_at, path_of};
+use super::fabric::{Fabric, flatten, path_of};
 use super::messages::{Message, Order, ServeConfig, Status};
 use super::seat::{End, Seat};
 
@@ -99,8 +99,8 @@ fn start(seat: &Seat, config: ServeConfig, timeout: Duration) -> Result<Server<F
         checkpoint: file.clone().map(|path| CheckpointOptions { path, every }),
         ..ServerOptions::new(config.scheme, config.workers, config.learning_rate)
     };
-    let address = listen_at(&config.listen, seat.ip);
-    let fabric = fabric(seat.secret.as_ref());
+    let address = seat.ways.listen_at(&config.listen)?;
+    let fabric = seat.ways.fabric();
     let resume = config.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.resume);
     Ok(match file.filter(|file| resume && file.exists()) {
         Some(file) => {

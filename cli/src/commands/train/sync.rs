@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::Trouble;
 use super::compute::Computer;
-use super::fabric::{Fabric, fabric, flatten, listen_at};
+use super::fabric::{Fabric, flatten};
 use super::messages::{Message, PathTaken, Report, SyncConfig, WorkConfig};
 use super::seat::Seat;
 
@@ -57,13 +57,15 @@ impl<'a> Sync<'a> {
         };
         let groups = Groups::new(config.workers, group, partition)?;
         let initial = seat.values(computer.spec.parameters(), timeout)?;
-        let fabric = fabric(seat.secret.as_ref());
         let options = GroupOptions { checksums: config.checksums, run: sync.run, ..GroupOptions::default() };
-        let at = || listen_at(&sync.listen, seat.ip);
+        let at = || seat.ways.listen_at(&sync.listen);
+        let places = (at()?, at()?);
         let (rank, workers) = (config.worker, config.workers);
-        let listener = GroupMember::listen(fabric.clone(), &at(), rank, workers, initial.len(), options)?;
+        let listener =
+            GroupMember::listen(seat.ways.fabric(), &places.0, rank, workers, initial.len(), options)?;
         let memory = ShardOptions { checksums: config.checksums, ..ShardOptions::default() };
-        let mut publisher = Publisher::new(fabric, &at(), sync.table.clone(), PublisherOptions { memory })?;
+        let mut publisher =
+            Publisher::new(seat.ways.fabric(), &places.1, sync.table.clone(), PublisherOptions { memory })?;
         publish(&mut publisher, &initial, timeout)?;
         seat.announce(flatten(listener.address()));
         let (addresses, mut peers) = seat.reach(Role::Worker, config.workers, config.require, timeout)?;

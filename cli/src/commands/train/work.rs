@@ -12,7 +12,7 @@ use slackline_cli::model::{Batches, ModelSpec};
 
 use super::Trouble;
 use super::compute::{Computer, Pace};
-use super::fabric::{Fabric, fabric, path_of};
+use super::fabric::{Fabric, path_of};
 use super::messages::{Message, Order, Report, WorkConfig};
 use super::seat::{End, Seat};
 use super::sync::Sync;
@@ -54,7 +54,7 @@ pub(super) fn work(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -
         own_step: config.own_step,
         ..WorkerOptions::new(config.scheme)
     };
-    let mut worker = Worker::connect(fabric(seat.secret.as_ref()), &addresses, options, timeout)?;
+    let mut worker = Worker::connect(seat.ways.fabric(), &addresses, options, timeout)?;
     seat.say(Message::Joined(taken));
 
     end_with_the_job(seat)?;

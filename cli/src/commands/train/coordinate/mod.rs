@@ -6,12 +6,15 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use slackline::rendezvous::{Hub, HubEvent, HubOptions, Member, MemberId, Path, Role};
+use slackline::rendezvous::{
+    Choice, Host, Hub, HubEvent, HubOptions, Member, MemberId, Path, PathError, Role, choose,
+};
 use slackline::transport::Address;
 use slackline_cli::metrics::{self, NodeMetrics, PeerMetrics, PeerState, Registry};
 use slackline_cli::model::Evaluation;
 
 use super::evaluate::{Evaluator, Final, Judged, Places};
+use super::fabric::Ways;
 use super::job::{checkpoint_requests, serve_metrics};
 use super::messages::{
     Body, Message, Order, PathTaken, Report, ServeConfig, Status, SyncConfig, VALUES_PER_MESSAGE, WorkConfig,
@@ -123,6 +126,8 @@ struct Coordinator<'a> {
     /// Where the evaluator finds the servers.
     places: Places,
     metrics: Option<Registry>,
+    /// What this process reads the parameters over.
+    ways: Ways,
     measured: Instant,
     /// Somebody wants checkpoints now.
     wanted: Arc<AtomicBool>,
@@ -139,6 +144,10 @@ struct Coordinator<'a> {
 /// Runs the plan to its end. Whatever happens, no process is left when it returns.
 pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure> {
     let wanted = checkpoint_requests()?;
+    let ways = Ways::new(plan.job.secret.clone(), Some(plan.job.listen.ip()), 0);
+    if plan.require == Some(Path::Verbs) {
+        ways.rdma().map_err(Failure::failed)?;
+    }
     let (sender, events) = mpsc::sync_channel(256);
     let places =
         vec![(Role::Server, plan.servers as u32), (Role::Worker, plan.workers as u32), (Role::Reader, 0)];
@@ -170,6 +179,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         heard: Instant::now(),
     };
     let mut coordinator = Coordinator {
+        ways,
         plan,
         display,
         hub,
@@ -189,7 +199,12 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
     coordinator.start_servers()?;
     coordinator.start_workers()?;
     coordinator.tell_paths();
-    let evaluator = Evaluator::start(Arc::clone(&coordinator.places), plan, coordinator.sender.clone())?;
+    let evaluator = Evaluator::start(
+        Arc::clone(&coordinator.places),
+        plan,
+        coordinator.ways.fabric(),
+        coordinator.sender.clone(),
+    )?;
     let begun = Instant::now();
     coordinator.follow()?;
     let wall = begun.elapsed();
@@ -600,8 +615,7 @@ impl Coordinator<'_> {
 
     /// Where this process reaches a server.
     fn learn_address(&mut self, shard: usize, server: &Member) {
-        let own = slackline::rendezvous::Host::own();
-        match slackline::rendezvous::choose(&own, server, self.plan.require) {
+        match self.choose(server) {
             Ok(choice) => self.servers[shard].address = Some(choice.address),
             // Workers may reach it all the same, but nobody could bring the result home.
             Err(error) => tracing::warn!(%error, "cannot reach a server"),
@@ -612,11 +626,20 @@ impl Coordinator<'_> {
         }
     }
 
+    /// How this process reads what a member holds: by RDMA only if nothing else is allowed.
+    fn choose(&self, member: &Member) -> Result<Choice, PathError> {
+        let rdma = || match self.plan.require {
+            Some(Path::Verbs) => self.ways.rdma(),
+            _ => Err("a coordinator takes it only where it is required".into()),
+        };
+        choose(&Host::own(), member, self.plan.require, &rdma)
+    }
+
     /// Where this process reads a worker's own parameters.
     fn learn_place(&mut self, worker: usize, id: MemberId, addresses: Vec<Address>) {
         let member = self.hub.members().find(|member| member.id == id).cloned();
         let Some(member) = member.map(|member| Member { addresses, ..member }) else { return };
-        match slackline::rendezvous::choose(&slackline::rendezvous::Host::own(), &member, self.plan.require) {
+        match self.choose(&member) {
             Ok(choice) => self.workers[worker].address = Some(choice.address),
             Err(error) => tracing::warn!(%error, "cannot reach a worker"),
         }

@@ -1,8 +1,7 @@
-//! The same over TCP, on one host or between two: nobody's loads and stores reach the other's memory, a thread beside
-//! the writer reads it, and what it reads takes a while to arrive. Versions carry checksums.
+//! The same over a network, on one host or between two: nobody's loads and stores reach the other's memory, a thread or
+//! a device beside the writer reads it, and what it reads takes a while to arrive. Versions carry checksums.
 
 use std::io;
-use std::net::Ipv4Addr;
 use std::process::{Child, Command};
 use std::time::Instant;
 
@@ -13,25 +12,40 @@ use slackline::scheme::Config;
 use slackline::transport::Address;
 
 use super::reading::{Tally, all_are, check_floats, pull, pull_to, say};
-use super::writing::{Fill, Kind, Second, Spec, TIMEOUT, tcp};
+use super::writing::{Fill, Kind, Second, Spec, TIMEOUT, transport_for};
 
-/// Where the writer is. The reader is where it is.
+/// Frames of one size: bytes, how many frames, how many pulls. Versions are written faster than they travel: there are
+/// frames enough for one to stand still until it has arrived.
+pub(crate) type Size = (usize, u8, u64);
+
+/// Where the writer is, and how it is reached. The reader is where it is.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
-    pub(crate) listens_at: Ipv4Addr,
+    pub(crate) listens_at: fn() -> Address,
     pub(crate) start: fn(&mut Command) -> io::Result<Child>,
+    pub(crate) sizes: &'static [Size],
+    /// How many frames are followed, and pushed.
+    pub(crate) steps: u64,
 }
 
 impl Place {
     fn spec(self, bytes: usize, fill: Fill) -> Spec {
-        let address = Address::Tcp((self.listens_at, 0).into());
-        Spec { address, checksums: true, ..Spec::publisher(bytes, fill) }
+        Spec { address: (self.listens_at)(), checksums: true, ..Spec::publisher(bytes, fill) }
+    }
+
+    fn name(self) -> &'static str {
+        if matches!((self.listens_at)(), Address::Verbs(_)) { "RDMA" } else { "TCP" }
     }
 }
 
+/// What is read over TCP, in a few minutes.
+#[allow(dead_code, reason = "one test binary of three has no TCP")]
+pub(crate) const TCP_SIZES: &[Size] =
+    &[(64, 3, 10_000), (64 << 10, 3, 10_000), (4 << 20, 8, 200), (64 << 20, 8, 20)];
+
 /// So many times as many pulls.
 fn times(pulls: u64) -> u64 {
-    pulls * std::env::var("SLACKLINE_LITMUS_TCP").map_or(1, |text| text.parse().expect("a number"))
+    pulls * std::env::var("SLACKLINE_LITMUS_TIMES").map_or(1, |text| text.parse().expect("a number"))
 }
 
 fn checked() -> ReaderOptions {
@@ -41,18 +55,12 @@ fn checked() -> ReaderOptions {
 }
 
 pub(crate) fn pulls_are_whole_of_every_size(claim: &str, place: Place) {
-    // Versions are written faster than they travel: frames enough for one to stand still until it has arrived.
-    for (what, bytes, frames, pulls) in [
-        ("64 bytes over TCP", 64, 3, 10_000),
-        ("64 KiB over TCP", 64 << 10, 3, 10_000),
-        ("4 MiB over TCP", 4 << 20, 8, 200),
-        ("64 MiB over TCP", 64 << 20, 8, 20),
-    ] {
-        let mut tally = Tally::new(what, times(pulls));
+    for (bytes, frames, pulls) in place.sizes.iter().copied() {
+        let mut tally = Tally::new(format!("{bytes} bytes over {}", place.name()), times(pulls));
         for fill in [Fill::Cached, Fill::Streaming] {
             let spec = Spec { frames, ..place.spec(bytes, fill) };
             let writer = Second::start(claim, &spec, place.start);
-            let mut reader = writer.reader(tcp(), checked());
+            let mut reader = writer.reader(transport_for(&writer.address), checked());
             tally.next_writer();
             for _ in 0..times(pulls) / 2 {
                 // Small ones are read over and over while the writer works on the next; of large ones each is new.
@@ -69,9 +77,9 @@ pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, place: Place) {
     let writer = Second::start(claim, &spec, place.start);
     let mut options = checked();
     options.pull.follow = true;
-    let mut reader = writer.reader(tcp(), options);
-    let mut tally = Tally::new("frames followed over TCP", times(5_000));
-    for _ in 0..times(5_000) {
+    let mut reader = writer.reader(transport_for(&writer.address), options);
+    let mut tally = Tally::new(format!("frames followed over {}", place.name()), times(place.steps));
+    for _ in 0..times(place.steps) {
         if tally.is_late() {
             break;
         }
@@ -89,10 +97,10 @@ pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, place: Place) {
     let second = Second::start(claim, &spec, place.start);
     let options = WorkerOptions { checksums: true, ..WorkerOptions::new(scheme) };
     let address = std::slice::from_ref(&second.address);
-    let mut worker = Worker::connect(tcp(), address, options, TIMEOUT).unwrap();
+    let mut worker = Worker::connect(transport_for(&second.address), address, options, TIMEOUT).unwrap();
     worker.gradient().unwrap().fill(1.0);
-    let mut tally = Tally::new("frames pushed over TCP", times(5_000));
-    for _ in 0..times(5_000) {
+    let mut tally = Tally::new(format!("frames pushed over {}", place.name()), times(place.steps));
+    for _ in 0..times(place.steps) {
         if tally.is_late() {
             break;
         }
@@ -109,7 +117,7 @@ pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, place: Place) {
 pub(crate) fn without_the_second_look_at_the_header_torn_reads_are_found(claim: &str, place: Place) {
     let spec = Spec { frames: 2, ..place.spec(256 << 10, Fill::Words) };
     let writer = Second::start(claim, &spec, place.start);
-    let mut reader = writer.reader(tcp(), ReaderOptions::default());
+    let mut reader = writer.reader(transport_for(&writer.address), ReaderOptions::default());
     reader.set_consistency(Consistency::Mixture);
     let (begun, mut mixtures, mut pulls) = (Instant::now(), 0, 0u64);
     while mixtures < 10 && begun.elapsed() < TIMEOUT {
@@ -119,13 +127,13 @@ pub(crate) fn without_the_second_look_at_the_header_torn_reads_are_found(claim: 
         mixtures += u64::from(!all_are(bytes, first));
         pulls += 1;
     }
-    say(&format!("without the check, over TCP: {mixtures} mixtures in {pulls} pulls"));
+    say(&format!("without the check, over {}: {mixtures} mixtures in {pulls} pulls", place.name()));
     assert!(mixtures > 0, "none in {pulls} pulls: this litmus would find nothing");
 
     // The same two processes, with the check, and without a checksum to help it.
     reader.set_consistency(Consistency::Whole);
-    let mut tally = Tally::new("the same with the check", times(500));
-    for _ in 0..times(500) {
+    let mut tally = Tally::new("the same with the check", times(place.steps / 10));
+    for _ in 0..times(place.steps / 10) {
         pull(&mut reader, &mut tally);
     }
     tally.end();

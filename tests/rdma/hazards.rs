@@ -1,0 +1,171 @@
+//! What only RDMA can get wrong: keys, packet numbers, messages that are too long, objects of the device.
+
+use std::process::Command;
+
+use slackline::channel::{Channel, Purpose, Secret, Terms};
+use slackline::mem::{Access, HostMemory};
+use slackline::transport::shm::Shm;
+use slackline::transport::verbs::{Verbs, VerbsOptions};
+use slackline::transport::{
+    CompletionError, Endpoint, Inline, Listener, Offer, Operation, PostError, Transport, WorkRequest,
+};
+
+use crate::VerbsFixture;
+use crate::transport::fixture::{
+    Client, Fixture, Pair, Target, bytes_of, connect, noise, now, read, run, wait_for, wait_until_gone, write,
+};
+
+const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+
+#[test]
+fn a_key_of_an_earlier_connection_opens_nothing_and_who_tries_is_counted() {
+    let mut target = Target::<VerbsFixture>::new(4096, ALL);
+    let Client { endpoint, remote: stale, mut server } = target.client();
+    drop(endpoint);
+    wait_until_gone(&mut server);
+    drop(server);
+    let mut bystander = target.client();
+    let before = target.transport.trespasses();
+    for (tries, offence) in [
+        |stale, _| write_word(stale),
+        |_, own: slackline::mem::RemoteSlice| write_word(slackline::mem::RemoteSlice { offset: 4092, ..own }),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let Client { mut endpoint, remote, mut server } = target.client();
+        assert_ne!(remote.key, stale.key, "keys are made for each connection");
+        assert_eq!(run(&mut endpoint, offence(stale, remote)), Err(CompletionError::RemoteAccess));
+        wait_until_gone(&mut endpoint);
+        wait_until_gone(&mut server);
+        assert_eq!(target.transport.trespasses(), before + 1 + tries as u64);
+    }
+    assert_eq!(target.region.as_volatile().load_u64(0), 0);
+    run(&mut bystander.endpoint, write_word(bystander.remote)).expect("others go on");
+    // An honest end is no trespass.
+    drop(bystander.endpoint);
+    wait_until_gone(&mut bystander.server);
+    assert_eq!(target.transport.trespasses(), before + 2);
+}
+
+fn write_word(remote: slackline::mem::RemoteSlice) -> Operation {
+    let remote = slackline::mem::RemoteSlice { len: 8, ..remote };
+    Operation::WriteInline { data: Inline::word(7), remote }
+}
+
+#[test]
+fn packet_numbers_wrap_around_in_both_directions() {
+    let options = || VerbsOptions { first_packet: Some(0xFF_FFFC), ..VerbsOptions::default() };
+    let transport = Verbs::open(options()).unwrap();
+    let mut listener = transport.listen(&"verbs:127.0.0.1:0".parse().unwrap()).unwrap();
+    let region = transport.allocate(1 << 20, ALL).unwrap();
+    let offer = || Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let mut pair: Pair<VerbsFixture> = connect(&transport, &mut listener, offer(), offer());
+    let local = transport.allocate(1 << 20, Access::LOCAL).unwrap().whole();
+    for (endpoint, remote, seed) in
+        [(&mut pair.client, pair.at_client.grants[0], 1), (&mut pair.server, pair.at_server.grants[0], 2)]
+    {
+        local.as_volatile().write(&noise(seed, 1 << 20));
+        run(endpoint, write(local.clone(), remote)).unwrap();
+        assert!(bytes_of(&region.whole()) == noise(seed, 1 << 20));
+        local.as_volatile().write(&vec![0; 1 << 20]);
+        run(endpoint, read(local.clone(), remote)).unwrap();
+        assert!(bytes_of(&local) == noise(seed, 1 << 20));
+    }
+}
+
+#[test]
+fn requests_longer_than_the_device_takes_are_carried_out_in_parts() {
+    let longest = VerbsFixture::transport().port().message_bytes as usize;
+    if longest > 64 << 20 {
+        // Nothing that fits this test is too long for it.
+        return;
+    }
+    let bytes = 2 * longest + 4096;
+    let mut target = Target::<VerbsFixture>::new(bytes, ALL);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let new = noise(3, bytes);
+    run(&mut endpoint, write(target.local(&new), remote)).unwrap();
+    assert!(bytes_of(&target.region.whole()) == new);
+    let back = target.local(&vec![0; bytes]);
+    run(&mut endpoint, read(back.clone(), remote)).unwrap();
+    assert!(bytes_of(&back) == new);
+    // A part that is refused is told once, by the name of the whole.
+    let request = read(back, slackline::mem::RemoteSlice { offset: 4096, ..remote });
+    let behind = Operation::WriteInline { data: Inline::word(1), remote: remote.slice(0, 8).unwrap() };
+    endpoint.post(&[WorkRequest::unsignalled(5, request), WorkRequest::unsignalled(6, behind)]).unwrap();
+    let mut next = || wait_for("a completion", || endpoint.poll());
+    let first = next();
+    assert_eq!((first.id.0, first.result), (5, Err(CompletionError::RemoteAccess)));
+    assert_eq!(next().id.0, 6);
+    assert_eq!(endpoint.poll(), None);
+}
+
+#[test]
+fn memory_that_another_transport_registered_is_malformed_before_it_is_posted() {
+    let mut target = Target::<VerbsFixture>::new(4096, ALL);
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let foreign = Shm::new().allocate(8, Access::LOCAL).unwrap().slice(0, 8).unwrap();
+    let other = VerbsFixture::transport().register(HostMemory::anonymous(4096).unwrap(), Access::LOCAL);
+    for memory in [foreign, other.unwrap().slice(0, 8).unwrap()] {
+        let request = WorkRequest::signalled(1, write(memory, remote.slice(0, 8).unwrap()));
+        let error = endpoint.post(&[request]).unwrap_err();
+        assert!(matches!(error, PostError::Malformed { index: 0, .. }), "{error}");
+        assert!(error.to_string().contains("not registered with this transport"), "{error}");
+    }
+    run(&mut endpoint, write_word(remote)).expect("the endpoint goes on");
+}
+
+/// Queue pairs, completion queues, regions and domains that the kernel counts on all devices of this host.
+fn objects() -> Vec<u64> {
+    let output = Command::new("rdma").args(["resource", "show"]).output().expect("`rdma` of iproute2");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let count = |kind: &str| {
+        let numbers = words.windows(2).filter(|pair| pair[0] == kind);
+        numbers.map(|pair| pair[1].parse::<u64>().expect("a number")).sum()
+    };
+    assert!(words.contains(&"qp"), "{text}");
+    ["qp", "cq", "mr", "pd"].map(count).to_vec()
+}
+
+#[test]
+fn a_hundred_rounds_of_connecting_leave_no_object_of_the_device_behind_whoever_ends_them_over_rdma() {
+    let mut target = Target::<VerbsFixture>::new(4096, ALL);
+    drop(target.client());
+    let before = objects();
+    for round in 0..100 {
+        let Client { mut endpoint, remote, mut server } = target.client();
+        run(&mut endpoint, write_word(remote)).unwrap();
+        assert!(objects()[0] > before[0], "queue pairs are counted");
+        match round % 3 {
+            0 => drop(endpoint),
+            1 => drop(server),
+            _ => {
+                assert!(
+                    run(&mut endpoint, write_word(slackline::mem::RemoteSlice { offset: 1 << 40, ..remote }))
+                        .is_err()
+                );
+                wait_until_gone(&mut server);
+            }
+        }
+    }
+    assert_eq!(objects(), before);
+}
+
+#[test]
+fn a_peer_of_another_version_is_told_both_versions() {
+    let target = Target::<VerbsFixture>::new(4096, ALL);
+    let mut listener = target.listener;
+    let slackline::transport::Address::Verbs(address) = listener.address() else { panic!("an address") };
+    let secret = Secret::from_text("both processes know this", "this test").unwrap();
+    let terms = Terms { secret: Some(secret), ..Terms::new(Purpose::Verbs) };
+    let mut channel = Channel::connect(address, &terms).unwrap();
+    channel.send(&[9, 0, 0, 0, 1, 2, 3]).unwrap();
+    let answer = wait_for("a refusal", || {
+        assert!(listener.poll(now()).is_none());
+        channel.poll().expect("it is told before the connection ends")
+    });
+    let text = String::from_utf8_lossy(&answer);
+    assert!(text.contains("version 9") && text.contains("same slackline version"), "{text}");
+}
