@@ -66,6 +66,16 @@ pub(super) const RUNS: &[Run] = &[
         timeout: Duration::from_secs(240),
     },
     Run {
+        name: "doctor",
+        about: "`slackline doctor` says what works and what is wrong, in one guest",
+        guests: Guests::One,
+        job: Job::Tests {
+            build: &["-p", "slackline-cli", "--test", "doctor_rdma"],
+            filters: &["a_device", "a_port", "a_limit", "a_user"],
+        },
+        timeout: Duration::from_secs(150),
+    },
+    Run {
         name: "peer",
         about: "the other guest: programs run there, and a link that is down parts the two",
         guests: Guests::Two,

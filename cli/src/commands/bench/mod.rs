@@ -22,6 +22,7 @@ use arguments::{Op, Settings, TransportName};
 use carrier::Carrier;
 pub(crate) use peer::PeerArgs;
 use report::Measured;
+pub(crate) use report::{duration, rate, size};
 use slackline::transport::shm::Shm;
 use slackline::transport::tcp::Tcp;
 
