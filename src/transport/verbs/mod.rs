@@ -17,9 +17,9 @@
 //! else end the connection of the one who tried. Peers name bytes by their offset in a region: addresses of this
 //! process do not travel.
 //!
-//! **Nothing waits for ever.** A device that gets no answer asks again for 2.1 s (some take up to four times as long). Completion queues have room for all
-//! that can be under way. Connections begin with random packet numbers.
-//! Nobody who can put packets on the RoCE network itself is kept out: keys are guessable, and nothing is encrypted.
+//! **Nothing waits for ever.** A device that gets no answer asks again for 2.1 s; some take up to four times as long.
+//! Completion queues have room for all that can be under way. Connections begin with random packet numbers. Nobody who
+//! can put packets on the RoCE network itself is kept out: keys are guessable, and nothing is encrypted.
 //!
 //! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible in
 //! order. Atomics are those of the device: atomic among requests through it, and not against processors, unless

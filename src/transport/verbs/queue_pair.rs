@@ -12,8 +12,8 @@ use crate::mem::Access;
 
 /// How long a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power, 268 ms.
 const ANSWER_TIMEOUT: u8 = 16;
-/// How often it asks again before it gives up: after 2.1 s without any answer. The specification lets a device take up to
-/// four times as long.
+/// How often it asks again before it gives up: after 2.1 s without any answer. The specification lets a device take up
+/// to four times as long.
 const RETRIES: u8 = 7;
 /// How often it comes back where the other side has no receive posted. 7 would be for ever.
 const RECEIVER_RETRIES: u8 = 3;
