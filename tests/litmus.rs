@@ -234,7 +234,6 @@ const LOOPBACK: Place = Place {
     start: Command::spawn,
     sizes: TCP_SIZES,
     steps: 5_000,
-    torn: (2, 2),
 };
 
 #[test]

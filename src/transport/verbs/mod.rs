@@ -253,6 +253,11 @@ impl Verbs {
         &self.shared.reason
     }
 
+    /// Largest packet in bytes; less towards a peer that carries less.
+    pub fn mtu(&self) -> u16 {
+        self.shared.mtu
+    }
+
     /// The address that is spoken from towards `peer`, and why; `None` if there is none any more.
     pub fn gid_towards(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
         self.shared.choose_gid(peer)
@@ -316,7 +321,7 @@ impl Shared {
             source: io::Error::from_raw_os_error(libc::EADDRNOTAVAIL),
             remedy: "give the RDMA device's network interface an IP address, and bring it up",
         })?;
-        tracing::info!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
+        tracing::debug!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
         Ok(choice)
     }
 
