@@ -321,7 +321,7 @@ impl Shared {
             source: io::Error::from_raw_os_error(libc::EADDRNOTAVAIL),
             remedy: "give the RDMA device's network interface an IP address, and bring it up",
         })?;
-        tracing::debug!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
+        tracing::info!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
         Ok(choice)
     }
 

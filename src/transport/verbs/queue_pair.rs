@@ -263,6 +263,7 @@ fn address(path: &Path) -> sys::ibv_ah_attr {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if !self.domain.device.is_inherited() {
+            let number = self.pair().number;
             // SAFETY: it is destroyed once. When the call returns the device touches no memory for it any more.
             let errno = unsafe { (self.domain.device.library.destroy_qp)(self.raw.as_ptr()) };
             if errno != 0 {
