@@ -30,20 +30,24 @@ impl Failure {
     }
 
     fn new(code: u8, text: &str) -> Failure {
-        // One line each, whatever a file name or a process may have put into it.
-        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        match text.rsplit_once("; ") {
-            Some((message, help)) => {
-                Failure { message: message.to_owned(), help: Some(help.to_owned()), code }
-            }
-            None => Failure { message: text, help: None, code },
-        }
+        let (message, help) = split(text);
+        Failure { message, help, code }
     }
 
     /// Tells the user, and gives the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         eprintln!("{self}");
         ExitCode::from(self.code)
+    }
+}
+
+/// What is wrong, and what to do about it: what follows the last semicolon.
+pub(crate) fn split(text: &str) -> (String, Option<String>) {
+    // One line each, whatever a file name or a process may have put into it.
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    match text.rsplit_once("; ") {
+        Some((message, help)) => (message.to_owned(), Some(help.to_owned())),
+        None => (text, None),
     }
 }
 

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use commands::{bench, sim, top, train};
+use commands::{bench, doctor, sim, top, train};
 
 /// Parameter memory with bounded staleness for distributed training.
 #[derive(Parser)]
@@ -28,6 +28,7 @@ enum Command {
     Train(Box<train::Args>),
     Sim(Box<sim::Args>),
     Bench(bench::Args),
+    Doctor(doctor::Args),
     Top(top::Args),
     /// The other process of a measurement; started by `bench`.
     #[command(hide = true)]
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(*args),
         Command::Sim(args) => sim::run(&args),
         Command::Bench(args) => bench::run(args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Top(args) => top::run(&args),
         Command::BenchPeer(args) => bench::run_peer(args),
         Command::Serve(args) => train::serve(args),

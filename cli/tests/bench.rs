@@ -1,21 +1,11 @@
 //! `slackline bench` from outside: every operation runs, its JSON has what is promised, wrong calls are explained.
 
-use std::process::{Command, Output};
-
 use serde_json::Value;
 
-fn bench(arguments: &[&str]) -> Output {
-    let output = Command::new(env!("CARGO_BIN_EXE_slackline")).arg("bench").args(arguments).output();
-    output.expect("the program starts")
-}
+#[path = "common/listening.rs"]
+mod listening;
 
-fn json(arguments: &[&str]) -> Value {
-    let output = bench(&[arguments, &["--json", "-"]].concat());
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{arguments:?}: {stderr}");
-    // All of standard output is one JSON value.
-    serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {stdout}"))
-}
+use listening::{Listening, bench, json};
 
 fn check(value: &Value, op: &str, bytes: u64, iterations: u64) {
     assert_eq!(value["op"], op);
@@ -121,7 +111,7 @@ fn people_get_a_table_and_the_file_gets_the_json() {
 
 #[test]
 fn wrong_calls_exit_with_2_and_name_the_option_and_the_remedy() {
-    let cases: [(&[&str], &str, &str); 13] = [
+    let cases: [(&[&str], &str, &str); 27] = [
         (&[], "--op", "--help"),
         (&["--op", "wriet"], "--op", "write"),
         (&["--op", "write", "--bytes", "1T"], "--bytes", "K, M or G"),
@@ -135,6 +125,20 @@ fn wrong_calls_exit_with_2_and_name_the_option_and_the_remedy() {
         (&["--op", "write", "--borrow"], "--borrow", "--op round"),
         (&["--op", "read", "--from-shared"], "--from-shared", "--op memcpy"),
         (&["--op", "write", "--transport", "pigeon"], "--transport", "shm"),
+        (&["--op", "write", "--device", "rxe0"], "--device", "--transport verbs"),
+        (&["--op", "write", "--transport", "tcp", "--port", "1"], "--port", "--transport verbs"),
+        (&["--op", "write", "--gid-index", "1"], "--gid-index", "--transport verbs"),
+        (&["--op", "write", "--mtu", "4096"], "--mtu", "--transport verbs"),
+        (&["--op", "write", "--inline", "64"], "--inline", "--transport verbs"),
+        (&["--op", "apply", "--validate"], "--validate", "--op write"),
+        (&["--listen"], "--listen", "--transport verbs or tcp"),
+        (&["--op", "read", "--peer", "127.0.0.1"], "--peer", "--transport verbs or tcp"),
+        (&["--op", "round", "--transport", "tcp", "--peer", "127.0.0.1"], "--peer", "--op write"),
+        (&["--op", "read", "--transport", "tcp", "--peer", "node1:x"], "--peer", "node1:18515"),
+        (&["--op", "read", "--transport", "tcp", "--peer", "192.0.2.1"], "--peer", "--secret-file"),
+        (&["--transport", "tcp", "--listen"], "--listen", "--secret-file"),
+        (&["--transport", "tcp", "--listen", "127.0.0.1:0", "--op", "write"], "--op", "--listen"),
+        (&["--op", "write", "--secret-file", "x"], "--secret-file", "--peer"),
     ];
     for (arguments, option, remedy) in cases {
         let output = bench(arguments);
@@ -151,4 +155,79 @@ fn what_the_system_refuses_exits_with_1_and_says_what_to_do() {
     assert_eq!(output.status.code(), Some(1));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("ask for less"), "{stderr}");
+}
+
+#[test]
+fn a_machine_without_that_rdma_device_says_so() {
+    for arguments in [&["--op", "write"][..], &["--listen", "127.0.0.1:0"][..]] {
+        let device = ["--transport", "verbs", "--device", "no-such-device"];
+        let output = bench(&[&device, arguments].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains("RDMA") || stderr.contains("libibverbs"), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+}
+
+#[test]
+fn what_arrives_is_compared_with_what_was_sent() {
+    for (transport, op, bytes) in [
+        ("shm", "write", "8,4100"),
+        ("shm", "read", "13,70000"),
+        ("shm", "fetch-add", "8"),
+        ("shm", "publish", "70000"),
+        ("shm", "pull", "70000"),
+        ("tcp", "write", "3,70000"),
+        ("tcp", "publish", "70000"),
+    ] {
+        let arguments = ["--transport", transport, "--op", op, "--bytes", bytes, "--validate"];
+        let value = json(&[&arguments[..], &FEW[..]].concat());
+        let first = value.get(0).unwrap_or(&value);
+        assert_eq!(first["validated"], true, "{value}");
+    }
+}
+
+#[test]
+fn two_processes_that_were_started_apart_measure_what_one_starts_itself() {
+    let host = Listening::begin("tcp", &["--keep"]);
+    let ops = [
+        ("write", "8,4096"),
+        ("read", "4096,70000"),
+        ("fetch-add", "8"),
+        ("publish", "8192"),
+        ("pull", "8192"),
+    ];
+    for (op, bytes) in ops {
+        let way = ["--transport", "tcp", "--peer", &host.address, "--validate"];
+        let value = json(&[&way[..], &["--op", op, "--bytes", bytes], &FEW[..]].concat());
+        let first = value.get(0).unwrap_or(&value);
+        assert_eq!((&first["op"], &first["transport"]), (&op.into(), &"tcp".into()), "{value}");
+        assert_eq!(first["validated"], true);
+    }
+}
+
+#[test]
+fn a_listener_ends_after_one_client_and_says_what_went_wrong() {
+    let host = Listening::begin("tcp", &[]);
+    let way = ["--transport", "tcp", "--peer", &host.address, "--op", "write"];
+    json(&[&way[..], &["--bytes", "64,128"], &FEW[..]].concat());
+    let (said, wrong, code) = host.end();
+    assert!(code == Some(0) && said.contains("2 measurements"), "{code:?}: {said}{wrong}");
+
+    let host = Listening::begin("tcp", &[]);
+    let way = ["--transport", "tcp", "--peer", &host.address, "--op", "write", "--bytes", "60000G"];
+    let output = bench(&way);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && stderr.contains("ask for less"), "{stderr}");
+    let (_, wrong, code) = host.end();
+    assert!(code == Some(1) && wrong.contains("ask for less"), "{code:?}: {wrong}");
+}
+
+#[test]
+fn nobody_listening_is_told_with_what_to_do() {
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let output = bench(&["--transport", "tcp", "--op", "read", "--peer", &port.to_string()]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && stderr.contains("--listen"), "{stderr}");
 }

@@ -224,6 +224,7 @@ impl Purpose {
             Purpose::Rendezvous => "a meeting point",
             Purpose::Transport => "memory over tcp",
             Purpose::Verbs => "memory by RDMA",
+            Purpose::Measurement => "measurements",
         }
     }
 }
@@ -233,6 +234,7 @@ fn purpose_name(number: u32) -> &'static str {
         1 => Purpose::Rendezvous.name(),
         2 => Purpose::Transport.name(),
         3 => Purpose::Verbs.name(),
+        4 => Purpose::Measurement.name(),
         _ => "something else",
     }
 }

@@ -67,6 +67,8 @@ pub enum Purpose {
     Transport = 2,
     /// Memory of a peer by RDMA.
     Verbs = 3,
+    /// The other side of a measurement.
+    Measurement = 4,
 }
 
 /// Who is on one side. Covered by both proofs.

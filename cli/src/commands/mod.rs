@@ -1,6 +1,7 @@
 //! One module per subcommand, each with a `run` that takes its arguments and answers with an exit code.
 
 pub(crate) mod bench;
+pub(crate) mod doctor;
 pub(crate) mod sim;
 pub(crate) mod top;
 pub(crate) mod train;

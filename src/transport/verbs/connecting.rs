@@ -109,7 +109,7 @@ pub(super) fn protocol(address: &Address, error: &HelloError) -> ConnectError {
 pub(super) fn device_failed(address: &Address, source: io::Error) -> ConnectError {
     let remedy = match source.raw_os_error() {
         Some(libc::ENOMEM) => {
-            "raise the limit on locked memory (ulimit -l unlimited; systemd: LimitMEMLOCK=infinity), or free queue \
+            "raise the limit on locked memory (ulimit -l unlimited, systemd: LimitMEMLOCK=infinity), or free queue \
              pairs and regions of the device"
         }
         Some(libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH) => {

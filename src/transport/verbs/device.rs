@@ -97,6 +97,25 @@ unsafe impl Sync for Device {}
 /// What the library answers if the kernel copies pinned pages for a child (`enum ibv_fork_status`).
 const FORK_UNNEEDED: std::ffi::c_uint = 2;
 
+/// What keeps registered memory with the parent when a process forks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForkSafety {
+    /// The kernel copies pinned pages for the child (Linux 5.12 and later).
+    Kernel,
+    /// The library keeps them from the child, at some cost for each registration.
+    Library,
+    /// Nothing: a process that forks may lose what it registered to the child.
+    None,
+}
+
+/// What keeps registered memory with the parent when this process forks.
+///
+/// # Errors
+/// There is no verbs library.
+pub fn fork_safety() -> Result<ForkSafety, OpenError> {
+    Ok(prepare_for_forks(Library::get()?))
+}
+
 /// The number of a maker that rxe gives as its own (`RXE_VENDOR_ID` in the kernel).
 const SOFT_ROCE: u32 = 0xFF_FFFF;
 
@@ -147,6 +166,15 @@ impl List {
         let name = unsafe { CStr::from_ptr((self.library.get_device_name)(device)) };
         name.to_string_lossy().into_owned()
     }
+
+    /// Why this user may not open the file of a device, if that is so.
+    fn cannot_enter(&self, device: *mut sys::ibv_device) -> Option<io::Error> {
+        // SAFETY: `device` is of this list; the name of its file is a C string in it.
+        let name = unsafe { CStr::from_ptr((&raw const (*device).dev_name).cast()) };
+        let file = Path::new("/dev/infiniband").join(name.to_string_lossy().as_ref());
+        let error = std::fs::File::options().read(true).write(true).open(file).err()?;
+        (error.kind() == io::ErrorKind::PermissionDenied).then_some(error)
+    }
 }
 
 impl Drop for List {
@@ -158,22 +186,24 @@ impl Drop for List {
 
 /// Pinned pages must stay with the parent when a process forks. Kernels from 5.12 on copy them for the child; for
 /// older ones the library must be told before anything is registered.
-fn prepare_for_forks(library: &Library) {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
+fn prepare_for_forks(library: &Library) -> ForkSafety {
+    static ONCE: std::sync::OnceLock<ForkSafety> = std::sync::OnceLock::new();
+    *ONCE.get_or_init(|| {
         // SAFETY: it takes nothing.
         let state = library.is_fork_initialized.map(|ask| unsafe { ask() });
         if state == Some(FORK_UNNEEDED) {
-            return;
+            return ForkSafety::Kernel;
         }
         // SAFETY: it takes nothing, and may be called at any time before memory is registered.
         let errno = unsafe { (library.fork_init)() };
-        if errno != 0 {
-            let error = io::Error::from_raw_os_error(errno);
-            tracing::warn!(%error, "forking while RDMA is in use is not safe on this kernel: registered memory \
-                may go to the child");
+        if errno == 0 {
+            return ForkSafety::Library;
         }
-    });
+        let error = io::Error::from_raw_os_error(errno);
+        tracing::warn!(%error, "forking while RDMA is in use is not safe on this kernel: registered memory \
+            may go to the child");
+        ForkSafety::None
+    })
 }
 
 impl Device {
@@ -191,10 +221,12 @@ impl Device {
         let context = unsafe { (list.library.open_device)(device) };
         let Some(context) = NonNull::new(context) else {
             let source = io::Error::last_os_error();
+            // The library looks in a second place for a file that it may not open, and tells that there is none there.
+            let source = list.cannot_enter(device).unwrap_or(source);
             let remedy = match source.raw_os_error() {
                 Some(libc::EACCES | libc::EPERM) => {
                     "this user may not: let it read and write /dev/infiniband/uverbs* (on most systems: join the \
-                     group `rdma`; in a container: pass the devices in)"
+                     group `rdma`, in a container: pass the devices in)"
                 }
                 Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
                     "its file under /dev/infiniband is missing: load the module ib_uverbs, or pass the device into \

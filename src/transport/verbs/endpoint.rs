@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::device::lock;
@@ -26,6 +27,9 @@ const UNREACHABLE: Disconnected = Disconnected { reason: "the peer's device does
 const FLUSHED: Disconnected = Disconnected { reason: "the queue pair of this connection is over" };
 const NO_DEVICE: Disconnected = Disconnected { reason: "the RDMA device of this host is gone" };
 
+/// How often the state of the pairs that serve a peer is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
 /// One connected peer, reached by RDMA.
 pub struct VerbsEndpoint {
     shared: Arc<Shared>,
@@ -42,6 +46,8 @@ pub struct VerbsEndpoint {
     /// True once the handshake is said and heard to its end.
     is_settled: bool,
     over: Option<Disconnected>,
+    /// When the state of the serving pairs was looked at last.
+    looked: Instant,
     guard: ForkGuard,
 }
 
@@ -65,6 +71,7 @@ impl VerbsEndpoint {
             is_ready,
             is_settled: false,
             over: None,
+            looked: Instant::now(),
             guard: ForkGuard::new(),
         }
     }
@@ -111,6 +118,20 @@ impl VerbsEndpoint {
             }
         }
         self.is_settled = self.is_ready && link.is_flushed();
+    }
+
+    /// Whether the peer has broken the pairs that serve it. Not every device tells by itself; asking costs a system
+    /// call, and on an adapter a command to its firmware: now and then is enough.
+    fn is_trespassed(&mut self) -> bool {
+        let Some(serving) = &self.serving else { return false };
+        if serving.was_told_broken(&self.shared) {
+            return true;
+        }
+        if self.looked.elapsed() < LOOK_EVERY {
+            return false;
+        }
+        self.looked = Instant::now();
+        serving.is_broken()
     }
 
     #[cold]
@@ -199,7 +220,7 @@ impl Endpoint for VerbsEndpoint {
         if self.over.is_none() {
             if !self.shared.device.take_events() {
                 self.fail(NO_DEVICE);
-            } else if self.serving.as_ref().is_some_and(|serving| serving.was_told_broken(&self.shared)) {
+            } else if self.is_trespassed() {
                 self.fail_trespassed();
             } else if lock(&self.pulse).has_failed() {
                 self.fail(UNREACHABLE);

@@ -92,3 +92,19 @@ pub enum OpenError {
         remedy: &'static str,
     },
 }
+
+impl OpenError {
+    /// The device that cannot be used, where it is about one.
+    pub fn device(&self) -> Option<&str> {
+        match self {
+            OpenError::Library(_) | OpenError::NoDevice => None,
+            OpenError::UnknownDevice { name: device, .. }
+            | OpenError::Open { device, .. }
+            | OpenError::NoPort { device, .. }
+            | OpenError::PortDown { device, .. }
+            | OpenError::NoGid { device, .. }
+            | OpenError::Setting { device, .. }
+            | OpenError::System { device, .. } => Some(device),
+        }
+    }
+}

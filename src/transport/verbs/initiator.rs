@@ -225,7 +225,10 @@ impl Initiator {
             let is_last = done + bytes == local.len();
             let kind = if is_last { EntryKind::of(request) } else { EntryKind::Part };
             let piece = piece(local, done, bytes);
-            self.add(request, kind, Some(local.clone()), piece, opcode, 0);
+            // What travels in the request itself the device need not fetch.
+            let in_request = opcode == sys::IBV_WR_RDMA_WRITE && piece.length <= self.pair.inline_bytes;
+            let flags = if in_request { sys::IBV_SEND_INLINE } else { 0 };
+            self.add(request, kind, Some(local.clone()), piece, opcode, flags);
             self.last().wr.rdma = rdma(remote, done as u64);
             done += bytes;
             if is_last {

@@ -49,8 +49,9 @@ impl VerbsListener {
         })
     }
 
+    /// Lets newcomers in. With as many as there may be, the oldest goes: strangers who say nothing keep nobody out.
     fn admit(&mut self, now: Instant) {
-        while self.pending.len() < MAX_PENDING_HANDSHAKES {
+        for _ in 0..MAX_PENDING_HANDSHAKES {
             let stream = match self.socket.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => match error.kind() {
@@ -66,7 +67,13 @@ impl VerbsListener {
                 },
             };
             match Channel::accept(stream, &self.shared.terms()) {
-                Ok(link) => self.pending.push(Pending { link, since: now }),
+                Ok(link) => {
+                    if self.pending.len() >= MAX_PENDING_HANDSHAKES {
+                        tracing::warn!(address = %self.address, "dropped the oldest of too many strangers");
+                        self.pending.remove(0);
+                    }
+                    self.pending.push(Pending { link, since: now });
+                }
                 Err(error) => tracing::warn!(address = %self.address, %error, "turned a connection away"),
             }
         }

@@ -17,9 +17,9 @@
 //! else end the connection of the one who tried. Peers name bytes by their offset in a region: addresses of this
 //! process do not travel.
 //!
-//! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s. Completion queues have room for all
-//! that can be under way. Connections begin with random packet numbers.
-//! Nobody who can put packets on the RoCE network itself is kept out: keys are guessable, and nothing is encrypted.
+//! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s; some take up to four times as long.
+//! Completion queues have room for all that can be under way. Connections begin with random packet numbers. Nobody who
+//! can put packets on the RoCE network itself is kept out: keys are guessable, and nothing is encrypted.
 //!
 //! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible in
 //! order. Atomics are those of the device: atomic among requests through it, and not against processors, unless
@@ -62,7 +62,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use connecting::VerbsConnecting;
-pub use device::{DeviceInfo, Limits, Port};
+pub use device::{DeviceInfo, ForkSafety, Limits, Port, fork_safety};
 pub use endpoint::VerbsEndpoint;
 pub use error::OpenError;
 pub use gid::{Gid, GidChoice, GidKind};
@@ -163,6 +163,8 @@ struct Shared {
     inline_bytes: u32,
     first_packet: Option<u32>,
     atomics: AtomicDomain,
+    /// What went wrong when they were tried.
+    atomics_fault: Option<String>,
     secret: Option<Secret>,
     trespasses: AtomicU64,
 }
@@ -202,6 +204,7 @@ impl Verbs {
             inline_bytes: options.inline_bytes,
             first_packet: options.first_packet,
             atomics: AtomicDomain::None,
+            atomics_fault: None,
             secret: options.secret,
             trespasses: AtomicU64::new(0),
         };
@@ -209,7 +212,12 @@ impl Verbs {
             match probe::atomics(&Arc::new(shared.fresh())) {
                 Ok(()) => shared.atomics = shared.info.limits.atomics,
                 Err(error) => {
-                    tracing::warn!(device = shared.info.name, %error, "atomics of this device do not work: not used");
+                    tracing::warn!(
+                        device = shared.info.name,
+                        error,
+                        "atomics of this device do not work: not used"
+                    );
+                    shared.atomics_fault = Some(error);
                 }
             }
         }
@@ -245,9 +253,19 @@ impl Verbs {
         &self.shared.reason
     }
 
+    /// Largest packet in bytes; less towards a peer that carries less.
+    pub fn mtu(&self) -> u16 {
+        self.shared.mtu
+    }
+
     /// The address that is spoken from towards `peer`, and why; `None` if there is none any more.
     pub fn gid_towards(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
         self.shared.choose_gid(peer)
+    }
+
+    /// Why atomics are not used although the device says that it has them: what happened when they were tried.
+    pub fn atomics_fault(&self) -> Option<&str> {
+        self.shared.atomics_fault.as_deref()
     }
 }
 
@@ -260,6 +278,7 @@ impl Shared {
             port: self.port.clone(),
             reason: String::new(),
             domain: Arc::clone(&self.domain),
+            atomics_fault: None,
             secret: None,
             trespasses: AtomicU64::new(0),
             ..*self
@@ -306,7 +325,7 @@ impl Shared {
             source: io::Error::from_raw_os_error(libc::EADDRNOTAVAIL),
             remedy: "give the RDMA device's network interface an IP address, and bring it up",
         })?;
-        tracing::debug!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
+        tracing::info!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
         Ok(choice)
     }
 
@@ -427,8 +446,8 @@ fn registration_remedy(error: &io::Error) -> String {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
             let limit = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes / 1024));
             format!(
-                "the limit on locked memory is {limit}: raise it (ulimit -l unlimited; systemd: \
-                 LimitMEMLOCK=infinity; Slurm: PropagateResourceLimitsExcept=MEMLOCK)"
+                "the limit on locked memory is {limit}: raise it (ulimit -l unlimited, systemd: \
+                 LimitMEMLOCK=infinity, Slurm: PropagateResourceLimitsExcept=MEMLOCK)"
             )
         }
         Some(libc::EFAULT) => "the memory is not all mapped for writing".into(),

@@ -12,7 +12,8 @@ use crate::mem::Access;
 
 /// How long a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power, 268 ms.
 const ANSWER_TIMEOUT: u8 = 16;
-/// How often it asks again before it gives up: after 1.9 s without any answer. 7 would be for ever with soft-RoCE.
+/// How often it asks again before it gives up: after 1.9 s without any answer. The specification lets a device take up
+/// to four times as long. With 7, the greatest number, soft-RoCE never gives up.
 const RETRIES: u8 = 6;
 /// How often it comes back where the other side has no receive posted. 7 would be for ever.
 const RECEIVER_RETRIES: u8 = 3;
@@ -262,6 +263,7 @@ fn address(path: &Path) -> sys::ibv_ah_attr {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if !self.domain.device.is_inherited() {
+            let number = self.pair().number;
             // SAFETY: it is destroyed once. When the call returns the device touches no memory for it any more.
             let errno = unsafe { (self.domain.device.library.destroy_qp)(self.raw.as_ptr()) };
             if errno != 0 {

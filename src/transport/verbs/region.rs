@@ -122,3 +122,22 @@ impl Drop for Registered {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_has_the_rights_that_were_granted_and_no_others() {
+        let (read, write) = (sys::IBV_ACCESS_REMOTE_READ, sys::IBV_ACCESS_REMOTE_WRITE);
+        let (local, relaxed) = (sys::IBV_ACCESS_LOCAL_WRITE, sys::IBV_ACCESS_RELAXED_ORDERING);
+        assert_eq!(flags(Access::LOCAL, false), 0);
+        assert_eq!(flags(Access::LOCAL, true), local);
+        assert_eq!(flags(Access::REMOTE_READ, true), local | read);
+        assert_eq!(flags(Access::REMOTE_READ, false), read);
+        assert_eq!(flags(Access::REMOTE_WRITE, true), local | write);
+        assert_eq!(flags(Access::REMOTE_ATOMIC, true), local | sys::IBV_ACCESS_REMOTE_ATOMIC);
+        // Relaxed only where it was asked for: words that announce never are.
+        assert_eq!(flags(Access::REMOTE_WRITE | Access::RELAXED, true), local | write | relaxed);
+    }
+}

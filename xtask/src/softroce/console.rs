@@ -1,6 +1,7 @@
 //! What a run says: the lines of the rig's own scripts, of libtest and of perftest.
 
 use super::perftest::{Figure, Perftest};
+use super::ratio::Ratio;
 use std::fmt;
 
 /// How a check went.
@@ -62,6 +63,7 @@ impl Sign<'_> {
 pub(super) struct Listener {
     pub(super) checks: Vec<Check>,
     pub(super) figures: Vec<Figure>,
+    pub(super) ratios: Vec<Ratio>,
     /// A test that has begun.
     test: Option<String>,
     perftest: Option<Perftest>,
@@ -79,6 +81,8 @@ impl Listener {
             self.perftest = Some(Perftest::new(name));
         } else if let Some(check) = result(line) {
             self.checks.push(check);
+        } else if let Some(ratio) = Ratio::parse(line) {
+            self.ratios.push(ratio);
         } else if let Some(count) = counted(line) {
             self.counted = Some(self.counted.unwrap_or(0) + count);
         } else if let Some(figure) = self.perftest.as_mut().and_then(|perftest| perftest.hear(line)) {

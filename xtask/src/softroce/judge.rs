@@ -3,6 +3,7 @@
 use super::console::{Check, Verdict};
 use super::defects::Defect;
 use super::perftest::Figure;
+use super::ratio::Ratio;
 use super::runs::{Job, Run};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ pub(super) struct Outcome {
     pub(super) run: &'static Run,
     pub(super) checks: Vec<Check>,
     pub(super) figures: Vec<Figure>,
+    pub(super) ratios: Vec<Ratio>,
     /// The exit code, or why there is none.
     pub(super) end: Result<i32, String>,
     /// Whether libtest counted its tests.
@@ -83,8 +85,8 @@ pub(super) fn judge(outcome: &Outcome, defects: &[Defect]) -> Judgement {
 /// What a run that came to its end should have looked at.
 fn missing(outcome: &Outcome) -> Vec<String> {
     match outcome.run.job {
-        Job::Script if outcome.checks.is_empty() => vec!["it checked nothing".into()],
-        Job::Script => Vec::new(),
+        Job::Script | Job::Turns if outcome.checks.is_empty() => vec!["it checked nothing".into()],
+        Job::Script | Job::Turns => Vec::new(),
         Job::Tests { .. } if !outcome.is_counted => vec!["the tests did not come to their end".into()],
         Job::Tests { filters, .. } => {
             let is_unmatched =
@@ -119,6 +121,7 @@ mod tests {
             run,
             checks: checks.iter().map(check).collect(),
             figures: Vec::new(),
+            ratios: Vec::new(),
             end,
             is_counted: true,
             took: Duration::ZERO,

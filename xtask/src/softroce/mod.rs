@@ -18,6 +18,7 @@ mod kernel;
 mod perftest;
 mod play;
 mod programs;
+mod ratio;
 mod report;
 mod rig;
 mod runs;
@@ -31,12 +32,12 @@ use crate::site::Site;
 use crate::steps::Step;
 use report::Report;
 use rig::Rig;
-use runs::{Guests, RUNS, Run};
+use runs::{BENCH, Guests, RUNS, Run};
 use std::fs;
 
 pub(crate) const COMMAND: Command = Command {
     name: "softroce",
-    arguments: "[--list] [--host] [--kvm] [--json FILE|-] [RUN...]",
+    arguments: "[--list] [--bench] [--host] [--kvm] [--json FILE|-] [RUN...]",
     about: "runs on soft-RoCE in QEMU guests; --host: on this host's RDMA device",
     run,
 };
@@ -67,6 +68,7 @@ pub(crate) fn clippy() -> impl Iterator<Item = Cmd> {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options {
     list: bool,
+    bench: bool,
     host: bool,
     kvm: bool,
     json: Option<String>,
@@ -116,6 +118,7 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--list" => options.list = true,
+            "--bench" => options.bench = true,
             "--host" => options.host = true,
             "--kvm" => options.kvm = true,
             "--json" => {
@@ -129,6 +132,10 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
             name => options.names.push(name.into()),
         }
     }
+    if options.bench && !options.names.is_empty() {
+        let text = "`--bench` is a run by itself, and disturbed by others; leave out their names";
+        return Err(Failure::Usage(text.into()));
+    }
     if options.host && options.kvm {
         return Err(Failure::Usage("`--kvm` is for guests, and `--host` has none; leave one out".into()));
     }
@@ -137,6 +144,9 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
 
 /// The runs of these names, or all that there are for guests or for the host.
 fn choose(options: &Options) -> Result<Vec<&'static Run>, Failure> {
+    if options.bench {
+        return Ok(vec![&BENCH]);
+    }
     for name in &options.names {
         match RUNS.iter().find(|run| run.name == *name) {
             None => {

@@ -49,6 +49,7 @@ impl Current {
             is_counted: self.listener.is_counted(),
             checks: self.listener.checks,
             figures: self.listener.figures,
+            ratios: self.listener.ratios,
             end,
             took: self.since.elapsed(),
         }

@@ -25,6 +25,16 @@ pub(super) fn elsewhere(site: &Site) -> Result<Program, Failure> {
     built(site, Cmd::new("cargo", &arguments).arg("--message-format=json-render-diagnostics"), false)
 }
 
+/// What measures by turns with perftest, and the command line that it measures.
+pub(super) fn turns(site: &Site) -> Result<(Program, Program), Failure> {
+    let build = |arguments: &[&str]| {
+        let cmd = Cmd::new("cargo", &["build", "--message-format=json-render-diagnostics"]);
+        built(site, arguments.iter().fold(cmd, |cmd, argument| cmd.arg(argument)), false)
+    };
+    let turns = build(&["-p", "xtask", "--bin", "turns"])?;
+    Ok((turns, build(&["--release", "-p", "slackline-cli", "--bin", "slackline"])?))
+}
+
 fn built(site: &Site, cmd: Cmd, is_test: bool) -> Result<Program, Failure> {
     let mut programs = programs(&cmd.answer(site)?, is_test);
     match (programs.pop(), programs.len()) {

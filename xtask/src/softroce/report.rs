@@ -3,6 +3,7 @@
 use super::console::{Check, Verdict};
 use super::defects::Defect;
 use super::judge::{Judgement, Outcome, judge};
+use super::ratio::Ratio;
 use crate::table;
 use serde_json::{Value, json};
 
@@ -44,8 +45,12 @@ impl Report {
                 texts.iter().for_each(|text| remarks += &format!("{word}: {}: {text}\n", outcome.run.name));
             }
         }
-        let figures = if figures.len() > 1 { table::layout(&figures) + "\n" } else { String::new() };
-        format!("{figures}{}{remarks}", table::layout(&rows))
+        let mut ratios = vec![Ratio::HEADING.map(String::from)];
+        ratios.extend(self.rows.iter().flat_map(|(outcome, _)| &outcome.ratios).map(Ratio::row));
+        let laid = |has_rows: bool, text: String| if has_rows { text + "\n" } else { String::new() };
+        let figures = laid(figures.len() > 1, table::layout(&figures));
+        let ratios = laid(ratios.len() > 1, table::layout(&ratios));
+        format!("{figures}{ratios}{}{remarks}", table::layout(&rows))
     }
 
     /// For programs.
@@ -71,6 +76,7 @@ fn row(outcome: &Outcome, judgement: &Judgement) -> Value {
         "seconds": outcome.took.as_secs_f64(),
         "checks": checks,
         "figures": figures,
+        "ratios": outcome.ratios.iter().map(|ratio| ratio.0.clone()).collect::<Vec<_>>(),
         "complaints": judgement.complaints,
         "notes": judgement.notes,
     })
@@ -94,17 +100,18 @@ mod tests {
 
     #[test]
     fn a_report_names_what_failed_and_why() {
-        let outcome = |index: usize, verdict| Outcome {
-            run: &RUNS[index],
+        let outcome = |name: &str, verdict| Outcome {
+            run: RUNS.iter().find(|run| run.name == name).unwrap(),
             checks: vec![Check { name: "a".into(), verdict }],
             figures: vec![Figure { name: "a".into(), bytes: 8, value: 13.6, unit: "us" }],
+            ratios: Vec::new(),
             end: Ok(0),
             is_counted: true,
             took: Duration::from_millis(1250),
         };
-        let outcomes = vec![outcome(0, Verdict::Ok), outcome(2, Verdict::Failed("why".into()))];
+        let outcomes = vec![outcome("perftest", Verdict::Ok), outcome("peer", Verdict::Failed("why".into()))];
         let report = Report::new("6.1.0", outcomes, &[]);
-        assert_eq!(report.failed(), [RUNS[2].name]);
+        assert_eq!(report.failed(), ["peer"]);
         let text = report.text();
         assert!(text.contains("perftest: a  8      13.6      us\n"), "{text}");
         assert!(text.contains("perftest  ok      1       1.2 s\n"), "{text}");

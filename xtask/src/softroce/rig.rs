@@ -17,6 +17,9 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+/// How often perftest and slackline take turns at each row.
+const PAIRS: usize = 7;
+
 /// Where guest 2 serves a shell; nobody but guest 1 reaches it.
 const SHELL: &str = "10.9.9.2:99";
 
@@ -116,6 +119,7 @@ impl<'a> Rig<'a> {
             Job::Script => {
                 Ok(format!(". {}\n", quoted(&self.scripts.join("runs").join(format!("{}.sh", run.name)))))
             }
+            Job::Turns => self.turns(),
             Job::Tests { build, filters } => {
                 let program = programs::test(self.site, build)?;
                 let filters: Vec<_> = filters.iter().map(|filter| quoted(Path::new(filter))).collect();
@@ -127,6 +131,11 @@ impl<'a> Rig<'a> {
                 ))
             }
         }
+    }
+
+    fn turns(&self) -> Result<String, Failure> {
+        let (turns, slackline) = programs::turns(self.site)?;
+        Ok(format!("exec {} {} {PAIRS}\n", quoted(&turns.executable), quoted(&slackline.executable)))
     }
 
     fn boot(&self, kernel: &Kernel, guests: Guests, folder: &Path, kvm: bool) -> Result<Stage, Failure> {

@@ -25,6 +25,8 @@ pub(super) enum Job {
         /// Which of its tests: those that have one of these in their names. Each must match one.
         filters: &'static [&'static str],
     },
+    /// perftest and `slackline bench` by turns (`src/bin/turns.rs`).
+    Turns,
 }
 
 /// One entry of the table.
@@ -76,6 +78,26 @@ pub(super) const RUNS: &[Run] = &[
         timeout: Duration::from_secs(180),
     },
     Run {
+        name: "doctor",
+        about: "`slackline doctor` says what works and what is wrong, in one guest",
+        guests: Guests::One,
+        job: Job::Tests {
+            build: &["-p", "slackline-cli", "--test", "doctor_rdma"],
+            filters: &["a_device", "a_port", "a_limit", "a_user"],
+        },
+        timeout: Duration::from_secs(150),
+    },
+    Run {
+        name: "measure",
+        about: "slackline bench over RDMA: what arrives is what was sent",
+        guests: Guests::One,
+        job: Job::Tests {
+            build: &["-p", "slackline-cli", "--test", "bench_rdma"],
+            filters: &["every_operation", "queues_packets", "a_device"],
+        },
+        timeout: Duration::from_secs(150),
+    },
+    Run {
         name: "peer",
         about: "the other guest: programs run there, and a link that is down parts the two",
         guests: Guests::Two,
@@ -111,6 +133,15 @@ pub(super) const RUNS: &[Run] = &[
     },
 ];
 
+/// What `--bench` runs, alone.
+pub(super) const BENCH: Run = Run {
+    name: "bench",
+    about: "how close slackline comes to perftest",
+    guests: Guests::One,
+    job: Job::Turns,
+    timeout: Duration::from_secs(900),
+};
+
 impl Guests {
     pub(super) fn count(self) -> usize {
         match self {
@@ -126,7 +157,7 @@ pub(super) fn targets() -> Vec<&'static [&'static str]> {
     for run in RUNS {
         match run.job {
             Job::Tests { build, .. } if !targets.contains(&build) => targets.push(build),
-            Job::Tests { .. } | Job::Script => {}
+            Job::Tests { .. } | Job::Script | Job::Turns => {}
         }
     }
     targets

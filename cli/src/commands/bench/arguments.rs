@@ -1,37 +1,51 @@
 //! What `slackline bench` can be asked, and what it makes of it.
 
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::rc::Rc;
+
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use slackline::channel::Secret;
+use slackline::transport::verbs::Verbs;
+use slackline_cli::launch::MeetingPoint;
 
 use super::BenchError;
+use super::carrier::Carrier;
+use super::means::{DeviceArgs, Means};
+use super::peer::{Role, Task};
+use super::remote::{PORT, Remote};
+use super::report::Measured;
 use crate::optimizer_name::OptimizerName;
 
 /// Measure what operations cost on this machine.
 ///
-/// Each measurement warms up first. Operations of less than a microsecond are timed in batches, and percentiles are
-/// then those of the batches' means; the report says how many make a batch. Bandwidth is the bytes that one operation
-/// moves over the median time. Every size uses one pair of buffers again and again, as perftest does: up to the size
-/// of the caches the numbers are those of warm caches.
+/// Each measurement warms up first. What reading the clock costs is taken off each sample. Operations of less than a
+/// microsecond are timed in batches, and percentiles are then those of the batches' means; the report says how many
+/// make a batch. Bandwidth is the bytes that one operation moves over the median time. Every size uses one pair of
+/// buffers again and again, as perftest does: up to the size of the caches the numbers are those of warm caches.
 ///
-/// write: over shared memory latency is half a ping-pong, each side writing N bytes into the other's memory and
-/// spinning on its own; over TCP it is from the post until the target has applied the write and said so. read,
-/// fetch-add: post and poll. Bandwidth over TCP is that of --queue-depth requests under way at once. publish: a
-/// worker's gradient into its slot, against a server that folds it in (ASP, SGD) between two measurements. pull: a
-/// validated copy from an idle publisher.
-/// pinned-read: pin the newest version in place, read one word, let go. round: publish, fold (SGD) and pull under BSP,
-/// with the workers and the server in processes of their own; apply_ns is the fold alone, in the server. memcpy:
-/// private memory to shared, by libc and past the caches. apply: a fold of K gradients; --bytes are those of the
-/// parameters. triad: STREAM's, over three arrays of --bytes each.
+/// write: over shared memory and RDMA latency is half a ping-pong, each side writing N bytes into the other's memory
+/// and spinning on its own; over TCP it is from the post until the target has applied the write and said so. read,
+/// fetch-add: post and poll. Bandwidth over TCP and RDMA is that of --queue-depth requests under way at once; over
+/// RDMA all of them, as perftest counts it. publish: a worker's gradient into its slot, against a server that folds it
+/// in (ASP, SGD) between two measurements. pull: a validated copy from an idle publisher. pinned-read: pin the newest
+/// version in place, read one word, let go. round: publish, fold (SGD) and pull under BSP, with the workers and the
+/// server in processes of their own; apply_ns is the fold alone, in the server. memcpy: private memory to shared, by
+/// libc and past the caches. apply: a fold of K gradients; --bytes are those of the parameters. triad: STREAM's, over
+/// three arrays of --bytes each.
+///
+/// The other process is started on this host, unless --peer names another one, where `slackline bench --listen` runs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// What carries the bytes.
     #[arg(long, value_enum, default_value = "shm")]
     transport: TransportName,
     /// What to measure.
-    #[arg(long, value_enum)]
-    op: Op,
-    /// write, read over tcp: requests under way at once where bandwidth is measured; by default 16, and never more
-    /// than 128 MiB hold.
+    #[arg(long, value_enum, required_unless_present = "listen")]
+    op: Option<Op>,
+    /// write, read, fetch-add over tcp and verbs: requests under way at once where bandwidth is measured; by default
+    /// 128 over verbs; 16 over tcp, and never more than 128 MiB hold.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     queue_depth: Option<u16>,
     /// Bytes of one operation, with an optional K, M or G (powers of 1024); several by commas or by repeating the
@@ -70,6 +84,36 @@ pub(crate) struct Args {
     /// round unless the server has several threads, off for the rest.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pin: Option<bool>,
+    /// write, read, fetch-add, publish, pull: send a pattern, and compare what arrived with it after each size.
+    #[arg(long)]
+    validate: bool,
+    /// Be the other side of measurements: wait for one client, do what it asks, and end. Beyond loopback both sides
+    /// must know a secret. [default address: 0.0.0.0:18515]
+    #[arg(
+        long,
+        help_heading = "Two hosts",
+        value_name = "IP:PORT",
+        num_args = 0..=1,
+        default_missing_value = "0.0.0.0:18515",
+        value_parser = listening,
+        conflicts_with_all = [
+            "peer", "op", "bytes", "iterations", "warmup", "queue_depth", "workers", "chunk", "threads", "k",
+            "optimizer", "borrow", "from_shared", "validate", "json", "pin"
+        ]
+    )]
+    listen: Option<SocketAddr>,
+    /// With --listen: serve one client after the other until interrupted.
+    #[arg(long, help_heading = "Two hosts", requires = "listen")]
+    keep: bool,
+    /// Measure with the process that listens there; its port is 18515 unless given.
+    #[arg(long, help_heading = "Two hosts", value_name = "HOST[:PORT]", value_parser = meeting)]
+    peer: Option<String>,
+    /// What both hosts know, in a file of mode 600 [default: the file that SLACKLINE_SECRET_FILE names, or
+    /// SLACKLINE_SECRET itself]
+    #[arg(long, help_heading = "Two hosts", value_name = "FILE")]
+    secret_file: Option<PathBuf>,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Write the result as JSON to FILE, or to standard output (and nothing else there) if it is `-`.
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
@@ -79,11 +123,28 @@ pub(crate) struct Args {
 pub(super) enum TransportName {
     /// Shared memory.
     Shm,
-    /// TCP, over the loopback interface.
+    /// TCP.
     Tcp,
+    /// RDMA.
+    Verbs,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+impl TransportName {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            TransportName::Shm => "shm",
+            TransportName::Tcp => "tcp",
+            TransportName::Verbs => "verbs",
+        }
+    }
+
+    /// Opens what can be missing, only to see whether it is.
+    pub(super) fn open(self, means: &Means) -> Result<(), BenchError> {
+        if self == TransportName::Verbs { <Verbs as Carrier>::open(means).map(drop) } else { Ok(()) }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(super) enum Op {
     Write,
     Read,
@@ -129,12 +190,24 @@ impl Op {
     }
 }
 
-/// What was asked, checked and with defaults in place.
-#[derive(Clone, Debug)]
+/// What was asked.
+pub(super) enum Request {
+    /// To measure; also where the JSON goes.
+    Measure(Box<Settings>, Option<String>),
+    /// To be the other side for another host.
+    Listen { address: SocketAddr, transport: TransportName, means: Means, keep: bool },
+}
+
+/// What is to be measured, checked and with defaults in place.
 pub(super) struct Settings {
     pub(super) transport: TransportName,
     pub(super) op: Op,
-    pub(super) queue_depth: Option<u16>,
+    pub(super) means: Means,
+    /// The host of the other side, with its port, unless it is this one.
+    pub(super) peer: Option<String>,
+    /// The process that listens there, once it has answered.
+    pub(super) remote: Option<Rc<Remote>>,
+    pub(super) validate: bool,
     pub(super) sizes: Vec<u64>,
     pub(super) iterations: Option<u64>,
     pub(super) warmup: Option<u64>,
@@ -148,10 +221,59 @@ pub(super) struct Settings {
     pub(super) pin: bool,
 }
 
+/// What two processes can measure between them.
+const OF_TWO: [Op; 5] = [Op::Write, Op::Read, Op::FetchAdd, Op::Publish, Op::Pull];
+
+impl Settings {
+    /// A task for the other side.
+    pub(super) fn task(&self, bytes: u64, core: Option<usize>, role: Role) -> Task {
+        // Another host has other cores.
+        let core = core.filter(|_| self.remote.is_none());
+        let device = self.means.device.clone();
+        Task { transport: self.transport, address: None, core, bytes, device, role }
+    }
+
+    /// Says in the result that it was validated, if it was.
+    pub(super) fn validated(&self, measured: Measured) -> Measured {
+        if self.validate {
+            measured.with("validated", true).note("what arrived is what was sent".into())
+        } else {
+            measured
+        }
+    }
+}
+
 impl Args {
-    /// Checks what goes together; also where the JSON goes.
-    pub(super) fn check(self) -> Result<(Settings, Option<String>), BenchError> {
-        let op = self.op;
+    fn secret(&self) -> Result<Option<Secret>, BenchError> {
+        if self.listen.is_none() && self.peer.is_none() {
+            if self.secret_file.is_some() {
+                let what = "--secret-file is for two hosts: leave it out, or use --listen or --peer";
+                return Err(BenchError::Usage(what.into()));
+            }
+            return Ok(None);
+        }
+        let secret = match &self.secret_file {
+            Some(file) => Secret::from_file(file).map(Some),
+            None => Secret::from_environment(),
+        };
+        secret.map_err(|error| BenchError::Usage(error.to_string()))
+    }
+
+    /// Checks what goes together.
+    pub(super) fn check(self) -> Result<Request, BenchError> {
+        self.device.check(self.transport)?;
+        for (option, given) in [("--listen", self.listen.is_some()), ("--peer", self.peer.is_some())] {
+            if given && self.transport == TransportName::Shm {
+                let what = "shared memory does not leave its host: use --transport verbs or tcp";
+                return Err(BenchError::Usage(format!("{option}: {what}")));
+            }
+        }
+        let means =
+            Means { secret: self.secret()?, device: self.device, queue_depth: self.queue_depth, peer: None };
+        if let Some(address) = self.listen {
+            return Ok(Request::Listen { address, transport: self.transport, means, keep: self.keep });
+        }
+        let op = self.op.ok_or_else(|| BenchError::Usage("--op is missing: say what to measure".into()))?;
         if self.transport != TransportName::Shm && (op == Op::PinnedRead || self.borrow) {
             let what = "only shared memory is read in place: leave --borrow out, or use --transport shm";
             return Err(BenchError::Usage(what.into()));
@@ -177,6 +299,8 @@ impl Args {
         only("--optimizer", self.optimizer.is_some(), &[Op::Apply])?;
         only("--borrow", self.borrow, &[Op::Round])?;
         only("--from-shared", self.from_shared, &[Op::Memcpy])?;
+        only("--validate", self.validate, &OF_TWO)?;
+        only("--peer", self.peer.is_some(), &OF_TWO)?;
         let mut sizes: Vec<u64> = self.bytes.into_iter().flat_map(Sizes::list).collect();
         if sizes.is_empty() {
             sizes = op.default_sizes().to_vec();
@@ -194,8 +318,11 @@ impl Args {
         let threads = self.threads.unwrap_or(1);
         let settings = Settings {
             transport: self.transport,
-            queue_depth: self.queue_depth,
             op,
+            means,
+            peer: self.peer,
+            remote: None,
+            validate: self.validate,
             sizes,
             iterations: self.iterations,
             warmup: self.warmup,
@@ -208,7 +335,7 @@ impl Args {
             from_shared: self.from_shared,
             pin: self.pin.unwrap_or(op == Op::Round),
         };
-        Ok((settings, self.json))
+        Ok(Request::Measure(Box::new(settings), self.json))
     }
 }
 
@@ -242,6 +369,30 @@ fn chunk(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| "write a multiple of 64 bytes, with an optional K, M or G, as in 256K".into())
 }
 
+fn listening(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = text.parse() {
+        return Ok((Ipv4Addr::UNSPECIFIED, port).into());
+    }
+    let address = text.parse().or_else(|_| text.parse().map(|ip| SocketAddr::new(ip, PORT)));
+    address.map_err(|_| {
+        "write an address of this host and a port, as in 10.0.0.1:18515 or [fd00::1]:18515".into()
+    })
+}
+
+fn meeting(text: &str) -> Result<String, String> {
+    let with_port = if text.parse::<std::net::Ipv6Addr>().is_ok() {
+        format!("[{text}]:{PORT}")
+    } else if text.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']')) {
+        text.to_owned()
+    } else {
+        format!("{text}:{PORT}")
+    };
+    match with_port.parse::<MeetingPoint>() {
+        Ok(point) => Ok(point.to_string()),
+        Err(reason) => Err(format!("{reason}: write a name or address, and a port, as in node1:18515")),
+    }
+}
+
 fn at_least_one(text: &str) -> Result<u64, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "write a whole number of at least 1".into())
 }
@@ -273,5 +424,22 @@ mod tests {
             assert_eq!(size(text), None, "{text}");
         }
         assert_eq!(Sizes::All.list().len(), 24);
+    }
+
+    #[test]
+    fn hosts_and_addresses_have_a_port_of_their_own() {
+        for (text, wanted) in [
+            ("node1", "node1:18515"),
+            ("node1:7", "node1:7"),
+            ("10.0.0.1", "10.0.0.1:18515"),
+            ("fd00::1", "[fd00::1]:18515"),
+            ("[fd00::1]:7", "[fd00::1]:7"),
+        ] {
+            assert_eq!(meeting(text).as_deref(), Ok(wanted));
+        }
+        assert!(meeting("node1:x").is_err() && meeting("a b").is_err() && meeting("").is_err());
+        assert_eq!(listening("7").unwrap().to_string(), "0.0.0.0:7");
+        assert_eq!(listening("::1").unwrap().to_string(), "[::1]:18515");
+        assert!(listening("node1:7").is_err());
     }
 }

@@ -1,26 +1,50 @@
 //! The transports that can be measured.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use slackline::transport::shm::Shm;
 use slackline::transport::tcp::Tcp;
+use slackline::transport::verbs::Verbs;
 use slackline::transport::{Address, Transport};
 
-/// A transport that can be measured between two processes of this host.
-pub(super) trait Carrier: Transport + Clone + Default {
+use super::BenchError;
+use super::means::Means;
+use super::report::Measured;
+
+/// A transport that can be measured between two processes.
+pub(super) trait Carrier: Transport + Clone {
     /// As the command line spells it.
     const NAME: &'static str;
     /// Requests that are under way at once where bandwidth is measured; 1 where a request is done when it is posted.
     const WINDOW: u64;
-    /// An address that nobody listens at.
-    fn anywhere() -> Address;
+    /// Of so many requests one is signalled where bandwidth is measured.
+    const SIGNAL_EVERY: u64;
+    /// Whether writes land without the other process's help, so that two sides can play ping-pong by spinning on their
+    /// own memory.
+    const PONGS: bool;
+
+    fn open(means: &Means) -> Result<Self, BenchError>;
+
+    /// An address on this host that nobody listens at.
+    fn anywhere(host: IpAddr) -> Address;
+
+    /// Adds what there is to tell of the way to the other side.
+    fn describe(&self, _means: &Means, measured: Measured) -> Measured {
+        measured
+    }
 }
 
 impl Carrier for Shm {
     const NAME: &'static str = "shm";
     const WINDOW: u64 = 1;
+    const SIGNAL_EVERY: u64 = 1;
+    const PONGS: bool = true;
 
-    fn anywhere() -> Address {
+    fn open(_means: &Means) -> Result<Shm, BenchError> {
+        Ok(Shm::new())
+    }
+
+    fn anywhere(_host: IpAddr) -> Address {
         Address::random()
     }
 }
@@ -28,8 +52,43 @@ impl Carrier for Shm {
 impl Carrier for Tcp {
     const NAME: &'static str = "tcp";
     const WINDOW: u64 = 16;
+    const SIGNAL_EVERY: u64 = 1;
+    const PONGS: bool = false;
 
-    fn anywhere() -> Address {
-        Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+    fn open(means: &Means) -> Result<Tcp, BenchError> {
+        Ok(means.secret.clone().map_or_else(Tcp::new, Tcp::with_secret))
+    }
+
+    fn anywhere(host: IpAddr) -> Address {
+        Address::Tcp(SocketAddr::new(host, 0))
+    }
+}
+
+impl Carrier for Verbs {
+    const NAME: &'static str = "verbs";
+    // Both as perftest has them, but that four signals are due in each queue.
+    const WINDOW: u64 = 128;
+    const SIGNAL_EVERY: u64 = 32;
+    const PONGS: bool = true;
+
+    fn open(means: &Means) -> Result<Verbs, BenchError> {
+        Ok(Verbs::open(means.verbs())?)
+    }
+
+    fn anywhere(host: IpAddr) -> Address {
+        Address::Verbs(SocketAddr::new(host, 0))
+    }
+
+    fn describe(&self, means: &Means, measured: Measured) -> Measured {
+        let (device, port, mtu) = (self.device(), self.port().number, self.mtu());
+        let measured = measured.with("device", device).with("port", port).with("mtu", mtu);
+        match self.gid_towards(means.peer) {
+            Some(choice) => {
+                let (gid, index) = (choice.gid.to_string(), choice.gid.index);
+                let note = format!("by port {port} of {device}, GID {index} ({gid}), packets of {mtu} bytes");
+                measured.with("gid", gid).with("gid_index", index).note(note)
+            }
+            None => measured,
+        }
     }
 }

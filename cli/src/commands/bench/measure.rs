@@ -1,5 +1,6 @@
 //! Warm-up, timing and percentiles.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -108,10 +109,30 @@ pub(super) fn time_batches(
         if settings.iterations.is_none() && done >= MIN_SAMPLES && begun.elapsed() > MAX_LENGTH {
             break;
         }
-        samples.push(many(batch)?.as_nanos() as f64 / batch as f64);
+        let took = many(batch)?.saturating_sub(clock_cost());
+        samples.push(took.as_nanos() as f64 / batch as f64);
         progress.tick("sample", done + 1, count);
     }
     Ok(Timing { iterations: samples.len() as u64 * batch, batch, latency: Latency::of(samples) })
+}
+
+/// Warms up and times operations as one whole, for what only flows while there are many; nanoseconds of one.
+pub(super) fn time_whole(
+    settings: &Settings,
+    mut many: impl FnMut(u64) -> Result<Duration, BenchError>,
+) -> Result<f64, BenchError> {
+    let one = match settings.warmup {
+        Some(0) => None,
+        Some(count) => Some(many(count)?.as_secs_f64() / count as f64),
+        None => Some(warm_up(&mut many)?),
+    };
+    let count = settings.iterations.unwrap_or_else(|| match one {
+        Some(one) => {
+            ((DEFAULT_LENGTH.as_secs_f64() / one.max(1e-9)) as u64).clamp(MIN_SAMPLES, MAX_ITERATIONS)
+        }
+        None => 100,
+    });
+    Ok(many(count)?.as_nanos() as f64 / count as f64)
 }
 
 /// Seconds of one operation, once warm and undisturbed.
@@ -126,6 +147,16 @@ fn warm_up(many: &mut impl FnMut(u64) -> Result<Duration, BenchError>) -> Result
         }
         count *= 2;
     }
+}
+
+/// What reading the clock adds to each sample: some 20 ns, but microseconds where the system has no better clock than a
+/// device's.
+fn clock_cost() -> Duration {
+    static COST: LazyLock<Duration> = LazyLock::new(|| {
+        let read = |_| Instant::now().elapsed();
+        (0..200).map(read).min().unwrap_or_default()
+    });
+    *COST
 }
 
 /// Times `count` calls of `one` as a whole.

@@ -1,29 +1,37 @@
 //! `slackline bench`: what an operation costs here and now.
 //!
 //! Whatever crosses a process boundary in use crosses one here: the bench starts itself again as the other side
-//! ([`peer`]), which dies with it. Copies and kernels alone run in this process.
+//! ([`peer`]), which dies with it, or asks one that listens on another host ([`remote`]). Copies and kernels alone run
+//! in this process.
 
 mod arguments;
 mod carrier;
 mod local;
+mod means;
 mod measure;
 mod nodes;
+mod pattern;
 mod peer;
 mod pin;
 mod pong;
+mod remote;
 mod report;
 mod requests;
 mod round;
 
 use std::process::ExitCode;
+use std::rc::Rc;
 
 pub(crate) use arguments::Args;
-use arguments::{Op, Settings, TransportName};
+use arguments::{Op, Request, Settings, TransportName};
 use carrier::Carrier;
 pub(crate) use peer::PeerArgs;
+use remote::Remote;
 use report::Measured;
+pub(crate) use report::{duration, rate, size};
 use slackline::transport::shm::Shm;
 use slackline::transport::tcp::Tcp;
+use slackline::transport::verbs::Verbs;
 
 /// A measurement was called wrongly, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -33,12 +41,18 @@ pub(crate) enum BenchError {
     #[error(transparent)]
     Node(#[from] slackline::Error),
     #[error(transparent)]
+    Open(#[from] slackline::transport::verbs::OpenError),
+    #[error("the atomics of this RDMA device do not work; there is nothing to measure")]
+    NoAtomics,
+    #[error("validation failed: {0}")]
+    Invalid(String),
+    #[error(transparent)]
     Register(#[from] slackline::transport::RegisterError),
     #[error(transparent)]
     Connect(#[from] slackline::transport::ConnectError),
     #[error(transparent)]
     Post(#[from] slackline::transport::PostError),
-    #[error("the target is gone: {0}; its own message stands above")]
+    #[error("the target is gone: {0}; it says why itself")]
     Disconnected(#[from] slackline::transport::Disconnected),
     #[error("a request failed: {0}")]
     Completion(#[from] slackline::transport::CompletionError),
@@ -87,15 +101,30 @@ fn finish(result: Result<(), BenchError>) -> ExitCode {
 }
 
 fn try_run(args: Args) -> Result<(), BenchError> {
-    let (settings, json) = args.check()?;
-    let mut all = Vec::with_capacity(settings.sizes.len());
-    for bytes in &settings.sizes {
-        all.push(match settings.transport {
-            TransportName::Shm => measure_one::<Shm>(&settings, *bytes)?,
-            TransportName::Tcp => measure_one::<Tcp>(&settings, *bytes)?,
-        });
+    let (mut settings, json) = match args.check()? {
+        Request::Measure(settings, json) => (*settings, json),
+        Request::Listen { address, transport, means, keep } => {
+            return remote::listen(address, transport, &means, keep);
+        }
+    };
+    // What cannot be had here is told here, and not by the other side.
+    settings.transport.open(&settings.means)?;
+    if let Some(host) = &settings.peer {
+        let remote = Remote::connect(host, &settings.means)?;
+        settings.means.peer = Some(remote.address.ip());
+        settings.remote = Some(Rc::new(remote));
     }
-    report::write(&all, json.as_deref())
+    let measure = |bytes: &u64| match settings.transport {
+        TransportName::Shm => measure_one::<Shm>(&settings, *bytes),
+        TransportName::Tcp => measure_one::<Tcp>(&settings, *bytes),
+        TransportName::Verbs => measure_one::<Verbs>(&settings, *bytes),
+    };
+    let all: Result<Vec<Measured>, BenchError> = settings.sizes.iter().map(measure).collect();
+    let all = all.map_err(|error| match &settings.remote {
+        Some(remote) => remote.explain(error),
+        None => error,
+    });
+    report::write(&all?, json.as_deref())
 }
 
 fn measure_one<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {

@@ -1,8 +1,8 @@
 //! What nodes do, one at a time: publish, pull, pinned read.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use slackline::mem::Access;
+use slackline::mem::{Access, VolatileSlice};
 use slackline::node::{Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, Worker, WorkerOptions};
 use slackline::scheme::{Bound, Config};
 use slackline::table::{ElementType, Table};
@@ -12,11 +12,20 @@ use super::BenchError;
 use super::arguments::Settings;
 use super::carrier::Carrier;
 use super::measure::{calls, time};
-use super::peer::{Peer, Role, Stop, Task, say};
+use super::pattern;
+use super::peer::{Client, Peer, Role, Task};
 use super::pin::{pair, pin_to};
 use super::report::Measured;
 
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What the server begins with, and by how much a gradient moves it.
+pub(super) const INITIAL: f32 = 1.0;
+pub(super) const RATE: f32 = 1e-3;
+/// Gradients are the same again after so many elements, so that what they add up to is soon worked out.
+const PERIOD: usize = 64;
+/// How long a server that has taken a gradient may take to show it.
+const SHOW: Duration = Duration::from_secs(5);
 
 /// Starts the other side.
 fn start(settings: &Settings, bytes: u64, role: Role) -> Result<(Address, Peer), BenchError> {
@@ -24,7 +33,7 @@ fn start(settings: &Settings, bytes: u64, role: Role) -> Result<(Address, Peer),
     if let Some(core) = own_core {
         pin_to(core);
     }
-    Task { transport: settings.transport, address: None, core, bytes, role }.start()?.ready()
+    settings.task(bytes, core, role).start(settings.remote.as_ref())?.ready()
 }
 
 /// A worker's gradient into its slot. The server folds it while it lands and goes on after; the next one begins only
@@ -32,30 +41,68 @@ fn start(settings: &Settings, bytes: u64, role: Role) -> Result<(Address, Peer),
 pub(super) fn publish<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
     let role = Role::Server { asynchronous: true, workers: 1, chunk: settings.chunk, threads: 1, folds: 0 };
     let (address, server) = start(settings, bytes, role)?;
-    let carrier = C::default();
+    let carrier = C::open(&settings.means)?;
     // Read in place where that is possible: only the gradient is copied.
     let read = if carrier.capabilities().in_place { ReadMode::InPlace } else { ReadMode::Copy };
     let options = WorkerOptions { read, ..WorkerOptions::new(Config::Asp) };
-    let mut worker = Worker::connect(carrier, &[address], options, TIMEOUT)?;
-    worker.gradient()?.fill(1e-3);
+    let servers = std::slice::from_ref(&address);
+    let mut worker = Worker::connect(carrier.clone(), servers, options, TIMEOUT)?;
+    for (index, element) in worker.gradient()?.iter_mut().enumerate() {
+        *element = gradient(index);
+    }
+    let mut published = 0;
     let timing = time(settings, &format!("of {bytes} bytes"), |count| {
         let mut took = Duration::ZERO;
         for _ in 0..count {
             worker.begin(TIMEOUT)?;
             took += calls(1, || Ok(worker.publish(None, TIMEOUT)?))?;
             worker.flush(TIMEOUT)?;
+            published += 1;
         }
         Ok(took)
     })?;
+    if settings.validate {
+        check_sum(&carrier, &address, bytes, published)?;
+    }
     drop(worker);
     server.end()?;
-    Ok(Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing))
+    let measured = Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing);
+    Ok(carrier.describe(&settings.means, settings.validated(measured)))
+}
+
+fn gradient(index: usize) -> f32 {
+    1e-3 * (1 + index % PERIOD) as f32
+}
+
+/// Whether the server has added up so many gradients, each whole.
+fn check_sum<C: Carrier>(carrier: &C, at: &Address, bytes: u64, published: u64) -> Result<(), BenchError> {
+    let mut wanted = [INITIAL; PERIOD];
+    for _ in 0..published {
+        for (index, element) in wanted.iter_mut().enumerate() {
+            *element -= RATE * gradient(index);
+        }
+    }
+    let mut reader = Reader::connect(carrier.clone(), at, ReaderOptions::default(), TIMEOUT)?;
+    let into = carrier.allocate(bytes as usize, Access::LOCAL)?.whole();
+    let begun = Instant::now();
+    loop {
+        reader.pull(&into, Bound::NONE, TIMEOUT)?;
+        let mut found = vec![0; bytes as usize];
+        into.as_volatile().read(&mut found);
+        let differs = |(index, element): (usize, &[u8])| element != wanted[index % PERIOD].to_le_bytes();
+        let Some(at) = found.chunks(4).enumerate().position(differs) else { return Ok(()) };
+        if begun.elapsed() > SHOW {
+            let place = "in the server's sum of gradients";
+            return pattern::verdict(Some(4 * at as u64), bytes, place);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A copy of a version, validated.
 pub(super) fn pull<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
     let (address, publisher) = start(settings, bytes, Role::Publisher { chunk: settings.chunk })?;
-    let carrier = C::default();
+    let carrier = C::open(&settings.means)?;
     let mut reader = Reader::connect(carrier.clone(), &address, ReaderOptions::default(), TIMEOUT)?;
     let into = carrier.allocate(bytes as usize, Access::LOCAL)?.whole();
     let mut retries = 0;
@@ -65,15 +112,19 @@ pub(super) fn pull<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measur
             Ok(())
         })
     })?;
+    if settings.validate {
+        pattern::verdict(pattern::first_wrong(into.as_volatile()), bytes, "in what was pulled")?;
+    }
     drop(reader);
     publisher.end()?;
-    Ok(Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing).with("retries", retries))
+    let measured = Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing).with("retries", retries);
+    Ok(carrier.describe(&settings.means, settings.validated(measured)))
 }
 
 /// Pin, read one word, let go.
 pub(super) fn pinned_read<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
     let (address, publisher) = start(settings, bytes, Role::Publisher { chunk: settings.chunk })?;
-    let mut reader = Reader::connect(C::default(), &address, ReaderOptions::default(), TIMEOUT)?;
+    let mut reader = Reader::connect(C::open(&settings.means)?, &address, ReaderOptions::default(), TIMEOUT)?;
     let mut word = [0; 8];
     let width = word.len().min(bytes as usize);
     let timing = time(settings, &format!("of {bytes} bytes"), |count| {
@@ -93,14 +144,21 @@ pub(super) fn pinned_read<C: Carrier>(settings: &Settings, bytes: u64) -> Result
 }
 
 /// A publisher with one version.
-pub(super) fn serve_publisher<C: Carrier>(task: &Task, chunk: u64, stop: &Stop) -> Result<(), BenchError> {
+pub(super) fn serve_publisher<C: Carrier>(
+    task: &Task,
+    chunk: u64,
+    client: &Client,
+) -> Result<(), BenchError> {
     let table = Table::flat(task.bytes / 4, ElementType::F32)?;
     let mut options = PublisherOptions::default();
     options.memory.chunk_bytes = chunk;
-    let mut publisher = Publisher::new(C::default(), &C::anywhere(), table, options)?;
+    let (carrier, anywhere) = (C::open(&client.means)?, C::anywhere(client.host));
+    let mut publisher = Publisher::new(carrier, &anywhere, table, options)?;
+    let mut payload = vec![0; task.bytes as usize];
+    pattern::fill(VolatileSlice::from_mut(&mut payload));
     // Every page of the frame that is read is there.
-    publisher.publish(&vec![1; task.bytes as usize], TIMEOUT)?;
-    say(&publisher.address())?;
-    while !publisher.drive(|_| stop.is_wanted(), TIMEOUT)? {}
+    publisher.publish(&payload, TIMEOUT)?;
+    client.say(&publisher.address())?;
+    while !publisher.drive(|_| client.is_done(), TIMEOUT)? {}
     Ok(())
 }

@@ -1,10 +1,13 @@
 //! The other side of a measurement: this program again, in a process of its own.
 //!
-//! It is told its task in an argument, says on its standard output when it is ready and later what it has measured,
-//! one JSON value a line, and ends when its standard input does. It dies with the process that started it.
+//! On this host it is told its task in an argument, says on its standard output when it is ready and later what it has
+//! measured, one JSON value a line, and ends when its standard input does. It dies with the process that started it. On
+//! another host somebody has started it, and the same is said over a [`Line`].
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,10 +16,13 @@ use serde::{Deserialize, Serialize};
 use slackline::transport::Address;
 use slackline::transport::shm::Shm;
 use slackline::transport::tcp::Tcp;
+use slackline::transport::verbs::Verbs;
 
-use super::arguments::TransportName;
+use super::arguments::{Op, TransportName};
 use super::carrier::Carrier;
+use super::means::{DeviceArgs, Means};
 use super::pin::pin_to;
+use super::remote::{Line, Remote, ToClient};
 use super::{BenchError, nodes, pong, round};
 
 /// The other side of a measurement.
@@ -34,13 +40,16 @@ pub(super) struct Task {
     pub(super) address: Option<Address>,
     pub(super) core: Option<usize>,
     pub(super) bytes: u64,
+    /// For one on the same host: another one has its own.
+    pub(super) device: DeviceArgs,
     pub(super) role: Role,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Role {
-    /// Memory to write and read, and the other end of a ping-pong.
-    Memory,
+    /// Memory to write and read, the other end of a ping-pong if there is one first, and the judge of what arrived if
+    /// that is to be checked.
+    Memory { pongs: bool, checked: Option<Op> },
     /// A publisher that publishes nothing after its first version.
     Publisher { chunk: u64 },
     /// A server; afterwards it measures its fold alone, if so many times are asked for.
@@ -54,8 +63,12 @@ impl Task {
         self.address.as_ref().ok_or_else(|| BenchError::Usage("this task needs an address".into()))
     }
 
-    /// Starts a process with this task.
-    pub(super) fn start(&self) -> Result<Peer, BenchError> {
+    /// Gives it to the process on the other host if there is one, else to a new one on this.
+    pub(super) fn start(&self, remote: Option<&Rc<Remote>>) -> Result<Peer, BenchError> {
+        if let Some(remote) = remote {
+            remote.give(self)?;
+            return Ok(Peer::Remote { remote: Rc::clone(remote), is_told: false });
+        }
         let program = std::env::current_exe().map_err(BenchError::system("find this program's own file"))?;
         let task = serde_json::to_string(self).map_err(|error| BenchError::Peer(error.to_string()))?;
         let mut child = Command::new(program)
@@ -65,12 +78,20 @@ impl Task {
             .spawn()
             .map_err(BenchError::system("start another process"))?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take().map(BufReader::new));
-        Ok(Peer { child, stdin, stdout })
+        Ok(Peer::Process(Process { child, stdin, stdout }))
     }
 }
 
-/// A process with a task; killed when dropped.
-pub(super) struct Peer {
+/// A process with a task.
+pub(super) enum Peer {
+    /// Of this host.
+    Process(Process),
+    /// Of another one.
+    Remote { remote: Rc<Remote>, is_told: bool },
+}
+
+/// Killed when dropped.
+pub(super) struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: Option<BufReader<ChildStdout>>,
@@ -84,8 +105,19 @@ impl Peer {
 
     /// The next value that it says.
     pub(super) fn hear<V: DeserializeOwned>(&mut self) -> Result<V, BenchError> {
+        let process = match self {
+            Peer::Process(process) => process,
+            Peer::Remote { remote, .. } => {
+                let value = match remote.hear()? {
+                    ToClient::Said(value) => value,
+                    ToClient::Done => return Err(BenchError::Peer("it ended early".into())),
+                };
+                let wrong = |error| BenchError::Peer(format!("it said what was not asked: {error}"));
+                return serde_json::from_value(value).map_err(wrong);
+            }
+        };
         let mut line = String::new();
-        if let Some(stdout) = &mut self.stdout {
+        if let Some(stdout) = &mut process.stdout {
             stdout.read_line(&mut line).map_err(BenchError::system("read from the other process"))?;
         }
         if line.is_empty() {
@@ -94,15 +126,39 @@ impl Peer {
         serde_json::from_str(&line).map_err(|error| BenchError::Peer(format!("it said {line:?}: {error}")))
     }
 
+    /// Asks it to end. It may have something to say yet.
+    pub(super) fn stop(&mut self) -> Result<(), BenchError> {
+        match self {
+            Peer::Process(process) => drop(process.stdin.take()),
+            Peer::Remote { is_told: true, .. } => {}
+            Peer::Remote { remote, is_told } => {
+                *is_told = true;
+                remote.end()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Asks it to end, and waits until it has.
     pub(super) fn end(mut self) -> Result<(), BenchError> {
-        drop(self.stdin.take());
-        let status = self.child.wait().map_err(BenchError::system("wait for the other process"))?;
-        if status.success() { Ok(()) } else { Err(BenchError::Peer(status.to_string())) }
+        self.stop()?;
+        match &mut self {
+            Peer::Process(process) => {
+                let status =
+                    process.child.wait().map_err(BenchError::system("wait for the other process"))?;
+                if status.success() { Ok(()) } else { Err(BenchError::Peer(status.to_string())) }
+            }
+            Peer::Remote { remote, .. } => match remote.hear()? {
+                ToClient::Done => Ok(()),
+                ToClient::Said(value) => {
+                    Err(BenchError::Peer(format!("it said what was not asked: {value}")))
+                }
+            },
+        }
     }
 }
 
-impl Drop for Peer {
+impl Drop for Process {
     fn drop(&mut self) {
         // Whoever comes here without `end` has failed already, and has its own story to tell.
         let _dead_already = self.child.kill();
@@ -110,37 +166,55 @@ impl Drop for Peer {
     }
 }
 
-/// Says one value to whoever started this process.
-pub(super) fn say(value: &impl Serialize) -> Result<(), BenchError> {
-    let mut text = serde_json::to_string(value).map_err(|error| BenchError::Peer(error.to_string()))?;
-    text.push('\n');
-    let mut stdout = std::io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(BenchError::system("answer the process that started this one"))
+/// Whoever gave this side its task, as that side sees it.
+pub(super) struct Client {
+    /// By what means it is to be reached.
+    pub(super) means: Means,
+    /// This host, as it sees it.
+    pub(super) host: IpAddr,
+    line: Option<Arc<Line>>,
+    is_done: Arc<AtomicBool>,
 }
 
-/// True once standard input has ended.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Stop(Arc<AtomicBool>);
-
-impl Stop {
-    fn watch() -> Stop {
-        let stop = Stop::default();
-        let flag = stop.clone();
+impl Client {
+    /// The process that started this one.
+    fn parent(device: DeviceArgs) -> Client {
+        let is_done = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&is_done);
         std::thread::spawn(move || {
             // Whether it ends or fails, nobody is there any more.
             let _ended = std::io::stdin().lock().read_to_end(&mut Vec::new());
-            flag.0.store(true, Ordering::Relaxed);
+            flag.store(true, Ordering::Relaxed);
         });
-        stop
+        let means = Means { device, ..Means::default() };
+        Client { means, host: Ipv4Addr::LOCALHOST.into(), line: None, is_done }
     }
 
-    pub(super) fn is_wanted(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    /// A process on another host; somebody else watches whether it `is_done`.
+    pub(super) fn on(line: &Arc<Line>, means: Means, host: IpAddr, is_done: &Arc<AtomicBool>) -> Client {
+        Client { means, host, line: Some(Arc::clone(line)), is_done: Arc::clone(is_done) }
+    }
+
+    /// True once it wants no more, or is gone.
+    pub(super) fn is_done(&self) -> bool {
+        self.is_done.load(Ordering::Relaxed)
+    }
+
+    /// Says one value to it.
+    pub(super) fn say(&self, value: &impl Serialize) -> Result<(), BenchError> {
+        let wrong = |error: serde_json::Error| BenchError::Peer(error.to_string());
+        if let Some(line) = &self.line {
+            return line.say(serde_json::to_value(value).map_err(wrong)?);
+        }
+        let mut text = serde_json::to_string(value).map_err(wrong)?;
+        text.push('\n');
+        let mut stdout = std::io::stdout().lock();
+        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+        written.map_err(BenchError::system("answer the process that started this one"))
     }
 }
 
-/// Carries a task out.
+/// Carries out what the process that started this one wants.
 pub(super) fn serve(args: PeerArgs) -> Result<(), BenchError> {
     let parent_gone = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     parent_gone
@@ -148,22 +222,28 @@ pub(super) fn serve(args: PeerArgs) -> Result<(), BenchError> {
         .map_err(BenchError::system("die with the process that started this"))?;
     let task: Task = serde_json::from_str(&args.task)
         .map_err(|error| BenchError::Usage(format!("bench-peer is for `bench` alone: {error}")))?;
-    // Before it is pinned: it only waits.
-    let stop = Stop::watch();
+    // Before it is pinned: its thread only waits.
+    let client = Client::parent(task.device.clone());
     if let Some(core) = task.core {
         pin_to(core);
     }
+    carry_out(&task, &client)
+}
+
+/// Carries a task out.
+pub(super) fn carry_out(task: &Task, client: &Client) -> Result<(), BenchError> {
     match task.transport {
-        TransportName::Shm => serve_over::<Shm>(&task, &stop),
-        TransportName::Tcp => serve_over::<Tcp>(&task, &stop),
+        TransportName::Shm => serve_over::<Shm>(task, client),
+        TransportName::Tcp => serve_over::<Tcp>(task, client),
+        TransportName::Verbs => serve_over::<Verbs>(task, client),
     }
 }
 
-fn serve_over<C: Carrier>(task: &Task, stop: &Stop) -> Result<(), BenchError> {
+fn serve_over<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
     match task.role {
-        Role::Memory => pong::serve::<C>(task, stop),
-        Role::Publisher { chunk } => nodes::serve_publisher::<C>(task, chunk, stop),
-        Role::Server { .. } => round::serve_server::<C>(task, stop),
-        Role::Worker { .. } => round::serve_worker::<C>(task),
+        Role::Memory { pongs, checked } => pong::serve::<C>(task.bytes, pongs, checked, client),
+        Role::Publisher { chunk } => nodes::serve_publisher::<C>(task, chunk, client),
+        Role::Server { .. } => round::serve_server::<C>(task, client),
+        Role::Worker { .. } => round::serve_worker::<C>(task, client),
     }
 }

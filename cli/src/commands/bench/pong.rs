@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use slackline::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
 use slackline::node::now;
 use slackline::transport::{
@@ -14,14 +15,21 @@ use slackline::transport::{
 };
 
 use super::BenchError;
+use super::arguments::Op;
 use super::carrier::Carrier;
-use super::peer::{Stop, Task, say};
+use super::pattern;
+use super::peer::Client;
 
 /// How often a side that waits looks whether the other still lives, in turns of the loop.
 const SPINS: u32 = 4096;
 /// A target to which nothing was sent for so long sleeps between looks.
 const IDLE: Duration = Duration::from_millis(50);
+/// Between two looks of one that nothing is expected of.
+const STILL: Duration = Duration::from_millis(2);
 const CONNECT: Duration = Duration::from_secs(10);
+
+/// The turn after the last: from now on the data is no turn any more.
+pub(super) const OVER: u64 = u64::MAX;
 
 const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
@@ -87,9 +95,8 @@ impl<C: Carrier> Side<C> {
     }
 
     /// Connects to the target at the other end.
-    pub(super) fn connect(address: &Address, bytes: u64) -> Result<Side<C>, BenchError> {
-        let carrier = C::default();
-        let mine = region(&carrier, bytes)?;
+    pub(super) fn connect(carrier: &C, address: &Address, bytes: u64) -> Result<Side<C>, BenchError> {
+        let mine = region(carrier, bytes)?;
         let offer = Offer { message: Vec::new(), grants: vec![mine.whole()] };
         let mut connecting = carrier.connect(address, offer)?;
         let begun = Instant::now();
@@ -97,7 +104,7 @@ impl<C: Carrier> Side<C> {
             match connecting.poll(now()) {
                 Poll::Ready(connected) => {
                     let (endpoint, received) = connected?;
-                    return Side::new(&carrier, endpoint, &mine, &received.grants, bytes);
+                    return Side::new(carrier, endpoint, &mine, &received.grants, bytes);
                 }
                 Poll::Pending if begun.elapsed() > CONNECT => {
                     return Err(BenchError::Peer(format!("it did not answer within {CONNECT:?}")));
@@ -146,47 +153,81 @@ impl<C: Carrier> Side<C> {
     }
 }
 
-/// The target: answers every turn until nobody is there any more.
-pub(super) fn serve<C: Carrier>(task: &Task, stop: &Stop) -> Result<(), BenchError> {
-    let carrier = C::default();
-    let mut listener = carrier.listen(&C::anywhere())?;
-    let mine = region(&carrier, task.bytes)?;
-    say(&listener.address())?;
+/// What a target found in its memory in the end.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Found {
+    /// The first byte that is not as it should be.
+    pub(super) wrong: Option<u64>,
+    /// The first word.
+    pub(super) word: u64,
+}
+
+/// The target: answers every turn of a ping-pong if there is one, keeps still until nobody is there any more, and says
+/// what it found if that is to be checked.
+pub(super) fn serve<C: Carrier>(
+    bytes: u64,
+    pongs: bool,
+    checked: Option<Op>,
+    client: &Client,
+) -> Result<(), BenchError> {
+    let carrier = C::open(&client.means)?;
+    let mut listener = carrier.listen(&C::anywhere(client.host))?;
+    let mine = region(&carrier, bytes)?;
+    let data = mine.slice(0, bytes as usize)?;
+    if checked == Some(Op::Read) {
+        pattern::fill(data.as_volatile());
+    }
+    client.say(&listener.address())?;
     let incoming = loop {
         if let Some(incoming) = listener.poll(now()) {
             break incoming;
         }
-        if stop.is_wanted() {
+        if client.is_done() {
             return Ok(());
         }
         std::thread::yield_now();
     };
     let grants = incoming.received().grants.clone();
     let endpoint = incoming.accept(Offer { message: Vec::new(), grants: vec![mine.whole()] })?;
-    let mut side = Side::<C>::new(&carrier, endpoint, &mine, &grants, task.bytes)?;
-    if C::WINDOW > 1 {
-        // No ping-pong: whoever spins here only keeps the transport's own thread off the core.
-        while !stop.is_wanted() && side.endpoint.check().is_ok() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        return Ok(());
+    let mut side = Side::<C>::new(&carrier, endpoint, &mine, &grants, bytes)?;
+    if pongs {
+        side.answer(client)?;
     }
-    let mut turn = 1;
-    let mut last = Instant::now();
-    loop {
-        if side.spin(turn) {
-            side.send(turn)?;
-            turn += 1;
-            last = Instant::now();
-            continue;
-        }
-        if stop.is_wanted() || side.endpoint.check().is_err() {
-            return Ok(());
-        }
-        if last.elapsed() > IDLE {
-            std::thread::sleep(Duration::from_micros(100));
-        } else {
-            std::thread::yield_now();
+    // Whoever spins here only keeps whoever moves the bytes off the core.
+    while !client.is_done() && side.endpoint.check().is_ok() {
+        std::thread::sleep(STILL);
+    }
+    if checked.is_some() {
+        let wrong = if checked == Some(Op::Write) { pattern::first_wrong(data.as_volatile()) } else { None };
+        let word = if bytes >= 8 { data.as_volatile().load(0, Ordering::Acquire) } else { 0 };
+        client.say(&Found { wrong, word })?;
+    }
+    Ok(())
+}
+
+impl<C: Carrier> Side<C> {
+    /// Answers every turn up to the last, or until nobody is there any more.
+    fn answer(&mut self, client: &Client) -> Result<(), BenchError> {
+        let mut turn = 1;
+        let mut last = Instant::now();
+        loop {
+            if self.spin(turn) {
+                if self.turn.as_volatile().load(0, Ordering::Acquire) == OVER {
+                    return self.send(OVER);
+                }
+                self.send(turn)?;
+                turn += 1;
+                last = Instant::now();
+                continue;
+            }
+            if client.is_done() || self.endpoint.check().is_err() {
+                return Ok(());
+            }
+            if last.elapsed() > IDLE {
+                std::thread::sleep(Duration::from_micros(100));
+            } else {
+                std::thread::yield_now();
+            }
         }
     }
 }

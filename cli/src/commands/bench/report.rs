@@ -71,7 +71,7 @@ impl Measured {
 }
 
 /// Bytes per second.
-pub(super) fn rate(bytes: u64, nanos: f64) -> f64 {
+pub(crate) fn rate(bytes: u64, nanos: f64) -> f64 {
     // A clock that did not move has measured nothing: the shortest time that it can show.
     bytes as f64 / nanos.max(1e-3) * 1e9
 }
@@ -164,7 +164,7 @@ fn table(all: &[Measured]) -> String {
 }
 
 /// Nanoseconds as people read them.
-pub(super) fn duration(nanos: f64) -> String {
+pub(crate) fn duration(nanos: f64) -> String {
     match nanos {
         _ if nanos < 1e3 => format!("{nanos:.1} ns"),
         _ if nanos < 1e6 => format!("{:.2} us", nanos / 1e3),
@@ -173,7 +173,8 @@ pub(super) fn duration(nanos: f64) -> String {
     }
 }
 
-fn size(bytes: u64) -> String {
+/// Bytes as people write them, in powers of 1024.
+pub(crate) fn size(bytes: u64) -> String {
     let units = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
     let unit = units.iter().find(|(unit, _)| bytes.is_multiple_of(*unit));
     unit.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))

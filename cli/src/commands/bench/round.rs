@@ -12,8 +12,8 @@ use super::arguments::Settings;
 use super::carrier::Carrier;
 use super::local::{Arrays, Kind};
 use super::measure::{Latency, Progress, Timing};
-use super::nodes::TIMEOUT;
-use super::peer::{Role, Stop, Task, say};
+use super::nodes::{INITIAL, RATE, TIMEOUT};
+use super::peer::{Client, Role, Task};
 use super::pin::cores;
 use super::report::{Measured, duration};
 use crate::optimizer_name::OptimizerName;
@@ -43,14 +43,15 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
 
     let folds = rounds.clamp(5, 20);
     let role = Role::Server { asynchronous: false, workers, chunk, threads, folds };
-    let transport = settings.transport;
-    let task = Task { transport, address: None, core: server_core, bytes, role };
-    let (address, mut server) = task.start()?.ready()?;
+    let (transport, device) = (settings.transport, settings.means.device.clone());
+    let task = Task { transport, address: None, core: server_core, bytes, device: device.clone(), role };
+    let (address, mut server) = task.start(None)?.ready()?;
     let mut peers = Vec::new();
     for worker in 0..usize::from(workers) {
         let core = if cores.is_empty() { None } else { Some(cores[worker % cores.len()]) };
         let role = Role::Worker { borrow, warmup, rounds };
-        peers.push(Task { transport, address: Some(address.clone()), core, bytes, role }.start()?);
+        let (address, device) = (Some(address.clone()), device.clone());
+        peers.push(Task { transport, address, core, bytes, device, role }.start(None)?);
     }
     let mut all = Vec::new();
     for mut peer in peers {
@@ -89,31 +90,31 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
     }))
 }
 
-pub(super) fn serve_server<C: Carrier>(task: &Task, stop: &Stop) -> Result<(), BenchError> {
+pub(super) fn serve_server<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
     let Role::Server { asynchronous, workers, chunk, threads, folds } = task.role else {
         return Err(BenchError::Peer("not a server's task".into()));
     };
     let elements = task.bytes / 4;
     let table = Table::flat(elements, ElementType::F32)?;
     let scheme = if asynchronous { Config::Asp } else { Config::Bsp };
-    let mut options = ServerOptions::new(scheme, usize::from(workers), 1e-3);
+    let mut options = ServerOptions::new(scheme, usize::from(workers), RATE);
     options.threads = usize::from(threads);
     options.memory.chunk_bytes = chunk;
     options.memory.peers = options.memory.peers.max(workers);
-    let mut server =
-        Server::new(C::default(), &C::anywhere(), table, &vec![1.0; elements as usize], options)?;
+    let (carrier, anywhere) = (C::open(&client.means)?, C::anywhere(client.host));
+    let mut server = Server::new(carrier, &anywhere, table, &vec![INITIAL; elements as usize], options)?;
     let mut alone = Alone::new(folds, usize::from(workers), usize::from(threads), task.bytes as usize)?;
     alone.measure(folds.div_ceil(2))?;
-    say(&server.address())?;
-    let over = |server: &Server<C>| server.status().left >= u64::from(workers) || stop.is_wanted();
+    client.say(&server.address())?;
+    let over = |server: &Server<C>| server.status().left >= u64::from(workers) || client.is_done();
     while !server.drive(over, TIMEOUT)? {}
     let versions = server.status().version.0;
     drop(server);
-    if stop.is_wanted() || folds == 0 {
+    if client.is_done() || folds == 0 {
         return Ok(());
     }
     alone.measure(folds / 2)?;
-    say(&Folded { versions, alone: alone.latency() })
+    client.say(&Folded { versions, alone: alone.latency() })
 }
 
 /// The fold of one round and nothing else, over memory of the same kind: half of its samples from before the rounds,
@@ -148,13 +149,14 @@ impl Alone {
     }
 }
 
-pub(super) fn serve_worker<C: Carrier>(task: &Task) -> Result<(), BenchError> {
+pub(super) fn serve_worker<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
     let Role::Worker { borrow, warmup, rounds } = task.role else {
         return Err(BenchError::Peer("not a worker's task".into()));
     };
     let read = if borrow { ReadMode::InPlace } else { ReadMode::Copy };
     let options = WorkerOptions { read, ..WorkerOptions::new(Config::Bsp) };
-    let mut worker = Worker::connect(C::default(), std::slice::from_ref(task.address()?), options, TIMEOUT)?;
+    let (carrier, servers) = (C::open(&client.means)?, std::slice::from_ref(task.address()?));
+    let mut worker = Worker::connect(carrier, servers, options, TIMEOUT)?;
     if !borrow {
         worker.gradient()?.fill(1e-3);
     }
@@ -169,7 +171,7 @@ pub(super) fn serve_worker<C: Carrier>(task: &Task) -> Result<(), BenchError> {
         progress.tick("round", round + 1, warmup + rounds);
     }
     drop(worker);
-    say(&samples)
+    client.say(&samples)
 }
 
 fn one_round<C: Carrier>(worker: &mut Worker<C>, borrow: bool) -> Result<Duration, BenchError> {

@@ -1,0 +1,81 @@
+//! By what means the bytes travel: the RDMA device, and what both hosts know.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use slackline::channel::Secret;
+use slackline::transport::verbs::VerbsOptions;
+
+use super::BenchError;
+use super::arguments::TransportName;
+
+/// Requests that an RDMA queue has room for at least: a ping-pong posts two at once.
+const LEAST_DEPTH: u16 = 16;
+
+/// The RDMA device, and how it is used.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DeviceArgs {
+    /// verbs: the RDMA device [default: the best one].
+    #[arg(long, help_heading = "RDMA", value_name = "NAME")]
+    pub(super) device: Option<String>,
+    /// verbs: its port, from 1 [default: the first that is up].
+    #[arg(long, help_heading = "RDMA", value_name = "N")]
+    pub(super) port: Option<u8>,
+    /// verbs: the entry of the port's GID table to speak from [default: the best one towards the other side].
+    #[arg(long, help_heading = "RDMA", value_name = "N")]
+    pub(super) gid_index: Option<u16>,
+    /// verbs: largest packet in bytes: 256, 512, 1024, 2048 or 4096 [default: what both ports carry].
+    #[arg(long, help_heading = "RDMA", value_name = "BYTES")]
+    pub(super) mtu: Option<u16>,
+    /// verbs: longest write whose bytes travel in the request itself [default: 64, or as much as the device takes].
+    #[arg(long, help_heading = "RDMA", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(..=4096))]
+    pub(super) inline: Option<u32>,
+}
+
+impl DeviceArgs {
+    /// Refuses what means nothing over `transport`.
+    pub(super) fn check(&self, transport: TransportName) -> Result<(), BenchError> {
+        let given = [
+            ("--device", self.device.is_some()),
+            ("--port", self.port.is_some()),
+            ("--gid-index", self.gid_index.is_some()),
+            ("--mtu", self.mtu.is_some()),
+            ("--inline", self.inline.is_some()),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            Some((option, _)) if transport != TransportName::Verbs => Err(BenchError::Usage(format!(
+                "{option} means something over RDMA alone: leave it out, or use --transport verbs"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// All that opening a transport takes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Means {
+    pub(super) device: DeviceArgs,
+    pub(super) queue_depth: Option<u16>,
+    /// What both hosts know; none if both sides are on this one.
+    pub(super) secret: Option<Secret>,
+    /// Where the other side is, if it is on another host.
+    pub(super) peer: Option<IpAddr>,
+}
+
+impl Means {
+    pub(super) fn verbs(&self) -> VerbsOptions {
+        let DeviceArgs { device, port, gid_index, mtu, inline } = self.device.clone();
+        let plain = VerbsOptions::default();
+        VerbsOptions {
+            device,
+            port,
+            gid_index,
+            mtu,
+            queue_depth: self.queue_depth.map(|depth| depth.max(LEAST_DEPTH).into()),
+            inline_bytes: inline.unwrap_or(plain.inline_bytes),
+            peer: self.peer,
+            secret: self.secret.clone(),
+            ..plain
+        }
+    }
+}

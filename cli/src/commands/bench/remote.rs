@@ -1,0 +1,325 @@
+//! Measurements between two hosts: one listens, and is told by the other what to be.
+//!
+//! The two talk over a [`Channel`], so each has proved that it knows the secret before anything else is said; without
+//! one both must be on the same host. What is measured has connections of its own.
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use slackline::channel::{Channel, ChannelError, Purpose, Secret, Terms};
+
+use super::BenchError;
+use super::arguments::TransportName;
+use super::means::Means;
+use super::peer::{Client, Role, Task, carry_out};
+
+/// Where one listens, and whom one asks, unless it is said: perftest's port.
+pub(super) const PORT: u16 = 18515;
+
+/// How long the other side may take to let this one in, and to answer.
+const GREETING: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(60);
+/// Between two looks at a line on which nothing is urgent.
+const NAP: Duration = Duration::from_millis(2);
+/// How long somebody who failed may take to say why.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// What the one who measures says.
+#[derive(Debug, Serialize, Deserialize)]
+enum ToHost {
+    Task(Task),
+    /// The task is over.
+    End,
+}
+
+/// What the one who listens says.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum ToClient {
+    /// Something that the task has to say.
+    Said(Value),
+    /// The task ended as it should.
+    Done,
+}
+
+/// The same, or that it failed.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Well(ToClient),
+    Failed(String),
+}
+
+fn terms(secret: Option<&Secret>) -> Terms {
+    Terms { secret: secret.cloned(), ..Terms::new(Purpose::Measurement) }
+}
+
+fn broken(error: &ChannelError) -> BenchError {
+    BenchError::Peer(error.to_string())
+}
+
+fn send(channel: &mut Channel, message: &impl Serialize) -> Result<(), BenchError> {
+    let bytes = serde_json::to_vec(message).map_err(|error| BenchError::Peer(error.to_string()))?;
+    channel.send(&bytes).map_err(|error| broken(&error))
+}
+
+/// The next message, if there is one already.
+fn poll<M: DeserializeOwned>(channel: &mut Channel) -> Result<Option<M>, BenchError> {
+    let Some(bytes) = channel.poll().map_err(|error| broken(&error))? else { return Ok(None) };
+    let wrong = |error| {
+        BenchError::Peer(format!("it said what this version does not know ({error}): use one on both sides"))
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(wrong)
+}
+
+/// The side that listens, as the one that measures sees it.
+pub(super) struct Remote {
+    channel: RefCell<Channel>,
+    /// Where it is.
+    pub(super) address: SocketAddr,
+}
+
+impl Remote {
+    /// Connects to the first address of `host` that answers.
+    pub(super) fn connect(host: &str, means: &Means) -> Result<Remote, BenchError> {
+        let mut last = BenchError::Peer(format!("{host} has no address"));
+        let resolved = host.to_socket_addrs();
+        for address in resolved.map_err(BenchError::system("find the host of --peer"))? {
+            require_secret(address, means, "--peer")?;
+            match Remote::dial(address, means) {
+                Ok(remote) => return Ok(remote),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn dial(address: SocketAddr, means: &Means) -> Result<Remote, BenchError> {
+        let failed = |error: &ChannelError| {
+            BenchError::Peer(format!(
+                "cannot reach {address}: {error}; start `slackline bench --transport ... --listen` there first"
+            ))
+        };
+        let terms = terms(means.secret.as_ref());
+        let mut channel = Channel::connect(address, &terms).map_err(|error| failed(&error))?;
+        let begun = Instant::now();
+        while !channel.is_open() {
+            channel.poll().map_err(|error| failed(&error))?;
+            if begun.elapsed() > GREETING {
+                let what =
+                    format!("{address} does not answer: perhaps another measurement is under way there");
+                return Err(BenchError::Peer(what));
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(Remote { channel: RefCell::new(channel), address })
+    }
+
+    /// Gives it a task.
+    pub(super) fn give(&self, task: &Task) -> Result<(), BenchError> {
+        send(&mut self.channel.borrow_mut(), &ToHost::Task(task.clone()))
+    }
+
+    /// Tells it that the task is over.
+    pub(super) fn end(&self) -> Result<(), BenchError> {
+        send(&mut self.channel.borrow_mut(), &ToHost::End)
+    }
+
+    /// What it says next.
+    pub(super) fn hear(&self) -> Result<ToClient, BenchError> {
+        self.hear_within(ANSWER)
+    }
+
+    fn hear_within(&self, patience: Duration) -> Result<ToClient, BenchError> {
+        let begun = Instant::now();
+        loop {
+            match poll(&mut self.channel.borrow_mut())? {
+                Some(Answer::Well(answer)) => return Ok(answer),
+                Some(Answer::Failed(why)) => return Err(BenchError::Peer(why)),
+                None if begun.elapsed() > patience => {
+                    return Err(BenchError::Peer(format!("it said nothing within {patience:?}")));
+                }
+                None => std::thread::sleep(NAP),
+            }
+        }
+    }
+
+    /// Why a measurement failed here, if the other side knows better.
+    pub(super) fn explain(&self, error: BenchError) -> BenchError {
+        match self.hear_within(LAST_WORDS) {
+            Err(BenchError::Peer(why)) if !matches!(error, BenchError::Peer(_)) => {
+                BenchError::Peer(format!("{why}; here: {error}"))
+            }
+            _ => error,
+        }
+    }
+}
+
+/// Refuses an address beyond this host where no secret keeps strangers out.
+fn require_secret(address: SocketAddr, means: &Means, option: &str) -> Result<(), BenchError> {
+    if address.ip().to_canonical().is_loopback() || means.secret.is_some() {
+        return Ok(());
+    }
+    Err(BenchError::Usage(format!(
+        "{option} {address}: beyond loopback both sides must know a secret: give both the same --secret-file (mode \
+         0600), or SLACKLINE_SECRET_FILE"
+    )))
+}
+
+/// The line to whoever measures, as the side that listens has it.
+pub(super) struct Line(Mutex<Channel>);
+
+impl Line {
+    fn lock(&self) -> MutexGuard<'_, Channel> {
+        // Whoever panicked with it has ended the conversation, which the next one notices.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn say(&self, value: Value) -> Result<(), BenchError> {
+        send(&mut self.lock(), &Answer::Well(ToClient::Said(value)))
+    }
+}
+
+/// Serves one measurement after the other, each from another host; ends after one client unless it is to `keep` on.
+pub(super) fn listen(
+    address: SocketAddr,
+    transport: TransportName,
+    means: &Means,
+    keep: bool,
+) -> Result<(), BenchError> {
+    require_secret(address, means, "--listen")?;
+    // What cannot be had is told now, and not to the first client.
+    transport.open(means)?;
+    let socket = TcpListener::bind(address).map_err(BenchError::system("listen there"))?;
+    let address = socket.local_addr().map_err(BenchError::system("ask where this listens"))?;
+    tell(&format!("listening at {address} for `bench --transport {} --peer HOST:PORT`", transport.name()))?;
+    loop {
+        let (stream, from) = socket.accept().map_err(BenchError::system("let a client in"))?;
+        let channel = match greet(stream, means) {
+            Ok(channel) => channel,
+            Err(error) => {
+                eprintln!("slackline bench: turned {from} away: {error}");
+                continue;
+            }
+        };
+        let served = attend(channel, transport, means);
+        match served {
+            Ok(count) => tell(&format!("served {count} measurements of {from}"))?,
+            Err(error) if keep => eprintln!("slackline bench: {from}: {error}"),
+            Err(error) => return Err(error),
+        }
+        if !keep {
+            return Ok(());
+        }
+    }
+}
+
+fn tell(text: &str) -> Result<(), BenchError> {
+    let mut stdout = std::io::stdout().lock();
+    let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    written.map_err(BenchError::system("write to standard output"))
+}
+
+/// Lets a client prove that it knows the secret.
+fn greet(stream: TcpStream, means: &Means) -> Result<Channel, BenchError> {
+    let terms = terms(means.secret.as_ref());
+    let mut channel = Channel::accept(stream, &terms).map_err(|error| broken(&error))?;
+    let begun = Instant::now();
+    while !channel.is_open() {
+        channel.poll().map_err(|error| broken(&error))?;
+        if begun.elapsed() > GREETING {
+            return Err(BenchError::Peer(format!("it did not say who it is within {GREETING:?}")));
+        }
+        std::thread::sleep(NAP);
+    }
+    Ok(channel)
+}
+
+/// Carries out a client's tasks until it has no more; how many there were.
+fn attend(channel: Channel, transport: TransportName, means: &Means) -> Result<u64, BenchError> {
+    let addresses = channel.peer_address().and_then(|peer| Ok((peer, channel.local_address()?)));
+    let (peer, host) = addresses.map_err(BenchError::system("ask who is there"))?;
+    let means = Means { peer: Some(peer.ip()), ..means.clone() };
+    let line = Arc::new(Line(Mutex::new(channel)));
+    let mut served = 0;
+    while let Some(task) = next_task(&line)? {
+        let is_done = Arc::new(AtomicBool::new(false));
+        let client = Client::on(&line, means.clone(), host.ip(), &is_done);
+        let over = std::thread::spawn({
+            let (line, is_done) = (Arc::clone(&line), Arc::clone(&is_done));
+            move || watch(&line, &is_done)
+        });
+        let result = check(&task, transport).and_then(|()| carry_out(&task, &client));
+        if let Err(error) = &result {
+            // If it is gone, it does not need to know.
+            let _unheard = send(&mut line.lock(), &Answer::Failed(error.to_string()));
+            is_done.store(true, Ordering::Relaxed);
+        }
+        let watched = over.join().unwrap_or_else(|_| Err(BenchError::Peer("its watcher failed".into())));
+        result.and(watched)?;
+        send(&mut line.lock(), &Answer::Well(ToClient::Done))?;
+        served += 1;
+    }
+    Ok(served)
+}
+
+/// The next task; none once the client has left.
+fn next_task(line: &Line) -> Result<Option<Task>, BenchError> {
+    loop {
+        let mut channel = line.lock();
+        let bytes = match channel.poll() {
+            Ok(bytes) => bytes,
+            Err(ChannelError::Closed { .. }) => return Ok(None),
+            Err(error) => return Err(broken(&error)),
+        };
+        match bytes.map(|bytes| serde_json::from_slice(&bytes)) {
+            None => {}
+            Some(Ok(ToHost::Task(task))) => return Ok(Some(task)),
+            Some(_) => {
+                let why = "it asked for what this version does not know: use one version on both sides";
+                let _unheard = send(&mut channel, &Answer::Failed(why.into()));
+                return Err(BenchError::Peer(why.into()));
+            }
+        }
+        drop(channel);
+        std::thread::sleep(NAP);
+    }
+}
+
+/// Waits until the client ends its task, or this side has failed. A client that leaves before has failed itself.
+fn watch(line: &Line, is_done: &AtomicBool) -> Result<(), BenchError> {
+    let heard = loop {
+        match poll(&mut line.lock()) {
+            Ok(Some(ToHost::End)) => break Ok(()),
+            Ok(Some(ToHost::Task(_))) => break Err(BenchError::Peer("it gave two tasks at once".into())),
+            Ok(None) if is_done.load(Ordering::Relaxed) => break Ok(()),
+            Ok(None) => {}
+            Err(error) => break Err(error),
+        }
+        std::thread::sleep(NAP);
+    };
+    is_done.store(true, Ordering::Relaxed);
+    heard
+}
+
+fn check(task: &Task, transport: TransportName) -> Result<(), BenchError> {
+    if task.transport != transport {
+        return Err(BenchError::Peer(format!(
+            "this side listens for --transport {}, the other one asks for {}: use one on both sides",
+            transport.name(),
+            task.transport.name()
+        )));
+    }
+    match task.role {
+        Role::Memory { .. } | Role::Publisher { .. } => Ok(()),
+        Role::Server { workers: 1, folds: 0, threads: 1, .. } => Ok(()),
+        Role::Server { .. } | Role::Worker { .. } => {
+            Err(BenchError::Peer("that is measured on one host alone".into()))
+        }
+    }
+}

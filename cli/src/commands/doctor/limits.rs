@@ -1,0 +1,225 @@
+//! What the system allows a process, and how it sets up what lies between devices and memory.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use slackline::transport::verbs::{ForkSafety, fork_safety};
+
+use crate::commands::bench::size;
+
+/// A process with less may run out of descriptors in a job of many.
+const OPEN_FILES_FEW: u64 = 4096;
+
+/// One limit or setting, and what to do where it stands in the way.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Limit {
+    pub(super) limit: &'static str,
+    #[serde(flatten)]
+    values: Map<String, Value>,
+    /// The same for people.
+    pub(super) text: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) help: Option<String>,
+}
+
+impl Limit {
+    fn new(limit: &'static str, values: Value, text: impl Into<String>, help: Option<String>) -> Limit {
+        let values = if let Value::Object(values) = values { values } else { Map::new() };
+        Limit { limit, values, text: text.into(), help }
+    }
+}
+
+/// All of them.
+pub(super) fn look() -> Vec<Limit> {
+    let forks = fork_safety().ok().map(forks);
+    [locked_memory(), open_files(), huge_pages(), iommu(), acs()].into_iter().chain(forks).collect()
+}
+
+fn locked_memory() -> Limit {
+    let limit = getrlimit(Resource::Memlock);
+    let may_exceed = has_capability(CAP_IPC_LOCK);
+    let found = limit.current.map_or("unlimited".into(), |bytes| format!("{} bytes", size(bytes)));
+    let is_limited = limit.current.is_some();
+    let text = match is_limited && may_exceed {
+        true => format!("{found}, and this process may exceed it (CAP_IPC_LOCK)"),
+        false => found,
+    };
+    let help = (is_limited && !may_exceed).then(|| {
+        "RDMA cannot register more than that: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity, docker: \
+         --ulimit memlock=-1, for good: /etc/security/limits.conf)"
+            .into()
+    });
+    let values = json!({ "bytes": limit.current, "maximum_bytes": limit.maximum, "may_exceed": may_exceed });
+    Limit::new("locked-memory", values, text, help)
+}
+
+/// Whoever has it may lock memory beyond the limit (`man 7 capabilities`).
+const CAP_IPC_LOCK: u32 = 14;
+
+fn has_capability(number: u32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    bits.is_some_and(|bits| bits >> number & 1 == 1)
+}
+
+fn open_files() -> Limit {
+    let limit = getrlimit(Resource::Nofile);
+    let text = |limit: Option<u64>| limit.map_or("unlimited".into(), |count| count.to_string());
+    let (soft, hard) = (text(limit.current), text(limit.maximum));
+    let is_low = limit.current.is_some_and(|count| count < OPEN_FILES_FEW);
+    let help = is_low.then(|| format!("each peer takes a few; for jobs of hundreds: ulimit -n {hard}"));
+    let values = json!({ "count": limit.current, "maximum_count": limit.maximum });
+    Limit::new("open-files", values, format!("{soft}, can be raised to {hard}"), help)
+}
+
+fn huge_pages() -> Limit {
+    let folder = Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB");
+    let count = |name: &str| read(&folder.join(name))?.parse::<u64>().ok();
+    let (all, free) = (count("nr_hugepages"), count("free_hugepages"));
+    let values = json!({ "count": all, "free_count": free });
+    match (all, free) {
+        (Some(all), Some(free)) => {
+            let help = (free == 0).then(|| "reserve some, of 2 MiB each: sysctl vm.nr_hugepages=N".into());
+            Limit::new("huge-pages", values, format!("{all} of 2M reserved, {free} free"), help)
+        }
+        _ => Limit::new("huge-pages", values, "none of 2M on this kernel", None),
+    }
+}
+
+fn iommu() -> Limit {
+    let units = names(Path::new("/sys/class/iommu"));
+    let command_line = read(Path::new("/proc/cmdline")).unwrap_or_default();
+    let options: Vec<&str> = command_line.split_whitespace().filter(|word| word.contains("iommu")).collect();
+    let groups = Path::new("/sys/kernel/iommu_groups");
+    let types: BTreeSet<String> =
+        names(groups).iter().filter_map(|group| read(&groups.join(group).join("type"))).collect();
+    let values = json!({ "units": units, "kernel_options": options, "group_types": types });
+    let mut parts = vec![match units.as_slice() {
+        [] => "none seen (/sys/class/iommu is empty)".to_owned(),
+        units => format!("{} (/sys/class/iommu)", units.join(", ")),
+    }];
+    if !types.is_empty() {
+        parts.push(format!("groups of type {}", types.iter().cloned().collect::<Vec<_>>().join(", ")));
+    }
+    if !options.is_empty() {
+        parts.push(format!("the kernel was told {}", options.join(" ")));
+    }
+    let translates = types.iter().any(|kind| kind.starts_with("DMA"));
+    let help = (!units.is_empty() && translates && !options.contains(&"iommu=pt")).then(|| {
+        "it translates what devices reach, which may cost bandwidth: boot the kernel with iommu=pt".into()
+    });
+    Limit::new("iommu", values, parts.join("; "), help)
+}
+
+/// Whether PCIe bridges send what one device wants of another by way of the root complex (Access Control Services, PCI
+/// Express Base Specification, 7.7.11).
+fn acs() -> Limit {
+    let devices = Path::new("/sys/bus/pci/devices");
+    let is_bridge = |name: &String| {
+        read(&devices.join(name).join("class")).is_some_and(|class| class.starts_with("0x0604"))
+    };
+    let bridges: Vec<String> = names(devices).into_iter().filter(is_bridge).collect();
+    let config = |name: &String| fs::read(devices.join(name).join("config")).unwrap_or_default();
+    let (mut redirecting, mut unread) = (Vec::new(), 0);
+    for bridge in &bridges {
+        match redirects(&config(bridge)) {
+            Some(true) => redirecting.push(bridge.clone()),
+            Some(false) => {}
+            None => unread += 1,
+        }
+    }
+    let values = json!({ "bridges": bridges.len(), "unreadable": unread, "redirecting": redirecting });
+    let (text, help) = if bridges.is_empty() {
+        ("no PCI bridge seen".to_owned(), None)
+    } else if unread > 0 {
+        let text = format!("unknown: of {} PCI bridges {unread} show it to root only", bridges.len());
+        (text, Some("run this command as root, or: lspci -vvv | grep ACSCtl".to_owned()))
+    } else if redirecting.is_empty() {
+        (format!("{} PCI bridges, none redirects", bridges.len()), None)
+    } else {
+        let text = format!("redirected by {}", redirecting.join(", "));
+        let help = "devices reach each other (a GPU, an RDMA adapter) only by a detour, or not at all: turn ACS off \
+                    in the firmware's settings, or for each bridge: setpci -s BRIDGE ECAP_ACS+6.w=0";
+        (text, Some(help.to_owned()))
+    };
+    Limit::new("acs", values, text, help)
+}
+
+/// Whether a bridge with this configuration space redirects requests or completions between peers; `None` if what is
+/// there of the space does not tell.
+fn redirects(config: &[u8]) -> Option<bool> {
+    /// What those who are not root can read.
+    const HEADER: usize = 64;
+    /// Where the extended capabilities begin; conventional PCI has none.
+    const EXTENDED: usize = 0x100;
+    const ACS: u16 = 0x0D;
+    const REDIRECT: u16 = 0b1100;
+    if config.len() <= HEADER {
+        return None;
+    }
+    let half = |at: usize| Some(u16::from_le_bytes([*config.get(at)?, *config.get(at + 1)?]));
+    let mut at = EXTENDED;
+    // A list that runs in a circle is no list.
+    for _ in 0..64 {
+        let (Some(id), Some(next)) = (half(at), half(at + 2)) else { break };
+        if id == ACS {
+            return Some(half(at + 6).is_some_and(|control| control & REDIRECT != 0));
+        }
+        at = usize::from(next >> 4);
+        if at < EXTENDED {
+            break;
+        }
+    }
+    Some(false)
+}
+
+fn forks(safety: ForkSafety) -> Limit {
+    let (by, text, help) = match safety {
+        ForkSafety::Kernel => ("kernel", "safe: the kernel copies registered pages for a child", None),
+        ForkSafety::Library => ("library", "safe: libibverbs keeps registered pages from a child", None),
+        ForkSafety::None => {
+            let help = "use Linux 5.12 or later, or start no processes once memory is registered";
+            ("nothing", "not safe: a child may take registered pages with it", Some(help.into()))
+        }
+    };
+    Limit::new("forks", json!({ "safe_by": by }), text, help)
+}
+
+fn read(file: &Path) -> Option<String> {
+    Some(fs::read_to_string(file).ok()?.trim().to_owned())
+}
+
+/// What lies in a folder, in order.
+pub(super) fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bridge_redirects_if_its_acs_capability_says_so() {
+        assert_eq!(redirects(&[0; 64]), None, "not root");
+        assert_eq!(redirects(&[0; 256]), Some(false), "conventional PCI");
+        let mut config = vec![0; 4096];
+        assert_eq!(redirects(&config), Some(false));
+        // Advanced error reporting (1), then at 0x140 access control.
+        config[0x100..0x104].copy_from_slice(&[0x01, 0x00, 0x02, 0x14]);
+        config[0x140..0x144].copy_from_slice(&[0x0D, 0x00, 0x01, 0x00]);
+        for (control, expected) in [(0b0001, false), (0b0100, true), (0b1000, true), (0b1_0001, false)] {
+            config[0x146] = control;
+            assert_eq!(redirects(&config), Some(expected), "{control:b}");
+        }
+        config[0x102..0x104].copy_from_slice(&[0x02, 0x10]);
+        assert_eq!(redirects(&config), Some(false), "a list in a circle ends");
+    }
+}

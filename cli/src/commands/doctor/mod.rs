@@ -1,0 +1,137 @@
+//! `slackline doctor`: what works here, by doing it, and what mends what does not.
+
+mod check;
+mod gpu;
+mod limits;
+mod loopback;
+mod rdma;
+mod report;
+mod show;
+
+use std::io::{self, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use slackline::transport::Address;
+use slackline::transport::shm::Shm;
+use slackline::transport::tcp::Tcp;
+
+use crate::failure::Failure;
+use crate::output;
+use check::{Problem, Progress};
+use report::{PathReport, Report};
+
+/// Find out what works on this host, by doing it.
+///
+/// Over shared memory, TCP and every RDMA device this process connects with itself: it registers memory, writes, reads,
+/// adds, swaps, announces, and compares all bytes. It says what was chosen and why, which limits there are, and for
+/// all that fails what mends it. Times are of one request at a time, medians of a tenth of a second; `slackline bench`
+/// measures properly.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Fail unless this works; rdma is the RDMA device that would be taken
+    #[arg(long, value_enum, value_name = "PATH")]
+    require: Option<Required>,
+
+    /// Try this RDMA device and no other [default: all of them]
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+
+    /// Write what was found as JSON; - for stdout, which then holds nothing else
+    #[arg(long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Required {
+    Shm,
+    Tcp,
+    Verbs,
+    /// The same as verbs
+    Rdma,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 found out, 1 what --require names does not work, 2 wrong options.";
+
+const EXAMPLES: &str = "Examples:
+  slackline doctor
+  slackline doctor --require rdma --device mlx5_0
+      in a job's prologue: fails, with the reason, on a host whose device does not work
+  slackline doctor --json | jq '.paths[] | {path, device, works, error, help}'
+
+Exit codes: 0 found out, 1 what --require names does not work, 2 wrong options.";
+
+/// Runs `slackline doctor`.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match examine(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn examine(args: &Args) -> Result<(), Failure> {
+    let file = args.json.as_deref().filter(|path| *path != Path::new("-"));
+    if let Some(file) = file {
+        output::check("--json", file)?;
+    }
+    let report = look(args.device.as_deref());
+    let json = || format!("{:#}\n", report.json());
+    match (&args.json, file) {
+        (Some(_), None) => print(&json())?,
+        (_, file) => {
+            print(&show::text(&report))?;
+            if let Some(file) = file {
+                let keep = output::replace(file, json().as_bytes());
+                keep.map_err(|error| Failure::failed(format!("--json {}: {error}", file.display())))?;
+            }
+        }
+    }
+    let Some(required) = args.require else { return Ok(()) };
+    match missing(&report, required) {
+        None => Ok(()),
+        Some((what, problem)) => {
+            Err(Failure::failed(format!("{what} does not work: {}; {}", problem.error, problem.help)))
+        }
+    }
+}
+
+fn look(device: Option<&str>) -> Report {
+    let progress = Progress::begin("shm");
+    let local = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    let shm = loopback::try_all(&Shm::new(), &Address::random(), None, &progress);
+    let tcp = loopback::try_all(&Tcp::new(), &local, None, &progress);
+    let (devices, rdma) = rdma::examine(device, &progress);
+    let own = [PathReport::tried("shm", None, shm), PathReport::tried("tcp", None, tcp)];
+    Report {
+        version: env!("CARGO_PKG_VERSION"),
+        kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
+        rdma,
+        paths: own.into_iter().chain(devices).collect(),
+        gpu: gpu::look(),
+        limits: limits::look(),
+    }
+}
+
+/// What keeps a path from working that has to, if anything does.
+fn missing(report: &Report, required: Required) -> Option<(&'static str, &Problem)> {
+    let (what, name) = match required {
+        Required::Verbs | Required::Rdma => {
+            return report.rdma.problem.as_ref().map(|problem| ("RDMA", problem));
+        }
+        Required::Shm => ("shared memory", "shm"),
+        Required::Tcp => ("TCP", "tcp"),
+    };
+    let path = report.paths.iter().find(|path| path.path == name)?;
+    path.problem.as_ref().map(|problem| (what, problem))
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(|error| Failure::failed(format!("stdout: {error}"))),
+    }
+}

@@ -1,0 +1,101 @@
+//! The RDMA devices of this host, each of them tried.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use slackline::transport::verbs::{DeviceInfo, OpenError, Verbs, VerbsOptions, devices};
+use slackline::transport::{Address, Transport};
+
+use super::check::{Problem, Progress};
+use super::loopback::try_all;
+use super::report::{Chosen, PathReport, Rdma, RdmaReport};
+
+const NAME: &str = "verbs";
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// Tries every device, or the one of this name; also which one would be taken, and why.
+pub(super) fn examine(wanted: Option<&str>, progress: &Progress) -> (Vec<PathReport>, Rdma) {
+    progress.go_on("verbs: opening devices");
+    let options = VerbsOptions { device: wanted.map(str::to_owned), ..VerbsOptions::default() };
+    let best = Verbs::open(options);
+    let paths = match devices() {
+        Err(error) => vec![PathReport::closed(NAME, None, error.into())],
+        Ok(all) => {
+            let is_meant = |device: Option<&str>| wanted.is_none() || device == wanted;
+            let mut paths = Vec::new();
+            for device in all {
+                match device {
+                    Ok(info) if is_meant(Some(&info.name)) => {
+                        let open = match &best {
+                            Ok(best) if best.device() == info.name => Ok(best.clone()),
+                            _ => Verbs::open(VerbsOptions {
+                                device: Some(info.name.clone()),
+                                ..VerbsOptions::default()
+                            }),
+                        };
+                        paths.push(try_one(&info, open, progress));
+                    }
+                    Err(error) if is_meant(error.device()) => {
+                        let device = error.device().map(str::to_owned);
+                        paths.push(PathReport::closed(NAME, device, error.into()));
+                    }
+                    _ => {}
+                }
+            }
+            paths
+        }
+    };
+    conclude(paths, wanted, best)
+}
+
+fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &Progress) -> PathReport {
+    let device = Some(info.name.clone());
+    let (mut report, chosen) = match open {
+        Err(error) => (PathReport::closed(NAME, device, error.into()), None),
+        Ok(verbs) => {
+            let at = Address::Verbs(SocketAddr::from((HERE, 0)));
+            let checks = try_all(&verbs, &at, verbs.atomics_fault(), progress);
+            let capabilities = verbs.capabilities();
+            let gid = verbs.gid_towards(Some(HERE));
+            let chosen = Chosen::new(verbs.port(), gid, capabilities.queue_depth, capabilities.atomics);
+            (PathReport::tried(NAME, device, checks), Some(chosen))
+        }
+    };
+    report.rdma = Some(RdmaReport::new(info, driver(&info.name), chosen));
+    report
+}
+
+/// What stands for RDMA as a whole is the device that would be taken.
+fn conclude(
+    mut paths: Vec<PathReport>,
+    wanted: Option<&str>,
+    best: Result<Verbs, OpenError>,
+) -> (Vec<PathReport>, Rdma) {
+    let rdma = match best {
+        Ok(best) => {
+            let device = Some(best.device().to_owned());
+            let problem = match paths.iter().find(|path| path.device == device) {
+                Some(path) => path.problem.clone(),
+                None => Some(OpenError::NoDevice.into()),
+            };
+            let (port, reason) = (Some(best.port().number), Some(best.reason().to_owned()));
+            Rdma { works: problem.is_none(), device, port, reason, problem }
+        }
+        Err(error) => {
+            let device = error.device().or(wanted).map(str::to_owned);
+            let problem = Problem::from(error);
+            if paths.is_empty() {
+                paths.push(PathReport::closed(NAME, device.clone(), problem.clone()));
+            }
+            Rdma { works: false, device, port: None, reason: None, problem: Some(problem) }
+        }
+    };
+    (paths, rdma)
+}
+
+/// The driver of the hardware behind a device; a device in software has none.
+fn driver(device: &str) -> Option<String> {
+    let link = Path::new("/sys/class/infiniband").join(device).join("device/driver");
+    Some(fs::read_link(link).ok()?.file_name()?.to_string_lossy().into_owned())
+}

@@ -1,0 +1,68 @@
+//! `slackline bench` over RDMA, from outside. Needs an RDMA device, of whatever kind: `cargo xtask softroce` makes a
+//! software one in a virtual machine. Without one every test here fails.
+
+#[path = "common/listening.rs"]
+mod listening;
+
+use listening::{Listening, bench, json};
+use serde_json::Value;
+
+const FEW: [&str; 4] = ["--iterations", "20", "--warmup", "3"];
+const OPS: [(&str, &str); 5] = [
+    ("write", "8,13,64,4096,70000"),
+    ("read", "8,13,70000"),
+    ("fetch-add", "8"),
+    ("publish", "70000"),
+    ("pull", "70000"),
+];
+
+fn check(value: &Value, op: &str) {
+    let all = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
+    for one in &all {
+        assert_eq!((&one["op"], &one["transport"]), (&op.into(), &"verbs".into()), "{one}");
+        assert_eq!(one["validated"], true, "{one}");
+        assert!(one["bandwidth_bytes_per_s"].as_f64().unwrap() > 0.0, "{one}");
+        assert!(one["latency_ns"]["p50"].as_f64().unwrap() > 0.0, "{one}");
+        assert!(!one["device"].as_str().unwrap().is_empty() && !one["gid"].as_str().unwrap().is_empty());
+        assert!(one["port"].as_u64().unwrap() >= 1 && one["mtu"].as_u64().unwrap() >= 256, "{one}");
+    }
+}
+
+#[test]
+fn every_operation_arrives_whole_at_a_process_of_its_own() {
+    for (op, bytes) in OPS {
+        let arguments = ["--transport", "verbs", "--op", op, "--bytes", bytes, "--validate"];
+        check(&json(&[&arguments[..], &FEW[..]].concat()), op);
+    }
+}
+
+#[test]
+fn every_operation_arrives_whole_at_a_process_that_listens() {
+    let host = Listening::begin("verbs", &["--keep"]);
+    for (op, bytes) in OPS {
+        let arguments = ["--transport", "verbs", "--peer", &host.address, "--op", op, "--bytes", bytes];
+        check(&json(&[&arguments[..], &["--validate"], &FEW[..]].concat()), op);
+    }
+}
+
+#[test]
+fn queues_packets_and_inline_data_are_as_they_were_asked_for() {
+    for (depth, inline) in [("1", "0"), ("7", "16"), ("300", "64")] {
+        let means = ["--queue-depth", depth, "--inline", inline, "--mtu", "256", "--port", "1"];
+        let arguments = ["--transport", "verbs", "--op", "write", "--bytes", "8,48,5000", "--validate"];
+        let value = json(&[&arguments[..], &means[..], &FEW[..]].concat());
+        check(&value, "write");
+        assert_eq!(
+            (&value[0]["queue_depth"], &value[0]["mtu"]),
+            (&depth.parse::<u64>().unwrap().into(), &256.into())
+        );
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_told_beside_those_that_are() {
+    let output = bench(&["--transport", "verbs", "--op", "write", "--device", "no-such-device"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("no-such-device") && stderr.contains("it has"), "{stderr}");
+}
