@@ -82,7 +82,7 @@ pub(super) struct Device {
     /// Held by whoever empties the queue of events.
     events: Mutex<()>,
     is_dead: AtomicBool,
-    /// Serving queue pairs, by serial, that the device told to be broken by their peers, until their owners take notice.
+    /// Serving queue pairs, by serial, that the device told to be broken by their peers, until their owners notice.
     broken: Mutex<Vec<usize>>,
 }
 
