@@ -82,6 +82,27 @@ fn a_whole_queue_that_fails_comes_back_whole_though_nobody_polled() {
 }
 
 #[test]
+fn a_batch_as_long_as_the_queue_fits_once_what_nobody_hears_of_is_done() {
+    let options = VerbsOptions { queue_depth: Some(8), ..VerbsOptions::default() };
+    let transport = Verbs::open(options).unwrap();
+    let mut listener = transport.listen(&"verbs:127.0.0.1:0".parse().unwrap()).unwrap();
+    let region = transport.allocate(4096, ALL).unwrap();
+    let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let mut pair: Pair<VerbsFixture> = connect(&transport, &mut listener, Offer::default(), offer);
+    let word = |id| WorkRequest::unsignalled(id, write_word(pair.at_client.grants[0]));
+    pair.client.post(&[word(1)]).unwrap();
+    let batch: Vec<WorkRequest> = (2..10).map(word).collect();
+    wait_for("the whole queue to be free", || match pair.client.post(&batch) {
+        Ok(()) => Some(()),
+        Err(PostError::QueueFull { .. }) => {
+            assert_eq!(pair.client.poll(), None, "nobody is to hear of it");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    });
+}
+
+#[test]
 fn strangers_who_say_nothing_keep_nobody_out() {
     let mut target = Target::<VerbsFixture>::new(4096, ALL);
     let slackline::transport::Address::Verbs(address) = target.listener.address() else {

@@ -73,10 +73,7 @@ impl Registered {
         first: u64,
         access: Access,
     ) -> io::Result<Registered> {
-        let library = domain.device.library;
-        let Some(register) = library.reg_mr_iova2 else {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "libibverbs is older than rdma-core 28"));
-        };
+        let register = domain.device.library.reg_mr_iova2;
         let flags = flags(access, memory.is_writable());
         // SAFETY: the domain lives; the range is mapped memory of this process. It stays so until the registration is
         // undone: that is the caller's promise, which it keeps by holding region and registration together.
