@@ -2,8 +2,7 @@
 
 use std::process::Command;
 
-/// Queue pairs, completion queues, regions and domains on all devices of the host where `rdma`, which is of iproute2, is
-/// run.
+/// Queue pairs, completion queues, regions and domains on all devices of the host where `rdma` (of iproute2) is run.
 pub(crate) fn objects(rdma: &mut Command) -> Vec<u64> {
     let output = rdma.args(["resource", "show"]).output().expect("`rdma` of iproute2");
     let text = String::from_utf8(output.stdout).unwrap();

@@ -294,8 +294,8 @@ impl Shared {
         let cells = self.register(memory, Access::LOCAL)?;
         let piece = self.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize;
         let mut initiator = Initiator::new(pair, &self.domain, cells, depth, piece);
-        // It never sends a READ with a fence again: on the second look the READ itself counts among those that it is to
-        // wait for, and no error ends that. It answers requests one after the other, whatever they ask for.
+        // Soft-RoCE never sends a READ with a fence again: at the second try the READ counts itself among those that
+        // it is to wait for, and nothing ends that. It answers requests one after the other, whatever they ask for.
         initiator.fences_reads = !self.info.is_soft_roce;
         Ok(initiator)
     }

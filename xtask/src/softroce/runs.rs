@@ -123,7 +123,7 @@ pub(super) const RUNS: &[Run] = &[
     },
     Run {
         name: "jobs-apart",
-        about: "the main job by RDMA between two guests: lost packets, a network that is cut, kill -9; without a device",
+        about: "the main job by RDMA between two guests: lost packets, cut networks, kill -9; without a device",
         guests: Guests::Two,
         job: Job::Tests {
             build: &["--release", "-p", "slackline-cli", "--test", "verbs"],
