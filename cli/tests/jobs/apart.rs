@@ -33,14 +33,14 @@ fn learns(bsp: u32, ssp: u32) {
 
 #[test]
 fn two_workers_in_the_other_guest_learn_what_they_learn_in_one() {
-    learns(12, 12);
+    learns(12, 20);
 }
 
 #[test]
 fn over_a_network_that_loses_and_reorders_packets_training_comes_to_the_same() {
     let before = [Here, There].map(|guest| guest.retries());
     let _faults = Faults::new("loss 2% delay 1ms reorder 25% 50%");
-    learns(6, 14);
+    learns(6, 20);
     let after = [Here, There].map(|guest| guest.retries());
     println!("the devices sent again: {before:?} before, {after:?} after");
     assert!(after[1] > before[1] + 10, "the workers' device has sent again: {before:?}, {after:?}");
