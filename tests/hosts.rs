@@ -76,7 +76,7 @@ fn apart(claim: fn(&str, Place), name: &str) {
     let Some(_alone) = first_process() else { return };
     let start = |command: &mut Command| HOSTS[0].within(|| command.spawn());
     let listens_at = || Address::Tcp((HOSTS[0].address(), 0).into());
-    let place = Place { listens_at, start, sizes: TCP_SIZES, steps: 5_000 };
+    let place = Place { listens_at, start, sizes: TCP_SIZES, steps: 5_000, torn: (2, 2) };
     HOSTS[1].within(|| claim(name, place));
 }
 

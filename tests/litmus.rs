@@ -234,6 +234,7 @@ const LOOPBACK: Place = Place {
     start: Command::spawn,
     sizes: TCP_SIZES,
     steps: 5_000,
+    torn: (2, 2),
 };
 
 #[test]

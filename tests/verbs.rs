@@ -103,8 +103,8 @@ fn place() -> Place {
     const NEAR: &[Size] = &[(64, 3, 4_000), (64 << 10, 16, 400), (1 << 20, 64, 60)];
     const FAR: &[Size] = &[(4096, 255, 200), (64 << 10, 255, 100), (1 << 20, 128, 20)];
     let is_far = std::env::var_os("SLACKLINE_RIG_RUN").is_some();
-    let (sizes, steps) = if is_far { (FAR, 200) } else { (NEAR, 500) };
-    Place { listens_at: || Address::Verbs((second_address(), 0).into()), start, sizes, steps }
+    let (sizes, steps, torn) = if is_far { (FAR, 200, (6, 128)) } else { (NEAR, 500, (2, 2)) };
+    Place { listens_at: || Address::Verbs((second_address(), 0).into()), start, sizes, steps, torn }
 }
 
 #[test]

@@ -7,7 +7,8 @@ use slackline::mem::{Access, HostMemory};
 use slackline::transport::shm::Shm;
 use slackline::transport::verbs::{Verbs, VerbsOptions};
 use slackline::transport::{
-    CompletionError, Endpoint, Inline, Listener, Offer, Operation, PostError, Transport, WorkRequest,
+    AtomicDomain, CompletionError, Endpoint, Inline, Listener, Offer, Operation, PostError, Transport,
+    WorkRequest,
 };
 
 use crate::VerbsFixture;
@@ -46,6 +47,78 @@ fn a_key_of_an_earlier_connection_opens_nothing_and_who_tries_is_counted() {
     drop(bystander.endpoint);
     wait_until_gone(&mut bystander.server);
     assert_eq!(target.transport.trespasses(), before + 2);
+}
+
+#[test]
+fn who_trespasses_and_never_looks_at_what_came_of_it_is_found_out_all_the_same() {
+    let mut target = Target::<VerbsFixture>::new(4096, ALL);
+    let Client { mut endpoint, remote, mut server } = target.client();
+    let beyond = slackline::mem::RemoteSlice { offset: 1 << 40, ..remote };
+    endpoint.post(&[WorkRequest::unsignalled(1, write_word(beyond))]).unwrap();
+    wait_until_gone(&mut server);
+    assert_eq!(target.transport.trespasses(), 1);
+    // Until here the offender's side has said nothing.
+    assert_eq!(endpoint.poll().unwrap().result, Err(CompletionError::RemoteAccess));
+}
+
+#[test]
+fn a_whole_queue_that_fails_comes_back_whole_though_nobody_polled() {
+    let mut target = Target::<VerbsFixture>::new(4096, ALL);
+    let depth = target.transport.capabilities().queue_depth;
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    let beyond = write_word(slackline::mem::RemoteSlice { offset: 1 << 40, ..remote });
+    let first = WorkRequest::unsignalled(0, beyond);
+    let rest = (1..depth as u64).map(|id| WorkRequest::unsignalled(id, write_word(remote)));
+    let batch: Vec<WorkRequest> = std::iter::once(first).chain(rest).collect();
+    endpoint.post(&batch).unwrap();
+    // Time for all of them to fail: completions that nobody takes must not overrun their queue.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    for id in 0..depth as u64 {
+        let completion = wait_for("a completion", || endpoint.poll());
+        let expected = if id == 0 { CompletionError::RemoteAccess } else { CompletionError::Flushed };
+        assert_eq!((completion.id.0, completion.result), (id, Err(expected)));
+    }
+    assert_eq!(endpoint.poll(), None);
+}
+
+#[test]
+fn a_batch_as_long_as_the_queue_fits_once_what_nobody_hears_of_is_done() {
+    let options = VerbsOptions { queue_depth: Some(8), ..VerbsOptions::default() };
+    let transport = Verbs::open(options).unwrap();
+    let mut listener = transport.listen(&"verbs:127.0.0.1:0".parse().unwrap()).unwrap();
+    let region = transport.allocate(4096, ALL).unwrap();
+    let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let mut pair: Pair<VerbsFixture> = connect(&transport, &mut listener, Offer::default(), offer);
+    let word = |id| WorkRequest::unsignalled(id, write_word(pair.at_client.grants[0]));
+    pair.client.post(&[word(1)]).unwrap();
+    let batch: Vec<WorkRequest> = (2..10).map(word).collect();
+    wait_for("the whole queue to be free", || match pair.client.post(&batch) {
+        Ok(()) => Some(()),
+        Err(PostError::QueueFull { .. }) => {
+            assert_eq!(pair.client.poll(), None, "nobody is to hear of it");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    });
+}
+
+#[test]
+fn strangers_who_say_nothing_keep_nobody_out() {
+    let mut target = Target::<VerbsFixture>::new(4096, ALL);
+    let slackline::transport::Address::Verbs(address) = target.listener.address() else {
+        panic!("an address")
+    };
+    let strangers: Vec<_> = (0..100).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+    for _ in 0..3 {
+        drop(target.client());
+    }
+    drop(strangers);
+}
+
+#[test]
+fn atomics_of_this_device_work() {
+    // Claims about atomics are about nothing where there are none.
+    assert_ne!(VerbsFixture::transport().capabilities().atomics, AtomicDomain::None);
 }
 
 fn write_word(remote: slackline::mem::RemoteSlice) -> Operation {

@@ -40,6 +40,7 @@ impl VerbsConnecting {
         offer: Offer,
     ) -> Result<VerbsConnecting, ConnectError> {
         let at = Address::Verbs(address);
+        shared.check_own("connect", &at)?;
         check_offer(&offer).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let from = shared.gid_towards(Some(address.ip()), &at)?;
         let made =
@@ -73,8 +74,11 @@ impl VerbsConnecting {
         let Some(State { mut link, ours, from, posting, serving }) = self.state.take() else {
             return Ok(None);
         };
-        let path =
-            self.shared.path(&from, &ours.place, &theirs.place).map_err(|error| protocol(&at, &error))?;
+        if serving.is_some() && theirs.posting.is_none() {
+            return Err(protocol(&at, &HelloError::Rule("it takes grants and has nothing to use them by")));
+        }
+        let path = self.shared.path(&from, &ours.place, &theirs.place);
+        let path = path.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         connect(&path, Some(&posting), serving.as_ref(), &theirs)
             .map_err(|error| device_failed(&at, error))?;
         link.send(&Hello::Ready.encode(&[])).map_err(|error| ConnectError::from_channel(at, error))?;

@@ -52,7 +52,7 @@ pub struct Port {
     pub mtu: u16,
     /// Longest message in bytes.
     pub message_bytes: u32,
-    /// Speed in units of 2.5 Gbit/s times lanes, for comparing; 0 if unknown.
+    /// Speed of all lanes together in Mbit/s; 0 if unknown.
     pub speed: u32,
     /// Its addresses; empty entries are left out.
     pub gids: Vec<Gid>,
@@ -82,8 +82,8 @@ pub(super) struct Device {
     /// Held by whoever empties the queue of events.
     events: Mutex<()>,
     is_dead: AtomicBool,
-    /// Queue pairs, by number, that the device told to be broken, until their owners take notice.
-    broken: Mutex<Vec<u32>>,
+    /// Serving queue pairs, by serial, that the device told to be broken by their peers, until their owners notice.
+    broken: Mutex<Vec<usize>>,
 }
 
 // SAFETY: a context may be used from any thread: all calls of the library are thread-safe (ibv_open_device(3),
@@ -212,6 +212,12 @@ impl Device {
             }
             return Err(OpenError::UnknownDevice { name: name.into(), known: known.join(", ") });
         };
+        // SAFETY: as below.
+        if unsafe { (*device).transport_type } != sys::IBV_TRANSPORT_IB {
+            let what = "reliable connections of InfiniBand or RoCE (iWARP and others are not spoken)".into();
+            let remedy = "use another device, or TCP".into();
+            return Err(OpenError::Setting { device: name.into(), what, remedy });
+        }
         // SAFETY: `device` is of the list, which lives until the end of this function.
         let context = unsafe { (list.library.open_device)(device) };
         let Some(context) = NonNull::new(context) else {
@@ -329,14 +335,14 @@ impl Device {
             lid: attributes.lid,
             mtu: bytes_of_mtu(attributes.active_mtu),
             message_bytes: attributes.max_msg_sz,
-            speed: u32::from(attributes.active_speed) * u32::from(attributes.active_width.max(1)),
+            speed: megabits(attributes.active_width, attributes.active_speed),
             gids: self.gids(number, attributes.gid_tbl_len),
         })
     }
 
     /// The entries of a port's table that are not empty.
     fn gids(&self, port: u8, table: i32) -> Vec<Gid> {
-        let Some(ask) = self.library.query_gid_ex else { return Vec::new() };
+        let ask = self.library.query_gid_ex;
         let entry = |index: u16| {
             let mut entry = sys::ibv_gid_entry::default();
             let (size, flags) = (size_of::<sys::ibv_gid_entry>(), 0);
@@ -367,9 +373,12 @@ impl Device {
         Some(std::fs::read_to_string(file).ok()?.trim().to_owned()).filter(|name| !name.is_empty())
     }
 
-    /// Takes what the device has to tell, without waiting, and logs it. An event that is never taken keeps objects from
-    /// being destroyed. False once the device is gone.
+    /// Takes what the device has to tell, without waiting, and logs it. False once the device is gone.
     pub(super) fn take_events(&self) -> bool {
+        if self.is_inherited() {
+            // They are the parent's, and what they name is in its memory.
+            return true;
+        }
         // Whoever holds it is taking them.
         let _only_one = match self.events.try_lock() {
             Ok(guard) => guard,
@@ -381,35 +390,38 @@ impl Device {
         while unsafe { (self.library.get_async_event)(self.context(), &raw mut event) } == 0 {
             // SAFETY: the library answers any number with a static C string.
             let text = unsafe { CStr::from_ptr((self.library.event_type_str)(event.event_type)) };
-            let (device, event_text) = (self.name.as_str(), text.to_string_lossy());
-            match event.event_type {
+            let kind = event.event_type;
+            if matches!(kind, sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR) {
+                // SAFETY: these events are of queue pairs, which are not destroyed before the event of them is
+                // acknowledged.
+                let serial = unsafe { (*event.element.qp).qp_context }.addr();
+                if serial != 0 {
+                    lock(&self.broken).push(serial);
+                }
+            }
+            // SAFETY: it was taken just now and is acknowledged once; nothing that could panic came between.
+            unsafe { (self.library.ack_async_event)(&raw mut event) };
+            let (device, event) = (self.name.as_str(), text.to_string_lossy());
+            match kind {
                 sys::IBV_EVENT_DEVICE_FATAL => {
-                    tracing::error!(device, event = %event_text, "the RDMA device is gone");
+                    tracing::error!(device, %event, "the RDMA device is gone");
                     self.is_dead.store(true, Ordering::Relaxed);
                 }
-                sys::IBV_EVENT_COMM_EST | sys::IBV_EVENT_SQ_DRAINED | sys::IBV_EVENT_GID_CHANGE => {
-                    tracing::debug!(device, event = %event_text, "RDMA event");
+                sys::IBV_EVENT_COMM_EST | sys::IBV_EVENT_SQ_DRAINED => {
+                    tracing::debug!(device, %event, "RDMA event");
                 }
-                sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR | sys::IBV_EVENT_QP_FATAL => {
-                    // SAFETY: these events are of queue pairs, which are not destroyed before the event of them is
-                    // acknowledged.
-                    let number = unsafe { (*event.element.qp).qp_num };
-                    tracing::debug!(device, event = %event_text, number, "RDMA event");
-                    lock(&self.broken).push(number);
-                }
-                _ => tracing::warn!(device, event = %event_text, "RDMA event"),
+                _ => tracing::warn!(device, %event, "RDMA event"),
             }
-            // SAFETY: it was taken just now and is acknowledged once.
-            unsafe { (self.library.ack_async_event)(&raw mut event) };
         }
         !self.is_dead.load(Ordering::Relaxed)
     }
 
-    /// Whether the device has told that this queue pair is broken; tells it once.
-    pub(super) fn take_broken(&self, number: u32) -> bool {
+    /// Whether the device has told that the serving queue pair of this serial was broken by its peer; tells it once.
+    pub(super) fn take_broken(&self, serial: usize) -> bool {
         let mut broken = lock(&self.broken);
-        let index = broken.iter().position(|other| *other == number);
-        index.map(|index| broken.swap_remove(index)).is_some()
+        let before = broken.len();
+        broken.retain(|other| *other != serial);
+        broken.len() < before
     }
 }
 
@@ -440,6 +452,29 @@ fn is_interface_up(name: &str) -> bool {
     flags.is_none_or(|flags| flags & IFF_UP != 0)
 }
 
+/// Speed of a port in Mbit/s, of the codes for its width and for the speed of a lane (`ibv_query_port(3)`).
+fn megabits(width: u8, speed: u8) -> u32 {
+    let lanes = match width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 0,
+    };
+    let lane = match speed {
+        1 => 2_500,
+        2 => 5_000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        _ => 0,
+    };
+    lanes * lane
+}
+
 /// Bytes of the library's number for a size of packets; 0 for one that there is not.
 pub(super) fn bytes_of_mtu(mtu: sys::ibv_mtu) -> u16 {
     match mtu {
@@ -456,6 +491,13 @@ pub(super) fn mtu_of_bytes(bytes: u16) -> Option<sys::ibv_mtu> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_fast_lanes_are_slower_than_four() {
+        assert_eq!(megabits(2, 64), 200_000);
+        assert_eq!(megabits(16, 64), 100_000);
+        assert_eq!((megabits(1, 1), megabits(0, 64), megabits(2, 0)), (2_500, 0, 0));
+    }
 
     #[test]
     fn sizes_of_packets_are_numbered_as_the_library_does() {

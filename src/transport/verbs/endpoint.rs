@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::device::lock;
@@ -12,7 +13,8 @@ use super::pulse::Pulse;
 use crate::channel::Channel;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
-    Beacon, CompletionError, Disconnected, Endpoint, PostError, WorkCompletion, WorkRequest,
+    Beacon, CompletionError, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, PostError, WorkCompletion,
+    WorkRequest,
 };
 
 pub(super) const FORKED: &str = "used in a forked child; connect again there";
@@ -21,16 +23,38 @@ const GONE: Disconnected = Disconnected { reason: "the peer process ended, or it
 const PROTOCOL: Disconnected = Disconnected { reason: "the peer broke the protocol" };
 const TRESPASSED: Disconnected =
     Disconnected { reason: "the peer reached for memory that it was not granted" };
+const UNREADY: Disconnected = Disconnected { reason: "the peer did not finish the handshake in time" };
 const REFUSED: Disconnected = Disconnected { reason: "the peer's device refused a request" };
 const UNREACHABLE: Disconnected = Disconnected { reason: "the peer's device does not answer" };
 const FLUSHED: Disconnected = Disconnected { reason: "the queue pair of this connection is over" };
 const NO_DEVICE: Disconnected = Disconnected { reason: "the RDMA device of this host is gone" };
 
+/// How long a heartbeat waits for room; if there is none for so long, the next one will do.
+const ROOM_WAIT: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_micros(50);
+
+/// How often the state of the pairs that serve a peer is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// The conversation of the handshake. It ends with its owner, even if a forked child holds a copy of the descriptor.
+struct Link {
+    channel: Channel,
+    guard: ForkGuard,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if !self.guard.is_inherited() {
+            let _gone = rustix::net::shutdown(&self.channel, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
 /// One connected peer, reached by RDMA.
 pub struct VerbsEndpoint {
     shared: Arc<Shared>,
     /// The conversation of the handshake. It carries no data: it tells that the peer lives.
-    link: Option<Channel>,
+    link: Option<Link>,
     /// This side's requests; none if the peer granted nothing.
     data: Option<Initiator>,
     pulse: Arc<Mutex<Pulse>>,
@@ -42,6 +66,9 @@ pub struct VerbsEndpoint {
     /// True once the handshake is said and heard to its end.
     is_settled: bool,
     over: Option<Disconnected>,
+    begun: Instant,
+    /// When the state of the serving pairs was looked at last.
+    looked: Instant,
     guard: ForkGuard,
 }
 
@@ -57,7 +84,7 @@ impl VerbsEndpoint {
         let (data, pulse) = posting.map(|posting| (posting.data, posting.pulse)).unzip();
         VerbsEndpoint {
             shared,
-            link: Some(link),
+            link: Some(Link { channel: link, guard: ForkGuard::new() }),
             data,
             pulse: Arc::new(Mutex::new(Pulse::new(pulse, is_ready))),
             serving,
@@ -65,6 +92,8 @@ impl VerbsEndpoint {
             is_ready,
             is_settled: false,
             over: None,
+            begun: Instant::now(),
+            looked: Instant::now(),
             guard: ForkGuard::new(),
         }
     }
@@ -89,7 +118,7 @@ impl VerbsEndpoint {
     /// Moves the handshake on, and listens whether the peer is there.
     #[cold]
     fn hear(&mut self) {
-        let Some(link) = &mut self.link else { return };
+        let Some(Link { channel: link, .. }) = &mut self.link else { return };
         loop {
             match link.poll().map(|message| message.map(|bytes| Hello::decode(&bytes))) {
                 Ok(None) => break,
@@ -111,6 +140,23 @@ impl VerbsEndpoint {
             }
         }
         self.is_settled = self.is_ready && link.is_flushed();
+        if !self.is_ready && self.begun.elapsed() > HANDSHAKE_TIMEOUT {
+            self.fail(UNREADY);
+        }
+    }
+
+    /// Whether the peer has broken the pairs that serve it. Not every device tells by itself; asking costs a system
+    /// call, and on an adapter a command to its firmware: now and then is enough.
+    fn is_trespassed(&mut self) -> bool {
+        let Some(serving) = &self.serving else { return false };
+        if serving.was_told_broken() {
+            return true;
+        }
+        if self.looked.elapsed() < LOOK_EVERY {
+            return false;
+        }
+        self.looked = Instant::now();
+        serving.is_broken()
     }
 
     #[cold]
@@ -124,22 +170,36 @@ impl VerbsEndpoint {
 
     /// Makes a failed request the end of the connection.
     #[cold]
-    fn settle_failure(&mut self) {
+    fn settle_failure(&mut self, error: Option<CompletionError>) {
         if self.over.is_some() {
             return;
         }
-        let error = self.data.as_ref().and_then(Initiator::failure);
         if error == Some(CompletionError::RemoteAccess)
             && let Some(link) = &mut self.link
         {
             // The peer's device may have told it, and may not. If it is gone already, it does not need to know.
-            let _unheard = link.send(&Hello::Trespassed.encode(&[]));
+            let _unheard = link.channel.send(&Hello::Trespassed.encode(&[]));
         }
         self.fail(match error {
             Some(CompletionError::RemoteAccess) => REFUSED,
             Some(CompletionError::Unreachable) => UNREACHABLE,
             _ => FLUSHED,
         });
+    }
+
+    /// Whoever only checks hears of failed requests, too.
+    fn look_at_own_requests(&mut self) {
+        if let Some(data) = &mut self.data {
+            data.take_completions();
+            if data.has_failed() {
+                let failure = data.failure();
+                self.settle_failure(failure);
+            }
+        }
+        let beat = lock(&self.pulse).failure();
+        if beat.is_some() {
+            self.settle_failure(beat);
+        }
     }
 
     fn check_over(&self) -> Result<(), Disconnected> {
@@ -171,7 +231,8 @@ impl Endpoint for VerbsEndpoint {
         }
         let posted = data.post(batch);
         if data.has_failed() {
-            self.settle_failure();
+            let failure = data.failure();
+            self.settle_failure(failure);
         }
         posted
     }
@@ -187,7 +248,8 @@ impl Endpoint for VerbsEndpoint {
         let data = self.data.as_mut()?;
         let completion = data.poll();
         if data.has_failed() {
-            self.settle_failure();
+            let failure = data.failure();
+            self.settle_failure(failure);
         }
         completion
     }
@@ -199,12 +261,11 @@ impl Endpoint for VerbsEndpoint {
         if self.over.is_none() {
             if !self.shared.device.take_events() {
                 self.fail(NO_DEVICE);
-            } else if self.serving.as_ref().is_some_and(|serving| serving.was_told_broken(&self.shared)) {
+            } else if self.is_trespassed() {
                 self.fail_trespassed();
-            } else if lock(&self.pulse).has_failed() {
-                self.fail(UNREACHABLE);
             } else {
                 self.hear();
+                self.look_at_own_requests();
             }
         }
         self.check_over()
@@ -251,6 +312,11 @@ impl Beacon for VerbsBeacon {
         if self.guard.is_inherited() {
             return Err(INHERITED);
         }
-        lock(&self.pulse).set(&self.word, value)
+        let begin = Instant::now();
+        // The lock is not held while waiting for room: whoever ends the connection takes it, too.
+        while !lock(&self.pulse).set(&self.word, value)? && begin.elapsed() < ROOM_WAIT {
+            std::thread::sleep(NAP);
+        }
+        Ok(())
     }
 }

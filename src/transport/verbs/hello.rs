@@ -177,6 +177,11 @@ impl Terms {
             )?;
         }
         check(self.grants.len() <= MAX_GRANTS, "it grants more ranges than it may")?;
+        let wants_reads = self.grants.iter().any(|grant| {
+            let rights = Access::from_bits_truncate(grant.access);
+            rights.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC)
+        });
+        check(place.reads_served > 0 || !wants_reads, "it grants reading and answers no reads")?;
         check(
             self.grants.is_empty() == self.serving.is_none(),
             "it grants without serving, or serves nothing",
@@ -295,6 +300,7 @@ mod tests {
             Terms { place: Place { mtu: 1500, ..place }, ..terms() },
             Terms { posting: Some(Pairs { data: huge, pulse: huge }), ..terms() },
             Terms { serving: None, ..terms() },
+            Terms { place: Place { reads_served: 0, ..place }, ..terms() },
             Terms { grants: Vec::new(), ..terms() },
             Terms { grants: vec![grant; MAX_GRANTS + 1], ..terms() },
             Terms { grants: vec![Grant { access: 0, ..grant }], ..terms() },

@@ -7,13 +7,16 @@ use std::sync::atomic::{Ordering, fence};
 use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
 use super::region::ProtectionDomain;
 use super::sys;
-use crate::mem::{LocalSlice, MemoryRegion, RemoteSlice};
+use crate::mem::{LocalSlice, MemoryRegion, RemoteKey, RemoteSlice};
 use crate::transport::{
-    CompletionError, Disconnected, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
+    CompletionError, Disconnected, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
+    WorkRequestId,
 };
 
 /// Room for the longest inline data of a request.
 const CELL_BYTES: usize = 64;
+
+const NOWHERE: RemoteSlice = RemoteSlice { key: RemoteKey(0), offset: 0, len: 0 };
 
 const REFUSED_BY_DEVICE: Disconnected = Disconnected { reason: "the RDMA device refused a request" };
 
@@ -158,6 +161,7 @@ impl Initiator {
             self.forget_silent();
             let free = self.depth - self.entries.len();
             if parts > free {
+                self.ask_for_report(free);
                 return Err(PostError::QueueFull { free, batch: parts });
             }
         }
@@ -170,6 +174,26 @@ impl Initiator {
             self.build(request);
         }
         self.ring(parts)
+    }
+
+    /// Has the device report the newest entries, which nobody would hear of otherwise: they would hold their places
+    /// until something is posted, and something does not fit beside them. A WRITE of no bytes needs no right.
+    #[cold]
+    fn ask_for_report(&mut self, free: usize) {
+        if self.unreported == 0 || free == 0 || self.has_failed {
+            return;
+        }
+        self.requests.clear();
+        self.pieces.clear();
+        let request =
+            WorkRequest::signalled(0, Operation::WriteInline { data: Inline::word(0), remote: NOWHERE });
+        self.add(&request, EntryKind::Part, None, sys::ibv_sge::default(), sys::IBV_WR_RDMA_WRITE, 0);
+        if let Some(asking) = self.requests.last_mut() {
+            asking.send_flags |= sys::IBV_SEND_SIGNALED;
+        }
+        self.unreported = 0;
+        // If it cannot be posted, the connection is over, and the next call says so.
+        let _over = self.ring(1);
     }
 
     /// Adds the device's requests for one of the caller's.
@@ -331,7 +355,7 @@ impl Initiator {
 
     /// Takes what the device has completed.
     #[inline]
-    fn take_completions(&mut self) -> bool {
+    pub(super) fn take_completions(&mut self) -> bool {
         let (mut has_more, mut has_any) = (true, false);
         while has_more {
             let taken = match self.pair.poll(&mut self.completions) {
@@ -444,9 +468,8 @@ fn rdma(remote: &RemoteSlice, done: u64) -> sys::ibv_send_wr__bindgen_ty_2__bind
 /// What an error completion means.
 fn outcome(completion: &sys::ibv_wc) -> CompletionError {
     match completion.status {
-        sys::IBV_WC_REM_ACCESS_ERR | sys::IBV_WC_REM_INV_REQ_ERR | sys::IBV_WC_REM_OP_ERR => {
-            CompletionError::RemoteAccess
-        }
+        // The second is what some devices say where a right is missing.
+        sys::IBV_WC_REM_ACCESS_ERR | sys::IBV_WC_REM_INV_REQ_ERR => CompletionError::RemoteAccess,
         sys::IBV_WC_WR_FLUSH_ERR => CompletionError::Flushed,
         sys::IBV_WC_RETRY_EXC_ERR | sys::IBV_WC_RNR_RETRY_EXC_ERR => CompletionError::Unreachable,
         status => CompletionError::Device { status, vendor_error: completion.vendor_err },

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
-use super::connecting::{connect, device_failed, protocol};
+use super::connecting::{connect, device_failed};
 use super::endpoint::VerbsEndpoint;
 use super::hello::{Hello, HelloError, Terms};
 use super::pairs::{Posting, Serving};
@@ -35,6 +35,7 @@ struct Pending {
 
 impl VerbsListener {
     pub(super) fn new(shared: &Arc<Shared>, address: SocketAddr) -> Result<VerbsListener, ConnectError> {
+        shared.check_own("listen", &Address::Verbs(address))?;
         let failed = |source: io::Error| ConnectError::cannot_listen(Address::Verbs(address), source);
         let socket = TcpListener::bind(address).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
@@ -49,8 +50,9 @@ impl VerbsListener {
         })
     }
 
+    /// Lets newcomers in. With as many as there may be, the oldest goes: strangers who say nothing keep nobody out.
     fn admit(&mut self, now: Instant) {
-        while self.pending.len() < MAX_PENDING_HANDSHAKES {
+        for _ in 0..MAX_PENDING_HANDSHAKES {
             let stream = match self.socket.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => match error.kind() {
@@ -66,7 +68,13 @@ impl VerbsListener {
                 },
             };
             match Channel::accept(stream, &self.shared.terms()) {
-                Ok(link) => self.pending.push(Pending { link, since: now }),
+                Ok(link) => {
+                    if self.pending.len() >= MAX_PENDING_HANDSHAKES {
+                        tracing::warn!(address = %self.address, "dropped the oldest of too many strangers");
+                        self.pending.remove(0);
+                    }
+                    self.pending.push(Pending { link, since: now });
+                }
                 Err(error) => tracing::warn!(address = %self.address, %error, "turned a connection away"),
             }
         }
@@ -157,11 +165,16 @@ impl VerbsIncoming {
     fn make(&self, offer: &mut Offer) -> Result<(Option<Posting>, Option<Serving>, Terms), ConnectError> {
         let at = &self.address;
         check_offer(offer).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
-        let peer = self.link.peer_address().ok().map(|address| address.ip());
+        let theirs = &self.theirs.place;
+        // The way of the packets, which need not be that of the handshake.
+        let peer = match theirs.is_infiniband {
+            true => self.link.peer_address().ok().map(|address| address.ip()),
+            false => Some(std::net::Ipv6Addr::from(theirs.gid).to_canonical()),
+        };
         let from = self.shared.gid_towards(peer, at)?;
         let place = self.shared.place(&from.gid);
-        let path =
-            self.shared.path(&from, &place, &self.theirs.place).map_err(|error| protocol(at, &error))?;
+        let path = self.shared.path(&from, &place, theirs);
+        let path = path.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let make = || {
             let posting = self.theirs.serving.map(|_| Posting::new(&self.shared)).transpose()?;
             let serving = Serving::new(&self.shared, std::mem::take(&mut offer.grants))?;
@@ -190,7 +203,12 @@ impl Incoming for VerbsIncoming {
         let (posting, serving, ours) = match self.make(&mut offer) {
             Ok(made) => made,
             Err(error) => {
-                self.refuse("the listener could not make its side of the connection; look at its log");
+                match &error {
+                    ConnectError::Offer { reason, .. } => self.refuse(reason),
+                    _ => {
+                        self.refuse("the listener could not make its side of the connection; look at its log")
+                    }
+                }
                 return Err(error);
             }
         };

@@ -17,9 +17,9 @@
 //! else end the connection of the one who tried. Peers name bytes by their offset in a region: addresses of this
 //! process do not travel.
 //!
-//! **Nothing waits for ever.** A device that gets no answer asks again for 2.1 s. Completion queues have room for all
-//! that can be under way. Connections begin with random packet numbers.
-//! Nobody who can put packets on the RoCE network itself is kept out: keys are guessable, and nothing is encrypted.
+//! **Nothing waits for ever.** A device that gets no answer asks again for 2.1 s; some take up to four times as long.
+//! Completion queues have room for all that can be under way. Connections begin with random packet numbers. Nobody who
+//! can put packets on the RoCE network itself is kept out: keys are guessable, and nothing is encrypted.
 //!
 //! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible in
 //! order. Atomics are those of the device: atomic among requests through it, and not against processors, unless
@@ -73,7 +73,7 @@ pub use open::devices;
 pub use sys::LibraryError;
 
 use self::device::Device;
-use self::hello::{HelloError, Place};
+use self::hello::Place;
 use self::initiator::Initiator;
 use self::queue_pair::{Path, QueuePair};
 use self::region::{ProtectionDomain, Registered};
@@ -85,6 +85,8 @@ use crate::channel::{self, Purpose, Secret};
 use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
 
 const NAME: &str = "verbs";
+
+const INHERITED: &str = "the device was opened before this process was forked";
 
 /// Requests that may be outstanding on an endpoint, unless asked otherwise or the device has less.
 const QUEUE_DEPTH: usize = 1024;
@@ -258,7 +260,7 @@ impl Verbs {
         self.shared.mtu
     }
 
-    /// The address that is spoken from towards `peer`, and why; `None` if there is none any more.
+    /// The address that is spoken from towards `peer`, and why, as the port was when the device was opened.
     pub fn gid_towards(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
         self.shared.choose_gid(peer)
     }
@@ -270,7 +272,7 @@ impl Verbs {
 }
 
 impl Shared {
-    /// The same device and settings, with a domain of its own left out: for trying things.
+    /// The same device, domain and settings, without the secret and the count: for trying things.
     fn fresh(&self) -> Shared {
         Shared {
             device: Arc::clone(&self.device),
@@ -296,12 +298,29 @@ impl Shared {
 
     /// Registers memory for requests of this process.
     fn register(&self, memory: HostMemory, access: Access) -> io::Result<MemoryRegion> {
+        if self.device.is_inherited() {
+            return Err(io::Error::other(INHERITED));
+        }
         // Peers reach it only by what is registered for each of them.
         let own = access.intersection(Access::RELAXED);
         let first = memory.as_volatile().as_ptr().expose_provenance() as u64;
         let registered = Registered::new(&self.domain, memory.as_volatile(), first, own)?;
         let key = LocalKey { domain: self.domain.serial, key: registered.local_key() };
         Ok(MemoryRegion::new(memory, access, key, registered))
+    }
+
+    /// Nothing is made of a device in a forked child: it is the parent's.
+    fn check_own(&self, operation: &'static str, address: &Address) -> Result<(), ConnectError> {
+        if !self.device.is_inherited() {
+            return Ok(());
+        }
+        let (address, source) = (address.clone(), io::Error::other(INHERITED));
+        Err(ConnectError::System {
+            operation,
+            address,
+            source,
+            remedy: "open the device in the child itself",
+        })
     }
 
     fn terms(&self) -> channel::Terms {
@@ -321,7 +340,7 @@ impl Shared {
             source: io::Error::from_raw_os_error(libc::EADDRNOTAVAIL),
             remedy: "give the RDMA device's network interface an IP address, and bring it up",
         })?;
-        tracing::debug!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
+        tracing::info!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
         Ok(choice)
     }
 
@@ -333,28 +352,35 @@ impl Shared {
             gid: from.bytes,
             is_routed: from.kind == GidKind::RoceV2,
             mtu: self.mtu,
-            reads_served: self.info.limits.reads_served.min(READS_MAX),
-            reads_posted: self.info.limits.reads_posted.min(READS_MAX),
+            reads_served: power_of_two_below(self.info.limits.reads_served.min(READS_MAX)),
+            reads_posted: power_of_two_below(self.info.limits.reads_posted.min(READS_MAX)),
         }
     }
 
     /// The way between two places, if there is one.
-    fn path(&self, from: &GidChoice, ours: &Place, theirs: &Place) -> Result<Path, HelloError> {
+    fn path(&self, from: &GidChoice, ours: &Place, theirs: &Place) -> Result<Path, &'static str> {
         if ours.is_infiniband != theirs.is_infiniband {
-            return Err(HelloError::Rule(
-                "one side is on InfiniBand, the other on Ethernet: use another device",
-            ));
+            return Err("one side is on InfiniBand, the other on Ethernet: use another device");
         }
         if !ours.is_infiniband && ours.is_routed != theirs.is_routed {
-            return Err(HelloError::Rule(
+            return Err(
                 "one side speaks RoCE v1, the other RoCE v2: choose the same kind of GID on both sides",
-            ));
+            );
         }
         let gid_index = u8::try_from(from.gid.index)
-            .map_err(|_| HelloError::Rule("this side's GID index is greater than 255: choose another one"))?;
+            .map_err(|_| "this side's GID index is greater than 255: choose another one")?;
+        let is_ipv4 = |place: &Place| std::net::Ipv6Addr::from(place.gid).to_ipv4_mapped().is_some();
+        if !ours.is_infiniband && ours.is_routed && is_ipv4(ours) != is_ipv4(theirs) {
+            return Err("one side speaks from an IPv4 address, the other from IPv6: choose GIDs of one kind");
+        }
         let mtu = ours.mtu.min(theirs.mtu);
         Ok(Path { port: self.port.number, gid_index, mtu, ours: *ours, theirs: *theirs })
     }
+}
+
+/// Devices round such numbers up to a power of two, and would post more than the other side serves.
+fn power_of_two_below(number: u8) -> u8 {
+    number.checked_ilog2().map_or(0, |log| 1 << log)
 }
 
 /// What is wrong with an offer, if anything.

@@ -93,7 +93,7 @@ fn reason(options: &VerbsOptions, (leads_to_peer, is_near, _): Rank, all: usize,
     parts.join(", ")
 }
 
-/// The port that is asked for, or the first that can be used.
+/// The port that is asked for, or the best of those that can be used.
 fn port_of<'a>(
     info: &'a DeviceInfo,
     options: &VerbsOptions,
@@ -105,14 +105,18 @@ fn port_of<'a>(
         let port = port.ok_or(OpenError::NoPort { device: info.name.clone(), port: number, ports: count })?;
         return check_port(info, port, options, route).map(|()| port);
     }
-    let mut first_error = None;
-    for port in &info.ports {
-        match check_port(info, port, options, route) {
-            Ok(()) => return Ok(port),
-            Err(error) => first_error = first_error.or(Some(error)),
+    let mut best: Result<&Port, _> =
+        Err(OpenError::NoPort { device: info.name.clone(), port: 1, ports: count });
+    for port in info.ports.iter().rev() {
+        match (check_port(info, port, options, route), &best) {
+            (Ok(()), Ok(other)) if rank(info, port, route, None) < rank(info, other, route, None) => {}
+            (Ok(()), _) => best = Ok(port),
+            (Err(_), Ok(_)) => {}
+            // The first port's is told.
+            (Err(error), Err(_)) => best = Err(error),
         }
     }
-    Err(first_error.unwrap_or(OpenError::NoPort { device: info.name.clone(), port: 1, ports: 0 }))
+    best
 }
 
 fn check_port(
@@ -235,6 +239,21 @@ mod tests {
                 error(&info("rxe0", true, vec![gid()]), &VerbsOptions { mtu: Some(mtu), ..plain.clone() });
             assert!(text.contains(&format!("packets of {mtu} bytes; choose 256")), "{text}");
         }
+    }
+
+    #[test]
+    fn of_a_devices_ports_the_best_that_can_be_used_is_taken() {
+        let mut two = info("mlx5_0", true, vec![gid()]);
+        let port = |number, is_active, speed| Port { number, is_active, speed, ..two.ports[0].clone() };
+        let ports = [port(1, true, 100), port(2, true, 200), port(3, false, 400)];
+        two.ports = ports.to_vec();
+        assert_eq!(port_of(&two, &VerbsOptions::default(), None).unwrap().number, 2);
+        two.ports[1].speed = 100;
+        assert_eq!(
+            port_of(&two, &VerbsOptions::default(), None).unwrap().number,
+            1,
+            "the first of equal ones"
+        );
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! and holds what it was granted, exactly and with those rights. A key of one peer opens nothing for another.
 
 use std::io;
-use std::sync::Arc;
 
 use super::Shared;
 use super::hello::{Grant, Pairs};
@@ -102,9 +101,8 @@ impl Serving {
     }
 
     /// Whether the device has told so since it was asked last.
-    pub(super) fn was_told_broken(&self, shared: &Arc<Shared>) -> bool {
-        let pairs = self.pairs();
-        let told = [pairs.data, pairs.pulse].map(|pair| shared.device.take_broken(pair.number));
-        told.contains(&true)
+    pub(super) fn was_told_broken(&self) -> bool {
+        // Both, so that none is told later.
+        self.data.was_told_broken() | self.pulse.was_told_broken()
     }
 }

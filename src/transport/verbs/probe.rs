@@ -34,7 +34,7 @@ impl Loopback {
         );
         let from = shared.choose_gid(None).ok_or("its port has no address")?;
         let place = shared.place(&from.gid);
-        let path = shared.path(&from, &place, &place).map_err(|error| error.to_string())?;
+        let path = shared.path(&from, &place, &place)?;
         let posting = Posting::new(shared).map_err(text)?;
         let serving =
             Serving::new(shared, vec![target.whole()]).map_err(text)?.ok_or("nothing is granted")?;

@@ -2,11 +2,7 @@
 
 use super::initiator::Initiator;
 use crate::mem::RemoteSlice;
-use crate::transport::{Disconnected, Inline, Operation, PostError, WorkRequest};
-
-/// How long a heartbeat waits for room; if there is none for so long, the next one will do.
-const ROOM_WAIT: std::time::Duration = std::time::Duration::from_millis(20);
-const NAP: std::time::Duration = std::time::Duration::from_micros(50);
+use crate::transport::{CompletionError, Disconnected, Inline, Operation, PostError, WorkRequest};
 
 const ENDED: Disconnected = Disconnected { reason: "the endpoint of this beacon is closed" };
 const FAILED: Disconnected =
@@ -17,46 +13,52 @@ pub(super) struct Pulse {
     lane: Option<Initiator>,
     /// False until the peer's queue pairs stand: until then nobody can miss a beat.
     is_ready: bool,
-    has_failed: bool,
+    /// How the first beat that failed did.
+    failure: Option<CompletionError>,
 }
 
 impl Pulse {
     pub(super) fn new(lane: Option<Initiator>, is_ready: bool) -> Pulse {
-        Pulse { lane, is_ready, has_failed: false }
+        Pulse { lane, is_ready, failure: None }
     }
 
     pub(super) fn set_ready(&mut self) {
         self.is_ready = true;
     }
 
-    /// Whether a beat failed, which ends the connection.
-    pub(super) fn has_failed(&self) -> bool {
-        self.has_failed
+    /// How a beat failed, which ends the connection.
+    pub(super) fn failure(&self) -> Option<CompletionError> {
+        self.failure
     }
 
-    pub(super) fn set(&mut self, word: &RemoteSlice, value: u64) -> Result<(), Disconnected> {
+    /// Sets the word. False if there is no room for it now.
+    pub(super) fn set(&mut self, word: &RemoteSlice, value: u64) -> Result<bool, Disconnected> {
+        if self.failure.is_some() {
+            return Err(FAILED);
+        }
         let Some(lane) = &mut self.lane else { return Err(ENDED) };
         if !self.is_ready {
-            return Ok(());
+            return Ok(true);
+        }
+        let mut failure = None;
+        while let Some(completion) = lane.poll() {
+            failure = failure.or(completion.result.err());
+        }
+        if lane.has_failed() {
+            failure = failure.or(Some(CompletionError::Flushed));
         }
         let operation = Operation::WriteInline { data: Inline::word(value), remote: *word };
-        let beat = [WorkRequest::signalled(value, operation)];
-        let begin = std::time::Instant::now();
-        loop {
-            let mut is_well = true;
-            while let Some(completion) = lane.poll() {
-                is_well &= completion.result.is_ok();
-            }
-            let posted = if is_well { lane.post(&beat) } else { Err(FAILED.into()) };
-            match posted {
-                Ok(()) => return Ok(()),
-                Err(PostError::QueueFull { .. }) if begin.elapsed() < ROOM_WAIT => std::thread::sleep(NAP),
-                Err(PostError::QueueFull { .. }) => return Ok(()),
-                Err(_) => {
-                    self.has_failed = true;
-                    self.close();
-                    return Err(FAILED);
-                }
+        let posted = match failure {
+            None => lane.post(&[WorkRequest::signalled(value, operation)]),
+            Some(_) => Err(FAILED.into()),
+        };
+        match posted {
+            Ok(()) => Ok(true),
+            Err(PostError::QueueFull { .. }) => Ok(false),
+            Err(_) => {
+                self.failure = failure.or(Some(CompletionError::Flushed));
+                self.close();
+                Err(FAILED)
             }
         }
     }

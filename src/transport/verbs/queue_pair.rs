@@ -3,6 +3,7 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::device::{self, Device};
 use super::hello::{Pair, Place};
@@ -12,7 +13,8 @@ use crate::mem::Access;
 
 /// How long a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power, 268 ms.
 const ANSWER_TIMEOUT: u8 = 16;
-/// How often it asks again before it gives up: after 2.1 s without any answer.
+/// How often it asks again before it gives up: after 2.1 s without any answer. The specification lets a device take up
+/// to four times as long.
 const RETRIES: u8 = 7;
 /// How often it comes back where the other side has no receive posted. 7 would be for ever.
 const RECEIVER_RETRIES: u8 = 3;
@@ -58,6 +60,8 @@ pub(super) struct QueuePair {
     pub(super) inline_bytes: u32,
     /// The number of the first packet that it sends.
     first_packet: u32,
+    /// Tells a pair that serves from all others of this process, whatever numbers the device uses again; else 0.
+    serial: usize,
     // Dropped in this order, after the queue pair itself.
     completions: CompletionQueue,
     domain: Arc<ProtectionDomain>,
@@ -92,12 +96,16 @@ impl QueuePair {
     ) -> io::Result<QueuePair> {
         let random = || getrandom::u32().map_err(|error| io::Error::other(error.to_string()));
         let first_packet = first_packet.map_or_else(random, Ok)? & 0xFF_FFFF;
+        static SERIALS: AtomicUsize = AtomicUsize::new(1);
+        let serial = if depth == 0 { SERIALS.fetch_add(1, Ordering::Relaxed) } else { 0 };
         let (library, depth) = (domain.device.library, depth.max(1));
         let completions = CompletionQueue::new(&domain.device, depth)?;
         let mut attributes = sys::ibv_qp_init_attr {
             send_cq: completions.raw.as_ptr(),
             recv_cq: completions.raw.as_ptr(),
             qp_type: sys::IBV_QPT_RC,
+            // Comes back with events of the pair, and is never followed.
+            qp_context: std::ptr::without_provenance_mut(serial),
             ..Default::default()
         };
         attributes.cap.max_send_wr = depth;
@@ -113,7 +121,7 @@ impl QueuePair {
         }
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         let inline_bytes = attributes.cap.max_inline_data;
-        Ok(QueuePair { raw, inline_bytes, first_packet, completions, domain: Arc::clone(domain) })
+        Ok(QueuePair { raw, inline_bytes, first_packet, serial, completions, domain: Arc::clone(domain) })
     }
 
     /// What the other side must know of it.
@@ -208,6 +216,11 @@ impl QueuePair {
         errno == 0 && attributes.qp_state == sys::IBV_QPS_ERR
     }
 
+    /// Whether the device has told that the peer broke it, since it was asked last.
+    pub(super) fn was_told_broken(&self) -> bool {
+        self.serial != 0 && self.domain.device.take_broken(self.serial)
+    }
+
     /// Posts a chain of requests with one doorbell. In an error, how many were posted all the same.
     ///
     /// # Safety
@@ -225,7 +238,8 @@ impl QueuePair {
             return Ok(());
         }
         let posted = (bad.addr().saturating_sub(first.addr())) / size_of::<sys::ibv_send_wr>();
-        Err(if bad.is_null() { 0 } else { posted.min(requests.len()) })
+        // A provider that names none may have taken them all before it failed.
+        Err(if bad.is_null() { requests.len() } else { posted.min(requests.len()) })
     }
 
     /// Takes completions, as many as there are and fit; an error is a queue that is of no more use.
@@ -262,7 +276,8 @@ fn address(path: &Path) -> sys::ibv_ah_attr {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if !self.domain.device.is_inherited() {
-            // SAFETY: it is destroyed once. When the call returns the device touches no memory for it any more.
+            // SAFETY: it is destroyed once. When the call returns in success the device touches no memory for it any
+            // more, and no event of it is left to be told.
             let errno = unsafe { (self.domain.device.library.destroy_qp)(self.raw.as_ptr()) };
             if errno != 0 {
                 tracing::warn!(
@@ -271,6 +286,8 @@ impl Drop for QueuePair {
                     "a queue pair could not be destroyed"
                 );
             }
+            // Nobody asks for what was told of it.
+            self.was_told_broken();
         }
     }
 }

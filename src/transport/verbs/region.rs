@@ -73,10 +73,7 @@ impl Registered {
         first: u64,
         access: Access,
     ) -> io::Result<Registered> {
-        let library = domain.device.library;
-        let Some(register) = library.reg_mr_iova2 else {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "libibverbs is older than rdma-core 28"));
-        };
+        let register = domain.device.library.reg_mr_iova2;
         let flags = flags(access, memory.is_writable());
         // SAFETY: the domain lives; the range is mapped memory of this process. It stays so until the registration is
         // undone: that is the caller's promise, which it keeps by holding region and registration together.
@@ -120,5 +117,24 @@ impl Drop for Registered {
                 tracing::warn!(device = self.domain.device.name, errno, "memory could not be deregistered");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_has_the_rights_that_were_granted_and_no_others() {
+        let (read, write) = (sys::IBV_ACCESS_REMOTE_READ, sys::IBV_ACCESS_REMOTE_WRITE);
+        let (local, relaxed) = (sys::IBV_ACCESS_LOCAL_WRITE, sys::IBV_ACCESS_RELAXED_ORDERING);
+        assert_eq!(flags(Access::LOCAL, false), 0);
+        assert_eq!(flags(Access::LOCAL, true), local);
+        assert_eq!(flags(Access::REMOTE_READ, true), local | read);
+        assert_eq!(flags(Access::REMOTE_READ, false), read);
+        assert_eq!(flags(Access::REMOTE_WRITE, true), local | write);
+        assert_eq!(flags(Access::REMOTE_ATOMIC, true), local | sys::IBV_ACCESS_REMOTE_ATOMIC);
+        // Relaxed only where it was asked for: words that announce never are.
+        assert_eq!(flags(Access::REMOTE_WRITE | Access::RELAXED, true), local | write | relaxed);
     }
 }

@@ -23,7 +23,7 @@ pub enum LibraryError {
         reason: String,
     },
     /// It lacks a function that has been there for many years.
-    #[error("libibverbs.so.1 has no {symbol} of version {version}; install rdma-core 17 or later")]
+    #[error("libibverbs.so.1 has no {symbol} of version {version}; install rdma-core 32 or later")]
     TooOld {
         /// The function.
         symbol: &'static str,
@@ -119,13 +119,14 @@ library! {
         event_type_str: "ibv_event_type_str" @ "IBVERBS_1.1" as fn(ibv_event_type) -> *const c_char;
         wc_status_str: "ibv_wc_status_str" @ "IBVERBS_1.1" as fn(ibv_wc_status) -> *const c_char;
         port_state_str: "ibv_port_state_str" @ "IBVERBS_1.1" as fn(ibv_port_state) -> *const c_char;
-    }
-    optional {
         reg_mr_iova2: "ibv_reg_mr_iova2" @ "IBVERBS_1.8"
             as fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
-        // The last argument of these two is the size of an entry.
+        // The last argument of this is the size of an entry.
         query_gid_ex: "_ibv_query_gid_ex" @ "IBVERBS_1.11"
             as fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int;
+    }
+    optional {
+        // The last argument is the size of an entry.
         query_gid_table: "_ibv_query_gid_table" @ "IBVERBS_1.11"
             as fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
         reg_dmabuf_mr: "ibv_reg_dmabuf_mr" @ "IBVERBS_1.12"
