@@ -11,6 +11,7 @@ mod moments;
 mod optimizer;
 mod rule;
 mod sweep;
+mod ticks;
 mod triad;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -25,6 +26,7 @@ pub use magnitude::largest_magnitude;
 pub use mean::mean;
 pub use moments::Moments;
 pub use optimizer::{AdamParameters, Optimizer};
+pub use ticks::ticks;
 pub use triad::triad;
 
 use crate::mem::VolatileSlice;

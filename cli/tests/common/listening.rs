@@ -1,4 +1,5 @@
 //! `slackline bench --listen` as tests meet it: where it listens, and how it ends.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};

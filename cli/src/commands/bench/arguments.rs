@@ -20,10 +20,10 @@ use crate::optimizer_name::OptimizerName;
 
 /// Measure what operations cost on this machine.
 ///
-/// Each measurement warms up first. What reading the clock costs is taken off each sample. Operations of less than a
-/// microsecond are timed in batches, and percentiles are then those of the batches' means; the report says how many
-/// make a batch. Bandwidth is the bytes that one operation moves over the median time. Every size uses one pair of
-/// buffers again and again, as perftest does: up to the size of the caches the numbers are those of warm caches.
+/// Each measurement warms up first. Operations of less than a microsecond are timed in batches, and percentiles are
+/// then those of the batches' means; the report says how many make a batch. Bandwidth is the bytes that one operation
+/// moves over the median time. Every size uses one pair of buffers again and again, as perftest does: up to the size
+/// of the caches the numbers are those of warm caches.
 ///
 /// write: over shared memory and RDMA latency is half a ping-pong, each side writing N bytes into the other's memory
 /// and spinning on its own; over TCP it is from the post until the target has applied the write and said so. read,

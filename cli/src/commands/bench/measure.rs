@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use slackline::kernel::ticks;
 
 use super::BenchError;
 use super::arguments::Settings;
@@ -20,6 +21,10 @@ const MAX_ITERATIONS: u64 = 20_000_000;
 /// Below this an operation is timed in batches: reading the clock costs some 20 ns.
 const BATCH_BELOW: Duration = Duration::from_micros(1);
 const BATCH_LENGTH: Duration = Duration::from_micros(10);
+
+/// A clock that takes longer to read is not asked, if there is another way; that is compared with it for so long.
+const SLOW_CLOCK: Duration = Duration::from_nanos(300);
+const CALIBRATION: Duration = Duration::from_millis(50);
 
 /// After this long, and again each time, somebody who watches is told how far it has come.
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
@@ -109,8 +114,7 @@ pub(super) fn time_batches(
         if settings.iterations.is_none() && done >= MIN_SAMPLES && begun.elapsed() > MAX_LENGTH {
             break;
         }
-        let took = many(batch)?.saturating_sub(clock_cost());
-        samples.push(took.as_nanos() as f64 / batch as f64);
+        samples.push(many(batch)?.as_nanos() as f64 / batch as f64);
         progress.tick("sample", done + 1, count);
     }
     Ok(Timing { iterations: samples.len() as u64 * batch, batch, latency: Latency::of(samples) })
@@ -149,22 +153,53 @@ fn warm_up(many: &mut impl FnMut(u64) -> Result<Duration, BenchError>) -> Result
     }
 }
 
-/// What reading the clock adds to each sample: some 20 ns, but microseconds where the system has no better clock than a
-/// device's.
-fn clock_cost() -> Duration {
-    static COST: LazyLock<Duration> = LazyLock::new(|| {
-        let read = |_| Instant::now().elapsed();
-        (0..200).map(read).min().unwrap_or_default()
-    });
-    *COST
+/// Time that has passed on this core.
+enum Stopwatch {
+    Clock(Instant),
+    /// The processor's counter, where reading the clock takes microseconds (the system has none better than a
+    /// device's): short operations would take twice as long.
+    Ticks(u64),
 }
+
+impl Stopwatch {
+    fn start() -> Stopwatch {
+        match (*NANOS_PER_TICK, ticks()) {
+            (Some(_), Some(ticks)) => Stopwatch::Ticks(ticks),
+            _ => Stopwatch::Clock(Instant::now()),
+        }
+    }
+
+    fn elapsed(&self) -> Duration {
+        match (self, *NANOS_PER_TICK, ticks()) {
+            (Stopwatch::Clock(begun), ..) => begun.elapsed(),
+            // Counters of two cores may differ.
+            (Stopwatch::Ticks(begun), Some(nanos), Some(now)) => {
+                Duration::from_nanos((now.saturating_sub(*begun) as f64 * nanos) as u64)
+            }
+            (Stopwatch::Ticks(_), ..) => Duration::ZERO,
+        }
+    }
+}
+
+/// How long the processor's counter takes for one; none where the clock is good enough.
+static NANOS_PER_TICK: LazyLock<Option<f64>> = LazyLock::new(|| {
+    let cost = (0..50).map(|_| Instant::now().elapsed()).min();
+    if cost.is_none_or(|cost| cost < SLOW_CLOCK) {
+        return None;
+    }
+    let (clock, before) = (Instant::now(), ticks()?);
+    std::thread::sleep(CALIBRATION);
+    let (took, after) = (clock.elapsed(), ticks()?);
+    let passed = after.checked_sub(before).filter(|passed| *passed > 0)?;
+    Some(took.as_nanos() as f64 / passed as f64)
+});
 
 /// Times `count` calls of `one` as a whole.
 pub(super) fn calls(
     count: u64,
     mut one: impl FnMut() -> Result<(), BenchError>,
 ) -> Result<Duration, BenchError> {
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     for _ in 0..count {
         one()?;
     }
