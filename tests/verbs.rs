@@ -20,6 +20,7 @@ mod transport {
 
 mod rdma {
     mod hazards;
+    mod notice;
     mod objects;
 }
 mod litmus {
