@@ -71,8 +71,8 @@ pub(super) fn sleep(pause: Duration) {
     }
 }
 
-/// Polls `node` until `until` says so or `timeout` has passed; false if it was the timeout. Between fruitless polls it is
-/// to stand back for no longer than it is told.
+/// Polls `node` until `until` says so or `timeout` has passed; false if it was the timeout. Between fruitless polls it
+/// is to stand back for no longer than it is told.
 pub(super) fn drive<N>(
     node: &mut N,
     mut poll: impl FnMut(&mut N, Instant) -> Result<bool, Error>,

@@ -7,8 +7,8 @@ use crate::time::Duration;
 use crate::transport::Transport;
 
 impl<T: Transport> Server<T> {
-    /// Polls until `until` says so or `timeout` has passed; false if it was the timeout. What it does between polls says
-    /// [`ShardOptions::idle`](crate::node::ShardOptions::idle).
+    /// Polls until `until` says so or `timeout` has passed; false if it was the timeout. What it does between polls,
+    /// [`ShardOptions::idle`](crate::node::ShardOptions::idle) says.
     pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
         drive(self, Self::poll, Self::stand_back, until, timeout)
     }
