@@ -1,5 +1,5 @@
-//! In one guest: coordinator, server and workers reach each other through one device. Left to themselves they would take
-//! one each of the two that there are, which do not reach each other.
+//! In one guest: coordinator, server and workers reach each other through one device. Left to themselves they would
+//! take one each of the two that there are, which do not reach each other.
 
 use std::time::Instant;
 

@@ -13,9 +13,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 /// Of each guest; used as it is touched.
 const MEBIBYTES: &str = "2500";
-/// Of each guest, also where this host has fewer. With a single one QEMU before 8.1 leaves out the memory barriers of the
-/// guest's drivers (mended there by "tcg: Do not elide memory barriers for !CF_PARALLEL in system mode", c914d46d0a64),
-/// and its network cards stop now and then: a notice is lost between driver and card.
+/// Of each guest, also where this host has fewer. With a single one QEMU before 8.1 leaves out the memory barriers of
+/// the guest's drivers (mended there by "tcg: Do not elide memory barriers for !CF_PARALLEL in system mode",
+/// c914d46d0a64), and its network cards stop now and then: a notice is lost between driver and card.
 const PROCESSORS: &str = "2";
 /// For 4096 bytes of payload and what rxe puts around them.
 const MTU: u32 = 4200;
