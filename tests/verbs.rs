@@ -19,6 +19,7 @@ mod transport {
 }
 
 mod rdma {
+    mod devices;
     mod hazards;
     mod notice;
     mod objects;

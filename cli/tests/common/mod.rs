@@ -26,8 +26,13 @@ pub(crate) struct Run {
 impl Run {
     /// Begins `slackline` with these arguments.
     pub(crate) fn of(arguments: &[&str]) -> Run {
+        Run::with(&[], arguments)
+    }
+
+    /// The same, which finds these in its environment.
+    pub(crate) fn with(environment: &[(&str, &str)], arguments: &[&str]) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
-        command.args(arguments);
+        command.args(arguments).envs(environment.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
         let mut child = command.spawn().expect("the program starts");
         let (sender, lines) = mpsc::channel();

@@ -1,17 +1,19 @@
-//! In one guest: coordinator, server and workers reach each other through one device.
+//! In one guest: coordinator, server and workers reach each other through one device. Left to themselves they would
+//! take one each of the two that there are, which do not reach each other.
 
 use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::rig::{Guest, NOTICED_WITHIN, QUICK, SLOW, until};
+use super::rig::{Guest, NOTICED_WITHIN, QUICK, SLOW, environment, until};
 use crate::common::{Run, kill};
 use crate::running::paths;
 
 fn train(options: &str) -> Run {
     let arguments = format!("train --json - {options}");
-    Run::of(&arguments.split(' ').collect::<Vec<_>>())
+    let device = [("SLACKLINE_RDMA_DEVICE", &*environment("SLACKLINE_RIG_DEVICE"))];
+    Run::with(&device, &arguments.split(' ').collect::<Vec<_>>())
 }
 
 fn succeeds(run: Run) -> Value {

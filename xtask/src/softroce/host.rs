@@ -17,24 +17,27 @@ const ADDRESS: &str = "192.0.2.1/32";
 pub(super) struct Device<'a> {
     site: &'a Site,
     name: String,
+    /// Another one, if there is one.
+    second: Option<String>,
     is_ours: bool,
 }
 
 impl Device<'_> {
     /// The first that is there, or one that is made, and goes when this does.
     pub(super) fn find(site: &Site) -> Result<Device<'_>, Failure> {
-        if let Some(name) = active() {
-            return Ok(Device { site, name, is_ours: false });
+        let mut active_now = active();
+        if let Some(name) = active_now.next() {
+            return Ok(Device { site, name, second: active_now.next(), is_ours: false });
         }
         // From here on it is taken away again, however far this comes.
-        let device = Device { site, name: MADE.into(), is_ours: true };
+        let device = Device { site, name: MADE.into(), second: None, is_ours: true };
         let script = format!(
             "modprobe rdma_rxe || test -d /sys/module/rdma_rxe && ip link add {MADE} type dummy \
              && ip link set {MADE} mtu 4200 up && ip address add {ADDRESS} dev {MADE} \
              && rdma link add {MADE} type rxe netdev {MADE}"
         );
         let output = admin(&script).outcome(site)?;
-        if output.status.success() && active().is_some() {
+        if output.status.success() && active().next().is_some() {
             return Ok(device);
         }
         let said = String::from_utf8_lossy(&output.stderr);
@@ -59,6 +62,7 @@ impl Device<'_> {
                 .extend(address(&addresses.unwrap_or_default()).map(|ip| ("SLACKLINE_RIG_ADDRESS", ip)));
             environment.push(("SLACKLINE_RIG_NETDEV", netdev.into()));
         }
+        environment.extend(self.second.clone().map(|second| ("SLACKLINE_RIG_DEVICE_2", second)));
         environment
     }
 }
@@ -77,7 +81,8 @@ fn admin(script: &str) -> Cmd {
     Cmd::new("sh", &["-c", &format!("PATH=$PATH:/usr/sbin:/sbin; {script}")])
 }
 
-fn active() -> Option<String> {
+/// By name.
+fn active() -> impl Iterator<Item = String> {
     let is_active = |device: &Path| {
         let ports = fs::read_dir(device.join("ports")).into_iter().flatten().flatten();
         ports
@@ -87,7 +92,7 @@ fn active() -> Option<String> {
     let devices = fs::read_dir(DEVICES).into_iter().flatten().flatten();
     let mut names: Vec<_> = devices.filter(|device| is_active(&device.path())).collect();
     names.sort_by_key(fs::DirEntry::file_name);
-    names.first().map(|device| device.file_name().to_string_lossy().into_owned())
+    names.into_iter().map(|device| device.file_name().to_string_lossy().into_owned())
 }
 
 /// The first address in what `ip -oneline address` prints.

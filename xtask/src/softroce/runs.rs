@@ -5,7 +5,7 @@ use std::time::Duration;
 /// How many guests a run takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Guests {
-    /// One, with a device of its own; programs in it reach each other through it.
+    /// One, with two devices, which do not reach each other; programs in it reach each other through one of them.
     One,
     /// Two with a network between them. Programs are started in the first; they start others in the second by
     /// `$SLACKLINE_RIG_RUN PROGRAM ARGUMENT...`.
@@ -40,11 +40,12 @@ pub(super) struct Run {
     pub(super) timeout: Duration,
 }
 
-/// Every run. Those with as many guests share one boot, in this order; before each the device is made anew.
+/// Every run. Those with as many guests share one boot, in this order; before each the devices are made anew.
 ///
 /// Programs find in their environment: `SLACKLINE_RIG_DEVICE`, the RDMA device; `SLACKLINE_RIG_ADDRESS`, the address of
-/// its interface `SLACKLINE_RIG_NETDEV`; `SLACKLINE_RIG_SCRIPTS`, the folder `guest`; and with two guests
-/// `SLACKLINE_RIG_PEER`, the address of the other, and `SLACKLINE_RIG_RUN`, which runs a program there
+/// its interface `SLACKLINE_RIG_NETDEV`; `SLACKLINE_RIG_SCRIPTS`, the folder `guest`; with one guest
+/// `SLACKLINE_RIG_DEVICE_2`, another device that is as good, on a network of its own (with `--host`: if there is one);
+/// and with two `SLACKLINE_RIG_PEER`, the address of the other, and `SLACKLINE_RIG_RUN`, which runs a program there
 /// (`src/bin/elsewhere.rs`). They may do to the guest what they like, as `sh $SLACKLINE_RIG_SCRIPTS/netem.sh loss 2%`
 /// does, or `ip link set $SLACKLINE_RIG_NETDEV down`: the next run finds it mended.
 ///

@@ -18,9 +18,18 @@ else
 fi
 export SLACKLINE_RIG_NETDEV="$netdev"
 # Room for 4096 bytes and what rxe puts around them.
-ip link set "$netdev" mtu 4200
-ip address add "$SLACKLINE_RIG_ADDRESS/24" dev "$netdev"
-ip link set "$netdev" up
+interface() {
+    ip link set "$1" mtu 4200
+    ip address add "$2/24" dev "$1"
+    ip link set "$1" up
+}
+interface "$netdev" "$SLACKLINE_RIG_ADDRESS"
+if [ "$netdev" = dummy0 ]; then
+    # A network of its own: nothing goes from one of the two devices to the other.
+    export SLACKLINE_RIG_DEVICE_2=rxe1 SLACKLINE_RIG_NETDEV_2=dummy1
+    ip link add dummy1 type dummy
+    interface dummy1 10.9.8.1
+fi
 
 if [ "$guest" = 2 ]; then
     export SLACKLINE_RIG_PEER=10.9.9.1
