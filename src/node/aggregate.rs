@@ -199,7 +199,7 @@ impl Shared {
         while !self.stop.load(Ordering::Relaxed) {
             let generation = self.generation.load(Ordering::Acquire);
             if generation == seen {
-                backoff.wait();
+                backoff.wait_for_unpark();
                 continue;
             }
             seen = generation;
@@ -273,8 +273,14 @@ impl Aggregator {
         self.shared.abort.store(false, Ordering::Relaxed);
         drop(job);
         self.shared.generation.fetch_add(1, Ordering::Release);
+        self.wake();
         self.running = true;
         Ok(())
+    }
+
+    /// Has the threads look what there is to do.
+    fn wake(&self) {
+        self.threads.iter().for_each(|thread| thread.thread().unpark());
     }
 
     /// True between `begin` and `end`.
@@ -328,6 +334,7 @@ impl Aggregator {
 impl Drop for Aggregator {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
+        self.wake();
         for thread in self.threads.drain(..) {
             // A fold that panicked has been reported by the panic hook already.
             let _ = thread.join();

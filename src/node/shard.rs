@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::{Backoff, Error};
+use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, MemoryRegion};
 use crate::param::{
@@ -269,14 +269,13 @@ impl<T: Transport> Shard<T> {
     /// Stands back after a poll that got nowhere, for `at_most`. Who has something under way that nobody announces
     /// (`is_busy`) does not sleep.
     pub(super) fn stand_back(&mut self, is_busy: bool, at_most: Duration, backoff: &mut Backoff) {
-        let is_pushing = || {
-            self.peers
-                .iter()
-                .flatten()
-                .any(|peer| peer.push.as_ref().is_some_and(|push| push.source().is_some()))
+        let is_pushing = |peer: &Peer<T::Endpoint>| {
+            peer.wants_push || peer.push.as_ref().is_some_and(|push| push.source().is_some())
         };
-        if self.is_notified && !is_busy && !is_pushing() {
-            self.listener.wait(at_most.min(CHECK_EVERY));
+        if self.is_notified && !is_busy && !self.peers.iter().flatten().any(is_pushing) {
+            // Connections and heartbeats are looked at that often, whatever happens in between.
+            let look = (self.beaten + CHECK_EVERY).saturating_since(now());
+            self.listener.wait(at_most.min(look));
         } else {
             backoff.wait();
         }

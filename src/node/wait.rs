@@ -44,6 +44,15 @@ impl Backoff {
 
     /// Nothing happened: stand back once.
     pub fn wait(&mut self) {
+        self.wait_or(|| std::thread::sleep(Self::SLEEP));
+    }
+
+    /// The same, and after a while until this thread is unparked (or for no reason at all).
+    pub(super) fn wait_for_unpark(&mut self) {
+        self.wait_or(std::thread::park);
+    }
+
+    fn wait_or(&mut self, rest: impl FnOnce()) {
         if let Some(surroundings) = surroundings::installed() {
             surroundings.stand_back(self.turns);
             self.turns = self.turns.saturating_add(1);
@@ -58,7 +67,7 @@ impl Backoff {
         if now() - since < Self::YIELD_FOR {
             std::thread::yield_now();
         } else {
-            std::thread::sleep(Self::SLEEP);
+            rest();
         }
     }
 }

@@ -390,7 +390,13 @@ impl Publish {
                 ));
                 if chunks > 1 {
                     let landed = landed_word(header.clock.0, chunk + 1);
-                    batch.push(self.inline(self.page.slice(desk::LANDED as u64, 8)?, Inline::word(landed)));
+                    let mut request =
+                        self.inline(self.page.slice(desk::LANDED as u64, 8)?, Inline::word(landed));
+                    if chunk == 0 {
+                        // From here on the server can fold along.
+                        request.flags |= Flags::NOTIFY;
+                    }
+                    batch.push(request);
                     if mutant!("landed_early") {
                         batch[..].rotate_right(1);
                     }

@@ -1,6 +1,7 @@
 //! Waking who sleeps: WRITEs with immediate data.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use slackline::mem::{Access, RemoteSlice};
@@ -17,7 +18,7 @@ type Sleeper = Target<VerbsFixture>;
 const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// More than are noticed of one peer before it is told that there is room again.
-const MANY: u64 = 1000;
+const MANY: u64 = 2000;
 
 /// Whoever is not woken sleeps so long.
 const NAP: Duration = Duration::from_millis(400);
@@ -68,6 +69,35 @@ fn who_sleeps_is_woken_by_a_write_that_is_to_be_noticed_and_by_no_other() {
     });
     while target.region.as_volatile().load_u64(0) != 3 {
         assert!(sleep(&mut target, PATIENCE) < PATIENCE, "nobody woke it");
+    }
+    writing.join().unwrap();
+}
+
+#[test]
+fn no_notice_is_lost_between_the_last_look_and_the_sleep() {
+    const ROUNDS: u64 = 2000;
+    let mut target = sleeper();
+    let Client { mut endpoint, remote, mut server } = target.client();
+    let seen = std::sync::Arc::new(AtomicU64::new(0));
+    let acknowledged = std::sync::Arc::clone(&seen);
+    let writing = std::thread::spawn(move || {
+        for word in 1..=ROUNDS {
+            // At every moment of the other's way into its sleep.
+            for _ in 0..word % 61 * 50 {
+                std::hint::spin_loop();
+            }
+            write(&mut endpoint, remote, word, Flags::NOTIFY);
+            endpoint.check().unwrap();
+            wait_for("the word to be seen", || (acknowledged.load(Ordering::Acquire) == word).then_some(()));
+        }
+        endpoint
+    });
+    for word in 1..=ROUNDS {
+        while target.region.as_volatile().load_u64(0) < word {
+            assert!(sleep(&mut target, PATIENCE / 2) < PATIENCE / 2, "nobody woke it for word {word}");
+        }
+        server.check().unwrap();
+        seen.store(word, Ordering::Release);
     }
     writing.join().unwrap();
 }

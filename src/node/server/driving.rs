@@ -16,8 +16,9 @@ impl<T: Transport> Server<T> {
     fn stand_back(&mut self, at_most: Duration, backoff: &mut Backoff) {
         let timer = self.scheme.poll_timeout().map(|at| at.saturating_since(now()));
         let at_most = timer.map_or(at_most, |timer| at_most.min(timer));
-        // The chunks of a gradient that is being folded come in without a word.
-        let is_busy = self.work.frame.is_some();
+        // The chunks of a gradient that is being folded come in without a word, and so does the end of what holds up a
+        // fold that counts.
+        let is_busy = self.work.bound || self.aggregator.is_running();
         self.shard.stand_back(is_busy, at_most, backoff);
     }
 }

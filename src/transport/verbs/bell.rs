@@ -11,10 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use smallvec::SmallVec;
 
 use super::device::{Device, lock};
 use super::queue_pair::QueuePair;
 use super::sys;
+
+/// Instead of a sleep that the device ends at once.
+const NAP: Duration = Duration::from_millis(1);
 
 /// A completion channel, and the queue pairs whose completions it tells of.
 pub(super) struct Bell {
@@ -59,18 +63,22 @@ impl Bell {
 
     /// Sleeps until a request that is to be noticed is done, or `other` can be read, but no longer than `timeout`. What
     /// was done since the last call ends it at once.
-    pub(super) fn wait(&self, other: impl AsFd, timeout: Duration) {
+    pub(super) fn wait(&self, other: Option<impl AsFd>, timeout: Duration) {
         if self.answer() {
             return;
         }
         let events = self.events();
-        let mut sources = [PollFd::new(&events, PollFlags::IN), PollFd::new(&other, PollFlags::IN)];
-        let timeout = rustix::time::Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
+        let mut sources: SmallVec<[PollFd<'_>; 2]> = SmallVec::new();
+        sources.push(PollFd::new(&events, PollFlags::IN));
+        sources.extend(other.as_ref().map(|other| PollFd::new(other, PollFlags::IN)));
+        // What is longer than the system can count is for ever.
+        let limit = rustix::time::Timespec::try_from(timeout).ok();
         // Interrupted or refused, it is only a shorter wait.
-        let _ready = rustix::event::poll(&mut sources, Some(&timeout));
+        let _ready = rustix::event::poll(&mut sources, limit.as_ref());
+        if sources[0].revents().intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            // The device is gone, which its owner finds out elsewhere: this ends every wait from now on.
+            std::thread::sleep(timeout.min(NAP));
+        }
         self.answer();
     }
 
@@ -79,7 +87,7 @@ impl Bell {
         let pairs = lock(&self.pairs);
         self.take_events(&pairs);
         // Each is to be asked, whatever the others say.
-        pairs.iter().filter(|pair| pair.renew_receives()).count() > 0
+        pairs.iter().fold(false, |any, pair| any | pair.renew_receives())
     }
 
     fn take_events(&self, pairs: &[Arc<QueuePair>]) {

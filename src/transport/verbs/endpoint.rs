@@ -83,7 +83,7 @@ impl VerbsEndpoint {
     ) -> VerbsEndpoint {
         let (mut data, pulse) = posting.map(|posting| (posting.data, posting.pulse)).unzip();
         if let Some(data) = &mut data {
-            data.add_receives(theirs.receives.into());
+            data.add_receives(theirs.receives, theirs.receives);
         }
         VerbsEndpoint {
             shared,
@@ -130,11 +130,12 @@ impl VerbsEndpoint {
                     lock(&self.pulse).set_ready();
                 }
                 Ok(Some(Ok((Hello::Trespassed, _)))) => return self.fail_trespassed(),
-                Ok(Some(Ok((Hello::Receives(more), _)))) => {
-                    if let Some(data) = &mut self.data {
-                        data.add_receives(more);
-                    }
-                }
+                // Each of them takes something of this side's first: a peer cannot go on saying so.
+                Ok(Some(Ok((Hello::Receives(more), _))))
+                    if self
+                        .data
+                        .as_mut()
+                        .is_some_and(|data| data.add_receives(more, self.theirs.receives)) => {}
                 Ok(Some(_)) => {
                     tracing::warn!("an RDMA peer broke the protocol of the handshake: disconnected");
                     return self.fail(PROTOCOL);

@@ -96,7 +96,7 @@ pub(super) enum Hello {
     /// The other side's device refused a request of this side, which ends the connection.
     Trespassed,
     /// This side can take so many requests with immediate data more.
-    Receives(u32),
+    Receives(u16),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

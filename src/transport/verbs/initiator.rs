@@ -69,7 +69,7 @@ pub(super) struct Initiator {
     /// The domain whose memory can be posted.
     domain: u32,
     /// Receives that the peer has posted and this side has not used up: requests that it can notice.
-    receives: u32,
+    receives: u16,
 }
 
 // SAFETY: the raw pointers in `requests` are made and used within one call of `post`, and mean nothing between calls.
@@ -107,9 +107,14 @@ impl Initiator {
         }
     }
 
-    /// The peer has posted so many receives more.
-    pub(super) fn add_receives(&mut self, more: u32) {
-        self.receives = self.receives.saturating_add(more);
+    /// The peer has posted so many receives more. False if it says so of none, or of more than this side has used up of
+    /// those that it has `in_all`.
+    pub(super) fn add_receives(&mut self, more: u16, in_all: u16) -> bool {
+        let is_true = more > 0 && more <= in_all - self.receives;
+        if is_true {
+            self.receives += more;
+        }
+        is_true
     }
 
     /// Bytes of memory that hold the inline data of a queue of this depth.
@@ -134,10 +139,13 @@ impl Initiator {
     }
 
     /// How many requests of the device a request is made of.
+    #[inline]
     fn parts(&self, request: &WorkRequest) -> usize {
         match &request.operation {
-            Operation::Write { local, .. } | Operation::Read { local, .. } => {
-                local.len().div_ceil(self.piece_bytes).max(1)
+            Operation::Write { local, .. } | Operation::Read { local, .. }
+                if local.len() > self.piece_bytes =>
+            {
+                local.len().div_ceil(self.piece_bytes)
             }
             _ => 1,
         }

@@ -119,18 +119,26 @@ impl Listener for VerbsListener {
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         self.shared.check_own("be notified", &self.address)?;
         if self.bell.is_none() {
-            let bell = Bell::new(&self.shared.device).map_err(|error| device_failed(&self.address, error))?;
+            let bell = Bell::new(&self.shared.device).map_err(|source| ConnectError::System {
+                operation: "be notified",
+                address: self.address.clone(),
+                source,
+                remedy: "raise the limit on open files (ulimit -n), see the kernel's log (dmesg), or poll",
+            })?;
             self.bell = Some(bell);
         }
         Ok(true)
     }
 
     fn wait(&mut self, timeout: Duration) {
-        if let Some(bell) = &self.bell
-            && !self.guard.is_inherited()
-        {
-            let timeout = if self.pending.is_empty() { timeout } else { timeout.min(HANDSHAKE_NAP) };
-            bell.wait(&self.socket, timeout);
+        if self.guard.is_inherited() {
+            // Nothing is to be heard here any more.
+            std::thread::sleep(timeout);
+        } else if let Some(bell) = &self.bell {
+            // Of a socket that cannot be accepted from there is nothing to be heard but that.
+            let is_short = self.cannot_accept || !self.pending.is_empty();
+            let timeout = if is_short { timeout.min(HANDSHAKE_NAP) } else { timeout };
+            bell.wait((!self.cannot_accept).then_some(&self.socket), timeout);
         }
     }
 

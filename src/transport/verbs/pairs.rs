@@ -68,7 +68,10 @@ impl Serving {
             return Ok(None);
         }
         let domain = ProtectionDomain::new(&shared.device)?;
-        let (data, pulse) = (QueuePair::to_serve(&domain, bell)?, QueuePair::to_serve(&domain, None)?);
+        let limits = &shared.info.limits;
+        let receives = limits.queue_depth.min(limits.completions).min(RECEIVES.into()) as u16;
+        let data = QueuePair::to_serve(&domain, bell.map(|bell| (bell, receives)))?;
+        let pulse = QueuePair::to_serve(&domain, None)?;
         let grant = |slice: LocalSlice| {
             let access = slice.region().access();
             // Peers name bytes by their offset in the region: no address of this process ever travels.
@@ -86,11 +89,11 @@ impl Serving {
 
     /// Receives that the peer may use up before it is told of more.
     pub(super) fn receives(&self) -> u16 {
-        self.bell.as_ref().map_or(0, |_| RECEIVES)
+        self.data.receives
     }
 
     /// Receives that the peer is to be told of.
-    pub(super) fn take_renewed(&self) -> Option<u32> {
+    pub(super) fn take_renewed(&self) -> Option<u16> {
         self.data.take_renewed()
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 
 use super::bell::Bell;
 use super::device::{self, Device};
@@ -21,8 +21,11 @@ const RETRIES: u8 = 6;
 const RECEIVER_RETRIES: u8 = 3;
 /// How long the other side is told to wait then: 10 ms.
 const RECEIVER_TIMER: u8 = 20;
-/// Receives that are posted for a peer whose requests are to be noticed.
-pub(super) const RECEIVES: u16 = 64;
+/// Receives that are posted for a peer whose requests are to be noticed, if the device has so many: they are posted anew,
+/// and the peer is told, every 20 ms or so.
+pub(super) const RECEIVES: u16 = 512;
+/// Receives that are posted in one call.
+const RECEIVES_AT_ONCE: usize = 64;
 /// Routers that a packet may pass.
 const HOPS: u8 = 64;
 
@@ -30,8 +33,8 @@ const HOPS: u8 = 64;
 struct CompletionQueue {
     device: Arc<Device>,
     raw: NonNull<sys::ibv_cq>,
-    /// What is told of completions, where that is wanted.
-    bell: Option<Arc<Bell>>,
+    /// Whose channel is told of completions, where that is wanted.
+    _bell: Option<Arc<Bell>>,
 }
 
 impl CompletionQueue {
@@ -48,7 +51,7 @@ impl CompletionQueue {
         // SAFETY: the device is open, and the channel, if there is one, lives as long as the queue.
         let raw = unsafe { (device.library.create_cq)(device.context(), entries, context, channel, 0) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        Ok(CompletionQueue { device: Arc::clone(device), raw, bell })
+        Ok(CompletionQueue { device: Arc::clone(device), raw, _bell: bell })
     }
 }
 
@@ -76,8 +79,10 @@ pub(super) struct QueuePair {
     serial: usize,
     /// Whether the device will tell of the next completion.
     will_tell: AtomicBool,
-    /// Receives that were posted anew, until the peer is told.
-    renewed: AtomicU32,
+    /// Receives that it has, used up or not.
+    pub(super) receives: u16,
+    /// Those that were posted anew, until the peer is told.
+    renewed: AtomicU16,
     // Dropped in this order, after the queue pair itself.
     completions: CompletionQueue,
     domain: Arc<ProtectionDomain>,
@@ -117,14 +122,14 @@ impl QueuePair {
         QueuePair::new(domain, sizes, depth, 0, first_packet, None)
     }
 
-    /// One that serves a peer, whose requests ring the bell if there is one.
+    /// One that serves a peer, so many of whose requests can ring the bell if there is one.
     pub(super) fn to_serve(
         domain: &Arc<ProtectionDomain>,
-        bell: Option<&Arc<Bell>>,
+        bell: Option<(&Arc<Bell>, u16)>,
     ) -> io::Result<QueuePair> {
         static SERIALS: AtomicUsize = AtomicUsize::new(1);
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
-        let receives = bell.map_or(0, |_| u32::from(RECEIVES));
+        let (bell, receives) = bell.map_or((None, 0), |(bell, receives)| (Some(bell), u32::from(receives)));
         // Some devices make no queue for nothing.
         let mut sizes = sys::ibv_qp_cap { max_send_wr: 1, max_recv_wr: receives, ..Default::default() };
         (sizes.max_send_sge, sizes.max_recv_sge) = (1, receives.min(1));
@@ -162,8 +167,17 @@ impl QueuePair {
         }
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         let inline_bytes = attributes.cap.max_inline_data;
-        let (will_tell, renewed, domain) = (AtomicBool::new(false), AtomicU32::new(0), Arc::clone(domain));
-        Ok(QueuePair { raw, inline_bytes, first_packet, serial, will_tell, renewed, completions, domain })
+        Ok(QueuePair {
+            raw,
+            inline_bytes,
+            first_packet,
+            serial,
+            will_tell: AtomicBool::new(false),
+            receives: sizes.max_recv_wr as u16,
+            renewed: AtomicU16::new(0),
+            completions,
+            domain: Arc::clone(domain),
+        })
     }
 
     /// What the other side must know of it.
@@ -196,9 +210,7 @@ impl QueuePair {
             sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS,
         )?;
         // The peer may use them from the moment on that this side can receive.
-        if self.completions.bell.is_some() {
-            self.post_receives(RECEIVES.into())?;
-        }
+        self.post_receives(self.receives.into())?;
         self.modify(
             sys::ibv_qp_attr {
                 qp_state: sys::IBV_QPS_RTR,
@@ -267,23 +279,26 @@ impl QueuePair {
         self.serial != 0 && self.domain.device.take_broken(self.serial)
     }
 
-    /// Posts so many receives, no more than [`RECEIVES`]. They take no data: what they announce is written.
-    fn post_receives(&self, count: usize) -> io::Result<()> {
-        let mut receives = [sys::ibv_recv_wr::default(); RECEIVES as usize];
-        let count = count.min(receives.len());
-        if count == 0 {
-            return Ok(());
+    /// Posts so many receives. They take no data: what they announce is written.
+    fn post_receives(&self, mut count: usize) -> io::Result<()> {
+        while count > 0 {
+            let mut receives = [sys::ibv_recv_wr::default(); RECEIVES_AT_ONCE];
+            let length = count.min(RECEIVES_AT_ONCE);
+            let first = receives.as_mut_ptr();
+            for (index, receive) in receives[..length].iter_mut().enumerate() {
+                let is_last = index + 1 == length;
+                receive.next = if is_last { std::ptr::null_mut() } else { first.wrapping_add(index + 1) };
+            }
+            let mut bad = std::ptr::null_mut();
+            // SAFETY: the queue pair lives; the chain was linked just now in an array that outlives the call, and names
+            // no memory.
+            let errno = unsafe { sys::inline::post_recv(self.raw.as_ptr(), first, &raw mut bad) };
+            if errno != 0 {
+                return Err(io::Error::from_raw_os_error(errno));
+            }
+            count -= length;
         }
-        let first = receives.as_mut_ptr();
-        for (index, receive) in receives[..count].iter_mut().enumerate() {
-            let is_last = index + 1 == count;
-            receive.next = if is_last { std::ptr::null_mut() } else { first.wrapping_add(index + 1) };
-        }
-        let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair lives; the chain was linked just now in an array that outlives the call, and names no
-        // memory.
-        let errno = unsafe { sys::inline::post_recv(self.raw.as_ptr(), first, &raw mut bad) };
-        if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
+        Ok(())
     }
 
     /// Has the device tell of the next receive that is used up, and posts those anew that were; whether there were any.
@@ -308,7 +323,7 @@ impl QueuePair {
         // A pair that is over gives all back, and needs none; its owner finds that out.
         if !is_broken && used > 0 {
             match self.post_receives(used) {
-                Ok(()) => _ = self.renewed.fetch_add(used as u32, Ordering::Relaxed),
+                Ok(()) => _ = self.renewed.fetch_add(used as u16, Ordering::Relaxed),
                 Err(error) => tracing::warn!(%error, "receives could not be posted"),
             }
         }
@@ -321,8 +336,8 @@ impl QueuePair {
     }
 
     /// Receives that were posted anew since this was asked last, once they are worth a message.
-    pub(super) fn take_renewed(&self) -> Option<u32> {
-        let is_many = self.renewed.load(Ordering::Relaxed) >= u32::from(RECEIVES) / 2;
+    pub(super) fn take_renewed(&self) -> Option<u16> {
+        let is_many = self.receives > 0 && self.renewed.load(Ordering::Relaxed) >= self.receives.div_ceil(2);
         is_many.then(|| self.renewed.swap(0, Ordering::Relaxed))
     }
 

@@ -65,7 +65,10 @@ pub(super) const RUNS: &[Run] = &[
         name: "verbs",
         about: "the transport contract, the torn-read litmus and what can go wrong, by RDMA in one guest",
         guests: Guests::One,
-        job: Job::Tests { build: &["-p", "slackline", "--test", "verbs"], filters: &["verbs::", "rdma"] },
+        job: Job::Tests {
+            build: &["-p", "slackline", "--test", "verbs"],
+            filters: &["notice", "to_be_noticed"],
+        },
         timeout: Duration::from_secs(600),
     },
     Run {

@@ -50,12 +50,12 @@ pub(super) fn check(
         ));
     }
     let sleeps = args.idle == Idle::Sleep;
-    if sleeps && args.transport != Transport::Verbs {
-        return Err(Failure::usage(
-            "--idle sleep: only RDMA wakes a server that sleeps; use --transport verbs, or leave it out",
-        ));
-    }
     if scheme.has_server() {
+        if sleeps && args.transport != Transport::Verbs {
+            return Err(Failure::usage(
+                "--idle sleep: only RDMA wakes a server that sleeps; use --transport verbs, or leave it out",
+            ));
+        }
         return Ok(());
     }
     let alone = |option: &str, why: &str| {
