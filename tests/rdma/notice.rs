@@ -75,29 +75,32 @@ fn who_sleeps_is_woken_by_a_write_that_is_to_be_noticed_and_by_no_other() {
 
 #[test]
 fn no_notice_is_lost_between_the_last_look_and_the_sleep() {
-    const ROUNDS: u64 = 2000;
+    const ROUNDS: u64 = 3000;
     let mut target = sleeper();
     let Client { mut endpoint, remote, mut server } = target.client();
     let seen = std::sync::Arc::new(AtomicU64::new(0));
     let acknowledged = std::sync::Arc::clone(&seen);
     let writing = std::thread::spawn(move || {
-        for word in 1..=ROUNDS {
-            // At every moment of the other's way into its sleep.
-            for _ in 0..word % 61 * 50 {
+        for round in 1..=ROUNDS {
+            // The second one at every moment of the other's way back into its sleep, which has to ask anew for it.
+            write(&mut endpoint, remote, 2 * round - 1, Flags::NOTIFY);
+            for _ in 0..round % 101 * 10 {
                 std::hint::spin_loop();
             }
-            write(&mut endpoint, remote, word, Flags::NOTIFY);
+            write(&mut endpoint, remote, 2 * round, Flags::NOTIFY);
             endpoint.check().unwrap();
-            wait_for("the word to be seen", || (acknowledged.load(Ordering::Acquire) == word).then_some(()));
+            wait_for("the words to be seen", || {
+                (acknowledged.load(Ordering::Acquire) == round).then_some(())
+            });
         }
         endpoint
     });
-    for word in 1..=ROUNDS {
-        while target.region.as_volatile().load_u64(0) < word {
-            assert!(sleep(&mut target, PATIENCE / 2) < PATIENCE / 2, "nobody woke it for word {word}");
+    for round in 1..=ROUNDS {
+        while target.region.as_volatile().load_u64(0) < 2 * round {
+            assert!(sleep(&mut target, PATIENCE / 2) < PATIENCE / 2, "nobody woke it in round {round}");
         }
+        seen.store(round, Ordering::Release);
         server.check().unwrap();
-        seen.store(word, Ordering::Release);
     }
     writing.join().unwrap();
 }
