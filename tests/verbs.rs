@@ -20,8 +20,10 @@ mod transport {
 
 mod rdma {
     mod devices;
+    mod fork;
     mod hazards;
     mod objects;
+    mod sides;
 }
 mod litmus {
     pub(crate) mod over_network;
