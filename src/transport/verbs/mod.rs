@@ -41,6 +41,7 @@
 
 mod connecting;
 mod device;
+mod dma_buf;
 mod endpoint;
 mod error;
 mod gid;
