@@ -22,6 +22,7 @@ mod rdma {
     mod devices;
     mod fork;
     mod hazards;
+    mod notice;
     mod objects;
     mod sides;
 }

@@ -274,7 +274,7 @@ impl Default for slackline_worker_options {
 
 impl Default for slackline_publisher_options {
     fn default() -> Self {
-        let ShardOptions { peers, frames, chunk_bytes, lease, checksums } = ShardOptions::default();
+        let ShardOptions { peers, frames, chunk_bytes, lease, checksums, .. } = ShardOptions::default();
         slackline_publisher_options {
             size: size_of::<Self>(),
             peers,
@@ -312,6 +312,7 @@ impl slackline_server_options {
                 chunk_bytes: self.chunk_bytes,
                 lease: Duration::from_millis(self.lease_ms),
                 checksums: self.checksums != 0,
+                ..ShardOptions::default()
             },
             checkpoint: None,
             measure_moments: false,
@@ -355,6 +356,7 @@ impl slackline_publisher_options {
             chunk_bytes: self.chunk_bytes,
             lease: Duration::from_millis(self.lease_ms),
             checksums: self.checksums != 0,
+            ..ShardOptions::default()
         };
         PublisherOptions { memory }
     }

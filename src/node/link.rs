@@ -270,7 +270,9 @@ impl<E: Endpoint> Link<E> {
         let (Some(version), false) = (self.held.version, self.held.outstanding) else { return Ok(false) };
         let (remote, word) = own_page::held(&self.held.page, version)?;
         let operation = Operation::WriteInline { data: Inline::word(word), remote };
-        match self.endpoint.post(&[WorkRequest::signalled(HELD_TAG, operation)]) {
+        let mut request = WorkRequest::signalled(HELD_TAG, operation);
+        request.flags |= Flags::NOTIFY;
+        match self.endpoint.post(&[request]) {
             Ok(()) => (self.held.version, self.held.outstanding) = (None, true),
             Err(PostError::QueueFull { .. }) => return Ok(false),
             Err(PostError::Disconnected(gone)) => return Err(self.lost(gone)),

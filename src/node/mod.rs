@@ -37,7 +37,7 @@ pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, Group
 pub use publisher::{Publisher, PublisherOptions};
 pub use reader::{Fresh, Reader, ReaderOptions};
 pub use server::{Server, ServerOptions, ServerStatus};
-pub use shard::{Departure, ShardOptions};
+pub use shard::{Departure, Idle, ShardOptions};
 pub use stats::{Histogram, LinkStatus, PeerStatus, WorkerStatistics};
 pub(crate) use surroundings::{Published, Stay, Surroundings};
 pub use wait::{Backoff, now};

@@ -101,7 +101,10 @@ impl<T: Transport> Publisher<T> {
 
     /// Polls until `until` says so or `timeout` has passed; false if it was the timeout.
     pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
-        drive(self, |publisher, now| Ok(publisher.poll(now)), until, timeout)
+        let stand_back = |publisher: &mut Self, at_most, backoff: &mut Backoff| {
+            publisher.shard.stand_back(false, at_most, backoff);
+        };
+        drive(self, |publisher, now| Ok(publisher.poll(now)), stand_back, until, timeout)
     }
 
     /// Publishes `bytes`, the whole table, as the next version.

@@ -1,5 +1,6 @@
 //! The server: one shard, and the gradients that are folded into it as the scheme says.
 
+mod driving;
 mod restart;
 
 use smallvec::SmallVec;
@@ -8,7 +9,6 @@ use super::aggregate::{Aggregator, Input, Job, Measured, Stage};
 use super::checkpoint::{CheckpointOptions, Checkpointer, Identity};
 use super::shard::{Departure, Shard, ShardConfig, ShardEvent, ShardOptions};
 use super::surroundings::{self, Published};
-use super::wait::drive;
 use super::{Error, PeerStatus};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
@@ -16,7 +16,7 @@ use crate::mem::{Access, MemoryRegion, streaming_threshold};
 use crate::param::{Desk, FrameHeader};
 use crate::scheme::{self, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
 use crate::table::{ElementType, Table};
-use crate::time::{Duration, Instant};
+use crate::time::Instant;
 use crate::transport::{Address, Endpoint, Transport};
 
 /// How a server works.
@@ -382,11 +382,6 @@ impl<T: Transport> Server<T> {
         let mut values = vec![0.0; payload.len() / 4];
         crate::kernel::decode(payload.as_volatile(), ElementType::F32, &mut values);
         Ok(values)
-    }
-
-    /// Polls until `until` says so or `timeout` has passed; false if it was the timeout.
-    pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
-        drive(self, Self::poll, until, timeout)
     }
 
     /// Does whatever there is to do without waiting: takes peers in, notices who is gone, folds gradients that have

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::Error;
+use super::{Backoff, Error};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, MemoryRegion};
 use crate::param::{
@@ -31,6 +31,20 @@ pub struct ShardOptions {
     pub lease: Duration,
     /// Whether each version carries a checksum: one more pass over it.
     pub checksums: bool,
+    /// What the owner does while there is nothing to do.
+    pub idle: Idle,
+}
+
+/// What an owner does while there is nothing to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Idle {
+    /// Look for something again and again, standing back a little in between: what comes is seen at once, for a
+    /// processor's time.
+    #[default]
+    Poll,
+    /// Sleep until a peer that has announced something wakes it, or for 20 ms at most. Only over a transport
+    /// that can wake it ([`Listener::be_notified`]): RDMA, by WRITEs with immediate data. Over others it polls.
+    Sleep,
 }
 
 impl Default for ShardOptions {
@@ -41,6 +55,7 @@ impl Default for ShardOptions {
             chunk_bytes: 1 << 20,
             lease: Duration::from_secs(3),
             checksums: false,
+            idle: Idle::Poll,
         }
     }
 }
@@ -120,6 +135,8 @@ pub(super) struct Shard<T: Transport> {
     beats: u64,
     beaten: Instant,
     greeted: Instant,
+    /// Peers wake whoever waits at the listener.
+    is_notified: bool,
     pub(super) refused: u64,
     pub(super) misbehaved: u64,
     /// The version that this life began at.
@@ -168,7 +185,14 @@ impl<T: Transport> Shard<T> {
         let payload = transport.allocate(bytes, Access::REMOTE_READ)?;
         let mut frames = Frames::new(control, payload, layout, geometry, random_epoch());
         frames.set_checksums(options.checksums);
-        let listener = transport.listen(address)?;
+        let mut listener = transport.listen(address)?;
+        let is_notified = config.options.idle == Idle::Sleep && listener.be_notified()?;
+        if config.options.idle == Idle::Sleep && !is_notified {
+            tracing::info!(
+                transport = transport.capabilities().name,
+                "this transport cannot wake who sleeps: polling"
+            );
+        }
         let (peers, generations) = ((0..options.peers).map(|_| None).collect(), frames.epoch());
         tracing::info!(
             address = %listener.address(), transport = transport.capabilities().name, shard = config.shard,
@@ -186,6 +210,7 @@ impl<T: Transport> Shard<T> {
             beats: 0,
             beaten: Instant::ORIGIN,
             greeted: Instant::ORIGIN,
+            is_notified,
             refused: 0,
             misbehaved: 0,
             begun_at: Version(0),
@@ -239,6 +264,22 @@ impl<T: Transport> Shard<T> {
             }
         }
         events.len() > before
+    }
+
+    /// Stands back after a poll that got nowhere, for `at_most`. Who has something under way that nobody announces
+    /// (`is_busy`) does not sleep.
+    pub(super) fn stand_back(&mut self, is_busy: bool, at_most: Duration, backoff: &mut Backoff) {
+        let is_pushing = || {
+            self.peers
+                .iter()
+                .flatten()
+                .any(|peer| peer.push.as_ref().is_some_and(|push| push.source().is_some()))
+        };
+        if self.is_notified && !is_busy && !is_pushing() {
+            self.listener.wait(at_most.min(CHECK_EVERY));
+        } else {
+            backoff.wait();
+        }
     }
 
     /// Whether a peer is gone, as far as its connection and its heartbeat tell.

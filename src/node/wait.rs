@@ -71,10 +71,12 @@ pub(super) fn sleep(pause: Duration) {
     }
 }
 
-/// Polls `node` until `until` says so or `timeout` has passed; false if it was the timeout.
+/// Polls `node` until `until` says so or `timeout` has passed; false if it was the timeout. Between fruitless polls it
+/// is to stand back for no longer than it is told.
 pub(super) fn drive<N>(
     node: &mut N,
     mut poll: impl FnMut(&mut N, Instant) -> Result<bool, Error>,
+    mut stand_back: impl FnMut(&mut N, Duration, &mut Backoff),
     until: impl Fn(&N) -> bool,
     timeout: Duration,
 ) -> Result<bool, Error> {
@@ -89,6 +91,6 @@ pub(super) fn drive<N>(
         if now >= deadline {
             return Ok(false);
         }
-        if progress { backoff.reset() } else { backoff.wait() }
+        if progress { backoff.reset() } else { stand_back(node, deadline - now, &mut backoff) }
     }
 }

@@ -9,7 +9,7 @@ use super::{Welcome, desk as desk_of_owner};
 use crate::clock::{Clock, Version};
 use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, Inline, Operation, PostError, WorkCompletion, WorkRequest,
+    CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
 };
 
 /// Where a gradient comes from.
@@ -401,14 +401,16 @@ impl Publish {
             let header_at = desk::slot_header(geometry.slot_of(header.clock)) as u64;
             batch.push(self.inline(self.page.slice(header_at, 64)?, Inline::line(header.to_words())));
             let announced = Inline::word(header.clock.next().0);
-            batch.push(self.inline(self.page.slice(desk::PUBLISHED as u64, 8)?, announced));
+            let mut announcement = self.inline(self.page.slice(desk::PUBLISHED as u64, 8)?, announced);
+            announcement.flags |= Flags::NOTIFY;
+            batch.push(announcement);
             if mutant!("announce") {
                 batch[..].rotate_right(1);
             }
         }
         // One completion a batch: it frees the queue, and the last one says that all is done.
         if let Some(request) = batch.last_mut() {
-            request.flags |= crate::transport::Flags::SIGNALLED;
+            request.flags |= Flags::SIGNALLED;
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use super::{
     Listener, Offer, PostError, Received, RegisterError, Transport, WorkCompletion, WorkRequest,
 };
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 
 /// Shared memory on one host, RDMA or TCP between hosts. Memory is of the kind that all can serve.
 #[derive(Clone, Debug, Default)]
@@ -145,6 +145,20 @@ impl Listener for MixedListener {
             incoming.map(|incoming| MixedIncoming::Verbs(Box::new(incoming)))
         })
         .or_else(|| self.tcp.iter_mut().find_map(|listener| listener.poll(now)).map(MixedIncoming::Tcp))
+    }
+
+    /// Where nothing but RDMA is listened at: peers over the others could not wake whoever sleeps.
+    fn be_notified(&mut self) -> Result<bool, ConnectError> {
+        match (&self.shm[..], &self.tcp[..], &mut self.verbs[..]) {
+            ([], [], [verbs]) => verbs.be_notified(),
+            _ => Ok(false),
+        }
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        if let [verbs] = &mut self.verbs[..] {
+            verbs.wait(timeout);
+        }
     }
 }
 

@@ -20,7 +20,9 @@
 //! 6. **No silent retry** of anything that is not idempotent. After an error nobody knows whether an atomic ran.
 //! 7. **Words have one kind of writer.** [`Capabilities::atomics`] says among whom fetch-add and compare-swap are
 //!    atomic; nothing in this library needs them.
-//! 8. **A node may come back** at its address, with other memory. Until that is noticed, READs of a connection to its
+//! 8. **Nobody is owed a notification.** Who sleeps in [`Listener::wait`] is woken by a WRITE with [`Flags::NOTIFY`] in
+//!    general, and looks for himself now and then.
+//! 9. **A node may come back** at its address, with other memory. Until that is noticed, READs of a connection to its
 //!    earlier life may be answered out of the new memory, where keys are the same again; WRITEs never land there.
 
 mod address;
@@ -152,6 +154,18 @@ pub trait Listener: Send {
     /// [`MAX_PENDING_HANDSHAKES`] are kept, each for [`HANDSHAKE_TIMEOUT`]; a stranger's mistakes are dropped and
     /// logged, never returned.
     fn poll(&mut self, now: Instant) -> Option<Self::Incoming>;
+
+    /// Has those who are let in from now on end [`wait`](Self::wait) by requests with [`Flags::NOTIFY`]. False if this
+    /// transport has no way to.
+    fn be_notified(&mut self) -> Result<bool, ConnectError> {
+        Ok(false)
+    }
+
+    /// Sleeps until a WRITE with [`Flags::NOTIFY`] is done, or somebody arrives, but no longer than `timeout`. What was
+    /// done since the last call ends it at once; it may end for no reason. Who waits for memory to change looks at it
+    /// after each call, and at least every `timeout`: a notification is never owed. Returns at once unless
+    /// [`be_notified`](Self::be_notified) has said true.
+    fn wait(&mut self, _timeout: Duration) {}
 }
 
 /// A peer that has said its part and waits for an answer.

@@ -15,6 +15,9 @@ bitflags::bitflags! {
         const SIGNALLED = 1;
         /// Begin only after all earlier reads and atomics of this endpoint have completed.
         const FENCE = 2;
+        /// Wake the peer's owner once this WRITE is done, if it sleeps in [`Listener::wait`](super::Listener::wait). A
+        /// wish: where the peer cannot be woken, or was too often of late, it is a WRITE like any other.
+        const NOTIFY = 4;
     }
 }
 

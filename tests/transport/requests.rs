@@ -1,7 +1,9 @@
 //! What requests do, and how the queue behaves.
 
 use slackline::mem::{Access, RemoteSlice};
-use slackline::transport::{AtomicDomain, Endpoint, Inline, Operation, PostError, Transport, WorkRequest};
+use slackline::transport::{
+    AtomicDomain, Endpoint, Flags, Inline, Listener, Operation, PostError, Transport, WorkRequest,
+};
 
 use super::fixture::{Client, Fixture, Target, bytes_of, completion, noise, read, run, wait_for, write};
 
@@ -53,6 +55,25 @@ pub(crate) fn inline_words_arrive_as_little_endian_words<F: Fixture>() {
         assert_eq!(target.region.as_volatile().load_u64(64 + index * 8), *word);
     }
     assert_eq!(bytes_of(&target.region.slice(128, 8).unwrap()), [8, 7, 6, 5, 4, 3, 2, 1]);
+}
+
+pub(crate) fn a_write_that_is_to_be_noticed_is_a_write_like_any_other<F: Fixture>() {
+    let mut target = Target::<F>::new(4096, RIGHTS);
+    // Nobody waits here: not where they could be woken, and not where nothing could.
+    target.listener.be_notified().unwrap();
+    let Client { mut endpoint, remote, server: _server } = target.client();
+    for word in 1..=200 {
+        let data = Inline::word(word);
+        let inline = Operation::WriteInline { data, remote: remote.slice(8, 8).unwrap() };
+        let long = write(target.local(&noise(word, 4088)), remote.slice(8, 4088).unwrap());
+        let mut batch = [WorkRequest::unsignalled(1, long), WorkRequest::signalled(2, inline)];
+        batch.iter_mut().for_each(|request| request.flags |= Flags::NOTIFY);
+        endpoint.post(&batch).unwrap();
+        let done = completion(&mut endpoint);
+        assert_eq!((done.id.0, done.result), (2, Ok(())));
+        assert_eq!(target.region.as_volatile().load_u64(8), word);
+    }
+    target.listener.wait(std::time::Duration::from_secs(1));
 }
 
 pub(crate) fn atomics_do_what_they_say<F: Fixture>() {

@@ -36,6 +36,7 @@ macro_rules! conformance {
                 writes_of_every_size_arrive_at_odd_offsets
                 reads_of_every_size_arrive_at_odd_offsets
                 inline_words_arrive_as_little_endian_words
+                a_write_that_is_to_be_noticed_is_a_write_like_any_other
                 atomics_do_what_they_say
                 unsignalled_requests_stay_silent
                 signalled_requests_complete_in_order

@@ -40,6 +40,20 @@ fn two_workers_learn_the_digits_and_in_lock_step_what_they_learn_by_shared_memor
 }
 
 #[test]
+fn a_server_that_sleeps_until_its_workers_wake_it_learns_the_same() {
+    for (scheme, epochs) in [("bsp", 12), ("essp", 20)] {
+        let options = format!("{QUICK} --scheme {scheme} --epochs {epochs}");
+        let json = succeeds(train(&format!("{options} --transport verbs --idle sleep")));
+        println!("{scheme}: {} in {} s", json["final_accuracy"], json["wall_s"]);
+        assert!(json["final_accuracy"].as_f64().unwrap() >= 0.95, "{json}");
+        if scheme == "bsp" {
+            let shared = succeeds(train(&format!("{options} --transport shm")));
+            assert_eq!(json["final_loss"], shared["final_loss"], "bit for bit");
+        }
+    }
+}
+
+#[test]
 fn two_workers_without_a_server_learn_the_digits() {
     let json = succeeds(train(&format!("{QUICK} --scheme ds-sync --epochs 12 --transport verbs")));
     println!("ds-sync: {} in {} s", json["final_accuracy"], json["wall_s"]);

@@ -120,6 +120,7 @@ impl Life {
             chunk_bytes: 64,
             lease: self.plan.lease,
             checksums: self.plan.checksums,
+            ..ShardOptions::default()
         }
     }
 

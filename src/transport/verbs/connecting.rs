@@ -44,13 +44,14 @@ impl VerbsConnecting {
         check_offer(&offer).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let from = shared.gid_towards(Some(address.ip()), &at)?;
         let made =
-            Posting::new(shared).and_then(|posting| Ok((posting, Serving::new(shared, offer.grants)?)));
+            Posting::new(shared).and_then(|posting| Ok((posting, Serving::new(shared, offer.grants, None)?)));
         let (posting, serving) = made.map_err(|error| device_failed(&at, error))?;
         let ours = Terms {
             place: shared.place(&from.gid),
             posting: Some(posting.pairs()),
             serving: serving.as_ref().map(Serving::pairs),
             grants: serving.as_ref().map_or_else(Vec::new, Serving::grants),
+            receives: serving.as_ref().map_or(0, Serving::receives),
         };
         let said = Hello::Offer(ours.clone()).encode(&offer.message);
         let failed = |error| ConnectError::from_channel(Address::Verbs(address), error);

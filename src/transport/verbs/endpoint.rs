@@ -81,7 +81,10 @@ impl VerbsEndpoint {
         theirs: Terms,
         is_ready: bool,
     ) -> VerbsEndpoint {
-        let (data, pulse) = posting.map(|posting| (posting.data, posting.pulse)).unzip();
+        let (mut data, pulse) = posting.map(|posting| (posting.data, posting.pulse)).unzip();
+        if let Some(data) = &mut data {
+            data.add_receives(theirs.receives.into());
+        }
         VerbsEndpoint {
             shared,
             link: Some(Link { channel: link, guard: ForkGuard::new() }),
@@ -127,6 +130,11 @@ impl VerbsEndpoint {
                     lock(&self.pulse).set_ready();
                 }
                 Ok(Some(Ok((Hello::Trespassed, _)))) => return self.fail_trespassed(),
+                Ok(Some(Ok((Hello::Receives(more), _)))) => {
+                    if let Some(data) = &mut self.data {
+                        data.add_receives(more);
+                    }
+                }
                 Ok(Some(_)) => {
                     tracing::warn!("an RDMA peer broke the protocol of the handshake: disconnected");
                     return self.fail(PROTOCOL);
@@ -142,6 +150,15 @@ impl VerbsEndpoint {
         self.is_settled = self.is_ready && link.is_flushed();
         if !self.is_ready && self.begun.elapsed() > HANDSHAKE_TIMEOUT {
             self.fail(UNREADY);
+        }
+    }
+
+    /// Tells the peer how many more of its requests can be noticed.
+    fn tell_receives(&mut self) {
+        let (Some(serving), Some(link)) = (&self.serving, &mut self.link) else { return };
+        if let Some(renewed) = serving.take_renewed() {
+            // If it is gone, its end is heard elsewhere.
+            let _unheard = link.channel.send(&Hello::Receives(renewed).encode(&[]));
         }
     }
 
@@ -265,6 +282,7 @@ impl Endpoint for VerbsEndpoint {
                 self.fail_trespassed();
             } else {
                 self.hear();
+                self.tell_receives();
                 self.look_at_own_requests();
             }
         }

@@ -13,7 +13,7 @@ use crate::mem::{Access, RemoteKey, RemoteSlice};
 use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Received};
 
 /// Version of everything that is said here, and of what lanes there are.
-const WIRE_VERSION: u32 = 1;
+const WIRE_VERSION: u32 = 2;
 
 /// More than the longest body: a refusal with its reason.
 const BODY_MAX: usize = 8192;
@@ -78,6 +78,8 @@ pub(super) struct Terms {
     /// Pairs that serve the other side, if it grants anything.
     pub(super) serving: Option<Pairs>,
     pub(super) grants: Vec<Grant>,
+    /// Requests with immediate data that it can take before it says more: 0 if nobody sleeps there.
+    pub(super) receives: u16,
 }
 
 /// A message of the handshake.
@@ -93,6 +95,8 @@ pub(super) enum Hello {
     Ready,
     /// The other side's device refused a request of this side, which ends the connection.
     Trespassed,
+    /// This side can take so many requests with immediate data more.
+    Receives(u32),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -148,9 +152,9 @@ impl Hello {
                 // It is shown to a user, and comes from another process.
                 Hello::Refuse(reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
             }
-            Hello::Ready | Hello::Trespassed => hello,
+            Hello::Ready | Hello::Trespassed | Hello::Receives(_) => hello,
         };
-        if matches!(hello, Hello::Refuse(_) | Hello::Ready | Hello::Trespassed) {
+        if !matches!(hello, Hello::Offer(_) | Hello::Accept(_)) {
             check(message.is_empty(), "bytes follow its message")?;
         }
         Ok((hello, message.to_vec()))
@@ -231,7 +235,7 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
                 assert!(slice.offset.checked_add(slice.len).is_some() && grant.access != 0);
             }
         }
-        Hello::Ready | Hello::Trespassed => assert!(message.is_empty()),
+        Hello::Ready | Hello::Trespassed | Hello::Receives(_) => assert!(message.is_empty()),
     }
     assert_eq!(Hello::decode(&hello.encode(&message)), Ok((hello, message)));
 }
@@ -251,7 +255,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
         reads_posted: 16,
     };
     let grant = Grant { key: 3, offset: 64, bytes: 4096, access: Access::REMOTE_READ.bits() };
-    let full = Terms { place, posting: pairs(17), serving: pairs(19), grants: vec![grant; 2] };
+    let full = Terms { place, posting: pairs(17), serving: pairs(19), grants: vec![grant; 2], receives: 64 };
     let bare = Terms { serving: None, grants: Vec::new(), ..full.clone() };
     vec![
         Hello::Offer(full.clone()).encode(b"hi"),
@@ -260,6 +264,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
         Hello::refuse("no room").encode(&[]),
         Hello::Ready.encode(&[]),
         Hello::Trespassed.encode(&[]),
+        Hello::Receives(32).encode(&[]),
     ]
 }
 
@@ -287,7 +292,7 @@ mod tests {
         let mut bytes = hello_samples().remove(0);
         bytes[0] = 9;
         let text = Hello::decode(&bytes).unwrap_err().to_string();
-        assert!(text.contains("version 9") && text.contains("speaks 1"), "{text}");
+        assert!(text.contains("version 9") && text.contains("speaks 2"), "{text}");
     }
 
     #[test]

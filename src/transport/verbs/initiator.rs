@@ -68,6 +68,8 @@ pub(super) struct Initiator {
     pub(super) fences_reads: bool,
     /// The domain whose memory can be posted.
     domain: u32,
+    /// Receives that the peer has posted and this side has not used up: requests that it can notice.
+    receives: u32,
 }
 
 // SAFETY: the raw pointers in `requests` are made and used within one call of `post`, and mean nothing between calls.
@@ -101,7 +103,13 @@ impl Initiator {
             piece_bytes,
             fences_reads: true,
             domain: domain.serial,
+            receives: 0,
         }
+    }
+
+    /// The peer has posted so many receives more.
+    pub(super) fn add_receives(&mut self, more: u32) {
+        self.receives = self.receives.saturating_add(more);
     }
 
     /// Bytes of memory that hold the inline data of a queue of this depth.
@@ -310,6 +318,16 @@ impl Initiator {
         let can_fence = self.fences_reads || opcode == sys::IBV_WR_RDMA_WRITE;
         if request.flags.contains(Flags::FENCE) && can_fence {
             flags |= sys::IBV_SEND_FENCE;
+        }
+        let mut opcode = opcode;
+        if request.flags.contains(Flags::NOTIFY)
+            && kind != EntryKind::Part
+            && opcode == sys::IBV_WR_RDMA_WRITE
+            && self.receives > 0
+        {
+            // Without a receive it would be held up at the peer. Unnoticed, it only is found later.
+            self.receives -= 1;
+            opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
         }
         let wr_id = self.number();
         self.pieces.push(piece);

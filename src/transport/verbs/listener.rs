@@ -3,7 +3,9 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::bell::Bell;
 use super::connecting::{connect, device_failed};
 use super::endpoint::VerbsEndpoint;
 use super::hello::{Hello, HelloError, Terms};
@@ -24,8 +26,13 @@ pub struct VerbsListener {
     pending: Vec<Pending>,
     /// True while the system lets nobody in, so that this is logged once.
     cannot_accept: bool,
+    /// What peers ring, once somebody wants to sleep here.
+    bell: Option<Arc<Bell>>,
     guard: ForkGuard,
 }
+
+/// How long is slept at most while somebody is in the middle of a handshake.
+const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
 
 /// A newcomer of whom nothing is known yet.
 struct Pending {
@@ -46,6 +53,7 @@ impl VerbsListener {
             address,
             pending: Vec::new(),
             cannot_accept: false,
+            bell: None,
             guard: ForkGuard::new(),
         })
     }
@@ -108,6 +116,24 @@ impl Listener for VerbsListener {
         self.address.clone()
     }
 
+    fn be_notified(&mut self) -> Result<bool, ConnectError> {
+        self.shared.check_own("be notified", &self.address)?;
+        if self.bell.is_none() {
+            let bell = Bell::new(&self.shared.device).map_err(|error| device_failed(&self.address, error))?;
+            self.bell = Some(bell);
+        }
+        Ok(true)
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        if let Some(bell) = &self.bell
+            && !self.guard.is_inherited()
+        {
+            let timeout = if self.pending.is_empty() { timeout } else { timeout.min(HANDSHAKE_NAP) };
+            bell.wait(&self.socket, timeout);
+        }
+    }
+
     fn poll(&mut self, now: Instant) -> Option<VerbsIncoming> {
         if self.guard.is_inherited() {
             return None;
@@ -125,6 +151,7 @@ impl Listener for VerbsListener {
                         received: theirs.received(message),
                         theirs,
                         address: self.address.clone(),
+                        bell: self.bell.clone(),
                     });
                 }
                 Ok(None) if now.saturating_since(pending.since) < HANDSHAKE_TIMEOUT => index += 1,
@@ -158,6 +185,7 @@ pub struct VerbsIncoming {
     received: Received,
     theirs: Terms,
     address: Address,
+    bell: Option<Arc<Bell>>,
 }
 
 impl VerbsIncoming {
@@ -177,7 +205,7 @@ impl VerbsIncoming {
         let path = path.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let make = || {
             let posting = self.theirs.serving.map(|_| Posting::new(&self.shared)).transpose()?;
-            let serving = Serving::new(&self.shared, std::mem::take(&mut offer.grants))?;
+            let serving = Serving::new(&self.shared, std::mem::take(&mut offer.grants), self.bell.as_ref())?;
             connect(&path, posting.as_ref(), serving.as_ref(), &self.theirs)?;
             io::Result::Ok((posting, serving))
         };
@@ -187,6 +215,7 @@ impl VerbsIncoming {
             posting: posting.as_ref().map(Posting::pairs),
             serving: serving.as_ref().map(Serving::pairs),
             grants: serving.as_ref().map_or_else(Vec::new, Serving::grants),
+            receives: serving.as_ref().map_or(0, Serving::receives),
         };
         Ok((posting, serving, ours))
     }

@@ -39,6 +39,7 @@
 //! ```
 #![allow(unsafe_code)]
 
+mod bell;
 mod connecting;
 mod device;
 mod dma_buf;
@@ -290,7 +291,7 @@ impl Shared {
 
     /// A queue pair to post on, with what it takes.
     fn initiator(&self, depth: usize) -> io::Result<Initiator> {
-        let pair = QueuePair::new(&self.domain, depth as u32, self.inline_bytes, self.first_packet)?;
+        let pair = QueuePair::to_post(&self.domain, depth as u32, self.inline_bytes, self.first_packet)?;
         let memory = HostMemory::anonymous(Initiator::cells_bytes(depth)).map_err(io::Error::other)?;
         let cells = self.register(memory, Access::LOCAL)?;
         let piece = self.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize;

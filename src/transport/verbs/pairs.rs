@@ -5,11 +5,13 @@
 //! and holds what it was granted, exactly and with those rights. A key of one peer opens nothing for another.
 
 use std::io;
+use std::sync::Arc;
 
 use super::Shared;
+use super::bell::Bell;
 use super::hello::{Grant, Pairs};
 use super::initiator::Initiator;
-use super::queue_pair::{Path, QueuePair};
+use super::queue_pair::{Path, QueuePair, RECEIVES};
 use super::region::{ProtectionDomain, Registered};
 use crate::mem::{Access, LocalSlice};
 
@@ -47,20 +49,26 @@ struct Granted {
 
 /// The pairs that serve the peer, and what it may reach through them.
 pub(super) struct Serving {
+    /// What the peer's requests ring.
+    bell: Option<Arc<Bell>>,
     // Dropped in this order: no pair, no keys, then the domain.
-    data: QueuePair,
+    data: Arc<QueuePair>,
     pulse: QueuePair,
     granted: Vec<Granted>,
 }
 
 impl Serving {
-    /// For a peer that is granted `slices`; none if that is nothing.
-    pub(super) fn new(shared: &Shared, slices: Vec<LocalSlice>) -> io::Result<Option<Serving>> {
+    /// For a peer that is granted `slices`; none if that is nothing. Its requests ring the bell, if there is one.
+    pub(super) fn new(
+        shared: &Shared,
+        slices: Vec<LocalSlice>,
+        bell: Option<&Arc<Bell>>,
+    ) -> io::Result<Option<Serving>> {
         if slices.is_empty() {
             return Ok(None);
         }
         let domain = ProtectionDomain::new(&shared.device)?;
-        let (data, pulse) = (QueuePair::new(&domain, 0, 0, None)?, QueuePair::new(&domain, 0, 0, None)?);
+        let (data, pulse) = (QueuePair::to_serve(&domain, bell)?, QueuePair::to_serve(&domain, None)?);
         let grant = |slice: LocalSlice| {
             let access = slice.region().access();
             // Peers name bytes by their offset in the region: no address of this process ever travels.
@@ -69,7 +77,21 @@ impl Serving {
             Ok(Granted { registered, slice })
         };
         let granted = slices.into_iter().map(grant).collect::<io::Result<_>>()?;
-        Ok(Some(Serving { data, pulse, granted }))
+        let data = Arc::new(data);
+        if let Some(bell) = bell {
+            bell.add(&data);
+        }
+        Ok(Some(Serving { bell: bell.cloned(), data, pulse, granted }))
+    }
+
+    /// Receives that the peer may use up before it is told of more.
+    pub(super) fn receives(&self) -> u16 {
+        self.bell.as_ref().map_or(0, |_| RECEIVES)
+    }
+
+    /// Receives that the peer is to be told of.
+    pub(super) fn take_renewed(&self) -> Option<u32> {
+        self.data.take_renewed()
     }
 
     pub(super) fn pairs(&self) -> Pairs {
@@ -104,5 +126,15 @@ impl Serving {
     pub(super) fn was_told_broken(&self) -> bool {
         // Both, so that none is told later.
         self.data.was_told_broken() | self.pulse.was_told_broken()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if let Some(bell) = &self.bell
+            && !self.data.is_inherited()
+        {
+            bell.remove(&self.data);
+        }
     }
 }

@@ -37,12 +37,13 @@ impl Loopback {
         let path = shared.path(&from, &place, &place)?;
         let posting = Posting::new(shared).map_err(text)?;
         let serving =
-            Serving::new(shared, vec![target.whole()]).map_err(text)?.ok_or("nothing is granted")?;
+            Serving::new(shared, vec![target.whole()], None).map_err(text)?.ok_or("nothing is granted")?;
         let terms = Terms {
             place,
             posting: Some(posting.pairs()),
             serving: Some(serving.pairs()),
             grants: serving.grants(),
+            receives: serving.receives(),
         };
         connect(&path, Some(&posting), Some(&serving), &terms).map_err(text)?;
         let remote = terms.received(Vec::new()).grants.remove(0);

@@ -3,8 +3,9 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
+use super::bell::Bell;
 use super::device::{self, Device};
 use super::hello::{Pair, Place};
 use super::region::ProtectionDomain;
@@ -20,6 +21,8 @@ const RETRIES: u8 = 6;
 const RECEIVER_RETRIES: u8 = 3;
 /// How long the other side is told to wait then: 10 ms.
 const RECEIVER_TIMER: u8 = 20;
+/// Receives that are posted for a peer whose requests are to be noticed.
+pub(super) const RECEIVES: u16 = 64;
 /// Routers that a packet may pass.
 const HOPS: u8 = 64;
 
@@ -27,16 +30,25 @@ const HOPS: u8 = 64;
 struct CompletionQueue {
     device: Arc<Device>,
     raw: NonNull<sys::ibv_cq>,
+    /// What is told of completions, where that is wanted.
+    bell: Option<Arc<Bell>>,
 }
 
 impl CompletionQueue {
-    fn new(device: &Arc<Device>, entries: u32) -> io::Result<CompletionQueue> {
+    fn new(
+        device: &Arc<Device>,
+        entries: u32,
+        serial: usize,
+        bell: Option<Arc<Bell>>,
+    ) -> io::Result<CompletionQueue> {
         let entries = i32::try_from(entries).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-        let (context, channel) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the device is open; no channel and no context are wanted.
+        let channel = bell.as_ref().map_or(std::ptr::null_mut(), |bell| bell.raw());
+        // Comes back with events of the queue, and is never followed.
+        let context = std::ptr::without_provenance_mut(serial);
+        // SAFETY: the device is open, and the channel, if there is one, lives as long as the queue.
         let raw = unsafe { (device.library.create_cq)(device.context(), entries, context, channel, 0) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        Ok(CompletionQueue { device: Arc::clone(device), raw })
+        Ok(CompletionQueue { device: Arc::clone(device), raw, bell })
     }
 }
 
@@ -62,13 +74,19 @@ pub(super) struct QueuePair {
     first_packet: u32,
     /// Tells a pair that serves from all others of this process, whatever numbers the device uses again; else 0.
     serial: usize,
+    /// Whether the device will tell of the next completion.
+    will_tell: AtomicBool,
+    /// Receives that were posted anew, until the peer is told.
+    renewed: AtomicU32,
     // Dropped in this order, after the queue pair itself.
     completions: CompletionQueue,
     domain: Arc<ProtectionDomain>,
 }
 
-// SAFETY: the library's calls on a queue pair may come from any thread; this one is used by one at a time.
+// SAFETY: the library's calls on a queue pair may come from any thread.
 unsafe impl Send for QueuePair {}
+// SAFETY: as above: "verbs are thread safe". What else there is of it is atomic or does not change.
+unsafe impl Sync for QueuePair {}
 
 /// What one side of a connection knows of the way to the other.
 #[derive(Clone, Copy, Debug)]
@@ -86,42 +104,66 @@ pub(super) struct Path {
 }
 
 impl QueuePair {
-    /// A new one with room for `depth` requests. `depth` 0 is for one that only serves. Its first packet has a random
-    /// number unless one is given.
-    pub(super) fn new(
+    /// One that posts, with room for `depth` requests. Its first packet has a random number unless one is given.
+    pub(super) fn to_post(
         domain: &Arc<ProtectionDomain>,
         depth: u32,
         inline_bytes: u32,
         first_packet: Option<u32>,
     ) -> io::Result<QueuePair> {
+        let mut sizes =
+            sys::ibv_qp_cap { max_send_wr: depth, max_inline_data: inline_bytes, ..Default::default() };
+        sizes.max_send_sge = 1;
+        QueuePair::new(domain, sizes, depth, 0, first_packet, None)
+    }
+
+    /// One that serves a peer, whose requests ring the bell if there is one.
+    pub(super) fn to_serve(
+        domain: &Arc<ProtectionDomain>,
+        bell: Option<&Arc<Bell>>,
+    ) -> io::Result<QueuePair> {
+        static SERIALS: AtomicUsize = AtomicUsize::new(1);
+        let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
+        let receives = bell.map_or(0, |_| u32::from(RECEIVES));
+        // Some devices make no queue for nothing.
+        let mut sizes = sys::ibv_qp_cap { max_send_wr: 1, max_recv_wr: receives, ..Default::default() };
+        (sizes.max_send_sge, sizes.max_recv_sge) = (1, receives.min(1));
+        QueuePair::new(domain, sizes, receives.max(1), serial, None, bell.cloned())
+    }
+
+    fn new(
+        domain: &Arc<ProtectionDomain>,
+        sizes: sys::ibv_qp_cap,
+        completions: u32,
+        serial: usize,
+        first_packet: Option<u32>,
+        bell: Option<Arc<Bell>>,
+    ) -> io::Result<QueuePair> {
         let random = || getrandom::u32().map_err(|error| io::Error::other(error.to_string()));
         let first_packet = first_packet.map_or_else(random, Ok)? & 0xFF_FFFF;
-        static SERIALS: AtomicUsize = AtomicUsize::new(1);
-        let serial = if depth == 0 { SERIALS.fetch_add(1, Ordering::Relaxed) } else { 0 };
-        let (library, depth) = (domain.device.library, depth.max(1));
-        let completions = CompletionQueue::new(&domain.device, depth)?;
+        let library = domain.device.library;
+        let completions = CompletionQueue::new(&domain.device, completions, serial, bell)?;
         let mut attributes = sys::ibv_qp_init_attr {
             send_cq: completions.raw.as_ptr(),
             recv_cq: completions.raw.as_ptr(),
             qp_type: sys::IBV_QPT_RC,
             // Comes back with events of the pair, and is never followed.
             qp_context: std::ptr::without_provenance_mut(serial),
+            cap: sizes,
             ..Default::default()
         };
-        attributes.cap.max_send_wr = depth;
-        attributes.cap.max_send_sge = 1;
-        attributes.cap.max_inline_data = inline_bytes;
         // SAFETY: the domain and the completion queue live; `attributes` is initialised.
         let mut raw = unsafe { (library.create_qp)(domain.raw(), &raw mut attributes) };
-        if raw.is_null() && inline_bytes > 0 {
+        if raw.is_null() && sizes.max_inline_data > 0 {
             // A device may refuse to carry so much where it could just carry less.
-            attributes.cap.max_inline_data = 0;
+            attributes.cap = sys::ibv_qp_cap { max_inline_data: 0, ..sizes };
             // SAFETY: as above.
             raw = unsafe { (library.create_qp)(domain.raw(), &raw mut attributes) };
         }
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         let inline_bytes = attributes.cap.max_inline_data;
-        Ok(QueuePair { raw, inline_bytes, first_packet, serial, completions, domain: Arc::clone(domain) })
+        let (will_tell, renewed, domain) = (AtomicBool::new(false), AtomicU32::new(0), Arc::clone(domain));
+        Ok(QueuePair { raw, inline_bytes, first_packet, serial, will_tell, renewed, completions, domain })
     }
 
     /// What the other side must know of it.
@@ -153,6 +195,10 @@ impl QueuePair {
             },
             sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS,
         )?;
+        // The peer may use them from the moment on that this side can receive.
+        if self.completions.bell.is_some() {
+            self.post_receives(RECEIVES.into())?;
+        }
         self.modify(
             sys::ibv_qp_attr {
                 qp_state: sys::IBV_QPS_RTR,
@@ -219,6 +265,75 @@ impl QueuePair {
     /// Whether the device has told that the peer broke it, since it was asked last.
     pub(super) fn was_told_broken(&self) -> bool {
         self.serial != 0 && self.domain.device.take_broken(self.serial)
+    }
+
+    /// Posts so many receives, no more than [`RECEIVES`]. They take no data: what they announce is written.
+    fn post_receives(&self, count: usize) -> io::Result<()> {
+        let mut receives = [sys::ibv_recv_wr::default(); RECEIVES as usize];
+        let count = count.min(receives.len());
+        if count == 0 {
+            return Ok(());
+        }
+        let first = receives.as_mut_ptr();
+        for (index, receive) in receives[..count].iter_mut().enumerate() {
+            let is_last = index + 1 == count;
+            receive.next = if is_last { std::ptr::null_mut() } else { first.wrapping_add(index + 1) };
+        }
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair lives; the chain was linked just now in an array that outlives the call, and names no
+        // memory.
+        let errno = unsafe { sys::inline::post_recv(self.raw.as_ptr(), first, &raw mut bad) };
+        if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
+    }
+
+    /// Has the device tell of the next receive that is used up, and posts those anew that were; whether there were any.
+    pub(super) fn renew_receives(&self) -> bool {
+        // First: what comes after the look below is told of.
+        if !self.will_tell.swap(true, Ordering::Relaxed) {
+            // SAFETY: the completion queue lives.
+            let errno = unsafe { sys::inline::req_notify_cq(self.completions.raw.as_ptr(), false) };
+            if errno != 0 {
+                // Whoever waits wakes up by the clock.
+                tracing::warn!(errno, "the RDMA device does not tell of what is to be noticed");
+            }
+        }
+        let (mut completions, mut used) = ([sys::ibv_wc::default(); POLLED_AT_ONCE], 0);
+        let mut is_broken = false;
+        while let Ok(taken) = self.poll(&mut completions)
+            && !taken.is_empty()
+        {
+            is_broken |= taken.iter().any(|completion| completion.status != sys::IBV_WC_SUCCESS);
+            used += taken.len();
+        }
+        // A pair that is over gives all back, and needs none; its owner finds that out.
+        if !is_broken && used > 0 {
+            match self.post_receives(used) {
+                Ok(()) => _ = self.renewed.fetch_add(used as u32, Ordering::Relaxed),
+                Err(error) => tracing::warn!(%error, "receives could not be posted"),
+            }
+        }
+        used > 0
+    }
+
+    /// The device has told of a receive, and tells of the next one only if it is asked again.
+    pub(super) fn was_told_of_receives(&self) {
+        self.will_tell.store(false, Ordering::Relaxed);
+    }
+
+    /// Receives that were posted anew since this was asked last, once they are worth a message.
+    pub(super) fn take_renewed(&self) -> Option<u32> {
+        let is_many = self.renewed.load(Ordering::Relaxed) >= u32::from(RECEIVES) / 2;
+        is_many.then(|| self.renewed.swap(0, Ordering::Relaxed))
+    }
+
+    /// True in a forked child, where nothing is made of it.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.domain.device.is_inherited()
+    }
+
+    /// Tells a pair that serves from all others of this process.
+    pub(super) fn serial(&self) -> usize {
+        self.serial
     }
 
     /// Posts a chain of requests with one doorbell. In an error, how many were posted all the same.

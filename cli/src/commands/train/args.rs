@@ -51,6 +51,10 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "require", help_heading = "Processes", value_enum, default_value_t = Transport::Auto)]
     pub(super) transport: Transport,
 
+    /// What servers do while they wait for gradients
+    #[arg(long, help_heading = "Processes", value_enum, default_value_t = Idle::Poll)]
+    pub(super) idle: Idle,
+
     /// Whether gradients and parameters carry checksums, one more pass over each [default: where they may go over TCP]
     #[arg(long, help_heading = "Processes", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(super) checksums: Option<bool>,
@@ -197,6 +201,15 @@ const EXAMPLES: &str = "Examples:
 
 Exit codes: 0 trained (a warning tells of workers that were lost on the way), 1 the run failed,
 2 options or files that cannot be used.";
+
+/// What servers do while they wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Idle {
+    /// Look again and again: a gradient is seen at once, and a processor is busy with that
+    Poll,
+    /// Sleep until a worker wakes them; with --transport verbs only
+    Sleep,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Transport {

@@ -4,7 +4,7 @@ use slackline::kernel::Optimizer;
 use slackline::scheme::{Config, Damping};
 use slackline::table::ElementType;
 
-use super::args::Args;
+use super::args::{Args, Idle, Transport};
 use crate::failure::Failure;
 
 /// Whether this scheme does what the rest of the options ask for.
@@ -49,6 +49,12 @@ pub(super) fn check(
              leave out one of the two",
         ));
     }
+    let sleeps = args.idle == Idle::Sleep;
+    if sleeps && args.transport != Transport::Verbs {
+        return Err(Failure::usage(
+            "--idle sleep: only RDMA wakes a server that sleeps; use --transport verbs, or leave it out",
+        ));
+    }
     if scheme.has_server() {
         return Ok(());
     }
@@ -66,6 +72,9 @@ pub(super) fn check(
     }
     if args.moments {
         return alone("--moments", "and what is folded is parameters");
+    }
+    if sleeps {
+        return alone("--idle", "so nobody waits for gradients");
     }
     if args.threads > 1 {
         return alone("--threads", "so nobody sums gradients");

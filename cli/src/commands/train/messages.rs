@@ -45,6 +45,8 @@ pub(super) struct ServeConfig {
     pub(super) optimizer: Optimizer,
     pub(super) learning_rate: f32,
     pub(super) threads: usize,
+    /// It sleeps while it waits.
+    pub(super) sleeps: bool,
     pub(super) checksums: bool,
     pub(super) checkpoint: Option<CheckpointConfig>,
     /// Measure norm and variance of gradients in any case.

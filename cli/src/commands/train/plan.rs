@@ -12,7 +12,7 @@ use slackline::table::{ElementType, Table};
 use slackline_cli::data::{self, Split};
 use slackline_cli::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
 
-use super::args::{Args, Encoding, Transport};
+use super::args::{Args, Encoding, Idle, Transport};
 use super::launch::Job;
 use super::messages::CheckpointConfig;
 use crate::failure::Failure;
@@ -40,6 +40,8 @@ pub(super) struct Plan {
     pub(super) workers: usize,
     pub(super) servers: usize,
     pub(super) threads: usize,
+    /// Servers sleep while they wait.
+    pub(super) sleeps: bool,
     pub(super) checkpoint: Option<CheckpointConfig>,
     /// How often a lost process is started again.
     pub(super) restarts: u32,
@@ -156,6 +158,7 @@ impl Plan {
             workers,
             servers,
             threads: args.threads,
+            sleeps: args.idle == Idle::Sleep,
             checkpoint,
             restarts: args.restarts,
             metrics: args.metrics,

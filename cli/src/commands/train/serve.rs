@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use slackline::node::{Checkpoint, CheckpointOptions, Server, ServerOptions, ServerStatus, ShardOptions};
+use slackline::node::{
+    Checkpoint, CheckpointOptions, Idle, Server, ServerOptions, ServerStatus, ShardOptions,
+};
 use slackline_cli::metrics::{NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics};
 
 use super::Trouble;
@@ -94,7 +96,12 @@ fn start(seat: &Seat, config: ServeConfig, timeout: Duration) -> Result<Server<F
         threads: config.threads,
         damping: config.damping,
         shard: config.shard,
-        memory: ShardOptions { peers: config.peers, checksums: config.checksums, ..ShardOptions::default() },
+        memory: ShardOptions {
+            peers: config.peers,
+            checksums: config.checksums,
+            idle: if config.sleeps { Idle::Sleep } else { Idle::Poll },
+            ..ShardOptions::default()
+        },
         measure_moments: config.moments,
         checkpoint: file.clone().map(|path| CheckpointOptions { path, every }),
         ..ServerOptions::new(config.scheme, config.workers, config.learning_rate)

@@ -289,6 +289,7 @@ impl Coordinator<'_> {
             optimizer: plan.optimizer,
             learning_rate: plan.learning_rate,
             threads: plan.threads,
+            sleeps: plan.sleeps,
             checksums: plan.checksums,
             checkpoint,
             moments: plan.moments,
