@@ -57,6 +57,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "src/cuda/",
     "src/sim/fabric/coroutine.rs",
     "ffi/src/",
+    "tests/rdma/fork.rs",
 ];
 
 /// rustfmt keeps code to 110; comments may use a little more.

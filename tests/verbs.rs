@@ -20,9 +20,11 @@ mod transport {
 
 mod rdma {
     mod devices;
+    mod fork;
     mod hazards;
     mod notice;
     mod objects;
+    mod sides;
 }
 mod litmus {
     pub(crate) mod over_network;

@@ -1,11 +1,13 @@
 //! `slackline bench` over RDMA, from outside. Needs an RDMA device, of whatever kind: `cargo xtask softroce` makes a
-//! software one in a virtual machine. Without one every test here fails.
+//! software one in a virtual machine. Without one every test here fails, and those in `apart` do where there is no
+//! second one with a network between them.
 
 #[path = "common/listening.rs"]
 mod listening;
 
-use listening::{Listening, bench, json};
+use listening::{Listening, bench, json, json_by, slackline};
 use serde_json::Value;
+use std::process::Command;
 
 const FEW: [&str; 4] = ["--iterations", "20", "--warmup", "3"];
 const OPS: [(&str, &str); 5] = [
@@ -65,4 +67,49 @@ fn a_device_that_is_not_there_is_told_beside_those_that_are() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("no-such-device") && stderr.contains("it has"), "{stderr}");
+}
+
+/// Between two guests.
+mod apart {
+    use super::*;
+
+    fn environment(name: &str) -> String {
+        std::env::var(name)
+            .unwrap_or_else(|_| panic!("{name}: run this by `cargo xtask softroce measure-apart`"))
+    }
+
+    /// Begins to listen in the other guest.
+    fn there() -> Listening {
+        let mut command = Command::new(environment("SLACKLINE_RIG_RUN"));
+        command.arg(slackline().get_program()).env("SLACKLINE_SECRET", SECRET);
+        Listening::by(command, "verbs", &format!("{}:0", environment("SLACKLINE_RIG_PEER")), &["--keep"])
+    }
+
+    const SECRET: &str = "known to both guests";
+
+    #[test]
+    fn what_is_written_read_and_added_in_the_other_guest_arrives_whole() {
+        let host = there();
+        for (op, bytes) in [("write", "8,13,4096,70000"), ("read", "8,13,70000"), ("fetch-add", "8")] {
+            let mut command = slackline();
+            command.env("SLACKLINE_SECRET", SECRET);
+            let arguments = ["--transport", "verbs", "--peer", &host.address, "--op", op, "--bytes", bytes];
+            let value = json_by(command, &[&arguments[..], &["--validate"], &FEW[..]].concat());
+            check(&value, op);
+            let one = value.as_array().map_or(&value, |all| &all[0]);
+            assert_eq!(one["gid"], environment("SLACKLINE_RIG_ADDRESS"), "{one}");
+        }
+    }
+
+    #[test]
+    fn who_does_not_know_the_secret_of_the_other_guest_measures_nothing() {
+        let host = there();
+        let peer = ["--transport", "verbs", "--peer", &host.address, "--op", "write"];
+        let output =
+            slackline().env("SLACKLINE_SECRET", "what nobody there knows").arg("bench").args(peer).output();
+        let output = output.expect("the program starts");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains("secret") && output.stdout.is_empty(), "{stderr}");
+    }
 }

@@ -94,6 +94,8 @@ fn json_has_the_same_facts() {
         );
     }
     assert_eq!(report["gpu"]["supported"], false);
+    let is_loaded = std::path::Path::new("/sys/module/nvidia_peermem").exists();
+    assert_eq!(report["gpu"]["nvidia_peermem"], is_loaded);
     let limits = report["limits"].as_array().unwrap();
     assert!(limits.iter().all(|limit| !limit["text"].as_str().unwrap().is_empty()));
     if let Some((error, help)) = no_rdma() {

@@ -120,6 +120,12 @@ fn a_device_that_works_is_shown_with_what_was_chosen_and_why() {
         assert_eq!(check["status"], "ok", "{check}");
         assert!(check["figures"][0]["ns"].as_f64().unwrap() > 0.0, "{check}");
     }
+    // Tried with host memory; no device in software takes a dma-buf yet.
+    let dma_buf = checks.iter().find(|check| check["check"] == "dma-buf").unwrap();
+    assert_eq!(dma_buf["status"], "unavailable", "{dma_buf}");
+    let why = dma_buf["error"].as_str().unwrap();
+    assert!(why.starts_with("cannot register 2097152 bytes") && why.ends_with("(os error 95)"), "{why}");
+    assert!(dma_buf["help"].as_str().unwrap().contains("driver imports dma-bufs"), "{dma_buf}");
     let chosen = &path["chosen"];
     let gid = &chosen["gid"];
     assert_eq!(gid["interface"], interface(&device));

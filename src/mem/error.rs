@@ -32,6 +32,14 @@ pub enum MemoryError {
         /// What was wrong with it.
         reason: String,
     },
+    /// The system made no dma-buf of it.
+    #[error("cannot make a dma-buf of host memory by /dev/udmabuf: {source}; {remedy}")]
+    DmaBuf {
+        /// What the system said.
+        source: io::Error,
+        /// What to do about it.
+        remedy: &'static str,
+    },
 }
 
 pub(super) fn check_length(bytes: usize) -> Result<(), MemoryError> {

@@ -11,6 +11,8 @@
 #[cfg(not(loom))]
 mod buffer;
 mod copy;
+#[cfg(not(loom))]
+mod dma_buf;
 mod error;
 mod fence;
 #[cfg(not(loom))]

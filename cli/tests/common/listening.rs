@@ -16,8 +16,12 @@ pub(crate) struct Listening {
 impl Listening {
     /// Begins to listen on any port of the loopback interface.
     pub(crate) fn begin(transport: &str, more: &[&str]) -> Listening {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
-        command.args(["bench", "--transport", transport, "--listen", "127.0.0.1:0"]).args(more);
+        Listening::by(slackline(), transport, "127.0.0.1:0", more)
+    }
+
+    /// Begins to listen at an address; `command` runs the program where that address is.
+    pub(crate) fn by(mut command: Command, transport: &str, address: &str, more: &[&str]) -> Listening {
+        command.args(["bench", "--transport", transport, "--listen", address]).args(more);
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -48,13 +52,22 @@ impl Drop for Listening {
     }
 }
 
+pub(crate) fn slackline() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_slackline"))
+}
+
 pub(crate) fn bench(arguments: &[&str]) -> Output {
-    let output = Command::new(env!("CARGO_BIN_EXE_slackline")).arg("bench").args(arguments).output();
-    output.expect("the program starts")
+    slackline().arg("bench").args(arguments).output().expect("the program starts")
 }
 
 pub(crate) fn json(arguments: &[&str]) -> Value {
-    let output = bench(&[arguments, &["--json", "-"]].concat());
+    json_by(slackline(), arguments)
+}
+
+/// The same by a command that runs the program.
+pub(crate) fn json_by(mut command: Command, arguments: &[&str]) -> Value {
+    let output = command.arg("bench").args(arguments).args(["--json", "-"]).output();
+    let output = output.expect("the program starts");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{arguments:?}: {stderr}");
     // All of standard output is one JSON value.

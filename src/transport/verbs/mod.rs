@@ -42,6 +42,7 @@
 mod bell;
 mod connecting;
 mod device;
+mod dma_buf;
 mod endpoint;
 mod error;
 mod gid;

@@ -116,6 +116,13 @@ pub(super) const RUNS: &[Run] = &[
         timeout: Duration::from_secs(400),
     },
     Run {
+        name: "measure-apart",
+        about: "slackline bench over RDMA between two guests: what arrives is what was sent",
+        guests: Guests::Two,
+        job: Job::Tests { build: &["-p", "slackline-cli", "--test", "bench_rdma"], filters: &["apart::"] },
+        timeout: Duration::from_secs(300),
+    },
+    Run {
         name: "loss",
         about: "with 2 % loss by netem perftest ends, and the device has sent again",
         guests: Guests::Two,

@@ -23,6 +23,8 @@ pub(super) struct Gpu {
     supported: bool,
     driver: Option<PathBuf>,
     models: Vec<String>,
+    /// Whether the module is loaded by which RDMA devices reach memory of these GPUs without dma-bufs.
+    nvidia_peermem: bool,
     error: &'static str,
     pub(super) help: &'static str,
 }
@@ -38,7 +40,8 @@ pub(super) fn look() -> Gpu {
     };
     let models = names(gpus).iter().filter_map(model).collect();
     let error = "this build of slackline has no GPU support: GPU memory was not tried";
-    Gpu { supported: false, driver, models, error, help: "keep parameters in host memory" }
+    let nvidia_peermem = Path::new("/sys/module/nvidia_peermem").is_dir();
+    Gpu { supported: false, driver, models, nvidia_peermem, error, help: "keep parameters in host memory" }
 }
 
 impl Gpu {
@@ -49,6 +52,14 @@ impl Gpu {
         };
         let models =
             if self.models.is_empty() { String::new() } else { format!(", for {}", self.models.join(", ")) };
-        format!("{}; {driver}{models}", self.error)
+        let is_loaded = if self.nvidia_peermem { "is" } else { "is not" };
+        let keys = match self.models.is_empty() && !self.nvidia_peermem {
+            true => String::new(),
+            false => format!(
+                "; RDMA devices take keys for its memory by dma-buf where `dma-buf` is ok above, else by \
+                 nvidia-peermem, which {is_loaded} loaded"
+            ),
+        };
+        format!("{}; {driver}{models}{keys}", self.error)
     }
 }

@@ -1,18 +1,24 @@
 //! The RDMA devices of this host, each of them tried.
 
 use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::Instant;
 
+use slackline::mem::HostMemory;
 use slackline::transport::verbs::{DeviceInfo, OpenError, Verbs, VerbsOptions, devices};
-use slackline::transport::{Address, Transport};
+use slackline::transport::{Address, RegisterError, Transport};
 
-use super::check::{Problem, Progress};
+use super::check::{Check, Figure, Problem, Progress};
 use super::loopback::try_all;
 use super::report::{Chosen, PathReport, Rdma, RdmaReport};
 
 const NAME: &str = "verbs";
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// A huge page of a GPU.
+const DMA_BUF_BYTES: usize = 2 << 20;
 
 /// Tries every device, or the one of this name; also which one would be taken, and why.
 pub(super) fn examine(wanted: Option<&str>, progress: &Progress) -> (Vec<PathReport>, Rdma) {
@@ -55,7 +61,8 @@ fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &Progres
         Err(error) => (PathReport::closed(NAME, device, error.into()), None),
         Ok(verbs) => {
             let at = Address::Verbs(SocketAddr::from((HERE, 0)));
-            let checks = try_all(&verbs, &at, verbs.atomics_fault(), progress);
+            let mut checks = try_all(&verbs, &at, verbs.atomics_fault(), progress);
+            checks.push(dma_buf(&verbs));
             let capabilities = verbs.capabilities();
             let gid = verbs.gid_towards(Some(HERE));
             let chosen = Chosen::new(verbs.port(), gid, capabilities.queue_depth, capabilities.atomics);
@@ -64,6 +71,25 @@ fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &Progres
     };
     report.rdma = Some(RdmaReport::new(info, driver(&info.name), chosen));
     report
+}
+
+/// What memory of a GPU asks of the device, done with host memory in the form in which a GPU's would come.
+fn dma_buf(verbs: &Verbs) -> Check {
+    const NAME: &str = "dma-buf";
+    let unavailable = |problem| Check::unavailable(NAME, problem);
+    let buffer = HostMemory::shared(DMA_BUF_BYTES).and_then(|memory| memory.dma_buf());
+    // A device that takes none says so whatever it is given: where the kernel makes none, that much is found out.
+    let no_buffer = io::stdin();
+    let file = buffer.as_ref().map_or(no_buffer.as_fd(), AsFd::as_fd);
+    let begun = Instant::now();
+    let tried = verbs.try_dma_buf(file, DMA_BUF_BYTES);
+    let took = begun.elapsed().as_secs_f64() * 1e9;
+    match (tried, buffer) {
+        (Ok(()), Ok(_)) => Check::ok(NAME, [Figure::registered(DMA_BUF_BYTES, took)]),
+        (Err(error), Ok(_)) => unavailable(error.into()),
+        (Err(error), Err(_)) if is_unsupported(&error) => unavailable(error.into()),
+        (_, Err(error)) => unavailable(error.into()),
+    }
 }
 
 /// What stands for RDMA as a whole is the device that would be taken.
@@ -92,6 +118,10 @@ fn conclude(
         }
     };
     (paths, rdma)
+}
+
+fn is_unsupported(error: &RegisterError) -> bool {
+    matches!(error, RegisterError::Device { source, .. } if source.kind() == io::ErrorKind::Unsupported)
 }
 
 /// The driver of the hardware behind a device; a device in software has none.

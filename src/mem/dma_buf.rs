@@ -1,0 +1,94 @@
+//! Memory as one driver hands it to another: a dma-buf, here one of host memory.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use super::{HostMemory, MemoryError};
+
+const DEVICE: &str = "/dev/udmabuf";
+
+/// `struct udmabuf_create` of `<linux/udmabuf.h>`.
+#[repr(C)]
+struct Create {
+    memfd: u32,
+    flags: u32,
+    offset: u64,
+    size: u64,
+}
+
+/// `UDMABUF_CREATE` and `UDMABUF_FLAGS_CLOEXEC` of it.
+const CREATE: rustix::ioctl::Opcode = rustix::ioctl::opcode::write::<Create>(b'u', 0x42);
+const CLOEXEC: u32 = 1;
+
+impl HostMemory {
+    /// This [shared](HostMemory::shared) memory as a dma-buf, the form in which drivers of GPUs hand their memory to
+    /// RDMA devices: what takes it from there may take a GPU's as well. It keeps the memory, however long this lives.
+    ///
+    /// Its length must be a multiple of the page's.
+    ///
+    /// # Errors
+    /// The kernel or the user lacks what is needed ([`MemoryError::DmaBuf`]), or the memory cannot be shared.
+    pub fn dma_buf(&self) -> Result<OwnedFd, MemoryError> {
+        let refuse = |source: io::Error| {
+            let remedy = match source.raw_os_error() {
+                Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+                    "take a kernel with CONFIG_UDMABUF (where it is a module: modprobe udmabuf)"
+                }
+                Some(libc::EACCES | libc::EPERM) => {
+                    "let this user read and write /dev/udmabuf (as root, or on many systems in the group `kvm`)"
+                }
+                Some(libc::EINVAL) => "take shared memory of whole pages, no more than 64 MiB",
+                _ => "see the kernel's log (dmesg)",
+            };
+            MemoryError::DmaBuf { source, remedy }
+        };
+        let Some(memfd) = self.shared_file() else {
+            return Err(refuse(io::Error::from_raw_os_error(libc::EINVAL)));
+        };
+        let device = File::options().read(true).write(true).open(DEVICE).map_err(refuse)?;
+        let request = Create {
+            // A descriptor is never negative.
+            memfd: memfd.as_raw_fd() as u32,
+            flags: CLOEXEC,
+            offset: 0,
+            size: self.len() as u64,
+        };
+        // SAFETY: the request is what this number takes, and lives for the call; both descriptors are open.
+        let made = unsafe { libc::ioctl(device.as_raw_fd(), CREATE as _, &raw const request) };
+        if made < 0 {
+            return Err(refuse(io::Error::last_os_error()));
+        }
+        // SAFETY: a new descriptor, which nobody else has.
+        Ok(unsafe { OwnedFd::from_raw_fd(made) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dma_buf_holds_the_memory_or_the_error_says_what_is_missing() {
+        let memory = HostMemory::shared(2 * super::super::PAGE_SIZE).unwrap();
+        memory.as_volatile().store_u64(4096, 7);
+        match memory.dma_buf() {
+            Ok(buffer) => {
+                drop(memory);
+                // SAFETY: nobody changes the length of a dma-buf.
+                let map = unsafe { memmap2::Mmap::map(&buffer) }.unwrap();
+                assert_eq!(map[4096..4104], 7_u64.to_le_bytes());
+            }
+            Err(error) => assert!(error.to_string().contains("udmabuf"), "{error}"),
+        }
+    }
+
+    #[test]
+    fn private_memory_is_no_dma_buf() {
+        let error = HostMemory::anonymous(4096).unwrap().dma_buf().unwrap_err();
+        assert!(
+            error.to_string().ends_with("; take shared memory of whole pages, no more than 64 MiB"),
+            "{error}"
+        );
+    }
+}

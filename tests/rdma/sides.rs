@@ -1,0 +1,110 @@
+//! Two sides that were opened with unequal settings.
+
+use slackline::mem::{Access, MemoryRegion};
+use slackline::transport::verbs::{Verbs, VerbsOptions};
+use slackline::transport::{Inline, Offer, Operation, Transport, WorkRequest};
+
+use crate::VerbsFixture;
+use crate::transport::fixture::{Pair, bytes_of, completion, connect, noise, post, read, run, write};
+
+const BYTES: usize = 1 << 20;
+const SMALL_MTU: u16 = 512;
+
+/// The device's settings that a test is not about are those of every one here.
+fn open(options: VerbsOptions) -> Verbs {
+    let device = std::env::var("SLACKLINE_RIG_DEVICE").ok();
+    Verbs::open(VerbsOptions { device, ..options }).unwrap()
+}
+
+/// A side, and its memory that the other one may use.
+struct Side {
+    verbs: Verbs,
+    region: MemoryRegion,
+}
+
+impl Side {
+    fn new(options: VerbsOptions) -> Side {
+        let verbs = open(options);
+        let region = verbs.allocate(BYTES, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+        Side { verbs, region }
+    }
+
+    fn offer(&self) -> Offer {
+        Offer { message: Vec::new(), grants: vec![self.region.whole()] }
+    }
+}
+
+fn pair(connector: &Side, acceptor: &Side) -> Pair<VerbsFixture> {
+    let mut listener = acceptor.verbs.listen(&"verbs:127.0.0.1:0".parse().unwrap()).unwrap();
+    connect(&connector.verbs, &mut listener, connector.offer(), acceptor.offer())
+}
+
+/// Each side writes all of the other's memory, and reads it back.
+fn moves_data_both_ways(pair: &mut Pair<VerbsFixture>, connector: &Side, acceptor: &Side) {
+    for (endpoint, own, other, remote) in [
+        (&mut pair.client, connector, acceptor, pair.at_client.grants[0]),
+        (&mut pair.server, acceptor, connector, pair.at_server.grants[0]),
+    ] {
+        let local = own.verbs.allocate(BYTES, Access::LOCAL).unwrap().whole();
+        for seed in 1..4 {
+            local.as_volatile().write(&noise(seed, BYTES));
+            run(endpoint, write(local.clone(), remote)).unwrap();
+            assert!(bytes_of(&other.region.whole()) == noise(seed, BYTES));
+            other.region.as_volatile().write(&noise(seed + 10, BYTES));
+            run(endpoint, read(local.clone(), remote)).unwrap();
+            assert!(bytes_of(&local) == noise(seed + 10, BYTES));
+        }
+    }
+}
+
+/// How many packets the device has sent, where it is one in software: others count otherwise.
+fn packets(verbs: &Verbs) -> Option<u64> {
+    let counter = format!("/sys/class/infiniband/{}/ports/1/hw_counters/sent_pkts", verbs.device());
+    let count = || std::fs::read_to_string(counter).unwrap().trim().parse().unwrap();
+    verbs.info().is_soft_roce.then(count)
+}
+
+#[test]
+fn packets_are_of_the_size_that_the_lesser_side_takes() {
+    let small = || Side::new(VerbsOptions { mtu: Some(SMALL_MTU), ..VerbsOptions::default() });
+    let own = || Side::new(VerbsOptions::default());
+    for (connector, acceptor) in [(own(), small()), (small(), own())] {
+        assert!(connector.verbs.mtu().max(acceptor.verbs.mtu()) > SMALL_MTU, "there is a choice");
+        let mut pair = pair(&connector, &acceptor);
+        let before = packets(&connector.verbs);
+        moves_data_both_ways(&mut pair, &connector, &acceptor);
+        // Twelve transfers, and what asks for them or acknowledges them.
+        let least = 12 * BYTES as u64 / u64::from(SMALL_MTU);
+        if let (Some(before), Some(after)) = (before, packets(&connector.verbs)) {
+            let sent = after - before;
+            assert!((least..2 * least).contains(&sent), "{sent} packets where {least} are of that size");
+        }
+    }
+}
+
+#[test]
+fn a_side_with_room_for_one_request_and_one_with_room_for_many_serve_each_other() {
+    let shallow = || Side::new(VerbsOptions { queue_depth: Some(1), ..VerbsOptions::default() });
+    let deep = || Side::new(VerbsOptions::default());
+    for (connector, acceptor) in [(deep(), shallow()), (shallow(), deep())] {
+        assert_eq!(
+            connector.verbs.capabilities().queue_depth.min(acceptor.verbs.capabilities().queue_depth),
+            1
+        );
+        let mut pair = pair(&connector, &acceptor);
+        moves_data_both_ways(&mut pair, &connector, &acceptor);
+        for (endpoint, other, remote) in [
+            (&mut pair.client, &acceptor, pair.at_client.grants[0]),
+            (&mut pair.server, &connector, pair.at_server.grants[0]),
+        ] {
+            let remote = remote.slice(0, 8).unwrap();
+            let word = |value| Operation::WriteInline { data: Inline::word(value), remote };
+            for value in 1..500 {
+                post(endpoint, &[WorkRequest::unsignalled(value, word(value))]);
+            }
+            post(endpoint, &[WorkRequest::signalled(500, word(500))]);
+            assert_eq!(completion(endpoint).result, Ok(()));
+            assert_eq!(other.region.as_volatile().load_u64(0), 500);
+        }
+    }
+}
