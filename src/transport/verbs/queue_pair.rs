@@ -21,8 +21,8 @@ const RETRIES: u8 = 6;
 const RECEIVER_RETRIES: u8 = 3;
 /// How long the other side is told to wait then: 10 ms.
 const RECEIVER_TIMER: u8 = 20;
-/// Receives that are posted for a peer whose requests are to be noticed, if the device has so many: they are posted anew,
-/// and the peer is told, every 20 ms or so.
+/// Receives that are posted for a peer whose requests are to be noticed, if the device has so many. They are posted
+/// anew, and the peer is told, every 20 ms or so.
 pub(super) const RECEIVES: u16 = 512;
 /// Receives that are posted in one call.
 const RECEIVES_AT_ONCE: usize = 64;
