@@ -84,6 +84,11 @@ mod tests {
     }
 
     #[test]
+    fn the_request_is_numbered_as_in_the_header() {
+        assert_eq!((CREATE, size_of::<Create>()), (0x4018_7542, 24));
+    }
+
+    #[test]
     fn private_memory_is_no_dma_buf() {
         let error = HostMemory::anonymous(4096).unwrap().dma_buf().unwrap_err();
         assert!(
