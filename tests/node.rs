@@ -1,16 +1,19 @@
 //! Servers, workers, publishers and readers over shared memory, in one process.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use slackline::clock::Version;
 use slackline::kernel::Optimizer;
+use slackline::mem::{Access, HostMemory, MemoryRegion};
 use slackline::node::{
-    Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions,
+    Error, GroupMember, GroupOptions, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
+    ServerOptions, Worker, WorkerOptions,
 };
 use slackline::scheme::Config;
 use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
+use slackline::transport::shm::{Shm, ShmConnecting, ShmEndpoint, ShmListener};
+use slackline::transport::{Address, Capabilities, ConnectError, Offer, RegisterError, Transport};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -330,5 +333,79 @@ fn a_pinned_frame_is_left_alone_and_pins_on_all_others_make_the_publisher_say_so
         is_pinned.recv().unwrap();
         publisher.publish(&[3; 64], TIMEOUT).unwrap();
         reading.join().unwrap();
+    });
+}
+
+/// Shared memory that notes what access is given to what it allocates.
+#[derive(Clone)]
+struct Noting(Shm, Arc<Mutex<Vec<Access>>>);
+
+impl Transport for Noting {
+    type Endpoint = ShmEndpoint;
+    type Listener = ShmListener;
+    type Connecting = ShmConnecting;
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.0.register(memory, access)
+    }
+
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.1.lock().unwrap().push(access);
+        self.0.allocate(bytes, access)
+    }
+
+    fn listen(&self, address: &Address) -> Result<ShmListener, ConnectError> {
+        self.0.listen(address)
+    }
+
+    fn connect(&self, address: &Address, offer: Offer) -> Result<ShmConnecting, ConnectError> {
+        self.0.connect(address, offer)
+    }
+}
+
+#[test]
+fn memory_is_relaxed_only_where_no_earlier_write_warns_of_a_later_one() {
+    let noting = || Noting(Shm::new(), Arc::default());
+    let relaxed = |noting: &Noting| {
+        let all = noting.1.lock().unwrap();
+        let writable = all.iter().filter(|access| access.contains(Access::REMOTE_WRITE));
+        (writable.clone().filter(|access| access.contains(Access::RELAXED)).count(), writable.count())
+    };
+    // A server's slots are, and nothing that it pushes into: the odd sequence comes first.
+    let (address, table) = (Address::random(), Table::flat(64, ElementType::F32).unwrap());
+    let scheme = Config::Essp { staleness: 1 };
+    let (server, worker) = (noting(), noting());
+    let options = ServerOptions::new(scheme, 1, 0.1);
+    let mut serving = Server::new(server.clone(), &address, table, &[0.0; 64], options).unwrap();
+    let transport = worker.clone();
+    let joining = std::thread::spawn(move || {
+        Worker::connect(transport, &[address], WorkerOptions::new(scheme), TIMEOUT).map(drop).unwrap();
+    });
+    assert!(serving.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
+    joining.join().unwrap();
+    assert_eq!((relaxed(&server).0, relaxed(&worker)), (1, (0, 2)));
+
+    // Nor are the areas of a group, whose parts come after one, too.
+    let members: Vec<_> = (0..2)
+        .map(|rank| {
+            let noting = noting();
+            let listening =
+                GroupMember::listen(noting.clone(), &Address::random(), rank, 2, 64, GroupOptions::default());
+            (noting, listening.unwrap())
+        })
+        .collect();
+    let addresses: Vec<_> = members.iter().map(|(_, listening)| listening.address()).collect();
+    std::thread::scope(|scope| {
+        for (noting, listening) in members {
+            let addresses = &addresses;
+            scope.spawn(move || {
+                let _member = listening.connect(addresses, TIMEOUT).unwrap();
+                assert_eq!(relaxed(&noting), (0, 2));
+            });
+        }
     });
 }

@@ -48,6 +48,20 @@ fn every_operation_arrives_whole_at_a_process_that_listens() {
 }
 
 #[test]
+fn every_operation_arrives_whole_over_two_devices_side_by_side() {
+    let device = |name| std::env::var(name).unwrap_or_else(|_| panic!("{name}: this takes two devices"));
+    let both = ["SLACKLINE_RIG_DEVICE", "SLACKLINE_RIG_DEVICE_2"].map(device).join(",");
+    for (op, bytes) in OPS {
+        let arguments =
+            ["--transport", "verbs", "--device", &both, "--op", op, "--bytes", bytes, "--validate"];
+        let value = json(&[&arguments[..], &FEW[..]].concat());
+        check(&value, op);
+        let one = value.get(0).unwrap_or(&value);
+        assert_eq!(one["rails"], both.replace(',', ":1,") + ":1", "{one}");
+    }
+}
+
+#[test]
 fn queues_packets_and_inline_data_are_as_they_were_asked_for() {
     for (depth, inline) in [("1", "0"), ("7", "16"), ("300", "64")] {
         let means = ["--queue-depth", depth, "--inline", inline, "--mtu", "256", "--port", "1"];

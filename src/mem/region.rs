@@ -17,8 +17,9 @@ bitflags::bitflags! {
         const REMOTE_WRITE = 2;
         /// Peers may fetch-add and compare-swap.
         const REMOTE_ATOMIC = 4;
-        /// What peers write may become visible in any order, as long as it does before what they write to regions
-        /// without this afterwards: for payloads that a word elsewhere announces, never for that word.
+        /// What peers write may become visible in any order, also before what they wrote elsewhere earlier, as long as
+        /// it does before what they write to regions without this afterwards: for payloads that a later word elsewhere
+        /// announces, never for that word, and never for what an earlier word warns of.
         const RELAXED = 8;
         /// No peer may do anything: the source or destination of one's own requests.
         const LOCAL = 0;
@@ -51,18 +52,21 @@ fn check_range(offset: u64, len: u64, available: u64) -> Result<(), OutOfBounds>
     }
 }
 
-/// What the local device calls a region (verbs: lkey), and where it does so; means nothing elsewhere.
+/// Most ports that one transport uses side by side: its rails.
+pub const MAX_RAILS: usize = 4;
+
+/// What the local devices call a region (verbs: lkey), and where they do so; means nothing elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LocalKey {
-    /// Which of this process's protection domains the region is registered in; 0 is none.
+    /// Which of this process's protection domains the region is registered in, the one of the first rail; 0 is none.
     pub domain: u32,
-    /// The key.
-    pub key: u32,
+    /// The key on each rail that there is.
+    pub keys: [u32; MAX_RAILS],
 }
 
 impl LocalKey {
     /// The key of memory that no device needs to know.
-    pub const NONE: LocalKey = LocalKey { domain: 0, key: 0 };
+    pub const NONE: LocalKey = LocalKey { domain: 0, keys: [0; MAX_RAILS] };
 }
 
 /// What a peer must present to reach a region (verbs: rkey; elsewhere a random grant).

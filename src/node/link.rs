@@ -101,8 +101,8 @@ impl<E: Endpoint> Link<E> {
             let layout = ControlLayout { peers: 0, frames: welcome.geometry.frames };
             let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
             let control = transport.allocate(layout.bytes(), access)?;
-            // Payloads only: what announces them is on the control page.
-            let frames = transport.allocate(welcome.geometry.bytes() as usize, access | Access::RELAXED)?;
+            // Payloads only, and yet not relaxed: they come after the mark on the control page that warns of them.
+            let frames = transport.allocate(welcome.geometry.bytes() as usize, access)?;
             Pull::clear(&control);
             (Some(PushGrant { layout, geometry: welcome.geometry }), vec![control, frames])
         } else {

@@ -25,6 +25,9 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// The spec of the second process.
 const SECOND: &str = "SLACKLINE_LITMUS_SECOND";
 
+/// The RDMA devices that both processes use, with commas; the best one if nothing is said.
+pub(crate) const DEVICES: &str = "SLACKLINE_LITMUS_DEVICES";
+
 /// What the second process says before its address.
 const AT: &str = "litmus: listens at ";
 
@@ -35,7 +38,9 @@ pub(crate) fn transport_for(address: &Address) -> Mixed {
     if !matches!(address, Address::Verbs(_)) {
         return mixed;
     }
-    let options = VerbsOptions { secret: Some(secret), ..VerbsOptions::default() };
+    let devices = std::env::var(DEVICES).map(|names| names.split(',').map(str::to_owned).collect());
+    let devices: Vec<String> = devices.unwrap_or_default();
+    let options = VerbsOptions { secret: Some(secret), devices, ..VerbsOptions::default() };
     mixed.with_verbs(Verbs::open(options).unwrap_or_else(|error| panic!("this litmus needs RDMA: {error}")))
 }
 

@@ -62,7 +62,7 @@ fn a_device_that_is_named_is_taken_whatever_the_place_and_the_peer_and_carries_d
     let elsewhere = [Some(ipv4(&both[1])), Some(ipv4(&both[0]))];
     for (device, peer) in both.iter().zip(elsewhere) {
         let options = |place| VerbsOptions {
-            device: Some(device.name.clone()),
+            devices: vec![device.name.clone()],
             peer,
             place,
             ..VerbsOptions::default()

@@ -12,8 +12,8 @@ const SMALL_MTU: u16 = 512;
 
 /// The device's settings that a test is not about are those of every one here.
 fn open(options: VerbsOptions) -> Verbs {
-    let device = std::env::var("SLACKLINE_RIG_DEVICE").ok();
-    Verbs::open(VerbsOptions { device, ..options }).unwrap()
+    let devices = std::env::var("SLACKLINE_RIG_DEVICE").into_iter().collect();
+    Verbs::open(VerbsOptions { devices, ..options }).unwrap()
 }
 
 /// A side, and its memory that the other one may use.

@@ -170,8 +170,8 @@ impl<T: Transport> GroupListener<T> {
     fn inbox(&self) -> Result<GroupInbox, Error> {
         let layout = self.terms.layout;
         let page = self.transport.allocate(GroupLayout::PAGE_BYTES, Access::REMOTE_WRITE)?;
-        let areas =
-            self.transport.allocate(2 * layout.area_bytes(), Access::REMOTE_WRITE | Access::RELAXED)?;
+        // Not relaxed: parts come after the odd sequence on the page that warns of them.
+        let areas = self.transport.allocate(2 * layout.area_bytes(), Access::REMOTE_WRITE)?;
         Ok(GroupInbox::new(page, areas, layout))
     }
 

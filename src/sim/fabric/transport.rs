@@ -58,7 +58,8 @@ impl Transport for SimTransport {
         if access.is_local() {
             return Ok(MemoryRegion::new(memory, access, LocalKey::NONE, ()));
         }
-        let key = LocalKey { key: regions.len() as u32 + 1, ..LocalKey::NONE };
+        let mut key = LocalKey::NONE;
+        key.keys[0] = regions.len() as u32 + 1;
         let region = MemoryRegion::new(memory, access, key, ());
         regions.push(region.clone());
         Ok(region)

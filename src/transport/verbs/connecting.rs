@@ -8,8 +8,7 @@ use std::task::Poll;
 use super::endpoint::{FORKED, VerbsEndpoint};
 use super::gid::GidChoice;
 use super::hello::{Hello, HelloError, Terms};
-use super::pairs::{Posting, Serving};
-use super::queue_pair::Path;
+use super::pairs::{Posting, Serving, connect, further};
 use super::{Shared, check_offer};
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
@@ -28,7 +27,8 @@ pub struct VerbsConnecting {
 struct State {
     link: Channel,
     ours: Terms,
-    from: GidChoice,
+    /// The addresses to speak from, one for each rail.
+    from: Vec<GidChoice>,
     posting: Posting,
     serving: Option<Serving>,
 }
@@ -42,15 +42,20 @@ impl VerbsConnecting {
         let at = Address::Verbs(address);
         shared.check_own("connect", &at)?;
         check_offer(&offer).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
-        let from = shared.gid_towards(Some(address.ip()), &at)?;
-        let made =
-            Posting::new(shared).and_then(|posting| Ok((posting, Serving::new(shared, offer.grants, None)?)));
+        let towards = Some(address.ip());
+        let from = shared.rails.iter().map(|rail| rail.gid_towards(towards, &at));
+        let from: Vec<_> = from.collect::<Result<_, _>>()?;
+        let rails = from.len();
+        let made = Posting::new(shared, rails)
+            .and_then(|posting| Ok((posting, Serving::new(shared, rails, offer.grants, None)?)));
         let (posting, serving) = made.map_err(|error| device_failed(&at, error))?;
+        let places = shared.places(&from);
         let ours = Terms {
-            place: shared.place(&from.gid),
+            place: places[0],
             posting: Some(posting.pairs()),
             serving: serving.as_ref().map(Serving::pairs),
             grants: serving.as_ref().map_or_else(Vec::new, Serving::grants),
+            further: further(&places, Some(&posting), serving.as_ref()),
             receives: serving.as_ref().map_or(0, Serving::receives),
         };
         let said = Hello::Offer(ours.clone()).encode(&offer.message);
@@ -72,15 +77,23 @@ impl VerbsConnecting {
             (Hello::Refuse(reason), _) => return Err(ConnectError::Refused { address: at, reason }),
             _ => return Err(protocol(&at, &HelloError::Rule("it answered out of turn"))),
         };
-        let Some(State { mut link, ours, from, posting, serving }) = self.state.take() else {
+        let Some(State { mut link, ours, from, mut posting, mut serving }) = self.state.take() else {
             return Ok(None);
         };
+        if theirs.further.len() > ours.further.len() {
+            return Err(protocol(&at, &HelloError::Rule("it answers on rails that it was not offered")));
+        }
+        // Those that the other side has not are not used.
+        posting.further.truncate(theirs.further.len());
+        if let Some(serving) = &mut serving {
+            serving.further.truncate(theirs.further.len());
+        }
         if serving.is_some() && theirs.posting.is_none() {
             return Err(protocol(&at, &HelloError::Rule("it takes grants and has nothing to use them by")));
         }
-        let path = self.shared.path(&from, &ours.place, &theirs.place);
-        let path = path.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
-        connect(&path, Some(&posting), serving.as_ref(), &theirs)
+        let paths = self.shared.paths(&from, &ours, &theirs);
+        let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
+        connect(&paths, Some(&posting), serving.as_ref(), &theirs)
             .map_err(|error| device_failed(&at, error))?;
         link.send(&Hello::Ready.encode(&[])).map_err(|error| ConnectError::from_channel(at, error))?;
         let received = theirs.received(message);
@@ -88,22 +101,6 @@ impl VerbsConnecting {
         let endpoint = VerbsEndpoint::new(Arc::clone(&self.shared), link, posting, serving, theirs, true);
         Ok(Some((endpoint, received)))
     }
-}
-
-/// Connects this side's pairs to those that `theirs` tells of, as far as there are both.
-pub(super) fn connect(
-    path: &Path,
-    posting: Option<&Posting>,
-    serving: Option<&Serving>,
-    theirs: &Terms,
-) -> io::Result<()> {
-    if let (Some(posting), Some(theirs)) = (posting, &theirs.serving) {
-        posting.connect(path, theirs)?;
-    }
-    if let (Some(serving), Some(theirs)) = (serving, &theirs.posting) {
-        serving.serve(path, theirs)?;
-    }
-    Ok(())
 }
 
 pub(super) fn protocol(address: &Address, error: &HelloError) -> ConnectError {

@@ -29,7 +29,7 @@ impl Verbs {
     }
 
     fn register_dma_buf(&self, buffer: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
-        let domain = &self.shared.domain;
+        let domain = &self.shared.first().domain;
         if domain.device.is_inherited() {
             return Err(io::Error::other(INHERITED));
         }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::device::lock;
 use super::hello::{Hello, Terms};
-use super::initiator::Initiator;
 use super::pairs::{Posting, Serving};
 use super::pulse::Pulse;
+use super::rails::Rails;
 use crate::channel::Channel;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
@@ -56,7 +56,7 @@ pub struct VerbsEndpoint {
     /// The conversation of the handshake. It carries no data: it tells that the peer lives.
     link: Option<Link>,
     /// This side's requests; none if the peer granted nothing.
-    data: Option<Initiator>,
+    data: Option<Rails>,
     pulse: Arc<Mutex<Pulse>>,
     /// The peer's requests; none if it was granted nothing.
     serving: Option<Serving>,
@@ -81,7 +81,10 @@ impl VerbsEndpoint {
         theirs: Terms,
         is_ready: bool,
     ) -> VerbsEndpoint {
-        let (mut data, pulse) = posting.map(|posting| (posting.data, posting.pulse)).unzip();
+        let depth = shared.queue_depth;
+        let (mut data, pulse) = posting
+            .map(|Posting { data, pulse, further }| (Rails::new(data, further, &theirs, depth), pulse))
+            .unzip();
         if let Some(data) = &mut data {
             data.add_receives(theirs.receives, theirs.receives);
         }
@@ -277,7 +280,7 @@ impl Endpoint for VerbsEndpoint {
             return Err(INHERITED);
         }
         if self.over.is_none() {
-            if !self.shared.device.take_events() {
+            if !self.shared.take_events() {
                 self.fail(NO_DEVICE);
             } else if self.is_trespassed() {
                 self.fail_trespassed();

@@ -9,11 +9,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::mem::{Access, RemoteKey, RemoteSlice};
+use crate::mem::{Access, MAX_RAILS, RemoteKey, RemoteSlice};
 use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Received};
 
 /// Version of everything that is said here, and of what lanes there are.
-const WIRE_VERSION: u32 = 2;
+const WIRE_VERSION: u32 = 3;
 
 /// More than the longest body: a refusal with its reason.
 const BODY_MAX: usize = 8192;
@@ -69,6 +69,25 @@ pub(super) struct Grant {
     pub(super) access: u32,
 }
 
+/// A rail after the first: what of it differs from the first one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Further {
+    pub(super) place: Place,
+    /// The pair that it posts on, if it does.
+    pub(super) posting: Option<Pair>,
+    pub(super) serving: Option<FurtherServing>,
+}
+
+/// How a rail after the first serves the other side.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FurtherServing {
+    pub(super) data: Pair,
+    /// The key of each grant on this rail.
+    pub(super) keys: Vec<u32>,
+    /// The key of a word at offset 0, which is read to learn that what was written before has arrived.
+    pub(super) sentinel: u32,
+}
+
 /// What one side brings along.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Terms {
@@ -78,6 +97,8 @@ pub(super) struct Terms {
     /// Pairs that serve the other side, if it grants anything.
     pub(super) serving: Option<Pairs>,
     pub(super) grants: Vec<Grant>,
+    /// The other rails; in an answer those that both sides have.
+    pub(super) further: Vec<Further>,
     /// Requests with immediate data that it can take before it says more: 0 if nobody sleeps there.
     pub(super) receives: u16,
 }
@@ -165,20 +186,71 @@ fn check(condition: bool, reason: &'static str) -> Result<(), HelloError> {
     if condition { Ok(()) } else { Err(HelloError::Rule(reason)) }
 }
 
+impl Place {
+    fn check(&self) -> Result<(), HelloError> {
+        check(matches!(self.mtu, 256 | 512 | 1024 | 2048 | 4096), "its packets are of no size that there is")
+    }
+}
+
+impl Pair {
+    fn check(&self) -> Result<(), HelloError> {
+        check(self.number <= NUMBER_MAX && self.first_packet <= NUMBER_MAX, "a number of more than 24 bits")
+    }
+}
+
+impl Further {
+    /// Whether it fits what is said of the first rail.
+    fn check(&self, terms: &Terms) -> Result<(), HelloError> {
+        self.place.check()?;
+        let serving = self.serving.as_ref();
+        for pair in self.posting.into_iter().chain(serving.map(|serving| serving.data)) {
+            pair.check()?;
+        }
+        let is_alike = self.posting.is_some() == terms.posting.is_some()
+            && serving.is_some() == terms.serving.is_some()
+            && serving.is_none_or(|serving| serving.keys.len() == terms.grants.len());
+        check(is_alike, "one of its rails does what the others do not")?;
+        check(serving.is_none() || self.place.reads_served > 0, "it serves on a rail that answers no reads")
+    }
+}
+
+impl Grant {
+    /// What the owner of an endpoint calls the grant of this index: on the wire goes the lower half.
+    fn name(&self, index: usize) -> RemoteKey {
+        RemoteKey((index as u64) << 32 | u64::from(self.key))
+    }
+}
+
 impl Terms {
+    /// Where the rails are, the first one first.
+    pub(super) fn places(&self) -> impl Iterator<Item = &Place> {
+        std::iter::once(&self.place).chain(self.further.iter().map(|further| &further.place))
+    }
+
+    /// The index of the grant that a key names.
+    pub(super) fn index(key: RemoteKey) -> usize {
+        (key.0 >> 32) as usize
+    }
+
+    /// What each grant is called, and whether it announces nothing.
+    pub(super) fn names(&self) -> Vec<(RemoteKey, bool)> {
+        let is_relaxed = |grant: &Grant| Access::from_bits_truncate(grant.access).contains(Access::RELAXED);
+        self.grants.iter().enumerate().map(|(index, grant)| (grant.name(index), is_relaxed(grant))).collect()
+    }
+
+    /// The grant that `remote` names, and its index.
+    fn grant(&self, remote: &RemoteSlice) -> Option<(usize, &Grant)> {
+        let index = Terms::index(remote.key);
+        self.grants.get(index).filter(|grant| grant.name(index) == remote.key).map(|grant| (index, grant))
+    }
+
     fn checked(self) -> Result<Terms, HelloError> {
         let place = &self.place;
-        check(
-            matches!(place.mtu, 256 | 512 | 1024 | 2048 | 4096),
-            "its packets are of no size that there is",
-        )?;
+        place.check()?;
         let pairs =
             [self.posting, self.serving].into_iter().flatten().flat_map(|pairs| [pairs.data, pairs.pulse]);
         for pair in pairs {
-            check(
-                pair.number <= NUMBER_MAX && pair.first_packet <= NUMBER_MAX,
-                "a number of more than 24 bits",
-            )?;
+            pair.check()?;
         }
         check(self.grants.len() <= MAX_GRANTS, "it grants more ranges than it may")?;
         let wants_reads = self.grants.iter().any(|grant| {
@@ -190,6 +262,10 @@ impl Terms {
             self.grants.is_empty() == self.serving.is_none(),
             "it grants without serving, or serves nothing",
         )?;
+        check(self.further.len() < MAX_RAILS, "it has more rails than there may be")?;
+        for further in &self.further {
+            further.check(&self)?;
+        }
         for grant in &self.grants {
             let access = Access::from_bits(grant.access);
             check(access.is_some_and(|access| !access.is_local()), "a grant has unknown rights, or none")?;
@@ -202,22 +278,21 @@ impl Terms {
     }
 
     pub(super) fn received(&self, message: Vec<u8>) -> Received {
-        let slice = |grant: &Grant| RemoteSlice {
-            key: RemoteKey(grant.key.into()),
+        let slice = |(index, grant): (usize, &Grant)| RemoteSlice {
+            key: grant.name(index),
             offset: grant.offset,
             len: grant.bytes,
         };
-        Received { message, grants: self.grants.iter().map(slice).collect() }
+        Received { message, grants: self.grants.iter().enumerate().map(slice).collect() }
     }
 
     /// Whether `word` is one aligned word that this side granted for writing.
     pub(super) fn is_writable_word(&self, word: &RemoteSlice) -> bool {
         word.len == 8
             && word.offset.is_multiple_of(8)
-            && self.grants.iter().any(|grant| {
+            && self.grant(word).is_some_and(|(_, grant)| {
                 let from_begin = word.offset.checked_sub(grant.offset);
-                u64::from(grant.key) == word.key.0
-                    && from_begin.is_some_and(|at| at <= grant.bytes && grant.bytes - at >= 8)
+                from_begin.is_some_and(|at| at <= grant.bytes && grant.bytes - at >= 8)
                     && Access::from_bits_truncate(grant.access).contains(Access::REMOTE_WRITE)
             })
     }
@@ -231,8 +306,12 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
         Hello::Refuse(reason) => assert!(!reason.chars().any(char::is_control)),
         Hello::Offer(terms) | Hello::Accept(terms) => {
             assert!(terms.grants.len() <= MAX_GRANTS && terms.grants.is_empty() == terms.serving.is_none());
-            for (grant, slice) in terms.grants.iter().zip(terms.received(Vec::new()).grants) {
+            assert!(terms.places().count() <= MAX_RAILS);
+            for (index, slice) in terms.received(Vec::new()).grants.iter().enumerate() {
+                let (known, grant) = terms.grant(slice).expect("what was granted is known by its name");
                 assert!(slice.offset.checked_add(slice.len).is_some() && grant.access != 0);
+                let mut servings = terms.further.iter().filter_map(|further| further.serving.as_ref());
+                assert!(known == index && servings.all(|serving| serving.keys.len() > index));
             }
         }
         Hello::Ready | Hello::Trespassed | Hello::Receives(_) => assert!(message.is_empty()),
@@ -255,11 +334,16 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
         reads_posted: 16,
     };
     let grant = Grant { key: 3, offset: 64, bytes: 4096, access: Access::REMOTE_READ.bits() };
-    let full = Terms { place, posting: pairs(17), serving: pairs(19), grants: vec![grant; 2], receives: 64 };
+    let (grants, further) = (vec![grant; 2], Vec::new());
+    let full = Terms { place, posting: pairs(17), serving: pairs(19), grants, further, receives: 64 };
     let bare = Terms { serving: None, grants: Vec::new(), ..full.clone() };
+    let serving = FurtherServing { data: pair(23), keys: vec![5, 6], sentinel: 7 };
+    let further = Further { place, posting: Some(pair(21)), serving: Some(serving) };
+    let striped = Terms { further: vec![further; MAX_RAILS - 1], ..full.clone() };
     vec![
         Hello::Offer(full.clone()).encode(b"hi"),
         Hello::Offer(bare).encode(&[]),
+        Hello::Offer(striped).encode(&[]),
         Hello::Accept(Terms { posting: None, ..full }).encode(b"hello"),
         Hello::refuse("no room").encode(&[]),
         Hello::Ready.encode(&[]),
@@ -292,7 +376,7 @@ mod tests {
         let mut bytes = hello_samples().remove(0);
         bytes[0] = 9;
         let text = Hello::decode(&bytes).unwrap_err().to_string();
-        assert!(text.contains("version 9") && text.contains("speaks 2"), "{text}");
+        assert!(text.contains("version 9") && text.contains("speaks 3"), "{text}");
     }
 
     #[test]
@@ -312,7 +396,21 @@ mod tests {
             Terms { grants: vec![Grant { access: 1 << 30, ..grant }], ..terms() },
             Terms { grants: vec![Grant { offset: u64::MAX, ..grant }], ..terms() },
         ];
-        for terms in bad {
+        let Ok((Hello::Offer(striped), _)) = Hello::decode(&hello_samples()[2]) else { panic!("an offer") };
+        let rail = striped.further[0].clone();
+        let serving = rail.serving.clone().unwrap();
+        let rails = [
+            Further { posting: None, ..rail.clone() },
+            Further { posting: Some(huge), ..rail.clone() },
+            Further { serving: None, ..rail.clone() },
+            Further { serving: Some(FurtherServing { data: huge, ..serving.clone() }), ..rail.clone() },
+            Further { serving: Some(FurtherServing { keys: vec![5], ..serving }), ..rail.clone() },
+            Further { place: Place { mtu: 1500, ..place }, ..rail.clone() },
+            Further { place: Place { reads_served: 0, ..place }, ..rail.clone() },
+        ];
+        let too_many = Terms { further: vec![rail; MAX_RAILS], ..striped.clone() };
+        let rails = rails.map(|rail| Terms { further: vec![rail], ..striped.clone() });
+        for terms in bad.into_iter().chain(rails).chain([too_many]) {
             assert!(Hello::decode(&Hello::Offer(terms.clone()).encode(&[])).is_err(), "{terms:?}");
         }
         assert!(Hello::decode(&Hello::Ready.encode(b"more")).is_err());
@@ -327,7 +425,9 @@ mod tests {
         for (offset, len) in [(56, 8), (188, 8), (192, 8), (68, 8), (64, 16), (u64::MAX - 7, 8)] {
             assert!(!terms.is_writable_word(&word(offset, len)), "{len} at {offset}");
         }
-        assert!(!terms.is_writable_word(&RemoteSlice { key: RemoteKey(4), ..word(64, 8) }));
+        for key in [4, 1 << 32 | 3] {
+            assert!(!terms.is_writable_word(&RemoteSlice { key: RemoteKey(key), ..word(64, 8) }));
+        }
     }
 
     #[test]

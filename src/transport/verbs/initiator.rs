@@ -66,7 +66,9 @@ pub(super) struct Initiator {
     piece_bytes: usize,
     /// Whether READs and atomics that are to wait for earlier ones are given to the device with a fence.
     pub(super) fences_reads: bool,
-    /// The domain whose memory can be posted.
+    /// Which rail it posts on: which of a region's keys is the one here.
+    pub(super) rail: usize,
+    /// The first rail's domain, whose memory can be posted.
     domain: u32,
     /// Receives that the peer has posted and this side has not used up: requests that it can notice.
     receives: u16,
@@ -76,7 +78,8 @@ pub(super) struct Initiator {
 unsafe impl Send for Initiator {}
 
 impl Initiator {
-    /// `cells` is registered in `domain` and has 64 bytes for each of `depth` requests.
+    /// `domain` is the first rail's. `cells` is registered like all memory of this process, and has 64 bytes for each
+    /// of `depth` requests, and 64 more.
     pub(super) fn new(
         pair: QueuePair,
         domain: &ProtectionDomain,
@@ -84,7 +87,7 @@ impl Initiator {
         depth: usize,
         piece_bytes: usize,
     ) -> Initiator {
-        assert!(cells.len() >= depth * CELL_BYTES && depth > 0 && piece_bytes > 0);
+        assert!(cells.len() >= Initiator::cells_bytes(depth) && depth > 0 && piece_bytes > 0);
         Initiator {
             pair,
             entries: VecDeque::with_capacity(depth),
@@ -102,6 +105,7 @@ impl Initiator {
             depth,
             piece_bytes,
             fences_reads: true,
+            rail: 0,
             domain: domain.serial,
             receives: 0,
         }
@@ -117,9 +121,19 @@ impl Initiator {
         is_true
     }
 
-    /// Bytes of memory that hold the inline data of a queue of this depth.
+    /// Bytes of memory that hold the inline data of a queue of this depth, and a cell to spare.
     pub(super) fn cells_bytes(depth: usize) -> usize {
-        depth * CELL_BYTES
+        (depth + 1) * CELL_BYTES
+    }
+
+    /// A word that is of no use to anybody: where READs go whose completion is all that is wanted of them.
+    pub(super) fn spare(&self) -> LocalSlice {
+        self.cells.slice(self.depth * CELL_BYTES, 8).expect("there is a cell more than the queue is deep")
+    }
+
+    /// Whether nothing is left to be told.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
     }
 
     /// The queue pair.
@@ -140,7 +154,7 @@ impl Initiator {
 
     /// How many requests of the device a request is made of.
     #[inline]
-    fn parts(&self, request: &WorkRequest) -> usize {
+    pub(super) fn parts(&self, request: &WorkRequest) -> usize {
         match &request.operation {
             Operation::Write { local, .. } | Operation::Read { local, .. }
                 if local.len() > self.piece_bytes =>
@@ -151,9 +165,9 @@ impl Initiator {
         }
     }
 
-    /// Posts a batch with one doorbell, all or nothing.
+    /// How many requests of the device a batch is made of, if it can be posted at all.
     #[inline]
-    pub(super) fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+    pub(super) fn check(&self, batch: &[WorkRequest]) -> Result<usize, PostError> {
         let mut parts = 0;
         for (index, request) in batch.iter().enumerate() {
             let known = |local: &LocalSlice| {
@@ -175,6 +189,13 @@ impl Initiator {
         if parts > self.depth {
             return Err(PostError::BatchTooLong { batch: parts, depth: self.depth });
         }
+        Ok(parts)
+    }
+
+    /// Posts a batch with one doorbell, all or nothing.
+    #[inline]
+    pub(super) fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        let parts = self.check(batch)?;
         if parts > self.depth - self.entries.len() {
             self.take_completions();
             self.forget_silent();
@@ -235,7 +256,7 @@ impl Initiator {
                 let piece = sys::ibv_sge {
                     addr: cell.as_ptr().expose_provenance() as u64,
                     length: bytes,
-                    lkey: self.cells.local_key().key,
+                    lkey: self.cells.local_key().keys[self.rail],
                 };
                 let in_request = bytes <= self.pair.inline_bytes;
                 let flags = if in_request { sys::IBV_SEND_INLINE } else { 0 };
@@ -264,7 +285,7 @@ impl Initiator {
             let bytes = (local.len() - done).min(self.piece_bytes);
             let is_last = done + bytes == local.len();
             let kind = if is_last { EntryKind::of(request) } else { EntryKind::Part };
-            let piece = piece(local, done, bytes);
+            let piece = piece(local, self.rail, done, bytes);
             // What travels in the request itself the device need not fetch.
             let in_request = opcode == sys::IBV_WR_RDMA_WRITE && piece.length <= self.pair.inline_bytes;
             let flags = if in_request { sys::IBV_SEND_INLINE } else { 0 };
@@ -287,7 +308,8 @@ impl Initiator {
         compare_add: u64,
         swap: u64,
     ) {
-        self.add(request, EntryKind::of(request), Some(local.clone()), piece(local, 0, 8), opcode, 0);
+        let piece = piece(local, self.rail, 0, 8);
+        self.add(request, EntryKind::of(request), Some(local.clone()), piece, opcode, 0);
         self.last().wr.atomic = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
             remote_addr: remote.offset,
             compare_add,
@@ -364,9 +386,10 @@ impl Initiator {
         // What this process wrote before comes before what the device reads.
         fence(Ordering::Release);
         // SAFETY: the chain was linked just now inside a vector that is not touched during the call, and so are the
-        // pieces, each inside a region of this domain (checked in `post`; the cells are of it, too). The entries hold
-        // the regions until the device has given the requests back, or until after the queue pair is destroyed. The
-        // cell of an entry is used again only by the entry that takes its place in the ring.
+        // pieces, each inside a region of this domain (checked in `post`; the cells are of it, too; what is registered
+        // in the first rail's is in those of all others). The entries hold the regions until the device has given the
+        // requests back, or until after the queue pair is destroyed. The cell of an entry is used again only by the
+        // entry that takes its place in the ring.
         let posted = unsafe { self.pair.post(&mut self.requests) };
         posted.map_err(|count| {
             // Part of the batch may be on its way, which all or nothing does not allow: this is the end.
@@ -477,12 +500,12 @@ impl EntryKind {
 }
 
 #[inline]
-fn piece(local: &LocalSlice, offset: usize, bytes: usize) -> sys::ibv_sge {
+fn piece(local: &LocalSlice, rail: usize, offset: usize, bytes: usize) -> sys::ibv_sge {
     let memory = local.as_volatile().subslice(offset, bytes);
     sys::ibv_sge {
         addr: memory.as_ptr().expose_provenance() as u64,
         length: bytes as u32,
-        lkey: local.region().local_key().key,
+        lkey: local.region().local_key().keys[rail],
     }
 }
 

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bell::Bell;
-use super::connecting::{connect, device_failed};
+use super::connecting::device_failed;
 use super::endpoint::VerbsEndpoint;
-use super::hello::{Hello, HelloError, Terms};
-use super::pairs::{Posting, Serving};
+use super::gid::GidChoice;
+use super::hello::{Hello, HelloError, Place, Terms};
+use super::pairs::{Posting, Serving, connect, further};
 use super::{Shared, check_offer};
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
@@ -119,7 +120,7 @@ impl Listener for VerbsListener {
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         self.shared.check_own("be notified", &self.address)?;
         if self.bell.is_none() {
-            let bell = Bell::new(&self.shared.device).map_err(|source| ConnectError::System {
+            let bell = Bell::new(&self.shared.first().device).map_err(|source| ConnectError::System {
                 operation: "be notified",
                 address: self.address.clone(),
                 source,
@@ -146,7 +147,7 @@ impl Listener for VerbsListener {
         if self.guard.is_inherited() {
             return None;
         }
-        self.shared.device.take_events();
+        self.shared.take_events();
         self.admit(now);
         let mut index = 0;
         while let Some(pending) = self.pending.get_mut(index) {
@@ -201,30 +202,39 @@ impl VerbsIncoming {
     fn make(&self, offer: &mut Offer) -> Result<(Option<Posting>, Option<Serving>, Terms), ConnectError> {
         let at = &self.address;
         check_offer(offer).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
-        let theirs = &self.theirs.place;
         // The way of the packets, which need not be that of the handshake.
-        let peer = match theirs.is_infiniband {
+        let peer = |theirs: &Place| match theirs.is_infiniband {
             true => self.link.peer_address().ok().map(|address| address.ip()),
             false => Some(std::net::Ipv6Addr::from(theirs.gid).to_canonical()),
         };
-        let from = self.shared.gid_towards(peer, at)?;
-        let place = self.shared.place(&from.gid);
-        let path = self.shared.path(&from, &place, theirs);
-        let path = path.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
+        // As many rails as both have.
+        let both = self.shared.rails.iter().zip(self.theirs.places());
+        let from = both.map(|(rail, theirs)| rail.gid_towards(peer(theirs), at));
+        let from: Vec<GidChoice> = from.collect::<Result<_, _>>()?;
+        let (rails, places) = (from.len(), self.shared.places(&from));
+        let mut ours = Terms {
+            place: places[0],
+            posting: None,
+            serving: None,
+            grants: Vec::new(),
+            further: further(&places, None, None),
+            receives: 0,
+        };
+        let paths = self.shared.paths(&from, &ours, &self.theirs);
+        let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let make = || {
-            let posting = self.theirs.serving.map(|_| Posting::new(&self.shared)).transpose()?;
-            let serving = Serving::new(&self.shared, std::mem::take(&mut offer.grants), self.bell.as_ref())?;
-            connect(&path, posting.as_ref(), serving.as_ref(), &self.theirs)?;
+            let posting = self.theirs.serving.map(|_| Posting::new(&self.shared, rails)).transpose()?;
+            let (slices, bell) = (std::mem::take(&mut offer.grants), self.bell.as_ref());
+            let serving = Serving::new(&self.shared, rails, slices, bell)?;
+            connect(&paths, posting.as_ref(), serving.as_ref(), &self.theirs)?;
             io::Result::Ok((posting, serving))
         };
         let (posting, serving) = { make }().map_err(|error| device_failed(at, error))?;
-        let ours = Terms {
-            place,
-            posting: posting.as_ref().map(Posting::pairs),
-            serving: serving.as_ref().map(Serving::pairs),
-            grants: serving.as_ref().map_or_else(Vec::new, Serving::grants),
-            receives: serving.as_ref().map_or(0, Serving::receives),
-        };
+        ours.posting = posting.as_ref().map(Posting::pairs);
+        ours.serving = serving.as_ref().map(Serving::pairs);
+        ours.grants = serving.as_ref().map_or_else(Vec::new, Serving::grants);
+        ours.receives = serving.as_ref().map_or(0, Serving::receives);
+        ours.further = further(&places, posting.as_ref(), serving.as_ref());
         Ok((posting, serving, ours))
     }
 }

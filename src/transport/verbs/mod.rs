@@ -54,7 +54,10 @@ mod pairs;
 mod probe;
 mod pulse;
 mod queue_pair;
+mod rail;
+mod rails;
 mod region;
+mod striper;
 #[allow(dead_code, reason = "the library as its header has it")]
 pub(crate) mod sys;
 
@@ -74,10 +77,11 @@ pub use listener::{VerbsIncoming, VerbsListener};
 pub use open::devices;
 pub use sys::LibraryError;
 
-use self::device::Device;
-use self::hello::Place;
+use self::hello::{Place, Terms};
 use self::initiator::Initiator;
+use self::open::Opened;
 use self::queue_pair::{Path, QueuePair};
+use self::rail::Rail;
 use self::region::{ProtectionDomain, Registered};
 use super::{
     Address, AtomicDomain, Capabilities, ConnectError, MAX_GRANTS, MAX_MESSAGE_BYTES, Offer, RegisterError,
@@ -105,9 +109,11 @@ const READS_MAX: u8 = 16;
 /// How RDMA is to be used. The default is right for most: the best device and port of this host.
 #[derive(Clone, Debug)]
 pub struct VerbsOptions {
-    /// The device, by its name; the best one if none is named.
-    pub device: Option<String>,
-    /// Its port, counted from 1; the first that carries data if none is named.
+    /// The devices, by their names, or `NAME:PORT`; the best one if none is named. Where several are, up to
+    /// [`MAX_RAILS`](crate::mem::MAX_RAILS), long requests of each connection are striped over all of them, as far as
+    /// the peer has as many. Best where a process has a host to itself: several do better with a device for each.
+    pub devices: Vec<String>,
+    /// The port where a name has none, counted from 1; the first that carries data if none is given.
     pub port: Option<u8>,
     /// The entry of the port's GID table to speak from; the best one towards each peer if none is named.
     pub gid_index: Option<u16>,
@@ -133,7 +139,7 @@ pub struct VerbsOptions {
 impl Default for VerbsOptions {
     fn default() -> Self {
         VerbsOptions {
-            device: None,
+            devices: Vec::new(),
             port: None,
             gid_index: None,
             mtu: None,
@@ -147,7 +153,7 @@ impl Default for VerbsOptions {
     }
 }
 
-/// RDMA through one port of one device. Clones share it.
+/// RDMA through one port of one device, or through several side by side. Clones share it.
 #[derive(Clone)]
 pub struct Verbs {
     shared: Arc<Shared>,
@@ -155,14 +161,8 @@ pub struct Verbs {
 
 /// What all connections of one [`Verbs`] have in common.
 struct Shared {
-    device: Arc<Device>,
-    info: DeviceInfo,
-    port: Port,
-    reason: String,
-    /// Of all memory that requests of this process use.
-    domain: Arc<ProtectionDomain>,
-    gid_index: Option<u16>,
-    mtu: u16,
+    /// The ports that are used, side by side: at least one.
+    rails: Vec<Rail>,
     queue_depth: usize,
     inline_bytes: u32,
     first_packet: Option<u32>,
@@ -179,31 +179,21 @@ impl Verbs {
     /// # Errors
     /// What is missing and how to mend it: the library, a device, the right to use it, a port that is up, an address.
     pub fn open(options: VerbsOptions) -> Result<Verbs, OpenError> {
-        let opened = open::open(&options)?;
-        let (device, info, port) = (opened.device, opened.info, opened.port);
-        let limit = info.limits.queue_depth.min(info.limits.completions) as usize;
-        let queue_depth = match options.queue_depth {
-            Some(depth) if depth == 0 || depth > limit => {
-                let (what, remedy) = (format!("queues of {depth}"), format!("choose 1 to {limit}"));
-                return Err(OpenError::Setting { device: info.name, what, remedy });
-            }
-            Some(depth) => depth,
-            None => QUEUE_DEPTH.min(limit).max(1),
-        };
-        let domain = ProtectionDomain::new(&device).map_err(|source| OpenError::System {
-            operation: "make a protection domain",
-            device: info.name.clone(),
-            source,
-            remedy: "see the kernel's log (dmesg)",
-        })?;
+        let mut rails = Vec::new();
+        for opened in open::open(&options)? {
+            let domain = ProtectionDomain::new(&opened.device).map_err(|source| OpenError::System {
+                operation: "make a protection domain",
+                device: opened.info.name.clone(),
+                source,
+                remedy: "see the kernel's log (dmesg)",
+            })?;
+            let mtu = options.mtu.unwrap_or(opened.port.mtu);
+            let Opened { device, info, port, reason } = opened;
+            rails.push(Rail { device, info, port, reason, domain, gid_index: options.gid_index, mtu });
+        }
+        let queue_depth = queue_depth(&rails, options.queue_depth)?;
         let mut shared = Shared {
-            mtu: options.mtu.unwrap_or(port.mtu),
-            device,
-            info,
-            port,
-            reason: opened.reason,
-            domain,
-            gid_index: options.gid_index,
+            rails,
             queue_depth,
             inline_bytes: options.inline_bytes,
             first_packet: options.first_packet,
@@ -212,12 +202,13 @@ impl Verbs {
             secret: options.secret,
             trespasses: AtomicU64::new(0),
         };
-        if shared.info.limits.atomics != AtomicDomain::None {
+        let said = shared.first().info.limits.atomics;
+        if said != AtomicDomain::None {
             match probe::atomics(&Arc::new(shared.fresh())) {
-                Ok(()) => shared.atomics = shared.info.limits.atomics,
+                Ok(()) => shared.atomics = said,
                 Err(error) => {
                     tracing::warn!(
-                        device = shared.info.name,
+                        device = shared.first().info.name,
                         error,
                         "atomics of this device do not work: not used"
                     );
@@ -226,45 +217,52 @@ impl Verbs {
             }
         }
         let verbs = Verbs { shared: Arc::new(shared) };
-        tracing::info!(
-            device = verbs.device(),
-            port = verbs.shared.port.number,
-            reason = verbs.reason(),
-            mtu = verbs.shared.mtu,
-            atomics = ?verbs.shared.atomics,
-            "RDMA device chosen"
-        );
+        for rail in &verbs.shared.rails {
+            tracing::info!(
+                device = rail.info.name,
+                port = rail.port.number,
+                reason = rail.reason,
+                mtu = rail.mtu,
+                atomics = ?verbs.shared.atomics,
+                "RDMA device chosen"
+            );
+        }
         Ok(verbs)
     }
 
-    /// The device's name.
+    /// The device's name. Where there are several, this and the following tell of the first.
     pub fn device(&self) -> &str {
-        &self.shared.info.name
+        &self.shared.first().info.name
+    }
+
+    /// The names of all devices that are used, and the port of each.
+    pub fn rails(&self) -> impl Iterator<Item = (&str, u8)> {
+        self.shared.rails.iter().map(|rail| (rail.info.name.as_str(), rail.port.number))
     }
 
     /// What the device is and has.
     pub fn info(&self) -> &DeviceInfo {
-        &self.shared.info
+        &self.shared.first().info
     }
 
     /// The port that is used.
     pub fn port(&self) -> &Port {
-        &self.shared.port
+        &self.shared.first().port
     }
 
     /// Why this device and port were chosen, for people.
     pub fn reason(&self) -> &str {
-        &self.shared.reason
+        &self.shared.first().reason
     }
 
     /// Largest packet in bytes; less towards a peer that carries less.
     pub fn mtu(&self) -> u16 {
-        self.shared.mtu
+        self.shared.first().mtu
     }
 
     /// The address that is spoken from towards `peer`, and why, as the port was when the device was opened.
     pub fn gid_towards(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
-        self.shared.choose_gid(peer)
+        self.shared.first().choose_gid(peer)
     }
 
     /// Why atomics are not used although the device says that it has them: what happened when they were tried.
@@ -274,14 +272,15 @@ impl Verbs {
 }
 
 impl Shared {
-    /// The same device, domain and settings, without the secret and the count: for trying things.
+    /// The first rail, which carries all that is not striped.
+    fn first(&self) -> &Rail {
+        &self.rails[0]
+    }
+
+    /// The first device, its domain and the settings, without the secret and the count: for trying things.
     fn fresh(&self) -> Shared {
         Shared {
-            device: Arc::clone(&self.device),
-            info: self.info.clone(),
-            port: self.port.clone(),
-            reason: String::new(),
-            domain: Arc::clone(&self.domain),
+            rails: vec![self.first().clone()],
             atomics_fault: None,
             secret: None,
             trespasses: AtomicU64::new(0),
@@ -289,35 +288,68 @@ impl Shared {
         }
     }
 
-    /// A queue pair to post on, with what it takes.
-    fn initiator(&self, depth: usize) -> io::Result<Initiator> {
-        let pair = QueuePair::to_post(&self.domain, depth as u32, self.inline_bytes, self.first_packet)?;
+    /// Longest single request that each of the devices is given, in bytes.
+    fn piece_bytes(&self) -> usize {
+        self.rails.iter().map(Rail::piece_bytes).min().unwrap_or(1)
+    }
+
+    /// A queue pair to post on through one of the rails, with what it takes.
+    fn initiator(&self, rail: usize, depth: usize) -> io::Result<Initiator> {
+        let at = &self.rails[rail];
+        let pair = QueuePair::to_post(&at.domain, depth as u32, self.inline_bytes, self.first_packet)?;
         let memory = HostMemory::anonymous(Initiator::cells_bytes(depth)).map_err(io::Error::other)?;
         let cells = self.register(memory, Access::LOCAL)?;
-        let piece = self.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize;
-        let mut initiator = Initiator::new(pair, &self.domain, cells, depth, piece);
+        let mut initiator = Initiator::new(pair, &self.first().domain, cells, depth, self.piece_bytes());
+        initiator.rail = rail;
         // Soft-RoCE never sends a READ with a fence again: at the second try the READ counts itself among those that
         // it is to wait for, and nothing ends that. It answers requests one after the other, whatever they ask for.
-        initiator.fences_reads = !self.info.is_soft_roce;
+        initiator.fences_reads = !at.info.is_soft_roce;
         Ok(initiator)
     }
 
     /// Registers memory for requests of this process.
     fn register(&self, memory: HostMemory, access: Access) -> io::Result<MemoryRegion> {
-        if self.device.is_inherited() {
+        if self.is_inherited() {
             return Err(io::Error::other(INHERITED));
         }
         // Peers reach it only by what is registered for each of them.
         let own = access.intersection(Access::RELAXED);
         let first = memory.as_volatile().as_ptr().expose_provenance() as u64;
-        let registered = Registered::new(&self.domain, memory.as_volatile(), first, own)?;
-        let key = LocalKey { domain: self.domain.serial, key: registered.local_key() };
+        let mut key = LocalKey { domain: self.first().domain.serial, ..LocalKey::NONE };
+        let mut registered = Vec::with_capacity(self.rails.len());
+        for (rail, key) in self.rails.iter().zip(&mut key.keys) {
+            let here = Registered::new(&rail.domain, memory.as_volatile(), first, own)?;
+            *key = here.local_key();
+            registered.push(here);
+        }
         Ok(MemoryRegion::new(memory, access, key, registered))
+    }
+
+    /// Where this side is on the first rails, speaking from these addresses.
+    fn places(&self, from: &[GidChoice]) -> Vec<Place> {
+        self.rails.iter().zip(from).map(|(rail, from)| rail.place(&from.gid)).collect()
+    }
+
+    /// The ways between two sides, one for each rail that both have.
+    fn paths(&self, from: &[GidChoice], ours: &Terms, theirs: &Terms) -> Result<Vec<Path>, &'static str> {
+        let places = ours.places().zip(theirs.places());
+        let ways = self.rails.iter().zip(from).zip(places);
+        ways.map(|((rail, from), (ours, theirs))| rail.path(from, ours, theirs)).collect()
+    }
+
+    fn is_inherited(&self) -> bool {
+        self.rails.iter().any(|rail| rail.device.is_inherited())
+    }
+
+    /// Takes what the devices have to tell, without waiting, and logs it. False once one of them is gone.
+    fn take_events(&self) -> bool {
+        // All of them, so that none is told later.
+        self.rails.iter().filter(|rail| !rail.device.take_events()).count() == 0
     }
 
     /// Nothing is made of a device in a forked child: it is the parent's.
     fn check_own(&self, operation: &'static str, address: &Address) -> Result<(), ConnectError> {
-        if !self.device.is_inherited() {
+        if !self.is_inherited() {
             return Ok(());
         }
         let (address, source) = (address.clone(), io::Error::other(INHERITED));
@@ -333,54 +365,24 @@ impl Shared {
         let terms = channel::Terms::new(Purpose::Verbs);
         channel::Terms { secret: self.secret.clone(), limit: hello::LIMIT, ..terms }
     }
+}
 
-    fn choose_gid(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
-        gid::choose(&self.port.gids, peer.and_then(gid::route_to), self.gid_index)
-    }
-
-    /// The address to speak from towards `peer`.
-    fn gid_towards(&self, peer: Option<IpAddr>, at: &Address) -> Result<GidChoice, ConnectError> {
-        let choice = self.choose_gid(peer).ok_or_else(|| ConnectError::System {
-            operation: "make an RDMA connection",
-            address: at.clone(),
-            source: io::Error::from_raw_os_error(libc::EADDRNOTAVAIL),
-            remedy: "give the RDMA device's network interface an IP address, and bring it up",
-        })?;
-        tracing::info!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
-        Ok(choice)
-    }
-
-    /// Where this side is, as a peer is told.
-    fn place(&self, from: &Gid) -> Place {
-        Place {
-            is_infiniband: self.port.is_infiniband,
-            lid: self.port.lid,
-            gid: from.bytes,
-            is_routed: from.kind == GidKind::RoceV2,
-            mtu: self.mtu,
-            reads_served: power_of_two_below(self.info.limits.reads_served.min(READS_MAX)),
-            reads_posted: power_of_two_below(self.info.limits.reads_posted.min(READS_MAX)),
-        }
-    }
-
-    /// The way between two places, if there is one.
-    fn path(&self, from: &GidChoice, ours: &Place, theirs: &Place) -> Result<Path, &'static str> {
-        if ours.is_infiniband != theirs.is_infiniband {
-            return Err("one side is on InfiniBand, the other on Ethernet: use another device");
-        }
-        if !ours.is_infiniband && ours.is_routed != theirs.is_routed {
-            return Err(
-                "one side speaks RoCE v1, the other RoCE v2: choose the same kind of GID on both sides",
-            );
-        }
-        let gid_index = u8::try_from(from.gid.index)
-            .map_err(|_| "this side's GID index is greater than 255: choose another one")?;
-        let is_ipv4 = |place: &Place| std::net::Ipv6Addr::from(place.gid).to_ipv4_mapped().is_some();
-        if !ours.is_infiniband && ours.is_routed && is_ipv4(ours) != is_ipv4(theirs) {
-            return Err("one side speaks from an IPv4 address, the other from IPv6: choose GIDs of one kind");
-        }
-        let mtu = ours.mtu.min(theirs.mtu);
-        Ok(Path { port: self.port.number, gid_index, mtu, ours: *ours, theirs: *theirs })
+/// Requests that may be outstanding on an endpoint.
+fn queue_depth(rails: &[Rail], wanted: Option<usize>) -> Result<usize, OpenError> {
+    let limit = |(index, rail): (usize, &Rail)| {
+        let limit = rail.info.limits.queue_depth.min(rail.info.limits.completions) as usize;
+        // Beside the first a READ goes behind each part of a write.
+        if index == 0 { limit } else { limit / 2 }
+    };
+    let limit = rails.iter().enumerate().map(limit).min().unwrap_or(0);
+    match wanted {
+        Some(depth) if depth == 0 || depth > limit => Err(OpenError::Setting {
+            device: rails.first().map_or_else(String::new, |rail| rail.info.name.clone()),
+            what: format!("queues of {depth}"),
+            remedy: format!("choose 1 to {limit}"),
+        }),
+        Some(depth) => Ok(depth),
+        None => Ok(QUEUE_DEPTH.min(limit).max(1)),
     }
 }
 
@@ -417,8 +419,7 @@ fn check_offer(offer: &Offer) -> Result<(), &'static str> {
 impl std::fmt::Debug for Verbs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Verbs")
-            .field("device", &self.device())
-            .field("port", &self.shared.port.number)
+            .field("rails", &self.rails().collect::<Vec<_>>())
             .field("queue_depth", &self.shared.queue_depth)
             .field("has_secret", &self.shared.secret.is_some())
             .finish()
@@ -431,12 +432,11 @@ impl Transport for Verbs {
     type Connecting = VerbsConnecting;
 
     fn capabilities(&self) -> Capabilities {
-        let piece = self.shared.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize;
         Capabilities {
             name: NAME,
             queue_depth: self.shared.queue_depth,
             // Longer ones than the device takes are cut, each part taking a place in the queue.
-            max_request_bytes: piece.saturating_mul(self.shared.queue_depth),
+            max_request_bytes: self.shared.piece_bytes().saturating_mul(self.shared.queue_depth),
             atomics: self.shared.atomics,
             in_place: false,
         }

@@ -1,4 +1,4 @@
-//! Which device and port to take.
+//! Which devices and ports to take.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use super::VerbsOptions;
 use super::device::{self, Device, DeviceInfo, Port};
 use super::error::OpenError;
 use super::gid;
+use crate::mem::MAX_RAILS;
 
 /// A device and port that was chosen, and why.
 pub(super) struct Opened {
@@ -28,18 +29,37 @@ pub fn devices() -> Result<Vec<Result<DeviceInfo, OpenError>>, OpenError> {
     Ok(device::names()?.iter().map(open).collect())
 }
 
-/// Opens the device and port that `options` name, or the best one: whose address is on the way to the peer, nearest to
-/// the processor that this runs on, fastest; and of those that are equal the one for this process's place, so that
-/// several processes take several.
-pub(super) fn open(options: &VerbsOptions) -> Result<Opened, OpenError> {
-    let names = match &options.device {
-        Some(name) => vec![name.clone()],
-        None => device::names()?,
+/// Opens the devices and ports that `options` name, or the best one.
+pub(super) fn open(options: &VerbsOptions) -> Result<Vec<Opened>, OpenError> {
+    if options.devices.len() > MAX_RAILS {
+        let (device, what) = (options.devices.join(","), "so many rails".into());
+        return Err(OpenError::Setting { device, what, remedy: format!("name {MAX_RAILS} at most") });
+    }
+    if options.devices.is_empty() {
+        return Ok(vec![best_of(&device::names()?, options)?]);
+    }
+    let open = |name: &String| {
+        let (name, port) = name_and_port(name);
+        let options = VerbsOptions { port: port.or(options.port), ..options.clone() };
+        best_of(&[name.to_owned()], &options)
     };
+    options.devices.iter().map(open).collect()
+}
+
+/// The parts of `NAME:PORT`; without a port, all of it is the name.
+fn name_and_port(text: &str) -> (&str, Option<u8>) {
+    let parts = text.rsplit_once(':').and_then(|(name, port)| Some((name, port.parse().ok()?)));
+    parts.map_or((text, None), |(name, port)| (name, Some(port)))
+}
+
+/// Opens the best of the devices of these names: whose address is on the way to the peer, nearest to the processor that
+/// this runs on, fastest; and of those that are equal the one for this process's place, so that several processes take
+/// several.
+fn best_of(names: &[String], options: &VerbsOptions) -> Result<Opened, OpenError> {
     let route = options.peer.and_then(gid::route_to);
     let node = current_node();
     let (mut usable, mut errors) = (Vec::new(), Vec::new());
-    for name in &names {
+    for name in names {
         match Device::open(name).and_then(|device| Ok((device.info()?, device))) {
             Ok((info, device)) => match port_of(&info, options, route) {
                 Ok(port) => usable.push((
@@ -73,7 +93,7 @@ fn rank(info: &DeviceInfo, port: &Port, route: Option<IpAddr>, node: Option<u32>
 }
 
 fn reason(options: &VerbsOptions, (leads_to_peer, is_near, _): Rank, all: usize, equal: usize) -> String {
-    if options.device.is_some() {
+    if !options.devices.is_empty() {
         return "it was asked for".into();
     }
     if all == 1 {
@@ -266,6 +286,22 @@ mod tests {
         let near = rank(&here, &port(Vec::new(), 1), route, Some(0));
         let fast = rank(&here, &port(Vec::new(), 100), route, Some(5));
         assert!(there > near && near > fast);
+    }
+
+    #[test]
+    fn a_device_may_be_named_with_its_port() {
+        assert_eq!(name_and_port("mlx5_0"), ("mlx5_0", None));
+        assert_eq!(name_and_port("mlx5_0:2"), ("mlx5_0", Some(2)));
+        assert_eq!(name_and_port("mlx5_0:x"), ("mlx5_0:x", None));
+    }
+
+    #[test]
+    fn more_rails_than_there_may_be_are_refused_with_the_remedy() {
+        let devices = vec!["rxe0".to_owned(); MAX_RAILS + 1];
+        let Err(error) = open(&VerbsOptions { devices, ..VerbsOptions::default() }) else {
+            panic!("too many")
+        };
+        assert!(error.to_string().contains("so many rails; name 4 at most"), "{error}");
     }
 
     #[test]

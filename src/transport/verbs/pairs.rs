@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use super::Shared;
 use super::bell::Bell;
-use super::hello::{Grant, Pairs};
+use super::hello::{Further, FurtherServing, Grant, Pairs, Place, Terms};
 use super::initiator::Initiator;
 use super::queue_pair::{Path, QueuePair, RECEIVES};
 use super::region::{ProtectionDomain, Registered};
-use crate::mem::{Access, LocalSlice};
+use crate::mem::{Access, HostMemory, LocalSlice};
 
 /// Heartbeats that may be under way.
 const PULSE_DEPTH: usize = 16;
@@ -22,22 +22,75 @@ const PULSE_DEPTH: usize = 16;
 pub(super) struct Posting {
     pub(super) data: Initiator,
     pub(super) pulse: Initiator,
+    /// One for each rail after the first.
+    pub(super) further: Vec<Initiator>,
 }
 
 impl Posting {
-    pub(super) fn new(shared: &Shared) -> io::Result<Posting> {
-        Ok(Posting { data: shared.initiator(shared.queue_depth)?, pulse: shared.initiator(PULSE_DEPTH)? })
+    /// On the first so many rails.
+    pub(super) fn new(shared: &Shared, rails: usize) -> io::Result<Posting> {
+        // A write goes with the READ that tells of its arrival.
+        let further = |rail| shared.initiator(rail, 2 * shared.queue_depth);
+        Ok(Posting {
+            data: shared.initiator(0, shared.queue_depth)?,
+            pulse: shared.initiator(0, PULSE_DEPTH)?,
+            further: (1..rails).map(further).collect::<io::Result<_>>()?,
+        })
     }
 
     pub(super) fn pairs(&self) -> Pairs {
         Pairs { data: self.data.pair().pair(), pulse: self.pulse.pair().pair() }
     }
 
-    /// Connects them to the pairs that serve them.
+    /// Connects those of the first rail to the pairs that serve them.
     pub(super) fn connect(&self, path: &Path, serving: &Pairs) -> io::Result<()> {
         self.data.pair().connect(path, &serving.data)?;
         self.pulse.pair().connect(path, &serving.pulse)
     }
+}
+
+/// What a peer is told of the rails after the first.
+pub(super) fn further(
+    places: &[Place],
+    posting: Option<&Posting>,
+    serving: Option<&Serving>,
+) -> Vec<Further> {
+    let tell = |(index, place): (usize, &Place)| Further {
+        place: *place,
+        posting: posting.and_then(|posting| Some(posting.further.get(index)?.pair().pair())),
+        serving: serving.and_then(|serving| Some(serving.further.get(index)?.told())),
+    };
+    places.iter().skip(1).enumerate().map(tell).collect()
+}
+
+/// Connects this side's pairs to those that `theirs` tells of, as far as there are both.
+pub(super) fn connect(
+    paths: &[Path],
+    posting: Option<&Posting>,
+    serving: Option<&Serving>,
+    theirs: &Terms,
+) -> io::Result<()> {
+    let Some((first, rest)) = paths.split_first() else { return Ok(()) };
+    if let (Some(posting), Some(theirs)) = (posting, &theirs.serving) {
+        posting.connect(first, theirs)?;
+    }
+    if let (Some(serving), Some(theirs)) = (serving, &theirs.posting) {
+        serving.serve(first, theirs)?;
+    }
+    for (index, (path, theirs)) in rest.iter().zip(&theirs.further).enumerate() {
+        if let (Some(posting), Some(theirs)) = (posting, &theirs.serving)
+            && let Some(ours) = posting.further.get(index)
+        {
+            ours.pair().connect(path, &theirs.data)?;
+        }
+        if let (Some(serving), Some(theirs)) = (serving, &theirs.posting)
+            && let Some(ours) = serving.further.get(index)
+        {
+            // The word that is read to learn what has arrived is there besides what was granted.
+            ours.data.serve(path, theirs, serving.rights() | Access::REMOTE_READ)?;
+        }
+    }
+    Ok(())
 }
 
 /// Memory that one peer was granted.
@@ -54,21 +107,57 @@ pub(super) struct Serving {
     // Dropped in this order: no pair, no keys, then the domain.
     data: Arc<QueuePair>,
     pulse: QueuePair,
+    /// One for each rail after the first.
+    pub(super) further: Vec<ServingFurther>,
     granted: Vec<Granted>,
 }
 
+/// The same on a rail after the first.
+pub(super) struct ServingFurther {
+    // Dropped in this order, and before the memory that was granted.
+    data: QueuePair,
+    keys: Vec<Registered>,
+    sentinel: Registered,
+    _word: HostMemory,
+}
+
+impl ServingFurther {
+    fn new(shared: &Shared, rail: usize, granted: &[Granted]) -> io::Result<ServingFurther> {
+        let domain = ProtectionDomain::new(&shared.rails[rail].device)?;
+        let data = QueuePair::to_serve(&domain, None)?;
+        let key = |granted: &Granted| {
+            let (access, first) = (granted.slice.region().access(), granted.slice.offset() as u64);
+            Registered::new(&domain, granted.slice.as_volatile(), first, access)
+        };
+        let keys = granted.iter().map(key).collect::<io::Result<_>>()?;
+        let word = HostMemory::anonymous(size_of::<u64>()).map_err(io::Error::other)?;
+        let sentinel = Registered::new(&domain, word.as_volatile(), 0, Access::REMOTE_READ)?;
+        Ok(ServingFurther { data, keys, sentinel, _word: word })
+    }
+
+    fn told(&self) -> FurtherServing {
+        FurtherServing {
+            data: self.data.pair(),
+            keys: self.keys.iter().map(Registered::remote_key).collect(),
+            sentinel: self.sentinel.remote_key(),
+        }
+    }
+}
+
 impl Serving {
-    /// For a peer that is granted `slices`; none if that is nothing. Its requests ring the bell, if there is one.
+    /// For a peer that is granted `slices`, on the first so many rails; none if that is nothing. Its requests ring the
+    /// bell, if there is one.
     pub(super) fn new(
         shared: &Shared,
+        rails: usize,
         slices: Vec<LocalSlice>,
         bell: Option<&Arc<Bell>>,
     ) -> io::Result<Option<Serving>> {
         if slices.is_empty() {
             return Ok(None);
         }
-        let domain = ProtectionDomain::new(&shared.device)?;
-        let limits = &shared.info.limits;
+        let domain = ProtectionDomain::new(&shared.first().device)?;
+        let limits = &shared.first().info.limits;
         let receives = limits.queue_depth.min(limits.completions).min(RECEIVES.into()) as u16;
         let data = QueuePair::to_serve(&domain, bell.map(|bell| (bell, receives)))?;
         let pulse = QueuePair::to_serve(&domain, None)?;
@@ -79,12 +168,14 @@ impl Serving {
             let registered = Registered::new(&domain, slice.as_volatile(), first, access)?;
             Ok(Granted { registered, slice })
         };
-        let granted = slices.into_iter().map(grant).collect::<io::Result<_>>()?;
+        let granted: Vec<_> = slices.into_iter().map(grant).collect::<io::Result<_>>()?;
+        let further = |rail| ServingFurther::new(shared, rail, &granted);
+        let further = (1..rails).map(further).collect::<io::Result<_>>()?;
         let data = Arc::new(data);
         if let Some(bell) = bell {
             bell.add(&data);
         }
-        Ok(Some(Serving { bell: bell.cloned(), data, pulse, granted }))
+        Ok(Some(Serving { bell: bell.cloned(), data, pulse, further, granted }))
     }
 
     /// Receives that the peer may use up before it is told of more.
@@ -111,10 +202,15 @@ impl Serving {
         self.granted.iter().map(grant).collect()
     }
 
-    /// Begins to serve the pairs that the peer posts on.
-    pub(super) fn serve(&self, path: &Path, posting: &Pairs) -> io::Result<()> {
+    /// What may be done with any of what was granted.
+    fn rights(&self) -> Access {
         let accesses = self.granted.iter().map(|granted| granted.slice.region().access());
-        let all = accesses.fold(Access::LOCAL, Access::union);
+        accesses.fold(Access::LOCAL, Access::union)
+    }
+
+    /// Begins to serve the pairs that the peer posts on over the first rail.
+    pub(super) fn serve(&self, path: &Path, posting: &Pairs) -> io::Result<()> {
+        let all = self.rights();
         self.data.serve(path, &posting.data, all)?;
         // Heartbeats are words, and words are written.
         self.pulse.serve(path, &posting.pulse, all.intersection(Access::REMOTE_WRITE))
@@ -122,13 +218,16 @@ impl Serving {
 
     /// True if the device says that the peer reached for what it was not granted.
     pub(super) fn is_broken(&self) -> bool {
-        self.data.is_broken() || self.pulse.is_broken()
+        self.data.is_broken()
+            || self.pulse.is_broken()
+            || self.further.iter().any(|further| further.data.is_broken())
     }
 
     /// Whether the device has told so since it was asked last.
     pub(super) fn was_told_broken(&self) -> bool {
-        // Both, so that none is told later.
-        self.data.was_told_broken() | self.pulse.was_told_broken()
+        // All of them, so that none is told later.
+        let further = self.further.iter().map(|further| further.data.was_told_broken());
+        further.fold(self.data.was_told_broken() | self.pulse.was_told_broken(), |any, one| any | one)
     }
 }
 

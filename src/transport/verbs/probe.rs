@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
-use super::connecting::connect;
 use super::hello::Terms;
 use super::initiator::Initiator;
-use super::pairs::{Posting, Serving};
+use super::pairs::{Posting, Serving, connect};
 use crate::mem::{Access, HostMemory, MemoryRegion, RemoteSlice};
 use crate::transport::{Operation, WorkRequest};
 
@@ -32,22 +31,24 @@ impl Loopback {
             shared.register(memory()?, access).map_err(text)?,
             shared.register(memory()?, Access::LOCAL).map_err(text)?,
         );
-        let from = shared.choose_gid(None).ok_or("its port has no address")?;
-        let place = shared.place(&from.gid);
-        let path = shared.path(&from, &place, &place)?;
-        let posting = Posting::new(shared).map_err(text)?;
+        let rail = shared.first();
+        let from = rail.choose_gid(None).ok_or("its port has no address")?;
+        let place = rail.place(&from.gid);
+        let path = rail.path(&from, &place, &place)?;
+        let posting = Posting::new(shared, 1).map_err(text)?;
         let serving =
-            Serving::new(shared, vec![target.whole()], None).map_err(text)?.ok_or("nothing is granted")?;
+            Serving::new(shared, 1, vec![target.whole()], None).map_err(text)?.ok_or("nothing is granted")?;
         let terms = Terms {
             place,
             posting: Some(posting.pairs()),
             serving: Some(serving.pairs()),
             grants: serving.grants(),
+            further: Vec::new(),
             receives: serving.receives(),
         };
-        connect(&path, Some(&posting), Some(&serving), &terms).map_err(text)?;
+        connect(&[path], Some(&posting), Some(&serving), &terms).map_err(text)?;
         let remote = terms.received(Vec::new()).grants.remove(0);
-        let Posting { data, pulse } = posting;
+        let Posting { data, pulse, .. } = posting;
         Ok(Loopback { data, remote, target, local, _pulse: pulse, _serving: serving })
     }
 

@@ -60,7 +60,8 @@ unsafe impl Send for Registered {}
 // SAFETY: as above.
 unsafe impl Sync for Registered {}
 
-impl Registration for Registered {}
+/// One for each rail.
+impl Registration for Vec<Registered> {}
 
 impl Registered {
     /// Registers memory, which the device knows by addresses from `first` on; requests of this process may always read

@@ -69,6 +69,16 @@ pub(super) const RUNS: &[Run] = &[
         timeout: Duration::from_secs(600),
     },
     Run {
+        name: "rails",
+        about: "the same over two devices side by side, and what striping can get wrong, in one guest",
+        guests: Guests::One,
+        job: Job::Tests {
+            build: &["-p", "slackline", "--test", "rails"],
+            filters: &["contract::", "rdma::rails", "over_two_rails"],
+        },
+        timeout: Duration::from_secs(600),
+    },
+    Run {
         name: "jobs",
         about: "the main job by RDMA in one guest, and what of it is killed",
         guests: Guests::One,

@@ -132,7 +132,9 @@ fn qemu(
          tsc=reliable no_timer_check rcupdate.rcu_expedited=1 random.trust_cpu=on"
     );
     qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-accel", accelerator]);
-    qemu.args(["-cpu", "max", "-smp", PROCESSORS, "-m", MEBIBYTES, "-append", &append]);
+    // Emulated, a processor with these copies bytes one by one where the kernel copies: words that a device in software
+    // writes would tear.
+    qemu.args(["-cpu", "max,erms=off,fsrm=off", "-smp", PROCESSORS, "-m", MEBIBYTES, "-append", &append]);
     qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(initramfs);
     qemu.args(["-virtfs", "local,path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap"]);
     // Commas in a value are doubled.

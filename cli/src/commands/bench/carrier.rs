@@ -81,7 +81,11 @@ impl Carrier for Verbs {
 
     fn describe(&self, means: &Means, measured: Measured) -> Measured {
         let (device, port, mtu) = (self.device(), self.port().number, self.mtu());
-        let measured = measured.with("device", device).with("port", port).with("mtu", mtu);
+        let mut measured = measured.with("device", device).with("port", port).with("mtu", mtu);
+        let rails: Vec<String> = self.rails().map(|(device, port)| format!("{device}:{port}")).collect();
+        if rails.len() > 1 {
+            measured = measured.with("rails", rails.join(",")).note(format!("over {}", rails.join(" and ")));
+        }
         match self.gid_towards(means.peer) {
             Some(choice) => {
                 let (gid, index) = (choice.gid.to_string(), choice.gid.index);

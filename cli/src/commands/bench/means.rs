@@ -15,9 +15,9 @@ const LEAST_DEPTH: u16 = 16;
 /// The RDMA device, and how it is used.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DeviceArgs {
-    /// verbs: the RDMA device [default: the best one].
-    #[arg(long, help_heading = "RDMA", value_name = "NAME")]
-    pub(super) device: Option<String>,
+    /// verbs: the RDMA device, or several to stripe over: NAME or NAME:PORT [default: the best one].
+    #[arg(long, help_heading = "RDMA", value_name = "NAME,...", value_delimiter = ',')]
+    pub(super) device: Vec<String>,
     /// verbs: its port, from 1 [default: the first that is up].
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) port: Option<u8>,
@@ -36,7 +36,7 @@ impl DeviceArgs {
     /// Refuses what means nothing over `transport`.
     pub(super) fn check(&self, transport: TransportName) -> Result<(), BenchError> {
         let given = [
-            ("--device", self.device.is_some()),
+            ("--device", !self.device.is_empty()),
             ("--port", self.port.is_some()),
             ("--gid-index", self.gid_index.is_some()),
             ("--mtu", self.mtu.is_some()),
@@ -67,7 +67,7 @@ impl Means {
         let DeviceArgs { device, port, gid_index, mtu, inline } = self.device.clone();
         let plain = VerbsOptions::default();
         VerbsOptions {
-            device,
+            devices: device,
             port,
             gid_index,
             mtu,

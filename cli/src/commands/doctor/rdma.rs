@@ -23,7 +23,8 @@ const DMA_BUF_BYTES: usize = 2 << 20;
 /// Tries every device, or the one of this name; also which one would be taken, and why.
 pub(super) fn examine(wanted: Option<&str>, progress: &Progress) -> (Vec<PathReport>, Rdma) {
     progress.go_on("verbs: opening devices");
-    let options = VerbsOptions { device: wanted.map(str::to_owned), ..VerbsOptions::default() };
+    let options =
+        VerbsOptions { devices: wanted.map(str::to_owned).into_iter().collect(), ..VerbsOptions::default() };
     let best = Verbs::open(options);
     let paths = match devices() {
         Err(error) => vec![PathReport::closed(NAME, None, error.into())],
@@ -36,7 +37,7 @@ pub(super) fn examine(wanted: Option<&str>, progress: &Progress) -> (Vec<PathRep
                         let open = match &best {
                             Ok(best) if best.device() == info.name => Ok(best.clone()),
                             _ => Verbs::open(VerbsOptions {
-                                device: Some(info.name.clone()),
+                                devices: vec![info.name.clone()],
                                 ..VerbsOptions::default()
                             }),
                         };

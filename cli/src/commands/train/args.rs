@@ -218,8 +218,8 @@ pub(crate) enum Transport {
     Auto,
     /// Shared memory
     Shm,
-    /// RDMA (InfiniBand, RoCE); on each host SLACKLINE_RDMA_DEVICE, SLACKLINE_RDMA_PORT, SLACKLINE_RDMA_GID_INDEX and
-    /// SLACKLINE_RDMA_MTU overrule what is chosen
+    /// RDMA (InfiniBand, RoCE); on each host SLACKLINE_RDMA_DEVICE (NAME or NAME:PORT, several with commas to stripe
+    /// over), SLACKLINE_RDMA_PORT, SLACKLINE_RDMA_GID_INDEX and SLACKLINE_RDMA_MTU overrule what is chosen
     Verbs,
     /// TCP
     Tcp,

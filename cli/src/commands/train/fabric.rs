@@ -81,12 +81,17 @@ fn options_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<VerbsOption
     const GID_INDEX: &str = "SLACKLINE_RDMA_GID_INDEX";
     const MTU: &str = "SLACKLINE_RDMA_MTU";
     Ok(VerbsOptions {
-        device: variable("SLACKLINE_RDMA_DEVICE").filter(|name| !name.is_empty()),
+        devices: device_list(&variable("SLACKLINE_RDMA_DEVICE").unwrap_or_default()),
         port: number(PORT, variable(PORT))?,
         gid_index: number(GID_INDEX, variable(GID_INDEX))?,
         mtu: number(MTU, variable(MTU))?,
         ..VerbsOptions::default()
     })
+}
+
+/// The names in a list with commas.
+fn device_list(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 /// The addresses that a listener told, one by one.
@@ -116,9 +121,11 @@ mod tests {
         };
         let options = options_from(&set).unwrap();
         assert_eq!(
-            (options.device.as_deref(), options.gid_index, options.port),
-            (Some("rxe0"), Some(3), None)
+            (options.devices, options.gid_index, options.port),
+            (vec!["rxe0".to_owned()], Some(3), None)
         );
+        let two = options_from(&|name| (name == "SLACKLINE_RDMA_DEVICE").then(|| "mlx5_0, mlx5_1:2".into()));
+        assert_eq!(two.unwrap().devices, ["mlx5_0", "mlx5_1:2"]);
         let error = options_from(&|name| (name == "SLACKLINE_RDMA_MTU").then(|| "big".into())).unwrap_err();
         assert_eq!(error, "SLACKLINE_RDMA_MTU is `big`, which is no such number; mend or unset it");
     }

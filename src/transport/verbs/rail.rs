@@ -1,0 +1,84 @@
+//! One port of one device, as the connections of a transport use it.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::device::{Device, DeviceInfo, Port};
+use super::gid::{self, Gid, GidChoice, GidKind};
+use super::hello::Place;
+use super::queue_pair::Path;
+use super::region::ProtectionDomain;
+use super::{PIECE_BYTES_MAX, READS_MAX, power_of_two_below};
+use crate::transport::{Address, ConnectError};
+
+/// A port, and what all connections through it have in common.
+#[derive(Clone)]
+pub(super) struct Rail {
+    pub(super) device: Arc<Device>,
+    pub(super) info: DeviceInfo,
+    pub(super) port: Port,
+    /// Why it was chosen.
+    pub(super) reason: String,
+    /// Of all memory that requests of this process use.
+    pub(super) domain: Arc<ProtectionDomain>,
+    pub(super) gid_index: Option<u16>,
+    /// Largest packet in bytes.
+    pub(super) mtu: u16,
+}
+
+impl Rail {
+    /// Longest single request that the device is given, in bytes.
+    pub(super) fn piece_bytes(&self) -> usize {
+        self.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize
+    }
+
+    pub(super) fn choose_gid(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
+        gid::choose(&self.port.gids, peer.and_then(gid::route_to), self.gid_index)
+    }
+
+    /// The address to speak from towards `peer`.
+    pub(super) fn gid_towards(&self, peer: Option<IpAddr>, at: &Address) -> Result<GidChoice, ConnectError> {
+        let choice = self.choose_gid(peer).ok_or_else(|| ConnectError::System {
+            operation: "make an RDMA connection",
+            address: at.clone(),
+            source: io::Error::from_raw_os_error(libc::EADDRNOTAVAIL),
+            remedy: "give the RDMA device's network interface an IP address, and bring it up",
+        })?;
+        tracing::info!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
+        Ok(choice)
+    }
+
+    /// Where this side is, as a peer is told.
+    pub(super) fn place(&self, from: &Gid) -> Place {
+        Place {
+            is_infiniband: self.port.is_infiniband,
+            lid: self.port.lid,
+            gid: from.bytes,
+            is_routed: from.kind == GidKind::RoceV2,
+            mtu: self.mtu,
+            reads_served: power_of_two_below(self.info.limits.reads_served.min(READS_MAX)),
+            reads_posted: power_of_two_below(self.info.limits.reads_posted.min(READS_MAX)),
+        }
+    }
+
+    /// The way between two places, if there is one.
+    pub(super) fn path(&self, from: &GidChoice, ours: &Place, theirs: &Place) -> Result<Path, &'static str> {
+        if ours.is_infiniband != theirs.is_infiniband {
+            return Err("one side is on InfiniBand, the other on Ethernet: use another device");
+        }
+        if !ours.is_infiniband && ours.is_routed != theirs.is_routed {
+            return Err(
+                "one side speaks RoCE v1, the other RoCE v2: choose the same kind of GID on both sides",
+            );
+        }
+        let gid_index = u8::try_from(from.gid.index)
+            .map_err(|_| "this side's GID index is greater than 255: choose another one")?;
+        let is_ipv4 = |place: &Place| std::net::Ipv6Addr::from(place.gid).to_ipv4_mapped().is_some();
+        if !ours.is_infiniband && ours.is_routed && is_ipv4(ours) != is_ipv4(theirs) {
+            return Err("one side speaks from an IPv4 address, the other from IPv6: choose GIDs of one kind");
+        }
+        let mtu = ours.mtu.min(theirs.mtu);
+        Ok(Path { port: self.port.number, gid_index, mtu, ours: *ours, theirs: *theirs })
+    }
+}

@@ -1,0 +1,276 @@
+//! Rails that take their time, in any order that a network allows.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
+use crate::transport::Inline;
+
+const DEPTH: usize = 8;
+const REFUSED: CompletionError = CompletionError::RemoteAccess;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Word,
+    /// A write that may be striped.
+    Payload,
+    Look,
+    /// A READ that may be striped.
+    Pull,
+    Add,
+}
+
+use Kind::{Add, Look, Payload, Pull, Word};
+
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    kind: Kind,
+    flags: Flags,
+}
+
+impl Plan {
+    fn request(self, id: u64) -> WorkRequest {
+        thread_local! {
+            static MEMORY: MemoryRegion =
+                MemoryRegion::new(HostMemory::anonymous(64).unwrap(), Access::LOCAL, LocalKey::NONE, ());
+        }
+        let remote = RemoteSlice { key: RemoteKey(0), offset: 0, len: 8 };
+        let (local, streaming) = (MEMORY.with(|memory| memory.slice(0, 8).unwrap()), Streaming::Never);
+        let operation = match self.kind {
+            Word => Operation::WriteInline { data: Inline::word(id), remote },
+            Payload => Operation::Write { local, remote, streaming },
+            Look | Pull => Operation::Read { local, remote, streaming },
+            Add => Operation::FetchAdd { local, remote, add: 1 },
+        };
+        WorkRequest { id: WorkRequestId(id), operation, flags: self.flags }
+    }
+
+    fn writes(self) -> bool {
+        !matches!(self.kind, Look | Pull)
+    }
+}
+
+/// A striper and its rails. Requests are numbered by their ids.
+struct World {
+    striper: Striper,
+    plans: Vec<Plan>,
+    /// What each rail was given and has not carried out.
+    given: Vec<VecDeque<u64>>,
+    /// What each rail has carried out and not told.
+    untold: Vec<VecDeque<(u64, Result<(), CompletionError>)>>,
+    /// Rails that have not carried a request out, a bit for each.
+    missing: Vec<u8>,
+    is_striped: Vec<bool>,
+    /// The rail that refuses a request, and which.
+    refuses: Option<(usize, u64)>,
+    /// The rail that has, which carries nothing out any more.
+    failed: Option<usize>,
+    is_over: bool,
+    told: Vec<(u64, Result<(), CompletionError>)>,
+}
+
+impl World {
+    fn new(rails: usize) -> World {
+        World {
+            striper: Striper::new(rails, DEPTH),
+            plans: Vec::new(),
+            given: vec![VecDeque::new(); rails],
+            untold: vec![VecDeque::new(); rails],
+            missing: Vec::new(),
+            is_striped: Vec::new(),
+            refuses: None,
+            failed: None,
+            is_over: false,
+            told: Vec::new(),
+        }
+    }
+
+    fn post(&mut self, plan: Plan) -> Option<Placement> {
+        if self.is_over || self.striper.free() == 0 {
+            return None;
+        }
+        let id = self.plans.len() as u64;
+        let placement = self.striper.admit(&plan.request(id), 1, matches!(plan.kind, Payload | Pull));
+        self.plans.push(plan);
+        self.is_striped.push(matches!(placement, Placement::Striped(_)));
+        let all = if matches!(placement, Placement::Striped(_)) { self.striper.all } else { FIRST };
+        self.missing.push(all);
+        match placement {
+            Placement::Held => {}
+            Placement::First(number) => self.given[0].push_back(number),
+            Placement::Striped(number) => self.given.iter_mut().for_each(|rail| rail.push_back(number)),
+        }
+        Some(placement)
+    }
+
+    /// A rail carries out the oldest that it was given, which must not have overtaken anything.
+    fn carry_out(&mut self, rail: usize) -> Option<u64> {
+        let number = self.given[rail].pop_front()?;
+        let (plan, at) = (self.plans[number as usize], number as usize);
+        if self.is_over || self.failed == Some(rail) {
+            self.untold[rail].push_back((number, Err(CompletionError::Flushed)));
+            return Some(number);
+        }
+        if self.refuses == Some((rail, number)) {
+            self.failed = Some(rail);
+            self.untold[rail].push_back((number, Err(REFUSED)));
+            return Some(number);
+        }
+        for (earlier, before) in self.plans[..at].iter().enumerate() {
+            let waits = match plan {
+                Plan { flags, .. } if flags.contains(Flags::FENCE) => true,
+                // Only what is striped and writes may pass anything.
+                Plan { kind: Payload, .. } if self.is_striped[at] => false,
+                _ => before.writes(),
+            };
+            let arrived = self.missing[earlier] == 0;
+            assert!(!waits || arrived, "{plan:?} {at} came before {before:?} {earlier}");
+        }
+        self.missing[at] &= !(1 << rail);
+        self.untold[rail].push_back((number, Ok(())));
+        Some(number)
+    }
+
+    /// The striper hears of the oldest that a rail has carried out.
+    fn hear(&mut self, rail: usize) -> bool {
+        let Some((number, result)) = self.untold[rail].pop_front() else { return false };
+        self.striper.complete(rail, number, result);
+        if result.is_err() && !self.is_over {
+            self.is_over = true;
+            self.striper.end();
+        }
+        while let Some((number, request)) = self.striper.release() {
+            assert_eq!(request.id.0, number);
+            self.given[0].push_back(number);
+        }
+        true
+    }
+
+    fn poll(&mut self) {
+        if let Some(completion) = self.striper.next() {
+            self.told.push((completion.id.0, completion.result));
+        }
+    }
+
+    /// All that was posted comes to its end.
+    fn finish(&mut self) {
+        let rails = self.given.len();
+        while (0..rails).any(|rail| self.carry_out(rail).is_some() | self.hear(rail)) {}
+        while let Some(completion) = self.striper.next() {
+            self.told.push((completion.id.0, completion.result));
+        }
+        assert_eq!(self.striper.free(), DEPTH, "nothing is left");
+    }
+}
+
+fn plan(kind: Kind) -> Plan {
+    Plan { kind, flags: Flags::SIGNALLED }
+}
+
+#[test]
+fn a_word_waits_for_the_payload_before_it_on_the_other_rail_and_for_no_later_one() {
+    let mut world = World::new(2);
+    assert_eq!(world.post(plan(Payload)), Some(Placement::Striped(0)));
+    assert_eq!(world.post(plan(Word)), Some(Placement::Held));
+    assert_eq!(world.post(plan(Payload)), Some(Placement::Striped(2)), "payloads pass what is held");
+    world.carry_out(0);
+    world.hear(0);
+    assert_eq!(world.given[0], [2], "the part on the first rail is not all of it");
+    world.carry_out(1);
+    world.hear(1);
+    assert_eq!(world.given[0], [2, 1], "the word goes before the second payload is there");
+    world.finish();
+    assert_eq!(world.told, [(0, Ok(())), (1, Ok(())), (2, Ok(()))]);
+}
+
+#[test]
+fn a_read_is_striped_while_no_write_is_under_way_and_writes_do_not_wait_for_it_without_a_fence() {
+    let mut world = World::new(3);
+    assert_eq!(world.post(plan(Pull)), Some(Placement::Striped(0)));
+    assert_eq!(world.post(plan(Word)), Some(Placement::First(1)));
+    assert_eq!(world.post(plan(Pull)), Some(Placement::First(2)), "it sees the word");
+    let fenced = Plan { flags: Flags::FENCE, ..plan(Word) };
+    assert_eq!(world.post(fenced), Some(Placement::Held));
+    world.finish();
+    assert_eq!(world.told, [(0, Ok(())), (1, Ok(())), (2, Ok(()))]);
+    assert_eq!(world.post(plan(Pull)), Some(Placement::Striped(4)));
+}
+
+#[test]
+fn what_is_held_when_a_rail_fails_comes_back_flushed_behind_the_failure() {
+    let mut world = World::new(2);
+    world.refuses = Some((1, 0));
+    for kind in [Payload, Word, Payload, Word] {
+        world.post(Plan { kind, flags: Flags::empty() });
+    }
+    world.finish();
+    let flushed = Err(CompletionError::Flushed);
+    assert_eq!(world.told, [(0, Err(REFUSED)), (1, flushed), (2, flushed), (3, flushed)]);
+}
+
+#[test]
+fn what_a_device_never_took_does_not_keep_the_others_from_being_told() {
+    let mut striper = Striper::new(2, DEPTH);
+    striper.admit(&plan(Payload).request(7), 3, true);
+    striper.admit(&plan(Word).request(8), 1, false);
+    assert_eq!(striper.free(), DEPTH - 4);
+    striper.complete(0, 0, Ok(()));
+    striper.end();
+    assert_eq!(striper.next(), None);
+    assert!(striper.lose(1) && !striper.lose(1));
+    let told: Vec<_> = std::iter::from_fn(|| striper.next()).map(|told| (told.id.0, told.result)).collect();
+    assert_eq!(told, [(7, Err(CompletionError::Flushed)), (8, Err(CompletionError::Flushed))]);
+    assert_eq!(striper.free(), DEPTH);
+}
+
+fn plans() -> impl Strategy<Value = Vec<Plan>> {
+    let kind = prop::sample::select(vec![Word, Payload, Payload, Look, Pull, Add]);
+    let flags = (any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(signalled, fence)| {
+        let mut flags = Flags::empty();
+        flags.set(Flags::SIGNALLED, signalled);
+        flags.set(Flags::FENCE, fence);
+        flags
+    });
+    prop::collection::vec((kind, flags).prop_map(|(kind, flags)| Plan { kind, flags }), 1..24)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn nothing_overtakes_what_it_must_not_and_all_is_told_in_order_whatever_the_rails_do(
+        rails in 2..=MAX_RAILS,
+        plans in plans(),
+        steps in prop::collection::vec((0..4u8, 0..MAX_RAILS), 0..300),
+        refuses in prop::option::weighted(0.3, (0..MAX_RAILS, 0..24u64)),
+    ) {
+        let mut world = World::new(rails);
+        world.refuses = refuses;
+        let mut rest = plans.iter();
+        for (step, rail) in steps {
+            let rail = rail % rails;
+            match step {
+                0 => if let Some(next) = rest.as_slice().first()
+                    && world.post(*next).is_some() { rest.next(); }
+                1 => { world.carry_out(rail); }
+                2 => { world.hear(rail); }
+                _ => world.poll(),
+            }
+        }
+        world.finish();
+        // Whoever was to be heard of was, in order; whoever failed was; of failures there is one.
+        let heard: Vec<u64> = world.told.iter().map(|(id, _)| *id).collect();
+        prop_assert!(heard.is_sorted_by(|a, b| a < b), "{heard:?}");
+        for (id, plan) in world.plans.iter().enumerate() {
+            let told = world.told.iter().find(|(told, _)| *told == id as u64);
+            let arrived = world.missing[id] == 0;
+            match told {
+                Some((_, Ok(()))) => prop_assert!(plan.flags.contains(Flags::SIGNALLED) && arrived),
+                Some((_, Err(_))) => prop_assert!(world.is_over),
+                None => prop_assert!(!plan.flags.contains(Flags::SIGNALLED) && arrived),
+            }
+        }
+        let failures = world.told.iter().filter(|(_, result)| *result == Err(REFUSED)).count();
+        prop_assert_eq!(failures, usize::from(world.is_over));
+    }
+}
