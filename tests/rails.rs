@@ -16,6 +16,7 @@ mod transport {
 }
 
 mod rdma {
+    mod devices;
     pub(crate) mod objects;
     mod rails;
 }

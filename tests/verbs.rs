@@ -19,7 +19,6 @@ mod transport {
 }
 
 mod rdma {
-    mod devices;
     mod fork;
     mod hazards;
     mod notice;

@@ -6,7 +6,7 @@ use slackline::mem::Access;
 use slackline::transport::verbs::{DeviceInfo, Verbs, VerbsOptions, devices};
 use slackline::transport::{Offer, Transport};
 
-use crate::VerbsFixture;
+use crate::RailsFixture;
 use crate::transport::fixture::{Pair, bytes_of, connect, noise, read, run, write};
 
 /// Both, in the order in which the library tells them.
@@ -76,7 +76,7 @@ fn a_device_that_is_named_is_taken_whatever_the_place_and_the_peer_and_carries_d
         let mut listener = verbs.listen(&"verbs:127.0.0.1:0".parse().unwrap()).unwrap();
         let region = verbs.allocate(70_000, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
         let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
-        let mut pair: Pair<VerbsFixture> = connect(&verbs, &mut listener, Offer::default(), offer);
+        let mut pair: Pair<RailsFixture> = connect(&verbs, &mut listener, Offer::default(), offer);
         let local = verbs.allocate(70_000, Access::LOCAL).unwrap().whole();
         local.as_volatile().write(&noise(1, 70_000));
         run(&mut pair.client, write(local.clone(), pair.at_client.grants[0])).unwrap();

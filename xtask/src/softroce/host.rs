@@ -51,6 +51,11 @@ impl Device<'_> {
         })
     }
 
+    /// How many of them runs can use.
+    pub(super) fn count(&self) -> usize {
+        1 + usize::from(self.second.is_some())
+    }
+
     /// What programs find in their environment.
     pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
         let mut environment = vec![("SLACKLINE_RIG_DEVICE", self.name.clone())];

@@ -111,7 +111,14 @@ mod tests {
     static SCRIPT: Run = run(Job::Script);
 
     const fn run(job: Job) -> Run {
-        Run { name: "perftest", about: "", guests: Guests::One, job, timeout: Duration::from_secs(9) }
+        Run {
+            name: "perftest",
+            about: "",
+            guests: Guests::One,
+            devices: 1,
+            job,
+            timeout: Duration::from_secs(9),
+        }
     }
 
     fn outcome(run: &'static Run, checks: &[(&str, Verdict)], end: Result<i32, String>) -> Outcome {

@@ -64,6 +64,18 @@ impl<'a> Rig<'a> {
     /// Has these run on this host.
     pub(super) fn on_host(&self, runs: &[&'static Run]) -> Result<Report, Failure> {
         let device = Device::find(self.site)?;
+        let (runs, others): (Vec<&'static Run>, Vec<&'static Run>) =
+            runs.iter().copied().partition(|run| run.devices <= device.count());
+        if !others.is_empty() {
+            let names: Vec<&str> = others.iter().map(|run| run.name).collect();
+            let what =
+                format!("this host has one active RDMA device, which is not enough for {}", names.join(", "));
+            if runs.is_empty() {
+                let remedy = "bring another one up, or leave out --host".into();
+                return Err(Failure::Missing { what, remedy });
+            }
+            eprintln!("left out: {what}");
+        }
         let release = Cmd::new("uname", &["-r"]).answer(self.site)?.trim().to_string();
         let defects = known(&release)?;
         let start = |left: &[&'static Run]| {
@@ -73,7 +85,7 @@ impl<'a> Rig<'a> {
             command.env("SLACKLINE_RIG_SCRIPTS", &self.scripts).envs(device.environment());
             Stage::host(command)
         };
-        let outcomes = all(runs, &defects, start)?;
+        let outcomes = all(&runs, &defects, start)?;
         Ok(Report::new(&release, outcomes, &defects))
     }
 

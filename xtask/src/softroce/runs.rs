@@ -35,6 +35,8 @@ pub(super) struct Run {
     pub(super) name: &'static str,
     pub(super) about: &'static str,
     pub(super) guests: Guests,
+    /// How many RDMA devices it takes in the (first) guest.
+    pub(super) devices: usize,
     pub(super) job: Job,
     /// Then it is ended, which is a failure.
     pub(super) timeout: Duration,
@@ -58,6 +60,7 @@ pub(super) const RUNS: &[Run] = &[
         name: "perftest",
         about: "the device works: bandwidth and latency by perftest",
         guests: Guests::One,
+        devices: 1,
         job: Job::Script,
         timeout: Duration::from_secs(300),
     },
@@ -65,6 +68,7 @@ pub(super) const RUNS: &[Run] = &[
         name: "verbs",
         about: "the transport contract, the torn-read litmus and what can go wrong, by RDMA in one guest",
         guests: Guests::One,
+        devices: 1,
         job: Job::Tests { build: &["-p", "slackline", "--test", "verbs"], filters: &["verbs::", "rdma"] },
         timeout: Duration::from_secs(600),
     },
@@ -72,9 +76,10 @@ pub(super) const RUNS: &[Run] = &[
         name: "rails",
         about: "the same over two devices side by side, and what striping can get wrong, in one guest",
         guests: Guests::One,
+        devices: 2,
         job: Job::Tests {
             build: &["-p", "slackline", "--test", "rails"],
-            filters: &["contract::", "rdma::rails", "over_two_rails"],
+            filters: &["contract::", "rdma::", "over_two_rails"],
         },
         timeout: Duration::from_secs(600),
     },
@@ -82,6 +87,7 @@ pub(super) const RUNS: &[Run] = &[
         name: "jobs",
         about: "the main job by RDMA in one guest, and what of it is killed",
         guests: Guests::One,
+        devices: 1,
         job: Job::Tests {
             build: &["--release", "-p", "slackline-cli", "--test", "verbs"],
             filters: &["near::"],
@@ -92,6 +98,7 @@ pub(super) const RUNS: &[Run] = &[
         name: "doctor",
         about: "`slackline doctor` says what works and what is wrong, in one guest",
         guests: Guests::One,
+        devices: 1,
         job: Job::Tests {
             build: &["-p", "slackline-cli", "--test", "doctor_rdma"],
             filters: &["a_device", "a_port", "a_limit", "a_user"],
@@ -102,16 +109,29 @@ pub(super) const RUNS: &[Run] = &[
         name: "measure",
         about: "slackline bench over RDMA: what arrives is what was sent",
         guests: Guests::One,
+        devices: 1,
         job: Job::Tests {
             build: &["-p", "slackline-cli", "--test", "bench_rdma"],
-            filters: &["every_operation", "queues_packets", "a_device"],
+            filters: &["at_a_process", "queues_packets", "a_device"],
         },
         timeout: Duration::from_secs(300),
+    },
+    Run {
+        name: "measure-rails",
+        about: "slackline bench over two devices side by side, in one guest",
+        guests: Guests::One,
+        devices: 2,
+        job: Job::Tests {
+            build: &["-p", "slackline-cli", "--test", "bench_rdma"],
+            filters: &["over_two_devices"],
+        },
+        timeout: Duration::from_secs(120),
     },
     Run {
         name: "peer",
         about: "the other guest: programs run there, and a link that is down parts the two",
         guests: Guests::Two,
+        devices: 1,
         job: Job::Script,
         timeout: Duration::from_secs(120),
     },
@@ -119,6 +139,7 @@ pub(super) const RUNS: &[Run] = &[
         name: "verbs-apart",
         about: "the contract and the litmus by RDMA between two guests",
         guests: Guests::Two,
+        devices: 1,
         job: Job::Tests {
             build: &["-p", "slackline", "--test", "verbs"],
             filters: &["across_processes", "from_two_processes", "a_killed_process", "pulls_by", "pushed_by"],
@@ -129,6 +150,7 @@ pub(super) const RUNS: &[Run] = &[
         name: "measure-apart",
         about: "slackline bench over RDMA between two guests: what arrives is what was sent",
         guests: Guests::Two,
+        devices: 1,
         job: Job::Tests { build: &["-p", "slackline-cli", "--test", "bench_rdma"], filters: &["apart::"] },
         timeout: Duration::from_secs(300),
     },
@@ -136,6 +158,7 @@ pub(super) const RUNS: &[Run] = &[
         name: "loss",
         about: "with 2 % loss by netem perftest ends, and the device has sent again",
         guests: Guests::Two,
+        devices: 1,
         job: Job::Script,
         timeout: Duration::from_secs(300),
     },
@@ -143,6 +166,7 @@ pub(super) const RUNS: &[Run] = &[
         name: "jobs-apart",
         about: "the main job by RDMA between two guests: lost packets, cut networks, kill -9; without a device",
         guests: Guests::Two,
+        devices: 1,
         job: Job::Tests {
             build: &["--release", "-p", "slackline-cli", "--test", "verbs"],
             filters: &["apart::", "bare::", "cut::"],
@@ -156,6 +180,7 @@ pub(super) const BENCH: Run = Run {
     name: "bench",
     about: "how close slackline comes to perftest",
     guests: Guests::One,
+    devices: 1,
     job: Job::Turns,
     timeout: Duration::from_secs(900),
 };
