@@ -53,7 +53,7 @@ fn announce<F: Fixture>(transport: &F::Transport, endpoint: &mut impl Endpoint, 
 fn watch<F: Fixture>(region: &MemoryRegion) -> u64 {
     let memory = region.as_volatile();
     let (mut last, mut seen) = (0, 0);
-    let deadline = now() + PATIENCE;
+    let mut deadline = now() + PATIENCE;
     while last < F::ROUNDS {
         let announced = memory.load_u64(WORD_AT);
         assert!(announced >= last, "announcements go back from {last} to {announced}");
@@ -67,6 +67,7 @@ fn watch<F: Fixture>(region: &MemoryRegion) -> u64 {
             assert!(word >= announced, "word {index} of the payload is {word}, {announced} was announced");
         }
         (last, seen) = (announced, seen + 1);
+        deadline = now() + PATIENCE;
         memory.store_u64(SEEN_AT, announced);
     }
     seen
