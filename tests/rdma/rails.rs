@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use slackline::mem::{Access, MemoryRegion, RemoteKey, RemoteSlice};
-use slackline::transport::verbs::Verbs;
+use slackline::transport::verbs::{Verbs, VerbsOptions};
 use slackline::transport::{
     CompletionError, Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest,
 };
@@ -272,4 +272,13 @@ fn rounds_of_connecting_over_two_rails_leave_no_object_of_the_devices_behind() {
         assert_eq!(ended.is_ok(), round % 2 == 0);
     }
     wait_for("all of it to be gone", || (objects() == before).then_some(()));
+}
+
+#[test]
+fn a_port_that_is_named_twice_is_an_error_that_says_so() {
+    let name = &devices()[0];
+    let twice = vec![name.clone(), format!("{name}:1")];
+    let options = VerbsOptions { devices: twice, ..VerbsOptions::default() };
+    let text = Verbs::open(options).map(|_| ()).unwrap_err().to_string();
+    assert!(text.contains(name) && text.contains("port 1 twice") && text.contains("once"), "{text}");
 }

@@ -6,12 +6,13 @@
 //! that a process is gone, long before the device has given up on it.
 //!
 //! Each direction has two queue pairs, as each has two lanes over [TCP](super::tcp): one for requests and one for
-//! heartbeats, which no bulk data is ever before.
+//! heartbeats, which no bulk data is ever before. Where several devices carry a connection
+//! ([`VerbsOptions::devices`]), each further one has a pair for its parts of long requests.
 //!
 //! | queue pairs | in the protection domain | reach |
 //! | --- | --- | --- |
 //! | this side posts on | of the transport | all memory registered with it, by requests of this process only |
-//! | serve the peer | of this connection | what this peer was granted: those bytes, with those rights |
+//! | serve the peer | of this connection | what this peer was granted, with those rights; a word on each further device |
 //!
 //! So a key that one peer was given opens nothing for another, nor for its own next connection; requests for anything
 //! else end the connection of the one who tried. Peers name bytes by their offset in a region: addresses of this
@@ -22,8 +23,12 @@
 //! can put packets on the RoCE network itself is kept out: keys are guessable, and nothing is encrypted.
 //!
 //! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible in
-//! order. Atomics are those of the device: atomic among requests through it, and not against processors, unless
-//! [`Capabilities::atomics`](super::Capabilities) says so, which it does only after trying.
+//! order, but for those into memory with [`Access::RELAXED`]. Atomics are those of the device: atomic among requests
+//! through it, and not against processors, unless [`Capabilities::atomics`](super::Capabilities) says so, which it does
+//! only after trying.
+//!
+//! **Who sleeps.** A listener can wake its owner: peers then announce by WRITEs with immediate data
+//! ([`Listener::be_notified`](super::Listener::be_notified)).
 //!
 //! **The library** (libibverbs) is opened at run time. Where there is none, or no device, [`Verbs::open`] says so.
 //!
@@ -111,7 +116,8 @@ const READS_MAX: u8 = 16;
 pub struct VerbsOptions {
     /// The devices, by their names, or `NAME:PORT`; the best one if none is named. Where several are, up to
     /// [`MAX_RAILS`](crate::mem::MAX_RAILS), long requests of each connection are striped over all of them, as far as
-    /// the peer has as many. Best where a process has a host to itself: several do better with a device for each.
+    /// the peer has as many; each of them must have a way to the peer's. Memory is pinned, and counted, once for each.
+    /// Best where a process has a host to itself: several do better with a device for each.
     pub devices: Vec<String>,
     /// The port where a name has none, counted from 1; the first that carries data if none is given.
     pub port: Option<u8>,
@@ -119,7 +125,7 @@ pub struct VerbsOptions {
     pub gid_index: Option<u16>,
     /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096; what both ports carry if none is given.
     pub mtu: Option<u16>,
-    /// Requests that may be outstanding on an endpoint: 1024, or as many as the device takes.
+    /// Requests that may be outstanding on an endpoint: 1024, or as many as the device takes (a further one: half).
     pub queue_depth: Option<usize>,
     /// Longest data that a request carries in itself, in bytes: 64, or as much as the device takes.
     pub inline_bytes: u32,
@@ -374,10 +380,11 @@ fn queue_depth(rails: &[Rail], wanted: Option<usize>) -> Result<usize, OpenError
         // Beside the first a READ goes behind each part of a write.
         if index == 0 { limit } else { limit / 2 }
     };
-    let limit = rails.iter().enumerate().map(limit).min().unwrap_or(0);
+    let limits = rails.iter().enumerate().map(|rail| (limit(rail), rail.1.info.name.as_str()));
+    let (limit, least) = limits.min().unwrap_or((0, ""));
     match wanted {
         Some(depth) if depth == 0 || depth > limit => Err(OpenError::Setting {
-            device: rails.first().map_or_else(String::new, |rail| rail.info.name.clone()),
+            device: least.into(),
             what: format!("queues of {depth}"),
             remedy: format!("choose 1 to {limit}"),
         }),

@@ -43,7 +43,18 @@ pub(super) fn open(options: &VerbsOptions) -> Result<Vec<Opened>, OpenError> {
         let options = VerbsOptions { port: port.or(options.port), ..options.clone() };
         best_of(&[name.to_owned()], &options)
     };
-    options.devices.iter().map(open).collect()
+    let opened = options.devices.iter().map(open).collect::<Result<Vec<Opened>, OpenError>>()?;
+    let is_same = |one: &Opened, other: &Opened| {
+        (&one.info.name, one.port.number) == (&other.info.name, other.port.number)
+    };
+    match (1..opened.len()).find(|last| opened[..*last].iter().any(|other| is_same(other, &opened[*last]))) {
+        None => Ok(opened),
+        Some(twice) => {
+            let (device, port) = (opened[twice].info.name.clone(), opened[twice].port.number);
+            let (what, remedy) = (format!("port {port} twice"), "name each port once".into());
+            Err(OpenError::Setting { device, what, remedy })
+        }
+    }
 }
 
 /// The parts of `NAME:PORT`; without a port, all of it is the name.

@@ -155,6 +155,10 @@ impl Striping {
             Operation::Read { remote, .. } => (remote, false),
             _ => return None,
         };
+        if request.flags.contains(Flags::NOTIFY) {
+            // Nobody is to be woken before all of it is there.
+            return None;
+        }
         // Where the range is not aligned, cuts would go through words.
         let rails = 1 + self.further.len();
         if remote.len < (rails * SHARE_LEAST) as u64 || !remote.offset.is_multiple_of(8) {

@@ -84,7 +84,10 @@ impl Carrier for Verbs {
         let mut measured = measured.with("device", device).with("port", port).with("mtu", mtu);
         let rails: Vec<String> = self.rails().map(|(device, port)| format!("{device}:{port}")).collect();
         if rails.len() > 1 {
-            measured = measured.with("rails", rails.join(",")).note(format!("over {}", rails.join(" and ")));
+            // Only payloads are striped, and what single writes go to announces itself.
+            let note =
+                format!("reads, gradients and parameters over {}, else the first", rails.join(" and "));
+            measured = measured.with("rails", rails.join(",")).note(note);
         }
         match self.gid_towards(means.peer) {
             Some(choice) => {
