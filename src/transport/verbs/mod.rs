@@ -12,7 +12,7 @@
 //! | queue pairs | in the protection domain | reach |
 //! | --- | --- | --- |
 //! | this side posts on | of the transport | all memory registered with it, by requests of this process only |
-//! | serve the peer | of this connection | what this peer was granted, with those rights; a word on each further device |
+//! | serve the peer | of this connection | what it was granted, with those rights; a word of each further device |
 //!
 //! So a key that one peer was given opens nothing for another, nor for its own next connection; requests for anything
 //! else end the connection of the one who tried. Peers name bytes by their offset in a region: addresses of this
