@@ -222,4 +222,24 @@ mod tests {
             }
         }
     }
+
+    /// Where there is no device they fail, which is right: nobody is to take that for a pass.
+    #[test]
+    fn plain_cargo_test_leaves_out_what_needs_a_device() {
+        let arguments = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
+        let output = std::process::Command::new(env!("CARGO")).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let packages = metadata["packages"].as_array().unwrap();
+
+        for build in targets() {
+            let after = |option| build.iter().skip_while(|word| **word != option).nth(1).copied().unwrap();
+            let (package, target) = (after("-p"), after("--test"));
+            let package = packages.iter().find(|known| known["name"] == package).unwrap();
+            let targets = package["targets"].as_array().unwrap();
+            let target =
+                targets.iter().find(|known| known["name"] == target && known["kind"][0] == "test").unwrap();
+            assert_eq!(target["test"], false, "{build:?} lacks `test = false` in its Cargo.toml");
+        }
+    }
 }
