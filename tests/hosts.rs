@@ -11,12 +11,15 @@ mod transport {
     #[macro_use]
     pub(crate) mod suite;
 
+    pub(crate) mod elsewhere;
     pub(crate) mod fixture;
     pub(crate) mod handshake;
     pub(crate) mod ordering;
     pub(crate) mod process;
     pub(crate) mod requests;
     pub(crate) mod rights;
+    pub(crate) mod server;
+    pub(crate) mod service;
 }
 mod litmus {
     pub(crate) mod over_network;

@@ -7,16 +7,20 @@ mod transport {
     #[macro_use]
     pub(crate) mod suite;
 
+    pub(crate) mod elsewhere;
     pub(crate) mod fixture;
     pub(crate) mod handshake;
     pub(crate) mod ordering;
     pub(crate) mod process;
     pub(crate) mod requests;
     pub(crate) mod rights;
+    pub(crate) mod server;
+    pub(crate) mod service;
 }
 
 mod rdma {
     mod devices;
+    mod ends;
     pub(crate) mod objects;
     mod rails;
 }

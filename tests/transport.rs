@@ -8,19 +8,22 @@ mod transport {
     #[macro_use]
     pub(crate) mod suite;
 
+    pub(crate) mod elsewhere;
     pub(crate) mod fixture;
     pub(crate) mod handshake;
     pub(crate) mod ordering;
     pub(crate) mod process;
     pub(crate) mod requests;
     pub(crate) mod rights;
+    pub(crate) mod server;
+    pub(crate) mod service;
 }
 
 use slackline::sim::fabric::SimTransport;
 use slackline::transport::Address;
 use slackline::transport::shm::Shm;
 use slackline::transport::tcp::Tcp;
-use transport::fixture::Fixture;
+use transport::fixture::{Apart, Fixture};
 
 struct ShmFixture;
 
@@ -39,6 +42,7 @@ impl Fixture for ShmFixture {
 }
 
 conformance!(shm, super::ShmFixture);
+conformance!(shm_apart, super::Apart<super::ShmFixture>, elsewhere);
 
 struct TcpFixture;
 
@@ -58,6 +62,7 @@ impl Fixture for TcpFixture {
 }
 
 conformance!(tcp, super::TcpFixture);
+conformance!(tcp_apart, super::Apart<super::TcpFixture>, elsewhere);
 
 struct SimFixture;
 

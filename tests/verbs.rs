@@ -2,28 +2,33 @@
 //!
 //! Needs an RDMA device, of whatever kind; without one every test here fails. `cargo xtask softroce` makes a software
 //! one in a virtual machine. Where SLACKLINE_RIG_RUN names a program that runs a command line on another host, whose
-//! address is SLACKLINE_RIG_PEER, the second process of each test that has two is started there; this host's address is
-//! then SLACKLINE_RIG_ADDRESS.
+//! address is SLACKLINE_RIG_PEER, the second process of each test that has two is started there, and so are the servers
+//! of `verbs_apart`'s claims; this host's address is then SLACKLINE_RIG_ADDRESS.
 
 #[macro_use]
 mod transport {
     #[macro_use]
     pub(crate) mod suite;
 
+    pub(crate) mod elsewhere;
     pub(crate) mod fixture;
     pub(crate) mod handshake;
     pub(crate) mod ordering;
     pub(crate) mod process;
     pub(crate) mod requests;
     pub(crate) mod rights;
+    pub(crate) mod server;
+    pub(crate) mod service;
 }
 
 mod rdma {
+    pub(crate) mod ends;
     mod fork;
     mod hazards;
     mod notice;
     mod objects;
     mod sides;
+    pub(crate) mod target;
 }
 mod litmus {
     pub(crate) mod over_network;
@@ -40,7 +45,8 @@ use litmus::writing::first_process;
 use slackline::channel::Secret;
 use slackline::transport::Address;
 use slackline::transport::verbs::{Verbs, VerbsOptions};
-use transport::fixture::Fixture;
+use transport::fixture::{Apart, Fixture};
+use transport::server::{Server, this_process};
 
 fn environment_address(name: &str) -> Option<IpAddr> {
     std::env::var(name).ok().map(|text| text.parse().expect("an address"))
@@ -92,12 +98,25 @@ impl Fixture for VerbsFixture {
         Address::Verbs((own_address(), 0).into())
     }
 
+    fn host() -> IpAddr {
+        own_address()
+    }
+
     fn start(command: &mut Command) -> io::Result<Child> {
         start(command)
     }
 }
 
 conformance!(verbs, super::VerbsFixture);
+conformance!(verbs_apart, super::Apart<super::VerbsFixture>, elsewhere);
+
+#[test]
+fn between_two_guests_the_servers_are_in_the_other_one() {
+    let boot = |process: String| process.split(' ').next().unwrap().to_owned();
+    let server = Server::<Apart<VerbsFixture>>::new(&verbs());
+    let is_here = boot(server.process()) == boot(this_process());
+    assert_eq!(is_here, std::env::var_os("SLACKLINE_RIG_RUN").is_none());
+}
 
 // ---------------------------------------------------------------------- the litmus
 

@@ -14,6 +14,7 @@ use super::namespaces::Host;
 
 /// The transport, and the hosts of those who listen and of those who connect; none in a process that is on its host
 /// already.
+#[derive(Clone)]
 pub(crate) struct Far<T> {
     pub(crate) transport: T,
     pub(crate) hosts: Option<[&'static Host; 2]>,

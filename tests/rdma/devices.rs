@@ -6,8 +6,9 @@ use slackline::mem::Access;
 use slackline::transport::verbs::{DeviceInfo, Verbs, VerbsOptions, devices};
 use slackline::transport::{Offer, Transport};
 
+use super::ends::{Pair, connect};
 use crate::RailsFixture;
-use crate::transport::fixture::{Pair, bytes_of, connect, noise, read, run, write};
+use crate::transport::fixture::{bytes_of, noise, read, run, write};
 
 /// Both, in the order in which the library tells them.
 fn both() -> [DeviceInfo; 2] {

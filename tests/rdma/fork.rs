@@ -4,10 +4,9 @@
 use slackline::mem::{Access, RemoteSlice};
 use slackline::transport::{Endpoint, Inline, Listener, Offer, Operation, PostError, Transport, WorkRequest};
 
+use super::target::{Client, Target};
 use crate::VerbsFixture;
-use crate::transport::fixture::{
-    Client, Fixture, Target, bytes_of, completion, noise, now, read, run, wait_for, write,
-};
+use crate::transport::fixture::{Fixture, bytes_of, completion, noise, now, read, run, wait_for, write};
 
 /// Far more than one page, and some milliseconds of the device's time.
 const BYTES: usize = 1 << 20;
@@ -127,7 +126,7 @@ fn a_forked_child_opens_the_device_itself_and_talks_to_its_parent() {
         leave(&[written.is_ok()]);
     };
     let offer = Offer { message: Vec::new(), grants: vec![target.region.whole()] };
-    let _server = crate::transport::process::accept::<VerbsFixture>(&mut target.listener, offer);
+    let _server = super::target::accept::<VerbsFixture>(&mut target.listener, offer);
     wait(pid);
     assert_eq!(target.region.as_volatile().load_u64(0), 8);
 }

@@ -11,10 +11,10 @@ use slackline::transport::{
     WorkRequest,
 };
 
+use super::ends::{Pair, connect};
+use super::target::{Client, Target};
 use crate::VerbsFixture;
-use crate::transport::fixture::{
-    Client, Fixture, Pair, Target, bytes_of, connect, noise, now, read, run, wait_for, wait_until_gone, write,
-};
+use crate::transport::fixture::{Fixture, bytes_of, noise, now, read, run, wait_for, wait_until_gone, write};
 
 const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 

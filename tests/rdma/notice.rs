@@ -8,10 +8,9 @@ use slackline::mem::{Access, RemoteSlice};
 use slackline::transport::{Endpoint, Flags, Inline, Listener, Operation, WorkRequest};
 
 use super::objects::objects;
+use super::target::{Client, Target};
 use crate::VerbsFixture;
-use crate::transport::fixture::{
-    Client, EndpointOf, PATIENCE, Target, completion, now, wait_for, wait_until_gone,
-};
+use crate::transport::fixture::{EndpointOf, PATIENCE, completion, now, wait_for, wait_until_gone};
 
 type Sleeper = Target<VerbsFixture>;
 

@@ -9,10 +9,10 @@ use slackline::transport::{
     CompletionError, Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest,
 };
 
+use super::ends::{Pair, connect};
 use crate::rdma::objects;
 use crate::transport::fixture::{
-    Fixture, PATIENCE, Pair, bytes_of, completion, connect, noise, now, post, read, run, wait_for,
-    wait_until_gone, write,
+    Fixture, PATIENCE, bytes_of, completion, noise, now, post, read, run, wait_for, wait_until_gone, write,
 };
 use crate::{RailsFixture, devices, environment, over};
 

@@ -4,8 +4,9 @@ use slackline::mem::{Access, MemoryRegion};
 use slackline::transport::verbs::{Verbs, VerbsOptions};
 use slackline::transport::{Inline, Offer, Operation, Transport, WorkRequest};
 
+use super::ends::{Pair, connect};
 use crate::VerbsFixture;
-use crate::transport::fixture::{Pair, bytes_of, completion, connect, noise, post, read, run, write};
+use crate::transport::fixture::{bytes_of, completion, noise, post, read, run, write};
 
 const BYTES: usize = 1 << 20;
 const SMALL_MTU: u16 = 512;

@@ -1,14 +1,18 @@
 //! What every claim needs: connected pairs, deadlines, requests that are waited for.
 
+use std::io;
+use std::marker::PhantomData;
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::{Child, Command};
 use std::sync::LazyLock;
 use std::task::Poll;
 use std::time::Duration;
 
-use slackline::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
+use slackline::mem::{Access, LocalSlice, RemoteSlice, Streaming};
 use slackline::time::Instant;
 use slackline::transport::{
-    Address, CompletionError, ConnectError, Connecting, Endpoint, Incoming, Listener, Offer, Operation,
-    PostError, Received, Transport, WorkCompletion, WorkRequest,
+    Address, CompletionError, ConnectError, Connecting, Endpoint, Operation, PostError, Transport,
+    WorkCompletion, WorkRequest,
 };
 
 /// How long any wait in this suite may take. Far more than any of them needs.
@@ -16,8 +20,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A transport under test.
 pub(crate) trait Fixture: 'static {
-    type Transport: Transport;
+    type Transport: Transport + Clone;
     /// The module of the test binary that holds this transport's tests, for tests that run a process of their own.
+    /// With `_apart` behind its name it holds those of [`Apart`].
     const MODULE: &'static str;
     /// How many payloads are announced where it is watched that none is late. Fewer where each takes more switches
     /// between threads than this machine may have processors for.
@@ -26,12 +31,46 @@ pub(crate) trait Fixture: 'static {
     const KEYS_ARE_OF_ONE_CONNECTION: bool = true;
     /// False where nobody tells that a peer reached for what it was not granted.
     const TRESPASSES_ARE_COUNTED: bool = true;
+    /// True if the servers of claims are in processes of their own.
+    const SERVERS_ARE_ELSEWHERE: bool = false;
     fn transport() -> Self::Transport;
     /// An address that nobody listens at.
     fn address() -> Address;
+    /// The address of this host at which second processes reach it.
+    fn host() -> IpAddr {
+        Ipv4Addr::LOCALHOST.into()
+    }
     /// Starts the second process of a test where it belongs.
-    fn start(command: &mut std::process::Command) -> std::io::Result<std::process::Child> {
+    fn start(command: &mut Command) -> io::Result<Child> {
         command.spawn()
+    }
+}
+
+/// `F` with its servers in other processes.
+pub(crate) struct Apart<F>(PhantomData<F>);
+
+impl<F: Fixture> Fixture for Apart<F> {
+    type Transport = F::Transport;
+    const MODULE: &'static str = F::MODULE;
+    const ROUNDS: u64 = F::ROUNDS;
+    const KEYS_ARE_OF_ONE_CONNECTION: bool = F::KEYS_ARE_OF_ONE_CONNECTION;
+    const TRESPASSES_ARE_COUNTED: bool = F::TRESPASSES_ARE_COUNTED;
+    const SERVERS_ARE_ELSEWHERE: bool = true;
+
+    fn transport() -> F::Transport {
+        F::transport()
+    }
+
+    fn address() -> Address {
+        F::address()
+    }
+
+    fn host() -> IpAddr {
+        F::host()
+    }
+
+    fn start(command: &mut Command) -> io::Result<Child> {
+        F::start(command)
     }
 }
 
@@ -58,48 +97,6 @@ pub(crate) fn wait_for<R>(what: &str, mut step: impl FnMut() -> Option<R>) -> R 
     }
 }
 
-/// Both ends of one connection, in one process.
-pub(crate) struct Pair<F: Fixture> {
-    pub(crate) client: EndpointOf<F>,
-    pub(crate) server: EndpointOf<F>,
-    /// What the server said and granted.
-    pub(crate) at_client: Received,
-    /// What the client said and granted.
-    pub(crate) at_server: Received,
-}
-
-/// Connects to `listener`, each side making its offer.
-pub(crate) fn connect<F: Fixture>(
-    transport: &F::Transport,
-    listener: &mut ListenerOf<F>,
-    from_client: Offer,
-    from_server: Offer,
-) -> Pair<F> {
-    let mut connecting = transport.connect(&listener.address(), from_client).expect("connect");
-    let mut offer = Some(from_server);
-    let (mut server, mut client) = (None::<(EndpointOf<F>, Received)>, None);
-    wait_for("both sides of a connection", || {
-        if server.is_none()
-            && let Some(incoming) = listener.poll(now())
-        {
-            let said = incoming.received();
-            let said = Received { message: said.message.clone(), grants: said.grants.clone() };
-            server = Some((incoming.accept(offer.take().unwrap()).expect("accept"), said));
-        }
-        if let Some((server, _)) = &mut server {
-            server.check().expect("the server's side stays connected");
-        }
-        if client.is_none()
-            && let Poll::Ready(result) = connecting.poll(now())
-        {
-            client = Some(result.expect("the client's side connects"));
-        }
-        (server.is_some() && client.is_some()).then_some(())
-    });
-    let ((server, at_server), (client, at_client)) = (server.unwrap(), client.unwrap());
-    Pair { client, server, at_client, at_server }
-}
-
 /// Waits for the outcome of a connection that is to fail.
 pub(crate) fn connect_error<F: Fixture>(
     mut connecting: <F::Transport as Transport>::Connecting,
@@ -115,42 +112,12 @@ pub(crate) fn connect_error<F: Fixture>(
     })
 }
 
-/// A server with one region of memory, and clients of it.
-pub(crate) struct Target<F: Fixture> {
-    pub(crate) transport: F::Transport,
-    pub(crate) listener: ListenerOf<F>,
-    pub(crate) region: MemoryRegion,
-}
-
-/// A client of a [`Target`], and the server's end that keeps it alive.
-pub(crate) struct Client<F: Fixture> {
-    pub(crate) endpoint: EndpointOf<F>,
-    pub(crate) remote: RemoteSlice,
-    pub(crate) server: EndpointOf<F>,
-}
-
-impl<F: Fixture> Target<F> {
-    pub(crate) fn new(bytes: usize, access: Access) -> Self {
-        let transport = F::transport();
-        let region = transport.allocate(bytes, access).expect("allocate");
-        let listener = transport.listen(&F::address()).expect("listen");
-        Target { transport, listener, region }
-    }
-
-    /// Connects a client that is granted the whole region.
-    pub(crate) fn client(&mut self) -> Client<F> {
-        let offer = Offer { message: Vec::new(), grants: vec![self.region.whole()] };
-        let pair = connect::<F>(&self.transport, &mut self.listener, Offer::default(), offer);
-        Client { endpoint: pair.client, remote: pair.at_client.grants[0], server: pair.server }
-    }
-
-    /// Memory for the client's own side, filled with `bytes`.
-    pub(crate) fn local(&self, bytes: &[u8]) -> LocalSlice {
-        let region = self.transport.allocate(bytes.len().max(8), Access::LOCAL).expect("allocate");
-        let slice = region.slice(0, bytes.len()).unwrap();
-        slice.as_volatile().write(bytes);
-        slice
-    }
+/// Memory for one's own side, filled with `bytes`.
+pub(crate) fn local(transport: &impl Transport, bytes: &[u8]) -> LocalSlice {
+    let region = transport.allocate(bytes.len().max(8), Access::LOCAL).expect("allocate");
+    let slice = region.slice(0, bytes.len()).unwrap();
+    slice.as_volatile().write(bytes);
+    slice
 }
 
 pub(crate) fn bytes_of(slice: &LocalSlice) -> Vec<u8> {

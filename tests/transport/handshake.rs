@@ -1,74 +1,93 @@
 //! Registering, listening, connecting, being refused, going away.
 
 use slackline::mem::{Access, RemoteSlice};
-use slackline::transport::{ConnectError, Endpoint, Incoming, Listener, MAX_MESSAGE_BYTES, Offer, Transport};
+use slackline::transport::{ConnectError, Connecting, Endpoint, MAX_MESSAGE_BYTES, Offer, Transport};
 
 use super::fixture::{
-    Fixture, Pair, bytes_of, connect, connect_error, noise, now, read, run, wait_for, wait_until_gone,
+    Fixture, bytes_of, connect_error, local, noise, now, read, run, wait_for, wait_until_gone,
 };
+use super::server::{Listening, Server};
+use super::service::{Joined, join};
+
+/// A server that listens, and the clients' transport.
+fn listening<F: Fixture>() -> (F::Transport, Server<F>, Listening<F>) {
+    let transport = F::transport();
+    let server = Server::new(&transport);
+    let listening = server.listen();
+    (transport, server, listening)
+}
+
+/// Connects, and nobody has anything to say.
+fn join_silently<F: Fixture>(transport: &F::Transport, listening: &Listening<F>) -> Joined<F> {
+    join(transport, listening, Offer::default(), &[], &[])
+}
 
 pub(crate) fn messages_of_every_size_arrive_intact_both_ways<F: Fixture>() {
-    let transport = F::transport();
-    let mut listener = transport.listen(&F::address()).unwrap();
+    let (transport, _server, listening) = listening::<F>();
     for len in [0, 1, 4095, 1 << 20] {
-        let offer = |seed| Offer { message: noise(seed, len), grants: Vec::new() };
-        let pair: Pair<F> = connect(&transport, &mut listener, offer(1), offer(2));
-        assert!(pair.at_server.message == noise(1, len), "{len} bytes to the server");
-        assert!(pair.at_client.message == noise(2, len), "{len} bytes to the client");
+        let offer = Offer { message: noise(1, len), grants: Vec::new() };
+        let joined = join(&transport, &listening, offer, &noise(2, len), &[]);
+        assert!(joined.at_server.message == noise(1, len), "{len} bytes to the server");
+        assert!(joined.at_client.message == noise(2, len), "{len} bytes to the client");
     }
 }
 
 pub(crate) fn the_longest_message_arrives_and_one_byte_more_is_refused<F: Fixture>() {
-    let transport = F::transport();
-    let mut listener = transport.listen(&F::address()).unwrap();
+    let (transport, _server, listening) = listening::<F>();
     let offer = |len| Offer { message: noise(3, len), grants: Vec::new() };
-    let pair: Pair<F> =
-        connect(&transport, &mut listener, offer(MAX_MESSAGE_BYTES), offer(MAX_MESSAGE_BYTES));
-    assert!(pair.at_server.message == pair.at_client.message);
-    let error = transport.connect(&listener.address(), offer(MAX_MESSAGE_BYTES + 1)).err().unwrap();
+    let longest = offer(MAX_MESSAGE_BYTES);
+    let joined = join(&transport, &listening, longest, &noise(3, MAX_MESSAGE_BYTES), &[]);
+    assert!(joined.at_server.message == joined.at_client.message);
+    let error = transport.connect(&listening.address, offer(MAX_MESSAGE_BYTES + 1)).err().unwrap();
     assert!(matches!(error, ConnectError::Offer { .. }), "{error}");
 }
 
 pub(crate) fn grants_arrive_in_order_and_reach_the_memory_they_name<F: Fixture>() {
-    let transport = F::transport();
-    let mut listener = transport.listen(&F::address()).unwrap();
+    let (transport, server, listening) = listening::<F>();
     let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
-    let one = transport.allocate(8192, rights).unwrap();
-    let two = transport.allocate(4096, Access::REMOTE_READ).unwrap();
-    one.as_volatile().write(&noise(1, 8192));
-    two.as_volatile().write(&noise(2, 4096));
-    let slices = [one.slice(17, 1000).unwrap(), two.whole(), one.slice(4096, 4096).unwrap()];
-    let offer = || Offer { message: b"x".to_vec(), grants: slices.to_vec() };
-    let mut pair: Pair<F> = connect(&transport, &mut listener, offer(), offer());
-    assert_eq!((pair.at_client.grants.len(), pair.at_server.grants.len()), (3, 3));
-
-    let check = |endpoint: &mut dyn FnMut(slackline::transport::Operation), grants: &[RemoteSlice]| {
-        for (slice, remote) in slices.iter().zip(grants) {
-            assert_eq!(remote.len, slice.len() as u64);
-            let local = transport.allocate(slice.len(), Access::LOCAL).unwrap().whole();
-            endpoint(read(local.clone(), *remote));
-            assert_eq!(bytes_of(&local), bytes_of(slice));
+    let (one, two) = (noise(1, 8192), noise(2, 4096));
+    let expected = [&one[17..1017], &two[..], &one[4096..8192]];
+    let checks = |grants: &[RemoteSlice], read: &mut dyn FnMut(RemoteSlice) -> Vec<u8>| {
+        assert_eq!(grants.len(), expected.len());
+        for (grant, expected) in grants.iter().zip(expected) {
+            assert_eq!(grant.len, expected.len() as u64);
+            assert!(read(*grant) == expected);
         }
     };
-    check(&mut |operation| run(&mut pair.client, operation).unwrap(), &pair.at_client.grants);
-    check(&mut |operation| run(&mut pair.server, operation).unwrap(), &pair.at_server.grants);
+
+    let far = [server.allocate(8192, rights), server.allocate(4096, Access::REMOTE_READ)];
+    far[0].write(0, &one);
+    far[1].write(0, &two);
+    let far = [far[0].part(17..1017), far[1].whole(), far[0].part(4096..8192)];
+    let near = [(8192, rights), (4096, Access::REMOTE_READ)]
+        .map(|(len, rights)| transport.allocate(len, rights).unwrap());
+    near[0].as_volatile().write(&one);
+    near[1].as_volatile().write(&two);
+    let near = vec![near[0].slice(17, 1000).unwrap(), near[1].whole(), near[0].slice(4096, 4096).unwrap()];
+
+    let mut joined = join(&transport, &listening, Offer { message: b"x".to_vec(), grants: near }, b"x", &far);
+    checks(&joined.at_client.grants, &mut |remote| {
+        let into = local(&transport, &vec![0; remote.len as usize]);
+        run(&mut joined.client, read(into.clone(), remote)).unwrap();
+        bytes_of(&into)
+    });
+    checks(&joined.at_server.grants, &mut |remote| joined.server.fetch(remote));
 }
 
 pub(crate) fn a_refused_peer_reads_the_reason<F: Fixture>() {
-    let transport = F::transport();
-    let mut listener = transport.listen(&F::address()).unwrap();
+    let (transport, _server, listening) = listening::<F>();
     let offer = Offer { message: b"let me in".to_vec(), grants: Vec::new() };
-    let connecting = transport.connect(&listener.address(), offer).unwrap();
+    let connecting = transport.connect(&listening.address, offer).unwrap();
     let error = connect_error::<F>(connecting, || {
-        if let Some(incoming) = listener.poll(now()) {
-            assert_eq!(incoming.received().message, b"let me in");
-            incoming.refuse("another job: the model has 7 parameters, yours 8");
+        if let Some(arrived) = listening.poll() {
+            assert_eq!(arrived.received.message, b"let me in");
+            arrived.refuse("another job: the model has 7 parameters, yours 8");
         }
     });
     let ConnectError::Refused { reason, .. } = error else { panic!("{error}") };
     assert_eq!(reason, "another job: the model has 7 parameters, yours 8");
     // The listener goes on.
-    let _pair: Pair<F> = connect(&transport, &mut listener, Offer::default(), Offer::default());
+    let _joined = join_silently(&transport, &listening);
 }
 
 pub(crate) fn nothing_listens_at_an_address_that_nobody_took<F: Fixture>() {
@@ -82,37 +101,33 @@ pub(crate) fn nothing_listens_at_an_address_that_nobody_took<F: Fixture>() {
 }
 
 pub(crate) fn an_address_can_be_listened_at_only_once_at_a_time<F: Fixture>() {
-    let transport = F::transport();
-    let address = F::address();
-    let listener = transport.listen(&address).unwrap();
-    let taken = listener.address();
-    assert!(transport.listen(&taken).is_err());
-    drop(listener);
-    transport.listen(&taken).expect("free again");
+    let (_transport, server, listening) = listening::<F>();
+    let taken = listening.address.clone();
+    assert!(server.try_listen(Some(&taken)).is_err());
+    drop(listening);
+    server.try_listen(Some(&taken)).expect("free again");
 }
 
 pub(crate) fn a_peer_that_leaves_before_the_answer_is_an_error_and_no_more<F: Fixture>() {
-    let transport = F::transport();
-    let mut listener = transport.listen(&F::address()).unwrap();
-    let mut connecting = transport.connect(&listener.address(), Offer::default()).unwrap();
-    let incoming = wait_for("a peer", || {
-        let _pending = slackline::transport::Connecting::poll(&mut connecting, now());
-        listener.poll(now())
+    let (transport, _server, listening) = listening::<F>();
+    let mut connecting = transport.connect(&listening.address, Offer::default()).unwrap();
+    let arrived = wait_for("a peer", || {
+        let _pending = connecting.poll(now());
+        listening.poll()
     });
     drop(connecting);
-    match incoming.accept(Offer::default()) {
-        Ok(mut endpoint) => wait_until_gone(&mut endpoint),
-        Err(error) => assert!(matches!(error, ConnectError::Closed { .. }), "{error}"),
+    match arrived.accept(&[], &[]) {
+        Ok(accepted) => accepted.wait_until_gone(),
+        Err(error) => assert!(error.starts_with("Closed"), "{error}"),
     }
-    let _pair: Pair<F> = connect(&transport, &mut listener, Offer::default(), Offer::default());
+    let _joined = join_silently(&transport, &listening);
 }
 
 pub(crate) fn memory_without_rights_cannot_be_granted<F: Fixture>() {
-    let transport = F::transport();
-    let listener = transport.listen(&F::address()).unwrap();
+    let (transport, _server, listening) = listening::<F>();
     let region = transport.allocate(4096, Access::LOCAL).unwrap();
     let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
-    let error = transport.connect(&listener.address(), offer).err().unwrap();
+    let error = transport.connect(&listening.address, offer).err().unwrap();
     assert!(matches!(error, ConnectError::Offer { .. }), "{error}");
 }
 
@@ -132,28 +147,25 @@ pub(crate) fn registered_memory_has_the_rights_asked_for_and_is_zero<F: Fixture>
 }
 
 pub(crate) fn each_side_notices_that_the_other_is_gone<F: Fixture>() {
-    let transport = F::transport();
-    let mut listener = transport.listen(&F::address()).unwrap();
-    let mut pair: Pair<F> = connect(&transport, &mut listener, Offer::default(), Offer::default());
-    pair.client.check().unwrap();
-    drop(pair.server);
-    wait_until_gone(&mut pair.client);
-    assert!(pair.client.check().is_err(), "it stays gone");
-    assert!(pair.client.post(&[]).is_err(), "and says so when asked to post");
+    let (transport, _server, listening) = listening::<F>();
+    let Joined { mut client, server, .. } = join_silently(&transport, &listening);
+    client.check().unwrap();
+    drop(server);
+    wait_until_gone(&mut client);
+    assert!(client.check().is_err(), "it stays gone");
+    assert!(client.post(&[]).is_err(), "and says so when asked to post");
 
-    let mut pair: Pair<F> = connect(&transport, &mut listener, Offer::default(), Offer::default());
-    drop(pair.client);
-    wait_until_gone(&mut pair.server);
+    let Joined { client, server, .. } = join_silently(&transport, &listening);
+    drop(client);
+    server.wait_until_gone();
 }
 
 pub(crate) fn many_peers_are_connected_at_once<F: Fixture>() {
-    let transport = F::transport();
-    let mut listener = transport.listen(&F::address()).unwrap();
-    let mut pairs: Vec<Pair<F>> =
-        (0..32).map(|_| connect(&transport, &mut listener, Offer::default(), Offer::default())).collect();
-    drop(pairs.swap_remove(7));
-    for pair in &mut pairs {
-        pair.client.check().unwrap();
-        pair.server.check().unwrap();
+    let (transport, _server, listening) = listening::<F>();
+    let mut all: Vec<Joined<F>> = (0..32).map(|_| join_silently(&transport, &listening)).collect();
+    drop(all.swap_remove(7));
+    for joined in &mut all {
+        joined.client.check().unwrap();
+        assert!(joined.server.is_connected());
     }
 }

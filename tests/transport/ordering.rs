@@ -3,14 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use slackline::mem::{Access, MemoryRegion, RemoteSlice};
-use slackline::transport::{
-    AtomicDomain, Endpoint, Inline, Listener, Offer, Operation, Transport, WorkRequest,
-};
+use slackline::transport::{AtomicDomain, Endpoint, Inline, Operation, Transport, WorkRequest};
 
-use super::fixture::{
-    Client, Fixture, PATIENCE, Target, completion, now, post, read, run, wait_for, wait_until_gone, write,
-};
-use super::process::{Second, accept, connect_to, second_process};
+use super::fixture::{Fixture, PATIENCE, completion, now, post, read, run, wait_for, wait_until_gone, write};
+use super::process::{Second, connect_to, second_process};
+use super::service::{Caller, Service};
 
 const PAYLOAD_WORDS: usize = 96;
 const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
@@ -49,8 +46,8 @@ fn announce<F: Fixture>(transport: &F::Transport, endpoint: &mut impl Endpoint, 
     }
 }
 
-/// Polls the announcing word and checks what it announces, until the last round; tells how many it saw.
-fn watch<F: Fixture>(region: &MemoryRegion) -> u64 {
+/// In the server's process: polls the announcing word and checks what it announces, until the last round; tells how many it saw.
+pub(crate) fn watch<F: Fixture>(region: &MemoryRegion) -> u64 {
     let memory = region.as_volatile();
     let (mut last, mut seen) = (0, 0);
     let mut deadline = now() + PATIENCE;
@@ -76,12 +73,11 @@ fn watch<F: Fixture>(region: &MemoryRegion) -> u64 {
 const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 pub(crate) fn a_word_never_announces_a_payload_that_is_not_there<F: Fixture>() {
-    let mut target = Target::<F>::new(TARGET_BYTES, RIGHTS);
-    let Client { mut endpoint, remote, server: _server } = target.client();
-    let region = target.region.clone();
-    let watching = std::thread::spawn(move || watch::<F>(&region));
-    announce::<F>(&target.transport, &mut endpoint, remote);
-    let seen = watching.join().expect("the watcher saw nothing wrong");
+    let service = Service::<F>::new(TARGET_BYTES, RIGHTS);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
+    service.memory.watch();
+    announce::<F>(&service.transport, &mut endpoint, remote);
+    let seen = service.memory.seen();
     assert!(seen >= F::ROUNDS / AHEAD, "{seen} announcements prove little");
 }
 
@@ -92,14 +88,14 @@ pub(crate) fn a_word_never_announces_a_payload_that_is_not_there_across_processe
         announce::<F>(&transport, &mut endpoint, received.grants[0]);
         return wait_until_gone(&mut endpoint);
     }
-    let mut target = Target::<F>::new(TARGET_BYTES, RIGHTS);
+    let service = Service::<F>::new(TARGET_BYTES, RIGHTS);
     let claim = "a_word_never_announces_a_payload_that_is_not_there_across_processes";
-    let second = Second::start::<F>(claim, &target.listener.address());
-    let offer = Offer { message: Vec::new(), grants: vec![target.region.whole()] };
-    let endpoint = accept::<F>(&mut target.listener, offer);
-    let seen = watch::<F>(&target.region);
+    let second = Second::start::<F>(claim, &service.listening.address);
+    let accepted = service.accept();
+    service.memory.watch();
+    let seen = service.memory.seen();
     assert!(seen >= F::ROUNDS / AHEAD, "{seen} announcements prove little");
-    drop(endpoint);
+    drop(accepted);
     second.wait();
 }
 
@@ -123,21 +119,20 @@ pub(crate) fn concurrent_adds_from_two_endpoints_sum_up<F: Fixture>() {
     if F::transport().capabilities().atomics == AtomicDomain::None {
         return;
     }
-    let mut target = Target::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
-    let clients = [target.client(), target.client()];
+    let service = Service::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
+    let mut callers = [service.caller(), service.caller()];
     let go = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for client in clients {
-            let (transport, go) = (&target.transport, &go);
+        let (transport, go) = (&service.transport, &go);
+        for Caller { endpoint, remote, .. } in &mut callers {
             scope.spawn(move || {
-                let Client { mut endpoint, remote, server: _server } = client;
                 wait_for("the start", || go.load(Ordering::Relaxed).then_some(()));
-                add::<F>(transport, &mut endpoint, remote);
+                add::<F>(transport, endpoint, *remote);
             });
         }
         go.store(true, Ordering::Relaxed);
     });
-    assert_eq!(target.region.as_volatile().load_u64(8), 2 * ADDS * 3);
+    assert_eq!(service.memory.load(8), 2 * ADDS * 3);
 }
 
 pub(crate) fn concurrent_adds_from_two_processes_sum_up<F: Fixture>() {
@@ -149,15 +144,14 @@ pub(crate) fn concurrent_adds_from_two_processes_sum_up<F: Fixture>() {
         let (mut endpoint, received) = connect_to::<F>(&transport, &address);
         return add::<F>(&transport, &mut endpoint, received.grants[0]);
     }
-    let mut target = Target::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
-    let mut client = target.client();
+    let service = Service::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
+    let mut caller = service.caller();
     let claim = "concurrent_adds_from_two_processes_sum_up";
-    let second = Second::start::<F>(claim, &target.listener.address());
-    let offer = Offer { message: Vec::new(), grants: vec![target.region.whole()] };
-    let _server = accept::<F>(&mut target.listener, offer);
-    add::<F>(&target.transport, &mut client.endpoint, client.remote);
+    let second = Second::start::<F>(claim, &service.listening.address);
+    let _accepted = service.accept();
+    add::<F>(&service.transport, &mut caller.endpoint, caller.remote);
     second.wait();
-    assert_eq!(target.region.as_volatile().load_u64(8), 2 * ADDS * 3);
+    assert_eq!(service.memory.load(8), 2 * ADDS * 3);
 }
 
 pub(crate) fn a_killed_process_is_noticed<F: Fixture>() {
@@ -168,14 +162,13 @@ pub(crate) fn a_killed_process_is_noticed<F: Fixture>() {
         beacon.set(1).unwrap();
         return wait_until_gone(&mut endpoint);
     }
-    let mut target = Target::<F>::new(4096, RIGHTS);
-    let mut bystander = target.client();
-    let mut second = Second::start::<F>("a_killed_process_is_noticed", &target.listener.address());
-    let offer = Offer { message: Vec::new(), grants: vec![target.region.whole()] };
-    let mut endpoint = accept::<F>(&mut target.listener, offer);
-    wait_for("a sign of life", || (target.region.as_volatile().load_u64(0) == 1).then_some(()));
-    endpoint.check().expect("it lives");
+    let service = Service::<F>::new(4096, RIGHTS);
+    let mut bystander = service.caller();
+    let mut second = Second::start::<F>("a_killed_process_is_noticed", &service.listening.address);
+    let accepted = service.accept();
+    wait_for("a sign of life", || (service.memory.load(0) == 1).then_some(()));
+    assert!(accepted.is_connected(), "it lives");
     second.0.kill().unwrap();
-    wait_until_gone(&mut endpoint);
+    accepted.wait_until_gone();
     bystander.endpoint.check().expect("others go on");
 }

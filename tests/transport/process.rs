@@ -3,9 +3,9 @@
 use std::process::{Child, Command, Stdio};
 use std::task::Poll;
 
-use slackline::transport::{Address, Connecting, Incoming, Listener, Offer, Received, Transport};
+use slackline::transport::{Address, Connecting, Offer, Received, Transport};
 
-use super::fixture::{EndpointOf, Fixture, ListenerOf, now, wait_for};
+use super::fixture::{EndpointOf, Fixture, now, wait_for};
 
 const ADDRESS: &str = "SLACKLINE_TEST_CONNECT_TO";
 
@@ -42,18 +42,6 @@ impl Drop for Second {
             let _status = self.0.wait();
         }
     }
-}
-
-/// Lets one peer in.
-pub(crate) fn accept<F: Fixture>(listener: &mut ListenerOf<F>, offer: Offer) -> EndpointOf<F> {
-    let incoming = wait_for("a peer", || {
-        let incoming = listener.poll(now());
-        if incoming.is_none() {
-            std::thread::sleep(std::time::Duration::from_micros(200));
-        }
-        incoming
-    });
-    incoming.accept(offer).expect("accept")
 }
 
 /// Connects from the second process.

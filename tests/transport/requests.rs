@@ -2,10 +2,11 @@
 
 use slackline::mem::{Access, RemoteSlice};
 use slackline::transport::{
-    AtomicDomain, Endpoint, Flags, Inline, Listener, Operation, PostError, Transport, WorkRequest,
+    AtomicDomain, Endpoint, Flags, Inline, Operation, PostError, Transport, WorkRequest,
 };
 
-use super::fixture::{Client, Fixture, Target, bytes_of, completion, noise, read, run, wait_for, write};
+use super::fixture::{Fixture, bytes_of, completion, noise, read, run, wait_for, write};
+use super::service::{Caller, Service};
 
 const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const SIZES: [usize; 8] = [0, 1, 8, 9, 64, 4096, 4097, (1 << 20) + 13];
@@ -13,14 +14,14 @@ const OFFSETS: [usize; 4] = [0, 1, 8, 4093];
 const SPACE: usize = (1 << 20) + 8192;
 
 pub(crate) fn writes_of_every_size_arrive_at_odd_offsets<F: Fixture>() {
-    let mut target = Target::<F>::new(SPACE, RIGHTS);
-    let Client { mut endpoint, remote, server: _server } = target.client();
+    let service = Service::<F>::new(SPACE, RIGHTS);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
     for (round, (len, offset)) in SIZES.iter().flat_map(|len| OFFSETS.map(|at| (*len, at))).enumerate() {
         let (before, new) = (noise(99, SPACE), noise(round as u64, len));
-        target.region.slice(0, SPACE).unwrap().as_volatile().write(&before);
-        run(&mut endpoint, write(target.local(&new), remote.slice(offset as u64, len as u64).unwrap()))
+        service.memory.write(0, &before);
+        run(&mut endpoint, write(service.local(&new), remote.slice(offset as u64, len as u64).unwrap()))
             .unwrap();
-        let after = bytes_of(&target.region.slice(0, SPACE).unwrap());
+        let after = service.memory.bytes(0..SPACE);
         assert!(after[offset..offset + len] == new, "{len} bytes at {offset}");
         assert!(after[..offset] == before[..offset], "{len} bytes at {offset}: before it");
         assert!(after[offset + len..] == before[offset + len..], "{len} bytes at {offset}: behind it");
@@ -28,13 +29,13 @@ pub(crate) fn writes_of_every_size_arrive_at_odd_offsets<F: Fixture>() {
 }
 
 pub(crate) fn reads_of_every_size_arrive_at_odd_offsets<F: Fixture>() {
-    let mut target = Target::<F>::new(SPACE, RIGHTS);
-    let Client { mut endpoint, remote, server: _server } = target.client();
+    let service = Service::<F>::new(SPACE, RIGHTS);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
     let there = noise(5, SPACE);
-    target.region.slice(0, SPACE).unwrap().as_volatile().write(&there);
+    service.memory.write(0, &there);
     for len in SIZES {
         for offset in OFFSETS {
-            let local = target.local(&vec![0xEE; len]);
+            let local = service.local(&vec![0xEE; len]);
             run(&mut endpoint, read(local.clone(), remote.slice(offset as u64, len as u64).unwrap()))
                 .unwrap();
             assert!(bytes_of(&local) == there[offset..offset + len], "{len} bytes at {offset}");
@@ -43,8 +44,8 @@ pub(crate) fn reads_of_every_size_arrive_at_odd_offsets<F: Fixture>() {
 }
 
 pub(crate) fn inline_words_arrive_as_little_endian_words<F: Fixture>() {
-    let mut target = Target::<F>::new(4096, RIGHTS);
-    let Client { mut endpoint, remote, server: _server } = target.client();
+    let service = Service::<F>::new(4096, RIGHTS);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
     let line = [1, 2, 3, 4, 5, 6, 7, u64::MAX];
     let operation =
         Operation::WriteInline { data: Inline::line(line), remote: remote.slice(64, 64).unwrap() };
@@ -52,38 +53,38 @@ pub(crate) fn inline_words_arrive_as_little_endian_words<F: Fixture>() {
     let word = Inline::word(0x0102_0304_0506_0708);
     run(&mut endpoint, Operation::WriteInline { data: word, remote: remote.slice(128, 8).unwrap() }).unwrap();
     for (index, word) in line.iter().enumerate() {
-        assert_eq!(target.region.as_volatile().load_u64(64 + index * 8), *word);
+        assert_eq!(service.memory.load(64 + index * 8), *word);
     }
-    assert_eq!(bytes_of(&target.region.slice(128, 8).unwrap()), [8, 7, 6, 5, 4, 3, 2, 1]);
+    assert_eq!(service.memory.bytes(128..128 + 8), [8, 7, 6, 5, 4, 3, 2, 1]);
 }
 
 pub(crate) fn a_write_that_is_to_be_noticed_is_a_write_like_any_other<F: Fixture>() {
-    let mut target = Target::<F>::new(4096, RIGHTS);
+    let service = Service::<F>::new(4096, RIGHTS);
     // Nobody waits here: not where they could be woken, and not where nothing could.
-    target.listener.be_notified().unwrap();
-    let Client { mut endpoint, remote, server: _server } = target.client();
+    service.listening.be_notified();
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
     for word in 1..=200 {
         let data = Inline::word(word);
         let inline = Operation::WriteInline { data, remote: remote.slice(8, 8).unwrap() };
-        let long = write(target.local(&noise(word, 4088)), remote.slice(8, 4088).unwrap());
+        let long = write(service.local(&noise(word, 4088)), remote.slice(8, 4088).unwrap());
         let mut batch = [WorkRequest::unsignalled(1, long), WorkRequest::signalled(2, inline)];
         batch.iter_mut().for_each(|request| request.flags |= Flags::NOTIFY);
         endpoint.post(&batch).unwrap();
         let done = completion(&mut endpoint);
         assert_eq!((done.id.0, done.result), (2, Ok(())));
-        assert_eq!(target.region.as_volatile().load_u64(8), word);
+        assert_eq!(service.memory.load(8), word);
     }
-    target.listener.wait(std::time::Duration::from_secs(1));
+    service.listening.wait(std::time::Duration::from_secs(1));
 }
 
 pub(crate) fn atomics_do_what_they_say<F: Fixture>() {
     if F::transport().capabilities().atomics == AtomicDomain::None {
         return;
     }
-    let mut target = Target::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
-    let Client { mut endpoint, remote, server: _server } = target.client();
-    let (local, word) = (target.local(&[0; 8]), remote.slice(16, 8).unwrap());
-    let there = || target.region.as_volatile().load_u64(16);
+    let service = Service::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
+    let (local, word) = (service.local(&[0; 8]), remote.slice(16, 8).unwrap());
+    let there = || service.memory.load(16);
     let mut step = |operation: &dyn Fn() -> Operation| {
         run(&mut endpoint, operation()).unwrap();
         local.as_volatile().load_u64(0)
@@ -97,8 +98,8 @@ pub(crate) fn atomics_do_what_they_say<F: Fixture>() {
 }
 
 pub(crate) fn unsignalled_requests_stay_silent<F: Fixture>() {
-    let mut target = Target::<F>::new(4096, RIGHTS);
-    let Client { mut endpoint, remote, server: _server } = target.client();
+    let service = Service::<F>::new(4096, RIGHTS);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
     let word =
         |value| Operation::WriteInline { data: Inline::word(value), remote: remote.slice(0, 8).unwrap() };
     for value in 1..=10 {
@@ -107,19 +108,19 @@ pub(crate) fn unsignalled_requests_stay_silent<F: Fixture>() {
     endpoint.post(&[WorkRequest::signalled(11, word(11))]).unwrap();
     assert_eq!(completion(&mut endpoint).id.0, 11, "the first that is heard of");
     assert_eq!(endpoint.poll(), None);
-    assert_eq!(target.region.as_volatile().load_u64(0), 11);
+    assert_eq!(service.memory.load(0), 11);
 }
 
 pub(crate) fn signalled_requests_complete_in_order<F: Fixture>() {
-    let mut target = Target::<F>::new(SPACE, RIGHTS);
-    let Client { mut endpoint, remote, server: _server } = target.client();
-    let long = target.local(&noise(1, 100_000));
+    let service = Service::<F>::new(SPACE, RIGHTS);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
+    let long = service.local(&noise(1, 100_000));
     let mut batch = Vec::new();
     for id in 0..30 {
         let operation = match id % 3 {
             0 => write(long.clone(), remote.slice(0, 100_000).unwrap()),
             1 => Operation::WriteInline { data: Inline::word(id), remote: remote.slice(0, 8).unwrap() },
-            _ => read(target.local(&[0; 8]), remote.slice(0, 8).unwrap()),
+            _ => read(service.local(&[0; 8]), remote.slice(0, 8).unwrap()),
         };
         batch.push(WorkRequest::signalled(1000 + id, operation));
     }
@@ -133,9 +134,9 @@ pub(crate) fn signalled_requests_complete_in_order<F: Fixture>() {
 }
 
 pub(crate) fn a_full_queue_posts_nothing_and_recovers_by_polling<F: Fixture>() {
-    let mut target = Target::<F>::new(4096, RIGHTS);
-    let depth = target.transport.capabilities().queue_depth;
-    let Client { mut endpoint, remote, server: _server } = target.client();
+    let service = Service::<F>::new(4096, RIGHTS);
+    let depth = service.transport.capabilities().queue_depth;
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
     let word = |at, value| {
         let operation =
             Operation::WriteInline { data: Inline::word(value), remote: remote.slice(at, 8).unwrap() };
@@ -160,22 +161,22 @@ pub(crate) fn a_full_queue_posts_nothing_and_recovers_by_polling<F: Fixture>() {
 }
 
 pub(crate) fn a_batch_longer_than_the_queue_is_refused_for_good<F: Fixture>() {
-    let mut target = Target::<F>::new(4096, RIGHTS);
-    let depth = target.transport.capabilities().queue_depth;
-    let Client { mut endpoint, remote, server: _server } = target.client();
+    let service = Service::<F>::new(4096, RIGHTS);
+    let depth = service.transport.capabilities().queue_depth;
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
     let remote = remote.slice(0, 8).unwrap();
     let request = WorkRequest::signalled(1, Operation::WriteInline { data: Inline::word(9), remote });
     let batch = vec![request; depth + 1];
     assert_eq!(endpoint.post(&batch), Err(PostError::BatchTooLong { batch: depth + 1, depth }));
     assert_eq!(endpoint.poll(), None);
-    assert_eq!(target.region.as_volatile().load_u64(0), 0);
+    assert_eq!(service.memory.load(0), 0);
     endpoint.post(&batch[..depth]).expect("the longest that fits");
 }
 
 pub(crate) fn malformed_requests_are_named_and_nothing_is_posted<F: Fixture>() {
-    let mut target = Target::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
-    let Client { mut endpoint, remote, server: _server } = target.client();
-    let local = target.local(&[7; 64]);
+    let service = Service::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
+    let local = service.local(&[7; 64]);
     let good = Operation::WriteInline { data: Inline::word(1), remote: remote.slice(0, 8).unwrap() };
     let short = remote.slice(64, 63).unwrap();
     let eight = |at| local.slice(at, 8).unwrap();
@@ -198,48 +199,48 @@ pub(crate) fn malformed_requests_are_named_and_nothing_is_posted<F: Fixture>() {
         assert!(matches!(error, PostError::Malformed { index: 1, .. }), "{error}");
         assert_eq!(endpoint.poll(), None);
     }
-    assert_eq!(target.region.as_volatile().load_u64(0), 0, "not even the good part");
+    assert_eq!(service.memory.load(0), 0, "not even the good part");
     run(&mut endpoint, good).expect("the endpoint goes on");
 }
 
 pub(crate) fn an_endpoint_may_be_dropped_with_completions_not_polled<F: Fixture>() {
-    let mut target = Target::<F>::new(SPACE, RIGHTS);
+    let service = Service::<F>::new(SPACE, RIGHTS);
     for _ in 0..10 {
-        let Client { mut endpoint, remote, mut server } = target.client();
+        let Caller { mut endpoint, remote, server } = service.caller();
         for id in 0..20 {
-            let local = target.local(&vec![0; 1 << 20]);
+            let local = service.local(&vec![0; 1 << 20]);
             let request = WorkRequest::signalled(id, read(local, remote.slice(0, 1 << 20).unwrap()));
             endpoint.post(&[request]).unwrap();
         }
         drop(endpoint);
-        wait_for("the server to notice", || server.check().err());
+        server.wait_until_gone();
     }
 }
 
 pub(crate) fn memory_outlives_its_region_while_a_request_holds_it<F: Fixture>() {
-    let mut target = Target::<F>::new(SPACE, RIGHTS);
-    let Client { mut endpoint, remote, server: _server } = target.client();
+    let service = Service::<F>::new(SPACE, RIGHTS);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
     let new = noise(8, 1 << 20);
-    let request = WorkRequest::signalled(1, write(target.local(&new), remote.slice(0, 1 << 20).unwrap()));
+    let request = WorkRequest::signalled(1, write(service.local(&new), remote.slice(0, 1 << 20).unwrap()));
     endpoint.post(&[request]).unwrap();
     assert_eq!(completion(&mut endpoint).result, Ok(()));
-    assert!(bytes_of(&target.region.slice(0, 1 << 20).unwrap()) == new);
+    assert!(service.memory.bytes(0..1 << 20) == new);
 }
 
 pub(crate) fn mapped_memory_is_the_peers_own_where_it_is_in_place<F: Fixture>() {
-    let mut target = Target::<F>::new(8192, RIGHTS);
-    let Client { endpoint, remote, server: _server } = target.client();
+    let service = Service::<F>::new(8192, RIGHTS);
+    let Caller { endpoint, remote, server: _server } = service.caller();
     let word = remote.slice(4096, 8).unwrap();
-    if !target.transport.capabilities().in_place {
+    if !service.transport.capabilities().in_place {
         assert!(endpoint.map(&word).is_none());
         return;
     }
     let mapped = endpoint.map(&word).expect("granted");
-    target.region.as_volatile().store_u64(4096, 5);
+    service.memory.store(4096, 5);
     assert_eq!(mapped.as_volatile().load_u64(0), 5);
     mapped.as_volatile().store_u64(0, 6);
-    assert_eq!(target.region.as_volatile().load_u64(4096), 6);
-    let len = target.region.len() as u64;
+    assert_eq!(service.memory.load(4096), 6);
+    let len = service.memory.len as u64;
     for offset in [len - 7, len, u64::MAX - 3] {
         assert!(endpoint.map(&RemoteSlice { offset, ..word }).is_none(), "offset {offset}");
     }
@@ -248,11 +249,11 @@ pub(crate) fn mapped_memory_is_the_peers_own_where_it_is_in_place<F: Fixture>() 
 }
 
 pub(crate) fn a_read_into_memory_mapped_read_only_is_malformed<F: Fixture>() {
-    let mut target = Target::<F>::new(4096, Access::REMOTE_READ);
-    if !target.transport.capabilities().in_place {
+    let service = Service::<F>::new(4096, Access::REMOTE_READ);
+    if !service.transport.capabilities().in_place {
         return;
     }
-    let Client { mut endpoint, remote, server: _server } = target.client();
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
     let word = remote.slice(0, 8).unwrap();
     let mapped = endpoint.map(&word).unwrap();
     let error = endpoint.post(&[WorkRequest::signalled(1, read(mapped, word))]).unwrap_err();
@@ -260,8 +261,8 @@ pub(crate) fn a_read_into_memory_mapped_read_only_is_malformed<F: Fixture>() {
 }
 
 pub(crate) fn a_beacon_sets_its_word_from_another_thread<F: Fixture>() {
-    let mut target = Target::<F>::new(4096, RIGHTS);
-    let Client { mut endpoint, remote, server: _server } = target.client();
+    let service = Service::<F>::new(4096, RIGHTS);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
     let mut beacon = endpoint.beacon(&remote.slice(256, 8).unwrap()).unwrap();
     let beating = std::thread::spawn(move || {
         for value in 1..=1000 {
@@ -274,21 +275,21 @@ pub(crate) fn a_beacon_sets_its_word_from_another_thread<F: Fixture>() {
         run(&mut endpoint, Operation::WriteInline { data: Inline::word(value), remote }).unwrap();
     }
     let mut beacon = beating.join().unwrap();
-    let word = || target.region.as_volatile().load_u64(256);
+    let word = || service.memory.load(256);
     wait_for("the last beat", || (word() == 1000).then_some(()));
     drop(endpoint);
     wait_for("the beacon to go out with its endpoint", || beacon.set(1001).err());
 }
 
 pub(crate) fn a_beacon_is_one_aligned_writable_word<F: Fixture>() {
-    let mut target = Target::<F>::new(4096, RIGHTS);
-    let Client { mut endpoint, remote, server: _server } = target.client();
+    let service = Service::<F>::new(4096, RIGHTS);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
     for (offset, len) in [(0, 16), (4, 8), (4096, 8), (0, 0)] {
         let wrong = endpoint.beacon(&RemoteSlice { key: remote.key, offset, len });
         assert!(wrong.is_err(), "{len} bytes at {offset}");
     }
     endpoint.check().expect("asking for it harms nobody");
-    let mut target = Target::<F>::new(4096, Access::REMOTE_READ);
-    let Client { endpoint, remote, server: _server } = target.client();
+    let service = Service::<F>::new(4096, Access::REMOTE_READ);
+    let Caller { endpoint, remote, server: _server } = service.caller();
     assert!(endpoint.beacon(&remote.slice(0, 8).unwrap()).is_err());
 }

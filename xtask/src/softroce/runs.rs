@@ -142,9 +142,17 @@ pub(super) const RUNS: &[Run] = &[
         devices: 1,
         job: Job::Tests {
             build: &["-p", "slackline", "--test", "verbs"],
-            filters: &["across_processes", "from_two_processes", "a_killed_process", "pulls_by", "pushed_by"],
+            filters: &[
+                "verbs_apart::",
+                "between_two_guests",
+                "across_processes",
+                "from_two_processes",
+                "a_killed_process",
+                "pulls_by",
+                "pushed_by",
+            ],
         },
-        timeout: Duration::from_secs(400),
+        timeout: Duration::from_secs(600),
     },
     Run {
         name: "measure-apart",

@@ -1,0 +1,118 @@
+//! A server in another process: how it is started, asked and ended.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+use super::fixture::{Fixture, PATIENCE, wait_for};
+use super::server::{Answer, Ask, Here, Server, this_process};
+
+/// Where the process that asks listens.
+const ASKED_FROM: &str = "SLACKLINE_TEST_ASKED_FROM";
+/// The claim whose test a process runs to serve.
+const SERVING: &str = "the_server_is_another_process";
+/// Nobody says more at once: a message of a handshake, and what stands before it.
+const BYTES_MAX: u64 = 64 << 20;
+
+/// A process that serves, with a [`Here`] of its own. It ends with this value.
+pub(crate) struct Elsewhere {
+    process: Child,
+    stream: TcpStream,
+}
+
+impl Elsewhere {
+    pub(crate) fn start<F: Fixture>() -> Elsewhere {
+        let listener = TcpListener::bind((F::host(), 0)).expect("listen for the other process");
+        let address = listener.local_addr().expect("where");
+        let mut command = Command::new(std::env::current_exe().expect("this binary"));
+        command
+            .args(["--exact", &format!("{}_apart::{SERVING}", F::MODULE), "--nocapture", "--test-threads=1"])
+            .env(ASKED_FROM, address.to_string())
+            .stdout(Stdio::null());
+        let mut process = F::start(&mut command).expect("run this binary again");
+        listener.set_nonblocking(true).expect("a listener that does not block");
+        let stream = wait_for("the other process to call", || {
+            assert!(matches!(process.try_wait(), Ok(None)), "the other process has ended: it has said why");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            listener.accept().ok()
+        });
+        stream.0.set_nonblocking(false).expect("a stream that blocks");
+        Elsewhere { process, stream: prepared(stream.0) }
+    }
+
+    /// An error, too, if the process is gone.
+    pub(crate) fn ask(&mut self, ask: &Ask, bytes: &[u8]) -> Answer {
+        let head = postcard::to_allocvec(ask).expect("it can be written");
+        let answer = send(&mut self.stream, &head, bytes).and_then(|()| receive(&mut self.stream));
+        let (head, bytes) = answer.map_err(|error| format!("the other process: {error}"))?;
+        let reply: Result<_, String> = postcard::from_bytes(&head).expect("an answer");
+        Ok((reply?, bytes))
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        // It ends by itself once nobody can ask any more. Its end is looked at, unless this is no good one either.
+        let _gone_already = self.stream.shutdown(std::net::Shutdown::Both);
+        if std::thread::panicking() {
+            let _ended = self.process.kill();
+            let _status = self.process.wait();
+            return;
+        }
+        let status = wait_for("the other process to end", || self.process.try_wait().expect("wait"));
+        assert!(status.success(), "the other process failed: {status}");
+    }
+}
+
+/// Answers the process that started this one, until it asks no more. False if nobody did.
+fn serve<F: Fixture>() -> bool {
+    let Ok(address) = std::env::var(ASKED_FROM) else { return false };
+    let mut stream = prepared(TcpStream::connect(address).expect("call back"));
+    let mut here = Here::<F>::new(F::transport());
+    while let Ok((head, bytes)) = receive(&mut stream) {
+        let ask = postcard::from_bytes(&head).expect("something asked");
+        let (reply, bytes) = match here.answer(ask, bytes) {
+            Ok((reply, bytes)) => (Ok(reply), bytes),
+            Err(error) => (Err(error), Vec::new()),
+        };
+        let head = postcard::to_allocvec(&reply).expect("it can be written");
+        if send(&mut stream, &head, &bytes).is_err() {
+            break;
+        }
+    }
+    true
+}
+
+pub(crate) fn the_server_is_another_process<F: Fixture>() {
+    if !serve::<F>() {
+        let server = Server::<F>::new(&F::transport());
+        assert_ne!(server.process(), this_process());
+        assert_eq!(server.process(), server.process(), "and the same one all the time");
+    }
+}
+
+fn prepared(stream: TcpStream) -> TcpStream {
+    stream.set_nodelay(true).expect("a stream without delay");
+    stream.set_read_timeout(Some(2 * PATIENCE)).expect("a stream with a deadline");
+    stream
+}
+
+/// Lengths of both parts, then both.
+fn send(stream: &mut TcpStream, head: &[u8], bytes: &[u8]) -> io::Result<()> {
+    let lengths = [head.len() as u64, bytes.len() as u64];
+    stream.write_all(&[lengths[0].to_le_bytes(), lengths[1].to_le_bytes()].concat())?;
+    stream.write_all(head)?;
+    stream.write_all(bytes)
+}
+
+fn receive(stream: &mut TcpStream) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    let mut lengths = [[0; 8]; 2];
+    lengths.iter_mut().try_for_each(|length| stream.read_exact(length))?;
+    let mut part = |length: [u8; 8]| {
+        let length = u64::from_le_bytes(length);
+        assert!(length <= BYTES_MAX, "{length} bytes");
+        let mut bytes = vec![0; length as usize];
+        stream.read_exact(&mut bytes).map(|()| bytes)
+    };
+    Ok((part(lengths[0])?, part(lengths[1])?))
+}
