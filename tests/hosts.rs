@@ -14,6 +14,7 @@ mod transport {
     pub(crate) mod elsewhere;
     pub(crate) mod fixture;
     pub(crate) mod handshake;
+    pub(crate) mod here;
     pub(crate) mod ordering;
     pub(crate) mod process;
     pub(crate) mod requests;

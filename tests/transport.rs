@@ -11,6 +11,7 @@ mod transport {
     pub(crate) mod elsewhere;
     pub(crate) mod fixture;
     pub(crate) mod handshake;
+    pub(crate) mod here;
     pub(crate) mod ordering;
     pub(crate) mod process;
     pub(crate) mod requests;
@@ -71,6 +72,7 @@ impl Fixture for SimFixture {
     const MODULE: &'static str = "sim";
     const KEYS_ARE_OF_ONE_CONNECTION: bool = false;
     const TRESPASSES_ARE_COUNTED: bool = false;
+    const ALLOCATES_NOTHING: bool = false;
     const ROUNDS: u64 = 2_000;
 
     fn transport() -> SimTransport {

@@ -13,6 +13,7 @@ mod transport {
     pub(crate) mod elsewhere;
     pub(crate) mod fixture;
     pub(crate) mod handshake;
+    pub(crate) mod here;
     pub(crate) mod ordering;
     pub(crate) mod process;
     pub(crate) mod requests;
@@ -46,7 +47,8 @@ use slackline::channel::Secret;
 use slackline::transport::Address;
 use slackline::transport::verbs::{Verbs, VerbsOptions};
 use transport::fixture::{Apart, Fixture};
-use transport::server::{Server, this_process};
+use transport::here::this_process;
+use transport::server::Server;
 
 fn environment_address(name: &str) -> Option<IpAddr> {
     std::env::var(name).ok().map(|text| text.parse().expect("an address"))

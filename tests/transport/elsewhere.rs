@@ -5,7 +5,8 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
 use super::fixture::{Fixture, PATIENCE, wait_for};
-use super::server::{Answer, Ask, Here, Server, this_process};
+use super::here::{Answer, Ask, Here, this_process};
+use super::server::Server;
 
 /// Where the process that asks listens.
 const ASKED_FROM: &str = "SLACKLINE_TEST_ASKED_FROM";

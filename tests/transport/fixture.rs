@@ -27,10 +27,14 @@ pub(crate) trait Fixture: 'static {
     /// How many payloads are announced where it is watched that none is late. Fewer where each takes more switches
     /// between threads than this machine may have processors for.
     const ROUNDS: u64 = 100_000;
+    /// How often each of two adds to a word.
+    const ADDS: u64 = 20_000;
     /// False where keys are handed out that open something on other connections, too, as some devices do.
     const KEYS_ARE_OF_ONE_CONNECTION: bool = true;
     /// False where nobody tells that a peer reached for what it was not granted.
     const TRESPASSES_ARE_COUNTED: bool = true;
+    /// False where the data path may allocate: where it is a model of one.
+    const ALLOCATES_NOTHING: bool = true;
     /// True if the servers of claims are in processes of their own.
     const SERVERS_ARE_ELSEWHERE: bool = false;
     fn transport() -> Self::Transport;
@@ -52,9 +56,12 @@ pub(crate) struct Apart<F>(PhantomData<F>);
 impl<F: Fixture> Fixture for Apart<F> {
     type Transport = F::Transport;
     const MODULE: &'static str = F::MODULE;
-    const ROUNDS: u64 = F::ROUNDS;
+    /// Fewer: `F` itself has seen all of them.
+    const ROUNDS: u64 = F::ROUNDS / 4;
+    const ADDS: u64 = F::ADDS / 4;
     const KEYS_ARE_OF_ONE_CONNECTION: bool = F::KEYS_ARE_OF_ONE_CONNECTION;
     const TRESPASSES_ARE_COUNTED: bool = F::TRESPASSES_ARE_COUNTED;
+    const ALLOCATES_NOTHING: bool = F::ALLOCATES_NOTHING;
     const SERVERS_ARE_ELSEWHERE: bool = true;
 
     fn transport() -> F::Transport {

@@ -46,7 +46,8 @@ fn announce<F: Fixture>(transport: &F::Transport, endpoint: &mut impl Endpoint, 
     }
 }
 
-/// In the server's process: polls the announcing word and checks what it announces, until the last round; tells how many it saw.
+/// In the server's process: polls the announcing word and checks what it announces, until the last round. Tells how
+/// many it saw.
 pub(crate) fn watch<F: Fixture>(region: &MemoryRegion) -> u64 {
     let memory = region.as_volatile();
     let (mut last, mut seen) = (0, 0);
@@ -99,13 +100,11 @@ pub(crate) fn a_word_never_announces_a_payload_that_is_not_there_across_processe
     second.wait();
 }
 
-const ADDS: u64 = 20_000;
-
 fn add<F: Fixture>(transport: &F::Transport, endpoint: &mut impl Endpoint, remote: RemoteSlice) {
     let local = transport.allocate(8, Access::LOCAL).unwrap().slice(0, 8).unwrap();
     let remote = remote.slice(8, 8).unwrap();
     let mut last = None;
-    for id in 0..ADDS {
+    for id in 0..F::ADDS {
         let operation = Operation::FetchAdd { local: local.clone(), remote, add: 3 };
         post(endpoint, &[WorkRequest::signalled(id, operation)]);
         completion(endpoint).result.expect("an atomic failed");
@@ -132,7 +131,7 @@ pub(crate) fn concurrent_adds_from_two_endpoints_sum_up<F: Fixture>() {
         }
         go.store(true, Ordering::Relaxed);
     });
-    assert_eq!(service.memory.load(8), 2 * ADDS * 3);
+    assert_eq!(service.memory.load(8), 2 * F::ADDS * 3);
 }
 
 pub(crate) fn concurrent_adds_from_two_processes_sum_up<F: Fixture>() {
@@ -151,7 +150,7 @@ pub(crate) fn concurrent_adds_from_two_processes_sum_up<F: Fixture>() {
     let _accepted = service.accept();
     add::<F>(&service.transport, &mut caller.endpoint, caller.remote);
     second.wait();
-    assert_eq!(service.memory.load(8), 2 * ADDS * 3);
+    assert_eq!(service.memory.load(8), 2 * F::ADDS * 3);
 }
 
 pub(crate) fn a_killed_process_is_noticed<F: Fixture>() {

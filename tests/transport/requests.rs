@@ -111,6 +111,33 @@ pub(crate) fn unsignalled_requests_stay_silent<F: Fixture>() {
     assert_eq!(service.memory.load(0), 11);
 }
 
+pub(crate) fn posting_and_polling_allocate_nothing<F: Fixture>() {
+    let service = Service::<F>::new(SPACE, RIGHTS | Access::REMOTE_ATOMIC);
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
+    let (long, short) = (service.local(&noise(1, 100_000)), service.local(&[0; 8]));
+    let (all_of_long, word) = (remote.slice(0, 100_000).unwrap(), remote.slice(0, 8).unwrap());
+    let mut batch = vec![
+        WorkRequest::unsignalled(1, write(long.clone(), all_of_long)),
+        WorkRequest::unsignalled(2, Operation::WriteInline { data: Inline::word(3), remote: word }),
+        WorkRequest::unsignalled(3, read(long, all_of_long)),
+        WorkRequest::signalled(4, read(short.clone(), word)),
+    ];
+    if service.transport.capabilities().atomics != AtomicDomain::None {
+        batch.insert(
+            3,
+            WorkRequest::unsignalled(5, Operation::FetchAdd { local: short, remote: word, add: 1 }),
+        );
+    }
+    let mut round = || {
+        endpoint.post(&batch).unwrap();
+        assert_eq!(completion(&mut endpoint).result, Ok(()));
+    };
+    // What is kept from here on.
+    (0..10).for_each(|_| round());
+    let allocated = allocation_counter::measure(|| (0..100).for_each(|_| round()));
+    assert!(!F::ALLOCATES_NOTHING || allocated.count_total == 0, "{allocated:?}");
+}
+
 pub(crate) fn signalled_requests_complete_in_order<F: Fixture>() {
     let service = Service::<F>::new(SPACE, RIGHTS);
     let Caller { mut endpoint, remote, server: _server } = service.caller();

@@ -6,7 +6,8 @@ use slackline::mem::{Access, LocalSlice, RemoteSlice};
 use slackline::transport::{Connecting, Offer, Received, Transport};
 
 use super::fixture::{EndpointOf, Fixture, local, now, wait_for};
-use super::server::{Accepted, Listening, Memory, Part, Server};
+use super::here::Part;
+use super::server::{Accepted, Listening, Memory, Server};
 
 /// One connection: the client's end of it, and the server's, wherever that is.
 pub(crate) struct Joined<F: Fixture> {

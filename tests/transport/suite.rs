@@ -43,6 +43,7 @@ macro_rules! conformance {
                 a_write_that_is_to_be_noticed_is_a_write_like_any_other
                 atomics_do_what_they_say
                 unsignalled_requests_stay_silent
+                posting_and_polling_allocate_nothing
                 signalled_requests_complete_in_order
                 a_full_queue_posts_nothing_and_recovers_by_polling
                 a_batch_longer_than_the_queue_is_refused_for_good

@@ -1,0 +1,197 @@
+//! What can be asked of the side that listens, and how it is carried out in the process that has it.
+
+use std::ops::Range;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use slackline::mem::{Access, MemoryRegion, RemoteKey, RemoteSlice};
+use slackline::transport::{Endpoint, Incoming, Listener, Offer, Transport};
+
+use super::fixture::{EndpointOf, Fixture, ListenerOf, bytes_of, now, read, run};
+use super::ordering::watch;
+
+/// What the listening side is to do. What is made gets the number that the answer tells, counted for each kind; bytes
+/// travel beside it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Ask {
+    Process,
+    Allocate { bytes: usize, access: u32 },
+    Load { region: usize, at: usize },
+    Store { region: usize, at: usize, value: u64 },
+    Read { region: usize, part: Range<usize> },
+    Write { region: usize, at: usize },
+    Watch { region: usize },
+    Seen,
+    Listen { address: Option<String> },
+    Close { listener: usize },
+    BeNotified { listener: usize },
+    Wait { listener: usize, at_most: Duration },
+    Poll { listener: usize },
+    Accept { incoming: usize, grants: Vec<Part> },
+    Refuse { incoming: usize },
+    IsThere { endpoint: usize },
+    Fetch { endpoint: usize, remote: Slice },
+    HangUp { endpoint: usize },
+    Trespasses,
+}
+
+/// A part of a region of the listening side.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Part {
+    pub(crate) region: usize,
+    pub(crate) range: Range<usize>,
+}
+
+/// A [`RemoteSlice`]: its key, offset and length.
+pub(crate) type Slice = (u64, u64, u64);
+
+/// What came of it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Reply {
+    pub(crate) number: u64,
+    pub(crate) text: Option<String>,
+    pub(crate) grants: Vec<Slice>,
+}
+
+/// The number of who has not arrived.
+pub(crate) const NOBODY: u64 = u64::MAX;
+
+/// A reply and its bytes, or the error's debugging text.
+pub(crate) type Answer = Result<(Reply, Vec<u8>), String>;
+
+type IncomingOf<F> = <ListenerOf<F> as Listener>::Incoming;
+
+/// The listening side itself.
+pub(crate) struct Here<F: Fixture> {
+    transport: F::Transport,
+    regions: Vec<MemoryRegion>,
+    listeners: Vec<Option<ListenerOf<F>>>,
+    arrived: Vec<Option<IncomingOf<F>>>,
+    endpoints: Vec<Option<EndpointOf<F>>>,
+    watching: Option<JoinHandle<u64>>,
+}
+
+fn keep<T>(things: &mut Vec<Option<T>>, thing: T) -> u64 {
+    things.push(Some(thing));
+    things.len() as u64 - 1
+}
+
+impl<F: Fixture> Here<F> {
+    pub(crate) fn new(transport: F::Transport) -> Here<F> {
+        let (listeners, arrived, endpoints) = (Vec::new(), Vec::new(), Vec::new());
+        Here { transport, regions: Vec::new(), listeners, arrived, endpoints, watching: None }
+    }
+
+    fn listener(&mut self, number: usize) -> &mut ListenerOf<F> {
+        self.listeners[number].as_mut().expect("it listens")
+    }
+
+    fn endpoint(&mut self, number: usize) -> &mut EndpointOf<F> {
+        self.endpoints[number].as_mut().expect("it is connected")
+    }
+
+    /// # Panics
+    /// On what no claim asks for.
+    pub(crate) fn answer(&mut self, ask: Ask, bytes: Vec<u8>) -> Answer {
+        let number = |number: u64| Ok((Reply { number, ..Reply::default() }, Vec::new()));
+        match ask {
+            Ask::Process => Ok((Reply { text: Some(this_process()), ..Reply::default() }, Vec::new())),
+            Ask::Allocate { bytes, access } => {
+                let access = Access::from_bits(access).expect("rights");
+                let region = self.transport.allocate(bytes, access).map_err(text)?;
+                assert_eq!(region.len(), bytes, "claims ask for whole pages");
+                self.regions.push(region);
+                number(self.regions.len() as u64 - 1)
+            }
+            Ask::Load { region, at } => number(self.regions[region].as_volatile().load_u64(at)),
+            Ask::Store { region, at, value } => {
+                self.regions[region].as_volatile().store_u64(at, value);
+                number(0)
+            }
+            Ask::Read { region, part } => {
+                let slice = self.regions[region].slice(part.start, part.len()).expect("a part of it");
+                Ok((Reply::default(), bytes_of(&slice)))
+            }
+            Ask::Write { region, at } => {
+                self.regions[region]
+                    .slice(at, bytes.len())
+                    .expect("a part of it")
+                    .as_volatile()
+                    .write(&bytes);
+                number(0)
+            }
+            Ask::Watch { region } => {
+                let region = self.regions[region].clone();
+                self.watching = Some(std::thread::spawn(move || watch::<F>(&region)));
+                number(0)
+            }
+            Ask::Seen => {
+                let watching = self.watching.take().expect("somebody watches");
+                number(watching.join().expect("the watcher saw nothing wrong"))
+            }
+            Ask::Listen { address } => {
+                let address = address.map_or_else(F::address, |text| text.parse().expect("an address"));
+                let listener = self.transport.listen(&address).map_err(text)?;
+                let text = Some(listener.address().to_string());
+                let number = keep(&mut self.listeners, listener);
+                Ok((Reply { number, text, ..Reply::default() }, Vec::new()))
+            }
+            Ask::Close { listener } => {
+                self.listeners[listener] = None;
+                number(0)
+            }
+            Ask::BeNotified { listener } => {
+                number(self.listener(listener).be_notified().map_err(text)?.into())
+            }
+            Ask::Wait { listener, at_most } => {
+                self.listener(listener).wait(at_most);
+                number(0)
+            }
+            Ask::Poll { listener } => {
+                let Some(incoming) = self.listener(listener).poll(now()) else { return number(NOBODY) };
+                let received = incoming.received();
+                let grants =
+                    received.grants.iter().map(|slice| (slice.key.0, slice.offset, slice.len)).collect();
+                let message = received.message.clone();
+                let number = keep(&mut self.arrived, incoming);
+                Ok((Reply { number, grants, ..Reply::default() }, message))
+            }
+            Ask::Accept { incoming, grants } => {
+                let of = |part: &Part| self.regions[part.region].slice(part.range.start, part.range.len());
+                let grants = grants.iter().map(|part| of(part).expect("a part of it")).collect();
+                let incoming = self.arrived[incoming].take().expect("it is answered once");
+                let endpoint = incoming.accept(Offer { message: bytes, grants }).map_err(text)?;
+                number(keep(&mut self.endpoints, endpoint))
+            }
+            Ask::Refuse { incoming } => {
+                let incoming = self.arrived[incoming].take().expect("it is answered once");
+                incoming.refuse(&String::from_utf8(bytes).expect("a reason"));
+                number(0)
+            }
+            Ask::IsThere { endpoint } => number(self.endpoint(endpoint).check().is_ok().into()),
+            Ask::Fetch { endpoint, remote: (key, offset, len) } => {
+                let remote = RemoteSlice { key: RemoteKey(key), offset, len };
+                let region = self.transport.allocate(len as usize, Access::LOCAL).map_err(text)?;
+                let local = region.slice(0, len as usize).expect("all of it");
+                run(self.endpoint(endpoint), read(local.clone(), remote)).map_err(text)?;
+                Ok((Reply::default(), bytes_of(&local)))
+            }
+            Ask::HangUp { endpoint } => {
+                self.endpoints[endpoint] = None;
+                number(0)
+            }
+            Ask::Trespasses => number(self.transport.trespasses()),
+        }
+    }
+}
+
+/// A name of this process that no other one has: which life of which host it is of, and its number there.
+pub(crate) fn this_process() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("this host's life");
+    format!("{} {}", boot.trim(), std::process::id())
+}
+
+fn text(error: impl std::fmt::Debug) -> String {
+    format!("{error:?}")
+}
