@@ -21,8 +21,10 @@ mod transport {
 mod rdma {
     mod fork;
     mod hazards;
+    mod log;
     mod notice;
     mod objects;
+    mod probe;
     mod sides;
 }
 mod litmus {

@@ -292,10 +292,12 @@ impl Shared {
         &self.rails[0]
     }
 
-    /// The first device, its domain and the settings, without the secret and the count: for trying things.
+    /// The first device as it says it is, its domain and the settings, without the secret and the count: for trying
+    /// things.
     fn fresh(&self) -> Shared {
         Shared {
             rails: vec![self.first().clone()],
+            atomics: self.first().info.limits.atomics,
             atomics_fault: None,
             secret: None,
             trespasses: AtomicU64::new(0),
@@ -316,6 +318,7 @@ impl Shared {
         let cells = self.register(memory, Access::LOCAL)?;
         let mut initiator = Initiator::new(pair, &self.first().domain, cells, depth, self.piece_bytes());
         initiator.rail = rail;
+        initiator.has_atomics = self.atomics != AtomicDomain::None;
         // Soft-RoCE never sends a READ with a fence again: at the second try the READ counts itself among those that
         // it is to wait for, and nothing ends that. It answers requests one after the other, whatever they ask for.
         initiator.fences_reads = !at.info.is_soft_roce;
