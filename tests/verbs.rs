@@ -26,8 +26,10 @@ mod rdma {
     pub(crate) mod ends;
     mod fork;
     mod hazards;
+    mod log;
     mod notice;
     mod objects;
+    mod probe;
     mod sides;
     pub(crate) mod target;
 }

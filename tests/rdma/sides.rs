@@ -2,7 +2,7 @@
 
 use slackline::mem::{Access, MemoryRegion};
 use slackline::transport::verbs::{Verbs, VerbsOptions};
-use slackline::transport::{Inline, Offer, Operation, Transport, WorkRequest};
+use slackline::transport::{Endpoint, Inline, Offer, Operation, Transport, WorkRequest};
 
 use super::ends::{Pair, connect};
 use crate::VerbsFixture;
@@ -26,7 +26,8 @@ struct Side {
 impl Side {
     fn new(options: VerbsOptions) -> Side {
         let verbs = open(options);
-        let region = verbs.allocate(BYTES, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let region = verbs.allocate(BYTES, access).unwrap();
         Side { verbs, region }
     }
 
@@ -106,6 +107,52 @@ fn a_side_with_room_for_one_request_and_one_with_room_for_many_serve_each_other(
             post(endpoint, &[WorkRequest::signalled(500, word(500))]);
             assert_eq!(completion(endpoint).result, Ok(()));
             assert_eq!(other.region.as_volatile().load_u64(0), 500);
+        }
+    }
+}
+
+#[test]
+fn sides_of_unequal_read_depths_carry_out_many_reads_and_atomics_at_once() {
+    const READS: usize = 64;
+    const PIECE: usize = 8192;
+    let side = |read_depth| Side::new(VerbsOptions { read_depth, ..VerbsOptions::default() });
+    for (at_connector, at_acceptor) in [(None, Some(1)), (Some(1), None), (Some(4), Some(2))] {
+        let (connector, acceptor) = (side(at_connector), side(at_acceptor));
+        let mut pair = pair(&connector, &acceptor);
+        for (own, other) in [(&connector, &acceptor), (&acceptor, &connector)] {
+            other.region.as_volatile().write(&noise(1, BYTES));
+            other.region.as_volatile().store_u64(BYTES - 8, 0);
+            assert!(own.verbs.capabilities().queue_depth >= 2 * READS);
+        }
+        let local = |side: &Side| side.verbs.allocate(READS * (PIECE + 8), Access::LOCAL).unwrap();
+        let (at_client, at_server) = (local(&connector), local(&acceptor));
+        let mut ends = [
+            (&mut pair.client, &acceptor, pair.at_client.grants[0], at_client),
+            (&mut pair.server, &connector, pair.at_server.grants[0], at_server),
+        ];
+        // All of both directions is under way before anything is looked at.
+        for (endpoint, _, remote, local) in &mut ends {
+            let counter = remote.slice(BYTES as u64 - 8, 8).unwrap();
+            let requests = (0..READS).flat_map(|index| {
+                let (from, into) = (index * PIECE, local.slice(index * PIECE, PIECE).unwrap());
+                let piece = read(into, remote.slice(from as u64, PIECE as u64).unwrap());
+                let old = local.slice(READS * PIECE + 8 * index, 8).unwrap();
+                let add = Operation::FetchAdd { local: old, remote: counter, add: 1 };
+                let id = 2 * index as u64;
+                [WorkRequest::signalled(id, piece), WorkRequest::signalled(id + 1, add)]
+            });
+            endpoint.post(&requests.collect::<Vec<_>>()).unwrap();
+        }
+        for (endpoint, other, _, local) in &mut ends {
+            for id in 0..2 * READS as u64 {
+                let completion = completion(*endpoint);
+                assert_eq!((completion.id.0, completion.result), (id, Ok(())));
+            }
+            assert!(bytes_of(&local.slice(0, READS * PIECE).unwrap()) == noise(1, BYTES)[..READS * PIECE]);
+            for index in 0..READS {
+                assert_eq!(local.as_volatile().load_u64(READS * PIECE + 8 * index), index as u64);
+            }
+            assert_eq!(other.region.as_volatile().load_u64(BYTES - 8), READS as u64);
         }
     }
 }

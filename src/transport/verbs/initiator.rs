@@ -66,6 +66,8 @@ pub(super) struct Initiator {
     piece_bytes: usize,
     /// Whether READs and atomics that are to wait for earlier ones are given to the device with a fence.
     pub(super) fences_reads: bool,
+    /// Whether the device has atomics that work.
+    pub(super) has_atomics: bool,
     /// Which rail it posts on: which of a region's keys is the one here.
     pub(super) rail: usize,
     /// The first rail's domain, whose memory can be posted.
@@ -105,6 +107,7 @@ impl Initiator {
             depth,
             piece_bytes,
             fences_reads: true,
+            has_atomics: true,
             rail: 0,
             domain: domain.serial,
             receives: 0,
@@ -177,6 +180,9 @@ impl Initiator {
                     .ok_or("its memory was not registered with this transport")
             };
             let checked = request.check().and_then(|()| match &request.operation {
+                Operation::FetchAdd { .. } | Operation::CompareSwap { .. } if !self.has_atomics => {
+                    Err("the device has no atomics that work; ask Transport::capabilities first")
+                }
                 Operation::Write { local, .. }
                 | Operation::Read { local, .. }
                 | Operation::FetchAdd { local, .. }

@@ -62,9 +62,13 @@ mod queue_pair;
 mod rail;
 mod rails;
 mod region;
+#[cfg(test)]
+mod scripted;
 mod striper;
 #[allow(dead_code, reason = "the library as its header has it")]
 pub(crate) mod sys;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -108,8 +112,8 @@ const INLINE_BYTES: u32 = 64;
 /// Longest single request that a device is given, whatever it says it can do.
 const PIECE_BYTES_MAX: u32 = 1 << 30;
 
-/// READs and atomics under way that are asked for at most: more than that bring no more.
-const READS_MAX: u8 = 16;
+/// READs and atomics that may be under way, unless asked otherwise or a device has less: more than that bring no more.
+const READ_DEPTH: u8 = 16;
 
 /// How RDMA is to be used. The default is right for most: the best device and port of this host.
 #[derive(Clone, Debug)]
@@ -127,6 +131,9 @@ pub struct VerbsOptions {
     pub mtu: Option<u16>,
     /// Requests that may be outstanding on an endpoint: 1024, or as many as the device takes (a further one: half).
     pub queue_depth: Option<usize>,
+    /// READs and atomics that may be under way on a connection at once, each way: 16, or as many as the devices of both
+    /// sides take. The side with less decides, and a number between two powers of two counts as the lesser one.
+    pub read_depth: Option<u8>,
     /// Longest data that a request carries in itself, in bytes: 64, or as much as the device takes.
     pub inline_bytes: u32,
     /// A peer, if one is known beforehand: devices on the way to it are preferred.
@@ -150,6 +157,7 @@ impl Default for VerbsOptions {
             gid_index: None,
             mtu: None,
             queue_depth: None,
+            read_depth: None,
             inline_bytes: INLINE_BYTES,
             peer: None,
             place: 0,
@@ -195,7 +203,8 @@ impl Verbs {
             })?;
             let mtu = options.mtu.unwrap_or(opened.port.mtu);
             let Opened { device, info, port, reason } = opened;
-            rails.push(Rail { device, info, port, reason, domain, gid_index: options.gid_index, mtu });
+            let (gid_index, read_depth) = (options.gid_index, options.read_depth.unwrap_or(READ_DEPTH));
+            rails.push(Rail { device, info, port, reason, domain, gid_index, mtu, read_depth });
         }
         let queue_depth = queue_depth(&rails, options.queue_depth)?;
         let mut shared = Shared {
@@ -283,10 +292,12 @@ impl Shared {
         &self.rails[0]
     }
 
-    /// The first device, its domain and the settings, without the secret and the count: for trying things.
+    /// The first device as it says it is, its domain and the settings, without the secret and the count: for trying
+    /// things.
     fn fresh(&self) -> Shared {
         Shared {
             rails: vec![self.first().clone()],
+            atomics: self.first().info.limits.atomics,
             atomics_fault: None,
             secret: None,
             trespasses: AtomicU64::new(0),
@@ -307,6 +318,7 @@ impl Shared {
         let cells = self.register(memory, Access::LOCAL)?;
         let mut initiator = Initiator::new(pair, &self.first().domain, cells, depth, self.piece_bytes());
         initiator.rail = rail;
+        initiator.has_atomics = self.atomics != AtomicDomain::None;
         // Soft-RoCE never sends a READ with a fence again: at the second try the READ counts itself among those that
         // it is to wait for, and nothing ends that. It answers requests one after the other, whatever they ask for.
         initiator.fences_reads = !at.info.is_soft_roce;

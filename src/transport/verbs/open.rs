@@ -190,6 +190,13 @@ fn check_port(
         );
         return Err(OpenError::Setting { device, what, remedy });
     }
+    let limit = info.limits.reads_served.min(info.limits.reads_posted);
+    if let Some(depth) = options.read_depth
+        && !(1..=limit).contains(&depth)
+    {
+        let what = format!("{depth} READs and atomics under way at once");
+        return Err(OpenError::Setting { device, what, remedy: format!("choose 1 to {limit}") });
+    }
     Ok(())
 }
 
@@ -203,48 +210,8 @@ fn current_node() -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::gid::{Gid, GidKind};
+    use super::super::scripted::{gid, info};
     use super::*;
-    use crate::transport::AtomicDomain;
-    use crate::transport::verbs::device::Limits;
-
-    fn info(name: &str, is_active: bool, gids: Vec<Gid>) -> DeviceInfo {
-        let limits = Limits {
-            queue_pairs: 9,
-            queue_depth: 9,
-            completions: 9,
-            regions: 9,
-            region_bytes: 9,
-            reads_served: 9,
-            reads_posted: 9,
-            atomics: AtomicDomain::None,
-        };
-        let state = if is_active { "PORT_ACTIVE" } else { "PORT_DOWN" };
-        let port = Port {
-            number: 1,
-            is_active,
-            state: state.into(),
-            is_infiniband: false,
-            lid: 0,
-            mtu: 1024,
-            message_bytes: 1 << 30,
-            speed: 4,
-            gids,
-        };
-        DeviceInfo {
-            name: name.into(),
-            numa_node: Some(0),
-            limits,
-            is_soft_roce: true,
-            firmware: String::new(),
-            ports: vec![port],
-        }
-    }
-
-    fn gid() -> Gid {
-        let bytes = std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets();
-        Gid { index: 1, bytes, kind: GidKind::RoceV2, interface: Some("eth0".into()), is_up: true }
-    }
 
     fn error(info: &DeviceInfo, options: &VerbsOptions) -> String {
         port_of(info, options, None).unwrap_err().to_string()
@@ -270,6 +237,14 @@ mod tests {
             let text =
                 error(&info("rxe0", true, vec![gid()]), &VerbsOptions { mtu: Some(mtu), ..plain.clone() });
             assert!(text.contains(&format!("packets of {mtu} bytes; choose 256")), "{text}");
+        }
+        for depth in [0, 10] {
+            let other = VerbsOptions { read_depth: Some(depth), ..plain.clone() };
+            let text = error(&info("rxe0", true, vec![gid()]), &other);
+            assert!(
+                text.contains(&format!("{depth} READs and atomics")) && text.contains("1 to 9"),
+                "{text}"
+            );
         }
     }
 

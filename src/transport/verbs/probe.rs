@@ -67,24 +67,89 @@ impl Loopback {
     }
 }
 
-/// Whether atomics do what they should: counts come back whole and the right way round, and only matches are swapped.
+/// An atomic of the probe's word.
+#[derive(Clone, Copy, Debug)]
+enum Atomic {
+    Add(u64),
+    Swap { compare: u64, swap: u64 },
+}
+
+/// Whether atomics do what they should.
 pub(super) fn atomics(shared: &Arc<Shared>) -> Result<(), String> {
     let all = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let mut loopback = Loopback::new(shared, all)?;
-    const START: u64 = 0x0102_0304_0506_0708;
     loopback.target.as_volatile().store_u64(64, START);
-    let word = loopback.remote.slice(64, 8).map_err(|error| error.to_string())?;
+    let remote = loopback.remote.slice(64, 8).map_err(|error| error.to_string())?;
     let into = loopback.local.slice(0, 8).map_err(|error| error.to_string())?;
-    let add = Operation::FetchAdd { local: into.clone(), remote: word, add: 3 };
-    let swap = |compare| Operation::CompareSwap { local: into.clone(), remote: word, compare, swap: 9 };
-    for (operation, before, after) in
-        [(add, START, START + 3), (swap(START), START + 3, START + 3), (swap(START + 3), START + 3, 9)]
-    {
-        loopback.run(operation)?;
-        let found = (into.as_volatile().load_u64(0), loopback.target.as_volatile().load_u64(64));
+    judge(|atomic| {
+        let local = into.clone();
+        loopback.run(match atomic {
+            Atomic::Add(add) => Operation::FetchAdd { local, remote, add },
+            Atomic::Swap { compare, swap } => Operation::CompareSwap { local, remote, compare, swap },
+        })?;
+        Ok((into.as_volatile().load_u64(0), loopback.target.as_volatile().load_u64(64)))
+    })
+}
+
+/// What the word holds in the beginning: bytes that differ.
+const START: u64 = 0x0102_0304_0506_0708;
+
+/// Whether counts come back whole and the right way round, and only matches are swapped. `carry_out` tells what it
+/// brought back, and what the word holds then.
+fn judge(mut carry_out: impl FnMut(Atomic) -> Result<(u64, u64), String>) -> Result<(), String> {
+    let swap = |compare| Atomic::Swap { compare, swap: 9 };
+    for (atomic, before, after) in [
+        (Atomic::Add(3), START, START + 3),
+        (swap(START), START + 3, START + 3),
+        (swap(START + 3), START + 3, 9),
+    ] {
+        let found = carry_out(atomic)?;
         if found != (before, after) {
             return Err(format!("{found:x?} where {before:x} and {after:x} were to be found"));
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is found of a device that does this to the word, and brings this back of what it held.
+    fn found(does: fn(u64, Atomic) -> u64, brings: fn(u64) -> u64) -> Result<(), String> {
+        let mut word = START;
+        judge(|atomic| {
+            let old = word;
+            word = does(old, atomic);
+            Ok((brings(old), word))
+        })
+    }
+
+    fn right(word: u64, atomic: Atomic) -> u64 {
+        match atomic {
+            Atomic::Add(add) => word.wrapping_add(add),
+            Atomic::Swap { compare, swap } if compare == word => swap,
+            Atomic::Swap { .. } => word,
+        }
+    }
+
+    #[test]
+    fn atomics_that_do_anything_but_what_they_say_are_found_out() {
+        assert_eq!(found(right, |old| old), Ok(()));
+        let error = found(right, u64::swap_bytes).unwrap_err();
+        assert!(error.contains("102030405060708 and 10203040506070b were to be found"), "{error}");
+        assert!(found(right, |old| old & 0xFFFF_FFFF).is_err(), "half of it comes back");
+        assert!(found(|word, _| word, |old| old).is_err(), "nothing is done");
+        let always = |word, atomic| match atomic {
+            Atomic::Swap { swap, .. } => swap,
+            add => right(word, add),
+        };
+        assert!(found(always, |old| old).is_err(), "what does not match is swapped");
+        let never = |word, atomic| match atomic {
+            Atomic::Swap { .. } => word,
+            add => right(word, add),
+        };
+        assert!(found(never, |old| old).is_err(), "what matches is not swapped");
+        assert_eq!(judge(|_| Err("it failed".into())), Err("it failed".into()));
+    }
 }

@@ -9,7 +9,7 @@ use super::gid::{self, Gid, GidChoice, GidKind};
 use super::hello::Place;
 use super::queue_pair::Path;
 use super::region::ProtectionDomain;
-use super::{PIECE_BYTES_MAX, READS_MAX, power_of_two_below};
+use super::{PIECE_BYTES_MAX, power_of_two_below};
 use crate::transport::{Address, ConnectError};
 
 /// A port, and what all connections through it have in common.
@@ -25,6 +25,8 @@ pub(super) struct Rail {
     pub(super) gid_index: Option<u16>,
     /// Largest packet in bytes.
     pub(super) mtu: u16,
+    /// READs and atomics that may be under way at once, each way, if the device takes so many.
+    pub(super) read_depth: u8,
 }
 
 impl Rail {
@@ -51,14 +53,15 @@ impl Rail {
 
     /// Where this side is, as a peer is told.
     pub(super) fn place(&self, from: &Gid) -> Place {
+        let limits = &self.info.limits;
         Place {
             is_infiniband: self.port.is_infiniband,
             lid: self.port.lid,
             gid: from.bytes,
             is_routed: from.kind == GidKind::RoceV2,
             mtu: self.mtu,
-            reads_served: power_of_two_below(self.info.limits.reads_served.min(READS_MAX)),
-            reads_posted: power_of_two_below(self.info.limits.reads_posted.min(READS_MAX)),
+            reads_served: power_of_two_below(limits.reads_served.min(self.read_depth)),
+            reads_posted: power_of_two_below(limits.reads_posted.min(self.read_depth)),
         }
     }
 

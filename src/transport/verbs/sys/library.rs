@@ -76,6 +76,21 @@ macro_rules! library {
                     },)*
                 })
             }
+
+            /// One without any function, for tests that bring along those that they are about. What else is called
+            /// ends the process.
+            #[cfg(test)]
+            pub(crate) fn absent() -> Library {
+                Library {
+                    $($name: {
+                        unsafe extern "C" fn absent($(_: $argument),*) $(-> $result)? {
+                            panic!("nobody was to call {}", $symbol)
+                        }
+                        absent
+                    },)*
+                    $($new: None,)*
+                }
+            }
         }
     };
 }

@@ -1,0 +1,156 @@
+//! A device of our own, for unit tests: it takes everything, remembers what it was asked, and tells the events that it
+//! was given to tell.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_void};
+use std::net::Ipv4Addr;
+use std::ptr::NonNull;
+use std::sync::{Arc, LazyLock};
+
+use super::device::{Device, DeviceInfo, Limits, Port};
+use super::gid::{Gid, GidKind};
+use super::sys::{self, Library};
+use crate::transport::AtomicDomain;
+
+thread_local! {
+    /// What queue pairs of this thread were asked to become.
+    static MODIFIED: RefCell<Vec<(sys::ibv_qp_attr_mask, sys::ibv_qp_attr)>> = const { RefCell::new(Vec::new()) };
+    /// What the device will tell this thread.
+    static EVENTS: RefCell<VecDeque<sys::ibv_async_event>> = const { RefCell::new(VecDeque::new()) };
+    /// Events that were told and not yet acknowledged.
+    static OPEN_EVENTS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The device.
+pub(super) fn device() -> Arc<Device> {
+    static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
+        close_device,
+        alloc_pd,
+        dealloc_pd,
+        create_cq,
+        destroy_cq,
+        create_qp,
+        modify_qp,
+        destroy_qp,
+        get_async_event,
+        ack_async_event,
+        event_type_str,
+        ..Library::absent()
+    });
+    Device::of_library(&LIBRARY)
+}
+
+/// What it says of itself.
+pub(super) fn info(name: &str, is_active: bool, gids: Vec<Gid>) -> DeviceInfo {
+    let limits = Limits {
+        queue_pairs: 9,
+        queue_depth: 9,
+        completions: 9,
+        regions: 9,
+        region_bytes: 9,
+        reads_served: 9,
+        reads_posted: 9,
+        atomics: AtomicDomain::None,
+    };
+    let state = if is_active { "PORT_ACTIVE" } else { "PORT_DOWN" };
+    let port = Port {
+        number: 1,
+        is_active,
+        state: state.into(),
+        is_infiniband: false,
+        lid: 0,
+        mtu: 1024,
+        message_bytes: 1 << 30,
+        speed: 4,
+        gids,
+    };
+    DeviceInfo {
+        name: name.into(),
+        numa_node: Some(0),
+        limits,
+        is_soft_roce: true,
+        firmware: String::new(),
+        ports: vec![port],
+    }
+}
+
+/// An address of its port.
+pub(super) fn gid() -> Gid {
+    let bytes = Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets();
+    Gid { index: 1, bytes, kind: GidKind::RoceV2, interface: Some("eth0".into()), is_up: true }
+}
+
+/// What queue pairs were asked to become since this was called last, the oldest first.
+pub(super) fn take_modified() -> Vec<(sys::ibv_qp_attr_mask, sys::ibv_qp_attr)> {
+    MODIFIED.take()
+}
+
+unsafe extern "C" fn close_device(_: *mut sys::ibv_context) -> c_int {
+    0
+}
+
+unsafe extern "C" fn alloc_pd(_: *mut sys::ibv_context) -> *mut sys::ibv_pd {
+    NonNull::dangling().as_ptr()
+}
+
+unsafe extern "C" fn dealloc_pd(_: *mut sys::ibv_pd) -> c_int {
+    0
+}
+
+unsafe extern "C" fn create_cq(
+    _: *mut sys::ibv_context,
+    _: c_int,
+    cq_context: *mut c_void,
+    _: *mut sys::ibv_comp_channel,
+    _: c_int,
+) -> *mut sys::ibv_cq {
+    // SAFETY: null pointers, numbers, and a mutex that is never locked.
+    let cq: sys::ibv_cq = unsafe { std::mem::zeroed() };
+    Box::into_raw(Box::new(sys::ibv_cq { cq_context, ..cq }))
+}
+
+unsafe extern "C" fn destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
+    // SAFETY: made by `create_cq`, and destroyed once.
+    drop(unsafe { Box::from_raw(cq) });
+    0
+}
+
+unsafe extern "C" fn create_qp(
+    _: *mut sys::ibv_pd,
+    attributes: *mut sys::ibv_qp_init_attr,
+) -> *mut sys::ibv_qp {
+    // SAFETY: null pointers, numbers, and a mutex that is never locked.
+    let qp: sys::ibv_qp = unsafe { std::mem::zeroed() };
+    // SAFETY: the caller's structure.
+    let sys::ibv_qp_init_attr { qp_context, send_cq, recv_cq, .. } = unsafe { *attributes };
+    Box::into_raw(Box::new(sys::ibv_qp { qp_context, send_cq, recv_cq, ..qp }))
+}
+
+unsafe extern "C" fn modify_qp(_: *mut sys::ibv_qp, attributes: *mut sys::ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: the caller's structure.
+    MODIFIED.with_borrow_mut(|modified| modified.push((mask as u32, unsafe { *attributes })));
+    0
+}
+
+unsafe extern "C" fn destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
+    // SAFETY: made by `create_qp`, and destroyed once.
+    drop(unsafe { Box::from_raw(qp) });
+    0
+}
+
+unsafe extern "C" fn get_async_event(_: *mut sys::ibv_context, event: *mut sys::ibv_async_event) -> c_int {
+    let Some(next) = EVENTS.with_borrow_mut(VecDeque::pop_front) else { return -1 };
+    OPEN_EVENTS.set(OPEN_EVENTS.get() + 1);
+    // SAFETY: the caller's place.
+    unsafe { *event = next };
+    0
+}
+
+unsafe extern "C" fn ack_async_event(_: *mut sys::ibv_async_event) {
+    OPEN_EVENTS.set(OPEN_EVENTS.get() - 1);
+}
+
+unsafe extern "C" fn event_type_str(_: sys::ibv_event_type) -> *const c_char {
+    c"an event".as_ptr()
+}
