@@ -1,7 +1,7 @@
 //! The side of a claim that listens and has memory: in this process, or in another one, maybe on another host.
 //!
-//! Claims speak to both alike. What they want is an [`Ask`]; [`Here`] carries it out, [`Elsewhere`] takes it to a process
-//! that has a [`Here`] of its own.
+//! Claims speak to both alike. What they want is an [`Ask`]; [`Here`] carries it out, [`Elsewhere`] takes it to a
+//! process that has a [`Here`] of its own.
 
 use std::cell::RefCell;
 use std::ops::Range;
