@@ -7,7 +7,6 @@ mod transport {
     #[macro_use]
     pub(crate) mod suite;
 
-    pub(crate) mod elsewhere;
     pub(crate) mod fixture;
     pub(crate) mod handshake;
     pub(crate) mod here;

@@ -8,7 +8,7 @@ mod transport {
     #[macro_use]
     pub(crate) mod suite;
 
-    pub(crate) mod elsewhere;
+    pub(crate) mod apart;
     pub(crate) mod fixture;
     pub(crate) mod handshake;
     pub(crate) mod here;
@@ -24,7 +24,8 @@ use slackline::sim::fabric::SimTransport;
 use slackline::transport::Address;
 use slackline::transport::shm::Shm;
 use slackline::transport::tcp::Tcp;
-use transport::fixture::{Apart, Fixture};
+use transport::apart::Apart;
+use transport::fixture::Fixture;
 
 struct ShmFixture;
 
@@ -43,7 +44,7 @@ impl Fixture for ShmFixture {
 }
 
 conformance!(shm, super::ShmFixture);
-conformance!(shm_apart, super::Apart<super::ShmFixture>, elsewhere);
+conformance!(shm_apart, super::Apart<super::ShmFixture>, apart);
 
 struct TcpFixture;
 
@@ -63,7 +64,7 @@ impl Fixture for TcpFixture {
 }
 
 conformance!(tcp, super::TcpFixture);
-conformance!(tcp_apart, super::Apart<super::TcpFixture>, elsewhere);
+conformance!(tcp_apart, super::Apart<super::TcpFixture>, apart);
 
 struct SimFixture;
 

@@ -10,7 +10,7 @@ mod transport {
     #[macro_use]
     pub(crate) mod suite;
 
-    pub(crate) mod elsewhere;
+    pub(crate) mod apart;
     pub(crate) mod fixture;
     pub(crate) mod handshake;
     pub(crate) mod here;
@@ -40,7 +40,7 @@ mod litmus {
 }
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::process::{Child, Command, Stdio};
 
 use litmus::over_network::{self, Place, Size};
@@ -48,22 +48,15 @@ use litmus::writing::first_process;
 use slackline::channel::Secret;
 use slackline::transport::Address;
 use slackline::transport::verbs::{Verbs, VerbsOptions};
-use transport::fixture::{Apart, Fixture};
+use transport::apart::{Apart, own_address, process_of};
+use transport::fixture::Fixture;
 use transport::here::this_process;
 use transport::server::Server;
 
-fn environment_address(name: &str) -> Option<IpAddr> {
-    std::env::var(name).ok().map(|text| text.parse().expect("an address"))
-}
-
-/// Where first processes listen.
-fn own_address() -> IpAddr {
-    environment_address("SLACKLINE_RIG_ADDRESS").unwrap_or(Ipv4Addr::LOCALHOST.into())
-}
-
-/// Where second processes do.
+/// Where second processes listen.
 fn second_address() -> IpAddr {
-    environment_address("SLACKLINE_RIG_PEER").unwrap_or_else(own_address)
+    std::env::var("SLACKLINE_RIG_PEER")
+        .map_or_else(|_| own_address(), |text| text.parse().expect("an address"))
 }
 
 /// Starts a second process: on the other host, if there is one.
@@ -102,23 +95,19 @@ impl Fixture for VerbsFixture {
         Address::Verbs((own_address(), 0).into())
     }
 
-    fn host() -> IpAddr {
-        own_address()
-    }
-
     fn start(command: &mut Command) -> io::Result<Child> {
         start(command)
     }
 }
 
 conformance!(verbs, super::VerbsFixture);
-conformance!(verbs_apart, super::Apart<super::VerbsFixture>, elsewhere);
+conformance!(verbs_apart, super::Apart<super::VerbsFixture>, apart);
 
 #[test]
 fn between_two_guests_the_servers_are_in_the_other_one() {
     let boot = |process: String| process.split(' ').next().unwrap().to_owned();
     let server = Server::<Apart<VerbsFixture>>::new(&verbs());
-    let is_here = boot(server.process()) == boot(this_process());
+    let is_here = boot(process_of(&server)) == boot(this_process());
     assert_eq!(is_here, std::env::var_os("SLACKLINE_RIG_RUN").is_none());
 }
 

@@ -8,9 +8,10 @@ use slackline::transport::{
     AtomicDomain, Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest,
 };
 
+use super::ends::{Pair, connect};
 use super::log::Log;
 use crate::VerbsFixture;
-use crate::transport::fixture::{Pair, bytes_of, connect, noise, read, run, write};
+use crate::transport::fixture::{bytes_of, noise, read, run, write};
 
 const BYTES: usize = 4096;
 

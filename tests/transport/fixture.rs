@@ -1,8 +1,6 @@
 //! What every claim needs: connected pairs, deadlines, requests that are waited for.
 
 use std::io;
-use std::marker::PhantomData;
-use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Command};
 use std::sync::LazyLock;
 use std::task::Poll;
@@ -15,14 +13,15 @@ use slackline::transport::{
     WorkCompletion, WorkRequest,
 };
 
+use super::here::{Here, Serving};
+
 /// How long any wait in this suite may take. Far more than any of them needs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A transport under test.
-pub(crate) trait Fixture: 'static {
+pub(crate) trait Fixture: Sized + 'static {
     type Transport: Transport + Clone;
     /// The module of the test binary that holds this transport's tests, for tests that run a process of their own.
-    /// With `_apart` behind its name it holds those of [`Apart`].
     const MODULE: &'static str;
     /// How many payloads are announced where it is watched that none is late. Fewer where each takes more switches
     /// between threads than this machine may have processors for.
@@ -35,49 +34,16 @@ pub(crate) trait Fixture: 'static {
     const TRESPASSES_ARE_COUNTED: bool = true;
     /// False where the data path may allocate: where it is a model of one.
     const ALLOCATES_NOTHING: bool = true;
-    /// True if the servers of claims are in processes of their own.
-    const SERVERS_ARE_ELSEWHERE: bool = false;
     fn transport() -> Self::Transport;
     /// An address that nobody listens at.
     fn address() -> Address;
-    /// The address of this host at which second processes reach it.
-    fn host() -> IpAddr {
-        Ipv4Addr::LOCALHOST.into()
+    /// Who serves in a claim. `transport` is the clients'.
+    fn serving(transport: &Self::Transport) -> Box<dyn Serving> {
+        Box::new(Here::<Self>::new(transport.clone()))
     }
     /// Starts the second process of a test where it belongs.
     fn start(command: &mut Command) -> io::Result<Child> {
         command.spawn()
-    }
-}
-
-/// `F` with its servers in other processes.
-pub(crate) struct Apart<F>(PhantomData<F>);
-
-impl<F: Fixture> Fixture for Apart<F> {
-    type Transport = F::Transport;
-    const MODULE: &'static str = F::MODULE;
-    /// Fewer: `F` itself has seen all of them.
-    const ROUNDS: u64 = F::ROUNDS / 4;
-    const ADDS: u64 = F::ADDS / 4;
-    const KEYS_ARE_OF_ONE_CONNECTION: bool = F::KEYS_ARE_OF_ONE_CONNECTION;
-    const TRESPASSES_ARE_COUNTED: bool = F::TRESPASSES_ARE_COUNTED;
-    const ALLOCATES_NOTHING: bool = F::ALLOCATES_NOTHING;
-    const SERVERS_ARE_ELSEWHERE: bool = true;
-
-    fn transport() -> F::Transport {
-        F::transport()
-    }
-
-    fn address() -> Address {
-        F::address()
-    }
-
-    fn host() -> IpAddr {
-        F::host()
-    }
-
-    fn start(command: &mut Command) -> io::Result<Child> {
-        F::start(command)
     }
 }
 

@@ -60,6 +60,13 @@ pub(crate) const NOBODY: u64 = u64::MAX;
 /// A reply and its bytes, or the error's debugging text.
 pub(crate) type Answer = Result<(Reply, Vec<u8>), String>;
 
+/// Whoever carries it out.
+pub(crate) trait Serving {
+    /// # Panics
+    /// On what no claim asks for.
+    fn answer(&mut self, ask: Ask, bytes: &[u8]) -> Answer;
+}
+
 type IncomingOf<F> = <ListenerOf<F> as Listener>::Incoming;
 
 /// The listening side itself.
@@ -90,10 +97,10 @@ impl<F: Fixture> Here<F> {
     fn endpoint(&mut self, number: usize) -> &mut EndpointOf<F> {
         self.endpoints[number].as_mut().expect("it is connected")
     }
+}
 
-    /// # Panics
-    /// On what no claim asks for.
-    pub(crate) fn answer(&mut self, ask: Ask, bytes: Vec<u8>) -> Answer {
+impl<F: Fixture> Serving for Here<F> {
+    fn answer(&mut self, ask: Ask, bytes: &[u8]) -> Answer {
         let number = |number: u64| Ok((Reply { number, ..Reply::default() }, Vec::new()));
         match ask {
             Ask::Process => Ok((Reply { text: Some(this_process()), ..Reply::default() }, Vec::new())),
@@ -114,11 +121,7 @@ impl<F: Fixture> Here<F> {
                 Ok((Reply::default(), bytes_of(&slice)))
             }
             Ask::Write { region, at } => {
-                self.regions[region]
-                    .slice(at, bytes.len())
-                    .expect("a part of it")
-                    .as_volatile()
-                    .write(&bytes);
+                self.regions[region].slice(at, bytes.len()).expect("a part of it").as_volatile().write(bytes);
                 number(0)
             }
             Ask::Watch { region } => {
@@ -161,12 +164,12 @@ impl<F: Fixture> Here<F> {
                 let of = |part: &Part| self.regions[part.region].slice(part.range.start, part.range.len());
                 let grants = grants.iter().map(|part| of(part).expect("a part of it")).collect();
                 let incoming = self.arrived[incoming].take().expect("it is answered once");
-                let endpoint = incoming.accept(Offer { message: bytes, grants }).map_err(text)?;
+                let endpoint = incoming.accept(Offer { message: bytes.to_vec(), grants }).map_err(text)?;
                 number(keep(&mut self.endpoints, endpoint))
             }
             Ask::Refuse { incoming } => {
                 let incoming = self.arrived[incoming].take().expect("it is answered once");
-                incoming.refuse(&String::from_utf8(bytes).expect("a reason"));
+                incoming.refuse(&String::from_utf8_lossy(bytes));
                 number(0)
             }
             Ask::IsThere { endpoint } => number(self.endpoint(endpoint).check().is_ok().into()),

@@ -1,9 +1,9 @@
 //! The side of a claim that listens and has memory: in this process, or in another one, maybe on another host.
 //!
-//! Claims speak to both alike. What they want is an [`Ask`]; [`Here`] carries it out, [`Elsewhere`] takes it to a
-//! process that has a [`Here`] of its own.
+//! Claims speak to both alike. What they want is an [`Ask`]; a [`Serving`] carries it out.
 
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,49 +11,30 @@ use std::time::Duration;
 use slackline::mem::{Access, RemoteKey, RemoteSlice};
 use slackline::transport::{Address, Received};
 
-use super::elsewhere::Elsewhere;
 use super::fixture::{Fixture, wait_for};
-use super::here::{Answer, Ask, Here, NOBODY, Part};
-
-enum Place<F: Fixture> {
-    Here(Here<F>),
-    Elsewhere(Elsewhere),
-}
+use super::here::{Answer, Ask, NOBODY, Part, Serving};
 
 /// The listening side, wherever it is. Clones are the same one.
-pub(crate) struct Server<F: Fixture>(Rc<RefCell<Place<F>>>);
+pub(crate) struct Server<F>(Rc<RefCell<Box<dyn Serving>>>, PhantomData<F>);
 
-impl<F: Fixture> Clone for Server<F> {
+impl<F> Clone for Server<F> {
     fn clone(&self) -> Self {
-        Server(Rc::clone(&self.0))
+        Server(Rc::clone(&self.0), PhantomData)
     }
 }
 
 impl<F: Fixture> Server<F> {
-    /// In another process, if the fixture says so, and with a transport that is a clone of the client's otherwise.
+    /// `transport` is the clients'.
     pub(crate) fn new(transport: &F::Transport) -> Server<F> {
-        let place = match F::SERVERS_ARE_ELSEWHERE {
-            true => Place::Elsewhere(Elsewhere::start::<F>()),
-            false => Place::Here(Here::new(transport.clone())),
-        };
-        Server(Rc::new(RefCell::new(place)))
+        Server(Rc::new(RefCell::new(F::serving(transport))), PhantomData)
     }
 
-    fn try_ask(&self, ask: Ask, bytes: &[u8]) -> Answer {
-        match &mut *self.0.borrow_mut() {
-            Place::Here(here) => here.answer(ask, bytes.to_vec()),
-            Place::Elsewhere(elsewhere) => elsewhere.ask(&ask, bytes),
-        }
+    pub(crate) fn try_ask(&self, ask: Ask, bytes: &[u8]) -> Answer {
+        self.0.borrow_mut().answer(ask, bytes)
     }
 
     fn ask(&self, ask: Ask) -> u64 {
         self.try_ask(ask, &[]).expect("the server does it").0.number
-    }
-
-    /// What [`this_process`] says where it is.
-    pub(crate) fn process(&self) -> String {
-        let (reply, _) = self.try_ask(Ask::Process, &[]).expect("the server does it");
-        reply.text.expect("a name")
     }
 
     pub(crate) fn allocate(&self, bytes: usize, access: Access) -> Memory<F> {

@@ -1,7 +1,7 @@
 //! The claims that every transport must keep, as one suite of tests.
 
 /// Makes a module of tests of a fixture. A transport `within one process` is spared the claims that take two; one whose
-/// servers are `elsewhere` is spared those that start a second process by themselves, too.
+/// servers are `apart` is spared those that start a second process by themselves, too.
 macro_rules! conformance {
     ($name:ident, $fixture:ty) => {
         conformance! {
@@ -17,8 +17,8 @@ macro_rules! conformance {
     ($name:ident, $fixture:ty, within one process) => {
         conformance! { $name, $fixture, {} }
     };
-    ($name:ident, $fixture:ty, elsewhere) => {
-        conformance! { $name, $fixture, { elsewhere { the_server_is_another_process } } }
+    ($name:ident, $fixture:ty, apart) => {
+        conformance! { $name, $fixture, { apart { the_server_is_another_process } } }
     };
     ($name:ident, $fixture:ty, { $($more:tt)* }) => {
         conformance! {

@@ -348,19 +348,22 @@ impl Coordinator<'_> {
     }
 
     fn wait_for(&mut self, what: &str, until: impl Fn(&Self) -> bool) -> Result<(), Failure> {
-        let deadline = Instant::now() + self.plan.timeout;
+        let timeout = self.plan.timeout;
+        let deadline = Instant::now() + timeout;
         while !until(self) {
+            let waited = |run: &Self| {
+                let missing = run.missing();
+                Failure::failed(format!("waited {timeout:?} for {what}{missing}; use a longer --timeout"))
+            };
             if Instant::now() >= deadline {
-                let waited = self.plan.timeout;
-                let missing = self.missing();
-                return Err(Failure::failed(format!(
-                    "waited {waited:?} for {what}{missing}; use a longer --timeout"
-                )));
+                return Err(waited(self));
             }
             self.step()?;
             let lost = self.workers.iter().position(|place| place.outcome.lost.is_some());
             if let Some(worker) = lost {
-                return Err(self.lost_worker_at_start(worker));
+                // Workers have as long: one that gives up with this wait did so for want of those who are missing.
+                let is_over = deadline.saturating_duration_since(Instant::now()) < timeout / 10;
+                return Err(if is_over { waited(self) } else { self.lost_worker_at_start(worker) });
             }
         }
         Ok(())

@@ -1,11 +1,14 @@
-//! A server in another process: how it is started, asked and ended.
+//! Claims whose servers are other processes: how these are started, asked and ended.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::marker::PhantomData;
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 
+use slackline::transport::Address;
+
 use super::fixture::{Fixture, PATIENCE, wait_for};
-use super::here::{Answer, Ask, Here, this_process};
+use super::here::{Answer, Ask, Here, Serving, this_process};
 use super::server::Server;
 
 /// Where the process that asks listens.
@@ -15,15 +18,51 @@ const SERVING: &str = "the_server_is_another_process";
 /// Nobody says more at once: a message of a handshake, and what stands before it.
 const BYTES_MAX: u64 = 64 << 20;
 
+/// `F` with its servers in other processes. Its module has the name of `F`'s and `_apart` behind it.
+pub(crate) struct Apart<F>(PhantomData<F>);
+
+impl<F: Fixture> Fixture for Apart<F> {
+    type Transport = F::Transport;
+    const MODULE: &'static str = F::MODULE;
+    /// Fewer: `F` itself has seen all of them.
+    const ROUNDS: u64 = F::ROUNDS / 4;
+    const ADDS: u64 = F::ADDS / 4;
+    const KEYS_ARE_OF_ONE_CONNECTION: bool = F::KEYS_ARE_OF_ONE_CONNECTION;
+    const TRESPASSES_ARE_COUNTED: bool = F::TRESPASSES_ARE_COUNTED;
+    const ALLOCATES_NOTHING: bool = F::ALLOCATES_NOTHING;
+
+    fn transport() -> F::Transport {
+        F::transport()
+    }
+
+    fn address() -> Address {
+        F::address()
+    }
+
+    fn serving(_: &F::Transport) -> Box<dyn Serving> {
+        Box::new(Elsewhere::start::<F>())
+    }
+
+    fn start(command: &mut Command) -> io::Result<Child> {
+        F::start(command)
+    }
+}
+
+/// Where processes of another host reach this one, if there is another.
+pub(crate) fn own_address() -> IpAddr {
+    let address = std::env::var("SLACKLINE_RIG_ADDRESS").ok();
+    address.map_or(Ipv4Addr::LOCALHOST.into(), |text| text.parse().expect("an address"))
+}
+
 /// A process that serves, with a [`Here`] of its own. It ends with this value.
-pub(crate) struct Elsewhere {
+struct Elsewhere {
     process: Child,
     stream: TcpStream,
 }
 
 impl Elsewhere {
-    pub(crate) fn start<F: Fixture>() -> Elsewhere {
-        let listener = TcpListener::bind((F::host(), 0)).expect("listen for the other process");
+    fn start<F: Fixture>() -> Elsewhere {
+        let listener = TcpListener::bind((own_address(), 0)).expect("listen for the other process");
         let address = listener.local_addr().expect("where");
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
         command
@@ -40,10 +79,12 @@ impl Elsewhere {
         stream.0.set_nonblocking(false).expect("a stream that blocks");
         Elsewhere { process, stream: prepared(stream.0) }
     }
+}
 
+impl Serving for Elsewhere {
     /// An error, too, if the process is gone.
-    pub(crate) fn ask(&mut self, ask: &Ask, bytes: &[u8]) -> Answer {
-        let head = postcard::to_allocvec(ask).expect("it can be written");
+    fn answer(&mut self, ask: Ask, bytes: &[u8]) -> Answer {
+        let head = postcard::to_allocvec(&ask).expect("it can be written");
         let answer = send(&mut self.stream, &head, bytes).and_then(|()| receive(&mut self.stream));
         let (head, bytes) = answer.map_err(|error| format!("the other process: {error}"))?;
         let reply: Result<_, String> = postcard::from_bytes(&head).expect("an answer");
@@ -72,7 +113,7 @@ fn serve<F: Fixture>() -> bool {
     let mut here = Here::<F>::new(F::transport());
     while let Ok((head, bytes)) = receive(&mut stream) {
         let ask = postcard::from_bytes(&head).expect("something asked");
-        let (reply, bytes) = match here.answer(ask, bytes) {
+        let (reply, bytes) = match here.answer(ask, &bytes) {
             Ok((reply, bytes)) => (Ok(reply), bytes),
             Err(error) => (Err(error), Vec::new()),
         };
@@ -84,11 +125,18 @@ fn serve<F: Fixture>() -> bool {
     true
 }
 
+/// What [`this_process`] says where the server is.
+pub(crate) fn process_of<F: Fixture>(server: &Server<F>) -> String {
+    let (reply, _) = server.try_ask(Ask::Process, &[]).expect("an answer");
+    reply.text.expect("a name")
+}
+
 pub(crate) fn the_server_is_another_process<F: Fixture>() {
     if !serve::<F>() {
         let server = Server::<F>::new(&F::transport());
-        assert_ne!(server.process(), this_process());
-        assert_eq!(server.process(), server.process(), "and the same one all the time");
+        let process = process_of(&server);
+        assert_ne!(process, this_process());
+        assert_eq!(process, process_of(&server), "and the same one all the time");
     }
 }
 
