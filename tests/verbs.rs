@@ -19,6 +19,7 @@ mod transport {
 }
 
 mod rdma {
+    mod events;
     mod fork;
     mod hazards;
     mod log;
