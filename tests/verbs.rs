@@ -23,7 +23,8 @@ mod transport {
 }
 
 mod rdma {
-    pub(crate) mod ends;
+    mod ends;
+    mod events;
     mod fork;
     mod hazards;
     mod log;
@@ -31,7 +32,7 @@ mod rdma {
     mod objects;
     mod probe;
     mod sides;
-    pub(crate) mod target;
+    mod target;
 }
 mod litmus {
     pub(crate) mod over_network;

@@ -75,6 +75,15 @@ pub struct DeviceInfo {
     pub ports: Vec<Port>,
 }
 
+/// How a queue pair came to be over, as its device told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Breakage {
+    /// The device could not go on with it.
+    Failed,
+    /// Its peer reached for what it was not granted.
+    Trespassed,
+}
+
 /// An open device.
 pub(super) struct Device {
     pub(super) library: &'static Library,
@@ -84,8 +93,8 @@ pub(super) struct Device {
     /// Held by whoever empties the queue of events.
     events: Mutex<()>,
     is_dead: AtomicBool,
-    /// Serving queue pairs, by serial, that the device told to be broken by their peers, until their owners notice.
-    broken: Mutex<Vec<usize>>,
+    /// Queue pairs, by serial, that the device told to be over, until their owners notice.
+    broken: Mutex<Vec<(usize, Breakage)>>,
 }
 
 // SAFETY: a context may be used from any thread: all calls of the library are thread-safe (ibv_open_device(3),
@@ -411,12 +420,11 @@ impl Device {
             // SAFETY: the library answers any number with a static C string.
             let text = unsafe { CStr::from_ptr((self.library.event_type_str)(event.event_type)) };
             let kind = event.event_type;
-            if matches!(kind, sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR) {
-                // SAFETY: these events are of queue pairs, which are not destroyed before the event of them is
-                // acknowledged.
-                let serial = unsafe { (*event.element.qp).qp_context }.addr();
-                if serial != 0 {
-                    lock(&self.broken).push(serial);
+            if let Some(told) = broken(&event) {
+                let mut broken = lock(&self.broken);
+                // However often it is told.
+                if !broken.contains(&told) {
+                    broken.push(told);
                 }
             }
             // SAFETY: it was taken just now and is acknowledged once; nothing that could panic came between.
@@ -436,12 +444,28 @@ impl Device {
         !self.is_dead.load(Ordering::Relaxed)
     }
 
-    /// Whether the device has told that the serving queue pair of this serial was broken by its peer; tells it once.
-    pub(super) fn take_broken(&self, serial: usize) -> bool {
+    /// Whether the device has told that the queue pair of this serial is over, and how; tells it once.
+    pub(super) fn take_broken(&self, serial: usize) -> Option<Breakage> {
         let mut broken = lock(&self.broken);
-        let before = broken.len();
-        broken.retain(|other| *other != serial);
-        broken.len() < before
+        let told = broken.iter().filter(|(of, _)| *of == serial).map(|(_, breakage)| *breakage).max();
+        broken.retain(|(of, _)| *of != serial);
+        told
+    }
+}
+
+/// The serial of the queue pair that an event ends, if it ends one, and how. The event was not acknowledged yet.
+fn broken(event: &sys::ibv_async_event) -> Option<(usize, Breakage)> {
+    // SAFETY: these events are of queue pairs, which are not destroyed before the event of them is acknowledged.
+    let pair = || unsafe { (*event.element.qp).qp_context }.addr();
+    match event.event_type {
+        sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR => Some((pair(), Breakage::Trespassed)),
+        sys::IBV_EVENT_QP_FATAL => Some((pair(), Breakage::Failed)),
+        sys::IBV_EVENT_CQ_ERR => {
+            // SAFETY: as above: these are of completion queues. Each has the serial of its only pair.
+            let serial = unsafe { (*event.element.cq).cq_context }.addr();
+            Some((serial, Breakage::Failed))
+        }
+        _ => None,
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::device::lock;
+use super::device::{Breakage, lock};
 use super::hello::{Hello, Terms};
 use super::pairs::{Posting, Serving};
 use super::pulse::Pulse;
@@ -27,6 +27,8 @@ const UNREADY: Disconnected = Disconnected { reason: "the peer did not finish th
 const REFUSED: Disconnected = Disconnected { reason: "the peer's device refused a request" };
 const UNREACHABLE: Disconnected = Disconnected { reason: "the peer's device does not answer" };
 const FLUSHED: Disconnected = Disconnected { reason: "the queue pair of this connection is over" };
+const BROKEN: Disconnected =
+    Disconnected { reason: "the RDMA device of this host could not go on with this connection" };
 const NO_DEVICE: Disconnected = Disconnected { reason: "the RDMA device of this host is gone" };
 
 /// How long a heartbeat waits for room; if there is none for so long, the next one will do.
@@ -166,18 +168,17 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Whether the peer has broken the pairs that serve it. Not every device tells by itself; asking costs a system
-    /// call, and on an adapter a command to its firmware: now and then is enough.
-    fn is_trespassed(&mut self) -> bool {
-        let Some(serving) = &self.serving else { return false };
-        if serving.was_told_broken() {
-            return true;
-        }
-        if self.looked.elapsed() < LOOK_EVERY {
-            return false;
+    /// Whether a pair of this connection is over, and how. Not every device tells by itself that a peer broke the pairs
+    /// that serve it; asking costs a system call, and on an adapter a command to its firmware: now and then is enough.
+    fn breakage(&mut self) -> Option<Breakage> {
+        let told = self.data.as_ref().and_then(Rails::take_broken).max(lock(&self.pulse).take_broken());
+        let Some(serving) = &self.serving else { return told };
+        let told = told.max(serving.take_broken());
+        if told.is_some() || self.looked.elapsed() < LOOK_EVERY {
+            return told;
         }
         self.looked = Instant::now();
-        serving.is_broken()
+        serving.is_broken().then_some(Breakage::Trespassed)
     }
 
     #[cold]
@@ -282,12 +283,16 @@ impl Endpoint for VerbsEndpoint {
         if self.over.is_none() {
             if !self.shared.take_events() {
                 self.fail(NO_DEVICE);
-            } else if self.is_trespassed() {
-                self.fail_trespassed();
             } else {
-                self.hear();
-                self.tell_receives();
-                self.look_at_own_requests();
+                match self.breakage() {
+                    Some(Breakage::Trespassed) => self.fail_trespassed(),
+                    Some(Breakage::Failed) => self.fail(BROKEN),
+                    None => {
+                        self.hear();
+                        self.tell_receives();
+                        self.look_at_own_requests();
+                    }
+                }
             }
         }
         self.check_over()

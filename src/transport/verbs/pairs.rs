@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::Shared;
 use super::bell::Bell;
+use super::device::Breakage;
 use super::hello::{Further, FurtherServing, Grant, Pairs, Place, Terms};
 use super::initiator::Initiator;
 use super::queue_pair::{Path, QueuePair, RECEIVES};
@@ -223,11 +224,10 @@ impl Serving {
             || self.further.iter().any(|further| further.data.is_broken())
     }
 
-    /// Whether the device has told so since it was asked last.
-    pub(super) fn was_told_broken(&self) -> bool {
-        // All of them, so that none is told later.
-        let further = self.further.iter().map(|further| further.data.was_told_broken());
-        further.fold(self.data.was_told_broken() | self.pulse.was_told_broken(), |any, one| any | one)
+    /// Whether a device has told that one of them is over, and how, since it was asked last.
+    pub(super) fn take_broken(&self) -> Option<Breakage> {
+        let further = self.further.iter().map(|further| further.data.take_broken());
+        further.fold(self.data.take_broken().max(self.pulse.take_broken()), Option::max)
     }
 }
 

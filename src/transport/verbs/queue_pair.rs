@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 
 use super::bell::Bell;
-use super::device::{self, Device};
+use super::device::{self, Breakage, Device};
 use super::hello::{Pair, Place};
 use super::region::ProtectionDomain;
 use super::sys;
@@ -33,17 +33,16 @@ const HOPS: u8 = 64;
 struct CompletionQueue {
     device: Arc<Device>,
     raw: NonNull<sys::ibv_cq>,
+    /// Tells it, and its queue pair, from all others of this process, whatever numbers the device uses again.
+    serial: usize,
     /// Whose channel is told of completions, where that is wanted.
     _bell: Option<Arc<Bell>>,
 }
 
 impl CompletionQueue {
-    fn new(
-        device: &Arc<Device>,
-        entries: u32,
-        serial: usize,
-        bell: Option<Arc<Bell>>,
-    ) -> io::Result<CompletionQueue> {
+    fn new(device: &Arc<Device>, entries: u32, bell: Option<Arc<Bell>>) -> io::Result<CompletionQueue> {
+        static SERIALS: AtomicUsize = AtomicUsize::new(1);
+        let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
         let entries = i32::try_from(entries).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         let channel = bell.as_ref().map_or(std::ptr::null_mut(), |bell| bell.raw());
         // Comes back with events of the queue, and is never followed.
@@ -51,7 +50,7 @@ impl CompletionQueue {
         // SAFETY: the device is open, and the channel, if there is one, lives as long as the queue.
         let raw = unsafe { (device.library.create_cq)(device.context(), entries, context, channel, 0) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        Ok(CompletionQueue { device: Arc::clone(device), raw, _bell: bell })
+        Ok(CompletionQueue { device: Arc::clone(device), raw, serial, _bell: bell })
     }
 }
 
@@ -63,6 +62,8 @@ impl Drop for CompletionQueue {
             if errno != 0 {
                 tracing::warn!(device = self.device.name, errno, "a completion queue could not be destroyed");
             }
+            // No event of it or of its pair is left to be told, and nobody asks for what was.
+            self.device.take_broken(self.serial);
         }
     }
 }
@@ -75,8 +76,6 @@ pub(super) struct QueuePair {
     pub(super) inline_bytes: u32,
     /// The number of the first packet that it sends.
     first_packet: u32,
-    /// Tells a pair that serves from all others of this process, whatever numbers the device uses again; else 0.
-    serial: usize,
     /// Whether the device will tell of the next completion.
     will_tell: AtomicBool,
     /// Receives that it has, used up or not.
@@ -119,7 +118,7 @@ impl QueuePair {
         let mut sizes =
             sys::ibv_qp_cap { max_send_wr: depth, max_inline_data: inline_bytes, ..Default::default() };
         sizes.max_send_sge = 1;
-        QueuePair::new(domain, sizes, depth, 0, first_packet, None)
+        QueuePair::new(domain, sizes, depth, first_packet, None)
     }
 
     /// One that serves a peer, so many of whose requests can ring the bell if there is one.
@@ -127,33 +126,30 @@ impl QueuePair {
         domain: &Arc<ProtectionDomain>,
         bell: Option<(&Arc<Bell>, u16)>,
     ) -> io::Result<QueuePair> {
-        static SERIALS: AtomicUsize = AtomicUsize::new(1);
-        let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
         let (bell, receives) = bell.map_or((None, 0), |(bell, receives)| (Some(bell), u32::from(receives)));
         // Some devices make no queue for nothing.
         let mut sizes = sys::ibv_qp_cap { max_send_wr: 1, max_recv_wr: receives, ..Default::default() };
         (sizes.max_send_sge, sizes.max_recv_sge) = (1, receives.min(1));
-        QueuePair::new(domain, sizes, receives.max(1), serial, None, bell.cloned())
+        QueuePair::new(domain, sizes, receives.max(1), None, bell.cloned())
     }
 
     fn new(
         domain: &Arc<ProtectionDomain>,
         sizes: sys::ibv_qp_cap,
         completions: u32,
-        serial: usize,
         first_packet: Option<u32>,
         bell: Option<Arc<Bell>>,
     ) -> io::Result<QueuePair> {
         let random = || getrandom::u32().map_err(|error| io::Error::other(error.to_string()));
         let first_packet = first_packet.map_or_else(random, Ok)? & 0xFF_FFFF;
         let library = domain.device.library;
-        let completions = CompletionQueue::new(&domain.device, completions, serial, bell)?;
+        let completions = CompletionQueue::new(&domain.device, completions, bell)?;
         let mut attributes = sys::ibv_qp_init_attr {
             send_cq: completions.raw.as_ptr(),
             recv_cq: completions.raw.as_ptr(),
             qp_type: sys::IBV_QPT_RC,
             // Comes back with events of the pair, and is never followed.
-            qp_context: std::ptr::without_provenance_mut(serial),
+            qp_context: std::ptr::without_provenance_mut(completions.serial),
             cap: sizes,
             ..Default::default()
         };
@@ -171,7 +167,6 @@ impl QueuePair {
             raw,
             inline_bytes,
             first_packet,
-            serial,
             will_tell: AtomicBool::new(false),
             receives: sizes.max_recv_wr as u16,
             renewed: AtomicU16::new(0),
@@ -274,9 +269,9 @@ impl QueuePair {
         errno == 0 && attributes.qp_state == sys::IBV_QPS_ERR
     }
 
-    /// Whether the device has told that the peer broke it, since it was asked last.
-    pub(super) fn was_told_broken(&self) -> bool {
-        self.serial != 0 && self.domain.device.take_broken(self.serial)
+    /// Whether the device has told that it is over, and how, since it was asked last.
+    pub(super) fn take_broken(&self) -> Option<Breakage> {
+        self.domain.device.take_broken(self.serial())
     }
 
     /// Posts so many receives. They take no data: what they announce is written.
@@ -346,9 +341,9 @@ impl QueuePair {
         self.domain.device.is_inherited()
     }
 
-    /// Tells a pair that serves from all others of this process.
+    /// Tells it from all others of this process.
     pub(super) fn serial(&self) -> usize {
-        self.serial
+        self.completions.serial
     }
 
     /// Posts a chain of requests with one doorbell. In an error, how many were posted all the same.
@@ -416,8 +411,6 @@ impl Drop for QueuePair {
                     "a queue pair could not be destroyed"
                 );
             }
-            // Nobody asks for what was told of it.
-            self.was_told_broken();
         }
     }
 }

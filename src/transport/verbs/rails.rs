@@ -1,5 +1,6 @@
 //! The requests of one side over all rails of a connection: what [`Striper`] decides, done.
 
+use super::device::Breakage;
 use super::hello::{Further, Terms};
 use super::initiator::Initiator;
 use super::striper::{Placement, Striper};
@@ -105,6 +106,13 @@ impl Rails {
             None => self.first.poll(),
             Some(striping) => striping.poll(&mut self.first),
         }
+    }
+
+    /// Whether a device has told that one of the pairs is over, and how, since it was asked last.
+    pub(super) fn take_broken(&self) -> Option<Breakage> {
+        let further = self.striping.iter().flat_map(|striping| &striping.further);
+        let further = further.map(|lane| lane.initiator.pair().take_broken());
+        further.fold(self.first.pair().take_broken(), Option::max)
     }
 
     /// Takes what the devices have completed, and gives them what was held until then.

@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::net::Ipv4Addr;
 use std::ptr::NonNull;
 use std::sync::{Arc, LazyLock};
@@ -16,6 +16,15 @@ use crate::transport::AtomicDomain;
 thread_local! {
     /// What queue pairs of this thread were asked to become.
     static MODIFIED: RefCell<Vec<(sys::ibv_qp_attr_mask, sys::ibv_qp_attr)>> = const { RefCell::new(Vec::new()) };
+    /// What queues and queue pairs of this thread belong to: nothing completes.
+    static CONTEXT: Box<sys::ibv_context> = {
+        // SAFETY: null pointers, null functions, numbers, and a mutex that is never locked.
+        let mut context: Box<sys::ibv_context> = unsafe { Box::new(std::mem::zeroed()) };
+        context.ops.poll_cq = Some(poll_cq);
+        context
+    };
+    /// The queue pairs of this thread that live.
+    static PAIRS: RefCell<Vec<*mut sys::ibv_qp>> = const { RefCell::new(Vec::new()) };
     /// What the device will tell this thread.
     static EVENTS: RefCell<VecDeque<sys::ibv_async_event>> = const { RefCell::new(VecDeque::new()) };
     /// Events that were told and not yet acknowledged.
@@ -32,7 +41,10 @@ pub(super) fn device() -> Arc<Device> {
         destroy_cq,
         create_qp,
         modify_qp,
+        query_qp,
         destroy_qp,
+        reg_mr_iova2,
+        dereg_mr,
         get_async_event,
         ack_async_event,
         event_type_str,
@@ -86,6 +98,46 @@ pub(super) fn take_modified() -> Vec<(sys::ibv_qp_attr_mask, sys::ibv_qp_attr)> 
     MODIFIED.take()
 }
 
+fn context() -> *mut sys::ibv_context {
+    CONTEXT.with(|context| (&raw const **context).cast_mut())
+}
+
+fn serial(pair: *mut sys::ibv_qp) -> usize {
+    // SAFETY: it lives: it leaves the list when it is destroyed.
+    unsafe { (*pair).qp_context }.addr()
+}
+
+/// The queue pairs that live, by their serials, the oldest first.
+pub(super) fn pairs() -> Vec<usize> {
+    PAIRS.with_borrow(|pairs| pairs.iter().map(|pair| serial(*pair)).collect())
+}
+
+/// Has the device tell this of a queue pair that lives, by its serial, or of its completion queue.
+pub(super) fn tell(event_type: sys::ibv_event_type, of: usize) {
+    let find = |pairs: &Vec<*mut sys::ibv_qp>| pairs.iter().copied().find(|pair| serial(*pair) == of);
+    let qp = PAIRS.with_borrow(find).expect("a pair that lives");
+    let mut event = sys::ibv_async_event { event_type, ..Default::default() };
+    if event_type == sys::IBV_EVENT_CQ_ERR {
+        // SAFETY: it lives, and its queue as long.
+        event.element.cq = unsafe { (*qp).send_cq };
+    } else {
+        event.element.qp = qp;
+    }
+    EVENTS.with_borrow_mut(|events| events.push_back(event));
+}
+
+/// Has the device tell this of its only port.
+pub(super) fn tell_of_port(event_type: sys::ibv_event_type) {
+    let mut event = sys::ibv_async_event { event_type, ..Default::default() };
+    event.element.port_num = 1;
+    EVENTS.with_borrow_mut(|events| events.push_back(event));
+}
+
+/// Events that were not yet taken, and those that were and are not yet acknowledged.
+pub(super) fn pending_events() -> (usize, usize) {
+    (EVENTS.with_borrow(VecDeque::len), OPEN_EVENTS.get())
+}
+
 unsafe extern "C" fn close_device(_: *mut sys::ibv_context) -> c_int {
     0
 }
@@ -107,7 +159,7 @@ unsafe extern "C" fn create_cq(
 ) -> *mut sys::ibv_cq {
     // SAFETY: null pointers, numbers, and a mutex that is never locked.
     let cq: sys::ibv_cq = unsafe { std::mem::zeroed() };
-    Box::into_raw(Box::new(sys::ibv_cq { cq_context, ..cq }))
+    Box::into_raw(Box::new(sys::ibv_cq { context: context(), cq_context, ..cq }))
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
@@ -124,7 +176,9 @@ unsafe extern "C" fn create_qp(
     let qp: sys::ibv_qp = unsafe { std::mem::zeroed() };
     // SAFETY: the caller's structure.
     let sys::ibv_qp_init_attr { qp_context, send_cq, recv_cq, .. } = unsafe { *attributes };
-    Box::into_raw(Box::new(sys::ibv_qp { qp_context, send_cq, recv_cq, ..qp }))
+    let qp = Box::into_raw(Box::new(sys::ibv_qp { context: context(), qp_context, send_cq, recv_cq, ..qp }));
+    PAIRS.with_borrow_mut(|pairs| pairs.push(qp));
+    qp
 }
 
 unsafe extern "C" fn modify_qp(_: *mut sys::ibv_qp, attributes: *mut sys::ibv_qp_attr, mask: c_int) -> c_int {
@@ -133,7 +187,39 @@ unsafe extern "C" fn modify_qp(_: *mut sys::ibv_qp, attributes: *mut sys::ibv_qp
     0
 }
 
+/// None is ever in error.
+unsafe extern "C" fn query_qp(
+    _: *mut sys::ibv_qp,
+    _: *mut sys::ibv_qp_attr,
+    _: c_int,
+    _: *mut sys::ibv_qp_init_attr,
+) -> c_int {
+    0
+}
+
+unsafe extern "C" fn poll_cq(_: *mut sys::ibv_cq, _: c_int, _: *mut sys::ibv_wc) -> c_int {
+    0
+}
+
+unsafe extern "C" fn reg_mr_iova2(
+    _: *mut sys::ibv_pd,
+    _: *mut c_void,
+    _: usize,
+    _: u64,
+    _: c_uint,
+) -> *mut sys::ibv_mr {
+    // SAFETY: null pointers and numbers.
+    Box::into_raw(unsafe { Box::new(std::mem::zeroed()) })
+}
+
+unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
+    // SAFETY: made by `reg_mr_iova2`, and undone once.
+    drop(unsafe { Box::from_raw(mr) });
+    0
+}
+
 unsafe extern "C" fn destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
+    PAIRS.with_borrow_mut(|pairs| pairs.retain(|pair| *pair != qp));
     // SAFETY: made by `create_qp`, and destroyed once.
     drop(unsafe { Box::from_raw(qp) });
     0

@@ -1,8 +1,11 @@
 //! What is asked of a device, and what is made of what it tells.
 
+use super::device::{Breakage, Device};
 use super::hello::Pair;
 use super::scripted::{self, device, gid, info};
 use super::*;
+use crate::transport::{Connecting, Endpoint, Incoming, Listener};
+use std::task::Poll;
 
 /// A rail over a device that answers so many READs and atomics, and has so many under way.
 fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
@@ -54,4 +57,149 @@ fn no_side_has_more_reads_under_way_than_the_other_answers_whoever_has_less() {
         assert_eq!(agreed(&one, &other), (from_one, from_one));
         assert_eq!(agreed(&other, &one), (from_other, from_other));
     }
+}
+
+/// Both ends of a new connection through the device, each of which grants something.
+fn connection(verbs: &Verbs) -> [VerbsEndpoint; 2] {
+    let region = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
+    let offer = || Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let mut listener = verbs.listen(&Address::Verbs(([127, 0, 0, 1], 0).into())).unwrap();
+    let mut connecting = verbs.connect(&listener.address(), offer()).unwrap();
+    let (mut server, begin) = (None, std::time::Instant::now());
+    let client = loop {
+        assert!(begin.elapsed().as_secs() < 60, "waited in vain for a connection");
+        let now = crate::time::Instant::from_nanos(begin.elapsed().as_nanos() as u64);
+        if let Some(incoming) = listener.poll(now) {
+            server = Some(incoming.accept(offer()).unwrap());
+        }
+        if let Poll::Ready(connected) = connecting.poll(now) {
+            break connected.unwrap().0;
+        }
+    };
+    [client, server.unwrap()]
+}
+
+#[test]
+fn an_event_of_any_pair_ends_the_connection_that_it_belongs_to_and_no_other() {
+    let verbs = Verbs {
+        shared: Arc::new(Shared {
+            rails: vec![rail(16, 16, 16)],
+            queue_depth: 4,
+            inline_bytes: 64,
+            first_packet: None,
+            atomics: AtomicDomain::None,
+            atomics_fault: None,
+            secret: None,
+            trespasses: AtomicU64::new(0),
+        }),
+    };
+    let mut others = connection(&verbs);
+    let first = scripted::pairs().len();
+    for (event, reason) in [
+        (sys::IBV_EVENT_QP_ACCESS_ERR, "the peer reached for memory that it was not granted"),
+        (sys::IBV_EVENT_QP_FATAL, "the RDMA device of this host could not go on with this connection"),
+        (sys::IBV_EVENT_CQ_ERR, "the RDMA device of this host could not go on with this connection"),
+    ] {
+        let mut ended = [0; 2];
+        // Each end has two pairs to post on, and two that serve.
+        for index in 0..8 {
+            let (mut ends, before) = (connection(&verbs), verbs.trespasses());
+            let pairs = scripted::pairs();
+            assert_eq!(pairs.len(), first + 8);
+            scripted::tell(event, pairs[first + index]);
+            // Whoever looks first takes it for all.
+            assert!(others.iter_mut().all(|end| end.check().is_ok()));
+            let told = ends.each_mut().map(|end| end.check().is_err_and(|over| over.reason == reason));
+            let [client, server] = told;
+            assert!(client != server, "one end has the pair: {told:?}");
+            ended[usize::from(server)] += 1;
+            let is_trespass = event == sys::IBV_EVENT_QP_ACCESS_ERR;
+            assert_eq!(verbs.trespasses() - before, u64::from(is_trespass));
+        }
+        assert_eq!(ended, [4, 4]);
+    }
+    assert!(others.iter_mut().all(|end| end.check().is_ok()));
+    assert_eq!(scripted::pending_events(), (0, 0));
+}
+
+/// Pairs of the device that serve, and one that posts.
+fn pairs(device: &Arc<Device>) -> [QueuePair; 3] {
+    let domain = ProtectionDomain::new(device).unwrap();
+    let serving = || QueuePair::to_serve(&domain, None).unwrap();
+    [serving(), serving(), QueuePair::to_post(&domain, 4, 0, None).unwrap()]
+}
+
+fn ends(event: sys::ibv_event_type) -> Option<Breakage> {
+    match event {
+        sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR => Some(Breakage::Trespassed),
+        sys::IBV_EVENT_QP_FATAL | sys::IBV_EVENT_CQ_ERR => Some(Breakage::Failed),
+        _ => None,
+    }
+}
+
+const OF_PAIRS: [sys::ibv_event_type; 9] = [
+    sys::IBV_EVENT_CQ_ERR,
+    sys::IBV_EVENT_QP_FATAL,
+    sys::IBV_EVENT_QP_REQ_ERR,
+    sys::IBV_EVENT_QP_ACCESS_ERR,
+    sys::IBV_EVENT_COMM_EST,
+    sys::IBV_EVENT_SQ_DRAINED,
+    sys::IBV_EVENT_PATH_MIG,
+    sys::IBV_EVENT_PATH_MIG_ERR,
+    sys::IBV_EVENT_QP_LAST_WQE_REACHED,
+];
+
+#[test]
+fn an_event_ends_the_pair_that_it_names_and_no_other_and_is_told_once() {
+    let device = device();
+    let pairs = pairs(&device);
+    for event in OF_PAIRS {
+        for named in &pairs {
+            // However often the device says it.
+            for _ in 0..3 {
+                scripted::tell(event, named.serial());
+            }
+            assert!(device.take_events(), "the device goes on");
+            for pair in &pairs {
+                let is_named = pair.serial() == named.serial();
+                assert_eq!(pair.take_broken(), ends(event).filter(|_| is_named), "event {event}");
+                assert_eq!(pair.take_broken(), None);
+            }
+        }
+    }
+    scripted::tell(sys::IBV_EVENT_QP_ACCESS_ERR, pairs[0].serial());
+    scripted::tell(sys::IBV_EVENT_QP_FATAL, pairs[0].serial());
+    device.take_events();
+    assert_eq!(pairs[0].take_broken(), Some(Breakage::Trespassed), "what the peer did is what matters");
+}
+
+#[test]
+fn every_event_is_taken_and_acknowledged_and_nothing_stays_behind_of_a_pair_that_is_gone() {
+    let device = device();
+    let [first, second, posting] = pairs(&device);
+    for _ in 0..500 {
+        OF_PAIRS.iter().for_each(|event| scripted::tell(*event, first.serial()));
+        [sys::IBV_EVENT_PORT_ERR, sys::IBV_EVENT_PORT_ACTIVE, sys::IBV_EVENT_GID_CHANGE, u32::MAX]
+            .into_iter()
+            .for_each(scripted::tell_of_port);
+    }
+    assert!(device.take_events());
+    // Destroying a pair would wait for those of it for ever.
+    assert_eq!(scripted::pending_events(), (0, 0));
+    let serial = first.serial();
+    drop(first);
+    assert_eq!(device.take_broken(serial), None);
+    assert_eq!((second.take_broken(), posting.take_broken()), (None, None));
+}
+
+#[test]
+fn a_device_that_says_it_is_gone_stays_gone() {
+    let device = device();
+    scripted::tell_of_port(sys::IBV_EVENT_PORT_ERR);
+    assert!(device.take_events(), "a port that is down comes back");
+    scripted::tell_of_port(sys::IBV_EVENT_DEVICE_FATAL);
+    scripted::tell_of_port(sys::IBV_EVENT_PORT_ACTIVE);
+    assert!(!device.take_events());
+    assert_eq!(scripted::pending_events(), (0, 0));
+    assert!(!device.take_events());
 }

@@ -1,0 +1,178 @@
+//! What a device tells besides completions: its link goes down and comes back, once or hundreds of times.
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use slackline::mem::{Access, MemoryRegion, RemoteSlice};
+use slackline::transport::verbs::{Verbs, VerbsListener, VerbsOptions};
+use slackline::transport::{
+    CompletionError, Endpoint, Inline, Listener, Offer, Operation, PostError, Transport, WorkRequest,
+};
+
+use super::ends::{Pair, connect};
+use super::log::Log;
+use super::objects::objects;
+use super::sides;
+use crate::VerbsFixture;
+use crate::transport::fixture::{now, run, wait_for, wait_until_gone};
+
+/// The interface of the device, which is up again when this is dropped.
+struct Link(String);
+
+impl Link {
+    fn new() -> Link {
+        Link(
+            std::env::var("SLACKLINE_RIG_NETDEV").expect("SLACKLINE_RIG_NETDEV: the interface of the device"),
+        )
+    }
+
+    fn set(&self, states: &[&str]) {
+        let mut ip =
+            Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().expect("`ip` of iproute2");
+        let lines: String = states.iter().map(|state| format!("link set {} {state}\n", self.0)).collect();
+        ip.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        assert!(ip.wait().unwrap().success());
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.set(&["up"]);
+    }
+}
+
+/// A device, and both ends of a connection through it.
+struct Ends {
+    verbs: Verbs,
+    listener: VerbsListener,
+    region: MemoryRegion,
+    pair: Pair<VerbsFixture>,
+}
+
+impl Ends {
+    fn new() -> Ends {
+        let verbs = sides::open(VerbsOptions::default());
+        let mut listener = verbs.listen(&"verbs:127.0.0.1:0".parse().unwrap()).unwrap();
+        let region = verbs.allocate(4096, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+        let pair = Ends::pair(&verbs, &mut listener, &region);
+        Ends { verbs, listener, region, pair }
+    }
+
+    fn pair(verbs: &Verbs, listener: &mut VerbsListener, region: &MemoryRegion) -> Pair<VerbsFixture> {
+        let offer = || Offer { message: Vec::new(), grants: vec![region.whole()] };
+        connect(verbs, listener, offer(), offer())
+    }
+
+    fn again(&mut self) -> Pair<VerbsFixture> {
+        Ends::pair(&self.verbs, &mut self.listener, &self.region)
+    }
+
+    /// Both ends go on.
+    fn work(&mut self, value: u64) {
+        run(&mut self.pair.client, word(self.pair.at_client.grants[0], value)).unwrap();
+        assert_eq!(self.region.as_volatile().load_u64(0), value);
+        run(&mut self.pair.server, word(self.pair.at_server.grants[0], value + 1)).unwrap();
+        assert_eq!(self.region.as_volatile().load_u64(0), value + 1);
+        assert_eq!((self.pair.client.check(), self.pair.server.check()), (Ok(()), Ok(())));
+    }
+}
+
+fn word(remote: RemoteSlice, value: u64) -> Operation {
+    Operation::WriteInline { data: Inline::word(value), remote: remote.slice(0, 8).unwrap() }
+}
+
+/// The descriptor by which the only device that this process has open tells of events.
+fn events() -> OwnedFd {
+    let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let number = |entry: &fs::DirEntry| {
+        let target = fs::read_link(entry.path()).ok()?;
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        (target.as_os_str() == "anon_inode:[infinibandevent]").then_some(number)
+    };
+    let files = fs::read_dir("/proc/self/fd").unwrap();
+    let numbers: Vec<i32> = files.filter_map(|entry| number(&entry.unwrap())).collect();
+    assert_eq!(numbers.len(), 1, "one device is open, and no completion channel");
+    pidfd_getfd(this, numbers[0], PidfdGetfdFlags::empty()).unwrap()
+}
+
+fn has_some(events: &OwnedFd) -> bool {
+    poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
+}
+
+#[test]
+fn whoever_looks_takes_the_events_of_a_link_that_went_down_and_up_and_an_idle_connection_lives_through_it() {
+    let (log, link, mut ends) = (Log::of_this_thread(), Link::new(), Ends::new());
+    let events = events();
+    let looks: [fn(&mut Ends); 3] = [
+        |ends| assert_eq!(ends.pair.client.check(), Ok(())),
+        |ends| assert_eq!(ends.pair.server.check(), Ok(())),
+        |ends| assert!(ends.listener.poll(now()).is_none()),
+    ];
+    for (round, look) in looks.into_iter().enumerate() {
+        look(&mut ends);
+        let told = log.with("RDMA event").len();
+        link.set(&["down", "up"]);
+        wait_for("the device to tell", || has_some(&events).then_some(()));
+        wait_for("both of it to be taken, and all else", || {
+            look(&mut ends);
+            (log.with("RDMA event").len() >= told + 2 && !has_some(&events)).then_some(())
+        });
+        ends.work(10 * round as u64);
+    }
+}
+
+#[test]
+fn a_request_that_meets_a_link_that_is_down_ends_its_connection_by_a_typed_error_and_the_next_one_works() {
+    let (link, mut ends) = (Link::new(), Ends::new());
+    let events = events();
+    ends.work(1);
+    link.set(&["down"]);
+    let request = WorkRequest::signalled(1, word(ends.pair.at_client.grants[0], 3));
+    let posted = ends.pair.client.post(&[request]);
+    assert!(matches!(posted, Ok(()) | Err(PostError::Disconnected(_))), "{posted:?}");
+    if posted.is_ok() {
+        let failed = wait_for("a completion", || {
+            _ = ends.pair.client.check();
+            ends.pair.client.poll()
+        });
+        let error = failed.result.unwrap_err();
+        assert!(matches!(error, CompletionError::Unreachable | CompletionError::Device { .. }), "{error}");
+    }
+    wait_until_gone(&mut ends.pair.client);
+    wait_until_gone(&mut ends.pair.server);
+    link.set(&["up"]);
+    ends.pair = ends.again();
+    ends.work(5);
+    wait_for("what was told to be taken", || {
+        assert_eq!(ends.pair.client.check(), Ok(()));
+        (!has_some(&events)).then_some(())
+    });
+}
+
+#[test]
+fn hundreds_of_events_at_once_are_all_taken_and_hold_up_nothing() {
+    const FLAPS: usize = 300;
+    let (log, link, before) = (Log::of_this_thread(), Link::new(), objects(&mut Command::new("rdma")));
+    let mut ends = Ends::new();
+    let events = events();
+    // Nobody looks meanwhile.
+    link.set(&["down", "up"].repeat(FLAPS));
+    wait_for("all of them to be taken", || {
+        assert_eq!(ends.pair.client.check(), Ok(()));
+        (log.with("RDMA event").len() >= 2 * FLAPS && !has_some(&events)).then_some(())
+    });
+    ends.work(1);
+    drop(events);
+    drop(ends);
+    assert_eq!(objects(&mut Command::new("rdma")), before);
+
+    // What is closed with events that nobody took is closed.
+    let ends = Ends::new();
+    link.set(&["down", "up"].repeat(FLAPS));
+    drop(ends);
+    assert_eq!(objects(&mut Command::new("rdma")), before);
+}
