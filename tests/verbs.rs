@@ -28,6 +28,8 @@ mod rdma {
     mod probe;
     mod sides;
 }
+#[path = "rdma/wire.rs"]
+mod wire;
 mod litmus {
     pub(crate) mod over_network;
     pub(crate) mod reading;

@@ -137,12 +137,19 @@ pub(super) const RUNS: &[Run] = &[
     },
     Run {
         name: "verbs-apart",
-        about: "the contract and the litmus by RDMA between two guests",
+        about: "the contract, the litmus and what is on the wire by RDMA between two guests",
         guests: Guests::Two,
         devices: 1,
         job: Job::Tests {
             build: &["-p", "slackline", "--test", "verbs"],
-            filters: &["across_processes", "from_two_processes", "a_killed_process", "pulls_by", "pushed_by"],
+            filters: &[
+                "across_processes",
+                "from_two_processes",
+                "a_killed_process",
+                "pulls_by",
+                "pushed_by",
+                "wire::",
+            ],
         },
         timeout: Duration::from_secs(400),
     },
