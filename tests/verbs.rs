@@ -34,6 +34,8 @@ mod rdma {
     mod sides;
     mod target;
 }
+#[path = "rdma/wire.rs"]
+mod wire;
 mod litmus {
     pub(crate) mod over_network;
     pub(crate) mod reading;

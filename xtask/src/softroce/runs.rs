@@ -137,7 +137,7 @@ pub(super) const RUNS: &[Run] = &[
     },
     Run {
         name: "verbs-apart",
-        about: "the contract and the litmus by RDMA between two guests",
+        about: "the contract, the litmus and what is on the wire by RDMA between two guests",
         guests: Guests::Two,
         devices: 1,
         job: Job::Tests {
@@ -150,6 +150,7 @@ pub(super) const RUNS: &[Run] = &[
                 "a_killed_process",
                 "pulls_by",
                 "pushed_by",
+                "wire::",
             ],
         },
         timeout: Duration::from_secs(600),

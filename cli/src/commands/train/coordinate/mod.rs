@@ -348,35 +348,39 @@ impl Coordinator<'_> {
     }
 
     fn wait_for(&mut self, what: &str, until: impl Fn(&Self) -> bool) -> Result<(), Failure> {
-        let timeout = self.plan.timeout;
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now() + self.plan.timeout;
         while !until(self) {
-            let waited = |run: &Self| {
-                let missing = run.missing();
-                Failure::failed(format!("waited {timeout:?} for {what}{missing}; use a longer --timeout"))
-            };
             if Instant::now() >= deadline {
-                return Err(waited(self));
+                let waited = self.plan.timeout;
+                let missing = self.missing();
+                return Err(Failure::failed(format!(
+                    "waited {waited:?} for {what}{missing}; use a longer --timeout"
+                )));
             }
             self.step()?;
-            let lost = self.workers.iter().position(|place| place.outcome.lost.is_some());
-            if let Some(worker) = lost {
-                // Workers have as long: one that gives up with this wait did so for want of those who are missing.
-                let is_over = deadline.saturating_duration_since(Instant::now()) < timeout / 10;
-                return Err(if is_over { waited(self) } else { self.lost_worker_at_start(worker) });
+            // One that had joined and is lost, maybe for want of those who are missing, is no reason to wait no longer.
+            let never_joined = |place: &Place| place.outcome.lost.is_some() && place.outcome.paths.is_empty();
+            if let Some(worker) = self.workers.iter().position(never_joined) {
+                return Err(self.lost_worker_at_start(worker));
             }
         }
         Ok(())
     }
 
-    /// Who is not there yet, and who came but was turned away.
+    /// Who is not there yet, who is there no more, and who came but was turned away.
     fn missing(&self) -> String {
         let servers = self.servers.iter().enumerate().filter(|(_, shard)| shard.address.is_none());
         let servers = servers.map(|(shard, _)| Who::Server(shard).to_string());
         let workers = self.workers.iter().enumerate().filter(|(_, place)| place.state == State::Starting);
         let workers = workers.map(|(worker, _)| Who::Worker(worker).to_string());
         let missing: Vec<_> = servers.chain(workers).collect();
-        let missing = if missing.is_empty() { String::new() } else { format!(": {}", missing.join(", ")) };
+        let mut missing = if missing.is_empty() { String::new() } else { format!(": {}", missing.join(", ")) };
+        for (worker, place) in self.workers.iter().enumerate() {
+            if let Some(why) = &place.outcome.lost {
+                let why = why.split("; ").next().unwrap_or_default();
+                missing += &format!("; {} was there and gave up: {why}", Who::Worker(worker));
+            }
+        }
         match self.hub.turned_away() {
             0 => missing,
             1 => format!("{missing}; one connection was turned away (RUST_LOG=warn says why)"),
