@@ -23,17 +23,18 @@ mod transport {
 }
 
 mod rdma {
-    mod ends;
-    mod events;
+    pub(crate) mod ends;
     mod fork;
     mod hazards;
-    mod log;
+    pub(crate) mod log;
     mod notice;
-    mod objects;
+    pub(crate) mod objects;
     mod probe;
-    mod sides;
+    pub(crate) mod sides;
     mod target;
 }
+#[path = "rdma/links.rs"]
+mod links;
 #[path = "rdma/wire.rs"]
 mod wire;
 mod litmus {
@@ -107,7 +108,7 @@ conformance!(verbs, super::VerbsFixture);
 conformance!(verbs_apart, super::Apart<super::VerbsFixture>, apart);
 
 #[test]
-fn between_two_guests_the_servers_are_in_the_other_one() {
+fn the_servers_of_verbs_apart_are_in_the_other_guest_if_there_is_one() {
     let boot = |process: String| process.split(' ').next().unwrap().to_owned();
     let server = Server::<Apart<VerbsFixture>>::new(&verbs());
     let is_here = boot(process_of(&server)) == boot(this_process());

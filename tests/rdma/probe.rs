@@ -3,13 +3,14 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use slackline::mem::Access;
-use slackline::transport::verbs::{Verbs, VerbsOptions};
+use slackline::transport::verbs::VerbsOptions;
 use slackline::transport::{
-    AtomicDomain, Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest,
+    AtomicDomain, CompletionError, Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest,
 };
 
 use super::ends::{Pair, connect};
 use super::log::Log;
+use super::sides;
 use crate::VerbsFixture;
 use crate::transport::fixture::{bytes_of, noise, read, run, write};
 
@@ -55,7 +56,7 @@ impl Drop for Unlockable {
 fn where_trying_atomics_fails_there_are_none_and_all_else_works() {
     let (log, _unprivileged) = (Log::of_this_thread(), Unprivileged::new());
     let unlockable = Unlockable::new();
-    let verbs = Verbs::open(VerbsOptions::default()).unwrap();
+    let verbs = sides::open(VerbsOptions::default());
     drop(unlockable);
     assert_ne!(verbs.info().limits.atomics, AtomicDomain::None, "the device says that it has them");
     assert_eq!(verbs.capabilities().atomics, AtomicDomain::None);
@@ -94,4 +95,16 @@ fn where_trying_atomics_fails_there_are_none_and_all_else_works() {
     run(&mut pair.client, read(local.whole(), remote)).unwrap();
     assert!(bytes_of(&local.whole()) == noise(2, BYTES));
     assert_eq!((pair.client.check(), pair.server.check()), (Ok(()), Ok(())));
+
+    // A peer whose own atomics work is refused: what this side's device would do with them nobody knows.
+    let other = sides::open(VerbsOptions::default());
+    assert_ne!(other.capabilities().atomics, AtomicDomain::None);
+    let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let mut pair: Pair<VerbsFixture> = connect(&other, &mut listener, Offer::default(), offer);
+    let word = pair.at_client.grants[0].slice(0, 8).unwrap();
+    run(&mut pair.client, Operation::WriteInline { data: Inline::word(7), remote: word }).unwrap();
+    let old = other.allocate(8, Access::LOCAL).unwrap().slice(0, 8).unwrap();
+    let result = run(&mut pair.client, Operation::FetchAdd { local: old, remote: word, add: 1 });
+    assert_eq!(result, Err(CompletionError::RemoteAccess));
+    assert_eq!(region.as_volatile().load_u64(0), 7);
 }

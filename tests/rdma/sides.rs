@@ -12,7 +12,7 @@ const BYTES: usize = 1 << 20;
 const SMALL_MTU: u16 = 512;
 
 /// The device's settings that a test is not about are those of every one here.
-pub(super) fn open(options: VerbsOptions) -> Verbs {
+pub(crate) fn open(options: VerbsOptions) -> Verbs {
     let devices = std::env::var("SLACKLINE_RIG_DEVICE").into_iter().collect();
     Verbs::open(VerbsOptions { devices, ..options }).unwrap()
 }

@@ -192,7 +192,7 @@ fn neither_has_more_on_the_wire(claim: &str, at_first: Option<u8>, at_second: Op
     let verbs = open(at_first);
     let (region, wire) = (region(&verbs), Wire::new());
     let mut listener = verbs.listen(&WireFixture::address()).unwrap();
-    let second = Second::start::<WireFixture>(claim, &listener.address());
+    let mut second = Second::start::<WireFixture>(claim, &listener.address());
     let incoming = wait_for("a peer", || listener.poll(now()));
     let remote = incoming.received().grants[0];
     let mut endpoint = incoming.accept(offer(&region)).unwrap();

@@ -1,14 +1,15 @@
 //! Claims whose servers are other processes: how these are started, asked and ended.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::marker::PhantomData;
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::process::{Child, Command};
 
 use slackline::transport::Address;
 
 use super::fixture::{Fixture, PATIENCE, wait_for};
 use super::here::{Answer, Ask, Here, Serving, this_process};
+use super::process::Second;
 use super::server::Server;
 
 /// Where the process that asks listens.
@@ -56,28 +57,26 @@ pub(crate) fn own_address() -> IpAddr {
 
 /// A process that serves, with a [`Here`] of its own. It ends with this value.
 struct Elsewhere {
-    process: Child,
+    process: Second,
     stream: TcpStream,
 }
 
 impl Elsewhere {
     fn start<F: Fixture>() -> Elsewhere {
         let listener = TcpListener::bind((own_address(), 0)).expect("listen for the other process");
-        let address = listener.local_addr().expect("where");
-        let mut command = Command::new(std::env::current_exe().expect("this binary"));
-        command
-            .args(["--exact", &format!("{}_apart::{SERVING}", F::MODULE), "--nocapture", "--test-threads=1"])
-            .env(ASKED_FROM, address.to_string())
-            .stdout(Stdio::null());
-        let mut process = F::start(&mut command).expect("run this binary again");
+        let address = listener.local_addr().expect("where").to_string();
+        let test = format!("{}_apart::{SERVING}", F::MODULE);
+        let mut process = Second::run::<F>(&test, ASKED_FROM, &address);
         listener.set_nonblocking(true).expect("a listener that does not block");
-        let stream = wait_for("the other process to call", || {
-            assert!(matches!(process.try_wait(), Ok(None)), "the other process has ended: it has said why");
+        let (stream, _) = wait_for("the other process to call", || {
+            let ended = process.0.try_wait().expect("wait");
+            assert!(ended.is_none(), "the other process, which runs {test}, has ended: {ended:?}");
             std::thread::sleep(std::time::Duration::from_millis(1));
             listener.accept().ok()
         });
-        stream.0.set_nonblocking(false).expect("a stream that blocks");
-        Elsewhere { process, stream: prepared(stream.0) }
+        stream.set_nonblocking(false).expect("a stream that blocks");
+        stream.set_read_timeout(Some(2 * PATIENCE)).expect("a stream with a deadline");
+        Elsewhere { process, stream: prepared(stream) }
     }
 }
 
@@ -86,7 +85,12 @@ impl Serving for Elsewhere {
     fn answer(&mut self, ask: Ask, bytes: &[u8]) -> Answer {
         let head = postcard::to_allocvec(&ask).expect("it can be written");
         let answer = send(&mut self.stream, &head, bytes).and_then(|()| receive(&mut self.stream));
-        let (head, bytes) = answer.map_err(|error| format!("the other process: {error}"))?;
+        let (head, bytes) =
+            answer.and_then(|answer| answer.ok_or(ErrorKind::UnexpectedEof.into())).map_err(|error| {
+                // An answer that comes after all is none to the next question.
+                let _gone_already = self.stream.shutdown(Shutdown::Both);
+                format!("the other process: {error}")
+            })?;
         let reply: Result<_, String> = postcard::from_bytes(&head).expect("an answer");
         Ok((reply?, bytes))
     }
@@ -95,14 +99,10 @@ impl Serving for Elsewhere {
 impl Drop for Elsewhere {
     fn drop(&mut self) {
         // It ends by itself once nobody can ask any more. Its end is looked at, unless this is no good one either.
-        let _gone_already = self.stream.shutdown(std::net::Shutdown::Both);
-        if std::thread::panicking() {
-            let _ended = self.process.kill();
-            let _status = self.process.wait();
-            return;
+        let _gone_already = self.stream.shutdown(Shutdown::Both);
+        if !std::thread::panicking() {
+            self.process.wait();
         }
-        let status = wait_for("the other process to end", || self.process.try_wait().expect("wait"));
-        assert!(status.success(), "the other process failed: {status}");
     }
 }
 
@@ -111,16 +111,14 @@ fn serve<F: Fixture>() -> bool {
     let Ok(address) = std::env::var(ASKED_FROM) else { return false };
     let mut stream = prepared(TcpStream::connect(address).expect("call back"));
     let mut here = Here::<F>::new(F::transport());
-    while let Ok((head, bytes)) = receive(&mut stream) {
+    while let Some((head, bytes)) = receive(&mut stream).expect("what is asked") {
         let ask = postcard::from_bytes(&head).expect("something asked");
         let (reply, bytes) = match here.answer(ask, &bytes) {
             Ok((reply, bytes)) => (Ok(reply), bytes),
             Err(error) => (Err(error), Vec::new()),
         };
         let head = postcard::to_allocvec(&reply).expect("it can be written");
-        if send(&mut stream, &head, &bytes).is_err() {
-            break;
-        }
+        send(&mut stream, &head, &bytes).expect("somebody waits for the answer");
     }
     true
 }
@@ -142,7 +140,7 @@ pub(crate) fn the_server_is_another_process<F: Fixture>() {
 
 fn prepared(stream: TcpStream) -> TcpStream {
     stream.set_nodelay(true).expect("a stream without delay");
-    stream.set_read_timeout(Some(2 * PATIENCE)).expect("a stream with a deadline");
+    stream.set_write_timeout(Some(2 * PATIENCE)).expect("a stream with a deadline");
     stream
 }
 
@@ -154,7 +152,11 @@ fn send(stream: &mut TcpStream, head: &[u8], bytes: &[u8]) -> io::Result<()> {
     stream.write_all(bytes)
 }
 
-fn receive(stream: &mut TcpStream) -> io::Result<(Vec<u8>, Vec<u8>)> {
+/// None once the other side asks no more.
+fn receive(stream: &mut TcpStream) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
+    if stream.peek(&mut [0])? == 0 {
+        return Ok(None);
+    }
     let mut lengths = [[0; 8]; 2];
     lengths.iter_mut().try_for_each(|length| stream.read_exact(length))?;
     let mut part = |length: [u8; 8]| {
@@ -163,5 +165,5 @@ fn receive(stream: &mut TcpStream) -> io::Result<(Vec<u8>, Vec<u8>)> {
         let mut bytes = vec![0; length as usize];
         stream.read_exact(&mut bytes).map(|()| bytes)
     };
-    Ok((part(lengths[0])?, part(lengths[1])?))
+    Ok(Some((part(lengths[0])?, part(lengths[1])?)))
 }

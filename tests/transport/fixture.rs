@@ -1,4 +1,4 @@
-//! What every claim needs: connected pairs, deadlines, requests that are waited for.
+//! What every claim needs: a transport, deadlines, requests that are waited for.
 
 use std::io;
 use std::process::{Child, Command};
@@ -140,7 +140,7 @@ pub(crate) fn completion(endpoint: &mut impl Endpoint) -> WorkCompletion {
 /// Carries out one operation and tells how it ended. No other completion may be under way.
 pub(crate) fn run(endpoint: &mut impl Endpoint, operation: Operation) -> Result<(), CompletionError> {
     const ID: u64 = 0xD0;
-    endpoint.post(&[WorkRequest::signalled(ID, operation)]).expect("post");
+    post(endpoint, &[WorkRequest::signalled(ID, operation)]);
     let completion = completion(endpoint);
     assert_eq!(completion.id.0, ID);
     completion.result

@@ -45,9 +45,11 @@ pub(crate) fn the_longest_message_arrives_and_one_byte_more_is_refused<F: Fixtur
 pub(crate) fn grants_arrive_in_order_and_reach_the_memory_they_name<F: Fixture>() {
     let (transport, server, listening) = listening::<F>();
     let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
-    let (one, two) = (noise(1, 8192), noise(2, 4096));
-    let expected = [&one[17..1017], &two[..], &one[4096..8192]];
-    let checks = |grants: &[RemoteSlice], read: &mut dyn FnMut(RemoteSlice) -> Vec<u8>| {
+    // Each side has bytes of its own, for two regions.
+    type Bytes = (Vec<u8>, Vec<u8>);
+    let [there, here] = [[1, 2], [3, 4]].map(|[one, two]| (noise(one, 8192), noise(two, 4096)));
+    let checks = |grants: &[RemoteSlice], of: &Bytes, read: &mut dyn FnMut(RemoteSlice) -> Vec<u8>| {
+        let expected = [&of.0[17..1017], &of.1[..], &of.0[4096..8192]];
         assert_eq!(grants.len(), expected.len());
         for (grant, expected) in grants.iter().zip(expected) {
             assert_eq!(grant.len, expected.len() as u64);
@@ -56,22 +58,22 @@ pub(crate) fn grants_arrive_in_order_and_reach_the_memory_they_name<F: Fixture>(
     };
 
     let far = [server.allocate(8192, rights), server.allocate(4096, Access::REMOTE_READ)];
-    far[0].write(0, &one);
-    far[1].write(0, &two);
+    far[0].write(0, &there.0);
+    far[1].write(0, &there.1);
     let far = [far[0].part(17..1017), far[1].whole(), far[0].part(4096..8192)];
     let near = [(8192, rights), (4096, Access::REMOTE_READ)]
         .map(|(len, rights)| transport.allocate(len, rights).unwrap());
-    near[0].as_volatile().write(&one);
-    near[1].as_volatile().write(&two);
+    near[0].as_volatile().write(&here.0);
+    near[1].as_volatile().write(&here.1);
     let near = vec![near[0].slice(17, 1000).unwrap(), near[1].whole(), near[0].slice(4096, 4096).unwrap()];
 
     let mut joined = join(&transport, &listening, Offer { message: b"x".to_vec(), grants: near }, b"x", &far);
-    checks(&joined.at_client.grants, &mut |remote| {
+    checks(&joined.at_client.grants, &there, &mut |remote| {
         let into = local(&transport, &vec![0; remote.len as usize]);
         run(&mut joined.client, read(into.clone(), remote)).unwrap();
         bytes_of(&into)
     });
-    checks(&joined.at_server.grants, &mut |remote| joined.server.fetch(remote));
+    checks(&joined.at_server.grants, &here, &mut |remote| joined.server.fetch(remote));
 }
 
 pub(crate) fn a_refused_peer_reads_the_reason<F: Fixture>() {

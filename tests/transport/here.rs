@@ -17,6 +17,7 @@ use super::ordering::watch;
 pub(crate) enum Ask {
     Process,
     Allocate { bytes: usize, access: u32 },
+    Length { region: usize },
     Load { region: usize, at: usize },
     Store { region: usize, at: usize, value: u64 },
     Read { region: usize, part: Range<usize> },
@@ -30,9 +31,9 @@ pub(crate) enum Ask {
     Poll { listener: usize },
     Accept { incoming: usize, grants: Vec<Part> },
     Refuse { incoming: usize },
-    IsThere { endpoint: usize },
+    Check { endpoint: usize },
     Fetch { endpoint: usize, remote: Slice },
-    HangUp { endpoint: usize },
+    Disconnect { endpoint: usize },
     Trespasses,
 }
 
@@ -106,11 +107,10 @@ impl<F: Fixture> Serving for Here<F> {
             Ask::Process => Ok((Reply { text: Some(this_process()), ..Reply::default() }, Vec::new())),
             Ask::Allocate { bytes, access } => {
                 let access = Access::from_bits(access).expect("rights");
-                let region = self.transport.allocate(bytes, access).map_err(text)?;
-                assert_eq!(region.len(), bytes, "claims ask for whole pages");
-                self.regions.push(region);
+                self.regions.push(self.transport.allocate(bytes, access).map_err(debug_text)?);
                 number(self.regions.len() as u64 - 1)
             }
+            Ask::Length { region } => number(self.regions[region].len() as u64),
             Ask::Load { region, at } => number(self.regions[region].as_volatile().load_u64(at)),
             Ask::Store { region, at, value } => {
                 self.regions[region].as_volatile().store_u64(at, value);
@@ -135,7 +135,7 @@ impl<F: Fixture> Serving for Here<F> {
             }
             Ask::Listen { address } => {
                 let address = address.map_or_else(F::address, |text| text.parse().expect("an address"));
-                let listener = self.transport.listen(&address).map_err(text)?;
+                let listener = self.transport.listen(&address).map_err(debug_text)?;
                 let text = Some(listener.address().to_string());
                 let number = keep(&mut self.listeners, listener);
                 Ok((Reply { number, text, ..Reply::default() }, Vec::new()))
@@ -145,7 +145,8 @@ impl<F: Fixture> Serving for Here<F> {
                 number(0)
             }
             Ask::BeNotified { listener } => {
-                number(self.listener(listener).be_notified().map_err(text)?.into())
+                self.listener(listener).be_notified().map_err(debug_text)?;
+                number(0)
             }
             Ask::Wait { listener, at_most } => {
                 self.listener(listener).wait(at_most);
@@ -164,7 +165,8 @@ impl<F: Fixture> Serving for Here<F> {
                 let of = |part: &Part| self.regions[part.region].slice(part.range.start, part.range.len());
                 let grants = grants.iter().map(|part| of(part).expect("a part of it")).collect();
                 let incoming = self.arrived[incoming].take().expect("it is answered once");
-                let endpoint = incoming.accept(Offer { message: bytes.to_vec(), grants }).map_err(text)?;
+                let endpoint =
+                    incoming.accept(Offer { message: bytes.to_vec(), grants }).map_err(debug_text)?;
                 number(keep(&mut self.endpoints, endpoint))
             }
             Ask::Refuse { incoming } => {
@@ -172,15 +174,15 @@ impl<F: Fixture> Serving for Here<F> {
                 incoming.refuse(&String::from_utf8_lossy(bytes));
                 number(0)
             }
-            Ask::IsThere { endpoint } => number(self.endpoint(endpoint).check().is_ok().into()),
+            Ask::Check { endpoint } => number(self.endpoint(endpoint).check().is_ok().into()),
             Ask::Fetch { endpoint, remote: (key, offset, len) } => {
                 let remote = RemoteSlice { key: RemoteKey(key), offset, len };
-                let region = self.transport.allocate(len as usize, Access::LOCAL).map_err(text)?;
+                let region = self.transport.allocate(len as usize, Access::LOCAL).map_err(debug_text)?;
                 let local = region.slice(0, len as usize).expect("all of it");
-                run(self.endpoint(endpoint), read(local.clone(), remote)).map_err(text)?;
+                run(self.endpoint(endpoint), read(local.clone(), remote)).map_err(debug_text)?;
                 Ok((Reply::default(), bytes_of(&local)))
             }
-            Ask::HangUp { endpoint } => {
+            Ask::Disconnect { endpoint } => {
                 self.endpoints[endpoint] = None;
                 number(0)
             }
@@ -189,12 +191,12 @@ impl<F: Fixture> Serving for Here<F> {
     }
 }
 
-/// A name of this process that no other one has: which life of which host it is of, and its number there.
+/// A name of this process that no other one has: the boot id of its host, and its process id.
 pub(crate) fn this_process() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("this host's life");
     format!("{} {}", boot.trim(), std::process::id())
 }
 
-fn text(error: impl std::fmt::Debug) -> String {
+fn debug_text(error: impl std::fmt::Debug) -> String {
     format!("{error:?}")
 }

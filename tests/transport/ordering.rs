@@ -91,7 +91,7 @@ pub(crate) fn a_word_never_announces_a_payload_that_is_not_there_across_processe
     }
     let service = Service::<F>::new(TARGET_BYTES, RIGHTS);
     let claim = "a_word_never_announces_a_payload_that_is_not_there_across_processes";
-    let second = Second::start::<F>(claim, &service.listening.address);
+    let mut second = Second::start::<F>(claim, &service.listening.address);
     let accepted = service.accept();
     service.memory.watch();
     let seen = service.memory.seen();
@@ -146,7 +146,7 @@ pub(crate) fn concurrent_adds_from_two_processes_sum_up<F: Fixture>() {
     let service = Service::<F>::new(4096, RIGHTS | Access::REMOTE_ATOMIC);
     let mut caller = service.caller();
     let claim = "concurrent_adds_from_two_processes_sum_up";
-    let second = Second::start::<F>(claim, &service.listening.address);
+    let mut second = Second::start::<F>(claim, &service.listening.address);
     let _accepted = service.accept();
     add::<F>(&service.transport, &mut caller.endpoint, caller.remote);
     second.wait();

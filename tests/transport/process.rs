@@ -20,16 +20,21 @@ pub(crate) struct Second(pub(crate) Child);
 impl Second {
     /// Runs test `claim` of fixture `F` in another process, told to connect to `address`.
     pub(crate) fn start<F: Fixture>(claim: &str, address: &Address) -> Second {
+        Second::run::<F>(&format!("{}::{claim}", F::MODULE), ADDRESS, &address.to_string())
+    }
+
+    /// Runs a test in another process, which finds `value` in its environment.
+    pub(crate) fn run<F: Fixture>(test: &str, variable: &str, value: &str) -> Second {
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
         command
-            .args(["--exact", &format!("{}::{claim}", F::MODULE), "--nocapture", "--test-threads=1"])
-            .env(ADDRESS, address.to_string())
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env(variable, value)
             .stdout(Stdio::null());
         Second(F::start(&mut command).expect("run this binary again"))
     }
 
     /// Waits for its end, which must be a good one.
-    pub(crate) fn wait(mut self) {
+    pub(crate) fn wait(&mut self) {
         let status = wait_for("the second process to end", || self.0.try_wait().expect("wait"));
         assert!(status.success(), "the second process failed: {status}");
     }

@@ -39,7 +39,8 @@ impl<F: Fixture> Server<F> {
 
     pub(crate) fn allocate(&self, bytes: usize, access: Access) -> Memory<F> {
         let region = self.ask(Ask::Allocate { bytes, access: access.bits() }) as usize;
-        Memory { server: self.clone(), region, len: bytes }
+        let len = self.ask(Ask::Length { region }) as usize;
+        Memory { server: self.clone(), region, len }
     }
 
     pub(crate) fn listen(&self) -> Listening<F> {
@@ -112,7 +113,7 @@ pub(crate) struct Listening<F: Fixture> {
 impl<F: Fixture> Listening<F> {
     pub(crate) fn poll(&self) -> Option<Arrived<F>> {
         let answer = self.server.try_ask(Ask::Poll { listener: self.listener }, &[]);
-        let (reply, message) = answer.expect("a look at the door");
+        let (reply, message) = answer.expect("a poll of the listener");
         if reply.number == NOBODY {
             return None;
         }
@@ -121,8 +122,8 @@ impl<F: Fixture> Listening<F> {
         Some(Arrived { server: self.server.clone(), incoming: reply.number as usize, received })
     }
 
-    pub(crate) fn be_notified(&self) -> bool {
-        self.server.ask(Ask::BeNotified { listener: self.listener }) == 1
+    pub(crate) fn be_notified(&self) {
+        self.server.ask(Ask::BeNotified { listener: self.listener });
     }
 
     pub(crate) fn wait(&self, at_most: Duration) {
@@ -165,7 +166,7 @@ pub(crate) struct Accepted<F: Fixture> {
 
 impl<F: Fixture> Accepted<F> {
     pub(crate) fn is_connected(&self) -> bool {
-        self.server.ask(Ask::IsThere { endpoint: self.endpoint }) == 1
+        self.server.ask(Ask::Check { endpoint: self.endpoint }) == 1
     }
 
     pub(crate) fn wait_until_gone(&self) {
@@ -181,6 +182,6 @@ impl<F: Fixture> Accepted<F> {
 
 impl<F: Fixture> Drop for Accepted<F> {
     fn drop(&mut self) {
-        let _gone_already = self.server.try_ask(Ask::HangUp { endpoint: self.endpoint }, &[]);
+        let _gone_already = self.server.try_ask(Ask::Disconnect { endpoint: self.endpoint }, &[]);
     }
 }

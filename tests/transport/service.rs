@@ -30,10 +30,13 @@ pub(crate) fn join<F: Fixture>(
     let mut connecting = transport.connect(&listening.address, offer).expect("connect");
     let (mut server, mut client) = (None::<(Accepted<F>, Received)>, None);
     wait_for("both sides of a connection", || {
+        if server.is_none()
+            && let Some(arrived) = listening.poll()
+        {
+            server = Some((arrived.accept(message, grants).expect("accept"), arrived.received));
+        }
         if let Some((server, _)) = &server {
             assert!(server.is_connected(), "the server's side stays connected");
-        } else if let Some(arrived) = listening.poll() {
-            server = Some((arrived.accept(message, grants).expect("accept"), arrived.received));
         }
         if client.is_none()
             && let Poll::Ready(result) = connecting.poll(now())

@@ -75,13 +75,14 @@ pub struct DeviceInfo {
     pub ports: Vec<Port>,
 }
 
-/// How a queue pair came to be over, as its device told.
+/// How a queue pair came to be over, as its device told: the greater of two counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Breakage {
     /// The device could not go on with it.
     Failed,
-    /// Its peer reached for what it was not granted.
-    Trespassed,
+    /// If it serves: its peer reached for what it was not granted. If it posts: a request failed, and its completion
+    /// says how.
+    Refused,
 }
 
 /// An open device.
@@ -420,7 +421,7 @@ impl Device {
             // SAFETY: the library answers any number with a static C string.
             let text = unsafe { CStr::from_ptr((self.library.event_type_str)(event.event_type)) };
             let kind = event.event_type;
-            if let Some(told) = broken(&event) {
+            if let Some(told) = ended_by(&event) {
                 let mut broken = lock(&self.broken);
                 // However often it is told.
                 if !broken.contains(&told) {
@@ -454,11 +455,11 @@ impl Device {
 }
 
 /// The serial of the queue pair that an event ends, if it ends one, and how. The event was not acknowledged yet.
-fn broken(event: &sys::ibv_async_event) -> Option<(usize, Breakage)> {
+fn ended_by(event: &sys::ibv_async_event) -> Option<(usize, Breakage)> {
     // SAFETY: these events are of queue pairs, which are not destroyed before the event of them is acknowledged.
     let pair = || unsafe { (*event.element.qp).qp_context }.addr();
     match event.event_type {
-        sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR => Some((pair(), Breakage::Trespassed)),
+        sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR => Some((pair(), Breakage::Refused)),
         sys::IBV_EVENT_QP_FATAL => Some((pair(), Breakage::Failed)),
         sys::IBV_EVENT_CQ_ERR => {
             // SAFETY: as above: these are of completion queues. Each has the serial of its only pair.

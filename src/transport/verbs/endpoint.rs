@@ -107,7 +107,8 @@ impl VerbsEndpoint {
     }
 
     /// Ends the connection: requests under way come back flushed, and nothing of this process can be reached through it
-    /// any more.
+    /// any more. Where it is a completion queue that failed, nothing comes back, and requests keep their memory until
+    /// the endpoint is dropped. The first reason stays.
     #[cold]
     fn fail(&mut self, reason: Disconnected) {
         if self.over.is_some() {
@@ -168,17 +169,23 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Whether a pair of this connection is over, and how. Not every device tells by itself that a peer broke the pairs
-    /// that serve it; asking costs a system call, and on an adapter a command to its firmware: now and then is enough.
+    /// Whether a pair that serves the peer is over, and how. Not every device tells by itself that a peer broke it;
+    /// asking costs a system call, and on an adapter a command to its firmware: now and then is enough.
     fn breakage(&mut self) -> Option<Breakage> {
-        let told = self.data.as_ref().and_then(Rails::take_broken).max(lock(&self.pulse).take_broken());
-        let Some(serving) = &self.serving else { return told };
-        let told = told.max(serving.take_broken());
+        let serving = self.serving.as_ref()?;
+        let told = serving.take_broken();
         if told.is_some() || self.looked.elapsed() < LOOK_EVERY {
             return told;
         }
         self.looked = Instant::now();
-        serving.is_broken().then_some(Breakage::Trespassed)
+        serving.is_broken().then_some(Breakage::Refused)
+    }
+
+    /// Whether the device has told that a pair that this side posts on is over. Devices say so of requests that fail,
+    /// too: of an unreachable peer, or a refusal, of which the completion says more.
+    fn was_told_of_own_pairs(&self) -> bool {
+        let data = self.data.as_ref().and_then(Rails::take_broken);
+        data.or(lock(&self.pulse).take_broken()).is_some()
     }
 
     #[cold]
@@ -285,12 +292,16 @@ impl Endpoint for VerbsEndpoint {
                 self.fail(NO_DEVICE);
             } else {
                 match self.breakage() {
-                    Some(Breakage::Trespassed) => self.fail_trespassed(),
+                    Some(Breakage::Refused) => self.fail_trespassed(),
                     Some(Breakage::Failed) => self.fail(BROKEN),
                     None => {
+                        let is_told = self.was_told_of_own_pairs();
                         self.hear();
                         self.tell_receives();
                         self.look_at_own_requests();
+                        if is_told {
+                            self.fail(BROKEN);
+                        }
                     }
                 }
             }

@@ -112,7 +112,7 @@ const INLINE_BYTES: u32 = 64;
 /// Longest single request that a device is given, whatever it says it can do.
 const PIECE_BYTES_MAX: u32 = 1 << 30;
 
-/// READs and atomics that may be under way, unless asked otherwise or a device has less: more than that bring no more.
+/// READs and atomics that may be under way, unless asked otherwise or a device has less: more than that brings no more.
 const READ_DEPTH: u8 = 16;
 
 /// How RDMA is to be used. The default is right for most: the best device and port of this host.
@@ -132,7 +132,9 @@ pub struct VerbsOptions {
     /// Requests that may be outstanding on an endpoint: 1024, or as many as the device takes (a further one: half).
     pub queue_depth: Option<usize>,
     /// READs and atomics that may be under way on a connection at once, each way: 16, or as many as the devices of both
-    /// sides take. The side with less decides, and a number between two powers of two counts as the lesser one.
+    /// sides take. No more than the device has under way and answers; the side with less decides, and a number between
+    /// two powers of two counts as the lesser one. For tests: few.
+    #[doc(hidden)]
     pub read_depth: Option<u8>,
     /// Longest data that a request carries in itself, in bytes: 64, or as much as the device takes.
     pub inline_bytes: u32,
@@ -290,6 +292,14 @@ impl Shared {
     /// The first rail, which carries all that is not striped.
     fn first(&self) -> &Rail {
         &self.rails[0]
+    }
+
+    /// What of these rights peers have: no atomics where those of the first device do not work.
+    fn served(&self, access: Access) -> Access {
+        match self.atomics {
+            AtomicDomain::None => access.difference(Access::REMOTE_ATOMIC),
+            AtomicDomain::Device | AtomicDomain::Host => access,
+        }
     }
 
     /// The first device as it says it is, its domain and the settings, without the secret and the count: for trying

@@ -195,7 +195,7 @@ fn check_port(
         && !(1..=limit).contains(&depth)
     {
         let what = format!("{depth} READs and atomics under way at once");
-        return Err(OpenError::Setting { device, what, remedy: format!("choose 1 to {limit}") });
+        return Err(OpenError::Setting { device, what, remedy: format!("the device has at most {limit}") });
     }
     Ok(())
 }
@@ -242,7 +242,7 @@ mod tests {
             let other = VerbsOptions { read_depth: Some(depth), ..plain.clone() };
             let text = error(&info("rxe0", true, vec![gid()]), &other);
             assert!(
-                text.contains(&format!("{depth} READs and atomics")) && text.contains("1 to 9"),
+                text.contains(&format!("{depth} READs and atomics")) && text.contains("at most 9"),
                 "{text}"
             );
         }

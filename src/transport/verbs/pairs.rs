@@ -99,6 +99,8 @@ struct Granted {
     /// Dropped first, and with it the key.
     registered: Registered,
     slice: LocalSlice,
+    /// What the device lets the peer do.
+    access: Access,
 }
 
 /// The pairs that serve the peer, and what it may reach through them.
@@ -127,8 +129,8 @@ impl ServingFurther {
         let domain = ProtectionDomain::new(&shared.rails[rail].device)?;
         let data = QueuePair::to_serve(&domain, None)?;
         let key = |granted: &Granted| {
-            let (access, first) = (granted.slice.region().access(), granted.slice.offset() as u64);
-            Registered::new(&domain, granted.slice.as_volatile(), first, access)
+            let first = granted.slice.offset() as u64;
+            Registered::new(&domain, granted.slice.as_volatile(), first, granted.access)
         };
         let keys = granted.iter().map(key).collect::<io::Result<_>>()?;
         let word = HostMemory::anonymous(size_of::<u64>()).map_err(io::Error::other)?;
@@ -163,11 +165,11 @@ impl Serving {
         let data = QueuePair::to_serve(&domain, bell.map(|bell| (bell, receives)))?;
         let pulse = QueuePair::to_serve(&domain, None)?;
         let grant = |slice: LocalSlice| {
-            let access = slice.region().access();
+            let access = shared.served(slice.region().access());
             // Peers name bytes by their offset in the region: no address of this process ever travels.
             let first = slice.offset() as u64;
             let registered = Registered::new(&domain, slice.as_volatile(), first, access)?;
-            Ok(Granted { registered, slice })
+            Ok(Granted { registered, slice, access })
         };
         let granted: Vec<_> = slices.into_iter().map(grant).collect::<io::Result<_>>()?;
         let further = |rail| ServingFurther::new(shared, rail, &granted);
@@ -205,7 +207,7 @@ impl Serving {
 
     /// What may be done with any of what was granted.
     fn rights(&self) -> Access {
-        let accesses = self.granted.iter().map(|granted| granted.slice.region().access());
+        let accesses = self.granted.iter().map(|granted| granted.access);
         accesses.fold(Access::LOCAL, Access::union)
     }
 

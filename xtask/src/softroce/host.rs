@@ -51,6 +51,11 @@ impl Device<'_> {
         })
     }
 
+    /// Whether it is there for the runs alone.
+    pub(super) fn is_ours(&self) -> bool {
+        self.is_ours
+    }
+
     /// How many of them runs can use.
     pub(super) fn count(&self) -> usize {
         1 + usize::from(self.second.is_some())

@@ -116,6 +116,7 @@ mod tests {
             about: "",
             guests: Guests::One,
             devices: 1,
+            parts_links: false,
             job,
             timeout: Duration::from_secs(9),
         }

@@ -64,18 +64,30 @@ impl<'a> Rig<'a> {
     /// Has these run on this host.
     pub(super) fn on_host(&self, runs: &[&'static Run]) -> Result<Report, Failure> {
         let device = Device::find(self.site)?;
-        let (runs, others): (Vec<&'static Run>, Vec<&'static Run>) =
-            runs.iter().copied().partition(|run| run.devices <= device.count());
-        if !others.is_empty() {
+        let mut runs = runs.to_vec();
+        let mut leave_out = |takes: fn(&Run, &Device) -> bool, why, remedy: &str| {
+            let (others, rest): (Vec<&Run>, Vec<&Run>) = runs.iter().partition(|run| takes(run, &device));
             let names: Vec<&str> = others.iter().map(|run| run.name).collect();
-            let what =
-                format!("this host has one active RDMA device, which is not enough for {}", names.join(", "));
-            if runs.is_empty() {
-                let remedy = "bring another one up, or leave out --host".into();
-                return Err(Failure::Missing { what, remedy });
+            let what = format!("{why} {}", names.join(", "));
+            runs = rest;
+            if !others.is_empty() && runs.is_empty() {
+                return Err(Failure::Missing { what, remedy: remedy.into() });
             }
-            eprintln!("left out: {what}");
-        }
+            if !others.is_empty() {
+                eprintln!("left out: {what}");
+            }
+            Ok(())
+        };
+        leave_out(
+            |run, device| run.devices > device.count(),
+            "this host has one active RDMA device, which is not enough for",
+            "bring another one up, or leave out --host",
+        )?;
+        leave_out(
+            |run, device| run.parts_links && !device.is_ours(),
+            "the interface of this host's RDMA device is not taken down for",
+            "leave out --host",
+        )?;
         let release = Cmd::new("uname", &["-r"]).answer(self.site)?.trim().to_string();
         let defects = known(&release)?;
         let start = |left: &[&'static Run]| {

@@ -37,6 +37,8 @@ pub(super) struct Run {
     pub(super) guests: Guests,
     /// How many RDMA devices it takes in the (first) guest.
     pub(super) devices: usize,
+    /// Whether it takes interfaces of the (first) guest down and up.
+    pub(super) parts_links: bool,
     pub(super) job: Job,
     /// Then it is ended, which is a failure.
     pub(super) timeout: Duration,
@@ -61,6 +63,7 @@ pub(super) const RUNS: &[Run] = &[
         about: "the device works: bandwidth and latency by perftest",
         guests: Guests::One,
         devices: 1,
+        parts_links: false,
         job: Job::Script,
         timeout: Duration::from_secs(300),
     },
@@ -69,14 +72,28 @@ pub(super) const RUNS: &[Run] = &[
         about: "the transport contract, the torn-read litmus and what can go wrong, by RDMA in one guest",
         guests: Guests::One,
         devices: 1,
-        job: Job::Tests { build: &["-p", "slackline", "--test", "verbs"], filters: &["verbs::", "rdma"] },
+        parts_links: false,
+        job: Job::Tests {
+            build: &["-p", "slackline", "--test", "verbs"],
+            filters: &["verbs::", "rdma", "the_servers_of"],
+        },
         timeout: Duration::from_secs(600),
+    },
+    Run {
+        name: "links",
+        about: "what a device tells of a link that goes down and comes up, in one guest",
+        guests: Guests::One,
+        devices: 1,
+        parts_links: true,
+        job: Job::Tests { build: &["-p", "slackline", "--test", "verbs"], filters: &["links::"] },
+        timeout: Duration::from_secs(200),
     },
     Run {
         name: "rails",
         about: "the same over two devices side by side, and what striping can get wrong, in one guest",
         guests: Guests::One,
         devices: 2,
+        parts_links: false,
         job: Job::Tests {
             build: &["-p", "slackline", "--test", "rails"],
             filters: &["contract::", "rdma::", "over_two_rails"],
@@ -88,6 +105,7 @@ pub(super) const RUNS: &[Run] = &[
         about: "the main job by RDMA in one guest, and what of it is killed",
         guests: Guests::One,
         devices: 1,
+        parts_links: false,
         job: Job::Tests {
             build: &["--release", "-p", "slackline-cli", "--test", "verbs"],
             filters: &["near::"],
@@ -99,6 +117,7 @@ pub(super) const RUNS: &[Run] = &[
         about: "`slackline doctor` says what works and what is wrong, in one guest",
         guests: Guests::One,
         devices: 1,
+        parts_links: false,
         job: Job::Tests {
             build: &["-p", "slackline-cli", "--test", "doctor_rdma"],
             filters: &["a_device", "a_port", "a_limit", "a_user"],
@@ -110,6 +129,7 @@ pub(super) const RUNS: &[Run] = &[
         about: "slackline bench over RDMA: what arrives is what was sent",
         guests: Guests::One,
         devices: 1,
+        parts_links: false,
         job: Job::Tests {
             build: &["-p", "slackline-cli", "--test", "bench_rdma"],
             filters: &["at_a_process", "queues_packets", "a_device"],
@@ -121,6 +141,7 @@ pub(super) const RUNS: &[Run] = &[
         about: "slackline bench over two devices side by side, in one guest",
         guests: Guests::One,
         devices: 2,
+        parts_links: false,
         job: Job::Tests {
             build: &["-p", "slackline-cli", "--test", "bench_rdma"],
             filters: &["over_two_devices"],
@@ -132,6 +153,7 @@ pub(super) const RUNS: &[Run] = &[
         about: "the other guest: programs run there, and a link that is down parts the two",
         guests: Guests::Two,
         devices: 1,
+        parts_links: false,
         job: Job::Script,
         timeout: Duration::from_secs(120),
     },
@@ -140,11 +162,12 @@ pub(super) const RUNS: &[Run] = &[
         about: "the contract, the litmus and what is on the wire by RDMA between two guests",
         guests: Guests::Two,
         devices: 1,
+        parts_links: false,
         job: Job::Tests {
             build: &["-p", "slackline", "--test", "verbs"],
             filters: &[
                 "verbs_apart::",
-                "between_two_guests",
+                "the_servers_of",
                 "across_processes",
                 "from_two_processes",
                 "a_killed_process",
@@ -160,6 +183,7 @@ pub(super) const RUNS: &[Run] = &[
         about: "slackline bench over RDMA between two guests: what arrives is what was sent",
         guests: Guests::Two,
         devices: 1,
+        parts_links: false,
         job: Job::Tests { build: &["-p", "slackline-cli", "--test", "bench_rdma"], filters: &["apart::"] },
         timeout: Duration::from_secs(300),
     },
@@ -168,6 +192,7 @@ pub(super) const RUNS: &[Run] = &[
         about: "with 2 % loss by netem perftest ends, and the device has sent again",
         guests: Guests::Two,
         devices: 1,
+        parts_links: false,
         job: Job::Script,
         timeout: Duration::from_secs(300),
     },
@@ -176,6 +201,7 @@ pub(super) const RUNS: &[Run] = &[
         about: "the main job by RDMA between two guests: lost packets, cut networks, kill -9; without a device",
         guests: Guests::Two,
         devices: 1,
+        parts_links: false,
         job: Job::Tests {
             build: &["--release", "-p", "slackline-cli", "--test", "verbs"],
             filters: &["apart::", "bare::", "cut::"],
@@ -190,6 +216,7 @@ pub(super) const BENCH: Run = Run {
     about: "how close slackline comes to perftest",
     guests: Guests::One,
     devices: 1,
+    parts_links: false,
     job: Job::Turns,
     timeout: Duration::from_secs(900),
 };

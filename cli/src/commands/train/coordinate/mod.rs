@@ -374,11 +374,12 @@ impl Coordinator<'_> {
         let workers = self.workers.iter().enumerate().filter(|(_, place)| place.state == State::Starting);
         let workers = workers.map(|(worker, _)| Who::Worker(worker).to_string());
         let missing: Vec<_> = servers.chain(workers).collect();
-        let mut missing = if missing.is_empty() { String::new() } else { format!(": {}", missing.join(", ")) };
+        let mut missing =
+            if missing.is_empty() { String::new() } else { format!(": {}", missing.join(", ")) };
         for (worker, place) in self.workers.iter().enumerate() {
             if let Some(why) = &place.outcome.lost {
                 let why = why.split("; ").next().unwrap_or_default();
-                missing += &format!("; {} was there and gave up: {why}", Who::Worker(worker));
+                missing += &format!("; {}, which had joined, was lost: {why}", Who::Worker(worker));
             }
         }
         match self.hub.turned_away() {
