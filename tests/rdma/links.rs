@@ -71,8 +71,13 @@ impl Ends {
         Ends::pair(&self.verbs, &mut self.listener, &self.region)
     }
 
-    /// Both ends go on.
+    /// Both ends go on, once the port is up.
     fn work(&mut self, value: u64) {
+        let (device, port) = (self.verbs.device(), self.verbs.port().number);
+        let state = format!("/sys/class/infiniband/{device}/ports/{port}/state");
+        wait_for("the port to be up again", || {
+            fs::read_to_string(&state).unwrap().contains("ACTIVE").then_some(())
+        });
         run(&mut self.pair.client, word(self.pair.at_client.grants[0], value)).unwrap();
         assert_eq!(self.region.as_volatile().load_u64(0), value);
         run(&mut self.pair.server, word(self.pair.at_server.grants[0], value + 1)).unwrap();

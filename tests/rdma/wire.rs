@@ -90,9 +90,9 @@ struct Packet {
 impl Packet {
     /// IPv4, UDP to port 4791, base transport header (InfiniBand Architecture Specification, volume 1, 9.2).
     fn parse(bytes: &[u8]) -> Option<Packet> {
-        let words = usize::from(bytes.first()? & 0xF);
-        let (ip, udp) = bytes.split_at_checked(4 * words)?;
-        let is_roce = ip[0] >> 4 == 4 && *ip.get(9)? == 17 && udp.get(2..4)? == 4791u16.to_be_bytes();
+        let first = *bytes.first()?;
+        let (ip, udp) = bytes.split_at_checked(4 * usize::from(first & 0xF))?;
+        let is_roce = first >> 4 == 4 && *ip.get(9)? == 17 && udp.get(2..4)? == 4791u16.to_be_bytes();
         let header = udp.get(8..20).filter(|_| is_roce)?;
         let from = <[u8; 4]>::try_from(ip.get(12..16)?).ok()?.into();
         let number = u32::from_be_bytes([0, header[9], header[10], header[11]]);
