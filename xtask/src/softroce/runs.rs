@@ -93,7 +93,7 @@ pub(super) const RUNS: &[Run] = &[
         about: "the same over two devices side by side, and what striping can get wrong, in one guest",
         guests: Guests::One,
         devices: 2,
-        parts_links: false,
+        parts_links: true,
         job: Job::Tests {
             build: &["-p", "slackline", "--test", "rails"],
             filters: &["contract::", "rdma::", "over_two_rails"],
