@@ -49,23 +49,25 @@ impl Feature {
 
 /// An integration test that is too slow for the test profile, and so runs by name, in release.
 struct Slow {
-    /// Name of the step, and of the test target: `tests/<name>.rs` of each of the packages.
+    /// Name of the step, and of the test target: `tests/<name>.rs` of whichever packages have it.
     name: &'static str,
-    packages: &'static [&'static str],
     about: &'static str,
     needs: &'static [Need],
     feature: Option<Feature>,
 }
 
 impl Slow {
-    const fn new(name: &'static str, packages: &'static [&'static str], about: &'static str) -> Slow {
-        Slow { name, packages, about, needs: &[], feature: None }
+    const fn new(name: &'static str, about: &'static str) -> Slow {
+        Slow { name, about, needs: &[], feature: None }
+    }
+
+    /// Of the whole workspace, so that no step builds what they share with other features than the last one.
+    fn selection(&self) -> [&'static str; 3] {
+        ["--workspace", "--test", self.name]
     }
 
     fn command(&self) -> Cmd {
-        let test = Cmd::new("cargo", &["test", "--release"]);
-        let packages = self.packages.iter().fold(test, |test, package| test.arg("-p").arg(package));
-        packages.arg("--test").arg(self.name).suite()
+        Cmd::new("cargo", &[&["test", "--release"], &self.selection()[..]].concat()).suite()
     }
 }
 
@@ -79,58 +81,44 @@ impl Slow {
 /// name = "litmus"
 /// test = false
 ///
-/// Slow::new("litmus", &["slackline"], "the memory protocol under every order it may meet"),
+/// Slow::new("litmus", "the memory protocol under every order it may meet"),
 /// ```
 ///
 /// A suite that is listed but does not exist, or has no test in it, fails its step.
 const SLOW: &[Slow] = &[
-    Slow::new("litmus", &["slackline"], "no torn read is accepted, between two processes"),
-    Slow::new(
-        "kill",
-        &["slackline-cli"],
-        "workers and servers killed in the middle of training leave nothing behind",
-    ),
-    Slow::new(
-        "restart",
-        &["slackline-cli"],
-        "workers and servers killed in the middle of training come back and go on",
-    ),
+    Slow::new("litmus", "no torn read is accepted, between two processes"),
+    Slow::new("kill", "workers and servers killed in the middle of training leave nothing behind"),
+    Slow::new("restart", "workers and servers killed in the middle of training come back and go on"),
     Slow {
         needs: &[Need::Iproute2, Need::Nftables],
         ..Slow::new(
             "hosts",
-            &["slackline", "slackline-cli"],
             "the contract, the litmus and the main job over TCP between hosts that are network name spaces",
         )
     },
     Slow {
         needs: &[Need::Iproute2],
         feature: Some(Feature::Netem),
-        ..Slow::new("netem", &["slackline-cli"], "the main job over a network that delays and loses packets")
+        ..Slow::new("netem", "the main job over a network that delays and loses packets")
     },
     Slow::new(
         "faults",
-        &["slackline"],
         "networks that delay, cut, stall and damage, and strangers at the door, harm nobody but their victim",
     ),
-    Slow::new("reproduce", &["slackline-cli"], "tables of the literature come out of the simulator"),
-    Slow::new("schemes", &["slackline-cli"], "every scheme trains the digits with real workers"),
+    Slow::new("reproduce", "tables of the literature come out of the simulator"),
+    Slow::new("schemes", "every scheme trains the digits with real workers"),
     Slow::new(
         "seeds",
-        &["slackline"],
         "the node protocol over a hostile network keeps its promises in ten thousand simulated runs",
     ),
-    Slow::new("strangers", &["slackline-cli"], "strangers at the meeting point of a job do not disturb it"),
+    Slow::new("strangers", "strangers at the meeting point of a job do not disturb it"),
 ];
 
 /// `--all-targets` leaves out what plain `cargo test` does: those are named.
 fn clippy() -> Vec<Cmd> {
     let deny = |cmd: Cmd| cmd.arg("--").arg("-D").arg("warnings");
     let all = Cmd::new("cargo", &["clippy", "--workspace", "--all-targets"]);
-    let slow = SLOW.iter().map(|slow| {
-        let cmd = Cmd::new("cargo", &["clippy", "--test", slow.name]);
-        slow.packages.iter().fold(cmd, |cmd, package| cmd.arg("-p").arg(package))
-    });
+    let slow = SLOW.iter().map(|slow| Cmd::new("cargo", &[&["clippy"], &slow.selection()[..]].concat()));
     std::iter::once(all).chain(slow).chain(softroce::clippy()).map(deny).collect()
 }
 

@@ -107,7 +107,7 @@ mod tests {
     use super::super::runs::Guests;
     use super::*;
 
-    static TESTS: Run = run(Job::Tests { build: &[], filters: &["tcp::", "both"] });
+    static TESTS: Run = run(Job::Tests { target: "", release: false, filters: &["tcp::", "both"] });
     static SCRIPT: Run = run(Job::Script);
 
     const fn run(job: Job) -> Run {

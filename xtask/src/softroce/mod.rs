@@ -60,7 +60,7 @@ pub(crate) fn step() -> Step {
 
 /// What plain clippy leaves out: the tests that run here only.
 pub(crate) fn clippy() -> impl Iterator<Item = Cmd> {
-    let clippy = |target: &[&str]| Cmd::new("cargo", &[&["clippy"], target].concat());
+    let clippy = |target| Cmd::new("cargo", &[&["clippy"], &runs::selection(target, false)[..]].concat());
     runs::targets().into_iter().map(clippy)
 }
 

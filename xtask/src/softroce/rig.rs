@@ -7,7 +7,7 @@ use super::kernel::{self, Kernel, quoted};
 use super::play::{Patience, Played, play};
 use super::programs;
 use super::report::Report;
-use super::runs::{Guests, Job, Run};
+use super::runs::{Guests, Job, Run, selection};
 use super::stage::{Stage, mortal};
 use crate::cmd::Cmd;
 use crate::failure::Failure;
@@ -145,8 +145,8 @@ impl<'a> Rig<'a> {
                 Ok(format!(". {}\n", quoted(&self.scripts.join("runs").join(format!("{}.sh", run.name)))))
             }
             Job::Turns => self.turns(),
-            Job::Tests { build, filters } => {
-                let program = programs::test(self.site, build)?;
+            Job::Tests { target, release, filters } => {
+                let program = programs::test(self.site, &selection(target, release))?;
                 let filters: Vec<_> = filters.iter().map(|filter| quoted(Path::new(filter))).collect();
                 Ok(format!(
                     "cd {} && exec {} --test-threads=1 --color=never {}\n",

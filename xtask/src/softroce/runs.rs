@@ -20,8 +20,10 @@ pub(super) enum Job {
     Script,
     /// Tests, one at a time; clippy looks at them, too.
     Tests {
-        /// What follows `cargo test --no-run`: it names one test target.
-        build: &'static [&'static str],
+        /// The test target, of whichever package has it.
+        target: &'static str,
+        /// In the release profile, for what takes long in the test profile.
+        release: bool,
         /// Which of its tests: those that have one of these in their names. Each must match one.
         filters: &'static [&'static str],
     },
@@ -73,10 +75,7 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::One,
         devices: 1,
         parts_links: false,
-        job: Job::Tests {
-            build: &["-p", "slackline", "--test", "verbs"],
-            filters: &["verbs::", "rdma", "the_servers_of"],
-        },
+        job: Job::Tests { target: "verbs", release: false, filters: &["verbs::", "rdma", "the_servers_of"] },
         timeout: Duration::from_secs(600),
     },
     Run {
@@ -85,7 +84,7 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::One,
         devices: 1,
         parts_links: true,
-        job: Job::Tests { build: &["-p", "slackline", "--test", "verbs"], filters: &["links::"] },
+        job: Job::Tests { target: "verbs", release: false, filters: &["links::"] },
         timeout: Duration::from_secs(200),
     },
     Run {
@@ -95,7 +94,8 @@ pub(super) const RUNS: &[Run] = &[
         devices: 2,
         parts_links: true,
         job: Job::Tests {
-            build: &["-p", "slackline", "--test", "rails"],
+            target: "rails",
+            release: false,
             filters: &["contract::", "rdma::", "over_two_rails"],
         },
         timeout: Duration::from_secs(600),
@@ -106,10 +106,7 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::One,
         devices: 1,
         parts_links: false,
-        job: Job::Tests {
-            build: &["--release", "-p", "slackline-cli", "--test", "verbs"],
-            filters: &["near::"],
-        },
+        job: Job::Tests { target: "train_rdma", release: true, filters: &["near::"] },
         timeout: Duration::from_secs(300),
     },
     Run {
@@ -119,7 +116,8 @@ pub(super) const RUNS: &[Run] = &[
         devices: 1,
         parts_links: false,
         job: Job::Tests {
-            build: &["-p", "slackline-cli", "--test", "doctor_rdma"],
+            target: "doctor_rdma",
+            release: false,
             filters: &["a_device", "a_port", "a_limit", "a_user"],
         },
         timeout: Duration::from_secs(300),
@@ -131,7 +129,8 @@ pub(super) const RUNS: &[Run] = &[
         devices: 1,
         parts_links: false,
         job: Job::Tests {
-            build: &["-p", "slackline-cli", "--test", "bench_rdma"],
+            target: "bench_rdma",
+            release: false,
             filters: &["at_a_process", "queues_packets", "a_device"],
         },
         timeout: Duration::from_secs(300),
@@ -142,10 +141,7 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::One,
         devices: 2,
         parts_links: false,
-        job: Job::Tests {
-            build: &["-p", "slackline-cli", "--test", "bench_rdma"],
-            filters: &["over_two_devices"],
-        },
+        job: Job::Tests { target: "bench_rdma", release: false, filters: &["over_two_devices"] },
         timeout: Duration::from_secs(120),
     },
     Run {
@@ -164,7 +160,8 @@ pub(super) const RUNS: &[Run] = &[
         devices: 1,
         parts_links: false,
         job: Job::Tests {
-            build: &["-p", "slackline", "--test", "verbs"],
+            target: "verbs",
+            release: false,
             filters: &[
                 "verbs_apart::",
                 "the_servers_of",
@@ -184,7 +181,7 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::Two,
         devices: 1,
         parts_links: false,
-        job: Job::Tests { build: &["-p", "slackline-cli", "--test", "bench_rdma"], filters: &["apart::"] },
+        job: Job::Tests { target: "bench_rdma", release: false, filters: &["apart::"] },
         timeout: Duration::from_secs(300),
     },
     Run {
@@ -202,10 +199,7 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::Two,
         devices: 1,
         parts_links: false,
-        job: Job::Tests {
-            build: &["--release", "-p", "slackline-cli", "--test", "verbs"],
-            filters: &["apart::", "bare::", "cut::"],
-        },
+        job: Job::Tests { target: "train_rdma", release: true, filters: &["apart::", "bare::", "cut::"] },
         timeout: Duration::from_secs(400),
     },
 ];
@@ -230,12 +224,19 @@ impl Guests {
     }
 }
 
+/// Arguments of cargo that name a test target, of the whole workspace: what `cargo test --workspace` has built is used
+/// again.
+pub(super) fn selection(target: &'static str, release: bool) -> Vec<&'static str> {
+    let profile: &[_] = if release { &["--release"] } else { &[] };
+    [profile, &["--workspace", "--test", target]].concat()
+}
+
 /// The test targets that runs name, each once.
-pub(super) fn targets() -> Vec<&'static [&'static str]> {
+pub(super) fn targets() -> Vec<&'static str> {
     let mut targets = Vec::new();
     for run in RUNS {
         match run.job {
-            Job::Tests { build, .. } if !targets.contains(&build) => targets.push(build),
+            Job::Tests { target, .. } if !targets.contains(&target) => targets.push(target),
             Job::Tests { .. } | Job::Script | Job::Turns => {}
         }
     }
@@ -268,14 +269,12 @@ mod tests {
         let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         let packages = metadata["packages"].as_array().unwrap();
 
-        for build in targets() {
-            let after = |option| build.iter().skip_while(|word| **word != option).nth(1).copied().unwrap();
-            let (package, target) = (after("-p"), after("--test"));
-            let package = packages.iter().find(|known| known["name"] == package).unwrap();
-            let targets = package["targets"].as_array().unwrap();
-            let target =
-                targets.iter().find(|known| known["name"] == target && known["kind"][0] == "test").unwrap();
-            assert_eq!(target["test"], false, "{build:?} lacks `test = false` in its Cargo.toml");
+        for target in targets() {
+            let known = packages.iter().flat_map(|package| package["targets"].as_array().unwrap());
+            let known: Vec<_> =
+                known.filter(|known| known["name"] == target && known["kind"][0] == "test").collect();
+            assert_eq!(known.len(), 1, "one package has {target}");
+            assert_eq!(known[0]["test"], false, "{target} lacks `test = false` in its Cargo.toml");
         }
     }
 }
