@@ -25,7 +25,6 @@ fn main() {
     for array in &arrays {
         fill(array.as_volatile());
     }
-    let slices: Vec<_> = arrays.iter().map(HostMemory::as_volatile).collect();
     println!("{parameters} parameters, k = {k}, f32; GB/s and their ratio, median of {rounds} rounds");
     for threads in [1, 2] {
         let mut runs: Vec<(&str, usize, Run, Vec<f64>)> = vec![
@@ -37,7 +36,7 @@ fn main() {
         ];
         for _ in 0..rounds {
             for (_, bytes, run, rates) in &mut runs {
-                let seconds = time(&slices, threads, *run);
+                let seconds = time(&arrays, threads, *run);
                 rates.push((*bytes * parameters) as f64 / seconds / 1e9);
             }
         }
@@ -50,7 +49,7 @@ fn main() {
             );
         }
     }
-    let seconds = time(&slices[..1], 1, |slices| {
+    let seconds = time(&arrays[..1], 1, |slices| {
         std::hint::black_box(crc64(slices[0], 0));
     });
     println!("crc64 {:.2} GB/s", (parameters * 4) as f64 / seconds / 1e9);
@@ -97,15 +96,16 @@ fn fold(s: &[VolatileSlice<'_>], optimizer: Optimizer, measured: bool) {
 }
 
 /// Seconds that `threads` threads take for their parts of the arrays.
-fn time(slices: &[VolatileSlice<'_>], threads: usize, run: Run) -> f64 {
-    let len = slices[0].len() / threads / 64 * 64;
+fn time(arrays: &[HostMemory], threads: usize, run: Run) -> f64 {
+    let len = arrays[0].len() / threads / 64 * 64;
     let barrier = Barrier::new(threads + 1);
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|thread| {
-                let parts: Vec<_> = slices.iter().map(|slice| slice.subslice(thread * len, len)).collect();
                 let barrier = &barrier;
                 scope.spawn(move || {
+                    let slices = arrays.iter().map(HostMemory::as_volatile);
+                    let parts: Vec<_> = slices.map(|slice| slice.subslice(thread * len, len)).collect();
                     barrier.wait();
                     let begin = Instant::now();
                     run(&parts);

@@ -5,8 +5,9 @@
 //! takes, to begin from.
 #![forbid(unsafe_code)]
 
+use crate::job::rendezvous;
 use crate::transport::{shm, tcp, verbs};
-use crate::{channel, node, param, rendezvous, transport};
+use crate::{channel, node, param, transport};
 
 /// One decoder.
 #[derive(Clone, Copy, Debug)]

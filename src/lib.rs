@@ -1,8 +1,56 @@
-//! Bounded-stale parameter memory: gradients in, parameters out, by one-sided operations, every read one whole version
-//! that says how stale it is.
+//! Bounded-stale parameter memory over RDMA, shared memory and TCP: gradients in, parameters out, by one-sided
+//! operations, every read one whole version that says how stale it is.
 //!
-//! Begin with [`node`]: [`node::Server`] and [`node::Worker`] for training with parameter servers,
-//! [`node::Publisher`] and [`node::Reader`] for one process that publishes versions and many that read them.
+//! | processes | transport | memory is reached by |
+//! | --- | --- | --- |
+//! | on one host | [`transport::shm`] | loads and stores in mapped memory |
+//! | on hosts with InfiniBand, RoCE or soft-RoCE | [`transport::verbs`] | RDMA reads, writes and atomics |
+//! | on any hosts | [`transport::tcp`] | a thread of the other process, without its code |
+//!
+//! Begin with [`job`] for a program of many processes, on one host or many: it reads the launcher's environment, meets
+//! the others and chooses a transport for each pair. All processes run this program:
+//!
+//! ```no_run
+//! use slackline::job::{Job, JobPlan, Role};
+//! use slackline::node::{ServerOptions, WorkerOptions};
+//! use slackline::scheme::Config;
+//! use slackline::table::{ElementType, Table};
+//!
+//! # fn loss_and_gradient(parameters: &[f32], gradient: &mut [f32]) -> f32 { 0.0 }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let job = Job::from_env(JobPlan::servers(1).clocks(100))?;
+//! match job.role() {
+//!     Role::Server(_) => {
+//!         let table = Table::builder().tensor("weight", &[1000], ElementType::F32).build()?;
+//!         let scheme = Config::Ssp { staleness: 2 };
+//!         let served = job.serve(table, &[0.0; 1000], ServerOptions::new(scheme, job.workers(), 0.1))?;
+//!         println!("{} versions", served.status.version.0);
+//!     }
+//!     Role::Worker(_) => {
+//!         let mut worker = job.worker(WorkerOptions::default())?; // the scheme is the servers'
+//!         while let Some(mut step) = worker.next_step()? {
+//!             let (parameters, gradient) = step.borrow()?; // both at once, and nothing is copied
+//!             let loss = loss_and_gradient(parameters, gradient);
+//!             step.publish(Some(loss))?;
+//!         }
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Go on with [`node`]: [`node::Server`] and [`node::Worker`] for parameter servers whose addresses a program knows,
+//! [`node::Publisher`] and [`node::Reader`] for one process that publishes versions and many that read them,
+//! [`node::GroupMember`] for workers that average their parameters in groups.
+//!
+//! # Guarantees and limits
+//!
+//! A read hands out the bytes of exactly one published version and says which. A read under a bound keeps it or fails
+//! by its deadline. A gradient counts at most once, and no call waits without a deadline. A peer reaches only the
+//! memory that it was granted.
+//!
+//! Nothing is encrypted, and a process that runs as the same user is trusted. Updates that were applied after the last
+//! checkpoint are lost with a server.
 //!
 //! # Terms
 //!
@@ -15,7 +63,8 @@
 //!
 //! | module | what | may hold `unsafe` |
 //! | --- | --- | --- |
-//! | [`sim`] | whole jobs in virtual time | only the stacks of its nodes |
+//! | [`job`] | many processes: environment, rendezvous, choice of transports, servers and workers of a job | no |
+//! | `sim` (with the feature of this name) | whole jobs in virtual time | only the stacks of its nodes |
 //! | [`node`] | servers, workers, publishers, readers | no |
 //! | [`scheme`] | when to wait and what to fold in; pure | no |
 //! | [`param`] | control page, frames, slots; pull, publish, push, pin | no |
@@ -47,21 +96,29 @@ macro_rules! mutant {
     };
 }
 
+/// An ordering of a load or a store, which is `Relaxed` in the library's variant of this name.
+macro_rules! ordering {
+    ($name:tt, $ordering:ident) => {{
+        use core::sync::atomic::Ordering;
+        if mutant!($name) { Ordering::Relaxed } else { Ordering::$ordering }
+    }};
+}
+
 #[cfg(not(loom))]
 pub mod channel;
 pub mod clock;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 #[doc(hidden)]
 pub mod fuzzing;
+#[cfg(not(loom))]
+pub mod job;
 pub mod kernel;
 pub mod mem;
 #[cfg(not(loom))]
 pub mod node;
 pub mod param;
-#[cfg(not(loom))]
-pub mod rendezvous;
 pub mod scheme;
-#[cfg(not(loom))]
+#[cfg(all(feature = "sim", not(loom)))]
 pub mod sim;
 pub mod table;
 pub mod time;

@@ -3,8 +3,12 @@
 //! There is no `now()` here. A driver reads a clock once a turn and hands the result down, so the same code
 //! runs under a wall clock and under a simulator's virtual time.
 
+mod silence;
+
 use core::ops::{Add, Sub};
 pub use core::time::Duration;
+
+pub use silence::Silence;
 
 /// A moment, in nanoseconds since an origin that the driver chose. Only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

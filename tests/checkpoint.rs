@@ -2,7 +2,9 @@
 //! process. What dies in a process of its own is in `tests/failure/restarts.rs`.
 
 mod checkpoint {
+    mod finite;
     mod job;
+    mod names;
     mod once;
     mod reconnect;
     mod resume;

@@ -1,7 +1,7 @@
 //! The simulated fabric: the same nodes as everywhere, judged from outside. The many seeds are in `tests/seeds.rs`.
 
 use slackline::scheme::{Config, Strength};
-use slackline::sim::fabric::{self, Options};
+use slackline::sim::fabric::{self, Class, Options};
 
 #[test]
 fn hundreds_of_seeds_keep_every_promise() {
@@ -20,6 +20,22 @@ fn the_same_seed_is_the_same_run_and_another_seed_is_another() {
         let elsewhere = std::thread::scope(|scope| scope.spawn(|| run(seed)).join().unwrap());
         assert_eq!(here, elsewhere);
         assert_ne!(here.trace_hash, run(seed + 1).trace_hash);
+    }
+}
+
+#[test]
+fn each_class_of_faults_alone_is_survived_and_repeats_with_its_seed() {
+    for class in Class::ALL {
+        let options = Options { only: Some(class), ..Options::default() };
+        let all =
+            || fabric::run_all(0..60, &options, 0, &|_| {}).unwrap_or_else(|failure| panic!("{failure}"));
+        let (summary, again) = (all(), all());
+        assert_eq!(summary, again, "{class}");
+        assert!(summary.runs == 60 && summary.views > 600, "{class}: little happened: {summary:?}");
+        let spared = Options { spare_nodes: true, ..Options::default() };
+        let spared =
+            fabric::run_all(0..60, &spared, 0, &|_| {}).unwrap_or_else(|failure| panic!("{failure}"));
+        assert_ne!(summary.trace_hash, spared.trace_hash, "{class} changes nothing");
     }
 }
 

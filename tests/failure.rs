@@ -2,13 +2,18 @@
 //! memory, in processes of their own where a process is what dies.
 
 mod failure {
+    mod behind;
     mod credits;
     mod deadlines;
     mod joins;
+    mod last_words;
     mod misbehaviour;
+    mod pauses;
     mod raw;
     mod restarts;
     mod second;
     mod servers;
+    mod slow;
+    mod words;
     mod workers;
 }

@@ -154,14 +154,24 @@ fn a_pinned_frame_stands_still_while_it_is_read() {
 
 #[test]
 fn frames_followed_while_they_are_folded_are_whole() {
+    follow("frames_followed_while_they_are_folded_are_whole", 1, 100_000);
+}
+
+#[test]
+fn frames_followed_while_several_threads_fold_them_are_whole() {
+    follow("frames_followed_while_several_threads_fold_them_are_whole", 3, 20_000);
+}
+
+/// Follows each version of a server that folds 64 chunks with so many threads.
+fn follow(claim: &str, threads: usize, pulls: u64) {
     let Some(_alone) = first_process() else { return };
-    let spec = Spec { kind: Kind::Server(Config::Bsp), ..Spec::publisher(64 << 10, Fill::Words) };
-    let writer = Second::start("frames_followed_while_they_are_folded_are_whole", &spec, Command::spawn);
+    let spec = Spec { kind: Kind::Server(Config::Bsp), threads, ..Spec::publisher(64 << 10, Fill::Words) };
+    let writer = Second::start(claim, &spec, Command::spawn);
     let mut options = ReaderOptions::default();
     options.pull.follow = true;
     let mut reader = writer.reader(Shm::new(), options);
-    let mut tally = Tally::new("followed frames", 100_000);
-    for _ in 0..100_000 {
+    let mut tally = Tally::new(format!("frames followed while {threads} fold"), pulls);
+    for _ in 0..pulls {
         if tally.is_late() {
             break;
         }
@@ -182,18 +192,21 @@ fn pushed_frames_are_whole() {
     let second = Second::start("pushed_frames_are_whole", &spec, Command::spawn);
     let address = std::slice::from_ref(&second.address);
     let mut worker = Worker::connect(Shm::new(), address, WorkerOptions::new(scheme), TIMEOUT).unwrap();
-    worker.gradient().unwrap().fill(1.0);
+    let mut step = worker.step(TIMEOUT).unwrap();
+    step.gradient().unwrap().fill(1.0);
+    step.suspend();
     let mut tally = Tally::new("pushed frames", 100_000);
     for _ in 0..100_000 {
         if tally.is_late() {
             break;
         }
-        let view = worker.begin(TIMEOUT).unwrap();
-        let parameters = worker.parameters().unwrap();
+        let step = worker.step(TIMEOUT).unwrap();
+        let view = step.view();
+        let parameters = step.parameters().unwrap();
         let whole = parameters.iter().all(|value| *value == view.version.0 as f32);
         assert!(whole, "version {:?} is torn", view.version);
         tally.count(4 * parameters.len(), view.version, view.retries);
-        worker.publish(None, TIMEOUT).unwrap();
+        step.publish(None, TIMEOUT).unwrap();
     }
     tally.end();
 }
@@ -210,19 +223,22 @@ fn what_a_frame_says_of_a_workers_gradients_is_what_it_holds() {
         let options = WorkerOptions { own_step: Some(-1.0), ..WorkerOptions::new(scheme) };
         let address = std::slice::from_ref(&second.address);
         let mut worker = Worker::connect(Shm::new(), address, options, TIMEOUT).unwrap();
-        worker.gradient().unwrap().fill(1.0);
+        let mut step = worker.step(TIMEOUT).unwrap();
+        step.gradient().unwrap().fill(1.0);
+        step.suspend();
         tally.next_writer();
         for _ in 0..100_000 {
             if tally.is_late() {
                 break;
             }
-            let view = worker.begin(TIMEOUT).unwrap();
+            let step = worker.step(TIMEOUT).unwrap();
+            let view = step.view();
             // The frame's part, and those that the worker adds because the frame says that it lacks them.
-            let parameters = worker.parameters().unwrap();
+            let parameters = step.parameters().unwrap();
             let all = parameters.iter().all(|value| *value == view.clock.0 as f32);
             assert!(all, "{scheme}: {} gradients in the view of clock {:?}", parameters[0], view.clock);
             tally.count(4 * parameters.len(), view.version, view.retries);
-            worker.publish(None, TIMEOUT).unwrap();
+            step.publish(None, TIMEOUT).unwrap();
         }
     }
     tally.end();

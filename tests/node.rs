@@ -1,5 +1,20 @@
 //! Servers, workers, publishers and readers over shared memory, in one process.
 
+mod node {
+    mod own_scheme;
+    mod step;
+}
+
+#[path = "../examples/custom_scheme.rs"]
+mod custom_scheme;
+#[path = "../examples/groups.rs"]
+mod groups;
+#[path = "../examples/publish_weights.rs"]
+mod publish_weights;
+#[path = "../examples/simulate.rs"]
+mod simulate;
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,9 +25,10 @@ use slackline::node::{
     Error, GroupMember, GroupOptions, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
     ServerOptions, Worker, WorkerOptions,
 };
-use slackline::scheme::Config;
+use slackline::scheme::{Bound, Config};
 use slackline::table::{ElementType, Table};
 use slackline::transport::shm::{Shm, ShmConnecting, ShmEndpoint, ShmListener};
+use slackline::transport::tcp::Tcp;
 use slackline::transport::{Address, Capabilities, ConnectError, Offer, RegisterError, Transport};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -39,7 +55,7 @@ impl Run {
         let address = Address::random();
         let table = Table::flat(self.elements as u64, ElementType::F32).unwrap();
         self.options.memory.chunk_bytes = self.chunk_bytes;
-        let scheme = self.options.scheme;
+        let scheme = self.options.scheme.clone();
         let initial = vec![0.5; self.elements];
         let mut server = Server::new(Shm::new(), &address, table, &initial, self.options).unwrap();
         let workers = self.workers as u64;
@@ -51,16 +67,18 @@ impl Run {
             let handles: Vec<_> = (0..self.workers)
                 .map(|index| {
                     let address = address.clone();
-                    let options = WorkerOptions { encoding, checksums: true, ..WorkerOptions::new(scheme) };
+                    let options =
+                        WorkerOptions { encoding, checksums: true, ..WorkerOptions::new(scheme.clone()) };
                     let clocks = self.clocks;
                     scope.spawn(move || {
                         let mut worker = Worker::connect(Shm::new(), &[address], options, TIMEOUT).unwrap();
                         let mut gradient = vec![0.0; worker.table().bytes() as usize / 4];
                         for _ in 0..clocks {
-                            let view = worker.begin(TIMEOUT).unwrap();
-                            gradient_of(worker.parameters().unwrap(), index, view.clock.0, &mut gradient);
-                            worker.encode(&gradient).unwrap();
-                            worker.publish(Some(1.0), TIMEOUT).unwrap();
+                            let mut step = worker.step(TIMEOUT).unwrap();
+                            let view = step.view();
+                            gradient_of(step.parameters().unwrap(), index, view.clock.0, &mut gradient);
+                            step.encode(&gradient).unwrap();
+                            step.publish(Some(1.0), TIMEOUT).unwrap();
                         }
                         worker.flush(TIMEOUT).unwrap();
                         worker.statistics().staleness.counts().to_vec()
@@ -224,11 +242,11 @@ fn a_worker_over_three_servers_sees_one_table() {
         shuffled.rotate_left(1);
         let mut worker =
             Worker::connect(Shm::new(), &shuffled, WorkerOptions::new(Config::Bsp), TIMEOUT).unwrap();
-        worker.begin(TIMEOUT).unwrap();
-        assert_eq!(worker.parameters().unwrap(), initial);
-        worker.gradient().unwrap().copy_from_slice(&vec![1.0; 133]);
-        worker.publish(None, TIMEOUT).unwrap();
-        let view = worker.begin(TIMEOUT).unwrap();
+        let mut step = worker.step(TIMEOUT).unwrap();
+        assert_eq!(step.parameters().unwrap(), initial);
+        step.gradient().unwrap().copy_from_slice(&vec![1.0; 133]);
+        step.publish(None, TIMEOUT).unwrap();
+        let view = worker.step(TIMEOUT).unwrap().view();
         assert_eq!((view.clock.0, view.version.0, view.staleness()), (1, 1, 0));
         drop(worker);
         let all: Vec<f32> = servers.into_iter().flat_map(|server| server.join().unwrap()).collect();
@@ -252,11 +270,11 @@ fn a_borrowed_slot_and_a_read_in_place_copy_nothing_and_give_the_same_numbers() 
         let mut worker = Worker::connect(Shm::new(), &[address], options, TIMEOUT).unwrap();
         let mut values = vec![0u8; 4000];
         for _ in 0..3 {
-            worker.begin(TIMEOUT).unwrap();
-            worker.in_place(0).unwrap().read(&mut values);
-            let slots = worker.borrow_slots(TIMEOUT).unwrap();
+            let mut step = worker.step(TIMEOUT).unwrap();
+            step.in_place(0).unwrap().read(&mut values);
+            let slots: Vec<_> = step.borrow_slots(TIMEOUT).unwrap().collect();
             slots[0].as_volatile().write(&values);
-            worker.publish_slots(None, TIMEOUT).unwrap();
+            step.publish_slots(None, TIMEOUT).unwrap();
         }
         worker.flush(TIMEOUT).unwrap();
         let statistics = worker.statistics().clone();
@@ -407,5 +425,90 @@ fn memory_is_relaxed_only_where_no_earlier_write_warns_of_a_later_one() {
                 assert_eq!(relaxed(&noting), (0, 2));
             });
         }
+    });
+}
+
+/// A publisher of 64 bytes that a thread of its own looks after, and what is run beside it.
+fn beside_a_publisher<T: Transport + Clone>(
+    transport: &T,
+    address: &Address,
+    run: impl FnOnce(&Mutex<Publisher<T>>, &Address),
+) {
+    let table = Table::flat(16, ElementType::F32).unwrap();
+    let publisher = Publisher::new(transport.clone(), address, table, PublisherOptions::default()).unwrap();
+    let (at, publisher, stop) = (publisher.address(), Mutex::new(publisher), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                publisher.lock().unwrap().poll(slackline::node::now());
+                std::thread::yield_now();
+            }
+        });
+        run(&publisher, &at);
+        stop.store(true, SeqCst);
+    });
+}
+
+fn pulls_into_memory_of_its_own<T: Transport + Clone>(transport: &T, address: &Address) {
+    beside_a_publisher(transport, address, |publisher, at| {
+        let mut reader = Reader::connect(transport.clone(), at, ReaderOptions::default(), TIMEOUT).unwrap();
+        let mut memory = [9; 64];
+        for version in 1..=5u8 {
+            publisher.lock().unwrap().publish(&[version; 64], TIMEOUT).unwrap();
+            let fresh = reader.pull_into(&mut memory, 0, TIMEOUT).unwrap();
+            assert_eq!((fresh.version.0, fresh.behind, memory), (u64::from(version), 0, [version; 64]));
+        }
+        let error = reader.pull_into(&mut memory[1..], 0, TIMEOUT).unwrap_err();
+        assert!(matches!(error, Error::Length { given: 63, expected: 64 }), "{error}");
+    });
+}
+
+#[test]
+fn a_reader_pulls_into_memory_of_its_own_over_shared_memory_and_tcp() {
+    pulls_into_memory_of_its_own(&Shm::new(), &Address::random());
+    pulls_into_memory_of_its_own(&Tcp::new(), &"127.0.0.1:0".parse().unwrap());
+}
+
+#[test]
+fn a_version_that_is_written_in_place_is_seen_once_it_is_committed() {
+    beside_a_publisher(&Shm::new(), &Address::random(), |publisher, at| {
+        let mut reader = Reader::connect(Shm::new(), at, ReaderOptions::default(), TIMEOUT).unwrap();
+        let none = publisher.lock().unwrap().publish_commit().unwrap_err();
+        assert!(matches!(none, Error::OutOfTurn { .. }), "{none}");
+        for version in 1..=5u8 {
+            {
+                let mut publisher = publisher.lock().unwrap();
+                publisher.publish_begin(TIMEOUT).unwrap().subslice(0, 32).write(&[version; 32]);
+            }
+            // The thread looks after readers meanwhile.
+            assert_eq!(reader.refresh(0, TIMEOUT).unwrap().version.0, u64::from(version) - 1);
+            assert_eq!(reader.bytes().unwrap(), [version - 1; 64]);
+            let mut publisher = publisher.lock().unwrap();
+            publisher.publish_begin(TIMEOUT).unwrap().subslice(32, 32).write(&[version; 32]);
+            assert_eq!(publisher.publish_commit().unwrap().0, u64::from(version));
+        }
+        assert_eq!(reader.refresh(0, TIMEOUT).unwrap().version.0, 5);
+        assert_eq!(reader.bytes().unwrap(), [5; 64]);
+    });
+}
+
+#[test]
+fn what_a_reader_holds_stays_until_it_lets_go_or_reads_something_else() {
+    beside_a_publisher(&Shm::new(), &Address::random(), |publisher, at| {
+        let mut reader = Reader::connect(Shm::new(), at, ReaderOptions::default(), TIMEOUT).unwrap();
+        let publish = |value: u8| publisher.lock().unwrap().publish(&[value; 64], TIMEOUT).unwrap();
+        publish(1);
+        assert_eq!(reader.hold(Bound::version(Version(1)), TIMEOUT).unwrap().version, Version(1));
+        for value in 2..9 {
+            publish(value);
+        }
+        let mut seen = [0; 64];
+        reader.held().unwrap().read(&mut seen);
+        assert!(reader.is_intact() && seen == [1; 64], "{seen:?}");
+        reader.release();
+        assert!(reader.held().is_none() && !reader.is_intact());
+        assert_eq!(reader.hold(Bound::NONE, TIMEOUT).unwrap().version, Version(8));
+        reader.refresh_to(Version(8), TIMEOUT).unwrap();
+        assert!(reader.held().is_none());
     });
 }

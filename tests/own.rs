@@ -77,8 +77,9 @@ fn counts(parameters: &[f32]) -> Vec<u64> {
 
 /// One clock: checks the view, and publishes.
 fn work<T: Transport>(worker: &mut Worker<T>, index: usize, scheme: Config, slots: bool) -> Vec<u64> {
-    let view = worker.begin(TIMEOUT).unwrap();
-    let held = counts(worker.parameters().unwrap());
+    let mut step = worker.step(TIMEOUT).unwrap();
+    let view = step.view();
+    let held = counts(step.parameters().unwrap());
     assert_eq!(
         held[index], view.clock.0,
         "{scheme}: not all of its own, or some twice: {held:?} at {view:?}"
@@ -91,14 +92,14 @@ fn work<T: Transport>(worker: &mut Worker<T>, index: usize, scheme: Config, slot
         let values: Vec<u8> = (0..held.len() * SHARE)
             .flat_map(|at| f32::from(u8::from(own.contains(&at))).to_le_bytes())
             .collect();
-        let lent = worker.borrow_slots(TIMEOUT).unwrap();
+        let lent: Vec<_> = step.borrow_slots(TIMEOUT).unwrap().collect();
         lent[0].as_volatile().write(&values);
-        worker.publish_slots(None, TIMEOUT).unwrap();
+        step.publish_slots(None, TIMEOUT).unwrap();
     } else {
         let gradient: Vec<f32> =
             (0..held.len() * SHARE).map(|at| f32::from(u8::from(at / SHARE == index))).collect();
-        worker.encode(&gradient).unwrap();
-        worker.publish(None, TIMEOUT).unwrap();
+        step.encode(&gradient).unwrap();
+        step.publish(None, TIMEOUT).unwrap();
     }
     held
 }
@@ -189,7 +190,7 @@ fn a_copy_that_is_used_again_shows_what_was_published_since() {
             assert_eq!(held, [clock, 0]);
             assert_eq!(workers[0].statistics().bytes_pulled, 4 * 2 * SHARE as u64, "one copy");
         }
-        let error = workers[0].begin(Duration::from_millis(50)).unwrap_err();
+        let error = workers[0].step(Duration::from_millis(50)).unwrap_err();
         assert!(matches!(error, Error::Deadline { .. }), "{error}");
         work(&mut workers[1], 1, scheme, false);
         let held = work(&mut workers[0], 0, scheme, false);
@@ -215,16 +216,18 @@ fn after_coming_back_a_worker_shows_only_what_the_servers_have() {
         for clock in 0..2 {
             assert_eq!(work(&mut worker, 0, scheme, false), [clock, 0]);
         }
-        worker.begin(TIMEOUT).unwrap();
-        assert_eq!(counts(worker.parameters().unwrap()), [2, 0], "its own, though nothing was applied");
+        let step = worker.step(TIMEOUT).unwrap();
+        assert_eq!(counts(step.parameters().unwrap()), [2, 0], "its own, though nothing was applied");
+        drop(step);
         worker.reconnect(address, TIMEOUT).unwrap();
         let other = Worker::connect(Shm::new(), address, WorkerOptions::new(scheme), TIMEOUT).unwrap();
-        worker.begin(TIMEOUT).unwrap();
-        assert_eq!(counts(worker.parameters().unwrap()), [0, 0], "what was not applied is void");
-        worker.gradient().unwrap()[..SHARE].fill(1.0);
-        worker.publish(None, TIMEOUT).unwrap();
-        worker.begin(TIMEOUT).unwrap();
-        assert_eq!(counts(worker.parameters().unwrap()), [1, 0]);
+        let mut step = worker.step(TIMEOUT).unwrap();
+        assert_eq!(counts(step.parameters().unwrap()), [0, 0], "what was not applied is void");
+        step.gradient().unwrap()[..SHARE].fill(1.0);
+        step.publish(None, TIMEOUT).unwrap();
+        let step = worker.step(TIMEOUT).unwrap();
+        assert_eq!(counts(step.parameters().unwrap()), [1, 0]);
+        drop(step);
         drop((worker, other));
         serving.join().unwrap();
     });

@@ -133,26 +133,27 @@ fn work(scheme: Config, address: &Address, index: usize, clocks: u64, world: Wor
     let mut own: Vec<usize> = Vec::new();
     while worker.clock().0 < clocks && !is_over() {
         // Once all is over there may be nothing to wait for.
-        let view = match worker.begin(LOOK) {
-            Ok(view) => view,
+        let mut step = match worker.step(LOOK) {
+            Ok(step) => step,
             Err(slackline::Error::Deadline { .. }) => continue,
             Err(error) => panic!("{scheme}: worker {index}: {error}"),
         };
+        let view = step.view();
         let element = index * clocks as usize + view.clock.0 as usize;
-        let parameters = worker.parameters().unwrap();
+        let parameters = step.parameters().unwrap();
         let own_missing = own.iter().filter(|own| parameters[**own] == 0.0).count();
         // Different speeds, and each worker slow now and then.
         let slow = if view.clock.0 % 7 == index as u64 { 4 } else { 1 };
         let mut stopped = false;
         for _ in 0..slow * (1 + index as u32) {
             std::thread::sleep(Duration::from_micros(100));
-            stopped = scheme.interrupts() && worker.should_stop().unwrap();
+            stopped = scheme.interrupts() && step.should_stop().unwrap();
             if stopped {
                 break;
             }
         }
         if stopped {
-            worker.abandon().unwrap();
+            step.abandon().unwrap();
             continue;
         }
         // Once the others go on without the last backup worker: that one is late is not left to chance.
@@ -163,11 +164,11 @@ fn work(scheme: Config, address: &Address, index: usize, clocks: u64, world: Wor
             std::thread::sleep(Duration::from_micros(100));
         }
         let newest = world.newest.load(Ordering::Acquire);
-        let gradient = worker.gradient().unwrap();
+        let gradient = step.gradient().unwrap();
         gradient.fill(0.0);
         gradient[element] = 1.0;
         // A loss that falls, for those who learn from it.
-        worker.publish(Some(1.0 / (1.0 + view.clock.0 as f32)), TIMEOUT).unwrap();
+        step.publish(Some(1.0 / (1.0 + view.clock.0 as f32)), TIMEOUT).unwrap();
         own.push(element);
         world.published.lock().unwrap().push(Published { element, view, own_missing, newest });
     }
@@ -411,13 +412,12 @@ fn trained(scheme: Config) -> Vec<u32> {
                 let mut worker = Worker::connect(Shm::new(), &[address], options, TIMEOUT).unwrap();
                 joined.store(index + 1, Ordering::SeqCst);
                 for clock in 0..30 {
-                    worker.begin(TIMEOUT).unwrap();
-                    let parameters = worker.parameters().unwrap().to_vec();
-                    let gradient = worker.gradient().unwrap();
+                    let mut step = worker.step(TIMEOUT).unwrap();
+                    let (parameters, gradient) = step.borrow().unwrap();
                     for (place, (gradient, parameter)) in gradient.iter_mut().zip(parameters).enumerate() {
                         *gradient = parameter - ((place * 7 + index * 3 + clock) as f32 * 0.01).sin();
                     }
-                    worker.publish(Some(1.0), TIMEOUT).unwrap();
+                    step.publish(Some(1.0), TIMEOUT).unwrap();
                 }
                 worker.flush(TIMEOUT).unwrap();
             });

@@ -162,7 +162,7 @@ impl Bench {
     }
 
     fn at(config: Config, workers: usize, clock: u64) -> Bench {
-        Bench { server: config.server_at(workers, Clock(clock)).unwrap(), shares: Vec::new() }
+        Bench { server: config.server_at(workers, Clock(clock), Version(0)).unwrap(), shares: Vec::new() }
     }
 
     fn tell(&mut self, events: &[ServerEvent]) -> &mut Bench {

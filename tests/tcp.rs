@@ -56,10 +56,10 @@ fn train(
                     let mut worker = Worker::connect(Tcp::new(), &[address], options, TIMEOUT).unwrap();
                     let mut gradient = vec![0.0; elements];
                     for _ in 0..clocks {
-                        worker.begin(TIMEOUT).unwrap();
-                        gradient_of(worker.parameters().unwrap(), index, &mut gradient);
-                        worker.encode(&gradient).unwrap();
-                        worker.publish(None, TIMEOUT).unwrap();
+                        let mut step = worker.step(TIMEOUT).unwrap();
+                        gradient_of(step.parameters().unwrap(), index, &mut gradient);
+                        step.encode(&gradient).unwrap();
+                        step.publish(None, TIMEOUT).unwrap();
                     }
                     worker.flush(TIMEOUT).unwrap();
                     worker.statistics().staleness.counts().to_vec()

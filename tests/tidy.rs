@@ -32,16 +32,17 @@ const MODULES: &[Row] = &[
     row("cuda", &["mem"], false),
     row("channel", &["time"], true),
     row("transport", &["channel", "mem", "kernel", "time"], false),
-    row("rendezvous", &["channel", "transport", "time"], true),
     row("scheme", &["clock", "time"], true),
     row("param", &["transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
     row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
+    row("job", &["node", "channel", "transport", "table", "clock", "time"], true),
     row("sim", &["node", "param", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], false),
-    row("fuzzing", &["node", "param", "rendezvous", "channel", "transport"], true),
+    row("fuzzing", &["job", "node", "param", "channel", "transport"], true),
 ];
 
 /// Who may name a backend, besides `lib.rs`; whoever uses a transport is generic over the trait.
-const NAMES_BACKENDS: &[&str] = &["src/transport/mod.rs", "src/transport/mixed.rs", "src/fuzzing.rs"];
+const NAMES_BACKENDS: &[&str] =
+    &["src/transport/mod.rs", "src/transport/mixed.rs", "src/job/transports.rs", "src/fuzzing.rs"];
 
 /// The backends of `transport`, besides every folder under `src/transport/`.
 const BACKENDS: &[&str] = &["shm", "tcp", "verbs"];

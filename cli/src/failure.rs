@@ -9,6 +9,8 @@ pub(crate) struct Failure {
     message: String,
     help: Option<String>,
     code: u8,
+    /// The signal that this process was asked to end by.
+    signal: Option<i32>,
 }
 
 impl Failure {
@@ -24,6 +26,11 @@ impl Failure {
         Failure::new(1, &text.to_string())
     }
 
+    /// A signal asked for the end, and what was to be done before it is done.
+    pub(crate) fn stopped(signal: i32, text: impl fmt::Display) -> Failure {
+        Failure { signal: Some(signal), ..Failure::new(1, &text.to_string()) }
+    }
+
     /// The same, after where it came up.
     pub(crate) fn at(self, place: impl fmt::Display) -> Failure {
         Failure { message: format!("{place}: {}", self.message), ..self }
@@ -31,12 +38,25 @@ impl Failure {
 
     fn new(code: u8, text: &str) -> Failure {
         let (message, help) = split(text);
-        Failure { message, help, code }
+        Failure { message, help, code, signal: None }
     }
 
-    /// Tells the user, and gives the exit code.
+    /// The text that it was made of, for another process to tell.
+    pub(crate) fn text(&self) -> String {
+        match &self.help {
+            Some(help) => format!("{}; {help}", self.message),
+            None => self.message.clone(),
+        }
+    }
+
+    /// Tells the user, and gives the exit code. A process that a signal asked to end does so by that signal, as its
+    /// parent expects.
     pub(crate) fn report(&self) -> ExitCode {
         eprintln!("{self}");
+        if let Some(signal) = self.signal {
+            // An error leaves the exit code.
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
         ExitCode::from(self.code)
     }
 }

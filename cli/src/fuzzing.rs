@@ -2,17 +2,14 @@
 
 use slackline::fuzzing::Target;
 
-use crate::{data, metrics, model};
+use crate::metrics;
 
-/// Every decoder of the command line that bytes of strangers and of files reach.
+/// Every decoder of the command line that bytes of unauthenticated connections reach.
 pub const TARGETS: &[Target] = &[
-    Target { name: "data", check: data::fuzz::fuzz_text, samples: data::fuzz::text_samples },
-    Target { name: "idx", check: data::fuzz::fuzz_idx, samples: data::fuzz::idx_samples },
     Target { name: "metrics", check: metrics::fuzz::fuzz_text, samples: metrics::fuzz::text_samples },
     Target {
         name: "metrics_request",
         check: metrics::fuzz::fuzz_request,
         samples: metrics::fuzz::request_samples,
     },
-    Target { name: "model", check: model::fuzz::fuzz_file, samples: model::fuzz::file_samples },
 ];

@@ -5,7 +5,8 @@ use slackline::scheme::{Config, ConfigError, Damping};
 
 use crate::failure::Failure;
 
-/// The settings of all schemes. A scheme takes those that it has, and refuses the others.
+/// The settings of all schemes. A scheme takes those that it has, and refuses the others. Those of single schemes are
+/// on the page of `slackline schemes`.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct SchemeArgs {
     /// Clocks that parameters may be behind (ssp, essp, bap), versions (abs), or rounds (delay) [default: 3]
@@ -17,47 +18,47 @@ pub(crate) struct SchemeArgs {
     pub(crate) k: Option<String>,
 
     /// What becomes of slower workers once an update is made (dbw): interrupt, wait or pull
-    #[arg(long, help_heading = "Scheme", value_name = "HOW")]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) delivery: Option<String>,
 
     /// How k is chosen (dbw): dynamic, static or blind
-    #[arg(long, help_heading = "Scheme", value_name = "HOW")]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) choice: Option<String>,
 
-    /// Updates that estimates are taken over at least (dbw) [default: 10; choice=blind: 5]
-    #[arg(long, help_heading = "Scheme", value_name = "N")]
+    /// Minimum number of updates to average estimates over (dbw) [default: 10; choice=blind: 5]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "N")]
     pub(crate) window: Option<String>,
 
-    /// Growth of the loss from which on more are waited for (dbw) [default: 1]
-    #[arg(long, help_heading = "Scheme", value_name = "FACTOR")]
+    /// Wait for more workers once the loss grows by this factor (dbw) [default: 1]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "FACTOR")]
     pub(crate) loss_growth: Option<String>,
 
     /// How k grows (abs): loss-ratio or fixed
-    #[arg(long, help_heading = "Scheme", value_name = "HOW")]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) rule: Option<String>,
 
     /// What becomes of the bound as k grows (abs): with-k or fixed
-    #[arg(long, help_heading = "Scheme", value_name = "HOW")]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) shrink: Option<String>,
 
     /// Steps on its own copy that a worker makes for each gradient (abs, adasync, k-async, k-sync) [default: 1]
-    #[arg(long, help_heading = "Scheme", value_name = "N")]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "N")]
     pub(crate) local_steps: Option<String>,
 
-    /// Largest change that may be on its way unseen (vap) [default: 1]
-    #[arg(long, help_heading = "Scheme", value_name = "VALUE")]
+    /// Bound on the sum of updates in transit (vap) [default: 1]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "VALUE")]
     pub(crate) bound: Option<String>,
 
     /// Whether the bound also covers what only some have seen (vap): weak or strong
-    #[arg(long, help_heading = "Scheme", value_name = "HOW")]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) strength: Option<String>,
 
     /// Workers that average at a time (ds-sync) [default: 2]
-    #[arg(long, help_heading = "Scheme", value_name = "N")]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "N")]
     pub(crate) group: Option<String>,
 
     /// How workers are parted into groups (ds-sync): digits, authors or uneven
-    #[arg(long, help_heading = "Scheme", value_name = "HOW")]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) partition: Option<String>,
 
     /// What staleness does to the weight of a gradient, under any scheme
@@ -65,7 +66,7 @@ pub(crate) struct SchemeArgs {
     pub(crate) damping: DampingName,
 
     /// Decides how late each gradient is (delay) [default: 0]
-    #[arg(long, help_heading = "Scheme", value_name = "NUMBER")]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "NUMBER")]
     pub(crate) delay_seed: Option<String>,
 }
 

@@ -5,8 +5,8 @@ use std::process::{Command, Output};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use slackline_cli::data;
-use slackline_cli::model::load;
+use slackline_lab::data;
+use slackline_lab::model::load;
 use tempfile::TempDir;
 
 mod common;

@@ -171,6 +171,8 @@ fn the_real_nodes_keep_their_promises_over_the_hostile_fabric() {
     misused(&["--fabric", "--scheme", "dbw(k=9)"], "--k", "4 workers");
     assert!(json(&["--fabric", "--spare-nodes"])["versions"].is_u64());
     misused(&["--spare-nodes"], "--fabric", "--fabric");
+    assert!(json(&["--fabric", "--seed", "3", "--only", "liars"])["versions"].is_u64());
+    misused(&["--fabric", "--only", "ghosts"], "ghosts", "frozen-threads");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 use slackline::channel::{Channel, Purpose, Secret, Terms};
-use slackline::rendezvous::{Host, Introduction, Membership, Role};
+use slackline::job::rendezvous::{Host, Introduction, MemberRole, Membership};
 use tempfile::TempDir;
 
 #[path = "../../tests/network/stranger.rs"]
@@ -83,7 +83,7 @@ fn besiege(job: &Job, good: &[u8]) {
     let other = Secret::random().unwrap();
     for wrong in [None, Some(other)] {
         let begun = Instant::now();
-        let introduction = Introduction::new(Role::Worker, Host::named("elsewhere"));
+        let introduction = Introduction::new(MemberRole::Worker, Host::named("elsewhere"));
         let joined = Membership::join(&address.to_string(), introduction, wrong, REFUSED_WITHIN);
         let error = joined.err().expect("who does not know the secret is not let in");
         assert!(begun.elapsed() < REFUSED_WITHIN, "{error} after {:?}", begun.elapsed());
@@ -115,7 +115,7 @@ fn besiege(job: &Job, good: &[u8]) {
     let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
     // Whoever knows the secret is heard past all of them, and few of them are kept. There is no place left, and it is
     // told so.
-    let introduction = Introduction { place: Some(0), ..Introduction::new(Role::Reader, Host::own()) };
+    let introduction = Introduction { place: Some(0), ..Introduction::new(MemberRole::Reader, Host::own()) };
     let joined = Membership::join(&address.to_string(), introduction, Some(secret.clone()), PATIENCE);
     let error = joined.err().expect("the job has no places for readers").to_string();
     assert!(error.contains("the job has places for 0 readers"), "{error}");

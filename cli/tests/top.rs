@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
-use slackline::rendezvous::Path;
+use slackline::transport::TransportKind;
 use slackline_cli::metrics::{
     MetricsServer, NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics,
     listen_address,
@@ -65,8 +65,8 @@ impl Node {
                 ..WorkerMetrics::default()
             }),
             peers: vec![
-                peer("server 0", PeerState::Up, Path::Shm),
-                peer("server 1", PeerState::Lost, Path::Tcp),
+                peer("server 0", PeerState::Up, TransportKind::Shm),
+                peer("server 1", PeerState::Lost, TransportKind::Tcp),
             ],
             ..NodeMetrics::default()
         })
@@ -84,7 +84,7 @@ impl Node {
                 variance: Some(1.5),
                 ..ServerMetrics::default()
             }),
-            peers: vec![peer("worker 2", PeerState::Up, Path::Shm)],
+            peers: vec![peer("worker 2", PeerState::Up, TransportKind::Shm)],
             ..NodeMetrics::default()
         })
     }
@@ -101,7 +101,7 @@ impl Drop for Node {
     }
 }
 
-fn peer(name: &str, state: PeerState, path: Path) -> PeerMetrics {
+fn peer(name: &str, state: PeerState, path: TransportKind) -> PeerMetrics {
     PeerMetrics { name: name.into(), role: Role::Server, state, path, bytes_in: 0, bytes_out: 0 }
 }
 

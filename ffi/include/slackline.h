@@ -1,18 +1,36 @@
 /*
- * slackline: bounded-stale parameter memory over shared memory.
+ * slackline: bounded-stale parameter memory over shared memory, TCP and RDMA.
  *
  * Generated from ffi/src; edit there, then: UPDATE_HEADER=1 cargo test -p slackline-ffi --test header
  *
  * Every function that can fail answers a slackline_status: 0 is success, and slackline_last_error() says in words
- * what went wrong. No function waits longer than the timeout_ms that it is given, in milliseconds.
+ * what went wrong. No function waits longer than the timeout_ms that it is given, in milliseconds; only the system's
+ * resolver, which is asked for a host's name, takes the time that it takes.
  *
- * Objects (slackline_server, slackline_worker, slackline_publisher, slackline_reader) are known by pointer only. Each
- * has a function that makes it and one that destroys it. An object is used by one thread at a time; it may wander
+ * Addresses are UTF-8 text, of one of these forms; a listener also takes several with commas between them:
+ *
+ *   @NAME             shared memory, by a name that vanishes with the process that listens
+ *   PATH              shared memory, by a socket file: a path with a "/" in it, in a folder of mode 700
+ *   HOST:PORT         TCP: a host's name, an IPv4 address, or an IPv6 address in brackets; port 0 takes a free one
+ *   verbs:HOST:PORT   RDMA; the two sides find each other by TCP at HOST:PORT. The library loads libibverbs itself when
+ *                     an object is made with such an address; a host without it or without a device is
+ *                     SLACKLINE_STATUS_UNSUPPORTED. The best device and port are taken, unless SLACKLINE_RDMA_DEVICE
+ *                     (names with commas between them), SLACKLINE_RDMA_PORT, SLACKLINE_RDMA_GID_INDEX or
+ *                     SLACKLINE_RDMA_MTU in the environment name others
+ *
+ * TCP and RDMA serve peers on this host only, unless both sides know one secret: set `secret` or `secret_file` in the
+ * options, or SLACKLINE_SECRET_FILE (a file of mode 600) or SLACKLINE_SECRET in the environment. Shared memory serves
+ * processes of the same user and needs no secret.
+ *
+ * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader) are known by
+ * pointer only. Each has a function that makes it and one that destroys it. An object is used by one thread at a time; it may wander
  * from thread to thread. Different objects are independent. An object that a forked child inherits is of no use
- * there: fork first, then create.
+ * there: fork first, then create. Functions that take no object may be called by several threads at once.
  *
- * Structs whose first field is `size` are versioned by it: set it to the sizeof of the struct before the call. A
- * wrong size is SLACKLINE_STATUS_BAD_ARGUMENT. Such structs only ever grow at their end.
+ * Structs whose first field is `size` are versioned by it: set it to the sizeof of the struct before the call. Such
+ * structs only ever grow at their end, so that a program runs with an older or a newer library than the one it was
+ * built with: fields that the program does not know take their defaults, and fields that the library does not know
+ * must be zero, or the call is SLACKLINE_STATUS_BAD_ARGUMENT.
  *
  * Pointers are checked for NULL and alignment, texts for UTF-8; that they point at as much as they should is up to
  * the caller, as ever in C. What is given to a function is copied; what a function hands out is valid for as long as
@@ -27,9 +45,34 @@
 #include <stdint.h>
 
 /**
+ * The major version of this header.
+ */
+#define SLACKLINE_VERSION_MAJOR 0
+
+/**
+ * The minor version of this header. While the major version is 0, a new minor version may change the ABI.
+ */
+#define SLACKLINE_VERSION_MINOR 1
+
+/**
+ * The patch version of this header.
+ */
+#define SLACKLINE_VERSION_PATCH 0
+
+/**
+ * The version of this header as one number that grows with it.
+ */
+#define SLACKLINE_VERSION_NUMBER (((SLACKLINE_VERSION_MAJOR * 1000000) + (SLACKLINE_VERSION_MINOR * 1000)) + SLACKLINE_VERSION_PATCH)
+
+/**
  * A staleness that is not given: schemes that take one use their default, the others take none.
  */
 #define SLACKLINE_NO_STALENESS 18446744073709551615ull
+
+/**
+ * A version that there is not.
+ */
+#define SLACKLINE_NO_VERSION 18446744073709551615ull
 
 /**
  * What every function answers. Numbers are permanent: none is ever given another meaning, and the number of a
@@ -54,11 +97,12 @@ enum slackline_status
      */
     SLACKLINE_STATUS_OUT_OF_TURN = 2,
     /**
-     * The time given has passed. What was waited for goes on: call again.
+     * The time given has passed. What was waited for goes on, or nothing was begun: call again.
      */
     SLACKLINE_STATUS_DEADLINE = 3,
     /**
-     * The peer, or the rule that both must be the same user, turned this process away.
+     * The peer turned this process away, or a rule that both sides follow: the same user over shared memory, the same
+     * secret over TCP and RDMA, and no peer beyond this host without a secret.
      */
     SLACKLINE_STATUS_REFUSED = 4,
     /**
@@ -87,7 +131,7 @@ enum slackline_status
      */
     SLACKLINE_STATUS_MEMORY = 10,
     /**
-     * The system refused something else: a socket, a thread. Nobody listening at an address is this, too.
+     * The system refused something else: a socket, a thread. That no process listens at an address is this, too.
      */
     SLACKLINE_STATUS_SYSTEM = 11,
     /**
@@ -102,6 +146,10 @@ enum slackline_status
      * A bug in slackline that it did not: a panic was stopped at the boundary. The object can only be destroyed.
      */
     SLACKLINE_STATUS_PANIC = 14,
+    /**
+     * The job has failed, or its rank 0 is gone. The message has the cause.
+     */
+    SLACKLINE_STATUS_JOB_FAILED = 15,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -141,6 +189,72 @@ typedef uint32_t slackline_element;
 #endif // __cplusplus
 
 /**
+ * How serious a line of the log is; a smaller number is more serious.
+ */
+enum slackline_log_level
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Something failed that no call could answer.
+     */
+    SLACKLINE_LOG_LEVEL_ERROR = 1,
+    /**
+     * Something that deserves a look: a peer was evicted, a connection was turned away.
+     */
+    SLACKLINE_LOG_LEVEL_WARN = 2,
+    /**
+     * What happened: a peer joined or left.
+     */
+    SLACKLINE_LOG_LEVEL_INFO = 3,
+    /**
+     * Why it happened.
+     */
+    SLACKLINE_LOG_LEVEL_DEBUG = 4,
+    /**
+     * Everything.
+     */
+    SLACKLINE_LOG_LEVEL_TRACE = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_log_level slackline_log_level;
+#else
+typedef uint32_t slackline_log_level;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What becomes of gradients that hold a NaN or an infinity, for the field called `non_finite`.
+ */
+enum slackline_non_finite
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * They are folded in as they are.
+     */
+    SLACKLINE_NON_FINITE_ALLOW = 0,
+    /**
+     * They are left out, and count as dropped.
+     */
+    SLACKLINE_NON_FINITE_DROP = 1,
+    /**
+     * They are left out, and the worker that sent one is evicted.
+     */
+    SLACKLINE_NON_FINITE_REFUSE = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_non_finite slackline_non_finite;
+#else
+typedef uint32_t slackline_non_finite;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * How gradients move parameters, for the field called `optimizer`. Formulas are PyTorch's.
  */
 enum slackline_optimizer
@@ -174,14 +288,84 @@ typedef uint32_t slackline_optimizer;
 #endif // __cplusplus
 
 /**
+ * If a server goes on from its checkpoint, for the field called `resume`.
+ */
+enum slackline_resume
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint64_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * It begins with the initial values that it is given.
+     */
+    SLACKLINE_RESUME_NEVER = 0,
+    /**
+     * It goes on from its checkpoint if there is one. The version in its status tells.
+     */
+    SLACKLINE_RESUME_IF_THERE = 1,
+    /**
+     * It goes on from its checkpoint; that there is none is an error.
+     */
+    SLACKLINE_RESUME_REQUIRED = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_resume slackline_resume;
+#else
+typedef uint64_t slackline_resume;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * The part of a process in its job, for the parameter called `role`.
+ */
+enum slackline_role
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Holds the shard of its number: `slackline_job_server`, then `slackline_job_serve`.
+     */
+    SLACKLINE_ROLE_SERVER = 0,
+    /**
+     * Computes gradients: `slackline_job_worker`, then `slackline_job_finish`.
+     */
+    SLACKLINE_ROLE_WORKER = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_role slackline_role;
+#else
+typedef uint32_t slackline_role;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * One process's part in a job of many processes that one launcher has started: torchrun, Slurm, Open MPI, MPICH or
+ * `slackline launch`. At rank 0 a thread keeps the meeting point of the job. The secret of the job comes from
+ * SLACKLINE_SECRET_FILE or SLACKLINE_SECRET.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+ */
+typedef struct slackline_job slackline_job;
+
+/**
  * Publishes versions of a table that its owner made itself. It has no thread that looks after readers: it does while
  * `slackline_publisher_progress` or `slackline_publisher_publish` is called, which must be more often than the lease.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
  */
 typedef struct slackline_publisher slackline_publisher;
 
 /**
  * Reads versions of one publisher's table, or of one server's shard. A thread of its own tells the owner that it
  * lives.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
  */
 typedef struct slackline_reader slackline_reader;
 
@@ -189,12 +373,18 @@ typedef struct slackline_reader slackline_reader;
  * Holds one shard of the parameters and folds workers' gradients into it. It has no thread that looks after peers: it
  * works while `slackline_server_progress` or `slackline_server_serve` is called, which must be far more often than
  * the lease.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
  */
 typedef struct slackline_server slackline_server;
 
 /**
  * Reads parameters and publishes gradients. One clock is: begin, compute on the parameters, write the gradient,
  * publish. A thread of its own tells the servers that it lives, however long it computes.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
  */
 typedef struct slackline_worker slackline_worker;
 
@@ -222,100 +412,37 @@ typedef struct slackline_tensor {
 } slackline_tensor;
 
 /**
- * How a publisher works. Set `size`, call `slackline_publisher_options_init`, change what should differ.
+ * The plan of a job, the same in all its processes. Set `size`, call `slackline_job_options_init`, change what should
+ * differ.
  */
-typedef struct slackline_publisher_options {
+typedef struct slackline_job_options {
     /**
-     * `sizeof(struct slackline_publisher_options)`.
+     * `sizeof(struct slackline_job_options)`.
      */
     size_t size;
     /**
-     * Most readers at a time; by default 64.
+     * The number of servers: the first ranks, one for each shard. The other ranks are workers. By default 1.
      */
-    uint16_t peers;
+    uint64_t servers;
     /**
-     * Frames of memory, each one version long: readers that pin different versions, plus 2. By default 3.
+     * The longest time that any wait of the job takes; by default 60000.
      */
-    uint8_t frames;
+    uint64_t timeout_ms;
     /**
-     * Not 0: each version carries a checksum. By default 0.
+     * "shm", "verbs" or "tcp": the one transport that all pairs must use. By default NULL: the best of each pair.
      */
-    uint8_t checksums;
+    const char *transport;
     /**
-     * Bytes that are copied and announced at a time, a multiple of 64; by default 1 MiB.
+     * Not 0: the job goes on without a server that was lost, until it comes back with its checkpoint or the timeout
+     * passes; workers then call `slackline_job_reconnect`. By default 0.
      */
-    uint64_t chunk_bytes;
+    uint64_t reconnect;
     /**
-     * How long a reader may be silent before it is taken for dead; by default 3000.
+     * One of `enum slackline_resume`, for servers with a `checkpoint_folder`; by default never: a checkpoint that an
+     * earlier run left is an error. A server that replaces one that was lost goes on from its checkpoint in any case.
      */
-    uint64_t lease_ms;
-} slackline_publisher_options;
-
-/**
- * What a publisher says about itself. Set `size` before it is asked.
- */
-typedef struct slackline_publisher_status {
-    /**
-     * `sizeof(struct slackline_publisher_status)`.
-     */
-    size_t size;
-    /**
-     * The newest version.
-     */
-    uint64_t version;
-    /**
-     * Readers that are in.
-     */
-    uint64_t readers;
-    /**
-     * Readers that ever joined.
-     */
-    uint64_t joined;
-} slackline_publisher_status;
-
-/**
- * How a reader reads. Set `size`, call `slackline_reader_options_init`, change what should differ.
- */
-typedef struct slackline_reader_options {
-    /**
-     * `sizeof(struct slackline_reader_options)`.
-     */
-    size_t size;
-    /**
-     * Not 0: check the owner's checksums, where there are any. By default 0.
-     */
-    uint32_t checksums;
-} slackline_reader_options;
-
-/**
- * What a reader holds after a refresh. Set `size` before it is asked.
- */
-typedef struct slackline_fresh {
-    /**
-     * `sizeof(struct slackline_fresh)`.
-     */
-    size_t size;
-    /**
-     * Its version.
-     */
-    uint64_t version;
-    /**
-     * How many versions it is behind the newest.
-     */
-    uint64_t behind;
-    /**
-     * The owner's life: another number after it was started anew.
-     */
-    uint64_t epoch;
-    /**
-     * Copies begun anew because the frame changed under them.
-     */
-    uint64_t retries;
-    /**
-     * 0 if the copy at hand was fresh enough and nothing was read but its age.
-     */
-    uint32_t copied;
-} slackline_fresh;
+    uint64_t resume;
+} slackline_job_options;
 
 /**
  * How a server works. Set `size`, call `slackline_server_options_init`, change what should differ.
@@ -399,7 +526,195 @@ typedef struct slackline_server_options {
      * How long a peer may be silent before it is taken for dead; by default 3000.
      */
     uint64_t lease_ms;
+    /**
+     * One of `enum slackline_non_finite`: what becomes of gradients that hold a NaN or an infinity; by default they
+     * are allowed.
+     */
+    uint32_t non_finite;
+    /**
+     * The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+     * beyond this host. By default NULL: see `secret_file`.
+     */
+    const char *secret;
+    /**
+     * The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+     * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+     */
+    const char *secret_file;
+    /**
+     * The folder for the server's checkpoint, a file `shard-S-of-N.safetensors` and the one before it; the servers of
+     * a job may share the folder. By default NULL: no checkpoints.
+     */
+    const char *checkpoint_folder;
+    /**
+     * After how many versions the next checkpoint is written, by a thread of its own; 0 is only when
+     * `slackline_server_checkpoint` is called. By default 0.
+     */
+    uint64_t checkpoint_every;
+    /**
+     * One of `enum slackline_resume`; by default never.
+     */
+    uint64_t resume;
 } slackline_server_options;
+
+/**
+ * How a worker works. Set `size`, call `slackline_worker_options_init`, change what should differ.
+ */
+typedef struct slackline_worker_options {
+    /**
+     * `sizeof(struct slackline_worker_options)`.
+     */
+    size_t size;
+    /**
+     * The servers' scheme, which is refused if they run another. By default NULL: the worker asks the servers.
+     */
+    const char *scheme;
+    /**
+     * The servers' staleness, if `scheme` is set and has none in its text; by default `SLACKLINE_NO_STALENESS`.
+     */
+    uint64_t staleness;
+    /**
+     * One of `enum slackline_element`: how gradients travel; by default f32.
+     */
+    uint32_t encoding;
+    /**
+     * Not 0: gradients carry checksums, and those of parameters are checked. By default 0.
+     */
+    uint32_t checksums;
+    /**
+     * The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+     * beyond this host. By default NULL: see `secret_file`.
+     */
+    const char *secret;
+    /**
+     * The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+     * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+     */
+    const char *secret_file;
+} slackline_worker_options;
+
+/**
+ * Receives one line of the log: its level, one of `enum slackline_log_level`, its text without a line end, and the
+ * pointer that was given with the function. The text is valid during the call only. It is called by any thread, also
+ * by several at once and by the library's own, and must neither block nor call a function of this library.
+ */
+typedef void (*slackline_log_function)(uint32_t level, const char *text, void *user);
+
+/**
+ * How a publisher works. Set `size`, call `slackline_publisher_options_init`, change what should differ.
+ */
+typedef struct slackline_publisher_options {
+    /**
+     * `sizeof(struct slackline_publisher_options)`.
+     */
+    size_t size;
+    /**
+     * Most readers at a time; by default 64.
+     */
+    uint16_t peers;
+    /**
+     * Frames of memory, each one version long: readers that pin different versions, plus 2. By default 3.
+     */
+    uint8_t frames;
+    /**
+     * Not 0: each version carries a checksum. By default 0.
+     */
+    uint8_t checksums;
+    /**
+     * Bytes that are copied and announced at a time, a multiple of 64; by default 1 MiB.
+     */
+    uint64_t chunk_bytes;
+    /**
+     * How long a reader may be silent before it is taken for dead; by default 3000.
+     */
+    uint64_t lease_ms;
+    /**
+     * The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+     * beyond this host. By default NULL: see `secret_file`.
+     */
+    const char *secret;
+    /**
+     * The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+     * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+     */
+    const char *secret_file;
+} slackline_publisher_options;
+
+/**
+ * What a publisher says about itself. Set `size` before it is asked.
+ */
+typedef struct slackline_publisher_status {
+    /**
+     * `sizeof(struct slackline_publisher_status)`.
+     */
+    size_t size;
+    /**
+     * The newest version.
+     */
+    uint64_t version;
+    /**
+     * Readers that are in.
+     */
+    uint64_t readers;
+    /**
+     * Readers that ever joined.
+     */
+    uint64_t joined;
+} slackline_publisher_status;
+
+/**
+ * How a reader reads. Set `size`, call `slackline_reader_options_init`, change what should differ.
+ */
+typedef struct slackline_reader_options {
+    /**
+     * `sizeof(struct slackline_reader_options)`.
+     */
+    size_t size;
+    /**
+     * Not 0: check the owner's checksums, where there are any. By default 0.
+     */
+    uint32_t checksums;
+    /**
+     * The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+     * beyond this host. By default NULL: see `secret_file`.
+     */
+    const char *secret;
+    /**
+     * The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+     * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+     */
+    const char *secret_file;
+} slackline_reader_options;
+
+/**
+ * What a reader holds after a refresh. Set `size` before it is asked.
+ */
+typedef struct slackline_fresh {
+    /**
+     * `sizeof(struct slackline_fresh)`.
+     */
+    size_t size;
+    /**
+     * Its version.
+     */
+    uint64_t version;
+    /**
+     * How many versions it is behind the newest.
+     */
+    uint64_t behind;
+    /**
+     * The owner's life: another number after it was started anew.
+     */
+    uint64_t epoch;
+    /**
+     * Copies begun anew because the frame changed under them.
+     */
+    uint64_t retries;
+    /**
+     * 0 if the copy at hand was fresh enough and nothing was read but its age.
+     */
+    uint32_t copied;
+} slackline_fresh;
 
 /**
  * What a server says about itself. Set `size` before it is asked.
@@ -449,33 +764,27 @@ typedef struct slackline_server_status {
      * Mean of the losses that came with the gradients of the newest version; NaN until one came.
      */
     double loss;
+    /**
+     * Gradients that were announced, and void because their worker left before they were folded in or dropped.
+     */
+    uint64_t voided;
+    /**
+     * Gradients that held a NaN or an infinity, whatever became of them.
+     */
+    uint64_t non_finite;
+    /**
+     * The version of the newest checkpoint that is safely on the disk; `SLACKLINE_NO_VERSION` before the first.
+     */
+    uint64_t checkpointed;
+    /**
+     * Checkpoints that could not be written.
+     */
+    uint64_t checkpoints_failed;
+    /**
+     * Interrupts sent to workers: see `slackline_worker_should_stop`.
+     */
+    uint64_t interrupts;
 } slackline_server_status;
-
-/**
- * How a worker works. Set `size`, call `slackline_worker_options_init`, change what should differ.
- */
-typedef struct slackline_worker_options {
-    /**
-     * `sizeof(struct slackline_worker_options)`.
-     */
-    size_t size;
-    /**
-     * The servers' scheme; by default "bsp".
-     */
-    const char *scheme;
-    /**
-     * The servers' staleness; by default `SLACKLINE_NO_STALENESS`.
-     */
-    uint64_t staleness;
-    /**
-     * One of `enum slackline_element`: how gradients travel; by default f32.
-     */
-    uint32_t encoding;
-    /**
-     * Not 0: gradients carry checksums, and those of parameters are checked. By default 0.
-     */
-    uint32_t checksums;
-} slackline_worker_options;
 
 /**
  * The parameters that a worker computes on next. Set `size` before it is asked.
@@ -521,14 +830,19 @@ extern "C" {
 const char *slackline_version(void);
 
 /**
+ * The library's version as one number, to be compared with the header's `SLACKLINE_VERSION_NUMBER`.
+ */
+uint32_t slackline_version_number(void);
+
+/**
  * What a status is called, for people. Valid for ever; never NULL, whatever the number.
  */
 const char *slackline_status_name(uint32_t status);
 
 /**
- * What went wrong in the call of this thread that failed last, in a sentence that names the operation, the cause and
- * the remedy. UTF-8; never NULL; empty if nothing has failed. Valid until another call of this thread fails, or the
- * thread ends; calls that work leave it as it is.
+ * The message of the call of this thread that failed last: a sentence that names the operation, the cause and the
+ * remedy. UTF-8, at most 2047 bytes; never NULL; empty if no call has failed. The pointer is the same for the life of
+ * the thread and may be read that long; the text is replaced by the thread's next failing call, and by no other call.
  */
 const char *slackline_last_error(void);
 
@@ -542,6 +856,95 @@ slackline_status slackline_shard_range(const struct slackline_tensor *tensors,
                                        uint16_t shards,
                                        uint64_t *begin,
                                        uint64_t *end);
+
+/**
+ * Sets all options but `size`, which the caller has set, to their defaults.
+ */
+slackline_status slackline_job_options_init(struct slackline_job_options *options);
+
+/**
+ * Joins the job in which a launcher has started this process; `SLACKLINE_STATUS_BAD_ARGUMENT` if none has. The job is
+ * the caller's, to be destroyed after the objects that it made; on failure it is NULL.
+ */
+slackline_status slackline_job_from_env(const struct slackline_job_options *options,
+                                        struct slackline_job **job);
+
+/**
+ * Tells the part of this process, one of `enum slackline_role`, with its shard or the number of the worker, and the
+ * number of workers in the job. Each may be NULL.
+ */
+slackline_status slackline_job_role(const struct slackline_job *job,
+                                    uint32_t *role,
+                                    uint32_t *number,
+                                    uint64_t *workers);
+
+/**
+ * Begins to serve this process's shard of a table, and tells the workers where. `initial` holds the `initial_len`
+ * values of the whole table as version 0 and is copied. Of the options `workers`, `shard`, `shards`, `secret`,
+ * `secret_file` and `resume` are not looked at: they are the job's. The server is the caller's, to be destroyed; on
+ * failure it is NULL.
+ */
+slackline_status slackline_job_server(const struct slackline_job *job,
+                                      const struct slackline_tensor *tensors,
+                                      size_t tensor_count,
+                                      const float *initial,
+                                      size_t initial_len,
+                                      const struct slackline_server_options *options,
+                                      struct slackline_server **server);
+
+/**
+ * Serves until the job is over, and writes the last checkpoint if `checkpoint_folder` is set. After `timeout_ms` that
+ * is `SLACKLINE_STATUS_DEADLINE`: call it again, well within the lease. `SLACKLINE_STATUS_JOB_FAILED` says that the
+ * job has failed; the message has the cause.
+ */
+slackline_status slackline_job_serve(const struct slackline_job *job,
+                                     struct slackline_server *server,
+                                     uint64_t timeout_ms);
+
+/**
+ * Connects this process to the servers of the job, once all of them are up. Of the options `secret` and `secret_file`
+ * are not looked at: they are the job's. The worker is the caller's, to be destroyed before the job is; on failure it
+ * is NULL.
+ */
+slackline_status slackline_job_worker(const struct slackline_job *job,
+                                      const struct slackline_worker_options *options,
+                                      struct slackline_worker **worker);
+
+/**
+ * Connects a worker again after `SLACKLINE_STATUS_SERVER_LOST` or `SLACKLINE_STATUS_EVICTED`, once all servers are up
+ * again. It goes on at the clock at which the servers are; begin tells it.
+ */
+slackline_status slackline_job_reconnect(const struct slackline_job *job,
+                                         struct slackline_worker *worker);
+
+/**
+ * Says that this worker has finished, and waits until all others have. Flush the worker first, and destroy it
+ * afterwards. `SLACKLINE_STATUS_SERVER_LOST`: call `slackline_job_reconnect`, and train on from the clock that begin
+ * tells. After `timeout_ms` that is `SLACKLINE_STATUS_DEADLINE`: call it again.
+ * `SLACKLINE_STATUS_JOB_FAILED` says that the job has failed; the message has the cause.
+ */
+slackline_status slackline_job_finish(const struct slackline_job *job,
+                                      struct slackline_worker *worker,
+                                      uint64_t timeout_ms);
+
+/**
+ * Answers `SLACKLINE_STATUS_JOB_FAILED`, with the cause in the message, if the job has failed: a worker hears of that
+ * as `SLACKLINE_STATUS_SERVER_LOST`. Never waits.
+ */
+slackline_status slackline_job_check(const struct slackline_job *job);
+
+/**
+ * Leaves the job; at rank 0 it ends the job. NULL does nothing.
+ */
+void slackline_job_destroy(struct slackline_job *job);
+
+/**
+ * Hands the log of this library, from `level` on to more serious ones, to `function`. Once per process, and for good:
+ * a second time is `SLACKLINE_STATUS_OUT_OF_TURN`. Without it nothing is logged. `user` is passed through.
+ */
+slackline_status slackline_set_log(uint32_t level,
+                                   slackline_log_function function,
+                                   void *user);
 
 /**
  * Sets all options but `size`, which the caller has set, to their defaults.
@@ -575,19 +978,37 @@ slackline_status slackline_publisher_publish(struct slackline_publisher *publish
                                              uint64_t *version);
 
 /**
+ * Lends the memory of the next version, `len` bytes, the whole table, to be written in place and then published by
+ * `slackline_publisher_commit`: nothing is copied. It holds some old version. Until the commit readers see the version
+ * before, and `slackline_publisher_progress` may be called. Called again, it lends the same memory, with what was
+ * written there. Waits only if readers pin all other frames, as `slackline_publisher_publish` does. Valid until the
+ * next commit, publish or destroy of this publisher.
+ */
+slackline_status slackline_publisher_begin(struct slackline_publisher *publisher,
+                                           uint64_t timeout_ms,
+                                           void **bytes,
+                                           size_t *len);
+
+/**
+ * Publishes what `slackline_publisher_begin` lent as the next version, whose number `version`, unless NULL, becomes.
+ */
+slackline_status slackline_publisher_commit(struct slackline_publisher *publisher,
+                                            uint64_t *version);
+
+/**
  * Takes readers in and notices who is gone, without waiting. `progressed`, unless NULL, becomes 1 if anything
  * happened and 0 if not.
  */
 slackline_status slackline_publisher_progress(struct slackline_publisher *publisher, uint32_t *progressed);
 
 /**
- * Tells what there is to say now. `status->size` must be set.
+ * Writes the present state to `status`. `status->size` must be set.
  */
 slackline_status slackline_publisher_get_status(const struct slackline_publisher *publisher,
                                                 struct slackline_publisher_status *status);
 
 /**
- * Ends the publisher; its readers are told. NULL is nothing.
+ * Ends the publisher; its readers are told. NULL does nothing.
  */
 void slackline_publisher_destroy(struct slackline_publisher *publisher);
 
@@ -597,8 +1018,8 @@ void slackline_publisher_destroy(struct slackline_publisher *publisher);
 slackline_status slackline_reader_options_init(struct slackline_reader_options *options);
 
 /**
- * Connects to a publisher or a server, which must be there already. `options` may be NULL. The reader is the
- * caller's, to be destroyed; on failure it is NULL.
+ * Connects to a publisher or a server, waiting for one as `slackline_worker_connect` does. `options` may be NULL. The
+ * reader is the caller's, to be destroyed; on failure it is NULL.
  */
 slackline_status slackline_reader_connect(const char *address,
                                           const struct slackline_reader_options *options,
@@ -631,7 +1052,68 @@ slackline_status slackline_reader_bytes(const struct slackline_reader *reader,
                                         size_t *len);
 
 /**
- * Leaves. NULL is nothing.
+ * Copies a version that is at most `max_staleness` versions behind the newest to `bytes`, memory of the caller's of
+ * exactly `len` bytes: one copy over shared memory, two over TCP and RDMA. `fresh`, unless NULL, is told what it is;
+ * `fresh->size` must be set. After a failure `bytes` may hold anything.
+ */
+slackline_status slackline_reader_pull(struct slackline_reader *reader,
+                                       void *bytes,
+                                       size_t len,
+                                       uint64_t max_staleness,
+                                       uint64_t timeout_ms,
+                                       struct slackline_fresh *fresh);
+
+/**
+ * Sets `version` to the number of the newest version. Nothing is copied.
+ */
+slackline_status slackline_reader_newest(struct slackline_reader *reader,
+                                         uint64_t timeout_ms,
+                                         uint64_t *version);
+
+/**
+ * Pins the newest version in the owner's own memory, once it is `version` or a newer one, and lends it, `len` bytes:
+ * nothing is copied, and the owner writes other frames meanwhile. Only over shared memory; elsewhere it is
+ * `SLACKLINE_STATUS_UNSUPPORTED`. `fresh`, unless NULL, is told what it is; `fresh->size` must be set. Valid, and to
+ * be read only, until `slackline_reader_unpin` or destroy; until then refresh, pull and pin are out of turn.
+ */
+slackline_status slackline_reader_pin(struct slackline_reader *reader,
+                                      uint64_t version,
+                                      uint64_t timeout_ms,
+                                      const void **bytes,
+                                      size_t *len,
+                                      struct slackline_fresh *fresh);
+
+/**
+ * Sets `intact` to 1 if all that was read so far of the memory that `slackline_reader_pin` lent was that version, and
+ * to 0 if not. It always was, unless this process was stopped for longer than its lease and the owner took it for
+ * dead: ask after the last byte was read, before anything is made of it.
+ */
+slackline_status slackline_reader_is_intact(const struct slackline_reader *reader,
+                                            uint32_t *intact);
+
+/**
+ * Lets go of what `slackline_reader_pin` has pinned. Does nothing if nothing is.
+ */
+slackline_status slackline_reader_unpin(struct slackline_reader *reader);
+
+/**
+ * Lends the table of the owner, `count` tensors with their names and shapes. Valid, and unchanging, until this reader
+ * is destroyed.
+ */
+slackline_status slackline_reader_table(const struct slackline_reader *reader,
+                                        const struct slackline_tensor **tensors,
+                                        size_t *count);
+
+/**
+ * Sets `begin` and `end` to the bytes of the table's flat space that this reader reads: all of a publisher's table, or
+ * a server's shard.
+ */
+slackline_status slackline_reader_range(const struct slackline_reader *reader,
+                                        uint64_t *begin,
+                                        uint64_t *end);
+
+/**
+ * Disconnects the reader and frees it. NULL does nothing.
  */
 void slackline_reader_destroy(struct slackline_reader *reader);
 
@@ -641,12 +1123,12 @@ void slackline_reader_destroy(struct slackline_reader *reader);
 slackline_status slackline_server_options_init(struct slackline_server_options *options);
 
 /**
- * Begins to serve a shard of a table at `address`: "@NAME", a name that vanishes with the process, the path of a
- * socket file, with a "/" in it, "IP:PORT" (port 0 takes a free one), or several of these with commas between. NULL
- * picks a name; `slackline_server_address` tells it.
+ * Begins to serve a shard of a table at `address`, of any form that the head of this file lists; NULL picks a name,
+ * and `slackline_server_address` tells it.
  *
- * All tensors must be f32. `initial` holds the shard's own `initial_len` values as version 0 and is copied. The
- * server is the caller's, to be destroyed; on failure it is NULL.
+ * All tensors must be f32. `initial` holds the shard's own `initial_len` values as version 0 and is copied; it is not
+ * looked at where the server goes on from a checkpoint (`resume` in the options). The server is the caller's, to be
+ * destroyed; on failure it is NULL.
  */
 slackline_status slackline_server_create(const char *address,
                                          const struct slackline_tensor *tensors,
@@ -677,7 +1159,7 @@ slackline_status slackline_server_serve(struct slackline_server *server,
                                         uint64_t timeout_ms);
 
 /**
- * Tells what there is to say now. `status->size` must be set.
+ * Writes the present state to `status`. `status->size` must be set.
  */
 slackline_status slackline_server_get_status(const struct slackline_server *server,
                                              struct slackline_server_status *status);
@@ -695,9 +1177,26 @@ slackline_status slackline_server_parameters(const struct slackline_server *serv
                                              size_t len);
 
 /**
- * Ends the server; its peers are told. NULL is nothing.
+ * Writes a checkpoint and serves until the version that is the newest now, or a later one, is safely on the disk: the
+ * last thing before a clean end. `version`, unless NULL, is told which one. Needs `checkpoint_folder` in the options.
+ */
+slackline_status slackline_server_checkpoint(struct slackline_server *server,
+                                             uint64_t timeout_ms,
+                                             uint64_t *version);
+
+/**
+ * Ends the server; its peers are told. NULL does nothing.
  */
 void slackline_server_destroy(struct slackline_server *server);
+
+/**
+ * Finds which bytes of a table's flat space tensor number `tensor` is.
+ */
+slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
+                                        size_t tensor_count,
+                                        size_t tensor,
+                                        uint64_t *begin,
+                                        uint64_t *end);
 
 /**
  * Sets all options but `size`, which the caller has set, to their defaults.
@@ -705,9 +1204,10 @@ void slackline_server_destroy(struct slackline_server *server);
 slackline_status slackline_worker_options_init(struct slackline_worker_options *options);
 
 /**
- * Connects to the servers of all shards, given in any order. The servers must be there already: an address at which
- * nobody listens is `SLACKLINE_STATUS_SYSTEM` at once. The worker is the caller's, to be destroyed; on failure it is
- * NULL.
+ * Connects to the servers of all shards, given in any order. Where no process listens at an address it waits for one;
+ * if none comes within `timeout_ms` that is `SLACKLINE_STATUS_SYSTEM`. `SLACKLINE_STATUS_DEADLINE` says that a server
+ * accepted the connection and did not answer: its owner has to call progress or serve. After either, call again. The
+ * worker is the caller's, to be destroyed; on failure it is NULL.
  */
 slackline_status slackline_worker_connect(const char *const *addresses,
                                           size_t address_count,
@@ -733,7 +1233,7 @@ slackline_status slackline_worker_parameters(const struct slackline_worker *work
 
 /**
  * Where to write the gradient of the whole table, if it travels as f32; `len` is how many values. It holds what was
- * written there last. Valid until the next begin, publish, flush or destroy of this worker.
+ * written there last. Call it after begin. Valid until the next begin, publish, flush or destroy of this worker.
  */
 slackline_status slackline_worker_gradient(struct slackline_worker *worker,
                                            float **gradient,
@@ -757,6 +1257,21 @@ slackline_status slackline_worker_publish(struct slackline_worker *worker,
                                           uint64_t timeout_ms);
 
 /**
+ * Sets `stop` to 1 if a server has asked that this worker abandon what it computes, because newer parameters are worth
+ * more (schemes "dbw" and "abs"), and to 0 if not. Never waits and costs next to nothing over shared memory, so that
+ * it can be asked in the midst of a computation; over TCP and RDMA a request is heard of with the second question
+ * after it.
+ */
+slackline_status slackline_worker_should_stop(struct slackline_worker *worker,
+                                              uint32_t *stop);
+
+/**
+ * Abandons the computation of this clock: nothing of it is published, and the next begin brings parameters for the
+ * same clock that are no older than the servers asked for.
+ */
+slackline_status slackline_worker_abandon(struct slackline_worker *worker);
+
+/**
  * Waits until every server has folded in, or dropped, all that this worker has published: call it before a worker
  * whose last gradients count is destroyed.
  */
@@ -764,7 +1279,7 @@ slackline_status slackline_worker_flush(struct slackline_worker *worker,
                                         uint64_t timeout_ms);
 
 /**
- * Leaves the job. NULL is nothing.
+ * Leaves the job. NULL does nothing.
  */
 void slackline_worker_destroy(struct slackline_worker *worker);
 

@@ -1,8 +1,10 @@
 //! Status numbers, what library errors become in them, and the message of the last failure.
 
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_char};
 
+use slackline::channel::ChannelError;
+use slackline::node::CheckpointError;
 use slackline::param::{PinError, PublishError, PullError};
 use slackline::transport::{AddressError, ConnectError, PostError, RegisterError};
 use slackline::{Error, scheme, table};
@@ -19,9 +21,10 @@ pub enum slackline_status {
     BadArgument = 1,
     /// The call does not fit what the object is doing: another call has to come first. Nothing was done.
     OutOfTurn = 2,
-    /// The time given has passed. What was waited for goes on: call again.
+    /// The time given has passed. What was waited for goes on, or nothing was begun: call again.
     Deadline = 3,
-    /// The peer, or the rule that both must be the same user, turned this process away.
+    /// The peer turned this process away, or a rule that both sides follow: the same user over shared memory, the same
+    /// secret over TCP and RDMA, and no peer beyond this host without a secret.
     Refused = 4,
     /// The peer is gone. Destroy the object and connect again once the peer is back.
     ServerLost = 5,
@@ -36,7 +39,7 @@ pub enum slackline_status {
     Damaged = 9,
     /// Memory could not be had or shared.
     Memory = 10,
-    /// The system refused something else: a socket, a thread. Nobody listening at an address is this, too.
+    /// The system refused something else: a socket, a thread. That no process listens at an address is this, too.
     System = 11,
     /// The transport cannot do this.
     Unsupported = 12,
@@ -44,13 +47,15 @@ pub enum slackline_status {
     Internal = 13,
     /// A bug in slackline that it did not: a panic was stopped at the boundary. The object can only be destroyed.
     Panic = 14,
+    /// The job has failed, or its rank 0 is gone. The message has the cause.
+    JobFailed = 15,
 }
 
 use slackline_status as Status;
 
 impl Status {
     /// All of them, by number.
-    const ALL: [Status; 15] = [
+    const ALL: [Status; 16] = [
         Status::Ok,
         Status::BadArgument,
         Status::OutOfTurn,
@@ -66,6 +71,7 @@ impl Status {
         Status::Unsupported,
         Status::Internal,
         Status::Panic,
+        Status::JobFailed,
     ];
 
     fn name(self) -> &'static CStr {
@@ -85,6 +91,7 @@ impl Status {
             Status::Unsupported => c"unsupported",
             Status::Internal => c"internal",
             Status::Panic => c"panic",
+            Status::JobFailed => c"job failed",
         }
     }
 }
@@ -127,6 +134,12 @@ impl From<AddressError> for Failure {
     }
 }
 
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Failure {
+        Error::from(error).into()
+    }
+}
+
 impl From<table::TableError> for Failure {
     fn from(error: table::TableError) -> Failure {
         Failure::bad_argument(error.to_string())
@@ -155,6 +168,7 @@ fn status_of(error: &Error) -> Status {
         Error::Post { source, .. } => post_status(source),
         Error::Pinned { .. } => Status::Pinned,
         Error::Thread { .. } => Status::System,
+        Error::LastVersion { .. } => Status::Unsupported,
         Error::Table(_)
         | Error::Shards { .. }
         | Error::NotF32
@@ -164,19 +178,50 @@ fn status_of(error: &Error) -> Status {
         | Error::SchemeConfig(_)
         | Error::Option { .. } => Status::BadArgument,
         Error::InFlight { .. } | Error::OutOfTurn { .. } => Status::OutOfTurn,
+        Error::Checkpoint(error) => checkpoint_status(error),
         Error::Bounds(_) => Status::Protocol,
+        _ => Status::Internal,
+    }
+}
+
+fn checkpoint_status(error: &CheckpointError) -> Status {
+    match error {
+        CheckpointError::Write { .. } | CheckpointError::Unreadable { .. } => Status::System,
+        CheckpointError::Memory { .. } => Status::Memory,
+        CheckpointError::Damaged { .. } | CheckpointError::Foreign { .. } => Status::Damaged,
+        CheckpointError::Format { .. } | CheckpointError::Header { .. } => Status::Unsupported,
+        CheckpointError::NoName { .. }
+        | CheckpointError::Missing { .. }
+        | CheckpointError::NotFinite { .. }
+        | CheckpointError::OtherJob { .. } => Status::BadArgument,
         _ => Status::Internal,
     }
 }
 
 fn connect_status(error: &ConnectError) -> Status {
     match error {
-        ConnectError::WrongAddress { .. } => Status::BadArgument,
+        ConnectError::WrongAddress { .. } | ConnectError::NeedsSecret { .. } => Status::BadArgument,
         ConnectError::System { .. } => Status::System,
         ConnectError::AnotherUser { .. } | ConnectError::Refused { .. } => Status::Refused,
         ConnectError::Protocol { .. } => Status::Protocol,
         ConnectError::Memory { .. } => Status::Memory,
         ConnectError::Closed { .. } => Status::ServerLost,
+        ConnectError::Channel { source, .. } => channel_status(source),
+        ConnectError::Offer { .. } => Status::Protocol,
+        _ => Status::Internal,
+    }
+}
+
+fn channel_status(error: &ChannelError) -> Status {
+    match error {
+        ChannelError::Secret | ChannelError::NeedsSecret { .. } => Status::Refused,
+        ChannelError::Closed { .. } => Status::ServerLost,
+        ChannelError::System { .. } | ChannelError::NoRandom(_) => Status::System,
+        ChannelError::Foreign
+        | ChannelError::Version { .. }
+        | ChannelError::Purpose { .. }
+        | ChannelError::Oversized { .. }
+        | ChannelError::Damaged => Status::Protocol,
         _ => Status::Internal,
     }
 }
@@ -195,6 +240,8 @@ fn publish_status(error: &PublishError) -> Status {
     match error {
         PublishError::Disconnected(_) | PublishError::Completion(_) => Status::ServerLost,
         PublishError::Busy => Status::OutOfTurn,
+        PublishError::Evicted { .. } => Status::Evicted,
+        PublishError::LastClock { .. } => Status::Unsupported,
         PublishError::Post(error) => post_status(error),
         PublishError::Grants(_) => Status::Protocol,
         _ => Status::Internal,
@@ -217,8 +264,13 @@ fn post_status(error: &PostError) -> Status {
     }
 }
 
+/// Bytes that the message of a failure may have, with the zero at its end; a longer one is cut.
+const MESSAGE_BYTES: usize = 2048;
+
 thread_local! {
-    static LAST: RefCell<CString> = RefCell::default();
+    // It has no destructor, so that C may read it until the thread's very end, and it never moves: a pointer that was
+    // handed out shows the newest message, whatever the order in which a caller evaluates its arguments.
+    static LAST: UnsafeCell<[u8; MESSAGE_BYTES]> = const { UnsafeCell::new([0; MESSAGE_BYTES]) };
 }
 
 /// Keeps the message for [`last_message`] and hands the status on.
@@ -226,15 +278,23 @@ pub(crate) fn remember(failure: Failure) -> Status {
     let mut message = failure.message;
     // A message that quotes what it was given may hold anything; C reads up to the first zero.
     message.retain(|character| character != '\0');
-    let message = CString::new(message).unwrap_or_default();
-    // While the thread ends there is nowhere left to keep it.
-    let _ = LAST.try_with(|last| last.replace(message));
+    let mut len = message.len().min(MESSAGE_BYTES - 1);
+    while !message.is_char_boundary(len) {
+        len -= 1;
+    }
+    LAST.with(|last| {
+        // SAFETY: only this function makes a reference to the buffer, it runs no foreign code while it has one, and
+        // other threads have buffers of their own.
+        let buffer = unsafe { &mut *last.get() };
+        buffer[..len].copy_from_slice(&message.as_bytes()[..len]);
+        buffer[len] = 0;
+    });
     failure.status
 }
 
-/// The message of this thread's last failure; empty if there was none.
+/// The message of this thread's last failure; empty if there was none. The same pointer for as long as the thread is.
 pub(crate) fn last_message() -> *const c_char {
-    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST.with(|last| last.get().cast_const().cast())
 }
 
 #[cfg(test)]
@@ -244,11 +304,26 @@ mod tests {
     #[test]
     fn numbers_are_permanent_and_every_one_has_a_name() {
         let numbers: Vec<u32> = Status::ALL.iter().map(|status| *status as u32).collect();
-        assert_eq!(numbers, (0..15).collect::<Vec<_>>());
+        assert_eq!(numbers, (0..16).collect::<Vec<_>>());
         assert_eq!((Status::BadArgument as u32, name(1)), (1, c"bad argument"));
         assert_eq!((Status::Panic as u32, name(14)), (14, c"panic"));
-        assert_eq!(name(15), c"unknown status");
+        assert_eq!((Status::JobFailed as u32, name(15)), (15, c"job failed"));
+        assert_eq!(name(16), c"unknown status");
         assert_eq!(name(u32::MAX), c"unknown status");
+    }
+
+    #[test]
+    fn a_wrong_or_missing_secret_is_refused_and_no_bug() {
+        let address: slackline::transport::Address = "192.0.2.1:7".parse().unwrap();
+        let failure = |source| {
+            Failure::from(Error::Connect(ConnectError::Channel { address: address.clone(), source }))
+        };
+        let wrong = failure(ChannelError::Secret);
+        assert_eq!(wrong.status, Status::Refused);
+        assert!(wrong.message.contains("do not know the same secret"), "{}", wrong.message);
+        let needs = ChannelError::NeedsSecret { address: "192.0.2.1:7".parse().unwrap() };
+        assert_eq!(failure(needs).status, Status::Refused);
+        assert_eq!(failure(ChannelError::Foreign).status, Status::Protocol);
     }
 
     #[test]
@@ -256,5 +331,22 @@ mod tests {
         assert_eq!(remember(Failure::bad_argument("one\0two")), Status::BadArgument);
         // SAFETY: the message was set just above and nothing on this thread has failed since.
         assert_eq!(unsafe { CStr::from_ptr(last_message()) }, c"onetwo");
+    }
+
+    #[test]
+    fn a_pointer_to_the_message_stays_and_shows_the_newest_one() {
+        remember(Failure::bad_argument("the first"));
+        let early = last_message();
+        remember(Failure::bad_argument("the second"));
+        // SAFETY: the buffer lives as long as this thread.
+        assert_eq!((early, unsafe { CStr::from_ptr(early) }), (last_message(), c"the second"));
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_cut_between_characters() {
+        remember(Failure::bad_argument(format!("x{}", "é".repeat(MESSAGE_BYTES))));
+        // SAFETY: the message was set just above and nothing on this thread has failed since.
+        let kept = unsafe { CStr::from_ptr(last_message()) }.to_str().unwrap();
+        assert_eq!((kept.len(), kept.chars().count()), (MESSAGE_BYTES - 1, MESSAGE_BYTES / 2));
     }
 }

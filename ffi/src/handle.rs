@@ -155,6 +155,24 @@ pub(crate) unsafe fn slice<'a, T>(pointer: *const T, len: usize, what: &str) -> 
     Ok(unsafe { std::slice::from_raw_parts(pointer, len) })
 }
 
+/// As [`slice`], to be written to.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or points at `len` values of `T` that nothing else reads or writes while the result is used.
+pub(crate) unsafe fn slice_mut<'a, T>(
+    pointer: *mut T,
+    len: usize,
+    what: &str,
+) -> Result<&'a mut [T], Failure> {
+    check_array(pointer, len, what)?;
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: as in `slice`; writable and not shared by the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts_mut(pointer, len) })
+}
+
 /// Copies `values` to an array of the caller's that must be as long.
 ///
 /// # Safety
@@ -202,59 +220,6 @@ pub(crate) unsafe fn value<T: Copy>(pointer: *const T, what: &str) -> Result<Opt
     Ok(unsafe { pointer.as_ref() }.copied())
 }
 
-/// What `pointer` points at: a struct that begins with its size, which must be the one that is known here.
-///
-/// A struct only ever grows at its end. Once one has grown, this is the place that takes the older sizes as well and
-/// gives what is missing its default.
-///
-/// # Safety
-///
-/// `pointer` is NULL, or points at a `size_t` and, if that is the size of `T`, at a `T`, that nobody writes while the
-/// result is used.
-pub(crate) unsafe fn sized<'a, T: Measured>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
-    // SAFETY: the caller's promise.
-    unsafe { check_size(pointer, what)? };
-    // SAFETY: not NULL, aligned and of the right size, all checked; a `T` by the caller's promise.
-    Ok(unsafe { &*pointer })
-}
-
-/// As [`Out::new`], for a struct that begins with its size, which the caller has set.
-///
-/// # Safety
-///
-/// `pointer` is NULL, or points at a `size_t` and, if that is the size of `T`, may be written as a `T`.
-pub(crate) unsafe fn sized_out<T: Measured>(pointer: *mut T, what: &str) -> Result<Out<T>, Failure> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        check_size(pointer, what)?;
-        Out::new(pointer, what)
-    }
-}
-
-/// A struct whose first field is its size, a `size_t`.
-pub(crate) trait Measured: Copy {}
-
-/// # Safety
-///
-/// `pointer` is NULL, or points at a `size_t`.
-unsafe fn check_size<T: Measured>(pointer: *const T, what: &str) -> Result<(), Failure> {
-    aligned(pointer, what)?;
-    if pointer.is_null() {
-        return Err(Failure::null(what));
-    }
-    // SAFETY: neither NULL nor misaligned; the caller's promise that at least the size is there. The rest of the
-    // struct is not touched.
-    let size = unsafe { pointer.cast::<usize>().read() };
-    if size != size_of::<T>() {
-        return Err(Failure::bad_argument(format!(
-            "{what}->size is {size}, and this library knows {}: set it to the sizeof of the struct before the call, \
-             and build against this library's header",
-            size_of::<T>()
-        )));
-    }
-    Ok(())
-}
-
 fn check_array<T>(pointer: *const T, len: usize, what: &str) -> Result<(), Failure> {
     aligned(pointer, what)?;
     if pointer.is_null() && len > 0 {
@@ -268,7 +233,7 @@ fn check_array<T>(pointer: *const T, len: usize, what: &str) -> Result<(), Failu
     }
 }
 
-fn aligned<T>(pointer: *const T, what: &str) -> Result<(), Failure> {
+pub(crate) fn aligned<T>(pointer: *const T, what: &str) -> Result<(), Failure> {
     if pointer.is_aligned() {
         return Ok(());
     }

@@ -4,10 +4,6 @@
 //! Every function does three things: it checks what it was given (`handle`), calls the library, and translates what
 //! came back (`error`, `options`). There is no logic on this side of the boundary.
 //!
-//! An address is `@NAME` or a path (shared memory), `IP:PORT` (TCP), or for listening several of them with commas
-//! between. Over TCP to other hosts both sides need one secret: the file of mode 600 that `SLACKLINE_SECRET_FILE`
-//! names, or the text in `SLACKLINE_SECRET`.
-//!
 //! # What every function asks of its caller
 //!
 //! - A pointer to an object is NULL, or came from this library and was not destroyed. An object may wander from
@@ -26,27 +22,44 @@
 mod error;
 mod fabric;
 mod handle;
+mod job;
+mod log;
 mod options;
 mod publisher;
 mod reader;
 mod server;
+mod sized;
+mod table;
 mod worker;
 
 use std::ffi::{CStr, c_char};
 
 pub use error::slackline_status;
+pub use job::*;
+pub use log::*;
 pub use options::{
-    SLACKLINE_NO_STALENESS, slackline_element, slackline_fresh, slackline_optimizer,
-    slackline_publisher_options, slackline_publisher_status, slackline_reader_options,
-    slackline_server_options, slackline_server_status, slackline_tensor, slackline_view,
+    SLACKLINE_NO_STALENESS, SLACKLINE_NO_VERSION, slackline_element, slackline_fresh, slackline_non_finite,
+    slackline_optimizer, slackline_publisher_options, slackline_publisher_status, slackline_reader_options,
+    slackline_resume, slackline_server_options, slackline_server_status, slackline_tensor, slackline_view,
     slackline_worker_options,
 };
 pub use publisher::*;
 pub use reader::*;
 pub use server::*;
+pub use table::slackline_tensor_range;
 pub use worker::*;
 
 use handle::{Out, call};
+
+/// The major version of this header.
+pub const SLACKLINE_VERSION_MAJOR: u32 = 0;
+/// The minor version of this header. While the major version is 0, a new minor version may change the ABI.
+pub const SLACKLINE_VERSION_MINOR: u32 = 1;
+/// The patch version of this header.
+pub const SLACKLINE_VERSION_PATCH: u32 = 0;
+/// The version of this header as one number that grows with it.
+pub const SLACKLINE_VERSION_NUMBER: u32 =
+    SLACKLINE_VERSION_MAJOR * 1000000 + SLACKLINE_VERSION_MINOR * 1000 + SLACKLINE_VERSION_PATCH;
 
 const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
     Ok(version) => version,
@@ -59,15 +72,21 @@ pub extern "C" fn slackline_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
+/// The library's version as one number, to be compared with the header's `SLACKLINE_VERSION_NUMBER`.
+#[unsafe(no_mangle)]
+pub extern "C" fn slackline_version_number() -> u32 {
+    SLACKLINE_VERSION_NUMBER
+}
+
 /// What a status is called, for people. Valid for ever; never NULL, whatever the number.
 #[unsafe(no_mangle)]
 pub extern "C" fn slackline_status_name(status: u32) -> *const c_char {
     error::name(status).as_ptr()
 }
 
-/// What went wrong in the call of this thread that failed last, in a sentence that names the operation, the cause and
-/// the remedy. UTF-8; never NULL; empty if nothing has failed. Valid until another call of this thread fails, or the
-/// thread ends; calls that work leave it as it is.
+/// The message of the call of this thread that failed last: a sentence that names the operation, the cause and the
+/// remedy. UTF-8, at most 2047 bytes; never NULL; empty if no call has failed. The pointer is the same for the life of
+/// the thread and may be read that long; the text is replaced by the thread's next failing call, and by no other call.
 #[unsafe(no_mangle)]
 pub extern "C" fn slackline_last_error() -> *const c_char {
     error::last_message()
@@ -97,4 +116,17 @@ pub unsafe extern "C" fn slackline_shard_range(
         end.set(range.end);
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_macros_are_the_package_s_version() {
+        let macros = [SLACKLINE_VERSION_MAJOR, SLACKLINE_VERSION_MINOR, SLACKLINE_VERSION_PATCH];
+        let package: Vec<u32> =
+            env!("CARGO_PKG_VERSION").split('.').map(|part| part.parse().unwrap()).collect();
+        assert_eq!(macros[..], package);
+    }
 }

@@ -1,20 +1,32 @@
 //! The structs that cross the boundary, and what they become on this side.
 
-use std::ffi::c_char;
+use std::ffi::{CStr, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::null;
 use std::time::Duration;
 
+use slackline::job::Resume;
 use slackline::kernel::{AdamParameters, Optimizer};
-use slackline::node::{PublisherOptions, ReaderOptions, ServerOptions, ShardOptions, WorkerOptions};
+use slackline::node::{
+    Checkpoint, CheckpointOptions, NonFinite, PublisherOptions, ReaderOptions, ServerOptions, ShardOptions,
+    WorkerOptions,
+};
 use slackline::param::PullOptions;
 use slackline::scheme::Config;
 use slackline::table::{ElementType, Table};
 use slackline::transport::Address;
 
 use crate::error::Failure;
-use crate::handle::{Measured, slice, text};
+use crate::fabric;
+use crate::handle::{slice, text};
+use crate::sized::Measured;
 
 /// A staleness that is not given: schemes that take one use their default, the others take none.
 pub const SLACKLINE_NO_STALENESS: u64 = 0xffff_ffff_ffff_ffff;
+
+/// A version that there is not.
+pub const SLACKLINE_NO_VERSION: u64 = 0xffff_ffff_ffff_ffff;
 
 /// Types of elements, for the fields called `element` and `encoding`.
 #[repr(u32)]
@@ -55,6 +67,30 @@ pub struct slackline_tensor {
     pub rank: usize,
     /// One of `enum slackline_element`.
     pub element: u32,
+}
+
+/// What becomes of gradients that hold a NaN or an infinity, for the field called `non_finite`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum slackline_non_finite {
+    /// They are folded in as they are.
+    Allow = 0,
+    /// They are left out, and count as dropped.
+    Drop = 1,
+    /// They are left out, and the worker that sent one is evicted.
+    Refuse = 2,
+}
+
+/// If a server goes on from its checkpoint, for the field called `resume`.
+#[repr(u64)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum slackline_resume {
+    /// It begins with the initial values that it is given.
+    Never = 0,
+    /// It goes on from its checkpoint if there is one. The version in its status tells.
+    IfThere = 1,
+    /// It goes on from its checkpoint; that there is none is an error.
+    Required = 2,
 }
 
 /// How a server works. Set `size`, call `slackline_server_options_init`, change what should differ.
@@ -101,6 +137,23 @@ pub struct slackline_server_options {
     pub chunk_bytes: u64,
     /// How long a peer may be silent before it is taken for dead; by default 3000.
     pub lease_ms: u64,
+    /// One of `enum slackline_non_finite`: what becomes of gradients that hold a NaN or an infinity; by default they
+    /// are allowed.
+    pub non_finite: u32,
+    /// The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+    /// beyond this host. By default NULL: see `secret_file`.
+    pub secret: *const c_char,
+    /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+    /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+    pub secret_file: *const c_char,
+    /// The folder for the server's checkpoint, a file `shard-S-of-N.safetensors` and the one before it; the servers of
+    /// a job may share the folder. By default NULL: no checkpoints.
+    pub checkpoint_folder: *const c_char,
+    /// After how many versions the next checkpoint is written, by a thread of its own; 0 is only when
+    /// `slackline_server_checkpoint` is called. By default 0.
+    pub checkpoint_every: u64,
+    /// One of `enum slackline_resume`; by default never.
+    pub resume: u64,
 }
 
 /// How a worker works. Set `size`, call `slackline_worker_options_init`, change what should differ.
@@ -109,14 +162,20 @@ pub struct slackline_server_options {
 pub struct slackline_worker_options {
     /// `sizeof(struct slackline_worker_options)`.
     pub size: usize,
-    /// The servers' scheme; by default "bsp".
+    /// The servers' scheme, which is refused if they run another. By default NULL: the worker asks the servers.
     pub scheme: *const c_char,
-    /// The servers' staleness; by default `SLACKLINE_NO_STALENESS`.
+    /// The servers' staleness, if `scheme` is set and has none in its text; by default `SLACKLINE_NO_STALENESS`.
     pub staleness: u64,
     /// One of `enum slackline_element`: how gradients travel; by default f32.
     pub encoding: u32,
     /// Not 0: gradients carry checksums, and those of parameters are checked. By default 0.
     pub checksums: u32,
+    /// The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+    /// beyond this host. By default NULL: see `secret_file`.
+    pub secret: *const c_char,
+    /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+    /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+    pub secret_file: *const c_char,
 }
 
 /// How a publisher works. Set `size`, call `slackline_publisher_options_init`, change what should differ.
@@ -135,6 +194,12 @@ pub struct slackline_publisher_options {
     pub chunk_bytes: u64,
     /// How long a reader may be silent before it is taken for dead; by default 3000.
     pub lease_ms: u64,
+    /// The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+    /// beyond this host. By default NULL: see `secret_file`.
+    pub secret: *const c_char,
+    /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+    /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+    pub secret_file: *const c_char,
 }
 
 /// How a reader reads. Set `size`, call `slackline_reader_options_init`, change what should differ.
@@ -145,11 +210,17 @@ pub struct slackline_reader_options {
     pub size: usize,
     /// Not 0: check the owner's checksums, where there are any. By default 0.
     pub checksums: u32,
+    /// The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+    /// beyond this host. By default NULL: see `secret_file`.
+    pub secret: *const c_char,
+    /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+    /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+    pub secret_file: *const c_char,
 }
 
 /// What a server says about itself. Set `size` before it is asked.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct slackline_server_status {
     /// `sizeof(struct slackline_server_status)`.
     pub size: usize,
@@ -173,11 +244,21 @@ pub struct slackline_server_status {
     pub dropped: u64,
     /// Mean of the losses that came with the gradients of the newest version; NaN until one came.
     pub loss: f64,
+    /// Gradients that were announced, and void because their worker left before they were folded in or dropped.
+    pub voided: u64,
+    /// Gradients that held a NaN or an infinity, whatever became of them.
+    pub non_finite: u64,
+    /// The version of the newest checkpoint that is safely on the disk; `SLACKLINE_NO_VERSION` before the first.
+    pub checkpointed: u64,
+    /// Checkpoints that could not be written.
+    pub checkpoints_failed: u64,
+    /// Interrupts sent to workers: see `slackline_worker_should_stop`.
+    pub interrupts: u64,
 }
 
 /// The parameters that a worker computes on next. Set `size` before it is asked.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct slackline_view {
     /// `sizeof(struct slackline_view)`.
     pub size: usize,
@@ -197,7 +278,7 @@ pub struct slackline_view {
 
 /// What a publisher says about itself. Set `size` before it is asked.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct slackline_publisher_status {
     /// `sizeof(struct slackline_publisher_status)`.
     pub size: usize,
@@ -211,7 +292,7 @@ pub struct slackline_publisher_status {
 
 /// What a reader holds after a refresh. Set `size` before it is asked.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct slackline_fresh {
     /// `sizeof(struct slackline_fresh)`.
     pub size: usize,
@@ -227,14 +308,30 @@ pub struct slackline_fresh {
     pub copied: u32,
 }
 
-impl Measured for slackline_server_options {}
-impl Measured for slackline_worker_options {}
-impl Measured for slackline_publisher_options {}
-impl Measured for slackline_reader_options {}
-impl Measured for slackline_server_status {}
-impl Measured for slackline_view {}
-impl Measured for slackline_publisher_status {}
-impl Measured for slackline_fresh {}
+impl Measured for slackline_server_options {
+    const FIRST: usize = 104;
+}
+impl Measured for slackline_worker_options {
+    const FIRST: usize = 32;
+}
+impl Measured for slackline_publisher_options {
+    const FIRST: usize = 32;
+}
+impl Measured for slackline_reader_options {
+    const FIRST: usize = 16;
+}
+impl Measured for slackline_server_status {
+    const FIRST: usize = 104;
+}
+impl Measured for slackline_view {
+    const FIRST: usize = 56;
+}
+impl Measured for slackline_publisher_status {
+    const FIRST: usize = 32;
+}
+impl Measured for slackline_fresh {
+    const FIRST: usize = 48;
+}
 
 impl Default for slackline_server_options {
     fn default() -> Self {
@@ -260,15 +357,29 @@ impl Default for slackline_server_options {
             checksums: memory.checksums.into(),
             chunk_bytes: memory.chunk_bytes,
             lease_ms: milliseconds(memory.lease),
+            non_finite: slackline_non_finite::Allow as u32,
+            secret: null(),
+            secret_file: null(),
+            checkpoint_folder: null(),
+            checkpoint_every: 0,
+            resume: slackline_resume::Never as u64,
         }
     }
 }
 
 impl Default for slackline_worker_options {
     fn default() -> Self {
-        let (scheme, staleness) = (c"bsp".as_ptr(), SLACKLINE_NO_STALENESS);
+        let (scheme, staleness) = (null(), SLACKLINE_NO_STALENESS);
         let encoding = slackline_element::F32 as u32;
-        slackline_worker_options { size: size_of::<Self>(), scheme, staleness, encoding, checksums: 0 }
+        slackline_worker_options {
+            size: size_of::<Self>(),
+            scheme,
+            staleness,
+            encoding,
+            checksums: 0,
+            secret: null(),
+            secret_file: null(),
+        }
     }
 }
 
@@ -282,25 +393,32 @@ impl Default for slackline_publisher_options {
             checksums: checksums.into(),
             chunk_bytes,
             lease_ms: milliseconds(lease),
+            secret: null(),
+            secret_file: null(),
         }
     }
 }
 
 impl Default for slackline_reader_options {
     fn default() -> Self {
-        slackline_reader_options { size: size_of::<Self>(), checksums: 0 }
+        slackline_reader_options {
+            size: size_of::<Self>(),
+            checksums: 0,
+            secret: null(),
+            secret_file: null(),
+        }
     }
 }
 
 impl slackline_server_options {
     /// # Safety
     ///
-    /// `scheme` is as for [`text`].
+    /// The texts are as for [`text`].
     pub(crate) unsafe fn translate(&self) -> Result<ServerOptions, Failure> {
         Ok(ServerOptions {
             damping: slackline::scheme::Damping::None,
             // SAFETY: the caller's promise.
-            scheme: unsafe { scheme(self.scheme, self.staleness)? },
+            scheme: unsafe { scheme(self.scheme, self.staleness)? }.into(),
             workers: self.workers,
             optimizer: self.optimizer()?,
             learning_rate: self.learning_rate,
@@ -314,8 +432,52 @@ impl slackline_server_options {
                 checksums: self.checksums != 0,
                 ..ShardOptions::default()
             },
-            checkpoint: None,
+            // SAFETY: the caller's promise.
+            checkpoint: unsafe { self.checkpoint()? },
             measure_moments: false,
+            non_finite: self.non_finite()?,
+        })
+    }
+
+    /// # Safety
+    ///
+    /// As for [`translate`](Self::translate).
+    unsafe fn checkpoint(&self) -> Result<Option<CheckpointOptions>, Failure> {
+        if self.checkpoint_folder.is_null() {
+            return match (self.checkpoint_every, self.resume) {
+                (0, 0) => Ok(None),
+                _ => Err(Failure::bad_argument(
+                    "options->checkpoint_every and options->resume need a folder: set options->checkpoint_folder",
+                )),
+            };
+        }
+        // SAFETY: the caller's promise.
+        let folder = unsafe { path(self.checkpoint_folder, "options->checkpoint_folder")? };
+        let file = folder.join(format!("shard-{}-of-{}.safetensors", self.shard, self.shards));
+        let every = (self.checkpoint_every > 0).then_some(self.checkpoint_every);
+        Ok(Some(CheckpointOptions { every, ..CheckpointOptions::new(file) }))
+    }
+
+    /// The checkpoint to go on from, if there is to be one.
+    pub(crate) fn resume(&self, options: &ServerOptions) -> Result<Option<Checkpoint>, Failure> {
+        let resume = resume_of(self.resume)?;
+        let Some(checkpoint) = &options.checkpoint else { return Ok(None) };
+        match resume {
+            Resume::Never => Ok(None),
+            Resume::IfThere if !Checkpoint::exists(&checkpoint.path) => Ok(None),
+            _ => Ok(Some(Checkpoint::read(&checkpoint.path)?)),
+        }
+    }
+
+    fn non_finite(&self) -> Result<NonFinite, Failure> {
+        let known = [
+            (slackline_non_finite::Allow, NonFinite::Allow),
+            (slackline_non_finite::Drop, NonFinite::Drop),
+            (slackline_non_finite::Refuse, NonFinite::Refuse),
+        ];
+        let found = known.into_iter().find(|(number, _)| *number as u32 == self.non_finite);
+        found.map(|(_, non_finite)| non_finite).ok_or_else(|| {
+            Failure::bad_argument(format!("no setting of non_finite has the number {}", self.non_finite))
         })
     }
 
@@ -339,12 +501,15 @@ impl slackline_server_options {
 impl slackline_worker_options {
     /// # Safety
     ///
-    /// `scheme` is as for [`text`].
+    /// `scheme` is NULL or as for [`text`].
     pub(crate) unsafe fn translate(&self) -> Result<WorkerOptions, Failure> {
-        // SAFETY: the caller's promise.
-        let scheme = unsafe { scheme(self.scheme, self.staleness)? };
+        let named = match self.scheme.is_null() {
+            true => WorkerOptions::default(),
+            // SAFETY: the caller's promise.
+            false => WorkerOptions::new(unsafe { scheme(self.scheme, self.staleness)? }),
+        };
         let encoding = element(self.encoding)?;
-        Ok(WorkerOptions { encoding, checksums: self.checksums != 0, ..WorkerOptions::new(scheme) })
+        Ok(WorkerOptions { encoding, checksums: self.checksums != 0, waits_for_server: true, ..named })
     }
 }
 
@@ -365,7 +530,7 @@ impl slackline_publisher_options {
 impl slackline_reader_options {
     pub(crate) fn translate(&self) -> ReaderOptions {
         let checksum = self.checksums != 0;
-        ReaderOptions { pull: PullOptions { checksum, ..PullOptions::default() } }
+        ReaderOptions { pull: PullOptions { checksum, ..PullOptions::default() }, waits_for_server: true }
     }
 }
 
@@ -386,7 +551,41 @@ unsafe fn scheme(name: *const c_char, staleness: u64) -> Result<Config, Failure>
 /// As for [`text`].
 pub(crate) unsafe fn address(pointer: *const c_char) -> Result<Address, Failure> {
     // SAFETY: the caller's promise.
-    Ok(unsafe { text(pointer, "the address")? }.parse()?)
+    fabric::address(unsafe { text(pointer, "the address")? })
+}
+
+/// The two fields that say where the secret comes from.
+///
+/// # Safety
+///
+/// Each is NULL or as for [`text`], and outlives the result.
+pub(crate) unsafe fn secret<'a>(
+    secret: *const c_char,
+    secret_file: *const c_char,
+) -> Result<fabric::Source<'a>, Failure> {
+    match (secret.is_null(), secret_file.is_null()) {
+        (true, true) => Ok(fabric::Source::Environment),
+        // SAFETY: the caller's promise.
+        (false, true) => Ok(fabric::Source::Text(unsafe { text(secret, "options->secret")? })),
+        // SAFETY: the caller's promise.
+        (true, false) => Ok(fabric::Source::File(unsafe { path(secret_file, "options->secret_file")? })),
+        (false, false) => Err(Failure::bad_argument(
+            "options->secret and options->secret_file are both set: set one of them",
+        )),
+    }
+}
+
+/// A path, which need not be UTF-8.
+///
+/// # Safety
+///
+/// As for [`text`].
+unsafe fn path<'a>(pointer: *const c_char, what: &str) -> Result<&'a Path, Failure> {
+    if pointer.is_null() {
+        return Err(Failure::null(what));
+    }
+    // SAFETY: not NULL; it ends in a zero by the caller's promise.
+    Ok(Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(pointer) }.to_bytes())))
 }
 
 /// # Safety
@@ -403,6 +602,19 @@ pub(crate) unsafe fn table(tensors: *const slackline_tensor, count: usize) -> Re
         builder = builder.tensor(name, shape, element(tensor.element)?);
     }
     Ok(builder.build()?)
+}
+
+/// The library's name of a number of [`slackline_resume`].
+pub(crate) fn resume_of(number: u64) -> Result<Resume, Failure> {
+    let known = [
+        (slackline_resume::Never, Resume::Never),
+        (slackline_resume::IfThere, Resume::IfThere),
+        (slackline_resume::Required, Resume::Required),
+    ];
+    let found = known.into_iter().find(|(name, _)| *name as u64 == number);
+    found
+        .map(|(_, resume)| resume)
+        .ok_or_else(|| Failure::bad_argument(format!("no setting of resume has the number {number}")))
 }
 
 fn element(number: u32) -> Result<ElementType, Failure> {
@@ -432,15 +644,19 @@ mod tests {
         assert_eq!(server, ServerOptions::new(Config::Bsp, 1, 0.01));
         // SAFETY: the scheme's name is a literal.
         let worker = unsafe { slackline_worker_options::default().translate() }.unwrap();
-        assert_eq!(worker, WorkerOptions::new(Config::Bsp));
+        assert_eq!(worker, WorkerOptions { waits_for_server: true, ..WorkerOptions::default() });
         assert_eq!(slackline_publisher_options::default().translate(), PublisherOptions::default());
-        assert_eq!(slackline_reader_options::default().translate(), ReaderOptions::default());
+        let reader = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
+        assert_eq!(slackline_reader_options::default().translate(), reader);
     }
 
     #[test]
     fn numbers_that_name_nothing_are_bad_arguments() {
         assert!(element(3).is_err());
         assert!(slackline_server_options { optimizer: 4, ..Default::default() }.optimizer().is_err());
+        assert!(slackline_server_options { non_finite: 3, ..Default::default() }.non_finite().is_err());
+        let drop = slackline_server_options { non_finite: 1, ..Default::default() };
+        assert_eq!(drop.non_finite().unwrap(), NonFinite::Drop);
         let adamw = slackline_server_options { optimizer: 3, beta1: 0.5, ..Default::default() };
         assert!(matches!(adamw.optimizer(), Ok(Optimizer::AdamW(adam)) if adam.beta1 == 0.5));
     }

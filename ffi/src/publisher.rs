@@ -8,11 +8,15 @@ use slackline::transport::Address;
 
 use crate::error::slackline_status;
 use crate::fabric::{Fabric, fabric};
-use crate::handle::{Handle, Opaque, Out, call, destroy, give, sized, sized_out, slice, with};
+use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice, with};
 use crate::options::{self, slackline_publisher_options, slackline_publisher_status, slackline_tensor};
+use crate::sized::{SizedOut, sized_or_default};
 
 /// Publishes versions of a table that its owner made itself. It has no thread that looks after readers: it does while
 /// `slackline_publisher_progress` or `slackline_publisher_publish` is called, which must be more often than the lease.
+///
+/// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+/// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
 pub struct slackline_publisher(Handle<Publishing>);
 
 /// A publisher and its address as C reads it.
@@ -38,7 +42,7 @@ pub unsafe extern "C" fn slackline_publisher_options_init(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        unsafe { sized_out(options, "options")? }.set(slackline_publisher_options::default());
+        unsafe { SizedOut::new(options, "options")? }.set(slackline_publisher_options::default());
         Ok(())
     })
 }
@@ -61,11 +65,13 @@ pub unsafe extern "C" fn slackline_publisher_create(
         let (address, table, options) = unsafe {
             let address = if address.is_null() { Address::random() } else { options::address(address)? };
             let table = options::table(tensors, tensor_count)?;
-            let default = slackline_publisher_options::default();
-            let options = if options.is_null() { &default } else { sized(options, "options")? };
-            (address, table, options.translate())
+            let options = sized_or_default(options, "options")?;
+            (address, table, options)
         };
-        let publisher = Publisher::new(fabric()?, &address, table, options)?;
+        // SAFETY: the contract.
+        let secret = unsafe { options::secret(options.secret, options.secret_file)? };
+        let fabric = fabric(secret, std::slice::from_ref(&address))?;
+        let publisher = Publisher::new(fabric, &address, table, options.translate())?;
         let address = CString::new(publisher.address().to_string()).unwrap_or_default();
         place.set(give(Publishing { publisher, address }));
         Ok(())
@@ -112,6 +118,52 @@ pub unsafe extern "C" fn slackline_publisher_publish(
     })
 }
 
+/// Lends the memory of the next version, `len` bytes, the whole table, to be written in place and then published by
+/// `slackline_publisher_commit`: nothing is copied. It holds some old version. Until the commit readers see the version
+/// before, and `slackline_publisher_progress` may be called. Called again, it lends the same memory, with what was
+/// written there. Waits only if readers pin all other frames, as `slackline_publisher_publish` does. Valid until the
+/// next commit, publish or destroy of this publisher.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_begin(
+    publisher: *mut slackline_publisher,
+    timeout_ms: u64,
+    bytes: *mut *mut c_void,
+    len: *mut usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (place, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
+        let timeout = Duration::from_millis(timeout_ms);
+        let begin = |publishing: &mut Publishing| {
+            let memory = publishing.publisher.publish_begin(timeout)?;
+            Ok((memory.as_ptr().cast(), memory.len()))
+        };
+        // SAFETY: the contract.
+        let (pointer, count) = unsafe { with(publisher, begin)? };
+        place.set(pointer);
+        len.set(count);
+        Ok(())
+    })
+}
+
+/// Publishes what `slackline_publisher_begin` lent as the next version, whose number `version`, unless NULL, becomes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_commit(
+    publisher: *mut slackline_publisher,
+    version: *mut u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::wanted(version, "version")? };
+        // SAFETY: the contract.
+        let version = unsafe { with(publisher, |publishing| Ok(publishing.publisher.publish_commit()?))? };
+        if let Some(place) = place {
+            place.set(version.0);
+        }
+        Ok(())
+    })
+}
+
 /// Takes readers in and notices who is gone, without waiting. `progressed`, unless NULL, becomes 1 if anything
 /// happened and 0 if not.
 #[unsafe(no_mangle)]
@@ -131,7 +183,7 @@ pub unsafe extern "C" fn slackline_publisher_progress(
     })
 }
 
-/// Tells what there is to say now. `status->size` must be set.
+/// Writes the present state to `status`. `status->size` must be set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_get_status(
     publisher: *const slackline_publisher,
@@ -139,7 +191,7 @@ pub unsafe extern "C" fn slackline_publisher_get_status(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { sized_out(status, "status")? };
+        let place = unsafe { SizedOut::new(status, "status")? };
         let ask = |publishing: &mut Publishing| {
             let publisher = &publishing.publisher;
             Ok(slackline_publisher_status {
@@ -155,7 +207,7 @@ pub unsafe extern "C" fn slackline_publisher_get_status(
     })
 }
 
-/// Ends the publisher; its readers are told. NULL is nothing.
+/// Ends the publisher; its readers are told. NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_destroy(publisher: *mut slackline_publisher) {
     // SAFETY: the contract.

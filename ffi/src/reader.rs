@@ -5,22 +5,48 @@ use std::time::Duration;
 
 use slackline::clock::Version;
 use slackline::node::{Fresh, Reader};
+use slackline::param::Pulled;
+use slackline::scheme::Bound;
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
-use crate::handle::{Handle, Opaque, Out, call, destroy, give, sized, sized_out, with};
-use crate::options::{self, slackline_fresh, slackline_reader_options};
+use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice_mut, with};
+use crate::options::{self, slackline_fresh, slackline_reader_options, slackline_tensor};
+use crate::sized::{SizedOut, sized_or_default};
+use crate::table::Tensors;
 
 /// Reads versions of one publisher's table, or of one server's shard. A thread of its own tells the owner that it
 /// lives.
-pub struct slackline_reader(Handle<Reader<Fabric>>);
+///
+/// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+/// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+pub struct slackline_reader(Handle<Reading>);
+
+/// A reader, and its owner's table as C reads it.
+pub(crate) struct Reading {
+    reader: Reader<Fabric>,
+    tensors: Tensors,
+}
+
+impl Reading {
+    /// The reader, for a call that would overwrite or release what is pinned.
+    fn unpinned(&mut self) -> Result<&mut Reader<Fabric>, Failure> {
+        match self.reader.held() {
+            None => Ok(&mut self.reader),
+            Some(_) => Err(Failure::new(
+                slackline_status::OutOfTurn,
+                "cannot read now: a version is pinned; call slackline_reader_unpin first",
+            )),
+        }
+    }
+}
 
 impl Opaque for slackline_reader {
-    type Value = Reader<Fabric>;
-    fn wrap(handle: Handle<Reader<Fabric>>) -> Self {
+    type Value = Reading;
+    fn wrap(handle: Handle<Reading>) -> Self {
         slackline_reader(handle)
     }
-    fn handle(&self) -> &Handle<Reader<Fabric>> {
+    fn handle(&self) -> &Handle<Reading> {
         &self.0
     }
 }
@@ -32,13 +58,13 @@ pub unsafe extern "C" fn slackline_reader_options_init(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        unsafe { sized_out(options, "options")? }.set(slackline_reader_options::default());
+        unsafe { SizedOut::new(options, "options")? }.set(slackline_reader_options::default());
         Ok(())
     })
 }
 
-/// Connects to a publisher or a server, which must be there already. `options` may be NULL. The reader is the
-/// caller's, to be destroyed; on failure it is NULL.
+/// Connects to a publisher or a server, waiting for one as `slackline_worker_connect` does. `options` may be NULL. The
+/// reader is the caller's, to be destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_connect(
     address: *const c_char,
@@ -52,11 +78,16 @@ pub unsafe extern "C" fn slackline_reader_connect(
         place.set(std::ptr::null_mut());
         // SAFETY: the contract.
         let (address, options) = unsafe {
-            let default = slackline_reader_options::default();
-            let options = if options.is_null() { &default } else { sized(options, "options")? };
-            (options::address(address)?, options.translate())
+            let options = sized_or_default(options, "options")?;
+            (options::address(address)?, options)
         };
-        place.set(give(Reader::connect(fabric()?, &address, options, Duration::from_millis(timeout_ms))?));
+        // SAFETY: the contract.
+        let secret = unsafe { options::secret(options.secret, options.secret_file)? };
+        let fabric = fabric(secret, std::slice::from_ref(&address))?;
+        let timeout = Duration::from_millis(timeout_ms);
+        let reader = Reader::connect(fabric, &address, options.translate(), timeout)?;
+        let tensors = Tensors::of(reader.table())?;
+        place.set(give(Reading { reader, tensors }));
         Ok(())
     })
 }
@@ -98,9 +129,9 @@ unsafe fn refresh(
     operation: impl FnOnce(&mut Reader<Fabric>) -> Result<Fresh, Failure>,
 ) -> Result<(), Failure> {
     // SAFETY: the contract.
-    let place = if fresh.is_null() { None } else { Some(unsafe { sized_out(fresh, "fresh")? }) };
+    let place = unsafe { SizedOut::wanted(fresh, "fresh")? };
     // SAFETY: the contract.
-    let fresh = unsafe { with(reader, operation)? };
+    let fresh = unsafe { with(reader, |reading| operation(reading.unpinned()?))? };
     if let Some(place) = place {
         place.set(slackline_fresh {
             size: size_of::<slackline_fresh>(),
@@ -124,8 +155,8 @@ pub unsafe extern "C" fn slackline_reader_bytes(
     call(|| {
         // SAFETY: the contract.
         let (place, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
-        let lend = |reader: &mut Reader<Fabric>| {
-            let bytes = reader.bytes()?;
+        let lend = |reading: &mut Reading| {
+            let bytes = reading.reader.bytes()?;
             Ok((bytes.as_ptr().cast(), bytes.len()))
         };
         // SAFETY: the contract.
@@ -136,7 +167,149 @@ pub unsafe extern "C" fn slackline_reader_bytes(
     })
 }
 
-/// Leaves. NULL is nothing.
+/// Copies a version that is at most `max_staleness` versions behind the newest to `bytes`, memory of the caller's of
+/// exactly `len` bytes: one copy over shared memory, two over TCP and RDMA. `fresh`, unless NULL, is told what it is;
+/// `fresh->size` must be set. After a failure `bytes` may hold anything.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_pull(
+    reader: *mut slackline_reader,
+    bytes: *mut c_void,
+    len: usize,
+    max_staleness: u64,
+    timeout_ms: u64,
+    fresh: *mut slackline_fresh,
+) -> slackline_status {
+    let timeout = Duration::from_millis(timeout_ms);
+    call(|| {
+        // SAFETY: the contract.
+        let into = unsafe { slice_mut(bytes.cast::<u8>(), len, "bytes")? };
+        // SAFETY: the contract.
+        unsafe { refresh(reader, fresh, |reader| Ok(reader.pull_into(into, max_staleness, timeout)?)) }
+    })
+}
+
+/// Sets `version` to the number of the newest version. Nothing is copied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_newest(
+    reader: *mut slackline_reader,
+    timeout_ms: u64,
+    version: *mut u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(version, "version")? };
+        let timeout = Duration::from_millis(timeout_ms);
+        // SAFETY: the contract.
+        place.set(unsafe { with(reader, |reading| Ok(reading.reader.newest(timeout)?))? }.0);
+        Ok(())
+    })
+}
+
+/// Pins the newest version in the owner's own memory, once it is `version` or a newer one, and lends it, `len` bytes:
+/// nothing is copied, and the owner writes other frames meanwhile. Only over shared memory; elsewhere it is
+/// `SLACKLINE_STATUS_UNSUPPORTED`. `fresh`, unless NULL, is told what it is; `fresh->size` must be set. Valid, and to
+/// be read only, until `slackline_reader_unpin` or destroy; until then refresh, pull and pin are out of turn.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_pin(
+    reader: *mut slackline_reader,
+    version: u64,
+    timeout_ms: u64,
+    bytes: *mut *const c_void,
+    len: *mut usize,
+    fresh: *mut slackline_fresh,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (place, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
+        let timeout = Duration::from_millis(timeout_ms);
+        let pin = |reader: &mut Reader<Fabric>| {
+            let Pulled { version, behind, epoch, retries, .. } =
+                reader.hold(Bound::version(Version(version)), timeout)?;
+            let memory =
+                reader.held().ok_or_else(|| Failure::new(slackline_status::Internal, "no frame is held"))?;
+            place.set(memory.as_ptr().cast_const().cast());
+            len.set(memory.len());
+            Ok(Fresh { version, behind, epoch, retries, copied: false })
+        };
+        // SAFETY: the contract.
+        unsafe { refresh(reader, fresh, pin) }
+    })
+}
+
+/// Sets `intact` to 1 if all that was read so far of the memory that `slackline_reader_pin` lent was that version, and
+/// to 0 if not. It always was, unless this process was stopped for longer than its lease and the owner took it for
+/// dead: ask after the last byte was read, before anything is made of it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_is_intact(
+    reader: *const slackline_reader,
+    intact: *mut u32,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(intact, "intact")? };
+        // SAFETY: the contract.
+        place.set(unsafe { with(reader, |reading| Ok(reading.reader.is_intact()))? }.into());
+        Ok(())
+    })
+}
+
+/// Lets go of what `slackline_reader_pin` has pinned. Does nothing if nothing is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_unpin(reader: *mut slackline_reader) -> slackline_status {
+    call(|| {
+        let unpin = |reading: &mut Reading| {
+            reading.reader.release();
+            Ok(())
+        };
+        // SAFETY: the contract.
+        unsafe { with(reader, unpin) }
+    })
+}
+
+/// Lends the table of the owner, `count` tensors with their names and shapes. Valid, and unchanging, until this reader
+/// is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_table(
+    reader: *const slackline_reader,
+    tensors: *mut *const slackline_tensor,
+    count: *mut usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (place, count) = unsafe { (Out::new(tensors, "tensors")?, Out::new(count, "count")?) };
+        // The array is memory of its own behind the reader: other calls that borrow the reader do not touch it.
+        let lend = |reading: &mut Reading| {
+            let tensors = reading.tensors.as_slice();
+            Ok((tensors.as_ptr(), tensors.len()))
+        };
+        // SAFETY: the contract.
+        let (pointer, len) = unsafe { with(reader, lend)? };
+        place.set(pointer);
+        count.set(len);
+        Ok(())
+    })
+}
+
+/// Sets `begin` and `end` to the bytes of the table's flat space that this reader reads: all of a publisher's table, or
+/// a server's shard.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_range(
+    reader: *const slackline_reader,
+    begin: *mut u64,
+    end: *mut u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (begin, end) = unsafe { (Out::new(begin, "begin")?, Out::new(end, "end")?) };
+        // SAFETY: the contract.
+        let range = unsafe { with(reader, |reading| Ok(reading.reader.range()))? };
+        begin.set(range.start);
+        end.set(range.end);
+        Ok(())
+    })
+}
+
+/// Disconnects the reader and frees it. NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_destroy(reader: *mut slackline_reader) {
     // SAFETY: the contract.

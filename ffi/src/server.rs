@@ -8,18 +8,31 @@ use slackline::transport::Address;
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
-use crate::handle::{Handle, Opaque, Out, call, copy_out, destroy, give, sized, sized_out, slice, with};
-use crate::options::{self, slackline_server_options, slackline_server_status, slackline_tensor};
+use crate::handle::{Handle, Opaque, Out, call, copy_out, destroy, give, slice, with};
+use crate::options::{
+    self, SLACKLINE_NO_VERSION, slackline_server_options, slackline_server_status, slackline_tensor,
+};
+use crate::sized::{SizedOut, sized};
 
 /// Holds one shard of the parameters and folds workers' gradients into it. It has no thread that looks after peers: it
 /// works while `slackline_server_progress` or `slackline_server_serve` is called, which must be far more often than
 /// the lease.
+///
+/// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+/// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
 pub struct slackline_server(Handle<Serving>);
 
 /// A server and its address as C reads it.
 pub(crate) struct Serving {
-    server: Server<Fabric>,
+    pub(crate) server: Server<Fabric>,
     address: CString,
+}
+
+impl Serving {
+    pub(crate) fn new(server: Server<Fabric>) -> Serving {
+        let address = CString::new(server.address().to_string()).unwrap_or_default();
+        Serving { server, address }
+    }
 }
 
 impl Opaque for slackline_server {
@@ -39,17 +52,17 @@ pub unsafe extern "C" fn slackline_server_options_init(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        unsafe { sized_out(options, "options")? }.set(slackline_server_options::default());
+        unsafe { SizedOut::new(options, "options")? }.set(slackline_server_options::default());
         Ok(())
     })
 }
 
-/// Begins to serve a shard of a table at `address`: "@NAME", a name that vanishes with the process, the path of a
-/// socket file, with a "/" in it, "IP:PORT" (port 0 takes a free one), or several of these with commas between. NULL
-/// picks a name; `slackline_server_address` tells it.
+/// Begins to serve a shard of a table at `address`, of any form that the head of this file lists; NULL picks a name,
+/// and `slackline_server_address` tells it.
 ///
-/// All tensors must be f32. `initial` holds the shard's own `initial_len` values as version 0 and is copied. The
-/// server is the caller's, to be destroyed; on failure it is NULL.
+/// All tensors must be f32. `initial` holds the shard's own `initial_len` values as version 0 and is copied; it is not
+/// looked at where the server goes on from a checkpoint (`resume` in the options). The server is the caller's, to be
+/// destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_server_create(
     address: *const c_char,
@@ -69,11 +82,17 @@ pub unsafe extern "C" fn slackline_server_create(
             let address = if address.is_null() { Address::random() } else { options::address(address)? };
             let table = options::table(tensors, tensor_count)?;
             let initial = slice(initial, initial_len, "the array of initial values")?;
-            (address, table, initial, sized(options, "options")?.translate()?)
+            (address, table, initial, sized(options, "options")?)
         };
-        let server = Server::new(fabric()?, &address, table, initial, options)?;
-        let address = CString::new(server.address().to_string()).unwrap_or_default();
-        place.set(give(Serving { server, address }));
+        // SAFETY: the contract.
+        let (secret, translated) =
+            unsafe { (options::secret(options.secret, options.secret_file)?, options.translate()?) };
+        let fabric = fabric(secret, std::slice::from_ref(&address))?;
+        let server = match options.resume(&translated)? {
+            Some(checkpoint) => Server::resume(fabric, &address, table, checkpoint, translated)?,
+            None => Server::new(fabric, &address, table, initial, translated)?,
+        };
+        place.set(give(Serving::new(server)));
         Ok(())
     })
 }
@@ -141,7 +160,7 @@ pub unsafe extern "C" fn slackline_server_serve(
     })
 }
 
-/// Tells what there is to say now. `status->size` must be set.
+/// Writes the present state to `status`. `status->size` must be set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_server_get_status(
     server: *const slackline_server,
@@ -149,7 +168,7 @@ pub unsafe extern "C" fn slackline_server_get_status(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { sized_out(status, "status")? };
+        let place = unsafe { SizedOut::new(status, "status")? };
         // SAFETY: the contract.
         let status = unsafe { with(server, |serving| Ok(serving.server.status()))? };
         place.set(slackline_server_status {
@@ -164,6 +183,11 @@ pub unsafe extern "C" fn slackline_server_get_status(
             folded: status.folded,
             dropped: status.dropped,
             loss: status.loss.unwrap_or(f64::NAN),
+            voided: status.voided,
+            non_finite: status.non_finite,
+            checkpointed: status.checkpointed.map_or(SLACKLINE_NO_VERSION, |version| version.0),
+            checkpoints_failed: status.checkpoints_failed,
+            interrupts: status.interrupts,
         });
         Ok(())
     })
@@ -198,7 +222,28 @@ pub unsafe extern "C" fn slackline_server_parameters(
     })
 }
 
-/// Ends the server; its peers are told. NULL is nothing.
+/// Writes a checkpoint and serves until the version that is the newest now, or a later one, is safely on the disk: the
+/// last thing before a clean end. `version`, unless NULL, is told which one. Needs `checkpoint_folder` in the options.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_server_checkpoint(
+    server: *mut slackline_server,
+    timeout_ms: u64,
+    version: *mut u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::wanted(version, "version")? };
+        let timeout = Duration::from_millis(timeout_ms);
+        // SAFETY: the contract.
+        let written = unsafe { with(server, |serving| Ok(serving.server.finish_checkpoint(timeout)?))? };
+        if let Some(place) = place {
+            place.set(written.0);
+        }
+        Ok(())
+    })
+}
+
+/// Ends the server; its peers are told. NULL does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_server_destroy(server: *mut slackline_server) {
     // SAFETY: the contract.

@@ -1,4 +1,4 @@
-//! The C program in `smoke.c`, against the static and the shared library.
+//! The C programs beside this file, against the static and the shared library.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,15 +12,24 @@ fn library(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is not in {}", deps.display())).clone()
 }
 
-/// Compiles `smoke.c` with `link`, runs it, and shows all it says if it fails.
-fn build_and_run(name: &str, link: &[&str], library_path: Option<&Path>) {
+/// The programs; `check.h` is what they share.
+const PROGRAMS: [&str; 3] = ["smoke", "ages", "nodes"];
+
+/// Compiles all programs with `link`, runs them, and shows all that one says if it fails.
+fn build_and_run(kind: &str, link: &[&str], library_path: Option<&Path>) {
+    for source in PROGRAMS {
+        build_and_run_one(source, kind, link, library_path);
+    }
+}
+
+fn build_and_run_one(source: &str, kind: &str, link: &[&str], library_path: Option<&Path>) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{source}-{kind}"));
     let mut compiler = Command::new("cc");
     compiler
         .args(["-std=gnu99", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I"])
         .arg(package.join("include"))
-        .arg(package.join("tests/smoke.c"))
+        .arg(package.join(format!("tests/{source}.c")))
         .args(link)
         .arg("-o")
         .arg(&program);
@@ -47,11 +56,17 @@ fn a_c_program_runs_against_the_static_library() {
     let library = library("libslackline_ffi.a");
     // What `rustc --print native-static-libs` names, beside libc.
     let link = [library.to_str().unwrap(), "-lpthread", "-ldl", "-lm", "-lgcc_s"];
-    build_and_run("smoke-static", &link, None);
+    build_and_run("static", &link, None);
 }
 
 #[test]
 fn a_c_program_runs_against_the_shared_library() {
     let library = library("libslackline_ffi.so");
-    build_and_run("smoke-shared", &[library.to_str().unwrap(), "-lm"], library.parent());
+    // The loader asks for the name that the library is installed under.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
+    std::fs::create_dir_all(&folder).unwrap();
+    let installed = folder.join(concat!("libslackline.so.", env!("CARGO_PKG_VERSION_MAJOR")));
+    let _ = std::fs::remove_file(&installed);
+    std::os::unix::fs::symlink(&library, &installed).unwrap();
+    build_and_run("shared", &[installed.to_str().unwrap(), "-lpthread", "-lm"], Some(&folder));
 }

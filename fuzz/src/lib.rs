@@ -11,9 +11,10 @@ use slackline::fuzzing::Target;
 /// Inputs of a decoder are at most so long.
 pub const INPUT_BYTES_MAX: usize = 4096;
 
-/// All decoders: the library's, and the command line's.
+/// All decoders: the library's, the lab's and the command line's.
 pub fn targets() -> impl Iterator<Item = &'static Target> {
-    slackline::fuzzing::TARGETS.iter().chain(slackline_cli::fuzzing::TARGETS)
+    let library = slackline::fuzzing::TARGETS.iter();
+    library.chain(slackline_lab::fuzzing::TARGETS).chain(slackline_cli::fuzzing::TARGETS)
 }
 
 static SAMPLES: LazyLock<HashMap<&str, Vec<Vec<u8>>>> =

@@ -160,6 +160,14 @@ impl Greeting {
         self.transcript.extend(message);
     }
 
+    /// Messages of the other side that were right so far.
+    pub(super) fn taken(&self) -> u8 {
+        match self.stage {
+            Stage::Hailed | Stage::Waiting => 0,
+            Stage::Proved | Stage::Dared => 1,
+        }
+    }
+
     fn mac(&self, label: &[u8]) -> Hmac<Sha256> {
         keyed(&self.key).chain_update(label).chain_update(&self.transcript)
     }

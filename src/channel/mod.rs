@@ -5,7 +5,8 @@
 //! be replayed, nor be sent back to its author. From then on every message carries an HMAC under a key that only this
 //! conversation has, so that what was damaged, cut, repeated or moved is noticed. Nothing is encrypted.
 //!
-//! Without a secret both ends must be loopback addresses: whoever is on the host is let in, nobody else.
+//! Without a secret both ends must be loopback addresses: every process of the host is let in, and no other one. No
+//! listener listens beyond loopback then.
 //!
 //! All that a stranger can make this side hold is one message of 64 bytes; how long it may take, and how many strangers
 //! may be under way, is for the listener to bound.
@@ -50,6 +51,8 @@ mod stream;
 
 #[cfg(test)]
 mod tests;
+
+use std::net::SocketAddr;
 
 pub use error::ChannelError;
 pub use secret::{Secret, SecretError};
@@ -99,5 +102,11 @@ impl Terms {
     /// No secret, no identity, and messages of at most 1 MiB.
     pub fn new(purpose: Purpose) -> Terms {
         Terms { secret: None, purpose, identity: Identity::default(), limit: 1 << 20 }
+    }
+
+    /// True if these terms allow to listen or to talk at an address: with a secret at any, without one at loopback
+    /// addresses only.
+    pub(crate) fn allow(&self, address: SocketAddr) -> bool {
+        self.secret.is_some() || address.ip().to_canonical().is_loopback()
     }
 }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-/// Shorter ones can be tried out.
+/// Shorter ones can be tried out, even random ones. Longer ones that a person chose may be, too: the key is one SHA-256
+/// of the text, and a recorded greeting is enough to try secrets against.
 const BYTES_MIN: usize = 16;
 const BYTES_MAX: usize = 4096;
 
@@ -48,12 +49,23 @@ pub enum SecretError {
         owner: u32,
     },
     /// Too short, too long or no text.
-    #[error("the secret from {origin} has {bytes} bytes; use {BYTES_MIN} to {BYTES_MAX} bytes of text")]
+    #[error(
+        "the secret from {origin} has {bytes} bytes; use {BYTES_MIN} to {BYTES_MAX} bytes of text, and random ones \
+         (head -c 32 /dev/urandom | base64): a chosen phrase can be tried out by a process that records a connection"
+    )]
     Unusable {
         /// Where it came from.
         origin: String,
         /// Its length.
         bytes: usize,
+    },
+    /// An environment variable that holds something else than text.
+    #[error(
+        "the secret in {variable} is no UTF-8 text; use text, or name a file of mode 600 in SLACKLINE_SECRET_FILE"
+    )]
+    NotText {
+        /// The variable.
+        variable: &'static str,
     },
     /// No random numbers are to be had.
     #[error("cannot make a secret: the system gives no random numbers: {0}")]
@@ -61,8 +73,8 @@ pub enum SecretError {
 }
 
 impl Secret {
-    /// From text that is hard to guess, 16 to 4096 bytes; blanks around it do not count. `origin` says where it came
-    /// from if it cannot be used.
+    /// From text that is hard to guess, best from [`random`](Self::random), 16 to 4096 bytes; blanks around it do not
+    /// count. `origin` says where it came from if it cannot be used.
     pub fn from_text(text: &str, origin: &str) -> Result<Secret, SecretError> {
         let text = text.trim();
         if !(BYTES_MIN..=BYTES_MAX).contains(&text.len()) {
@@ -90,10 +102,13 @@ impl Secret {
     /// From the environment: the file that `SLACKLINE_SECRET_FILE` names, or the text in `SLACKLINE_SECRET`; none where
     /// neither is set.
     pub fn from_environment() -> Result<Option<Secret>, SecretError> {
-        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (variable("SLACKLINE_SECRET_FILE"), variable("SLACKLINE_SECRET")) {
             (Some(file), _) => Secret::from_file(Path::new(&file)).map(Some),
-            (None, Some(text)) => Secret::from_text(&text, "SLACKLINE_SECRET").map(Some),
+            (None, Some(text)) => {
+                let text = text.to_str().ok_or(SecretError::NotText { variable: "SLACKLINE_SECRET" })?;
+                Secret::from_text(text, "SLACKLINE_SECRET").map(Some)
+            }
             (None, None) => Ok(None),
         }
     }
@@ -142,6 +157,8 @@ mod tests {
                 matches!(Secret::from_text(text, "a test"), Err(SecretError::Unusable { .. })),
                 "{text:?}"
             );
+            let error = Secret::from_text(text, "a test").unwrap_err().to_string();
+            assert!(error.contains("/dev/urandom"), "{error}");
         }
         assert!(Secret::from_text(&"x".repeat(5000), "a test").is_err());
     }

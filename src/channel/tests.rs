@@ -274,3 +274,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_listener_whose_queue_is_full_is_dialled_again_before_the_system_does() {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+    socket.listen(0).unwrap();
+    let listener = TcpListener::from(socket);
+    let address = listener.local_addr().unwrap();
+    let _full = TcpStream::connect(address).unwrap();
+    let mut client = Channel::connect(address, &terms(None)).unwrap();
+    let first = client.local_address().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while client.local_address().unwrap() == first {
+        assert_eq!(client.poll().unwrap(), None);
+        assert!(Instant::now() < deadline, "it waits for the system");
+    }
+    drop(listener.accept().unwrap());
+    let mut server = Channel::accept(listener.accept().unwrap().0, &terms(None)).unwrap();
+    while !client.is_open() {
+        client.poll().unwrap();
+        server.poll().unwrap();
+        assert!(Instant::now() < deadline, "no greeting");
+    }
+}

@@ -108,8 +108,11 @@ impl Fold<'_> {
     /// assert_eq!(f32::from_le_bytes(parameter), 0.5);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn run(&self) -> Result<(), FoldError> {
-        self.run_on::<false>(lanes::Level::best()).map(|_| ())
+    ///
+    /// True if all new parameters are finite: a NaN or an infinity in a gradient makes one in them. To find that out
+    /// costs no pass over memory.
+    pub fn run(&self) -> Result<bool, FoldError> {
+        self.run_on::<false>(lanes::Level::best()).map(|found| found.finite)
     }
 
     /// As [`run`](Self::run), with the same results, and measures what it sums in the same pass over memory.
@@ -117,11 +120,11 @@ impl Fold<'_> {
     /// Squares are f32, added up within a relative error of 10^-6; an element of more than 10^19 makes them infinite,
     /// one of less than 10^-19 counts as nothing. The same fold on the same processor measures the same, wherever its
     /// memory lies.
-    pub fn run_measured(&self) -> Result<Moments, FoldError> {
-        self.run_on::<true>(lanes::Level::best())
+    pub fn run_measured(&self) -> Result<(Moments, bool), FoldError> {
+        self.run_on::<true>(lanes::Level::best()).map(|found| (found.moments, found.finite))
     }
 
-    fn run_on<const MEASURE: bool>(&self, level: lanes::Level) -> Result<Moments, FoldError> {
+    fn run_on<const MEASURE: bool>(&self, level: lanes::Level) -> Result<sweep::Found, FoldError> {
         check::check(self)?;
         // SAFETY: checked just above: every range is as long as the fold needs, the destinations are writable and
         // overlap nothing; `VolatileSlice` vouches for the memory behind them while `self` borrows it.

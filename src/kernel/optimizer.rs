@@ -28,6 +28,18 @@ pub enum Optimizer {
     AdamW(AdamParameters),
 }
 
+impl Optimizer {
+    /// Its name in lower case, without its constants.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Optimizer::Sgd { .. } => "sgd",
+            Optimizer::Momentum { .. } => "momentum",
+            Optimizer::Adam(_) => "adam",
+            Optimizer::AdamW(_) => "adamw",
+        }
+    }
+}
+
 /// Constants of Adam and AdamW.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamParameters {

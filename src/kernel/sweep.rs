@@ -15,11 +15,20 @@ use crate::table::ElementType;
 /// reading: a triad writes a third of its bytes, which streaming stores do beside the reads, an SGD fold a sixth, and
 /// both read 15 to 16 GB/s per core. The more gradients, the nearer to reading alone: 0.78 for eight, 0.74 for
 /// sixteen. Tried and slower: 1 to 4 KiB of each stream in turn (0.82 to 0.65), a non-temporal prefetch (0.28).
+#[cfg(target_arch = "x86_64")]
 const UNROLL: usize = 8;
 
 /// How many elements ahead of the loads lines are asked for: the processor's own prefetchers stop at page ends and
 /// follow this many streams too timidly. 512 and 1024 are much the same, 4096 costs 0.05.
 const AHEAD: usize = 256;
+
+/// What a fold has learnt of its numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) moments: Moments,
+    /// All new parameters are finite.
+    pub(super) finite: bool,
+}
 
 /// Where a fold reads and writes.
 #[derive(Clone, Copy)]
@@ -35,22 +44,22 @@ struct Work<'a> {
 /// # Safety
 ///
 /// [`check`](super::check::check) must have passed, and the processor must have the vectors of `level`.
-pub(super) unsafe fn fold<const MEASURE: bool>(fold: &Fold<'_>, level: Level) -> Moments {
-    let mut moments = Moments::default();
+pub(super) unsafe fn fold<const MEASURE: bool>(fold: &Fold<'_>, level: Level) -> Found {
+    let mut found = Found { moments: Moments::default(), finite: true };
     if MEASURE {
-        moments = Moments::of(fold.gradients.iter().map(|gradient| gradient.weight));
+        found.moments = Moments::of(fold.gradients.iter().map(|gradient| gradient.weight));
     }
     // SAFETY: the caller's promise.
     unsafe {
         match level {
-            Level::Scalar => by_encoding::<Scalar, MEASURE>(fold, &mut moments),
+            Level::Scalar => by_encoding::<Scalar, MEASURE>(fold, &mut found),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => by_encoding::<x86::Avx2, MEASURE>(fold, &mut moments),
+            Level::Avx2 => by_encoding::<x86::Avx2, MEASURE>(fold, &mut found),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => by_encoding::<x86::Avx512, MEASURE>(fold, &mut moments),
+            Level::Avx512 => by_encoding::<x86::Avx512, MEASURE>(fold, &mut found),
         }
     }
-    moments
+    found
 }
 
 /// How gradients are encoded.
@@ -89,7 +98,7 @@ trait Path {
         work: &Work<'_>,
         rule: R,
         range: Range<usize>,
-        moments: &mut Moments,
+        found: &mut Found,
     );
 }
 
@@ -100,10 +109,10 @@ impl Path for Scalar {
         work: &Work<'_>,
         rule: R,
         range: Range<usize>,
-        moments: &mut Moments,
+        found: &mut Found,
     ) {
         // SAFETY: the caller's promise; every processor has f32.
-        unsafe { turns::<f32, E, R, 0, 1, MEASURE>(work, rule, range, moments) }
+        unsafe { turns::<f32, E, R, 0, 1, MEASURE>(work, rule, range, found) }
     }
 }
 
@@ -120,20 +129,20 @@ mod x86 {
             work: &Work<'_>,
             rule: R,
             range: Range<usize>,
-            moments: &mut Moments,
+            found: &mut Found,
         ) {
-            #[target_feature(enable = "avx2,f16c")]
+            #[target_feature(enable = "avx2,f16c,fma")]
             unsafe fn with<E: Element, R: Rule, const K: usize, const MEASURE: bool>(
                 work: &Work<'_>,
                 rule: R,
                 range: Range<usize>,
-                moments: &mut Moments,
+                found: &mut Found,
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { by_states::<__m256, E, R, K, MEASURE>(work, rule, range, moments) }
+                unsafe { by_states::<__m256, E, R, K, MEASURE>(work, rule, range, found) }
             }
-            // SAFETY: the caller's promise; this path is taken only where the processor has both features.
-            unsafe { with::<E, R, K, MEASURE>(work, rule, range, moments) }
+            // SAFETY: the caller's promise; this path is taken only where the processor has the features.
+            unsafe { with::<E, R, K, MEASURE>(work, rule, range, found) }
         }
     }
 
@@ -144,55 +153,55 @@ mod x86 {
             work: &Work<'_>,
             rule: R,
             range: Range<usize>,
-            moments: &mut Moments,
+            found: &mut Found,
         ) {
             #[target_feature(enable = "avx512f")]
             unsafe fn with<E: Element, R: Rule, const K: usize, const MEASURE: bool>(
                 work: &Work<'_>,
                 rule: R,
                 range: Range<usize>,
-                moments: &mut Moments,
+                found: &mut Found,
             ) {
                 // SAFETY: the caller's promise.
-                unsafe { by_states::<__m512, E, R, K, MEASURE>(work, rule, range, moments) }
+                unsafe { by_states::<__m512, E, R, K, MEASURE>(work, rule, range, found) }
             }
             // SAFETY: the caller's promise; this path is taken only where the processor has the feature.
-            unsafe { with::<E, R, K, MEASURE>(work, rule, range, moments) }
+            unsafe { with::<E, R, K, MEASURE>(work, rule, range, found) }
         }
     }
 }
 
 /// # Safety
 /// As for [`fold`].
-unsafe fn by_encoding<P: Path, const MEASURE: bool>(fold: &Fold<'_>, moments: &mut Moments) {
+unsafe fn by_encoding<P: Path, const MEASURE: bool>(fold: &Fold<'_>, found: &mut Found) {
     // SAFETY: the caller's promise.
     unsafe {
         match fold.encoding {
-            ElementType::F32 => by_optimizer::<P, F32, MEASURE>(fold, moments),
-            ElementType::Bf16 => by_optimizer::<P, Bf16, MEASURE>(fold, moments),
-            ElementType::F16 => by_optimizer::<P, F16, MEASURE>(fold, moments),
+            ElementType::F32 => by_optimizer::<P, F32, MEASURE>(fold, found),
+            ElementType::Bf16 => by_optimizer::<P, Bf16, MEASURE>(fold, found),
+            ElementType::F16 => by_optimizer::<P, F16, MEASURE>(fold, found),
         }
     }
 }
 
 /// # Safety
 /// As for [`fold`].
-unsafe fn by_optimizer<P: Path, E: Element, const MEASURE: bool>(fold: &Fold<'_>, moments: &mut Moments) {
+unsafe fn by_optimizer<P: Path, E: Element, const MEASURE: bool>(fold: &Fold<'_>, found: &mut Found) {
     let rate = fold.learning_rate;
     // SAFETY: the caller's promise; each rule has as many states as its optimiser.
     unsafe {
         match fold.optimizer {
             Optimizer::Sgd { weight_decay: decay } => {
-                by_count::<P, E, _, MEASURE>(fold, Sgd { rate, decay }, moments)
+                by_count::<P, E, _, MEASURE>(fold, Sgd { rate, decay }, found)
             }
             Optimizer::Momentum { momentum, weight_decay: decay } => {
-                by_count::<P, E, _, MEASURE>(fold, Momentum { rate, momentum, decay }, moments)
+                by_count::<P, E, _, MEASURE>(fold, Momentum { rate, momentum, decay }, found)
             }
             Optimizer::Adam(adam) => {
-                by_count::<P, E, _, MEASURE>(fold, Adam::<false>::new(adam, rate, fold.step), moments)
+                by_count::<P, E, _, MEASURE>(fold, Adam::<false>::new(adam, rate, fold.step), found)
             }
             Optimizer::AdamW(adam) => {
-                by_count::<P, E, _, MEASURE>(fold, Adam::<true>::new(adam, rate, fold.step), moments)
+                by_count::<P, E, _, MEASURE>(fold, Adam::<true>::new(adam, rate, fold.step), found)
             }
         }
     }
@@ -203,17 +212,17 @@ unsafe fn by_optimizer<P: Path, E: Element, const MEASURE: bool>(fold: &Fold<'_>
 unsafe fn by_count<P: Path, E: Element, R: Rule, const MEASURE: bool>(
     fold: &Fold<'_>,
     rule: R,
-    moments: &mut Moments,
+    found: &mut Found,
 ) {
     // SAFETY: the caller's promise; K is the number of gradients, or 0 where that is read at run time. Where the fold
     // measures, a loop for each count would be 3 % faster and take twice the code.
     unsafe {
         match fold.gradients.len() {
-            1 if !MEASURE => split::<P, E, R, 1, MEASURE>(fold, rule, moments),
-            2 if !MEASURE => split::<P, E, R, 2, MEASURE>(fold, rule, moments),
-            3 if !MEASURE => split::<P, E, R, 3, MEASURE>(fold, rule, moments),
-            4 if !MEASURE => split::<P, E, R, 4, MEASURE>(fold, rule, moments),
-            _ => split::<P, E, R, 0, MEASURE>(fold, rule, moments),
+            1 if !MEASURE => split::<P, E, R, 1, MEASURE>(fold, rule, found),
+            2 if !MEASURE => split::<P, E, R, 2, MEASURE>(fold, rule, found),
+            3 if !MEASURE => split::<P, E, R, 3, MEASURE>(fold, rule, found),
+            4 if !MEASURE => split::<P, E, R, 4, MEASURE>(fold, rule, found),
+            _ => split::<P, E, R, 0, MEASURE>(fold, rule, found),
         }
     }
 }
@@ -228,7 +237,7 @@ unsafe fn by_count<P: Path, E: Element, R: Rule, const MEASURE: bool>(
 unsafe fn split<P: Path, E: Element, R: Rule, const K: usize, const MEASURE: bool>(
     fold: &Fold<'_>,
     rule: R,
-    moments: &mut Moments,
+    found: &mut Found,
 ) {
     let count = fold.parameters.from.len() / 4;
     let mut work = Work {
@@ -251,9 +260,9 @@ unsafe fn split<P: Path, E: Element, R: Rule, const K: usize, const MEASURE: boo
     // SAFETY: the three ranges are in order and end at `count`, which all operands hold, as the caller checked; the
     // body is whole turns, and where it streams it begins at a cache line of every destination.
     unsafe {
-        turns::<f32, E, R, 0, 1, MEASURE>(&work, rule, 0..head, moments);
-        P::run::<E, R, K, MEASURE>(&work, rule, head..head + body, moments);
-        turns::<f32, E, R, 0, 1, MEASURE>(&work, rule, head + body..count, moments);
+        turns::<f32, E, R, 0, 1, MEASURE>(&work, rule, 0..head, found);
+        P::run::<E, R, K, MEASURE>(&work, rule, head..head + body, found);
+        turns::<f32, E, R, 0, 1, MEASURE>(&work, rule, head + body..count, found);
     }
     if work.stream {
         lanes::stream_end();
@@ -265,19 +274,20 @@ unsafe fn split<P: Path, E: Element, R: Rule, const K: usize, const MEASURE: boo
 /// # Safety
 ///
 /// As for [`turns`].
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn by_states<V: Lanes, E: Element, R: Rule, const K: usize, const MEASURE: bool>(
     work: &Work<'_>,
     rule: R,
     range: Range<usize>,
-    moments: &mut Moments,
+    found: &mut Found,
 ) {
     // SAFETY: the caller's promise; a range of whole turns of `UNROLL` is one of whole turns of half of it.
     unsafe {
         if R::STATES < 2 {
-            turns::<V, E, R, K, UNROLL, MEASURE>(work, rule, range, moments);
+            turns::<V, E, R, K, UNROLL, MEASURE>(work, rule, range, found);
         } else {
-            turns::<V, E, R, K, { UNROLL / 2 }, MEASURE>(work, rule, range, moments);
+            turns::<V, E, R, K, { UNROLL / 2 }, MEASURE>(work, rule, range, found);
         }
     }
 }
@@ -299,13 +309,15 @@ unsafe fn turns<V: Lanes, E: Element, R: Rule, const K: usize, const U: usize, c
     work: &Work<'_>,
     rule: R,
     range: Range<usize>,
-    moments: &mut Moments,
+    found: &mut Found,
 ) {
     let k = if K == 0 { work.gradients.len() } else { K };
     let Work { from, to, stream, .. } = *work;
     let gradients = &work.gradients[..k];
     // SAFETY: a constant; the caller has the vectors.
     let (mut of_sum, mut of_each) = unsafe { (V::wide(), V::wide()) };
+    // SAFETY: a constant; the caller has the vectors.
+    let mut zero = unsafe { V::splat(0.0) };
     let mut at = range.start;
     while at < range.end {
         // SAFETY: [1] `at + U * COUNT <= range.end`, since the range is whole turns, so each access lies inside its
@@ -351,6 +363,7 @@ unsafe fn turns<V: Lanes, E: Element, R: Rule, const K: usize, const U: usize, c
                     *state = V::load_f32(from.add(byte));
                 }
                 let parameter = rule.step(sum, V::load_f32(from[0].add(byte)), &mut states);
+                zero = parameter.add_times_zero(zero);
                 let results = [parameter, states[0], states[1]];
                 for (result, to) in results.into_iter().zip(to).take(1 + R::STATES) {
                     if stream { result.stream(to.add(byte)) } else { result.store(to.add(byte)) }
@@ -359,11 +372,13 @@ unsafe fn turns<V: Lanes, E: Element, R: Rule, const K: usize, const U: usize, c
         }
         at += U * V::COUNT;
     }
+    // SAFETY: arithmetic alone; the caller has the vectors.
+    found.finite &= unsafe { V::total(zero.widen(V::wide())) } == 0.0;
     if MEASURE {
         // SAFETY: arithmetic alone; the caller has the vectors.
         unsafe {
-            moments.sum_norm_squared += V::total(of_sum);
-            moments.each_norm_squared += V::total(of_each);
+            found.moments.sum_norm_squared += V::total(of_sum);
+            found.moments.each_norm_squared += V::total(of_each);
         }
     }
 }

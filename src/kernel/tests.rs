@@ -8,10 +8,14 @@ use super::*;
 use crate::mem::HostMemory;
 
 pub(super) fn levels() -> Vec<Level> {
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "only x86-64 has more levels"))]
     let mut levels = vec![Level::Scalar];
     #[cfg(target_arch = "x86_64")]
     {
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("fma")
+        {
             levels.push(Level::Avx2);
         }
         if is_x86_feature_detected!("avx512f") {
@@ -254,7 +258,7 @@ fn a_fold_of_nothing_is_a_step_on_a_gradient_of_zero() {
         passes.iter().take(1 + optimizer.states()).for_each(|pass| pass.to.write(&[0xAA; 400]));
         fold(&[]).run().unwrap();
         assert_eq!(results(), expected, "{optimizer:?}");
-        let moments = fold(&[]).run_measured().unwrap();
+        let (moments, _) = fold(&[]).run_measured().unwrap();
         assert_eq!(moments, Moments::default());
         assert_eq!(moments.statistics(), (None, None));
         assert_eq!(results(), expected, "{optimizer:?}");
@@ -365,5 +369,55 @@ fn a_fold_that_cannot_be_is_an_error_and_writes_nothing() {
     let mut after = [0; 4096];
     memory.as_volatile().read(&mut after);
     assert_eq!(after, [0; 4096]);
-    assert_eq!(fold.run(), Ok(()));
+    assert_eq!(fold.run(), Ok(true));
+}
+
+#[test]
+fn a_fold_tells_wherever_one_gradient_or_parameter_is_not_finite() {
+    let memory = HostMemory::anonymous(16 * 8192).unwrap();
+    let count = 300;
+    for (optimizer, encoding) in OPTIMIZERS.into_iter().flat_map(|o| ENCODINGS.map(|e| (o, e))) {
+        let mut arrays = Arrays(&memory, 0);
+        let passes =
+            [0, 1, 2].map(|_| Pass { from: arrays.next(4 * count, 0), to: arrays.next(4 * count, 0) });
+        let elements = [0, 1].map(|_| arrays.next(encoding.bytes() * count, 0));
+        let gradients = elements.map(|elements| Gradient { elements, weight: 0.5 });
+        let fold = Fold {
+            gradients: &gradients,
+            encoding,
+            optimizer,
+            learning_rate: 0.5,
+            step: 3,
+            parameters: passes[0],
+            states: &passes[1..1 + optimizer.states()],
+            streaming: false,
+        };
+        let finite = |values: [&[f32]; 3]| {
+            encode(values[0], passes[0].from, ElementType::F32);
+            encode(values[1], elements[0], encoding);
+            encode(values[2], elements[1], encoding);
+            let one = |level| {
+                let found =
+                    [fold.run_on::<false>(level), fold.run_on::<true>(level)].map(|f| f.unwrap().finite);
+                assert_eq!(found[0], found[1]);
+                found[0]
+            };
+            let found: Vec<bool> = levels().into_iter().map(one).collect();
+            assert!(found.iter().all(|finite| *finite == found[0]), "{found:?}");
+            found[0]
+        };
+        // As large as a finite number may be that is squared, added up and stepped on.
+        let good = vec![1e4; count];
+        assert!(finite([&good, &good, &good]), "{optimizer:?}");
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for (array, at) in (0..3).flat_map(|array| [0, 1, 130, 298, 299].map(|at| (array, at))) {
+                let mut values = [good.clone(), good.clone(), good.clone()];
+                values[array][at] = bad;
+                assert!(
+                    !finite([0, 1, 2].map(|index| &values[index][..])),
+                    "{optimizer:?} {bad} {array} {at}"
+                );
+            }
+        }
+    }
 }

@@ -47,6 +47,11 @@ impl Lanes for __m256 {
         unsafe { _mm256_mul_ps(self, other) }
     }
     #[inline(always)]
+    unsafe fn add_times_zero(self, zero: Self) -> Self {
+        // SAFETY: the caller has the vectors.
+        unsafe { _mm256_fmadd_ps(self, _mm256_setzero_ps(), zero) }
+    }
+    #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
         // SAFETY: the caller has the vectors.
         unsafe { _mm256_div_ps(self, other) }
@@ -130,6 +135,11 @@ impl Lanes for __m512 {
     unsafe fn mul(self, other: Self) -> Self {
         // SAFETY: the caller has the vectors.
         unsafe { _mm512_mul_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn add_times_zero(self, zero: Self) -> Self {
+        // SAFETY: the caller has the vectors.
+        unsafe { _mm512_fmadd_ps(self, _mm512_setzero_ps(), zero) }
     }
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {

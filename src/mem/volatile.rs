@@ -4,6 +4,7 @@ use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::copy::{self, Streaming};
+use super::fence;
 
 /// A range of memory that a peer (a NIC, a GPU, another process) may be reading or writing right now.
 ///
@@ -22,12 +23,6 @@ pub struct VolatileSlice<'a> {
     owner: PhantomData<&'a ()>,
 }
 
-// SAFETY: the slice is a range and no more; every access through it is atomic or a byte copy that tolerates other
-// writers, so it may be used from any thread while the memory it borrows is mapped.
-unsafe impl Send for VolatileSlice<'_> {}
-// SAFETY: as for `Send`; shared use adds nothing, all accesses take `&self`.
-unsafe impl Sync for VolatileSlice<'_> {}
-
 impl<'a> VolatileSlice<'a> {
     /// Wraps a range of mapped memory.
     ///
@@ -40,6 +35,20 @@ impl<'a> VolatileSlice<'a> {
     }
 
     /// Views a caller's own, exclusive bytes as a volatile slice, so that one code path serves both.
+    ///
+    /// A slice is copied freely and written through by all of its copies, so it stays on its thread: two threads that
+    /// copy into the same bytes would race. Each thread makes its own slice of memory that may be shared.
+    ///
+    /// ```compile_fail,E0277
+    /// use slackline::mem::VolatileSlice;
+    ///
+    /// let mut bytes = [0; 64];
+    /// let slice = VolatileSlice::from_mut(&mut bytes);
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(move || slice.write(&[1; 64]));
+    ///     scope.spawn(move || slice.write(&[2; 64]));
+    /// });
+    /// ```
     pub fn from_mut(bytes: &'a mut [u8]) -> Self {
         // SAFETY: the exclusive borrow lasts for 'a, so the range is valid and nobody else refers to it.
         unsafe { Self::new(bytes.as_mut_ptr(), bytes.len(), true) }
@@ -120,7 +129,7 @@ impl<'a> VolatileSlice<'a> {
     /// If it does not lie inside or is not aligned to 8 bytes.
     #[inline]
     pub fn load(&self, offset: usize, ordering: Ordering) -> u64 {
-        u64::from_le(self.word(offset).load(ordering))
+        u64::from_le(fence::load(self.word(offset), ordering))
     }
 
     /// Stores a little-endian word at `offset` with the given ordering.
@@ -129,7 +138,7 @@ impl<'a> VolatileSlice<'a> {
     /// If it does not lie inside, is not aligned to 8 bytes, or the memory is read-only.
     #[inline]
     pub fn store(&self, offset: usize, value: u64, ordering: Ordering) {
-        self.writable_word(offset).store(value.to_le(), ordering);
+        fence::store(self.writable_word(offset), value.to_le(), ordering);
     }
 
     /// [`load`](Self::load) with `Acquire`.
@@ -152,10 +161,10 @@ impl<'a> VolatileSlice<'a> {
     pub fn fetch_add(&self, offset: usize, add: u64) -> u64 {
         let word = self.writable_word(offset);
         if cfg!(target_endian = "little") {
-            return word.fetch_add(add, Ordering::AcqRel);
+            return fence::update(|| word.fetch_add(add, Ordering::AcqRel));
         }
         let step = |old: u64| Some(u64::from_le(old).wrapping_add(add).to_le());
-        match word.fetch_update(Ordering::AcqRel, Ordering::Acquire, step) {
+        match fence::update(|| word.fetch_update(Ordering::AcqRel, Ordering::Acquire, step)) {
             Ok(old) | Err(old) => u64::from_le(old),
         }
     }
@@ -168,11 +177,11 @@ impl<'a> VolatileSlice<'a> {
     pub fn raise(&self, offset: usize, value: u64) {
         let word = self.writable_word(offset);
         if cfg!(target_endian = "little") {
-            word.fetch_max(value, Ordering::AcqRel);
+            fence::update(|| word.fetch_max(value, Ordering::AcqRel));
             return;
         }
         let step = |old: u64| (u64::from_le(old) < value).then(|| value.to_le());
-        let _unchanged = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, step);
+        let _unchanged = fence::update(|| word.fetch_update(Ordering::AcqRel, Ordering::Acquire, step));
     }
 
     /// Stores `swap` if the word at `offset` equals `compare`; returns what it was before.
@@ -182,7 +191,9 @@ impl<'a> VolatileSlice<'a> {
     #[inline]
     pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> u64 {
         let word = self.writable_word(offset);
-        match word.compare_exchange(compare.to_le(), swap.to_le(), Ordering::AcqRel, Ordering::Acquire) {
+        let exchange =
+            || word.compare_exchange(compare.to_le(), swap.to_le(), Ordering::AcqRel, Ordering::Acquire);
+        match fence::update(exchange) {
             Ok(before) | Err(before) => u64::from_le(before),
         }
     }

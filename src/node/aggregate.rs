@@ -6,8 +6,10 @@
 //! all their gradients are announced, and until then it can be thrown away: parameters and optimiser state are
 //! written to other memory than they are read from.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
 use crossbeam::utils::CachePadded;
@@ -15,13 +17,15 @@ use smallvec::SmallVec;
 
 use super::{Backoff, Error, surroundings};
 use crate::clock::Clock;
-use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass};
+use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, largest_magnitude};
 use crate::mem::{LocalSlice, OutOfBounds};
 use crate::param::{Desk, Progress};
+use crate::scheme::GradientId;
 use crate::table::ElementType;
 
 /// One gradient of a job.
 pub(super) struct Input {
+    pub(super) gradient: GradientId,
     pub(super) desk: Desk,
     pub(super) clock: Clock,
     pub(super) payload: LocalSlice,
@@ -88,6 +92,9 @@ pub(super) struct Job {
     pub(super) chunk_bytes: usize,
     pub(super) streaming: bool,
     pub(super) progress: Progress,
+    /// All gradients were announced, and believed: nothing that their workers say is asked for any more, since a
+    /// worker can take it back.
+    pub(super) bound: AtomicBool,
     /// If the fold is to be measured: room for all chunks.
     pub(super) measured: Option<Measured>,
 }
@@ -98,10 +105,13 @@ impl Job {
     }
 
     fn is_ready(&self, chunk: usize) -> bool {
-        self.inputs.iter().all(|input| input.has(chunk))
+        // Acquire: the thread that bound the job has seen the announcements, and so what was written before them.
+        (self.bound.load(Ordering::Acquire) && !mutant!("bound"))
+            || self.inputs.iter().all(|input| input.has(chunk))
     }
 
-    fn run(&self, chunk: usize) -> Result<(), FoldError> {
+    /// Folds a chunk; whether its new parameters are finite.
+    fn run(&self, chunk: usize) -> Result<bool, FoldError> {
         let offset = chunk * self.chunk_bytes;
         let len = self.chunk_bytes.min(self.parameters.from.len() - offset);
         let width = self.encoding.bytes();
@@ -127,7 +137,10 @@ impl Job {
         };
         match &self.measured {
             None => fold.run(),
-            Some(measured) => fold.run_measured().map(|moments| measured.set(chunk, moments)),
+            Some(measured) => fold.run_measured().map(|(moments, finite)| {
+                measured.set(chunk, moments);
+                finite
+            }),
         }
     }
 
@@ -151,6 +164,10 @@ struct Shared {
     abort: AtomicBool,
     stop: AtomicBool,
     failed: AtomicBool,
+    /// A chunk of this job has a parameter that is not finite.
+    tainted: AtomicBool,
+    /// What the panic said that ended a thread's work on this job.
+    panicked: Mutex<Option<String>>,
     /// How many of its own chunks each thread has folded in this job.
     done: Box<[CachePadded<AtomicUsize>]>,
 }
@@ -174,9 +191,14 @@ impl Shared {
         if !job.is_ready(chunk) {
             return Some(false);
         }
-        if job.run(chunk).is_err() {
-            self.failed.store(true, Ordering::Relaxed);
-            return Some(false);
+        match job.run(chunk) {
+            Ok(true) => {}
+            // Relaxed: the count below brings it along.
+            Ok(false) => self.tainted.store(true, Ordering::Relaxed),
+            Err(_) => {
+                self.failed.store(true, Ordering::Relaxed);
+                return Some(false);
+            }
         }
         // Release: whoever sees the count sees the chunk.
         self.done[thread].store(done + 1, Ordering::Release);
@@ -207,10 +229,16 @@ impl Shared {
             let job = self.read();
             let Some(job) = job.as_ref() else { continue };
             while !self.abort.load(Ordering::Relaxed) && !self.stop.load(Ordering::Relaxed) {
-                match self.step(job, thread) {
-                    None => break,
-                    Some(true) => backoff.reset(),
-                    Some(false) => backoff.wait(),
+                // A thread that just ended would leave its chunks undone and the owner waiting for them.
+                match catch_unwind(AssertUnwindSafe(|| self.step(job, thread))) {
+                    Ok(None) => break,
+                    Ok(Some(true)) => backoff.reset(),
+                    Ok(Some(false)) => backoff.wait(),
+                    Err(panic) => {
+                        *self.panicked.lock().unwrap_or_else(PoisonError::into_inner) = Some(text(&*panic));
+                        self.failed.store(true, Ordering::Release);
+                        break;
+                    }
                 }
             }
         }
@@ -243,6 +271,8 @@ impl Aggregator {
             abort: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            tainted: AtomicBool::new(false),
+            panicked: Mutex::new(None),
             done: (0..threads).map(|_| CachePadded::new(AtomicUsize::new(0))).collect(),
         });
         let mut aggregator = Aggregator { running: false, shared: Arc::clone(&shared), threads: Vec::new() };
@@ -269,6 +299,7 @@ impl Aggregator {
             done.store(0, Ordering::Relaxed);
         }
         self.shared.failed.store(false, Ordering::Relaxed);
+        self.shared.tainted.store(false, Ordering::Relaxed);
         *job = Some(fill(job.take())?);
         self.shared.abort.store(false, Ordering::Relaxed);
         drop(job);
@@ -281,6 +312,14 @@ impl Aggregator {
     /// Has the threads look what there is to do.
     fn wake(&self) {
         self.threads.iter().for_each(|thread| thread.thread().unpark());
+    }
+
+    /// The job that runs counts: all its gradients were announced.
+    pub(super) fn bind(&self) {
+        if let Some(job) = self.shared.read().as_ref() {
+            job.bound.store(true, Ordering::Release);
+        }
+        self.wake();
     }
 
     /// True between `begin` and `end`.
@@ -302,7 +341,10 @@ impl Aggregator {
                 Some(false) | None => break,
             }
         }
-        if self.shared.failed.load(Ordering::Relaxed) {
+        if self.shared.failed.load(Ordering::Acquire) {
+            if let Some(cause) = self.shared.panicked.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                return Err(Error::FoldPanicked { cause });
+            }
             // Which of a fold's preconditions failed is the same for every chunk: ask the first.
             job.run(0)?;
         }
@@ -312,6 +354,23 @@ impl Aggregator {
     /// True if all chunks are folded.
     pub(super) fn is_complete(&self) -> bool {
         self.shared.read().as_ref().is_some_and(|job| self.shared.is_complete(job))
+    }
+
+    /// True if all parameters that a complete job has made are finite.
+    pub(super) fn is_finite(&self) -> bool {
+        !self.shared.tainted.load(Ordering::Relaxed)
+    }
+
+    /// The gradients of a job that hold a NaN or an infinity: a pass over all of them.
+    pub(super) fn non_finite(&self) -> SmallVec<[GradientId; 4]> {
+        let job = self.shared.read();
+        let Some(job) = job.as_ref() else { return SmallVec::new() };
+        let is_bad = |input: &&Input| {
+            let payload = input.payload.as_volatile();
+            let bytes = job.parameters.from.len() / 4 * job.encoding.bytes();
+            !largest_magnitude(payload.subslice(0, bytes), job.encoding).is_finite()
+        };
+        job.inputs.iter().filter(is_bad).map(|input| input.gradient).collect()
     }
 
     /// What a complete job measured, if it was to.
@@ -331,6 +390,13 @@ impl Aggregator {
     }
 }
 
+/// What a panic said.
+fn text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("it said nothing").to_owned()
+}
+
 impl Drop for Aggregator {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -339,5 +405,52 @@ impl Drop for Aggregator {
             // A fold that panicked has been reported by the panic hook already.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
+    use crate::param::{ControlLayout, FrameGeometry, Frames};
+
+    #[test]
+    fn a_panic_in_a_fold_thread_fails_the_fold_with_its_cause() {
+        let region = |bytes: u64| {
+            let memory = HostMemory::anonymous(bytes as usize).unwrap();
+            MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ())
+        };
+        let layout = ControlLayout { peers: 1, frames: 2 };
+        let geometry = FrameGeometry { frames: 2, payload_bytes: 128, chunk_bytes: 64 };
+        let frames =
+            Frames::new(region(layout.bytes() as u64), region(geometry.bytes()), layout, geometry, 7);
+        // Room for what one chunk measures: the thread that folds the second one panics.
+        let mut measured = Measured::default();
+        measured.resize(1);
+        let job = Job {
+            inputs: Vec::new(),
+            encoding: ElementType::F32,
+            optimizer: Optimizer::Sgd { weight_decay: 0.0 },
+            learning_rate: 0.1,
+            step: 1,
+            parameters: Stage { from: frames.payload(0), to: frames.payload(1) },
+            states: Vec::new(),
+            chunk_bytes: 64,
+            streaming: false,
+            progress: frames.progress(1),
+            measured: Some(measured),
+            bound: AtomicBool::new(true),
+        };
+        let mut aggregator = Aggregator::new(2).unwrap();
+        aggregator.begin(|_| Ok(job)).unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let error = loop {
+            if let Err(error) = aggregator.advance() {
+                break error;
+            }
+            assert!(std::time::Instant::now() < deadline, "the panic is not told");
+        };
+        let Error::FoldPanicked { cause } = error else { panic!("another error: {error}") };
+        assert!(cause.contains("index out of bounds"), "{cause}");
     }
 }

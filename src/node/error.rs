@@ -1,12 +1,13 @@
 //! What a node tells its user when something fails for good.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use super::{CheckpointError, GroupError};
 use crate::clock::Version;
 use crate::kernel::FoldError;
 use crate::mem::OutOfBounds;
-use crate::param::{HandshakeError, PinError, PublishError, PullError};
+use crate::param::{Eviction, HandshakeError, PinError, PublishError, PullError};
 use crate::scheme::{self, Bound};
 use crate::table::{ElementType, TableError};
 use crate::transport::{Address, ConnectError, Disconnected, PostError, RegisterError};
@@ -39,10 +40,7 @@ pub enum Error {
         reason: String,
     },
     /// The deadline passed.
-    #[error(
-        "{operation} did not end within {waited:?}: needed {}, the server has {}; \
-         a worker may be slow or gone, or the timeout too short", Show(.needed), Show(.seen)
-    )]
+    #[error("{operation} did not end within {:?}: {}", whole_ms(*.waited), Lack(.needed, .seen))]
     Deadline {
         /// What was waited for.
         operation: &'static str,
@@ -66,13 +64,18 @@ pub enum Error {
         source: Disconnected,
     },
     /// The server took this peer for dead, or found its gradients wrong.
-    #[error(
-        "the server of shard {shard} evicted this peer: it was silent for longer than the lease, or broke the protocol \
-         (the server's log says which); connect again"
-    )]
+    #[error("the server of shard {shard} evicted this peer: {why}; connect again")]
     Evicted {
         /// Which shard.
         shard: u16,
+        /// Why.
+        why: Eviction,
+    },
+    /// The owner of a shard has come to the last version.
+    #[error("version {} is the last that fits the protocol's words: begin a new job with these parameters", .version.0)]
+    LastVersion {
+        /// The version.
+        version: Version,
     },
     /// A pull failed.
     #[error("cannot pull shard {shard}: {source}")]
@@ -154,7 +157,7 @@ pub enum Error {
     #[error("scheme {scheme} {reason}")]
     Scheme {
         /// Which.
-        scheme: scheme::Config,
+        scheme: scheme::AnyScheme,
         /// Why not.
         reason: &'static str,
     },
@@ -168,6 +171,12 @@ pub enum Error {
         what: &'static str,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// A thread that folds gradients panicked: the version at hand cannot be completed.
+    #[error("a thread that folds gradients panicked: {cause}; this is a bug, please report it")]
+    FoldPanicked {
+        /// What the panic said.
+        cause: String,
     },
     /// Options that cannot be.
     #[error("option {option} cannot be {value}: {reason}")]
@@ -193,11 +202,76 @@ pub enum Error {
     Fold(#[from] FoldError),
 }
 
+impl Error {
+    /// True if no process listened at the address.
+    pub(super) fn is_no_listener(&self) -> bool {
+        let is_absent = |kind| matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::NotFound);
+        matches!(self, Error::Connect(ConnectError::System { source, .. }) if is_absent(source.kind()))
+    }
+}
+
 /// A bound as people read it.
 struct Show<'a>(&'a Bound);
 
 impl std::fmt::Display for Show<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "version {} with all clocks before {}", self.0.version.0, self.0.smallest_clock.0)
+    }
+}
+
+/// What was missing at a deadline, and what to do about it.
+struct Lack<'a>(&'a Bound, &'a Bound);
+
+impl std::fmt::Display for Lack<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Lack(needed, seen) = self;
+        let (is_bound, is_answered) = (**needed != Bound::NONE, **seen != Bound::NONE);
+        let (needed, seen) = (Show(needed), Show(seen));
+        match (is_bound, is_answered) {
+            (false, false) => f.write_str(
+                "the server accepted the connection but does not answer; see that its owner calls progress or drive, \
+                 or use a longer timeout",
+            ),
+            (false, true) => write!(
+                f,
+                "the server has {seen} and comes no further; \
+                 a worker or the server may be slow or gone, or the timeout too short"
+            ),
+            (true, _) => write!(
+                f,
+                "needed {needed}, the server has {seen}; \
+                 a worker may be slow or gone, or the timeout too short"
+            ),
+        }
+    }
+}
+
+/// Without the fractions of a millisecond that a computed timeout may have.
+fn whole_ms(time: Duration) -> Duration {
+    let rounded = Duration::from_millis((time.as_secs_f64() * 1000.0).round() as u64);
+    if rounded.is_zero() { time } else { rounded }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+
+    #[test]
+    fn a_deadline_tells_of_bounds_only_where_one_was_waited_for() {
+        let (operation, waited) = ("connecting", Duration::from_nanos(3_999_999_960));
+        let text = |needed, seen| Error::Deadline { operation, waited, needed, seen }.to_string();
+        assert_eq!(
+            text(Bound::NONE, Bound::NONE),
+            "connecting did not end within 4s: the server accepted the connection but does not answer; see that its \
+             owner calls progress or drive, or use a longer timeout"
+        );
+        let seen = Bound { version: Version(28), smallest_clock: Clock(2) };
+        let stuck = text(Bound::NONE, seen);
+        assert!(stuck.contains("the server has version 28 with all clocks before 2 and comes no further; "));
+        assert!(
+            text(seen, Bound::NONE)
+                .contains("4s: needed version 28 with all clocks before 2, the server has ")
+        );
     }
 }

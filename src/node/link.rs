@@ -3,18 +3,20 @@
 use std::task::Poll;
 
 use super::pulse::Pulse;
+use super::wait::sleep;
 use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
-    ControlLayout, FrameSource, Hello, PULL_TAG, PinError, PinnedFrame, Pins, Publish, PublishError, Pull,
-    PullError, PullOptions, Pulled, PushGrant, Resume, Role, Welcome, own_page, own_words,
+    ControlLayout, Eviction, FrameSource, Hello, PULL_TAG, PinError, PinnedFrame, Pins, Publish,
+    PublishError, Pull, PullError, PullOptions, Pulled, PushGrant, Resume, Role, Welcome, own_page,
+    own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::{
-    Address, CompletionError, Connecting, Disconnected, Endpoint, Flags, Inline, LocalEndpoint, Offer,
-    Operation, PostError, Received, Transport, WorkRequest,
+    Address, CompletionError, ConnectError, Connecting, Disconnected, Endpoint, Flags, Inline, LocalEndpoint,
+    Offer, Operation, PostError, Received, Transport, WorkRequest,
 };
 
 /// A connection to the owner of one shard.
@@ -42,7 +44,7 @@ pub(super) struct Link<E: Endpoint> {
 /// This peer's line of the control page, as last seen.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Line {
-    pub(super) evicted: bool,
+    pub(super) evicted: Option<Eviction>,
     /// It is to compute on this version or a later one.
     pub(super) interrupt: Version,
     /// The owner's newest version and smallest clock.
@@ -76,6 +78,9 @@ const LINE_BYTES: usize = 64;
 /// How often a waiting peer looks after its connection and its line.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 
+/// How long to stand back before an owner is asked again to let this peer in, at first and at most.
+const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(640));
+
 /// Steps of the state machines in one turn: enough for any pull that is not disturbed, few enough that a writer who
 /// keeps disturbing it cannot hold a caller past its deadline.
 const STEPS_PER_TURN: usize = 64;
@@ -85,17 +90,16 @@ const STEPS_PER_TURN: usize = 64;
 const RETRIES_BEFORE_PIN: u64 = 4;
 
 impl<E: Endpoint> Link<E> {
-    /// Connects within `timeout`. A worker whose scheme pushes asks first how large the frames are, so as to grant
+    /// Connects within `timeout`. A worker that `wants_push` asks first how large the frames are, so as to grant
     /// frames of its own when it connects for good.
     pub(super) fn connect<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
-        role: Role,
+        (role, wants_push): (Role, bool),
         resume: Option<Resume>,
         timeout: Duration,
     ) -> Result<Self, Error> {
         let deadline = now() + timeout;
-        let wants_push = matches!(role, Role::Worker { scheme, .. } if scheme.pushes());
         let (push, grants) = if wants_push {
             let welcome = Self::ask(transport, address, timeout)?;
             let layout = ControlLayout { peers: 0, frames: welcome.geometry.frames };
@@ -111,7 +115,8 @@ impl<E: Endpoint> Link<E> {
         let offered = grants.iter().map(MemoryRegion::whole).collect();
         let (endpoint, received, welcome) =
             Self::shake_hands(transport, address, Hello { role, push, resume }, offered, deadline, timeout)?;
-        let scratch = transport.allocate(Pull::SCRATCH_BYTES + LINE_BYTES + 2 * LINE_BYTES, Access::LOCAL)?;
+        let scratch = transport
+            .allocate(Pull::SCRATCH_BYTES + Publish::SCRATCH_BYTES + 2 * LINE_BYTES, Access::LOCAL)?;
         let mut link = Self::assemble(endpoint, address.clone(), received, welcome, &scratch)?;
         if let (Some(grant), [control, frames]) = (push, &grants[..]) {
             link.pushed = Some(Self::watch(&link, grant, control, frames, transport)?);
@@ -131,6 +136,8 @@ impl<E: Endpoint> Link<E> {
         Ok(welcome)
     }
 
+    /// Shakes hands with an owner. One that drops the connection before it has answered is asked again: it may be so
+    /// busy, or so many may have come at once, that this peer was among those that had to go.
     fn shake_hands<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
@@ -139,17 +146,42 @@ impl<E: Endpoint> Link<E> {
         deadline: Instant,
         timeout: Duration,
     ) -> Result<(E, Received, Welcome), Error> {
-        let mut connecting = transport.connect(address, Offer { message: hello.encode(), grants })?;
+        let mut pause = ASK_AGAIN.0;
+        loop {
+            let offer = Offer { message: hello.encode(), grants: grants.clone() };
+            match Self::shake_hands_once(transport, address, &hello.role, offer, deadline, timeout) {
+                Err(Error::Connect(ConnectError::Closed { .. })) if now() + pause < deadline => {
+                    tracing::debug!(%address, "turned away in the handshake; asking again");
+                    sleep(pause);
+                    pause = (2 * pause).min(ASK_AGAIN.1);
+                }
+                shaken => return shaken,
+            }
+        }
+    }
+
+    fn shake_hands_once<T: Transport<Endpoint = E>>(
+        transport: &T,
+        address: &Address,
+        role: &Role,
+        offer: Offer,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<(E, Received, Welcome), Error> {
+        let mut connecting = transport.connect(address, offer)?;
         let mut backoff = Backoff::new();
         loop {
             match connecting.poll(now()) {
                 Poll::Ready(connected) => {
                     let (endpoint, received) = connected?;
-                    let welcome = Welcome::decode(&received.message, &hello.role, &received.grants)
+                    let welcome = Welcome::decode(&received.message, role, &received.grants)
                         .map_err(|source| Error::Handshake { address: address.clone(), source })?;
                     return Ok((endpoint, received, welcome));
                 }
                 Poll::Pending if now() >= deadline => {
+                    if !connecting.is_accepted() {
+                        return Err(ConnectError::no_answer(address.clone()).into());
+                    }
                     let (needed, seen) = (Bound::NONE, Bound::NONE);
                     return Err(Error::Deadline { operation: "connecting", waited: timeout, needed, seen });
                 }
@@ -178,7 +210,7 @@ impl<E: Endpoint> Link<E> {
             mapped: endpoint.map(&words.line),
             line: words.line,
             status: words.status,
-            scratch: scratch.slice(Pull::SCRATCH_BYTES + LINE_BYTES, 2 * LINE_BYTES)?,
+            scratch: scratch.slice(Pull::SCRATCH_BYTES + Publish::SCRATCH_BYTES, 2 * LINE_BYTES)?,
             outstanding: 0,
         };
         let heartbeat = own_page::heartbeat(&words.page)?;
@@ -336,6 +368,10 @@ impl<E: Endpoint> Link<E> {
                     Ok(stepped) => progress |= stepped,
                     Err(PublishError::Disconnected(gone)) => return Err(self.lost(gone)),
                     Err(PublishError::Completion(CompletionError::Flushed)) => return Err(self.flushed()),
+                    Err(PublishError::Evicted { why }) => {
+                        self.line.evicted = Some(why);
+                        return Err(Error::Evicted { shard, why });
+                    }
                     Err(source) => return Err(Error::Publish { shard, source }),
                 }
             }
@@ -398,8 +434,8 @@ impl<E: Endpoint> Link<E> {
         // The line first: an owner that lets a peer go says so there, and closes the connection.
         self.probe()?;
         self.advance()?;
-        if self.line.evicted {
-            return Err(Error::Evicted { shard: self.welcome.shard });
+        if let Some(why) = self.line.evicted {
+            return Err(Error::Evicted { shard: self.welcome.shard, why });
         }
         self.endpoint.check().map_err(|gone| self.lost(gone))
     }
@@ -455,14 +491,14 @@ impl<E: Endpoint> Link<E> {
         let memory = self.probe.scratch.as_volatile();
         let words = own_page::read_line(&memory.subslice(0, LINE_BYTES), self.welcome.generation);
         let status = own_page::read_status(&memory.subslice(LINE_BYTES, LINE_BYTES));
-        if words.evicted {
-            // The rest may be said to somebody else, or by another life of the owner.
-            self.line.evicted = true;
+        if words.evicted.is_some() {
+            // The rest may be said to another peer, or by another life of the owner.
+            self.line.evicted = words.evicted;
             return;
         }
         let (seen, workers) =
             (Bound { version: status.latest, smallest_clock: status.smallest_clock }, status.workers);
-        self.line = Line { evicted: false, interrupt: words.interrupt, seen, workers };
+        self.line = Line { evicted: None, interrupt: words.interrupt, seen, workers };
         self.answers += 1;
         if let Some(publish) = &mut self.publish {
             publish.learn_consumed(words.consumed);
@@ -478,14 +514,21 @@ impl<E: Endpoint> Link<E> {
     fn lost(&mut self, source: Disconnected) -> Error {
         let source = self.failed.get_or_insert(source).clone();
         let Welcome { shard, shards, .. } = self.welcome;
-        if self.line.evicted {
-            return Error::Evicted { shard };
+        if let Some(why) = self.line.evicted.or_else(|| self.endpoint.close_code().and_then(Eviction::of)) {
+            return Error::Evicted { shard, why };
         }
         Error::ServerLost { shard, shards, address: self.address.clone(), source }
     }
 
     /// Pins the newest version that satisfies `bound`, waiting at most `timeout`.
     pub(super) fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
+        self.hold(bound, timeout)?;
+        let not_mapped = Error::Pin { shard: self.welcome.shard, source: PinError::NotMapped };
+        self.pins.as_mut().and_then(Pins::held_frame).ok_or(not_mapped)
+    }
+
+    /// As [`pin`](Self::pin), until it is released or the next one is pinned.
+    pub(super) fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
         let shard = self.welcome.shard;
         let failed = |source| Error::Pin { shard, source };
         let mut deadline = None;
@@ -494,8 +537,8 @@ impl<E: Endpoint> Link<E> {
         self.look_around(now())?;
         loop {
             let pins = self.pins.as_mut().ok_or(failed(PinError::NotMapped))?;
-            if pins.hold(bound).map_err(failed)?.is_some() {
-                break;
+            if let Some(pulled) = pins.hold(bound).map_err(failed)? {
+                return Ok(pulled);
             }
             let now = now();
             self.look_around(now)?;
@@ -506,7 +549,6 @@ impl<E: Endpoint> Link<E> {
             }
             backoff.wait();
         }
-        self.pins.as_mut().and_then(Pins::held_frame).ok_or(failed(PinError::NotMapped))
     }
 
     /// Where the slot is that `publish` reserved, if its memory is mapped.

@@ -25,10 +25,13 @@ mod scripted;
 mod server;
 mod shard;
 mod stats;
-mod surroundings;
+#[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "only a simulator replaces them"))]
+pub(crate) mod surroundings;
+mod taken;
 mod wait;
 mod worker;
 
+pub use crate::param::Eviction;
 #[cfg(any(test, fuzzing))]
 pub(crate) use checkpoint::fuzz as checkpoint_fuzz;
 pub use checkpoint::{Checkpoint, CheckpointError, CheckpointOptions};
@@ -36,9 +39,8 @@ pub use error::Error;
 pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics};
 pub use publisher::{Publisher, PublisherOptions};
 pub use reader::{Fresh, Reader, ReaderOptions};
-pub use server::{Server, ServerOptions, ServerStatus};
+pub use server::{NonFinite, Server, ServerOptions, ServerStatus};
 pub use shard::{Departure, Idle, ShardOptions};
 pub use stats::{Histogram, LinkStatus, PeerStatus, WorkerStatistics};
-pub(crate) use surroundings::{Published, Stay, Surroundings};
 pub use wait::{Backoff, now};
-pub use worker::{ReadMode, View, Worker, WorkerOptions};
+pub use worker::{ReadMode, Step, View, Worker, WorkerOptions};

@@ -44,6 +44,8 @@ pub struct Publisher<T: Transport> {
     shard: Shard<T>,
     events: Vec<super::shard::ShardEvent>,
     joined: u64,
+    /// The frame that is being written, and the version that it becomes.
+    draft: Option<(u8, Version)>,
 }
 
 impl<T: Transport> Publisher<T> {
@@ -57,7 +59,7 @@ impl<T: Transport> Publisher<T> {
         let config = ShardConfig { table, shard: 0, shards: 1, scheme: None, options: options.memory };
         let mut shard = Shard::new(transport, address, config)?;
         shard.frames.seal_initial();
-        Ok(Publisher { shard, events: Vec::new(), joined: 0 })
+        Ok(Publisher { shard, events: Vec::new(), joined: 0, draft: None })
     }
 
     /// Where readers reach this publisher.
@@ -126,20 +128,52 @@ impl<T: Transport> Publisher<T> {
         timeout: Duration,
         fill: impl FnOnce(VolatileSlice<'_>),
     ) -> Result<Version, Error> {
-        let version = self.version().next();
+        fill(self.publish_begin(timeout)?);
+        self.publish_commit()
+    }
+
+    /// Lends the frame of the next version, to be written in place and published by
+    /// [`publish_commit`](Self::publish_commit); meanwhile readers see the version before it, and [`poll`](Self::poll)
+    /// may be called. The frame holds some old version. Called again, it lends the same frame, with what was written
+    /// there; any other publishing call writes over it.
+    ///
+    /// Waits, up to `timeout`, only if readers pin all other frames.
+    pub fn publish_begin(&mut self, timeout: Duration) -> Result<VolatileSlice<'_>, Error> {
+        let frame = match self.draft {
+            Some((frame, _)) => frame,
+            None => {
+                let version = self.shard.next_version()?;
+                let frame = self.free_frame(version, timeout)?;
+                self.draft = Some((frame, version));
+                frame
+            }
+        };
+        let frames = &self.shard.frames;
+        let begin = frames.geometry().stride() as usize * usize::from(frame);
+        Ok(frames.region().as_volatile().subslice(begin, frames.geometry().payload_bytes as usize))
+    }
+
+    /// Publishes the frame that [`publish_begin`](Self::publish_begin) lent.
+    pub fn publish_commit(&mut self) -> Result<Version, Error> {
+        let (frame, version) = self
+            .draft
+            .take()
+            .ok_or(Error::OutOfTurn { operation: "publish", reason: "call `publish_begin` first" })?;
+        self.shard.frames.commit(frame, version, Clock(0));
+        Ok(version)
+    }
+
+    fn free_frame(&mut self, version: Version, timeout: Duration) -> Result<u8, Error> {
         let deadline = now() + timeout;
         let mut backoff = Backoff::new();
-        let frame = loop {
+        loop {
             self.poll(now());
             let peers = &self.shard.peers;
             match self.shard.frames.begin(version, |frame| Shard::<T>::is_pinned(peers, frame)) {
-                Ok(frame) => break frame,
+                Ok(frame) => return Ok(frame),
                 Err(Pinned) if now() >= deadline => return Err(Error::Pinned { version, waited: timeout }),
                 Err(Pinned) => backoff.wait(),
             }
-        };
-        fill(self.shard.frames.payload(frame).as_volatile());
-        self.shard.frames.commit(frame, version, Clock(0));
-        Ok(version)
+        }
     }
 }

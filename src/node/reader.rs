@@ -1,11 +1,12 @@
 //! The reader: versions of a publisher's or a server's parameters, at most so stale.
 
 use super::link::Link;
+use super::wait::retry;
 use super::worker::private;
 use super::{Backoff, Error, now};
 use crate::clock::Version;
-use crate::mem::{Buffer, LocalSlice};
-use crate::param::{Consistency, PinnedFrame, PullOptions, Pulled, Role};
+use crate::mem::{Buffer, LocalSlice, VolatileSlice};
+use crate::param::{Consistency, PinnedFrame, Pins, PullOptions, Pulled, Role};
 use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
@@ -16,6 +17,9 @@ use crate::transport::{Address, Transport};
 pub struct ReaderOptions {
     /// How it pulls.
     pub pull: PullOptions,
+    /// True if [`Reader::connect`] waits, until its timeout, for an owner that does not listen yet. Otherwise an
+    /// address where no process listens is an error at once.
+    pub waits_for_server: bool,
 }
 
 /// What a reader holds after a refresh.
@@ -56,7 +60,10 @@ impl<T: Transport> Reader<T> {
         options: ReaderOptions,
         timeout: Duration,
     ) -> Result<Self, Error> {
-        let link = Link::connect(&transport, address, Role::Reader, None, timeout)?;
+        let deadline = now() + timeout;
+        let may_pass = |error: &Error| options.waits_for_server && error.is_no_listener();
+        let connect = || Link::connect(&transport, address, (Role::Reader, false), None, deadline - now());
+        let link = retry(deadline, may_pass, connect)?;
         Ok(Reader { link, transport, options, copy: None, held: None, unwatched: 0 })
     }
 
@@ -152,6 +159,7 @@ impl<T: Transport> Reader<T> {
         left: Duration,
         timeout: Duration,
     ) -> Result<Pulled, Error> {
+        self.release();
         // A dead owner's memory would satisfy this reader for ever. Reading the clock costs as much as a small pull: it
         // is read once for so many bytes.
         self.unwatched += into.len();
@@ -232,6 +240,71 @@ impl<T: Transport> Reader<T> {
     /// owner leaves the frame alone while the result lives.
     pub fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
         self.link.pin(bound, timeout)
+    }
+
+    /// As [`pin`](Self::pin), until [`release`](Self::release) or the next call that pins, pulls or refreshes.
+    /// [`held`](Self::held) lends the bytes.
+    pub fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
+        self.link.hold(bound, timeout)
+    }
+
+    /// The bytes that [`hold`](Self::hold) has pinned, in place.
+    pub fn held(&self) -> Option<VolatileSlice<'_>> {
+        self.link.pins.as_ref().and_then(Pins::bytes)
+    }
+
+    /// True if the bytes that are held are still what was pinned, as [`Pins::is_intact`].
+    pub fn is_intact(&self) -> bool {
+        self.link.pins.as_ref().is_some_and(Pins::is_intact)
+    }
+
+    /// Lets go of what [`hold`](Self::hold) has pinned.
+    pub fn release(&mut self) {
+        if let Some(pins) = self.link.pins.as_mut().filter(|pins| pins.held().is_some()) {
+            pins.release();
+        }
+    }
+
+    /// Copies a version that is at most `max_staleness` versions behind the newest into the caller's own memory,
+    /// `into`, which has [`payload_bytes`](Self::payload_bytes), waiting at most `timeout`. It comes straight out of
+    /// the owner's memory where that is mapped, and elsewhere, or if checksums are to be checked, by way of this
+    /// reader's copy. After an error `into` may hold anything.
+    pub fn pull_into(
+        &mut self,
+        into: &mut [u8],
+        max_staleness: u64,
+        timeout: Duration,
+    ) -> Result<Fresh, Error> {
+        if into.len() != self.payload_bytes() {
+            return Err(Error::Length { given: into.len(), expected: self.payload_bytes() });
+        }
+        let PullOptions { consistency, checksum, .. } = self.options.pull;
+        if self.link.pins.is_none() || checksum || consistency != Consistency::Whole {
+            let fresh = self.refresh(max_staleness, timeout)?;
+            into.copy_from_slice(self.bytes()?);
+            return Ok(Fresh { copied: true, ..fresh });
+        }
+        let deadline = now() + timeout;
+        let mut retries = 0;
+        loop {
+            let newest = self.newest(deadline - now())?;
+            let bound = Bound::version(Version(newest.0.saturating_sub(max_staleness)));
+            let Pulled { version, epoch, .. } = self.hold(bound, deadline - now())?;
+            if let Some(bytes) = self.held() {
+                bytes.read(into);
+            }
+            let intact = self.is_intact();
+            self.release();
+            let behind = version.behind(self.newest(deadline - now())?);
+            if intact && behind <= max_staleness {
+                return Ok(Fresh { version, behind, epoch, retries, copied: true });
+            }
+            retries += 1;
+            if now() >= deadline {
+                let (operation, seen) = ("keeping up with the publisher", Bound::version(version));
+                return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen });
+            }
+        }
     }
 
     /// Reads whatever is there, possibly a mixture of versions: see [`Consistency::Mixture`].

@@ -31,6 +31,8 @@ mod tests {
     struct Lines {
         events: Vec<ServerEvent>,
         actions: VecDeque<(ServerAction, Vec<Share>)>,
+        /// The newest version that workers can read: the scheme hears of one before it is committed.
+        committed: u64,
     }
 
     #[derive(Clone, Default)]
@@ -77,13 +79,20 @@ mod tests {
             }
         }
 
+        /// Waits until workers can read this version, and returns what the scheme was told of it.
         fn hear_version(&self, version: u64) -> Statistics {
-            self.hear(|event| match event {
+            let statistics = self.hear(|event| match event {
                 ServerEvent::Applied { version: made, statistics } => {
                     (made.0 == version).then_some(*statistics)
                 }
                 _ => None,
-            })
+            });
+            let deadline = now() + PATIENCE;
+            while self.0.lock().unwrap().committed < version {
+                assert!(now() < deadline, "version {version} is never committed");
+                std::thread::yield_now();
+            }
+            statistics
         }
 
         /// Base version and magnitude of a gradient, once it has arrived.
@@ -105,7 +114,14 @@ mod tests {
         script: Script,
         address: Address,
         stop: Arc<AtomicBool>,
-        serving: ScopedJoinHandle<'scope, (Vec<f32>, ServerStatus)>,
+        serving: Option<ScopedJoinHandle<'scope, (Vec<f32>, ServerStatus)>>,
+    }
+
+    /// A test that fails ends its server, for which its scope waits.
+    impl Drop for Scripted<'_> {
+        fn drop(&mut self) {
+            self.stop.store(true, Ordering::Relaxed);
+        }
     }
 
     impl<'scope> Scripted<'scope> {
@@ -122,15 +138,16 @@ mod tests {
             (server.measures_moments, server.reports_reads) = (true, true);
             let address = server.address();
             let stop = Arc::new(AtomicBool::new(false));
-            let stopped = Arc::clone(&stop);
+            let (stopped, told) = (Arc::clone(&stop), script.clone());
             let serving = scope.spawn(move || {
                 while !stopped.load(Ordering::Relaxed) {
                     server.poll(now()).unwrap();
+                    told.0.lock().unwrap().committed = server.status().version.0;
                     std::thread::yield_now();
                 }
                 (server.parameters().unwrap(), server.status())
             });
-            Scripted { script, address, stop, serving }
+            Scripted { script, address, stop, serving: Some(serving) }
         }
 
         fn worker<T: Transport>(&self, transport: T) -> Worker<T> {
@@ -141,9 +158,9 @@ mod tests {
             worker
         }
 
-        fn end(self) -> (Vec<f32>, ServerStatus) {
+        fn end(mut self) -> (Vec<f32>, ServerStatus) {
             self.stop.store(true, Ordering::Relaxed);
-            self.serving.join().unwrap()
+            self.serving.take().unwrap().join().unwrap()
         }
     }
 
@@ -161,8 +178,9 @@ mod tests {
 
     /// Publishes a gradient that holds `value` throughout.
     fn publish<T: Transport>(worker: &mut Worker<T>, value: f32) {
-        worker.gradient().unwrap().fill(value);
-        worker.publish(Some(value), PATIENCE).unwrap();
+        let mut step = worker.resume().unwrap();
+        step.gradient().unwrap().fill(value);
+        step.publish(Some(value), PATIENCE).unwrap();
     }
 
     #[test]
@@ -172,10 +190,10 @@ mod tests {
                 let server = Scripted::serve(scope, shm(), options(threads, SGD));
                 let mut workers = [(); 2].map(|()| server.worker(Shm::new()));
                 for (index, worker) in workers.iter_mut().enumerate() {
-                    worker.begin(PATIENCE).unwrap();
-                    let gradient = worker.gradient().unwrap().iter_mut().enumerate();
+                    let mut step = worker.step(PATIENCE).unwrap();
+                    let gradient = step.gradient().unwrap().iter_mut().enumerate();
                     gradient.for_each(|(at, g)| *g = (at as f32 * 0.37 + index as f32).sin());
-                    worker.publish(Some(index as f32), PATIENCE).unwrap();
+                    step.publish(Some(index as f32), PATIENCE).unwrap();
                 }
                 server.script.apply(&[(0, 0), (1, 0)]);
                 let statistics = server.script.hear_version(1);
@@ -207,16 +225,17 @@ mod tests {
             let momentum = Optimizer::Momentum { momentum: 0.5, weight_decay: 0.0 };
             let server = Scripted::serve(scope, shm(), options(2, momentum));
             let mut worker = server.worker(Shm::new());
-            worker.begin(PATIENCE).unwrap();
+            worker.step(PATIENCE).unwrap().suspend();
             publish(&mut worker, 1.0);
             server.script.apply(&[(0, 0)]);
             server.script.apply(&[]);
             let statistics = server.script.hear_version(2);
             assert_eq!(statistics, Statistics { learning_rate: Some(0.5), ..Statistics::default() });
-            let view = worker.begin(PATIENCE).unwrap();
-            assert_eq!(view.version, Version(2));
+            let step = worker.step(PATIENCE).unwrap();
+            assert_eq!(step.view().version, Version(2));
             // 1 - 0.5 * 1, then the momentum alone: 0.5 - 0.5 * 0.5.
-            assert_eq!(worker.parameters().unwrap(), [0.25; ELEMENTS]);
+            assert_eq!(step.parameters().unwrap(), [0.25; ELEMENTS]);
+            drop(step);
             drop(worker);
             server.end();
         });
@@ -229,32 +248,35 @@ mod tests {
             let server = Scripted::serve(scope, (transport(), address), options(1, SGD));
             let [mut slow, mut fast] = [(); 2].map(|()| server.worker(transport()));
             for worker in [&mut slow, &mut fast] {
-                assert_eq!(worker.begin(PATIENCE).unwrap().version, Version(0));
+                assert_eq!(worker.step(PATIENCE).unwrap().suspend().version, Version(0));
             }
-            assert!(!slow.should_stop().unwrap());
+            let mut step = slow.resume().unwrap();
+            assert!(!step.should_stop().unwrap());
             publish(&mut fast, 1.0);
             server.script.apply(&[(1, 0)]);
             server.script.order(ServerAction::Interrupt { worker: WorkerId(0) });
             let deadline = now() + PATIENCE;
-            while !slow.should_stop().unwrap() {
+            while !step.should_stop().unwrap() {
                 assert!(now() < deadline, "it was never asked to stop");
             }
-            slow.gradient().unwrap().fill(100.0);
-            slow.abandon().unwrap();
-            let view = slow.begin(PATIENCE).unwrap();
+            step.gradient().unwrap().fill(100.0);
+            step.abandon().unwrap();
+            let mut step = slow.step(PATIENCE).unwrap();
+            let view = step.view();
             assert_eq!((view.clock, view.version), (Clock(0), Version(1)));
-            assert_eq!(slow.statistics().abandoned, 1);
+            assert_eq!(step.worker().statistics().abandoned, 1);
             for _ in 0..3 {
-                assert!(!slow.should_stop().unwrap(), "once is enough");
+                assert!(!step.should_stop().unwrap(), "once is enough");
             }
             // It computes on the latest version already.
             server.script.order(ServerAction::Interrupt { worker: WorkerId(0) });
             server.script.apply(&[]);
             server.script.hear_version(2);
             for _ in 0..3 {
-                assert!(!slow.should_stop().unwrap(), "that request was overtaken");
+                assert!(!step.should_stop().unwrap(), "that request was overtaken");
                 std::thread::sleep(Duration::from_millis(2));
             }
+            step.suspend();
             publish(&mut slow, 0.5);
             assert_eq!(server.script.hear_gradient(0, 0).0, Version(1));
             server.script.apply(&[(0, 0)]);
@@ -285,8 +307,8 @@ mod tests {
         std::thread::scope(|scope| {
             let server = Scripted::serve(scope, shm(), options(1, SGD));
             let [mut late, mut fast] = [(); 2].map(|()| server.worker(Shm::new()));
-            late.begin(PATIENCE).unwrap();
-            fast.begin(PATIENCE).unwrap();
+            late.step(PATIENCE).unwrap().suspend();
+            fast.step(PATIENCE).unwrap().suspend();
             publish(&mut fast, 1.0);
             server.script.apply(&[(1, 0)]);
             server.script.order(ServerAction::Interrupt { worker: WorkerId(0) });
@@ -296,9 +318,11 @@ mod tests {
             assert_eq!(server.script.hear_gradient(0, 0).0, Version(0));
             server.script.order(ServerAction::Drop { gradient: id(0, 0) });
             late.flush(PATIENCE).unwrap();
-            let view = late.begin(PATIENCE).unwrap();
+            let step = late.step(PATIENCE).unwrap();
+            let view = step.view();
             assert_eq!((view.clock, view.version), (Clock(1), Version(1)));
-            assert_eq!(late.parameters().unwrap(), [0.5; ELEMENTS]);
+            assert_eq!(step.parameters().unwrap(), [0.5; ELEMENTS]);
+            drop(step);
             drop((late, fast));
             let (_, status) = server.end();
             assert_eq!((status.folded, status.dropped), (1, 1));
@@ -311,7 +335,7 @@ mod tests {
             let server = Scripted::serve(scope, shm(), options(1, SGD));
             let mut worker = server.worker(Shm::new());
             for clock in 0..3 {
-                worker.begin(PATIENCE).unwrap();
+                worker.step(PATIENCE).unwrap().suspend();
                 publish(&mut worker, 1.0);
                 server.script.apply(&[(0, clock)]);
                 server.script.hear_version(clock + 1);
@@ -335,7 +359,7 @@ mod tests {
         std::thread::scope(|scope| {
             let server = Scripted::serve(scope, shm(), options(1, SGD));
             let mut worker = server.worker(Shm::new());
-            worker.begin(PATIENCE).unwrap();
+            worker.step(PATIENCE).unwrap().suspend();
             worker.say_held(Version(u64::MAX - 1));
             let error = loop {
                 match worker.poll(now()) {
@@ -354,18 +378,18 @@ mod tests {
         std::thread::scope(|scope| {
             let server = Scripted::serve(scope, shm(), options(1, SGD));
             let mut worker = server.worker(Shm::new());
-            worker.begin(PATIENCE).unwrap();
+            worker.step(PATIENCE).unwrap().suspend();
             publish(&mut worker, 1.0);
-            worker.begin(PATIENCE).unwrap();
+            worker.step(PATIENCE).unwrap().suspend();
             server.script.hear_gradient(0, 0);
             worker.say_held(Version(u64::MAX - 1));
             // Once, so that it does not find out before it flushes.
             let _most_likely_well = worker.poll(now());
             server.script.hear(|event| matches!(event, ServerEvent::Left { .. }).then_some(()));
             // It takes the same place, at a later clock: all before that is consumed, for it.
-            let role = Role::Worker { encoding: ElementType::F32, scheme: Config::Asp };
+            let role = Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 0 };
             let resume = Some(Resume { clock: Clock(9), epoch: 1, version: Version(0) });
-            let other = Link::connect(&Shm::new(), &server.address, role, resume, PATIENCE).unwrap();
+            let other = Link::connect(&Shm::new(), &server.address, (role, false), resume, PATIENCE).unwrap();
             assert_eq!((other.welcome.peer, other.welcome.clock), (0, Clock(9)));
             let error = worker.flush(PATIENCE).unwrap_err();
             assert!(matches!(error, Error::Evicted { .. } | Error::ServerLost { .. }), "{error}");
@@ -379,7 +403,8 @@ mod tests {
         std::thread::scope(|scope| {
             let generations = [(); 2].map(|()| {
                 let server = Scripted::serve(scope, shm(), options(1, SGD));
-                let join = |()| Link::connect(&Shm::new(), &server.address, Role::Reader, None, PATIENCE);
+                let join =
+                    |()| Link::connect(&Shm::new(), &server.address, (Role::Reader, false), None, PATIENCE);
                 let links = [(); 2].map(join).map(Result::unwrap);
                 let generations = links.each_ref().map(|link| link.welcome.generation);
                 drop(links);
@@ -420,19 +445,19 @@ mod tests {
                 });
                 assert_eq!(last, Some(Some(magnitude)));
             };
-            worker.begin(PATIENCE).unwrap();
-            worker.gradient().unwrap()[777] = -7.5;
-            worker.publish(None, PATIENCE).unwrap();
+            let mut step = worker.step(PATIENCE).unwrap();
+            step.gradient().unwrap()[777] = -7.5;
+            step.publish(None, PATIENCE).unwrap();
             told(7.5, 0);
-            worker.begin(PATIENCE).unwrap();
-            worker.gradient().unwrap()[0] = f32::NAN;
-            worker.publish(None, PATIENCE).unwrap();
+            let mut step = worker.step(PATIENCE).unwrap();
+            step.gradient().unwrap()[0] = f32::NAN;
+            step.publish(None, PATIENCE).unwrap();
             told(f32::INFINITY, 1);
             server.script.apply(&[(0, 0)]);
-            worker.begin(PATIENCE).unwrap();
-            let slot = worker.borrow_slots(PATIENCE).unwrap();
+            let mut step = worker.step(PATIENCE).unwrap();
+            let slot: Vec<_> = step.borrow_slots(PATIENCE).unwrap().collect();
             slot[0].as_volatile().write(&3f32.to_le_bytes().repeat(ELEMENTS));
-            worker.publish_slots(None, PATIENCE).unwrap();
+            step.publish_slots(None, PATIENCE).unwrap();
             told(3.0, 2);
             drop(slot);
             drop(worker);
@@ -498,12 +523,12 @@ mod tests {
                 let server = Scripted::serve(scope, (ours, address), options(1, SGD));
                 let mut worker = server.worker(theirs);
                 worker.listen(|_| Box::new(Impatient { clock: 0, actions: VecDeque::from([REFRESH]) }));
-                worker.begin(PATIENCE).unwrap();
+                worker.step(PATIENCE).unwrap().suspend();
                 publish(&mut worker, 1.0);
-                let waits = worker.begin(Duration::from_millis(50));
+                let waits = worker.step(Duration::from_millis(50)).map(drop);
                 assert!(matches!(waits, Err(Error::Deadline { .. })), "{waits:?}");
                 server.script.apply(&[(0, 0)]);
-                assert_eq!(worker.begin(PATIENCE).unwrap().version, Version(1));
+                assert_eq!(worker.step(PATIENCE).unwrap().view().version, Version(1));
                 drop(worker);
                 server.end();
             });

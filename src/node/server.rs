@@ -1,116 +1,29 @@
 //! The server: one shard, and the gradients that are folded into it as the scheme says.
 
 mod driving;
+mod finite;
 mod restart;
+mod status;
+
+use std::sync::atomic::AtomicBool;
 
 use smallvec::SmallVec;
 
+pub use self::status::{NonFinite, ServerOptions, ServerStatus};
 use super::aggregate::{Aggregator, Input, Job, Measured, Stage};
-use super::checkpoint::{CheckpointOptions, Checkpointer, Identity};
-use super::shard::{Departure, Shard, ShardConfig, ShardEvent, ShardOptions};
+use super::checkpoint::{Checkpointer, Identity};
+use super::shard::{Departure, Peer, Shard, ShardConfig, ShardEvent};
 use super::surroundings::{self, Published};
+use super::taken::{Applied, Taken};
 use super::{Error, PeerStatus};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
 use crate::mem::{Access, MemoryRegion, streaming_threshold};
-use crate::param::{Desk, FrameHeader};
+use crate::param::{Desk, FrameHeader, Resume, SlotHeader};
 use crate::scheme::{self, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
 use crate::table::{ElementType, Table};
 use crate::time::Instant;
 use crate::transport::{Address, Endpoint, Transport};
-
-/// How a server works.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ServerOptions {
-    /// The scheme. Workers must run the same.
-    pub scheme: scheme::Config,
-    /// What a gradient's staleness does to its weight.
-    pub damping: scheme::Damping,
-    /// How many workers the job has: nothing is applied before that many have joined.
-    pub workers: usize,
-    /// How gradients move parameters.
-    pub optimizer: Optimizer,
-    /// Step size.
-    pub learning_rate: f32,
-    /// Threads that fold, the caller's own among them.
-    pub threads: usize,
-    /// Which shard of the table this is, and of how many.
-    pub shard: (u16, u16),
-    /// How its memory is made.
-    pub memory: ShardOptions,
-    /// Whether it writes checkpoints: where, and how often.
-    pub checkpoint: Option<CheckpointOptions>,
-    /// Measure norm and variance of gradients though the scheme has no use for them.
-    pub measure_moments: bool,
-}
-
-impl ServerOptions {
-    /// Plain SGD on one shard with one thread.
-    pub fn new(scheme: scheme::Config, workers: usize, learning_rate: f32) -> ServerOptions {
-        ServerOptions {
-            scheme,
-            damping: scheme::Damping::None,
-            workers,
-            optimizer: Optimizer::Sgd { weight_decay: 0.0 },
-            learning_rate,
-            threads: 1,
-            shard: (0, 1),
-            memory: ShardOptions::default(),
-            checkpoint: None,
-            measure_moments: false,
-        }
-    }
-}
-
-/// What a server can say about itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ServerStatus {
-    /// The newest version.
-    pub version: Version,
-    /// All gradients of clocks before this one are in it.
-    pub smallest_clock: Clock,
-    /// Workers that are in.
-    pub workers: usize,
-    /// Readers that are in.
-    pub readers: usize,
-    /// Workers that ever joined.
-    pub joined: u64,
-    /// Workers that left or were evicted.
-    pub left: u64,
-    /// Peers that were turned away.
-    pub refused: u64,
-    /// How often peers reached for memory that they were not granted: [`Transport::trespasses`].
-    pub trespasses: u64,
-    /// Workers that were let go because what they wrote broke the protocol.
-    pub misbehaved: u64,
-    /// Gradients that were folded in, those in the checkpoint among them that this life began with.
-    pub folded: u64,
-    /// Gradients that were consumed without being folded in.
-    pub dropped: u64,
-    /// Gradients in the newest version.
-    pub gradients: u64,
-    /// How often workers were asked to abandon what they compute. Who was asked in vain, having just published, counts.
-    pub interrupts: u64,
-    /// Mean of the losses that came with the gradients of the newest version.
-    pub loss: Option<f64>,
-    /// How many gradients the next version waits for, where the scheme chooses that.
-    pub waits_for: Option<u64>,
-    /// How many versions a gradient may be behind by now, where the scheme bounds that.
-    pub staleness_bound: Option<u64>,
-    /// Squared Euclidean norm of the mean gradient of the newest version that has told one, where the scheme asks for
-    /// it ([`scheme::Config::measures_moments`]) or the options do.
-    pub mean_norm_squared: Option<f64>,
-    /// Trace of the covariance of one gradient, as the newest version that has told one has it, where the scheme or
-    /// the options ask for it.
-    pub variance: Option<f64>,
-    /// The newest version that this life of the server has brought safely to the disk.
-    pub checkpointed: Option<Version>,
-    /// Checkpoints that could not be written; the log says why.
-    pub checkpoints_failed: u64,
-    /// The most versions that a worker which came back had seen beyond the one that this life began at: updates that
-    /// were lost with the life before. `None` while no such worker has come.
-    pub lost_updates: Option<u64>,
-}
 
 #[derive(Clone)]
 struct WorkerState {
@@ -125,6 +38,13 @@ struct WorkerState {
 }
 
 impl WorkerState {
+    /// Gradients of clocks before `published` that were neither folded in nor dropped.
+    fn unconsumed(&self, published: Clock) -> u64 {
+        let open = published.0.saturating_sub(self.consumed.0);
+        let early = self.consumed_early.iter().filter(|clock| **clock < published).count();
+        open.saturating_sub(early as u64)
+    }
+
     /// The gradient of `clock` was folded in or dropped.
     fn consume(&mut self, clock: Clock) {
         if clock < self.consumed || self.consumed_early.contains(&clock) {
@@ -139,20 +59,29 @@ impl WorkerState {
     }
 }
 
+/// Where a gradient that is folded comes from, kept though its worker may leave meanwhile.
+struct Source {
+    desk: Desk,
+    /// Those of the worker.
+    generation: u64,
+    identity: u64,
+}
+
 /// A fold that was begun, for certain or in hope.
 #[derive(Default)]
 struct Work {
     /// What it folds.
     shares: Vec<Share>,
-    /// Whose memory that is, share by share, kept though its worker may leave meanwhile; and the generation of the
-    /// worker.
-    desks: Vec<(Desk, u64)>,
+    /// Where each share comes from.
+    sources: Vec<Source>,
     /// The frame it writes.
     frame: Option<u8>,
     /// The step size that it is made with.
     learning_rate: f32,
     /// The scheme has said `Apply`: it counts.
     bound: bool,
+    /// Gradients that are left out because they are not finite.
+    left_out: SmallVec<[GradientId; 4]>,
 }
 
 /// Holds one shard of the parameters and folds workers' gradients into it.
@@ -174,12 +103,12 @@ struct Work {
 /// });
 ///
 /// let timeout = Duration::from_secs(10);
-/// let mut worker = Worker::connect(Shm::new(), &[address], WorkerOptions::new(scheme), timeout)?;
+/// let mut worker = Worker::connect(Shm::new(), &[address], WorkerOptions::default(), timeout)?;
 /// for _ in 0..2 {
-///     worker.begin(timeout)?;
-///     let gradient: Vec<f32> = worker.parameters()?.iter().map(|p| *p).collect(); // d/dp of p * p / 2
-///     worker.gradient()?.copy_from_slice(&gradient);
-///     worker.publish(None, timeout)?;
+///     let mut step = worker.step(timeout)?;
+///     let (parameters, gradient) = step.borrow()?;
+///     gradient.copy_from_slice(parameters); // the derivative of p * p / 2
+///     step.publish(None, timeout)?;
 /// }
 /// worker.flush(timeout)?;
 /// drop(worker);
@@ -205,6 +134,7 @@ pub struct Server<T: Transport> {
     events: Vec<ShardEvent>,
     announced_clock: Clock,
     checkpoints: Option<Checkpointer>,
+    non_finite: NonFinite,
     status: ServerStatus,
 }
 
@@ -217,6 +147,8 @@ struct Start<'a> {
     smallest_clock: Clock,
     /// Gradients that are in the parameters.
     folded: u64,
+    /// How far those of each worker are.
+    applied: Applied,
 }
 
 impl<T: Transport> Server<T> {
@@ -229,7 +161,14 @@ impl<T: Transport> Server<T> {
         options: ServerOptions,
     ) -> Result<Self, Error> {
         let (version, smallest_clock) = (Version(0), Clock(0));
-        let start = Start { parameters: initial, states: &[], version, smallest_clock, folded: 0 };
+        let start = Start {
+            parameters: initial,
+            states: &[],
+            version,
+            smallest_clock,
+            folded: 0,
+            applied: Applied::default(),
+        };
         Self::begin(transport, address, table, start, options)
     }
 
@@ -250,17 +189,28 @@ impl<T: Transport> Server<T> {
                 reason: "use at least 1, and at most as many as there is room for peers",
             });
         }
-        let scheme = options.scheme.server_at(options.workers, start.smallest_clock)?;
-        let scheme = scheme::damped(scheme, options.damping);
-        if options.scheme.counts_versions() && options.shard.1 > 1 {
+        options.scheme.check()?;
+        let needs = options.scheme.needs();
+        let scheme = options.scheme.server(scheme::Start {
+            workers: options.workers,
+            clock: start.smallest_clock,
+            newest: start.version,
+        })?;
+        let scheme = scheme::damped(scheme, options.damping, start.version);
+        if needs.counts_versions && options.shard.1 > 1 {
             let reason = "counts versions, or chooses whom to wait for, and two shards would differ: use one";
             return Err(Error::Scheme { scheme: options.scheme, reason });
         }
         let learning_rate = check_learning_rate(options.learning_rate)?;
         let aggregator = Aggregator::new(options.threads)?;
         let (shard, shards) = options.shard;
-        let config =
-            ShardConfig { table, shard, shards, scheme: Some(options.scheme), options: options.memory };
+        let config = ShardConfig {
+            table,
+            shard,
+            shards,
+            scheme: Some((&options.scheme).into()),
+            options: options.memory,
+        };
         let mut shard = Shard::new(transport, address, config)?;
         let payload = shard.frames.payload(0);
         if payload.len() != std::mem::size_of_val(start.parameters) {
@@ -282,21 +232,22 @@ impl<T: Transport> Server<T> {
         }
         let places = shard.peers.len();
         shard.begin_at(start.version, start.smallest_clock);
+        shard.taken = Taken::new(&start.applied);
         let checkpoints = options.checkpoint.map(|checkpoint| {
             let identity = Identity {
                 table: shard.table().clone(),
                 shard: options.shard,
                 range: shard.range().clone(),
                 epoch: shard.frames.epoch(),
-                scheme: options.scheme,
+                scheme: options.scheme.to_string(),
                 optimizer: options.optimizer,
             };
             Checkpointer::start(checkpoint, identity, start.version)
         });
         let server = Server {
             scheme,
-            measures_moments: options.measure_moments || options.scheme.measures_moments(),
-            reports_reads: options.scheme.reports_reads(),
+            measures_moments: options.measure_moments || needs.measures_moments,
+            reports_reads: needs.reports_reads,
             aggregator,
             optimizer: options.optimizer,
             learning_rate,
@@ -308,6 +259,7 @@ impl<T: Transport> Server<T> {
             events: Vec::with_capacity(places),
             announced_clock: start.smallest_clock,
             checkpoints: checkpoints.transpose()?,
+            non_finite: options.non_finite,
             status: ServerStatus { folded: start.folded, ..ServerStatus::default() },
             shard,
         };
@@ -419,13 +371,26 @@ impl<T: Transport> Server<T> {
                     self.status.joined += 1;
                     self.scheme.handle_event(now, ServerEvent::Joined { worker: WorkerId(peer), clock });
                 }
-                ShardEvent::Left { peer, worker: true } => {
-                    self.workers[usize::from(peer)] = None;
+                ShardEvent::Left { peer, worker: true, published, slots } => {
+                    let state = self.workers[usize::from(peer)].take();
                     self.status.left += 1;
+                    if let Some(state) = state {
+                        // A fold that counts already is finished.
+                        let is_own = |share: &&Share| share.gradient.worker == WorkerId(peer);
+                        let folding = match self.work.bound {
+                            true => self.work.shares.iter().filter(is_own).count() as u64,
+                            false => 0,
+                        };
+                        let open = state.unconsumed(published).min(slots);
+                        self.status.voided += open.saturating_sub(folding);
+                    }
                     if self.work.shares.iter().any(|share| share.gradient.worker == WorkerId(peer)) {
                         // A fold that counts already is finished: its gradients were announced whole, and the
                         // desks hold their memory. One in hope is thrown away.
-                        if !self.work.bound {
+                        if self.work.bound {
+                            // Its line says no more of its slots to a process that takes itself for this worker.
+                            self.shard.withheld.push(peer);
+                        } else {
                             self.abandon();
                         }
                     }
@@ -447,23 +412,17 @@ impl<T: Transport> Server<T> {
             let Some(peer) = &self.shard.peers[index] else { continue };
             let published = peer.desk.published();
             progress |= self.take_held(index, now);
-            while let (Some(state), Some(peer)) = (&mut self.workers[index], &self.shard.peers[index]) {
+            while let (Some(state), Some(peer)) = (&self.workers[index], &self.shard.peers[index]) {
                 if published <= state.arrived {
                     break;
                 }
                 progress = true;
                 let clock = state.arrived;
-                // Without this a worker that ignores its credits could have one slot folded under two names.
-                let slots = peer.desk.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
-                if clock.0 >= state.consumed.0.saturating_add(slots) {
-                    let departure = Departure::Misbehaved("it published more than it has slots for".into());
-                    self.shard.dismiss(index as u16, departure, &mut self.events);
-                    self.take_events(now);
-                    break;
-                }
-                match peer.desk.header(clock, self.shard.frames.epoch()) {
+                match self.believe(peer, state.consumed, clock) {
                     Ok(header) => {
-                        state.arrived = clock.next();
+                        if let Some(state) = &mut self.workers[index] {
+                            state.arrived = clock.next();
+                        }
                         let gradient = GradientId { worker: WorkerId(index as u16), clock };
                         // What is no magnitude is told as the largest one: no bound is kept by it.
                         let magnitude = header.magnitude.map(|m| if m >= 0.0 { m } else { f32::INFINITY });
@@ -471,8 +430,8 @@ impl<T: Transport> Server<T> {
                         let event = ServerEvent::Arrived { gradient, base, loss, magnitude };
                         self.scheme.handle_event(now, event);
                     }
-                    Err(fault) => {
-                        let departure = Departure::Misbehaved(fault.to_string());
+                    Err(reason) => {
+                        let departure = Departure::Misbehaved(reason);
                         self.shard.dismiss(index as u16, departure, &mut self.events);
                         self.take_events(now);
                         break;
@@ -481,6 +440,24 @@ impl<T: Transport> Server<T> {
             }
         }
         progress
+    }
+
+    /// The header of the gradient of `clock`, which was announced, or how that broke the protocol.
+    fn believe(&self, peer: &Peer<T::Endpoint>, consumed: Clock, clock: Clock) -> Result<SlotHeader, String> {
+        // Without this a worker that ignores its credits could have one slot folded under two names.
+        let slots = peer.desk.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
+        if clock.0 >= consumed.0.saturating_add(slots) {
+            return Err("it published more than it has slots for".into());
+        }
+        if clock >= Resume::CLOCK_MAX {
+            return Err("it published past the last clock that there is".into());
+        }
+        let header = peer.desk.header(clock, self.shard.frames.epoch()).map_err(|fault| fault.to_string())?;
+        // The commit of a version comes before all that a worker computes on it.
+        if header.base > self.shard.frames.latest().version {
+            return Err("its gradient is computed on a version that there is not".into());
+        }
+        Ok(header)
     }
 
     /// Tells the scheme that a worker holds a newer version than before.
@@ -523,6 +500,12 @@ impl<T: Transport> Server<T> {
                         self.plan();
                     }
                     self.work.bound = true;
+                    if self.aggregator.is_running() {
+                        self.aggregator.bind();
+                    }
+                    for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
+                        self.shard.taken.take(source.identity, share.gradient.clock);
+                    }
                 }
                 ServerAction::Drop { gradient } => {
                     self.status.dropped += 1;
@@ -536,7 +519,7 @@ impl<T: Transport> Server<T> {
                         self.shard.frames.set_consumed(gradient.worker.0, state.consumed);
                     }
                     if let Some(surroundings) = surroundings::installed() {
-                        surroundings.dropped(self.shard.frames.epoch());
+                        surroundings.dropped(self.shard.frames.epoch(), gradient);
                     }
                 }
                 ServerAction::Interrupt { worker } => self.interrupt(worker),
@@ -569,7 +552,8 @@ impl<T: Transport> Server<T> {
         let peers = &self.shard.peers;
         self.work.shares.retain(|share| {
             let Some(Some(peer)) = peers.get(usize::from(share.gradient.worker.0)) else { return false };
-            self.work.desks.push((peer.desk.clone(), peer.generation));
+            let (generation, identity) = (peer.generation, peer.identity);
+            self.work.sources.push(Source { desk: peer.desk.clone(), generation, identity });
             true
         });
     }
@@ -578,7 +562,7 @@ impl<T: Transport> Server<T> {
     fn abandon(&mut self) {
         self.aggregator.end();
         self.work.shares.clear();
-        self.work.desks.clear();
+        self.work.sources.clear();
         self.work.bound = false;
     }
 
@@ -595,17 +579,23 @@ impl<T: Transport> Server<T> {
         if !self.work.bound || !self.aggregator.is_complete() {
             return Ok((moved, false));
         }
+        if !self.aggregator.is_finite() && self.leave_out(now)? {
+            return Ok((true, false));
+        }
         self.finish_fold(now);
         Ok((true, true))
     }
 
     /// Begins to fold if the first chunk has come from everybody and a frame is free.
     fn begin_fold(&mut self) -> Result<bool, Error> {
-        for (share, (desk, _)) in self.work.shares.iter().zip(&self.work.desks) {
+        let mut sources = self.work.shares.iter().zip(&self.work.sources);
+        let has_begun = |(share, Source { desk, .. }): (&Share, &Source)| {
             let clock = share.gradient.clock;
-            if desk.landed(clock) == 0 && desk.published() <= clock {
-                return Ok(false);
-            }
+            desk.landed(clock) > 0 || desk.published() > clock
+        };
+        // A fold that counts was announced whole: that is not asked again, since a worker can take it back.
+        if !self.work.bound && !sources.all(has_begun) {
+            return Ok(false);
         }
         let checkpoints = self.checkpoints.as_ref();
         // What would be written is being copied for a checkpoint: look again at the next poll.
@@ -613,7 +603,7 @@ impl<T: Transport> Server<T> {
         {
             return Ok(false);
         }
-        let version = self.shard.frames.latest().version.next();
+        let version = self.shard.next_version()?;
         let frame = match self.work.frame {
             Some(frame) => {
                 self.shard.frames.restart(frame, version);
@@ -648,8 +638,8 @@ impl<T: Transport> Server<T> {
         let measures = self.measures_moments;
         self.work.learning_rate = learning_rate;
         // All workers of a server publish in one encoding: others are not admitted.
-        let geometry = |(desk, _): &(Desk, u64)| desk.slot_geometry().map(|slots| slots.encoding);
-        let encoding = self.work.desks.iter().find_map(geometry).unwrap_or(ElementType::F32);
+        let geometry = |source: &Source| source.desk.slot_geometry().map(|slots| slots.encoding);
+        let encoding = self.work.sources.iter().find_map(geometry).unwrap_or(ElementType::F32);
         let (states, work) = (&self.states, &self.work);
         self.aggregator.begin(|old| {
             // The vectors of the last job are used again.
@@ -661,10 +651,13 @@ impl<T: Transport> Server<T> {
             }
             inputs.clear();
             stages.clear();
-            for (share, (desk, _)) in work.shares.iter().zip(&work.desks) {
-                let clock = share.gradient.clock;
+            for (share, Source { desk, .. }) in work.shares.iter().zip(&work.sources) {
+                let (gradient, clock) = (share.gradient, share.gradient.clock);
                 let Some(payload) = desk.payload(clock) else { continue };
-                inputs.push(Input { desk: desk.clone(), clock, payload, weight: share.weight });
+                if work.left_out.contains(&gradient) {
+                    continue;
+                }
+                inputs.push(Input { gradient, desk: desk.clone(), clock, payload, weight: share.weight });
             }
             for state in states {
                 stages.push(Stage { from: state[current].whole(), to: state[1 - current].whole() });
@@ -680,6 +673,7 @@ impl<T: Transport> Server<T> {
                 chunk_bytes,
                 streaming,
                 progress,
+                bound: AtomicBool::new(work.bound),
                 measured: measures.then_some(measured),
             })
         })
@@ -692,7 +686,7 @@ impl<T: Transport> Server<T> {
         let (mean_norm_squared, variance) = moments.map_or((None, None), |moments| moments.statistics());
         let learning_rate = Some(f64::from(self.work.learning_rate));
         let statistics = Statistics { mean_norm_squared, variance, loss: self.mean_loss(), learning_rate };
-        self.status.gradients = self.work.shares.len() as u64;
+        self.status.gradients = (self.work.shares.len() - self.work.left_out.len()) as u64;
         self.status.loss = statistics.loss.or(self.status.loss);
         self.status.mean_norm_squared = mean_norm_squared.or(self.status.mean_norm_squared);
         self.status.variance = variance.or(self.status.variance);
@@ -701,11 +695,16 @@ impl<T: Transport> Server<T> {
         // version before the commit, and nothing is asked of the scheme in between.
         self.scheme.handle_event(now, ServerEvent::Applied { version, statistics });
         let clock = self.scheme.smallest_clock();
-        for (share, (_, generation)) in self.work.shares.iter().zip(&self.work.desks) {
-            self.status.folded += 1;
+        for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
+            match self.work.left_out.contains(&share.gradient) {
+                true => self.status.dropped += 1,
+                false => self.status.folded += 1,
+            }
+            self.shard.taken.apply(source.identity, share.gradient.clock);
             let index = usize::from(share.gradient.worker.0);
             // Somebody else may have the place by now.
-            let is_same = self.shard.peers[index].as_ref().is_some_and(|peer| peer.generation == *generation);
+            let is_same =
+                self.shard.peers[index].as_ref().is_some_and(|peer| peer.generation == source.generation);
             if let (true, Some(state)) = (is_same, &mut self.workers[index]) {
                 state.consume(share.gradient.clock);
             }
@@ -727,6 +726,7 @@ impl<T: Transport> Server<T> {
                 });
             }
         }
+        self.shard.withheld.clear();
         self.announced_clock = clock;
         self.current = 1 - self.current;
         self.work.bound = false;
@@ -738,14 +738,15 @@ impl<T: Transport> Server<T> {
             }
         }
         self.work.shares.clear();
-        self.work.desks.clear();
+        self.work.sources.clear();
+        self.work.left_out.clear();
     }
 
     /// Mean of the losses in the headers of the gradients at hand.
     fn mean_loss(&self) -> Option<f64> {
         let epoch = self.shard.frames.epoch();
-        let folded = self.work.shares.iter().zip(&self.work.desks);
-        let losses = folded.filter_map(|(share, (desk, _))| desk.loss(share.gradient.clock, epoch));
+        let folded = self.work.shares.iter().zip(&self.work.sources);
+        let losses = folded.filter_map(|(share, source)| source.desk.loss(share.gradient.clock, epoch));
         let (sum, count) = losses.fold((0.0, 0u32), |(sum, count), loss| (sum + f64::from(loss), count + 1));
         (count > 0).then(|| sum / f64::from(count))
     }

@@ -1,21 +1,29 @@
 //! One shard in the hands of its owner: frames, the peers that read them, and who of them is alive.
 
+mod joining;
+
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
+use self::joining::{Joining, Newcomer};
+use super::taken::{Applied, Taken};
 use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
-use crate::mem::{Access, MemoryRegion};
+use crate::mem::Access;
 use crate::param::{
-    ControlLayout, Desk, Epoch, FrameGeometry, Frames, Hello, Push, Resume, Role, SlotGeometry, Welcome,
+    ControlLayout, Desk, Eviction, FrameGeometry, Frames, Hello, IDENTITY_TAKEN, Latest, Push, Resume, Role,
+    SlotGeometry, Welcome,
 };
 use crate::scheme;
 use crate::table::{ElementType, Table};
-use crate::time::Instant;
+use crate::time::{Instant, Silence};
 use crate::transport::{
     Address, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer,
     Transport,
 };
+
+type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 
 /// How the memory of a shard is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +80,17 @@ pub enum Departure {
     Misbehaved(String),
 }
 
+impl Departure {
+    /// What the peer finds in its line.
+    fn eviction(&self) -> Eviction {
+        match self {
+            Departure::Closed(_) => Eviction::Left,
+            Departure::Silent => Eviction::Silent,
+            Departure::Misbehaved(_) => Eviction::Misbehaved,
+        }
+    }
+}
+
 impl std::fmt::Display for Departure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -85,8 +104,19 @@ impl std::fmt::Display for Departure {
 /// What happened to the peers of a shard.
 #[derive(Clone, Debug)]
 pub(super) enum ShardEvent {
-    Joined { peer: u16, worker: bool, clock: Clock },
-    Left { peer: u16, worker: bool },
+    Joined {
+        peer: u16,
+        worker: bool,
+        clock: Clock,
+    },
+    /// `published` and `slots` are those of a worker: gradients of clocks before it were announced, and there was room
+    /// for so many.
+    Left {
+        peer: u16,
+        worker: bool,
+        published: Clock,
+        slots: u64,
+    },
 }
 
 /// What of a table an owner holds, and for whom.
@@ -94,15 +124,31 @@ pub(super) struct ShardConfig {
     pub(super) table: Table,
     pub(super) shard: u16,
     pub(super) shards: u16,
-    /// The scheme and slots per worker, if workers are taken.
-    pub(super) scheme: Option<scheme::Config>,
+    /// The scheme, if workers are taken.
+    pub(super) scheme: Option<Kept>,
     pub(super) options: ShardOptions,
+}
+
+/// The part of a scheme that the handshake needs.
+pub(super) struct Kept {
+    text: String,
+    slots: u16,
+    pushes: bool,
+}
+
+impl From<&scheme::AnyScheme> for Kept {
+    fn from(scheme: &scheme::AnyScheme) -> Kept {
+        let scheme::Needs { slots, pushes, .. } = scheme.needs();
+        Kept { text: scheme.to_string(), slots, pushes }
+    }
 }
 
 pub(super) struct Peer<E> {
     pub(super) endpoint: E,
     pub(super) desk: Desk,
     pub(super) worker: bool,
+    /// Of a worker; 0 for others.
+    pub(super) identity: u64,
     /// The clock that it began at.
     pub(super) began: Clock,
     /// Tells this peer from others that had its place before.
@@ -110,24 +156,25 @@ pub(super) struct Peer<E> {
     pub(super) push: Option<Push>,
     /// A newer version should be pushed to it.
     pub(super) wants_push: bool,
-    heartbeat: u64,
-    heard: Instant,
+    silence: Silence,
     checked: Instant,
 }
 
 /// How often the listener is asked for newcomers: it costs system calls.
 const GREET_EVERY: Duration = Duration::from_millis(1);
 
-/// How often a peer's connection is asked whether it still stands: it may cost a system call.
+/// How often a peer's connection is asked whether it still stands: it may cost a system call. Hearts are listened to as
+/// often, or more often where the lease is short.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 pub(super) struct Shard<T: Transport> {
-    transport: T,
+    transport: Arc<T>,
     listener: T::Listener,
     config: ShardConfig,
     range: Range<u64>,
     pub(super) frames: Frames,
     pub(super) peers: Vec<Option<Peer<T::Endpoint>>>,
+    joining: Joining<IncomingOf<T>>,
     /// Connections of those who only asked: kept until the answer has gone out.
     answering: Vec<(T::Endpoint, Instant)>,
     /// The latest one. They count from the epoch, so that those of two lives differ.
@@ -137,6 +184,10 @@ pub(super) struct Shard<T: Transport> {
     greeted: Instant,
     /// Peers wake whoever waits at the listener.
     is_notified: bool,
+    /// Places of peers that left, and whose desks are still read.
+    pub(super) withheld: Vec<u16>,
+    /// What was taken of each worker, by identity.
+    pub(super) taken: Taken,
     pub(super) refused: u64,
     pub(super) misbehaved: u64,
     /// The version that this life began at.
@@ -172,18 +223,17 @@ impl<T: Transport> Shard<T> {
             chunk_bytes: options.chunk_bytes,
         };
         if !geometry.is_sound() {
-            let value = format!("{} frames, chunks of {} bytes", options.frames, options.chunk_bytes);
-            return Err(option_error(
-                "frames and chunk_bytes",
-                value,
-                "use 2 to 255 frames, and chunks of a multiple of 64 bytes, at most 16 million of them",
-            ));
+            if options.frames < 2 {
+                return Err(option_error("frames", options.frames, "use 2 to 255 frames"));
+            }
+            let remedy = "use chunks of a multiple of 64 bytes, at most 16 million of them";
+            return Err(option_error("chunk_bytes", options.chunk_bytes, remedy));
         }
         let control = transport.allocate(layout.bytes(), Access::REMOTE_READ)?;
         let bytes = usize::try_from(geometry.bytes())
             .map_err(|_| option_error("frames", options.frames, "they do not fit the address space"))?;
         let payload = transport.allocate(bytes, Access::REMOTE_READ)?;
-        let mut frames = Frames::new(control, payload, layout, geometry, random_epoch());
+        let mut frames = Frames::new(control, payload, layout, geometry, random_word());
         frames.set_checksums(options.checksums);
         let mut listener = transport.listen(address)?;
         let is_notified = config.options.idle == Idle::Sleep && listener.be_notified()?;
@@ -199,18 +249,21 @@ impl<T: Transport> Shard<T> {
             shards = config.shards, bytes = geometry.payload_bytes, "listening"
         );
         Ok(Shard {
-            transport,
+            transport: Arc::new(transport),
             listener,
             config,
             range,
             frames,
             peers,
+            joining: Joining::default(),
             answering: Vec::new(),
             generations,
             beats: 0,
             beaten: Instant::ORIGIN,
             greeted: Instant::ORIGIN,
             is_notified,
+            withheld: Vec::new(),
+            taken: Taken::new(&Applied::default()),
             refused: 0,
             misbehaved: 0,
             begun_at: Version(0),
@@ -248,17 +301,26 @@ impl<T: Transport> Shard<T> {
                     self.greeted = now;
                     break;
                 };
-                self.greet(incoming, now, clock, events);
+                self.greet(incoming, now, clock);
             }
         }
-        if now - self.beaten >= CHECK_EVERY {
+        while events.len() == before
+            && let Some(newcomer) = self.joining.next()
+        {
+            self.let_in(newcomer, now, clock, events);
+        }
+        if now - self.beaten >= self.look_every() {
             self.beats += 1;
             self.beaten = now;
             self.frames.beat(self.beats);
             self.answering
                 .retain_mut(|(endpoint, since)| endpoint.check().is_ok() && now - *since < HANDSHAKE_TIMEOUT);
+            let lease = self.config.options.lease;
+            // Asked where it matters alone: the answer may cost a system call and wake a thread.
+            let is_in_doubt = self.peers.iter().flatten().any(|peer| peer.silence.is_long(lease));
+            let listens = !is_in_doubt || self.listener.has_caught_up();
             for peer in 0..self.peers.len() as u16 {
-                if let Some(departure) = self.departure(peer, now) {
+                if let Some(departure) = self.departure(peer, now, listens) {
                     self.dismiss(peer, departure, events);
                 }
             }
@@ -272,43 +334,64 @@ impl<T: Transport> Shard<T> {
         let is_pushing = |peer: &Peer<T::Endpoint>| {
             peer.wants_push || peer.push.as_ref().is_some_and(|push| push.source().is_some())
         };
+        let is_busy = is_busy || !self.joining.is_empty();
         if self.is_notified && !is_busy && !self.peers.iter().flatten().any(is_pushing) {
             // Connections and heartbeats are looked at that often, whatever happens in between.
-            let look = (self.beaten + CHECK_EVERY).saturating_since(now());
+            let look = (self.beaten + self.look_every()).saturating_since(now());
             self.listener.wait(at_most.min(look));
         } else {
             backoff.wait();
         }
     }
 
-    /// Whether a peer is gone, as far as its connection and its heartbeat tell.
-    fn departure(&mut self, peer: u16, now: Instant) -> Option<Departure> {
+    fn look_every(&self) -> Duration {
+        CHECK_EVERY.min(Silence::look_every(self.config.options.lease))
+    }
+
+    /// Whether a peer is gone, as far as its connection and its heartbeat tell. Unless the owner `listens`, a heartbeat
+    /// that has come may not be seen yet.
+    fn departure(&mut self, peer: u16, now: Instant, listens: bool) -> Option<Departure> {
         let lease = self.config.options.lease;
         let peer = self.peers[usize::from(peer)].as_mut()?;
-        let heartbeat = peer.desk.heartbeat();
-        if heartbeat != peer.heartbeat {
-            peer.heartbeat = heartbeat;
-            peer.heard = now;
+        let beat = peer.desk.heartbeat();
+        if !listens {
+            peer.silence.skip(now, beat);
         }
+        let is_silent = listens && peer.silence.observe(now, beat, lease);
         if now - peer.checked >= CHECK_EVERY {
             peer.checked = now;
             if let Err(gone) = peer.endpoint.check() {
                 return Some(Departure::Closed(gone));
             }
         }
-        (now - peer.heard > lease).then_some(Departure::Silent)
+        is_silent.then_some(Departure::Silent)
     }
 
     /// Lets a peer go: its pins, slots and what it published without being applied are void.
     pub(super) fn dismiss(&mut self, peer: u16, departure: Departure, events: &mut Vec<ShardEvent>) {
         let Some(gone) = self.peers[usize::from(peer)].take() else { return };
-        self.frames.close_line(peer);
+        self.frames.close_line(peer, departure.eviction());
+        if gone.worker {
+            self.taken.leave(gone.identity);
+        }
         self.misbehaved += u64::from(matches!(departure, Departure::Misbehaved(_)));
         match departure {
             Departure::Closed(_) => tracing::info!(peer, reason = %departure, "peer left"),
             _ => tracing::warn!(peer, reason = %departure, "peer evicted"),
         }
-        events.push(ShardEvent::Left { peer, worker: gone.worker });
+        let slots = gone.desk.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
+        events.push(ShardEvent::Left { peer, worker: gone.worker, published: gone.desk.published(), slots });
+        // Where the end of the connection keeps the peer from reading its line, this tells it the same.
+        gone.endpoint.close(departure.eviction().state());
+    }
+
+    /// The version after the latest, if it fits the words that name it.
+    pub(super) fn next_version(&self) -> Result<Version, Error> {
+        let latest = self.frames.latest().version;
+        if latest >= Latest::VERSION_MAX {
+            return Err(Error::LastVersion { version: latest });
+        }
+        Ok(latest.next())
     }
 
     pub(super) fn is_pinned(peers: &[Option<Peer<T::Endpoint>>], frame: u8) -> bool {
@@ -317,13 +400,8 @@ impl<T: Transport> Shard<T> {
         })
     }
 
-    fn greet(
-        &mut self,
-        incoming: <T::Listener as Listener>::Incoming,
-        now: Instant,
-        clock: Clock,
-        events: &mut Vec<ShardEvent>,
-    ) {
+    /// Answers one that only asks; has everybody else prepared for, if it fits.
+    fn greet(&mut self, incoming: IncomingOf<T>, now: Instant, clock: Clock) {
         let received = incoming.received();
         let hello = match Hello::decode(&received.message, &received.grants) {
             Ok(hello) => hello,
@@ -331,7 +409,9 @@ impl<T: Transport> Shard<T> {
         };
         if hello.role == Role::Inquirer {
             if self.answering.len() >= MAX_PENDING_HANDSHAKES {
-                return self.refuse(incoming, "too many ask at once; try again");
+                // The one that was answered first has had the most time to read its answer. Were the new one refused,
+                // inquirers that stay would keep all others out.
+                self.answering.remove(0);
             }
             let message = self.welcome(0, clock, None).encode();
             match incoming.accept(Offer { message, grants: Vec::new() }) {
@@ -340,7 +420,33 @@ impl<T: Transport> Shard<T> {
             }
             return;
         }
-        let grants = received.grants.clone();
+        match self.check(&hello, self.joining.len()) {
+            Err(reason) => self.refuse(incoming, &reason),
+            Ok((_, slots)) => {
+                let shared = [self.frames.control().whole(), self.frames.region().whole()];
+                self.joining.begin(&self.transport, incoming, hello, shared, slots);
+            }
+        }
+    }
+
+    /// Answers a peer for which everything is prepared. Its place, its clock and its generation are of this moment, for
+    /// others may have come, left and gone on meanwhile.
+    fn let_in(
+        &mut self,
+        newcomer: Newcomer<IncomingOf<T>>,
+        now: Instant,
+        clock: Clock,
+        events: &mut Vec<ShardEvent>,
+    ) {
+        let Newcomer { incoming, hello, desk, grants } = newcomer;
+        let smallest = clock;
+        let (worker, identity) = match hello.role {
+            Role::Worker { identity, .. } => (true, identity),
+            _ => (false, 0),
+        };
+        if worker && self.peers.iter().flatten().any(|peer| peer.worker && peer.identity == identity) {
+            return self.refuse(incoming, &format!("{IDENTITY_TAKEN} (it is {identity:#x})"));
+        }
         let clock = match &hello.resume {
             Some(resume) if resume.clock.0.saturating_sub(clock.0) > Resume::AHEAD_MAX => {
                 let reason = format!("its clock {} is too far ahead of {}", resume.clock.0, clock.0);
@@ -350,37 +456,42 @@ impl<T: Transport> Shard<T> {
             Some(resume) => clock.max(resume.clock),
             None => clock,
         };
-        match self.admit(&hello, clock) {
+        // What was taken of it is not taken again.
+        let is_bound = worker && !mutant!("taken");
+        let clock = if is_bound { clock.max(self.taken.begin(identity)) } else { clock };
+        let checked = self.check(&hello, 0).and_then(|(peer, slots)| Ok((peer, slots, desk?)));
+        match checked {
             Err(reason) => self.refuse(incoming, &reason),
-            Ok((peer, desk, slots)) => {
+            Ok((peer, slots, (page, payloads))) => {
+                let desk = Desk::new(page, payloads.zip(slots), clock);
+                self.generations = self.generations.wrapping_add(1);
                 self.frames.open_line(peer, clock, self.generations);
                 let message = self.welcome(peer, clock, slots).encode();
-                let mut offer = Offer { message, grants: Vec::with_capacity(4) };
-                offer.grants.push(self.frames.control().whole());
-                offer.grants.push(self.frames.region().whole());
-                offer.grants.extend(desk.grants());
-                match incoming.accept(offer) {
+                let theirs = incoming.received().grants.clone();
+                match incoming.accept(Offer { message, grants }) {
                     Err(error) => {
                         tracing::warn!(%error, "a peer went away during its handshake");
-                        self.frames.close_line(peer);
+                        self.frames.close_line(peer, Eviction::Left);
                     }
                     Ok(endpoint) => {
-                        let push = hello.push.map(|grant| Push::new(grants[0], grants[1], grant));
-                        let worker = matches!(hello.role, Role::Worker { .. });
-                        let heartbeat = desk.heartbeat();
-                        let (heard, checked, wants_push, generation) = (now, now, false, self.generations);
+                        let push = hello.push.map(|grant| Push::new(theirs[0], theirs[1], grant));
+                        let silence = Silence::new(desk.heartbeat());
+                        let (checked, wants_push, generation) = (now, false, self.generations);
                         self.peers[usize::from(peer)] = Some(Peer {
                             endpoint,
                             desk,
                             worker,
+                            identity,
                             began: clock,
                             generation,
                             push,
                             wants_push,
-                            heartbeat,
-                            heard,
+                            silence,
                             checked,
                         });
+                        if worker {
+                            self.taken.join(identity, smallest);
+                        }
                         tracing::info!(peer, worker, clock = clock.0, "peer joined");
                         if let Some(resume) = &hello.resume {
                             self.note_lost(resume);
@@ -409,16 +520,22 @@ impl<T: Transport> Shard<T> {
         self.lost_updates = self.lost_updates.max(Some(lost));
     }
 
-    fn refuse(&mut self, incoming: <T::Listener as Listener>::Incoming, reason: &str) {
+    fn refuse(&mut self, incoming: IncomingOf<T>, reason: &str) {
         self.refused += 1;
         tracing::warn!(reason, "peer refused");
         incoming.refuse(reason);
     }
 
-    /// Makes room for a peer, or says why not.
-    fn admit(&mut self, hello: &Hello, clock: Clock) -> Result<(u16, Desk, Option<SlotGeometry>), String> {
-        let peer = self.peers.iter().position(Option::is_none);
-        let peer = peer.ok_or_else(|| format!("all {} places are taken; raise `peers`", self.peers.len()))?;
+    /// The place of a peer and what its slots are like; or why it is not let in. So many others come before it.
+    fn check(&self, hello: &Hello, before: usize) -> Result<(u16, Option<SlotGeometry>), String> {
+        let is_free = |(place, peer): &(u16, &Option<_>)| {
+            peer.is_none() && (!self.withheld.contains(place) || mutant!("withheld"))
+        };
+        let mut free = (0..).zip(&self.peers).filter(is_free).map(|(place, _)| place);
+        let peer = free.nth(before).ok_or_else(|| match self.withheld.len() {
+            0 => format!("all {} places are taken; raise `peers`", self.peers.len()),
+            _ => "the last gradient of the worker whose place is free is being folded; try again".into(),
+        })?;
         if let Some(push) = &hello.push
             && push.geometry != *self.frames.geometry()
         {
@@ -428,12 +545,13 @@ impl<T: Transport> Shard<T> {
             (Role::Worker { .. }, None) => {
                 return Err("this is a publisher: it takes readers, not workers".into());
             }
-            (Role::Worker { encoding, scheme }, Some(ours)) => {
-                if scheme != ours {
-                    return Err(format!("the worker runs {scheme}, the server {ours}: use one scheme"));
+            (Role::Worker { encoding, scheme, .. }, Some(ours)) => {
+                let Kept { text, slots, pushes } = ours;
+                if scheme != text {
+                    return Err(format!("the worker runs {scheme}, the server {text}: use one scheme"));
                 }
-                if ours.pushes() && hello.push.is_none() {
-                    return Err(format!("{ours} pushes versions, and the worker grants nothing to push to"));
+                if *pushes && hello.push.is_none() {
+                    return Err(format!("{text} pushes versions, and the worker grants nothing to push to"));
                 }
                 if let Some(other) = self.encoding()
                     && other != *encoding
@@ -442,27 +560,11 @@ impl<T: Transport> Shard<T> {
                         "its gradients are {encoding:?}, those of the other workers {other:?}: use one encoding"
                     ));
                 }
-                Some(self.slot_geometry(*encoding, ours.slots()))
+                Some(self.slot_geometry(*encoding, *slots))
             }
             _ => None,
         };
-        let desk = self.desk(slots, clock).map_err(|error| format!("no memory for another peer: {error}"))?;
-        self.generations = self.generations.wrapping_add(1);
-        Ok((peer as u16, desk, slots))
-    }
-
-    fn desk(&self, slots: Option<SlotGeometry>, clock: Clock) -> Result<Desk, Error> {
-        let count = slots.map_or(0, |slots| slots.slots);
-        let page_access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let page = self.transport.allocate(Desk::page_bytes(count), page_access)?;
-        let slots = slots
-            .map(|geometry| -> Result<(MemoryRegion, SlotGeometry), Error> {
-                // Payloads only: their headers, and what announces them, are on the peer's page.
-                let access = Access::REMOTE_WRITE | Access::RELAXED;
-                Ok((self.transport.allocate(geometry.bytes() as usize, access)?, geometry))
-            })
-            .transpose()?;
-        Ok(Desk::new(page, slots, clock))
+        Ok((peer, slots))
     }
 
     /// What the workers that are in have agreed to publish.
@@ -489,7 +591,7 @@ impl<T: Transport> Shard<T> {
             geometry: *self.frames.geometry(),
             slots,
             lease_ns: u64::try_from(self.config.options.lease.as_nanos()).unwrap_or(u64::MAX),
-            scheme: self.config.scheme,
+            scheme: self.config.scheme.as_ref().map(|kept| kept.text.clone()),
         }
     }
 
@@ -498,10 +600,10 @@ impl<T: Transport> Shard<T> {
     }
 }
 
-/// A number that no other life of any server has.
-fn random_epoch() -> Epoch {
+/// A random number, which no other life of any server has for its epoch and no other worker for its name.
+pub(super) fn random_word() -> u64 {
     getrandom::u64().unwrap_or_else(|error| {
-        tracing::warn!(%error, "no random source: the epoch is taken from the clock");
+        tracing::warn!(%error, "no random source: a random number is taken from the clock");
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         since.as_nanos() as u64 ^ u64::from(std::process::id()) << 48
     })

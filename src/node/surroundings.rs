@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::clock::{Clock, Version};
 use crate::mem::VolatileSlice;
-use crate::scheme::Share;
+use crate::scheme::{GradientId, Share};
 use crate::time::{Duration, Instant};
 use crate::transport::Beacon;
 
@@ -28,6 +28,9 @@ pub(crate) trait Surroundings {
     /// Lets others run until `pause` has passed.
     fn sleep(&self, pause: Duration);
 
+    /// The time that registering memory for a peer takes, in a thread of its own.
+    fn registering(&self) -> Duration;
+
     /// Sets `beacon` every `interval` from now on, until `stop` is set or the node that asks for it is no more.
     fn beat(&self, beacon: Box<dyn Beacon>, interval: Duration, stop: Arc<AtomicBool>);
 
@@ -35,7 +38,7 @@ pub(crate) trait Surroundings {
     fn published(&self, published: &Published<'_>);
 
     /// Takes note that the server of this life has consumed a gradient that it does not fold.
-    fn dropped(&self, epoch: u64);
+    fn dropped(&self, epoch: u64, gradient: GradientId);
 }
 
 /// A version that was published.

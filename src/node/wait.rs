@@ -80,6 +80,30 @@ pub(super) fn sleep(pause: Duration) {
     }
 }
 
+/// The pause between two attempts, at first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
+
+/// Tries until it succeeds, `deadline` passes, or an error comes that no repetition can help.
+pub(super) fn retry<R>(
+    deadline: Instant,
+    may_pass: impl Fn(&Error) -> bool,
+    attempt: impl Fn() -> Result<R, Error>,
+) -> Result<R, Error> {
+    let (mut pause, most) = RETRY;
+    loop {
+        let error = match attempt() {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        if !may_pass(&error) || deadline - now() <= pause {
+            return Err(error);
+        }
+        tracing::debug!(%error, "trying again to connect");
+        sleep(pause);
+        pause = (pause * 2).min(most);
+    }
+}
+
 /// Polls `node` until `until` says so or `timeout` has passed; false if it was the timeout. Between fruitless polls it
 /// is to stand back for no longer than it is told.
 pub(super) fn drive<N>(

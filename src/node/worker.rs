@@ -4,16 +4,20 @@ mod decide;
 mod join;
 mod own;
 mod reconnect;
+mod step;
 
 use own::OwnGradients;
+use smallvec::SmallVec;
+pub use step::Step;
 
 use super::link::Link;
+use super::shard::random_word;
 use super::{Backoff, Error, LinkStatus, WorkerStatistics, now};
 use crate::clock::{Clock, Version};
 use crate::kernel::largest_magnitude;
-use crate::mem::{Access, Buffer, LocalSlice, VolatileSlice};
+use crate::mem::{Access, Buffer};
 use crate::param::{Epoch, PinnedFrame, Remarks, Source};
-use crate::scheme::{self, Bound, WorkerEvent, WorkerScheme};
+use crate::scheme::{AnyScheme, Bound, Needs, Registry, WorkerEvent, WorkerScheme};
 use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Endpoint, Transport};
@@ -31,14 +35,23 @@ pub enum ReadMode {
 /// How a worker works.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerOptions {
-    /// The scheme; must be the servers'.
-    pub scheme: scheme::Config,
+    /// The scheme, which must be the servers'; `None` takes theirs.
+    pub scheme: Option<AnyScheme>,
+    /// The schemes that it can take from servers.
+    pub schemes: Registry,
     /// Encoding of its gradients.
     pub encoding: ElementType,
+    /// Its rank in the job. A worker that is started again with the same rank is the same worker to the servers: no
+    /// gradient of one clock of it is applied twice. At any time one worker of a rank can be connected. `None` draws
+    /// a random name that no other worker has, and a worker that is started again is another one.
+    pub identity: Option<u32>,
     /// How it reads parameters.
     pub read: ReadMode,
     /// Whether its gradients carry checksums, and those of parameters are checked: one more pass over each.
     pub checksums: bool,
+    /// True if [`Worker::connect`] waits, until its timeout, for servers that do not listen yet. Otherwise an address
+    /// where no process listens is an error at once.
+    pub waits_for_server: bool,
     /// Read-my-writes: `parameters -= own_step * gradient` is what one of its own gradients does to the parameters.
     /// With it the worker's view holds all that it has published, at once: what its copy does not hold of that is
     /// taken off it in order. For plain SGD that is the learning rate over the number of workers.
@@ -51,11 +64,27 @@ pub struct WorkerOptions {
     pub own_step: Option<f32>,
 }
 
+impl Default for WorkerOptions {
+    /// The servers' scheme, gradients in f32, a random identity, parameters copied, no checksums, no waiting for
+    /// servers, no read-my-writes.
+    fn default() -> WorkerOptions {
+        WorkerOptions {
+            scheme: None,
+            schemes: Registry::new(),
+            encoding: ElementType::F32,
+            identity: None,
+            read: ReadMode::Copy,
+            checksums: false,
+            waits_for_server: false,
+            own_step: None,
+        }
+    }
+}
+
 impl WorkerOptions {
-    /// Gradients in f32, parameters copied, no checksums, no read-my-writes.
-    pub fn new(scheme: scheme::Config) -> WorkerOptions {
-        let (encoding, read) = (ElementType::F32, ReadMode::Copy);
-        WorkerOptions { scheme, encoding, read, checksums: false, own_step: None }
+    /// The defaults, for a worker that insists on this scheme.
+    pub fn new(scheme: impl Into<AnyScheme>) -> WorkerOptions {
+        WorkerOptions { scheme: Some(scheme.into()), ..WorkerOptions::default() }
     }
 }
 
@@ -96,6 +125,11 @@ enum Phase {
     Apart,
 }
 
+const APART: &str = "the last `reconnect` failed: call it again";
+
+/// What is published, one per shard.
+type Sources = SmallVec<[Source; 4]>;
+
 struct Part<T: Transport> {
     link: Link<T::Endpoint>,
     /// Where its shard begins in the table, in bytes.
@@ -116,12 +150,12 @@ struct Part<T: Transport> {
 
 impl<T: Transport> Part<T> {
     /// Over connections to all shards, in order.
-    fn of(links: Vec<Link<T::Endpoint>>, options: &WorkerOptions) -> Vec<Self> {
+    fn of(links: Vec<Link<T::Endpoint>>, options: &WorkerOptions, needs: &Needs) -> Vec<Self> {
         let part = |mut link: Link<T::Endpoint>| {
             let range = link.welcome.range().unwrap_or_default();
             if let Some(publish) = &mut link.publish {
                 publish.set_checksums(options.checksums);
-                publish.watch_consumed(waits_for_own(&options.scheme));
+                publish.watch_consumed(needs.waits_for_own);
             }
             let shows = link.published();
             Part {
@@ -156,11 +190,14 @@ impl<T: Transport> Part<T> {
 
 /// Reads parameters and publishes gradients.
 ///
-/// One clock is: [`begin`](Self::begin), compute on [`parameters`](Self::parameters), write the gradient into
-/// [`gradient`](Self::gradient), [`publish`](Self::publish). [`Server`](super::Server) has an example.
+/// One clock is one [`Step`]: [`step`](Self::step) waits for the parameters, the user computes a gradient from them,
+/// and [`Step::publish`] consumes the step. [`Server`](super::Server) has an example.
 pub struct Worker<T: Transport> {
     parts: Vec<Part<T>>,
     scheme: Box<dyn WorkerScheme>,
+    /// The scheme that the servers keep, and what it needs.
+    kind: AnyScheme,
+    needs: Needs,
     options: WorkerOptions,
     table: Table,
     parameters: Option<Buffer>,
@@ -172,6 +209,8 @@ pub struct Worker<T: Transport> {
     pub(super) measures_magnitude: bool,
     pub(super) reports_reads: bool,
     transport: T,
+    /// Names this worker to the servers, over all its connections.
+    identity: u64,
     clock: Clock,
     /// Of each shard, while there is no connection to it: the life that was connected to last, and its newest version.
     reached: Vec<(Epoch, Version)>,
@@ -195,26 +234,32 @@ impl<T: Transport> Worker<T> {
         options: WorkerOptions,
         timeout: Duration,
     ) -> Result<Self, Error> {
-        let links = join::join(&transport, servers, &options, None, timeout)?;
+        // A rank has 32 bits, and so no rank is equal to a random name.
+        let identity = options.identity.map_or_else(|| random_word() | 1 << 63, u64::from);
+        let deadline = now() + timeout;
+        let kind = join::scheme(&transport, servers, &options, timeout)?;
+        let needs = kind.needs();
+        let who = join::Who { options: &options, scheme: &kind, identity };
+        let links = join::join(&transport, servers, who, None, deadline - now())?;
         let table = join::check_shards(&links)?;
-        join::check_read_mode(&links, &options)?;
+        join::check_read_mode(&links, &options, &kind)?;
         let clock = join::clock(&links);
         let parameters = match options.read {
             ReadMode::Copy => Some(private(&transport, table.bytes())?),
             ReadMode::InPlace => None,
         };
-        let mut parts = Part::of(links, &options);
+        let mut parts = Part::of(links, &options, &needs);
         let own = match options.own_step {
             None => None,
             Some(step) => {
                 let slots = |part: &Part<T>| part.link.welcome.slots.map_or(0, |slots| slots.slots);
                 let slots = parts.iter().map(slots).max().unwrap_or_default();
                 let (step, elements) = ((step, options.encoding), table.bytes() / 4);
-                Some(OwnGradients::new(&transport, step, elements, &options.scheme, slots)?)
+                Some(OwnGradients::new(&transport, step, elements, needs.staleness, slots)?)
             }
         };
         ask_included(&mut parts, &options)?;
-        let mut scheme = options.scheme.worker();
+        let mut scheme = kind.worker();
         scheme.handle_event(now(), WorkerEvent::Joined { clock });
         Ok(Worker {
             parts,
@@ -224,9 +269,12 @@ impl<T: Transport> Worker<T> {
             gradient: None,
             magnitude: None,
             own,
-            measures_magnitude: options.scheme.measures_magnitude(),
-            reports_reads: options.scheme.reports_reads(),
+            measures_magnitude: needs.measures_magnitude,
+            reports_reads: needs.reports_reads,
+            kind,
+            needs,
             transport,
+            identity,
             options,
             clock,
             reached: Vec::new(),
@@ -243,6 +291,11 @@ impl<T: Transport> Worker<T> {
     /// The table that the servers hold.
     pub fn table(&self) -> &Table {
         &self.table
+    }
+
+    /// The scheme that the servers and this worker keep.
+    pub fn scheme(&self) -> &AnyScheme {
+        &self.kind
     }
 
     /// The iteration that it is at: its next gradient belongs to it.
@@ -271,70 +324,40 @@ impl<T: Transport> Worker<T> {
 
     /// Brings the parameters for the next gradient, waiting as the scheme says, at most `timeout`. After an
     /// [`Error::Deadline`] it may be called again and goes on where it was.
-    pub fn begin(&mut self, timeout: Duration) -> Result<View, Error> {
+    pub fn step(&mut self, timeout: Duration) -> Result<Step<'_, T>, Error> {
         let deadline = now() + timeout;
         if self.phase == Phase::Publishing {
             self.finish_publish(timeout)?;
         }
-        // Also where there is nothing to wait for: a worker that lost its server is not to compute on.
+        // The loss of a server is also reported where there is nothing to wait for.
         let computing = |worker: &Self| worker.phase == Phase::Computing;
         self.wait(deadline - now(), "waiting for parameters", computing)?;
         let view = self.view();
-        // Asking again for the same clock counts once.
+        // A clock that is begun again counts once.
         if !std::mem::replace(&mut self.counted, true) {
             self.statistics.staleness.record(view.staleness());
         }
-        Ok(view)
+        Ok(Step::new(self, view))
     }
 
-    /// The parameters that `begin` brought, as one flat array of the whole table.
-    pub fn parameters(&self) -> Result<&[f32], Error> {
-        let operation = "read parameters";
-        let buffer = self
-            .parameters
-            .as_ref()
-            .ok_or(Error::OutOfTurn { operation, reason: "they are read in place: use `in_place`" })?;
-        if self.phase != Phase::Computing {
-            return Err(Error::OutOfTurn { operation, reason: "call `begin` first" });
+    /// Returns to the step that was left by [`Step::suspend`].
+    pub fn resume(&mut self) -> Result<Step<'_, T>, Error> {
+        match self.phase {
+            Phase::Computing => {
+                let view = self.view();
+                Ok(Step::new(self, view))
+            }
+            Phase::Apart => Err(Error::OutOfTurn { operation: "go on with a step", reason: APART }),
+            _ => {
+                let reason = "no step is open: begin one first";
+                Err(Error::OutOfTurn { operation: "go on with a step", reason })
+            }
         }
-        buffer.f32s().ok_or(Error::InFlight { what: "parameters" })
-    }
-
-    /// The parameters of one shard where they lie, held until the next `begin`.
-    pub fn in_place(&self, shard: usize) -> Result<VolatileSlice<'_>, Error> {
-        let bytes =
-            self.parts.get(shard).and_then(|part| part.link.pins.as_ref()).and_then(|pins| pins.bytes());
-        bytes.ok_or(Error::OutOfTurn {
-            operation: "read in place",
-            reason: "connect with ReadMode::InPlace and call `begin` first",
-        })
     }
 
     /// The bytes of the table that each shard holds, in order.
     pub fn shards(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
         self.parts.iter().map(|part| part.begin..part.begin + part.bytes)
-    }
-
-    /// Where to write an f32 gradient of the whole table. Keeps what was written there last.
-    pub fn gradient(&mut self) -> Result<&mut [f32], Error> {
-        if self.options.encoding != ElementType::F32 {
-            return Err(Error::Encoding { encoding: self.options.encoding });
-        }
-        self.gradient_buffer()?.f32s_mut().ok_or(Error::InFlight { what: "gradient" })
-    }
-
-    /// Rounds an f32 gradient of the whole table to the worker's encoding, ready to be published.
-    pub fn encode(&mut self, gradient: &[f32]) -> Result<(), Error> {
-        let encoding = self.options.encoding;
-        let expected = (self.table.bytes() / 4) as usize;
-        if gradient.len() != expected {
-            return Err(Error::Length { given: gradient.len(), expected });
-        }
-        let buffer = self.gradient_buffer()?;
-        let bytes = buffer.bytes_mut().ok_or(Error::InFlight { what: "gradient" })?;
-        let len = expected * encoding.bytes();
-        crate::kernel::encode(gradient, VolatileSlice::from_mut(&mut bytes[..len]), encoding);
-        Ok(())
     }
 
     fn gradient_buffer(&mut self) -> Result<&mut Buffer, Error> {
@@ -346,84 +369,15 @@ impl<T: Transport> Worker<T> {
         self.gradient.as_mut().ok_or(Error::InFlight { what: "gradient" })
     }
 
-    /// Publishes what [`gradient`](Self::gradient) holds, waiting at most `timeout` for free slots. `loss` is told to
-    /// the server. When it returns, every server has the gradient whole.
-    pub fn publish(&mut self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
-        self.start_publish(loss)?;
-        self.finish_publish(timeout)
-    }
-
-    /// Begins to publish what [`gradient`](Self::gradient) holds. Poll until [`is_publishing`](Self::is_publishing)
-    /// is false, or call `begin`, which finishes it.
-    pub fn start_publish(&mut self, loss: Option<f32>) -> Result<(), Error> {
-        self.expect_computing("publish")?;
-        self.gradient_buffer()?;
-        let width = self.options.encoding.bytes();
-        let Some(gradient) = &mut self.gradient else { return Err(Error::InFlight { what: "gradient" }) };
-        let mut sources = Vec::with_capacity(self.parts.len());
-        for part in &self.parts {
-            sources.push(Source::Memory(gradient.slice(part.begin / 4 * width, part.bytes / 4 * width)?));
-        }
-        self.start_sources(sources, loss)?;
-        self.statistics.bytes_published += self.table.bytes() / 4 * width as u64;
-        for part in &mut self.parts {
-            part.bytes_published += (part.bytes / 4 * width) as u64;
-        }
-        Ok(())
-    }
-
-    /// Waits for a free slot at every server, at most `timeout`, and lends them, one per shard in order: the worker
-    /// computes straight into them, and [`publish_slots`](Self::publish_slots) announces them. Nobody else writes
-    /// them, and the server reads them only once they are announced.
-    pub fn borrow_slots(&mut self, timeout: Duration) -> Result<Vec<LocalSlice>, Error> {
-        self.expect_computing("borrow slots")?;
-        for part in &mut self.parts {
-            let shard = part.link.welcome.shard;
-            if let Some(publish) = &mut part.link.publish {
-                publish.reserve().map_err(|source| Error::Publish { shard, source })?;
-            }
-        }
-        let reserved = |worker: &Self| {
-            let publish = |part: &Part<T>| {
-                part.link.publish.as_ref().is_some_and(|publish| publish.reserved().is_some())
-            };
-            worker.parts.iter().all(publish)
-        };
-        self.wait(timeout, "waiting for a free slot", reserved)?;
-        let slot = |part: &Part<T>| {
-            part.link.borrowed_slot().ok_or(Error::Pin {
-                shard: part.link.welcome.shard,
-                source: crate::param::PinError::NotMapped,
-            })
-        };
-        self.parts.iter().map(slot).collect()
-    }
-
-    /// Publishes the slots that were borrowed. Nothing is copied.
-    pub fn publish_slots(&mut self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
-        self.expect_computing("publish")?;
-        let sources = self.parts.iter().map(|_| Source::Slot).collect();
-        self.start_sources(sources, loss)?;
-        self.finish_publish(timeout)
-    }
-
     fn expect_connected(&self, operation: &'static str) -> Result<(), Error> {
         match self.phase {
-            Phase::Apart => {
-                Err(Error::OutOfTurn { operation, reason: "the last `reconnect` failed: call it again" })
-            }
+            Phase::Apart => Err(Error::OutOfTurn { operation, reason: APART }),
             _ => Ok(()),
         }
     }
 
-    fn expect_computing(&self, operation: &'static str) -> Result<(), Error> {
-        match self.phase {
-            Phase::Computing => Ok(()),
-            _ => Err(Error::OutOfTurn { operation, reason: "call `begin` first" }),
-        }
-    }
-
-    fn start_sources(&mut self, sources: Vec<Source>, loss: Option<f32>) -> Result<(), Error> {
+    /// Begins to publish, from one source per shard.
+    fn start_sources(&mut self, sources: Sources, loss: Option<f32>) -> Result<(), Error> {
         if let Some(since) = self.computing_since.take() {
             self.statistics.compute += now() - since;
         }
@@ -476,7 +430,7 @@ impl<T: Transport> Worker<T> {
                 |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= p.clock());
             worker.parts.iter().all(consumed)
         });
-        self.watch_consumed(waits_for_own(&self.options.scheme));
+        self.watch_consumed(self.needs.waits_for_own);
         flushed?;
         // Was that said to this worker? One that has slept for longer than its lease may have read what is said to its
         // successor; and where reads outlive a server (design, section 7), what its next life says.
@@ -498,41 +452,10 @@ impl<T: Transport> Worker<T> {
     pub fn pin(&mut self, shard: usize, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
         let out_of_turn = |reason| Error::OutOfTurn { operation: "pin", reason };
         if self.options.read == ReadMode::InPlace {
-            return Err(out_of_turn("this worker reads in place already: use `in_place`"));
+            return Err(out_of_turn("this worker reads in place already: use `Step::in_place`"));
         }
         let out_of_range = out_of_turn("there is no such shard");
         self.parts.get_mut(shard).ok_or(out_of_range)?.link.pin(bound, timeout)
-    }
-
-    /// Whether a server has asked that this worker abandon what it computes: the parameters that it computes on are
-    /// older than that server wants. Never waits, so that it can be asked in the midst of a batch. Costs a load per
-    /// server where its memory is mapped; elsewhere it is what the last read of its memory brought, and begins the next
-    /// one if none is under way (over TCP some microseconds): there a request is heard of with the second question
-    /// after it at the earliest.
-    pub fn should_stop(&mut self) -> Result<bool, Error> {
-        self.expect_connected("ask the servers")?;
-        let mut stop = false;
-        for part in &mut self.parts {
-            stop |= part.link.interrupt()? > part.version;
-        }
-        Ok(stop)
-    }
-
-    /// Abandons the computation of this clock: nothing of it is published, and the next `begin` brings newer parameters
-    /// for the same clock, no older than the servers asked for.
-    pub fn abandon(&mut self) -> Result<(), Error> {
-        self.expect_computing("abandon")?;
-        for part in &mut self.parts {
-            part.least = part.least.max(part.link.interrupt()?);
-        }
-        let now = now();
-        if let Some(since) = self.computing_since.take() {
-            self.statistics.compute += now - since;
-        }
-        self.statistics.abandoned += 1;
-        self.scheme.handle_event(now, WorkerEvent::Interrupted);
-        self.phase = Phase::Deciding;
-        Ok(())
     }
 
     fn wait(
@@ -699,14 +622,9 @@ impl<T: Transport> Worker<T> {
 
     /// Puts another scheme around this worker's.
     pub(super) fn listen(&mut self, around: impl FnOnce(Box<dyn WorkerScheme>) -> Box<dyn WorkerScheme>) {
-        let own = std::mem::replace(&mut self.scheme, self.options.scheme.worker());
+        let own = std::mem::replace(&mut self.scheme, self.kind.worker());
         self.scheme = around(own);
     }
-}
-
-/// True if workers wait for their own gradients: then they have to look whether those are consumed.
-fn waits_for_own(scheme: &scheme::Config) -> bool {
-    matches!(scheme, scheme::Config::Abs { .. } | scheme::Config::Vap { .. })
 }
 
 /// Has each copy say which of this worker's gradients it holds, where that is wanted.

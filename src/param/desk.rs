@@ -1,6 +1,6 @@
 //! A peer's desk as the owner of the shard sees it: the page that this one peer writes, and its slots.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::frames;
 use super::layout::{LINE, SlotGeometry, SlotHeader, desk, encoding_word, landed_chunks};
@@ -68,12 +68,14 @@ impl Desk {
     /// Gradients of clocks before this one are announced.
     pub fn published(&self) -> Clock {
         // Acquire: the slot's header and payload were written before the announcement.
-        Clock(self.page.as_volatile().load(desk::PUBLISHED, Acquire))
+        Clock(self.page.as_volatile().load(desk::PUBLISHED, ordering!("published_acquire", Acquire)))
     }
 
     /// Chunks that have landed of the gradient of `clock`, which may not be announced yet.
     pub fn landed(&self, clock: Clock) -> usize {
-        landed_chunks(self.page.as_volatile().load(desk::LANDED, Acquire), clock.0)
+        // Acquire: the chunks were written before they were counted.
+        let landed = self.page.as_volatile().load(desk::LANDED, ordering!("landed_acquire", Acquire));
+        landed_chunks(landed, clock.0)
     }
 
     /// The newest version that the peer says it holds, if it has said so: whatever stands there.

@@ -1,10 +1,11 @@
 //! The frames of a shard as their owner writes them.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
 use super::layout::{
     ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, LINE, Latest, MAGIC, landed_word, peer_line,
 };
+use super::own_page::Eviction;
 use crate::clock::{Clock, Version};
 use crate::kernel;
 use crate::mem::{LocalSlice, MemoryRegion, fence};
@@ -193,7 +194,11 @@ impl Frames {
         };
         self.write_header(frame, header);
         // Followers learn where to look; after the header, so that they never follow an old one.
-        memory.store(ControlLayout::WRITING, Latest { version, frame }.to_word(), Release);
+        memory.store(
+            ControlLayout::WRITING,
+            Latest { version, frame }.to_word(),
+            ordering!("writing_release", Release),
+        );
         true
     }
 
@@ -227,10 +232,11 @@ impl Frames {
         self.write_header(frame, header);
         // The rest of the header comes before the even sequence.
         let even = header.sequence + 1;
-        memory.store(self.layout.frame_header(frame) + FrameHeader::SEQUENCE, even, Release);
+        let sequence_at = self.layout.frame_header(frame) + FrameHeader::SEQUENCE;
+        memory.store(sequence_at, even, ordering!("even_release", Release));
         self.latest = Latest { version, frame };
         // The frame is whole before it is announced.
-        memory.store(ControlLayout::LATEST, self.latest.to_word(), Release);
+        memory.store(ControlLayout::LATEST, self.latest.to_word(), ordering!("latest_release", Release));
         memory.store(ControlLayout::SMALLEST_CLOCK, smallest_clock.0, Release);
         memory.store(ControlLayout::WRITING, 0, Release);
     }
@@ -283,15 +289,15 @@ impl Frames {
         line.store(peer_line::STATE, peer_line::STATE_MEMBER, Release);
     }
 
-    /// Marks a peer as evicted.
-    pub fn close_line(&self, peer: u16) {
-        self.peer_line(peer).store(peer_line::STATE, peer_line::STATE_EVICTED, Release);
+    /// Tells a peer that it is no member any more, and why.
+    pub fn close_line(&self, peer: u16, why: Eviction) {
+        self.peer_line(peer).store(peer_line::STATE, why.state(), Release);
     }
 
     /// Gives a worker its slots back up to (not including) `clock`.
     pub fn set_consumed(&self, peer: u16, clock: Clock) {
         // After this store the worker may overwrite the slot: all reads of it come before.
-        self.peer_line(peer).store(peer_line::CONSUMED, clock.0, Release);
+        self.peer_line(peer).store(peer_line::CONSUMED, clock.0, ordering!("consumed_release", Release));
     }
 
     /// Asks a worker to abandon what it computes on any version before the latest.
@@ -321,7 +327,7 @@ impl Frames {
 
 /// Whether a pin word names `frame`. Acquire: what the reader did before it let go comes before the next write.
 pub(super) fn pins(word: &crate::mem::VolatileSlice<'_>, frame: u8) -> bool {
-    word.load(0, Acquire) == u64::from(frame) + 1
+    word.load(0, ordering!("pins_acquire", Acquire)) == u64::from(frame) + 1
 }
 
 /// CRC-64 over epoch, version, bytes and payload; never 0, which stands for "none".

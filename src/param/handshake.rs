@@ -14,6 +14,11 @@ use crate::table::{ElementType, Table};
 /// One life of a server: a random number.
 pub type Epoch = u64;
 
+/// Begins the refusal of a worker whose identity is connected already. A worker that was started again hears it until
+/// its old connection has ended, and tries again.
+pub const IDENTITY_TAKEN: &str = "a worker of this identity is connected: give each worker a rank of its own; one \
+    that was started again is taken in as soon as the end of its old connection is noticed, within the lease";
+
 /// A message that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -44,8 +49,11 @@ pub enum Role {
     Worker {
         /// Encoding of its gradients.
         encoding: ElementType,
-        /// The scheme it keeps; must be the server's.
-        scheme: scheme::Config,
+        /// The text of the scheme it keeps; must be the server's.
+        scheme: String,
+        /// Names the worker across its connections: its rank, or a random number with the highest bit set. Its
+        /// gradients are applied at most once under this name.
+        identity: u64,
     },
     /// Reads parameters.
     Reader,
@@ -74,8 +82,9 @@ pub struct Resume {
 }
 
 impl Resume {
-    /// No clock is later, and no job so long: at a million clocks a second, 100,000 years.
-    pub const CLOCK_MAX: Clock = Clock(1 << 62);
+    /// The last clock, for which no gradient is published: the word that counts chunks has 40 bits for a clock. At
+    /// 1,000 clocks a second that is 34 years.
+    pub const CLOCK_MAX: Clock = Clock((1 << 40) - 1);
     /// The most that a worker may be ahead of a shard.
     pub const AHEAD_MAX: u64 = 1 << 32;
 }
@@ -117,8 +126,8 @@ pub struct Welcome {
     pub slots: Option<SlotGeometry>,
     /// How long a peer may be silent before it is taken for dead, in nanoseconds.
     pub lease_ns: u64,
-    /// The scheme that the owner keeps, if it takes workers.
-    pub scheme: Option<scheme::Config>,
+    /// The text of the scheme that the owner keeps, if it takes workers.
+    pub scheme: Option<String>,
 }
 
 pub(super) fn encode(body: &impl Serialize) -> Vec<u8> {
@@ -153,12 +162,6 @@ pub(super) fn is_aligned(grant: &RemoteSlice) -> bool {
     grant.offset.is_multiple_of(super::layout::LINE as u64)
 }
 
-/// Whether a server of some number of workers could keep this scheme: the text of a scheme is checked where it is
-/// read, that of a peer only here.
-fn is_sound(scheme: &scheme::Config) -> bool {
-    scheme.has_server() && scheme.check(usize::from(u16::MAX)).is_ok()
-}
-
 impl Hello {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
@@ -169,7 +172,7 @@ impl Hello {
     pub fn decode(bytes: &[u8], grants: &[RemoteSlice]) -> Result<Hello, HandshakeError> {
         let hello: Hello = decode(bytes)?;
         if let Role::Worker { scheme, .. } = &hello.role {
-            check(is_sound(scheme), "a scheme that no server can keep")?;
+            check(scheme::is_text(scheme), "a scheme that cannot be")?;
         }
         if let Some(resume) = &hello.resume {
             check(resume.clock <= Resume::CLOCK_MAX, "a clock that nobody can have reached")?;
@@ -201,7 +204,8 @@ impl Welcome {
     /// From bytes and grants that a server sent: everything that is computed with later is checked here.
     pub fn decode(bytes: &[u8], role: &Role, grants: &[RemoteSlice]) -> Result<Welcome, HandshakeError> {
         let welcome: Welcome = decode(bytes)?;
-        check(welcome.scheme.as_ref().is_none_or(is_sound), "a scheme that no server can keep")?;
+        check(welcome.clock <= Resume::CLOCK_MAX, "a clock past the last one")?;
+        check(welcome.scheme.as_deref().is_none_or(scheme::is_text), "a scheme that cannot be")?;
         check(
             welcome.geometry.is_sound() && welcome.layout.frames == welcome.geometry.frames,
             "frames that cannot be",
@@ -258,7 +262,7 @@ fn take_apart(bytes: &[u8]) -> (Role, Vec<RemoteSlice>, &[u8]) {
         grants.push(RemoteSlice { key: crate::mem::RemoteKey(grants.len() as u64), offset, len });
         rest = behind;
     }
-    let worker = |encoding| Role::Worker { encoding, scheme: scheme::Config::Bsp };
+    let worker = |encoding| Role::Worker { encoding, scheme: "bsp".into(), identity: 1 };
     let role = match role % 5 {
         0 => Role::Reader,
         1 => Role::Inquirer,
@@ -332,7 +336,8 @@ pub(crate) fn fuzz_welcome(bytes: &[u8]) {
 pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let layout = ControlLayout { peers: 0, frames: 2 };
     let geometry = FrameGeometry { frames: 2, payload_bytes: 400, chunk_bytes: 128 };
-    let role = Role::Worker { encoding: ElementType::Bf16, scheme: scheme::Config::Ssp { staleness: 3 } };
+    let scheme = "ssp(3)".into();
+    let role = Role::Worker { encoding: ElementType::Bf16, scheme, identity: u64::MAX };
     let resume = Resume { clock: Clock(5), epoch: 6, version: Version(7) };
     let plain = Hello { role: Role::Reader, push: None, resume: None };
     let full = Hello { role, push: Some(PushGrant { layout, geometry }), resume: Some(resume) };
@@ -354,7 +359,7 @@ fn welcome_sample() -> Welcome {
         geometry: FrameGeometry { frames: 3, payload_bytes: 400, chunk_bytes: 128 },
         slots: None,
         lease_ns: 1,
-        scheme: Some(scheme::Config::Bsp),
+        scheme: Some("bsp".into()),
     }
 }
 
@@ -373,6 +378,7 @@ pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::layout::{MAX_CHUNKS, landed_word};
     use super::*;
     use crate::mem::RemoteKey;
     use proptest::prelude::*;
@@ -397,7 +403,7 @@ mod tests {
         bytes[8] = 9;
         let error = Hello::decode(&bytes, &[]).unwrap_err();
         assert_eq!(error, HandshakeError::Version { theirs: 9 });
-        assert!(error.to_string().contains("layout version 9, this process version 3"));
+        assert!(error.to_string().contains("layout version 9, this process version 5"));
     }
 
     #[test]
@@ -416,35 +422,28 @@ mod tests {
     }
 
     #[test]
-    fn a_scheme_that_no_server_can_keep_is_refused() {
-        use scheme::{Choice, Config, Delivery, Partition};
-        let dbw = |window, loss_growth| {
-            Some(Config::Dbw {
-                delivery: Delivery::Interrupt,
-                choice: Choice::Dynamic { window, loss_growth },
-            })
-        };
-        let hears = |scheme| {
+    fn a_clock_past_the_last_is_refused_from_an_owner_and_all_before_it_fit_their_words() {
+        let (welcome, grants) = welcome();
+        for (clock, is_good) in [(Resume::CLOCK_MAX, true), (Resume::CLOCK_MAX.next(), false)] {
+            let welcome = Welcome { clock, ..welcome.clone() };
+            assert_eq!(Welcome::decode(&welcome.encode(), &Role::Reader, &grants).is_ok(), is_good);
+            assert_eq!(landed_word(clock.0, MAX_CHUNKS).checked_shr(24) == Some(clock.0), is_good);
+        }
+    }
+
+    #[test]
+    fn a_text_that_no_scheme_can_have_is_refused() {
+        let hears = |scheme: &str| {
             let (welcome, grants) = welcome();
-            let welcome = Welcome { scheme, ..welcome };
+            let welcome = Welcome { scheme: Some(scheme.into()), ..welcome };
             let heard = Welcome::decode(&welcome.encode(), &Role::Reader, &grants).is_ok();
-            if let Some(scheme) = scheme {
-                let role = Role::Worker { encoding: ElementType::F32, scheme };
-                let hello = Hello { role, push: None, resume: None };
-                assert_eq!(Hello::decode(&hello.encode(), &[]).is_ok(), heard, "{scheme:?}");
-            }
+            let role = Role::Worker { encoding: ElementType::F32, scheme: scheme.into(), identity: 0 };
+            let hello = Hello { role, push: None, resume: None };
+            assert_eq!(Hello::decode(&hello.encode(), &[]).is_ok(), heard, "{scheme:?}");
             heard
         };
-        assert!(hears(None) && hears(dbw(1, 1.0)));
-        for scheme in [
-            dbw(0, 1.0),
-            dbw(1, f32::NAN),
-            dbw(1, -1.0),
-            Some(Config::Bap { staleness: u64::MAX }),
-            Some(Config::DsSync { group: 2, partition: Partition::Uneven }),
-        ] {
-            assert!(!hears(scheme), "{scheme:?}");
-        }
+        assert!(hears("bsp") && hears("of-its-own(a=1)") && hears(&"x".repeat(256)));
+        assert!(!hears("") && !hears(&"x".repeat(257)) && !hears("a\nline"));
     }
 
     #[test]

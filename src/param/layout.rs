@@ -9,7 +9,7 @@ use crate::clock::{Clock, Version};
 use crate::table::ElementType;
 
 /// Version of the layout and of the handshake. Peers of different versions refuse each other.
-pub const LAYOUT_VERSION: u64 = 3;
+pub const LAYOUT_VERSION: u64 = 5;
 
 /// First word of a control page: "SLACKLIN" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"SLACKLIN");
@@ -114,7 +114,10 @@ pub(super) mod peer_line {
     pub(crate) const STATE: usize = 24;
 
     pub(crate) const STATE_MEMBER: u64 = 1;
-    pub(crate) const STATE_EVICTED: u64 = 2;
+    /// The peer is gone: it left, was silent for longer than the lease, or wrote what breaks the protocol.
+    pub(crate) const STATE_LEFT: u64 = 2;
+    pub(crate) const STATE_SILENT: u64 = 3;
+    pub(crate) const STATE_MISBEHAVED: u64 = 4;
 }
 
 /// Offsets in a peer's desk: the page that this one peer writes.

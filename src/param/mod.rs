@@ -10,6 +10,10 @@ mod frames;
 mod group;
 mod handshake;
 mod layout;
+#[cfg_attr(
+    not(feature = "sim"),
+    allow(dead_code, reason = "a simulated peer looks for words by their places")
+)]
 pub(crate) mod own_page;
 mod pin;
 mod publish;
@@ -24,12 +28,13 @@ pub use group::{
 };
 #[cfg(any(test, fuzzing))]
 pub(crate) use group::{fuzz_group_hello, group_hello_samples};
-pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Resume, Role, Welcome};
+pub use handshake::{Epoch, HandshakeError, Hello, IDENTITY_TAKEN, PushGrant, Resume, Role, Welcome};
 #[cfg(any(test, fuzzing))]
 pub(crate) use handshake::{fuzz_hello, fuzz_welcome, hello_samples, welcome_samples};
 pub use layout::{
     ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, Latest, SlotGeometry, SlotHeader,
 };
+pub use own_page::Eviction;
 pub(crate) use own_page::own_words;
 pub use pin::{PinError, PinnedFrame, Pins};
 pub use publish::{Publish, PublishError, Remarks, Source};

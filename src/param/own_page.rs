@@ -37,6 +37,25 @@ pub(crate) fn held(page: &RemoteSlice, version: Version) -> Result<(RemoteSlice,
     Ok((page.slice(desk::HELD as u64, 8)?, version.0.wrapping_add(1)))
 }
 
+/// Offsets of the words of a peer's page, for a simulated peer that breaks the protocol: those that have a place of
+/// their own, then those of the headers of so many slots.
+pub(crate) fn desk_words(slots: usize) -> impl Iterator<Item = usize> {
+    let own = [desk::PUBLISHED, desk::LANDED, desk::HELD, desk::HEARTBEAT, desk::PIN];
+    let headers =
+        (0..slots).flat_map(|slot| (0..LINE).step_by(8).map(move |at| desk::slot_header(slot) + at));
+    own.into_iter().chain(headers)
+}
+
+/// Offset of the pin in a peer's page.
+pub(crate) fn pin_word() -> usize {
+    desk::PIN
+}
+
+/// The frame of the newest version, as the owner's control page says.
+pub(crate) fn newest_frame(control: &VolatileSlice<'_>) -> u8 {
+    Latest::from_word(control.load(ControlLayout::LATEST, Acquire)).frame
+}
+
 /// The version that a peer is to compute on, or a later one, as its line says where it is mapped: a computation on an
 /// older one is to be abandoned.
 pub(crate) fn load_interrupt(line: &VolatileSlice<'_>) -> Version {
@@ -44,23 +63,71 @@ pub(crate) fn load_interrupt(line: &VolatileSlice<'_>) -> Version {
     Version(line.load(peer_line::INTERRUPT, Acquire))
 }
 
+/// Why an owner takes a peer for a member no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Eviction {
+    /// Its connection ended, as far as the owner knows.
+    Left,
+    /// It was silent for longer than the lease.
+    Silent,
+    /// What it wrote broke the protocol.
+    Misbehaved,
+    /// Another peer has its place by now, and the reason is not known any more.
+    Replaced,
+}
+
+impl Eviction {
+    /// The state word of a place whose last holder was let go for this reason.
+    pub(crate) fn state(self) -> u64 {
+        match self {
+            Eviction::Left | Eviction::Replaced => peer_line::STATE_LEFT,
+            Eviction::Silent => peer_line::STATE_SILENT,
+            Eviction::Misbehaved => peer_line::STATE_MISBEHAVED,
+        }
+    }
+
+    /// The reason that a state word gives, if it gives one.
+    pub(crate) fn of(state: u64) -> Option<Eviction> {
+        match state {
+            peer_line::STATE_LEFT => Some(Eviction::Left),
+            peer_line::STATE_SILENT => Some(Eviction::Silent),
+            peer_line::STATE_MISBEHAVED => Some(Eviction::Misbehaved),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Eviction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Eviction::Left => "its connection ended",
+            Eviction::Silent => "it was silent for longer than the lease",
+            Eviction::Misbehaved => "what it wrote broke the protocol",
+            Eviction::Replaced => "another peer has its place by now",
+        })
+    }
+}
+
 /// What the owner says to one peer in its line.
 pub(crate) struct OwnLine {
     /// Gradients of clocks before this one are consumed.
     pub(crate) consumed: Clock,
-    /// The owner has let the peer go.
-    pub(crate) evicted: bool,
+    /// The owner has let the peer go, and why.
+    pub(crate) evicted: Option<Eviction>,
     /// The owner has asked to abandon a computation on any version before this one.
     pub(crate) interrupt: Version,
 }
 
 /// Reads a copy of the line of the peer that has had its place since `generation`.
 pub(crate) fn read_line(line: &VolatileSlice<'_>, generation: u64) -> OwnLine {
+    let is_another = line.load_u64(peer_line::GENERATION) != generation;
     OwnLine {
         consumed: Clock(line.load_u64(peer_line::CONSUMED)),
-        // The line of somebody who has the place by now says as much.
-        evicted: line.load_u64(peer_line::STATE) == peer_line::STATE_EVICTED
-            || line.load_u64(peer_line::GENERATION) != generation,
+        // The line of another peer at this place says as much.
+        evicted: is_another
+            .then_some(Eviction::Replaced)
+            .or_else(|| Eviction::of(line.load_u64(peer_line::STATE))),
         interrupt: Version(line.load_u64(peer_line::INTERRUPT)),
     }
 }
@@ -80,5 +147,26 @@ pub(crate) fn read_status(line: &VolatileSlice<'_>) -> Status {
         latest: Latest::from_word(word(ControlLayout::LATEST)).version,
         smallest_clock: Clock(word(ControlLayout::SMALLEST_CLOCK)),
         workers: usize::try_from(word(ControlLayout::WORKERS)).unwrap_or(usize::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::HostMemory;
+
+    #[test]
+    fn a_peer_finds_in_its_line_why_it_was_let_go() {
+        let memory = HostMemory::anonymous(LINE).unwrap();
+        let line = memory.as_volatile();
+        line.store_u64(peer_line::GENERATION, 7);
+        line.store_u64(peer_line::STATE, peer_line::STATE_MEMBER);
+        assert_eq!(read_line(&line, 7).evicted, None);
+        for why in [Eviction::Left, Eviction::Silent, Eviction::Misbehaved] {
+            line.store_u64(peer_line::STATE, why.state());
+            assert_eq!(read_line(&line, 7).evicted, Some(why));
+            // The line speaks of another peer by now.
+            assert_eq!(read_line(&line, 6).evicted, Some(Eviction::Replaced));
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! both sides at least one of the two sees the other: either the reader finds the frame being written and lets go, or
 //! the owner finds the pin and takes another frame.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::layout::{ControlLayout, FrameHeader, LINE, Latest, desk};
 use super::{FrameSource, Pulled};
@@ -92,7 +92,13 @@ impl Pins {
             if latest.version < bound.version {
                 return Ok(None);
             }
-            self.word.as_volatile().store(0, u64::from(latest.frame) + 1, Relaxed);
+            // Release: an owner that finds this pin, and never the word without one that came before it, may write the
+            // frame that was pinned before. All loads of that frame come before.
+            self.word.as_volatile().store(
+                0,
+                u64::from(latest.frame) + 1,
+                ordering!("repin_release", Release),
+            );
             if !mutant!("pin_fence") {
                 fence(SeqCst);
             }
@@ -152,7 +158,9 @@ impl Pins {
     pub fn is_intact(&self) -> bool {
         let Some((frame, pulled)) = self.held else { return false };
         // The loads of the bytes come before that of the header.
-        fence(Acquire);
+        if !mutant!("intact_fence") {
+            fence(Acquire);
+        }
         let line = self.control.as_volatile().subslice(self.source.layout.frame_header(frame), LINE);
         let header = FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Acquire)));
         header.is_whole() && header.version == pulled.version
@@ -172,7 +180,7 @@ impl Pins {
     pub fn release(&mut self) {
         self.held = None;
         // All loads of the frame come before the owner may write it.
-        self.word.as_volatile().store(0, 0, Release);
+        self.word.as_volatile().store(0, 0, ordering!("unpin_release", Release));
     }
 }
 

@@ -4,8 +4,9 @@
 //! that the server can begin before the last byte), the slot's header, the published clock. The server trusts nothing
 //! before the clock has moved.
 
-use super::layout::{SlotGeometry, SlotHeader, desk, encoding_word, landed_word, peer_line};
-use super::{Welcome, desk as desk_of_owner};
+use super::layout::{LINE, SlotGeometry, SlotHeader, desk, encoding_word, landed_word, peer_line};
+use super::own_page::{Eviction, read_line};
+use super::{Resume, Welcome, desk as desk_of_owner};
 use crate::clock::{Clock, Version};
 use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
 use crate::transport::{
@@ -47,6 +48,18 @@ pub enum PublishError {
     /// No slot was reserved.
     #[error("no slot is borrowed: borrow one and compute into it first")]
     NoSlot,
+    /// The worker has come to the last clock.
+    #[error("clock {} is the last that fits the protocol's words: begin a new job with these parameters", .clock.0)]
+    LastClock {
+        /// The clock.
+        clock: Clock,
+    },
+    /// The server has let this worker go.
+    #[error("the server has evicted this worker: {why}; connect again")]
+    Evicted {
+        /// The reason that the server gives.
+        why: Eviction,
+    },
     /// A publish is under way already.
     #[error("a publish is under way already: finish it first")]
     Busy,
@@ -94,7 +107,9 @@ pub(crate) const PUBLISH_TAG: u64 = 1 << 62;
 pub struct Publish {
     page: RemoteSlice,
     slots: RemoteSlice,
-    consumed_word: RemoteSlice,
+    /// The worker's line of the control page, and who it speaks to while the worker is in.
+    line: RemoteSlice,
+    generation: u64,
     geometry: SlotGeometry,
     epoch: u64,
     scratch: LocalSlice,
@@ -116,7 +131,7 @@ pub struct Publish {
 
 impl Publish {
     /// Bytes of local memory that a publish needs for itself.
-    pub const SCRATCH_BYTES: usize = 8;
+    pub const SCRATCH_BYTES: usize = 2 * LINE;
 
     /// From an owner's answer to a worker and what it granted, with [`SCRATCH_BYTES`](Self::SCRATCH_BYTES) of
     /// registered memory of its own. `None` if the answer was not to a worker.
@@ -126,11 +141,11 @@ impl Publish {
         scratch: LocalSlice,
     ) -> Result<Option<Publish>, OutOfBounds> {
         let ([control, _, page, slots], Some(geometry)) = (grants, welcome.slots) else { return Ok(None) };
-        let consumed_at = welcome.layout.peer_line(welcome.peer) + peer_line::CONSUMED;
         Ok(Some(Publish {
             page: *page,
             slots: *slots,
-            consumed_word: control.slice(consumed_at as u64, 8)?,
+            line: control.slice(welcome.layout.peer_line(welcome.peer) as u64, LINE as u64)?,
+            generation: welcome.generation,
             geometry,
             epoch: welcome.epoch,
             scratch,
@@ -189,6 +204,9 @@ impl Publish {
             )
         {
             return Err(PublishError::Busy);
+        }
+        if self.clock >= Resume::CLOCK_MAX {
+            return Err(PublishError::LastClock { clock: self.clock });
         }
         if matches!(source, Source::Slot) && !matches!(self.state, State::Reserved) {
             return Err(PublishError::NoSlot);
@@ -283,13 +301,13 @@ impl Publish {
                 let wanted = std::mem::take(&mut self.reserving) || self.pending.is_some();
                 self.state = if wanted { State::NeedCredit } else { State::Idle };
                 let before = self.consumed;
-                self.learn_consumed(Clock(self.scratch.as_volatile().load_u64(0)));
+                self.learn_credit()?;
                 Ok(before != self.consumed || wanted)
             }
             State::NeedCredit => self.ask_for_credit(endpoint),
             State::Credit if self.outstanding > 0 => Ok(false),
             State::Credit => {
-                self.learn_consumed(Clock(self.scratch.as_volatile().load_u64(0)));
+                self.learn_credit()?;
                 self.state = State::NeedCredit;
                 Ok(self.has_credit())
             }
@@ -338,10 +356,30 @@ impl Publish {
         Ok(false)
     }
 
+    /// Reads the consumed word, and after it the whole line. A worker that was evicted may find the clock of the next
+    /// holder of its place in that word. The owner stores a new generation before a new clock, so that the later look
+    /// tells whose clock it was.
     fn read_consumed(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PublishError> {
-        let (local, remote) = (self.scratch.clone(), self.consumed_word);
-        let operation = Operation::Read { local, remote, streaming: Streaming::Never };
-        self.post(endpoint, &[WorkRequest::signalled(PUBLISH_TAG, operation)])
+        let read = |at: usize, remote: RemoteSlice| -> Result<Operation, OutOfBounds> {
+            let local = self.scratch.slice(at, remote.len as usize)?;
+            Ok(Operation::Read { local, remote, streaming: Streaming::Never })
+        };
+        let word = read(0, self.line.slice(peer_line::CONSUMED as u64, 8)?)?;
+        let mut line = WorkRequest::signalled(PUBLISH_TAG, read(LINE, self.line)?);
+        line.flags |= Flags::FENCE;
+        self.post(endpoint, &[WorkRequest::unsignalled(PUBLISH_TAG, word), line])
+    }
+
+    /// Takes note of the consumed clock that was read, if it was said to this worker.
+    fn learn_credit(&mut self) -> Result<(), PublishError> {
+        let consumed = self.scratch.as_volatile().load_u64(0);
+        let line = read_line(&self.scratch.as_volatile().subslice(LINE, LINE), self.generation);
+        if let Some(why) = line.evicted.filter(|_| !mutant!("withheld")) {
+            (self.state, self.pending) = (State::Idle, None);
+            return Err(PublishError::Evicted { why });
+        }
+        self.learn_consumed(Clock(consumed));
+        Ok(())
     }
 
     /// Posts the next batch: chunks, and after the last of them the header and the announcement.

@@ -403,8 +403,9 @@ impl Pull {
         self.seen
     }
 
-    /// Grows whenever a pull gets nearer to its end. Looking once more for a version that is not there yet is no gain:
-    /// whoever waits stands back between such looks.
+    /// Grows whenever a pull gets nearer to its end. Looking once more for a version that is not there yet is no gain,
+    /// and neither is a copy that has to be begun again because the owner has lapped it: the caller stands back before
+    /// the next one.
     pub fn gains(&self) -> u64 {
         self.gains
     }
@@ -674,7 +675,6 @@ impl Pull {
 
     fn retry(&mut self) -> bool {
         self.retries += 1;
-        self.gains += 1;
         self.state = State::Begin;
         true
     }
@@ -732,7 +732,8 @@ impl Pull {
         match posted {
             Ok(()) => {
                 let looks = matches!(next, State::Status | State::FollowHeader);
-                self.gains += u64::from(!looks);
+                // What is copied again was a gain the first time.
+                self.gains += u64::from(!looks && self.retries == 0);
                 self.outstanding += 1;
                 self.state = next;
                 Ok(true)
@@ -743,3 +744,6 @@ impl Pull {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -68,11 +68,7 @@ pub(super) struct AbsServer {
     rules: Rules,
     members: Members,
     folded: ClockTable,
-    /// The newest version; until the first update of this life, the latest that a gradient was computed on.
     newest: Version,
-    has_applied: bool,
-    /// No worker computes on an earlier one: what this life began with.
-    oldest: Version,
     k: u64,
     first_loss: Option<f64>,
     /// Those that compute, and a version that they are not behind.
@@ -85,14 +81,12 @@ pub(super) struct AbsServer {
 }
 
 impl AbsServer {
-    pub(super) fn new(workers: usize, clock: Clock, rules: Rules) -> AbsServer {
+    pub(super) fn new(workers: usize, clock: Clock, newest: Version, rules: Rules) -> AbsServer {
         AbsServer {
             rules,
             members: Members::new(workers),
             folded: ClockTable::at(clock),
-            newest: Version(0),
-            has_applied: false,
-            oldest: Version(0),
+            newest,
             k: u64::from(rules.wait_for.k()),
             first_loss: None,
             computing: Line::default(),
@@ -104,7 +98,7 @@ impl AbsServer {
     }
 
     fn is_too_stale(&self, base: Version) -> bool {
-        self.staleness_bound().is_some_and(|bound| base.max(self.oldest).behind(self.newest) > bound)
+        self.staleness_bound().is_some_and(|bound| base.behind(self.newest) > bound)
     }
 
     /// Of those who are in.
@@ -114,9 +108,6 @@ impl AbsServer {
 
     fn arrive(&mut self, gradient: GradientId, base: Version) {
         self.computing.remove(gradient.worker);
-        if !self.has_applied && base > self.newest {
-            (self.newest, self.oldest) = (base, base);
-        }
         if self.is_too_stale(base) {
             self.late.push_back(gradient);
         } else {
@@ -128,7 +119,7 @@ impl AbsServer {
         if !std::mem::take(&mut self.folding) {
             return;
         }
-        (self.newest, self.has_applied) = (version, true);
+        self.newest = version;
         self.adapt(loss);
         for gradient in self.taken.drain(..) {
             self.folded.advance(gradient.worker, gradient.clock.next());
@@ -308,7 +299,7 @@ mod tests {
     }
 
     fn with(workers: usize, rules: Rules) -> AbsServer {
-        let mut server = AbsServer::new(workers, Clock(0), rules);
+        let mut server = AbsServer::new(workers, Clock(0), Version(0), rules);
         for worker in 0..workers as u16 {
             let event = ServerEvent::Joined { worker: WorkerId(worker), clock: Clock(0) };
             server.handle_event(Instant::ORIGIN, event);

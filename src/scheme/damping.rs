@@ -32,10 +32,11 @@ impl Damping {
 }
 
 /// This scheme with its shares scaled by their staleness in versions, at the moment they are handed out to be applied.
-pub fn damped(server: Box<dyn ServerScheme>, damping: Damping) -> Box<dyn ServerScheme> {
+/// `newest` is the version that the server begins with.
+pub fn damped(server: Box<dyn ServerScheme>, damping: Damping, newest: Version) -> Box<dyn ServerScheme> {
     match damping {
         Damping::None => server,
-        _ => Box::new(Damped { server, damping, newest: Version(0), bases: Vec::new() }),
+        _ => Box::new(Damped { server, damping, newest, bases: Vec::new() }),
     }
 }
 
@@ -78,8 +79,6 @@ impl ServerScheme for Damped {
                 }
             }
             ServerEvent::Arrived { gradient, base, .. } => {
-                // A server that goes on from a checkpoint does not begin at version 0.
-                self.newest = self.newest.max(base);
                 let index = usize::from(gradient.worker.0);
                 if self.bases.len() <= index {
                     self.bases.resize_with(index + 1, VecDeque::new);

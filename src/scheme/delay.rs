@@ -24,9 +24,7 @@ pub(super) struct DelayServer {
     staleness: u64,
     seed: u64,
     members: Members,
-    /// The newest version; until the first update of this life, the latest that a gradient was computed on.
     newest: Version,
-    has_applied: bool,
     /// This round's gradients.
     arrived: Vec<GradientId>,
     /// Those of earlier rounds, by the rounds that are still to pass before they are due.
@@ -40,13 +38,18 @@ pub(super) struct DelayServer {
 }
 
 impl DelayServer {
-    pub(super) fn new(workers: usize, clock: Clock, staleness: u64, seed: u64) -> DelayServer {
+    pub(super) fn new(
+        workers: usize,
+        clock: Clock,
+        newest: Version,
+        staleness: u64,
+        seed: u64,
+    ) -> DelayServer {
         DelayServer {
             staleness,
             seed,
             members: Members::new(workers),
-            newest: Version(0),
-            has_applied: false,
+            newest,
             arrived: Vec::new(),
             due: VecDeque::new(),
             taken: Vec::new(),
@@ -150,9 +153,6 @@ impl ServerScheme for DelayServer {
                     return;
                 }
                 self.count(gradient.clock.next());
-                if !self.has_applied {
-                    self.newest = self.newest.max(base);
-                }
                 if base == self.newest && !self.folding {
                     self.arrived.push(gradient);
                 } else {
@@ -162,7 +162,7 @@ impl ServerScheme for DelayServer {
             ServerEvent::Seen { .. } => {}
             ServerEvent::Applied { version, .. } => {
                 if std::mem::take(&mut self.folding) {
-                    (self.newest, self.has_applied) = (version, true);
+                    self.newest = version;
                     for index in 0..self.taken.len() {
                         self.discount(self.taken[index].clock);
                     }
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn delays_are_uniform_and_belong_to_the_seed() {
         let drawn = |seed: u64, staleness: u64| {
-            let server = DelayServer::new(1, Clock(0), staleness, seed);
+            let server = DelayServer::new(1, Clock(0), Version(0), staleness, seed);
             let gradient =
                 |index: u64| GradientId { worker: WorkerId((index % 10) as u16), clock: Clock(index / 10) };
             (0..20_000).map(|index| server.delay(gradient(index))).collect::<Vec<_>>()

@@ -61,7 +61,7 @@ impl Groups {
         }
         match partition {
             Partition::Digits if reached != workers => {
-                let remedy = "a group of which the number of workers is a power, or partition=uneven";
+                let remedy = "a number of workers that is a power of the group, or partition=uneven";
                 refused("group", group as u64, remedy)
             }
             Partition::Authors if (workers, group) != (4, 2) => {

@@ -41,6 +41,7 @@ pub mod dbw;
 mod delay;
 mod gate;
 mod groups;
+mod open;
 mod ssp;
 mod turn;
 mod vap;
@@ -50,6 +51,8 @@ pub use config::{Config, ConfigError, DEFAULT_STALENESS};
 pub use damping::{Damping, damped};
 pub use dbw::{Choice, Delivery};
 pub use groups::{Groups, Partition};
+pub(crate) use open::is_text;
+pub use open::{AnyScheme, Make, Needs, Registry, Scheme, Start};
 pub use vap::Strength;
 
 use crate::clock::{Clock, Version, WorkerId};

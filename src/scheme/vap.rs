@@ -81,22 +81,15 @@ pub(super) struct Unseen {
     /// Each worker's newest version, as far as it is known, where others have clocks.
     seen: ClockTable,
     newest: Version,
-    has_applied: bool,
     folded: Transit<Version>,
     /// Of the fold that is under way.
     folding: f64,
 }
 
 impl Unseen {
-    pub(super) fn new(bound: f32) -> Unseen {
-        Unseen {
-            bound,
-            seen: ClockTable::default(),
-            newest: Version(0),
-            has_applied: false,
-            folded: Transit::new(),
-            folding: 0.0,
-        }
+    /// Of a server that begins with the version `newest`.
+    pub(super) fn new(bound: f32, newest: Version) -> Unseen {
+        Unseen { bound, seen: ClockTable::default(), newest, folded: Transit::new(), folding: 0.0 }
     }
 
     /// Whoever comes holds nothing that could be too old: what it will pull is the newest.
@@ -110,9 +103,6 @@ impl Unseen {
     }
 
     pub(super) fn see(&mut self, worker: WorkerId, version: Version) {
-        if !self.has_applied {
-            self.newest = self.newest.max(version);
-        }
         self.seen.advance(worker, Clock(version.min(self.newest).0));
         self.forget();
     }
@@ -134,7 +124,7 @@ impl Unseen {
     }
 
     pub(super) fn applied(&mut self, version: Version) {
-        (self.newest, self.has_applied) = (version, true);
+        self.newest = version;
         self.folded.push(version, self.folding);
         self.forget();
     }

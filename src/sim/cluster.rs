@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use super::engine::Engine;
 use super::{Error, Faults, Law, Network, Problem, Report};
-use crate::clock::WorkerId;
+use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
-use crate::scheme::{Config, Damping, Groups, ServerScheme, WorkerScheme, damped};
+use crate::scheme::{AnyScheme, Config, Damping, Groups, ServerScheme, Start, WorkerScheme, damped};
 
 /// A job to simulate: [`new`](Self::new), change what should differ, [`run`](Self::run).
 pub struct Cluster {
     /// The scheme.
-    pub scheme: Config,
+    pub scheme: AnyScheme,
     /// What staleness does to the weight of a gradient; without a server, nothing.
     pub damping: Damping,
     /// How many workers, up to 65,535; with a problem, a scheme may fold up to
@@ -80,9 +80,9 @@ const FEWER: &str = "workers count from 0, and there are fewer";
 impl Cluster {
     /// Workers that compute for one second each time, a network that takes no time, nothing that goes wrong, nothing to
     /// learn; SGD of step size 0.1, until everybody has completed 100 clocks.
-    pub fn new(scheme: Config, workers: usize, seed: u64) -> Cluster {
+    pub fn new(scheme: impl Into<AnyScheme>, workers: usize, seed: u64) -> Cluster {
         Cluster {
-            scheme,
+            scheme: scheme.into(),
             damping: Damping::None,
             workers,
             seed,
@@ -103,13 +103,15 @@ impl Cluster {
     /// Simulates it.
     pub fn run(self) -> Result<Report, Error> {
         self.check()?;
-        let scheme = self.scheme;
-        if let Config::DsSync { group, partition } = scheme {
+        self.scheme.check()?;
+        let scheme = self.scheme.clone();
+        if let Some(Config::DsSync { group, partition }) = scheme.built_in() {
             let groups = Groups::new(self.workers, group, partition)?;
             let members = |worker, round| groups.members(worker, round).collect();
             return Engine::new(self, None, Some(&members), &mut |_| scheme.worker()).run();
         }
-        let server = damped(scheme.server(self.workers)?, self.damping);
+        let start = Start { workers: self.workers, clock: Clock(0), newest: Version(0) };
+        let server = damped(scheme.server(start)?, self.damping, start.newest);
         Engine::new(self, Some(server), None, &mut |_| scheme.worker()).run()
     }
 
@@ -200,6 +202,7 @@ impl Cluster {
             let times = not_negative(partition.from) && partition.until >= partition.from;
             holds(times, "the time of a partition", &partition.from, "it is at least 0, and the end later")?;
         }
+        let has_server = self.scheme.built_in().is_none_or(|scheme| scheme.has_server());
         let rate = self.learning_rate;
         holds(rate.is_finite() && rate > 0.0, "learning_rate", &rate, "it is finite and above 0")?;
         holds(
@@ -209,14 +212,14 @@ impl Cluster {
             "what a gradient will do to the parameters is known before only with SGD",
         )?;
         holds(
-            !self.read_my_writes || self.scheme.folds_all_in_order(),
+            !self.read_my_writes || self.scheme.needs().folds_all_in_order,
             "read_my_writes",
             &format!("used with {}", self.scheme),
             "what a worker wrote is not always folded in there, or not in order or with this weight: leave it out, or \
              use bsp, asp, ssp, essp, bap or vap",
         )?;
         holds(
-            self.damping == Damping::None || self.scheme.has_server(),
+            self.damping == Damping::None || has_server,
             "damping",
             &format!("used with {}", self.scheme),
             "it has no server that would weigh gradients: leave it out",
@@ -232,7 +235,7 @@ impl Cluster {
             Until::Clocks(0) | Until::Versions(0) => {
                 fault(&0, "it would end before it begins: use 1 or more")
             }
-            Until::Clocks(clocks) if self.scheme.interrupts() => fault(
+            Until::Clocks(clocks) if self.scheme.needs().interrupts => fault(
                 &format!("{clocks} clocks under {}", self.scheme),
                 "it interrupts workers, and some may never complete a clock: use versions or seconds",
             ),

@@ -60,7 +60,8 @@ impl<'a> Engine<'a> {
         make: &'a mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
     ) -> Engine<'a> {
         let problem = cluster.problem.take();
-        let (workers, seed, scheme) = (cluster.workers, cluster.seed, cluster.scheme);
+        let (workers, seed, scheme) = (cluster.workers, cluster.seed, cluster.scheme.clone());
+        let needs = scheme.needs();
         let model = || {
             let initial = problem.as_ref()?.initial(seed);
             Some(Model::new(&initial, cluster.optimizer, cluster.learning_rate))
@@ -100,9 +101,9 @@ impl<'a> Engine<'a> {
             make,
             judge,
             record: Record { report, published: ClockTable::default(), next_point: 0 },
-            slots: u64::from(scheme.slots()),
-            pushes: scheme.pushes(),
-            local_steps: scheme.local_steps().max(1),
+            slots: u64::from(needs.slots),
+            pushes: needs.pushes,
+            local_steps: scheme.built_in().map_or(1, |scheme| scheme.local_steps().max(1)),
             is_over: false,
         }
     }

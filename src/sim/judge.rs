@@ -11,7 +11,8 @@ use crate::scheme::{Choice, Config, Damping, GradientId, Share, Shrink, WaitFor}
 /// Watches one run from outside: it knows what the scheme promises, not how it is kept.
 #[derive(Debug)]
 pub(super) struct Judge {
-    scheme: Config,
+    /// A scheme from outside of this crate is held to what its [`Needs`](crate::scheme::Needs) promise alone.
+    scheme: Option<Config>,
     /// A gradient of clock `c` is computed on a copy that holds all clocks before `c - bound`.
     clocks: Option<u64>,
     /// A gradient of clock `c` is computed on a version in `c - bound ..= c`.
@@ -36,47 +37,52 @@ pub(super) struct Judge {
 
 impl Judge {
     pub(super) fn new(cluster: &Cluster) -> Judge {
-        let scheme = &cluster.scheme;
+        let (needs, scheme) = (cluster.scheme.needs(), cluster.scheme.built_in());
         // One that comes back begins at a clock, and versions are not clocks any more once a clock was nobody's.
         let stays = cluster.faults.crashes.is_empty() && cluster.faults.lifetime.is_none();
         Judge {
-            scheme: *scheme,
-            clocks: scheme.staleness(),
-            versions: match *scheme {
-                Config::Bsp if stays => Some(0),
-                Config::Bap { staleness } if stays => Some(staleness),
+            scheme,
+            clocks: needs.staleness,
+            versions: match scheme {
+                Some(Config::Bsp) if stays => Some(0),
+                Some(Config::Bap { staleness }) if stays => Some(staleness),
                 _ => None,
             },
-            is_bulk: matches!(scheme, Config::Bsp | Config::Bap { .. }),
+            is_bulk: matches!(scheme, Some(Config::Bsp) | Some(Config::Bap { .. })),
             folds_all: stays
-                && (scheme.folds_all_in_order()
-                    || matches!(scheme, Config::Abs { staleness: None, .. } | Config::Delay { .. })),
+                && (needs.folds_all_in_order
+                    || matches!(
+                        scheme,
+                        Some(Config::Abs { staleness: None, .. }) | Some(Config::Delay { .. })
+                    )),
             is_damped: cluster.damping != Damping::None,
-            lag: match *scheme {
-                Config::Bsp if stays => Some(0),
-                Config::Bap { staleness } | Config::Delay { staleness, .. } if stays => Some(staleness),
-                Config::Dbw { .. } => Some(0),
-                Config::Abs { staleness, .. } => staleness,
+            lag: match scheme {
+                Some(Config::Bsp) if stays => Some(0),
+                Some(Config::Bap { staleness }) | Some(Config::Delay { staleness, .. }) if stays => {
+                    Some(staleness)
+                }
+                Some(Config::Dbw { .. }) => Some(0),
+                Some(Config::Abs { staleness, .. }) => staleness,
                 _ => None,
             },
-            counts: match *scheme {
-                Config::Bsp | Config::Bap { .. } if stays => cluster.workers..=cluster.workers,
-                Config::Dbw { choice: Choice::Static { k }, .. }
-                | Config::Abs { wait_for: WaitFor::Fixed(k), .. }
+            counts: match scheme {
+                Some(Config::Bsp) | Some(Config::Bap { .. }) if stays => cluster.workers..=cluster.workers,
+                Some(Config::Dbw { choice: Choice::Static { k }, .. })
+                | Some(Config::Abs { wait_for: WaitFor::Fixed(k), .. })
                     if stays =>
                 {
                     usize::from(k)..=usize::from(k)
                 }
-                Config::Abs { wait_for: WaitFor::LossRatio(k), .. } if stays => {
+                Some(Config::Abs { wait_for: WaitFor::LossRatio(k), .. }) if stays => {
                     usize::from(k)..=cluster.workers
                 }
-                Config::Dbw { .. } if stays => 1..=cluster.workers,
+                Some(Config::Dbw { .. }) if stays => 1..=cluster.workers,
                 _ => 0..=usize::MAX,
             },
-            overtakes: matches!(scheme, Config::Delay { .. }),
-            transit: match *scheme {
+            overtakes: matches!(scheme, Some(Config::Delay { .. })),
+            transit: match scheme {
                 // Weights follow from how many workers there are.
-                Config::Vap { bound, strength } if stays => {
+                Some(Config::Vap { bound, strength }) if stays => {
                     Some(Transit::new(bound, strength, cluster.workers))
                 }
                 _ => None,
@@ -138,10 +144,13 @@ impl Judge {
         }
         let weight = match self.scheme {
             _ if self.is_damped => return Ok(()),
-            Config::Bsp | Config::Bap { .. } | Config::Abs { .. } => 1.0 / shares.len() as f32,
-            Config::Asp | Config::Ssp { .. } | Config::Essp { .. } | Config::Vap { .. } => {
-                1.0 / members as f32
+            Some(Config::Bsp) | Some(Config::Bap { .. }) | Some(Config::Abs { .. }) => {
+                1.0 / shares.len() as f32
             }
+            Some(Config::Asp)
+            | Some(Config::Ssp { .. })
+            | Some(Config::Essp { .. })
+            | Some(Config::Vap { .. }) => 1.0 / members as f32,
             _ => return Ok(()),
         };
         match shares.iter().find(|share| share.weight.to_bits() != weight.to_bits()) {
@@ -164,7 +173,7 @@ impl Judge {
     fn lag_of(&self, gradients: usize) -> Option<u64> {
         match self.scheme {
             // An update of as many as are waited for tells how many those are.
-            Config::Abs { staleness: Some(most), wait_for, shrink: Shrink::WithK, .. } => {
+            Some(Config::Abs { staleness: Some(most), wait_for, shrink: Shrink::WithK, .. }) => {
                 let shrunk = (u128::from(most) * u128::from(wait_for.k())).div_ceil(gradients.max(1) as u128);
                 Some(u64::try_from(shrunk).unwrap_or(most).min(most))
             }

@@ -205,6 +205,10 @@ impl FromStr for Law {
     fn from_str(text: &str) -> Result<Law, LawError> {
         let text = text.trim();
         let unknown = || LawError::Unknown { text: text.to_owned() };
+        if let Ok(seconds) = text.parse() {
+            let law = Law::Constant { seconds };
+            return law.check().map(|()| law);
+        }
         if let Some(file) = text.strip_prefix("trace:") {
             return Ok(Law::trace(file.trim())?);
         }

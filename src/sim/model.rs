@@ -102,7 +102,7 @@ impl Model {
             streaming: false,
         };
         let moments =
-            if measures { fold.run_measured()? } else { fold.run().map(|()| Moments::default())? };
+            if measures { fold.run_measured()?.0 } else { fold.run().map(|_| Moments::default())? };
         std::iter::once(&mut self.parameters)
             .chain(&mut self.states)
             .zip(&mut self.next)

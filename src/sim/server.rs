@@ -333,7 +333,7 @@ impl Engine<'_> {
         };
         if let Some(model) = &mut self.server.model {
             let moments = model
-                .fold(version, &inputs, self.cluster.scheme.measures_moments())
+                .fold(version, &inputs, self.cluster.scheme.needs().measures_moments)
                 .map_err(|source| Error::Fold { version, source })?;
             (statistics.mean_norm_squared, statistics.variance) = moments.statistics();
         }

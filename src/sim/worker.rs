@@ -180,7 +180,7 @@ impl Engine<'_> {
         worker.asked = None;
         let event = WorkerEvent::Holds { version: Version(version), smallest_clock: Clock(smallest_clock) };
         worker.scheme.handle_event(Instant::from_nanos(self.agenda.now()), event);
-        if self.cluster.scheme.reports_reads() {
+        if self.cluster.scheme.needs().reports_reads {
             self.send_up(id, 0, Up::Seen { version });
         }
         Ok(())
@@ -251,7 +251,7 @@ impl Engine<'_> {
                 *sum = (base - local) / rate;
             }
         }
-        if self.cluster.scheme.measures_magnitude() {
+        if self.cluster.scheme.needs().measures_magnitude {
             gradient.magnitude = Some(sum.iter().fold(0.0, |most, element| most.max(element.abs())));
         }
         gradient.payload = Some(payload(&sum));

@@ -75,6 +75,15 @@ pub enum ConnectError {
         /// This process's user id.
         ours: u32,
     },
+    /// Without a secret, the listener could be reached by processes that it must not let in.
+    #[error(
+        "cannot listen at {address}: without a secret only loopback addresses are served; \
+         give all processes of the job one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)"
+    )]
+    NeedsSecret {
+        /// The address.
+        address: Address,
+    },
     /// The peer turned us away.
     #[error("the peer at {address} refused: {reason}")]
     Refused {
@@ -135,7 +144,7 @@ impl ConnectError {
             crate::channel::ChannelError::System { operation, source } => {
                 let remedy = match source.kind() {
                     io::ErrorKind::ConnectionRefused => {
-                        "nobody listens there: start the listener first, and check the address"
+                        "no process listens there: start the listener first, and check the address"
                     }
                     io::ErrorKind::TimedOut
                     | io::ErrorKind::HostUnreachable
@@ -148,6 +157,15 @@ impl ConnectError {
             }
             source => ConnectError::Channel { address, source },
         }
+    }
+
+    /// A host that has not answered by the deadline.
+    pub(crate) fn no_answer(address: Address) -> ConnectError {
+        let timed_out = io::Error::from_raw_os_error(libc::ETIMEDOUT);
+        ConnectError::from_channel(
+            address,
+            crate::channel::ChannelError::System { operation: "connect", source: timed_out },
+        )
     }
 
     /// Why nobody can arrive at `address`, where the system does not let this process listen there.

@@ -155,6 +155,15 @@ impl Listener for MixedListener {
         }
     }
 
+    fn has_caught_up(&mut self) -> bool {
+        // Each one is asked: a question that is not put is not answered later.
+        let mut all = true;
+        for tcp in &mut self.tcp {
+            all &= tcp.has_caught_up();
+        }
+        all
+    }
+
     fn wait(&mut self, timeout: Duration) {
         if let [verbs] = &mut self.verbs[..] {
             verbs.wait(timeout);
@@ -181,6 +190,14 @@ impl Incoming for MixedIncoming {
             MixedIncoming::Shm(incoming) => incoming.received(),
             MixedIncoming::Tcp(incoming) => incoming.received(),
             MixedIncoming::Verbs(incoming) => incoming.received(),
+        }
+    }
+
+    fn prepare(&mut self, grants: &[LocalSlice]) {
+        match self {
+            MixedIncoming::Shm(incoming) => incoming.prepare(grants),
+            MixedIncoming::Tcp(incoming) => incoming.prepare(grants),
+            MixedIncoming::Verbs(incoming) => incoming.prepare(grants),
         }
     }
 
@@ -227,6 +244,14 @@ impl Connecting for MixedConnecting {
             MixedConnecting::Verbs(connecting) => connecting.poll(now).map(|result| {
                 result.map(|(endpoint, received)| (MixedEndpoint::Verbs(Box::new(endpoint)), received))
             }),
+        }
+    }
+
+    fn is_accepted(&self) -> bool {
+        match self {
+            MixedConnecting::Shm(connecting) => connecting.is_accepted(),
+            MixedConnecting::Tcp(connecting) => connecting.is_accepted(),
+            MixedConnecting::Verbs(connecting) => connecting.is_accepted(),
         }
     }
 }
@@ -289,6 +314,22 @@ impl Endpoint for MixedEndpoint {
             MixedEndpoint::Shm(endpoint) => endpoint.beacon(word),
             MixedEndpoint::Tcp(endpoint) => endpoint.beacon(word),
             MixedEndpoint::Verbs(endpoint) => endpoint.beacon(word),
+        }
+    }
+
+    fn close(self, code: u64) {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.close(code),
+            MixedEndpoint::Tcp(endpoint) => endpoint.close(code),
+            MixedEndpoint::Verbs(endpoint) => endpoint.close(code),
+        }
+    }
+
+    fn close_code(&self) -> Option<u64> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.close_code(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.close_code(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.close_code(),
         }
     }
 }

@@ -30,9 +30,12 @@
 
 mod address;
 mod error;
+mod kind;
 mod local;
 #[cfg(not(loom))]
 pub mod mixed;
+#[cfg(not(loom))]
+mod newcomers;
 #[cfg(not(loom))]
 pub mod shm;
 #[cfg(not(loom))]
@@ -47,7 +50,10 @@ pub use address::{Address, AddressError};
 #[cfg(any(test, fuzzing))]
 pub(crate) use address::{address_samples, fuzz_address};
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
+pub use kind::{TransportKind, UnknownTransport};
 pub use local::LocalEndpoint;
+#[cfg(not(loom))]
+pub(crate) use newcomers::{Refusals, listen, victim};
 #[cfg(all(feature = "oracle", not(loom)))]
 #[doc(hidden)] // for tests/oracle.rs, which holds them against other people's
 pub use verbs::sys::bindings as verbs_bindings;
@@ -164,6 +170,14 @@ pub trait Listener: Send {
         Ok(false)
     }
 
+    /// True if everything that had arrived at this process when this was last asked is in its memory by now. A device,
+    /// or the peer's own processor, writes there at once. A transport whose writes are carried out by a thread of this
+    /// process asks that thread for a sign, and says no until the sign has come: on a starved machine the thread may
+    /// get no turn for seconds, in which an owner must not take the peers for silent. Never blocks.
+    fn has_caught_up(&mut self) -> bool {
+        true
+    }
+
     /// Sleeps until a WRITE with [`Flags::NOTIFY`] is done, or somebody arrives, but no longer than `timeout`. What was
     /// done since the last call ends it at once; it may end for no reason. Who waits for memory to change looks at it
     /// after each call, and at least every `timeout`: a notification is never owed. Returns at once unless
@@ -172,15 +186,20 @@ pub trait Listener: Send {
 }
 
 /// A peer that has said its part and waits for an answer.
-pub trait Incoming {
+pub trait Incoming: Send {
     /// What the answer makes.
     type Endpoint: Endpoint;
 
     /// What the peer said and granted. Untrusted.
     fn received(&self) -> &Received;
 
-    /// Takes the peer in, answering and granting `offer`. Never blocks: an answer too long for the system's buffer is
-    /// carried on by [`Endpoint::poll`] and [`Endpoint::check`].
+    /// Registers `grants` for the peer and makes this side of the connection, ahead of [`accept`](Self::accept), which
+    /// then grants exactly these. A device takes seconds to register memory of many gigabytes: an owner that serves
+    /// others calls this in a thread of its own. What fails here fails `accept`.
+    fn prepare(&mut self, _grants: &[LocalSlice]) {}
+
+    /// Takes the peer in, answering and granting `offer`. Never blocks, once it was prepared: an answer too long for
+    /// the system's buffer is carried on by [`Endpoint::poll`] and [`Endpoint::check`].
     fn accept(self, offer: Offer) -> Result<Self::Endpoint, ConnectError>;
 
     /// Turns the peer away; `reason` is what its user will read.
@@ -194,6 +213,12 @@ pub trait Connecting: Send {
 
     /// Moves the handshake on. Never blocks. After `Ready` it must not be polled again.
     fn poll(&mut self, now: Instant) -> Poll<Result<(Self::Endpoint, Received), ConnectError>>;
+
+    /// True once the peer's host has taken the connection: what is missing then is an answer of the process that
+    /// listens. False while the host has not answered at all.
+    fn is_accepted(&self) -> bool {
+        true
+    }
 }
 
 /// One connected peer. Dropping it ends the connection and frees whatever requests still owned.
@@ -219,6 +244,20 @@ pub trait Endpoint: Send {
     /// A handle that sets one granted word from another thread: for heartbeats, which must not wait for the thread
     /// that computes.
     fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError>;
+
+    /// Ends the connection as dropping it does, and first sends the peer a code of the layer above that says why. It
+    /// arrives before the end of the connection does, unless the network loses it. A transport over which the peer can
+    /// still read memory that says as much has nothing to send.
+    fn close(self, _code: u64)
+    where
+        Self: Sized,
+    {
+    }
+
+    /// The code with which the peer has closed the connection, once the end was seen here. Untrusted.
+    fn close_code(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Sets one word at a peer. See [`Endpoint::beacon`].

@@ -89,10 +89,11 @@ pub(super) fn gradient_of(parameters: &[f32], clock: Clock, gradient: &mut [f32]
 
 /// One clock of a worker.
 pub(super) fn train(worker: &mut Worker<Shm>) -> Result<View, Error> {
-    let view = worker.begin(PATIENCE)?;
-    let parameters = worker.parameters()?.to_vec();
-    gradient_of(&parameters, view.clock, worker.gradient()?);
-    worker.publish(None, PATIENCE)?;
+    let mut step = worker.step(PATIENCE)?;
+    let view = step.view();
+    let parameters = step.parameters()?.to_vec();
+    gradient_of(&parameters, view.clock, step.gradient()?);
+    step.publish(None, PATIENCE)?;
     Ok(view)
 }
 

@@ -36,9 +36,10 @@ const ELEMENTS: usize = 512;
 
 /// The gradient of this clock of the worker, which is `value` everywhere.
 fn publish(worker: &mut Worker<Shm>, value: f32) -> Clock {
-    let view = worker.begin(PATIENCE).unwrap();
-    worker.gradient().unwrap().fill(value);
-    worker.publish(None, PATIENCE).unwrap();
+    let mut step = worker.step(PATIENCE).unwrap();
+    let view = step.view();
+    step.gradient().unwrap().fill(value);
+    step.publish(None, PATIENCE).unwrap();
     view.clock
 }
 
@@ -96,7 +97,7 @@ fn a_gradient_that_was_applied_before_its_worker_left_is_not_applied_to_the_next
 
 /// A worker by hand, which can stop anywhere.
 fn join(address: &Address, scheme: Config) -> (ShmEndpoint, Welcome, Received) {
-    let role = Role::Worker { encoding: ElementType::F32, scheme };
+    let role = Role::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity: 0 };
     let message = Hello { role: role.clone(), push: None, resume: None }.encode();
     let mut connecting = Shm::new().connect(address, Offer { message, grants: Vec::new() }).unwrap();
     let (endpoint, received) = wait_for("an answer", || match connecting.poll(slackline::node::now()) {
@@ -149,4 +150,26 @@ fn a_slot_that_was_written_and_never_announced_is_nothing_to_the_next_worker_of_
         (server.status().folded == 1).then_some(())
     });
     assert_eq!(server.parameters().unwrap(), [0.0; ELEMENTS]);
+}
+
+#[test]
+fn a_gradient_that_is_void_with_its_worker_is_counted_and_a_flushed_one_is_not() {
+    for (scheme, workers, expected) in [(Config::Bsp, 2, (1, 0)), (Config::Asp, 1, (0, 1))] {
+        let mut server = server(scheme, workers);
+        let address = server.address();
+        let mut joined: Vec<_> =
+            (0..workers).map(|_| meanwhile(&mut server, || worker(&address, scheme))).collect();
+        let mut left = joined.remove(0);
+        meanwhile(&mut server, || publish(&mut left, 1.0));
+        if workers == 1 {
+            meanwhile(&mut server, || left.flush(PATIENCE).unwrap());
+        }
+        drop(left);
+        wait_for("it to leave", || {
+            poll(&mut server);
+            (server.status().left == 1).then_some(())
+        });
+        let status = server.status();
+        assert_eq!((status.voided, status.folded, status.dropped), (expected.0, expected.1, 0), "{scheme}");
+    }
 }

@@ -55,7 +55,7 @@ fn a_server_that_dies_is_taken_up_elsewhere_and_its_workers_go_on_to_the_end() {
                         }
                     }
                     worker.flush(PATIENCE).unwrap();
-                    (worker.statistics().reconnects, worker.begin(PATIENCE).map(|view| view.version))
+                    (worker.statistics().reconnects, worker.step(PATIENCE).map(|step| step.view().version))
                 })
             })
             .collect();
@@ -102,22 +102,20 @@ fn a_server_that_dies_is_taken_up_elsewhere_and_its_workers_go_on_to_the_end() {
 fn come_to(name: &str, worker: &mut Worker<Shm>) {
     match name {
         "deciding" => {
-            worker.begin(PATIENCE).unwrap();
             publish(worker);
         }
         "computing" => {
-            worker.begin(PATIENCE).unwrap();
+            worker.step(PATIENCE).unwrap().suspend();
         }
         "refreshing" => {
-            worker.begin(PATIENCE).unwrap();
             publish(worker);
             // The other worker does not move: nothing newer comes.
-            assert!(matches!(worker.begin(SHORT), Err(Error::Deadline { .. })));
+            assert!(matches!(worker.step(SHORT), Err(Error::Deadline { .. })));
         }
         "publishing" => {
-            worker.begin(PATIENCE).unwrap();
-            if worker.gradient().is_ok_and(|gradient| !gradient.is_empty()) {
-                worker.start_publish(None).unwrap();
+            let mut step = worker.step(PATIENCE).unwrap();
+            if step.gradient().is_ok_and(|gradient| !gradient.is_empty()) {
+                step.start_publish(None).unwrap();
             }
         }
         name => unreachable!("{name}"),
@@ -125,8 +123,9 @@ fn come_to(name: &str, worker: &mut Worker<Shm>) {
 }
 
 fn publish(worker: &mut Worker<Shm>) {
-    worker.gradient().unwrap().fill(0.5);
-    worker.publish(None, PATIENCE).unwrap();
+    let mut step = worker.step(PATIENCE).unwrap();
+    step.gradient().unwrap().fill(0.5);
+    step.publish(None, PATIENCE).unwrap();
 }
 
 #[test]
@@ -152,7 +151,7 @@ fn a_worker_reconnects_from_wherever_it_is_reading_copies_or_in_place() {
                 server.finish_checkpoint(PATIENCE).unwrap();
                 drop(server);
                 if from != "deciding" {
-                    let told = wait_for("the loss to be told", || worker.begin(SHORT).err());
+                    let told = wait_for("the loss to be told", || worker.step(SHORT).err());
                     assert!(matches!(told, Error::ServerLost { .. }), "{from}: {told}");
                 }
                 serving = Serving::start(resume(ELEMENTS, &path, options));
@@ -169,7 +168,6 @@ fn a_worker_reconnects_from_wherever_it_is_reading_copies_or_in_place() {
                 for worker in [&mut worker, &mut other] {
                     scope.spawn(move || {
                         while worker.clock() < Clock(6) {
-                            worker.begin(PATIENCE).unwrap();
                             publish(worker);
                         }
                         worker.flush(PATIENCE).unwrap();
@@ -201,7 +199,7 @@ fn a_reconnect_that_fails_is_told_by_every_call_until_one_succeeds() {
         train(&mut worker).unwrap();
     }
     worker.flush(PATIENCE).unwrap();
-    worker.begin(PATIENCE).unwrap();
+    worker.step(PATIENCE).unwrap().suspend();
     let address = [serving.address.clone()];
     drop(serving.stop());
     let begun = std::time::Instant::now();
@@ -209,13 +207,10 @@ fn a_reconnect_that_fails_is_told_by_every_call_until_one_succeeds() {
     assert!(matches!(error, Error::Connect(_)), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(5));
     let errors = [
-        worker.begin(SHORT).err(),
+        worker.step(SHORT).err(),
+        worker.resume().err(),
+        worker.poll(slackline::node::now()).err(),
         worker.flush(SHORT).err(),
-        worker.should_stop().err(),
-        worker.parameters().err(),
-        worker.start_publish(None).err(),
-        worker.borrow_slots(SHORT).err(),
-        worker.abandon().err(),
         worker.reconnect(&[], SHORT).err(),
     ];
     for (index, error) in errors.into_iter().enumerate() {
@@ -264,7 +259,7 @@ fn a_server_that_comes_late_is_waited_for() {
 fn a_clock_that_nobody_can_have_reached_is_refused_and_moves_nothing() {
     let mut server = new(ELEMENTS, ServerOptions::new(Config::Asp, 1, 0.1));
     let address = server.address();
-    let role = Role::Worker { encoding: ElementType::F32, scheme: Config::Asp };
+    let role = Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 0 };
     let mut say = |clock: u64| {
         let resume = Some(Resume { clock: Clock(clock), epoch: 1, version: Version(0) });
         let message = Hello { role: role.clone(), push: None, resume }.encode();

@@ -136,7 +136,13 @@ fn a_checkpoint_that_cannot_be_written_is_counted_and_stops_nothing() {
     let path = folder.path().join("gone/shard");
     let mut options = checkpointing(ServerOptions::new(Config::Bsp, 1, 0.05), &path);
     options.checkpoint.as_mut().unwrap().every = Some(1);
-    let serving = Serving::start(new(16, options));
+    let error =
+        Server::new(Shm::new(), &Address::random(), table(16), &[0.0; 16], options.clone()).err().unwrap();
+    assert!(matches!(error, Error::Checkpoint(CheckpointError::Write { .. })), "found at once: {error}");
+    std::fs::create_dir(path.parent().unwrap()).unwrap();
+    let server = new(16, options);
+    std::fs::remove_dir(path.parent().unwrap()).unwrap();
+    let serving = Serving::start(server);
     let mut worker = worker(&serving.address, Config::Bsp);
     for _ in 0..5 {
         train(&mut worker).unwrap();
@@ -145,6 +151,9 @@ fn a_checkpoint_that_cannot_be_written_is_counted_and_stops_nothing() {
     let serving = serving.until("failures", |status| status.checkpoints_failed >= 1);
     let mut server = serving.stop();
     assert_eq!((server.status().version, server.status().checkpointed), (Version(5), None));
+    let why = server.checkpoint_failure().expect("the reason is told");
+    assert!(matches!(why, CheckpointError::Write { .. }), "{why}");
+    assert!(server.checkpoint_failure().is_none(), "once");
     let error = server.finish_checkpoint(PATIENCE).unwrap_err();
     assert!(matches!(error, Error::Checkpoint(CheckpointError::Write { .. })), "{error}");
     // The folder comes back, and with it the checkpoints.
@@ -184,9 +193,9 @@ fn a_checkpoint_is_one_whole_version_though_folds_go_on_beneath_it() {
         let mut worker = worker(&serving.address, Config::Asp);
         let training = std::thread::spawn(move || {
             for _ in 0..150 {
-                worker.begin(PATIENCE).unwrap();
-                worker.gradient().unwrap().fill(1.0);
-                worker.publish(None, PATIENCE).unwrap();
+                let mut step = worker.step(PATIENCE).unwrap();
+                step.gradient().unwrap().fill(1.0);
+                step.publish(None, PATIENCE).unwrap();
             }
             worker.flush(PATIENCE).unwrap();
         });

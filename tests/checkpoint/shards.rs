@@ -120,7 +120,7 @@ fn a_worker_alone_takes_a_restored_shard_to_its_own_clock_at_once() {
         }
         worker.flush(PATIENCE).unwrap();
         drop(victim.stop());
-        wait_for("the loss to be told", || worker.begin(PATIENCE).err());
+        wait_for("the loss to be told", || worker.step(PATIENCE).err());
         let victim = Serving::start(take_up(scheme, 1, 1, folder.path()));
         worker.reconnect(&[victim.address.clone(), survivor.address.clone()], PATIENCE).unwrap();
         assert_eq!(worker.clock(), Clock(10), "{scheme}");

@@ -3,13 +3,17 @@
 use std::time::{Duration, Instant};
 
 use slackline::Error;
-use slackline::clock::Version;
+use slackline::clock::{Clock, Version};
+use slackline::mem::{Access, MemoryRegion};
 use slackline::node::{Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions};
+use slackline::param::{Eviction, Publish, PublishError, Remarks, Role, Source};
 use slackline::scheme::{Bound, Config};
+use slackline::table::ElementType;
 use slackline::transport::shm::Shm;
+use slackline::transport::{Endpoint, Transport};
 
 use super::raw::{Raw, worker_role};
-use super::second::{PATIENCE, drive, server, train, worker};
+use super::second::{PATIENCE, drive, server, train};
 
 #[test]
 fn a_third_gradient_waits_for_a_slot_and_overwrites_nothing() {
@@ -25,20 +29,20 @@ fn a_third_gradient_waits_for_a_slot_and_overwrites_nothing() {
     // From here on the server does nothing for a while.
     let timeout = Duration::from_millis(300);
     for value in [1.0, 2.0] {
-        worker.begin(timeout).unwrap();
-        worker.gradient().unwrap().fill(value);
-        worker.publish(None, timeout).unwrap();
+        let mut step = worker.step(timeout).unwrap();
+        step.gradient().unwrap().fill(value);
+        step.publish(None, timeout).unwrap();
     }
-    worker.begin(timeout).unwrap();
-    worker.gradient().unwrap().fill(4.0);
+    let mut step = worker.step(timeout).unwrap();
+    step.gradient().unwrap().fill(4.0);
     let begun = Instant::now();
-    let error = worker.publish(None, timeout).unwrap_err();
+    let error = step.publish(None, timeout).unwrap_err();
     assert!(matches!(error, Error::Deadline { .. }), "{error}");
     assert!(begun.elapsed() < timeout + Duration::from_secs(2));
     // The third lands once there is room, and all three count once.
     std::thread::scope(|scope| {
         let ending = scope.spawn(|| {
-            worker.begin(PATIENCE).unwrap();
+            worker.step(PATIENCE).unwrap().suspend();
             worker.flush(PATIENCE).unwrap();
             drop(worker);
         });
@@ -60,13 +64,13 @@ fn a_fold_that_waits_for_a_frame_outlives_its_worker_and_leaves_the_next_one_its
         let (step, steps) = std::sync::mpsc::channel::<()>();
         let at = address.clone();
         let training = scope.spawn(move || {
-            let mut worker = worker(&at, Config::Asp);
+            let options = WorkerOptions { identity: Some(7), ..WorkerOptions::new(Config::Asp) };
+            let mut worker = Worker::connect(Shm::new(), &[at], options, PATIENCE).unwrap();
             for _ in 0..3 {
                 train(&mut worker, 1.0).unwrap();
                 steps.recv_timeout(PATIENCE).unwrap();
             }
         });
-        let poll = |server: &mut Server<Shm>| server.poll(slackline::node::now()).unwrap();
         drive(&mut server, "version 1", |server| server.status().version == Version(1));
         let connecting = scope
             .spawn(|| Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).unwrap());
@@ -87,11 +91,121 @@ fn a_fold_that_waits_for_a_frame_outlives_its_worker_and_leaves_the_next_one_its
         let next = Raw::join(&address, worker_role(Config::Asp), || {
             poll(&mut server);
         });
-        assert_eq!((next.welcome.peer, server.status().version), (0, Version(2)));
+        // Another place, for the fold still reads the desk of this one.
+        assert_eq!((next.welcome.peer, server.status().version), (2, Version(2)));
+        assert_eq!(next.welcome.clock, Clock(2), "it is another worker");
+        let role = Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 7 };
+        let again = Raw::join(&address, role, || {
+            poll(&mut server);
+        });
+        assert_eq!(again.welcome.clock, Clock(3), "its gradient of clock 2 is taken");
         drop(pinned);
         drive(&mut server, "version 3", |server| server.status().version == Version(3));
         assert_eq!(server.parameters().unwrap(), [3.0; 4]);
-        let consumed = next.control((2 + usize::from(next.welcome.peer)) * 64);
-        assert_eq!(consumed, next.welcome.clock.0, "it has published nothing that could be consumed");
+        assert_eq!(next.consumed(), next.welcome.clock.0, "it has published nothing that could be consumed");
+    });
+}
+
+/// A worker by hand that publishes as a real one does, and has no heart.
+struct Zombie {
+    raw: Raw,
+    publish: Publish,
+    gradient: MemoryRegion,
+}
+
+impl Zombie {
+    fn join(server: &mut Server<Shm>) -> Zombie {
+        let address = server.address();
+        let raw = Raw::join(&address, worker_role(Config::Asp), || poll(server));
+        let region = |bytes| Shm::new().allocate(bytes, Access::LOCAL).unwrap();
+        let scratch = region(Publish::SCRATCH_BYTES).whole();
+        let publish = Publish::new(&raw.welcome, &raw.received.grants, scratch).unwrap().unwrap();
+        Zombie { raw, publish, gradient: region(16) }
+    }
+
+    /// Begins to publish its next gradient, which is `value` everywhere.
+    fn start(&mut self, value: f32) {
+        self.gradient.as_volatile().write(&[value.to_le_bytes(); 4].concat());
+        self.publish.start(Source::Memory(self.gradient.whole()), Version(0), Remarks::default()).unwrap();
+    }
+
+    /// Goes on for a while. True once the gradient is announced.
+    fn go_on(&mut self) -> Result<bool, PublishError> {
+        for _ in 0..100 {
+            self.publish.advance(&mut self.raw.endpoint)?;
+            while let Some(completion) = self.raw.endpoint.poll() {
+                self.publish.complete(completion);
+            }
+        }
+        Ok(self.publish.take())
+    }
+}
+
+fn poll(server: &mut Server<Shm>) {
+    server.poll(slackline::node::now()).unwrap();
+}
+
+/// A server with two frames, of which a reader holds one: the third gradient of the zombie is bound and cannot be
+/// folded, the fourth fills the other slot, the fifth waits. Then the zombie is evicted. `after` gets all of it.
+fn with_a_zombie(after: impl FnOnce(&mut Server<Shm>, Zombie, &mut dyn FnMut(&mut Server<Shm>))) {
+    let mut options = ServerOptions::new(Config::Asp, 1, -1.0);
+    options.memory.frames = 2;
+    // Long enough for the zombie to publish, which has no heart.
+    options.memory.lease = Duration::from_secs(2);
+    let mut server = server(4, options);
+    let address = server.address();
+    std::thread::scope(|scope| {
+        let mut zombie = Zombie::join(&mut server);
+        zombie.start(1.0);
+        assert_eq!(zombie.go_on(), Ok(true));
+        drive(&mut server, "version 1", |server| server.status().version == Version(1));
+        let connecting = scope
+            .spawn(|| Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).unwrap());
+        drive(&mut server, "a reader", |server| server.status().readers == 1);
+        let mut reader = connecting.join().unwrap();
+        let mut pinned = Some(reader.pin(Bound::version(Version(1)), PATIENCE).unwrap());
+        zombie.start(2.0);
+        assert_eq!(zombie.go_on(), Ok(true));
+        drive(&mut server, "version 2", |server| server.status().version == Version(2));
+        for value in [4.0, 8.0] {
+            zombie.start(value);
+            assert_eq!(zombie.go_on(), Ok(true));
+        }
+        poll(&mut server);
+        zombie.start(1000.0);
+        assert_eq!(zombie.go_on(), Ok(false), "both slots are full");
+        drive(&mut server, "the eviction", |server| server.status().left == 1);
+        let mut unpin = |server: &mut Server<Shm>| {
+            pinned.take();
+            drive(server, "version 3", |server| server.status().version == Version(3));
+        };
+        after(&mut server, zombie, &mut unpin);
+    });
+    assert_eq!(server.parameters().unwrap(), [7.0; 4], "what was bound, as it was when it was bound");
+}
+
+#[test]
+fn a_place_is_not_handed_out_while_a_fold_reads_the_desk_of_its_last_holder() {
+    with_a_zombie(|server, mut zombie, unpin| {
+        let address = server.address();
+        let next = Raw::resume(&address, worker_role(Config::Asp), 9, || poll(server));
+        assert_ne!(next.welcome.peer, zombie.raw.welcome.peer);
+        assert_eq!(zombie.go_on(), Err(PublishError::Evicted { why: Eviction::Silent }));
+        unpin(server);
+        // From here on the place is free.
+        let third = Raw::join(&address, worker_role(Config::Asp), || poll(server));
+        assert_eq!(third.welcome.peer, zombie.raw.welcome.peer);
+    });
+}
+
+#[test]
+fn a_zombie_takes_no_credit_from_the_line_of_its_successor() {
+    with_a_zombie(|server, mut zombie, unpin| {
+        unpin(server);
+        let address = server.address();
+        let next = Raw::resume(&address, worker_role(Config::Asp), 9, || poll(server));
+        assert_eq!((next.welcome.peer, next.consumed()), (zombie.raw.welcome.peer, 9));
+        assert_eq!(zombie.go_on(), Err(PublishError::Evicted { why: Eviction::Replaced }));
+        assert_eq!(zombie.publish.consumed(), Clock(2), "it has learned nothing");
     });
 }

@@ -6,12 +6,13 @@ use slackline::Error;
 use slackline::clock::{Clock, Version};
 use slackline::mem::Access;
 use slackline::node::{
-    Publisher, PublisherOptions, Reader, ReaderOptions, ServerOptions, Worker, WorkerOptions,
+    Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions,
 };
 use slackline::param::{ControlLayout, Desk, FrameGeometry, Frames, Latest, Welcome};
 use slackline::scheme::{Bound, Config};
 use slackline::transport::shm::Shm;
-use slackline::transport::{Address, Incoming, Listener, Offer, Transport};
+use slackline::transport::tcp::Tcp;
+use slackline::transport::{Address, ConnectError, Incoming, Listener, Offer, Transport};
 
 use super::raw::{Raw, worker_role};
 use super::second::{NOTICE, PATIENCE, drive, server, table, train, wait_for, worker};
@@ -42,7 +43,55 @@ fn a_listener_that_never_answers_and_one_that_is_not_there_are_errors_in_time() 
     let begun = Instant::now();
     let error = Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).err().unwrap();
     assert!(matches!(error, Error::Connect(_)) && begun.elapsed() < SLACK, "{error}");
-    assert!(error.to_string().contains("nobody listens there"), "{error}");
+    assert!(error.to_string().contains("no process listens there"), "{error}");
+}
+
+#[test]
+fn a_worker_and_a_reader_that_wait_for_their_server_get_in_once_it_listens() {
+    let address = Address::random();
+    let bsp = WorkerOptions { waits_for_server: true, ..WorkerOptions::new(Config::Bsp) };
+    let read = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
+    std::thread::scope(|scope| {
+        let working =
+            scope.spawn(|| Worker::connect(Shm::new(), std::slice::from_ref(&address), bsp, PATIENCE));
+        let reading = scope.spawn(|| Reader::connect(Shm::new(), &address, read, PATIENCE));
+        // Both have tried by then. Were they later, they would find the server at their first attempt.
+        std::thread::sleep(SHORT);
+        assert!(!working.is_finished() && !reading.is_finished());
+        let mut server =
+            Server::new(Shm::new(), &address, table(4), &[0.0; 4], ServerOptions::new(Config::Bsp, 1, 0.1))
+                .unwrap();
+        let are_done = || working.is_finished() && reading.is_finished();
+        assert!(server.drive(|_| are_done(), PATIENCE).unwrap());
+        assert!(working.join().unwrap().is_ok());
+        assert!(reading.join().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn a_wait_for_a_server_that_never_listens_ends_and_says_so() {
+    let read = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
+    let begun = Instant::now();
+    let error = Reader::connect(Shm::new(), &Address::random(), read, SHORT).err().unwrap();
+    assert!((SHORT / 4..SHORT + SLACK).contains(&begun.elapsed()), "{error} after {:?}", begun.elapsed());
+    assert!(error.to_string().contains("no process listens there"), "{error}");
+}
+
+#[test]
+fn a_server_that_is_silent_is_told_from_a_host_that_does_not_answer() {
+    let listener = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    listener.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    listener.listen(0).unwrap();
+    let socket = listener.local_addr().unwrap().as_socket().unwrap();
+    let connect =
+        || Reader::connect(Tcp::new(), &Address::Tcp(socket), ReaderOptions::default(), SHORT).err().unwrap();
+    // The system keeps one connection more than the queue is said to hold, and takes no further one.
+    let first = connect();
+    assert!(matches!(first, Error::Deadline { .. }), "{first}");
+    assert!(first.to_string().contains("accepted the connection but does not answer"), "{first}");
+    let full = connect();
+    assert!(matches!(full, Error::Connect(ConnectError::System { .. })), "{full}");
+    assert!(full.to_string().contains("the host does not answer"), "{full}");
 }
 
 #[test]
@@ -77,13 +126,13 @@ fn calls_of_a_worker_whose_server_stands_still_end_in_time() {
         connecting.join().unwrap()
     });
     train(&mut worker, 1.0).unwrap();
-    in_time("begin", || worker.begin(SHORT));
-    in_time("begin again", || worker.begin(SHORT));
+    in_time("step", || worker.step(SHORT).map(drop));
+    in_time("step again", || worker.step(SHORT).map(drop));
     in_time("flush", || worker.flush(SHORT));
     in_time("pin", || worker.pin(0, Bound::version(Version(1)), SHORT).map(drop));
     std::thread::scope(|scope| {
         let going_on = scope.spawn(|| {
-            assert_eq!(worker.begin(PATIENCE).unwrap().version, Version(1));
+            assert_eq!(worker.step(PATIENCE).unwrap().view().version, Version(1));
             drop(worker);
         });
         drive(&mut server, "the end", |server| server.status().left == 1);
@@ -99,15 +148,17 @@ fn a_bsp_worker_whose_peers_never_come_hears_of_it_in_time_and_goes_on_when_they
         let early = scope.spawn(|| {
             let mut worker = worker(&address, Config::Bsp);
             train(&mut worker, 1.0).unwrap();
-            in_time("begin", || worker.begin(SHORT));
-            in_time("begin again", || worker.begin(SHORT));
+            in_time("step", || worker.step(SHORT).map(drop));
+            in_time("step again", || worker.step(SHORT).map(drop));
             let late = scope.spawn(|| {
                 let mut worker = self::worker(&address, Config::Bsp);
                 train(&mut worker, 3.0).unwrap();
                 worker.flush(PATIENCE).unwrap();
             });
-            assert_eq!(worker.begin(PATIENCE).unwrap().version, Version(1));
-            assert_eq!(worker.parameters().unwrap(), [2.0; 4]);
+            let step = worker.step(PATIENCE).unwrap();
+            assert_eq!(step.view().version, Version(1));
+            assert_eq!(step.parameters().unwrap(), [2.0; 4]);
+            drop(step);
             late.join().unwrap();
         });
         drive(&mut server, "the end", |server| server.status().left == 2);
@@ -132,13 +183,13 @@ fn a_begin_that_has_to_finish_a_publish_first_keeps_its_deadline_over_both() {
     for _ in 0..2 {
         train(&mut worker, 1.0).unwrap();
     }
-    worker.begin(NOTICE).unwrap();
+    let step = worker.step(NOTICE).unwrap();
     // No slot is free: this waits for the server.
-    worker.start_publish(None).unwrap();
+    step.start_publish(None).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let begun = Instant::now();
-            let error = worker.begin(timeout).unwrap_err();
+            let error = worker.step(timeout).unwrap_err();
             (error, begun.elapsed())
         });
         std::thread::sleep(timeout * 4 / 5);

@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use slackline::clock::{Clock, Version};
 use slackline::node::{Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions};
+use slackline::param::{Hello, Role};
 use slackline::scheme::{Bound, Config};
 use slackline::table::{ElementType, Table};
 use slackline::transport::Address;
 use slackline::transport::shm::Shm;
 
+use super::raw::say;
 use super::second::{PATIENCE, SCHEMES, Second, drive, scheme, server, table, told, train, worker};
 
 #[test]
@@ -31,12 +33,13 @@ fn a_late_joiner_begins_at_the_smallest_clock_and_both_go_on() {
                 let mut worker = worker(&address, scheme);
                 let first = worker.clock();
                 for _ in 0..30 {
-                    let view = worker.begin(PATIENCE).unwrap();
+                    let mut step = worker.step(PATIENCE).unwrap();
+                    let view = step.view();
                     if let Some(bound) = scheme.staleness() {
                         assert!(view.staleness() <= bound, "{name}: {view:?}");
                     }
-                    worker.gradient().unwrap().fill(1.0);
-                    worker.publish(None, PATIENCE).unwrap();
+                    step.gradient().unwrap().fill(1.0);
+                    step.publish(None, PATIENCE).unwrap();
                 }
                 stop.store(true, SeqCst);
                 first
@@ -177,5 +180,17 @@ fn a_table_whose_description_is_longer_than_a_sockets_buffer_reaches_workers_of_
             drive(&mut server, "it to come and go", ended);
             training.join().unwrap();
         });
+    }
+}
+
+#[test]
+fn inquirers_that_stay_do_not_keep_others_from_asking() {
+    let mut server = server(100, ServerOptions::new(Config::Bsp, 1, 0.001));
+    let address = server.address();
+    let hello = Hello { role: Role::Inquirer, push: None, resume: None }.encode();
+    let mut inquirers = Vec::new();
+    for number in 0..100 {
+        let answer = say(&address, hello.clone(), || _ = server.poll(slackline::node::now()).unwrap());
+        inquirers.push(answer.unwrap_or_else(|error| panic!("inquirer {number}: {error}")));
     }
 }

@@ -1,8 +1,11 @@
 //! A peer that speaks the protocol by hand, and so can break it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
-use slackline::param::{Hello, Role, Welcome};
+use slackline::clock::{Clock, Version};
+use slackline::mem::{Access, LocalSlice, MemoryRegion};
+use slackline::param::{ControlLayout, FrameGeometry, Hello, PushGrant, Resume, Role, Welcome};
 use slackline::scheme::Config;
 use slackline::table::ElementType;
 use slackline::transport::shm::{Shm, ShmEndpoint};
@@ -19,17 +22,28 @@ pub(super) struct Raw {
     pub(super) received: Received,
 }
 
+/// The role of a worker with an identity of its own.
 pub(super) fn worker_role(scheme: Config) -> Role {
-    Role::Worker { encoding: ElementType::F32, scheme }
+    static WORKERS: AtomicU64 = AtomicU64::new(1 << 63);
+    let identity = WORKERS.fetch_add(1, Ordering::Relaxed);
+    Role::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity }
 }
 
 /// Says `message`, and hears what the listener answers; `meanwhile` drives the listener.
 pub(super) fn say(
     address: &Address,
     message: Vec<u8>,
+    meanwhile: impl FnMut(),
+) -> Result<(ShmEndpoint, Received), ConnectError> {
+    make(address, Offer { message, grants: Vec::new() }, meanwhile)
+}
+
+/// Makes an offer, and hears what the listener answers.
+fn make(
+    address: &Address,
+    offer: Offer,
     mut meanwhile: impl FnMut(),
 ) -> Result<(ShmEndpoint, Received), ConnectError> {
-    let offer = Offer { message, grants: Vec::new() };
     let mut connecting = Shm::new().connect(address, offer)?;
     wait_for("an answer", || {
         meanwhile();
@@ -42,10 +56,40 @@ pub(super) fn say(
 
 impl Raw {
     pub(super) fn join(address: &Address, role: Role, meanwhile: impl FnMut()) -> Raw {
-        let message = Hello { role: role.clone(), push: None, resume: None }.encode();
-        let (endpoint, received) = say(address, message, meanwhile).unwrap();
-        let welcome = Welcome::decode(&received.message, &role, &received.grants).unwrap();
+        Self::offer(address, Hello { role, push: None, resume: None }, Vec::new(), meanwhile)
+    }
+
+    /// As `join`, to begin at `clock` or later.
+    pub(super) fn resume(address: &Address, role: Role, clock: u64, meanwhile: impl FnMut()) -> Raw {
+        let resume = Some(Resume { clock: Clock(clock), epoch: 1, version: Version(0) });
+        Self::offer(address, Hello { role, push: None, resume }, Vec::new(), meanwhile)
+    }
+
+    /// As `join`, with frames that new versions are pushed to.
+    pub(super) fn join_pushed(
+        address: &Address,
+        role: Role,
+        geometry: FrameGeometry,
+        meanwhile: impl FnMut(),
+    ) -> Raw {
+        let layout = ControlLayout { peers: 0, frames: geometry.frames };
+        let lengths = [layout.bytes(), geometry.bytes() as usize];
+        let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let regions = lengths.map(|len| Shm::new().allocate(len, access).unwrap());
+        let hello = Hello { role, push: Some(PushGrant { layout, geometry }), resume: None };
+        Self::offer(address, hello, regions.iter().map(MemoryRegion::whole).collect(), meanwhile)
+    }
+
+    fn offer(address: &Address, hello: Hello, grants: Vec<LocalSlice>, meanwhile: impl FnMut()) -> Raw {
+        let offer = Offer { message: hello.encode(), grants };
+        let (endpoint, received) = make(address, offer, meanwhile).unwrap();
+        let welcome = Welcome::decode(&received.message, &hello.role, &received.grants).unwrap();
         Raw { endpoint, welcome, received }
+    }
+
+    /// The clock before which the server says that it has consumed all gradients of this place.
+    pub(super) fn consumed(&self) -> u64 {
+        self.control((2 + usize::from(self.welcome.peer)) * 64)
     }
 
     /// Writes words at `offset` of its own page.

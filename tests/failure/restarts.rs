@@ -7,7 +7,9 @@ use std::time::Duration;
 use rustix::process::Signal;
 use slackline::Error;
 use slackline::clock::{Clock, Version};
-use slackline::node::{Checkpoint, CheckpointOptions, Server, ServerOptions, Worker};
+use slackline::node::{
+    Checkpoint, CheckpointOptions, Eviction, Server, ServerOptions, Worker, WorkerOptions,
+};
 use slackline::scheme::Config;
 use slackline::transport::Address;
 use slackline::transport::shm::Shm;
@@ -21,11 +23,12 @@ const CLOCKS: usize = 3000;
 fn mark_clocks(words: &[String]) -> ! {
     let mut worker = worker(&words[0].parse().unwrap(), scheme(&words[1]));
     while worker.clock() < Clock(CLOCKS as u64) {
-        let clock = worker.begin(PATIENCE).unwrap().clock.0 as usize;
-        let gradient = worker.gradient().unwrap();
+        let mut step = worker.step(PATIENCE).unwrap();
+        let clock = step.view().clock.0 as usize;
+        let gradient = step.gradient().unwrap();
         gradient.fill(0.0);
         gradient[clock] = 1.0;
-        worker.publish(None, PATIENCE).unwrap();
+        step.publish(None, PATIENCE).unwrap();
     }
     worker.flush(PATIENCE).unwrap();
     std::process::exit(0);
@@ -54,6 +57,77 @@ fn a_worker_that_is_killed_and_started_again_never_has_a_gradient_applied_twice(
         // What was published and not applied was made anew, for the clock had not moved: nothing is missing, either.
         assert_eq!(server.parameters().unwrap(), [1.0; CLOCKS], "{name}");
         assert_eq!(server.status().version, Version(CLOCKS as u64), "{name}");
+    }
+}
+
+/// Clocks of the worker that is killed, beside one that is slow and stays.
+const MARKED: usize = 400;
+
+/// As `mark_clocks`, of the worker of rank 0.
+fn mark_clocks_of_rank(words: &[String]) -> ! {
+    let options = WorkerOptions { identity: Some(0), ..WorkerOptions::new(scheme(&words[1])) };
+    let address = words[0].parse().unwrap();
+    let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
+    while worker.clock() < Clock(MARKED as u64) {
+        let mut step = worker.step(PATIENCE).unwrap();
+        let clock = step.view().clock.0 as usize;
+        let gradient = step.gradient().unwrap();
+        gradient.fill(0.0);
+        gradient[clock] = 1.0;
+        step.publish(None, PATIENCE).unwrap();
+    }
+    worker.flush(PATIENCE).unwrap();
+    std::process::exit(0);
+}
+
+#[test]
+fn a_worker_killed_beside_a_slow_one_has_no_clock_applied_twice() {
+    if let Some(words) = told() {
+        mark_clocks_of_rank(&words);
+    }
+    for name in SCHEMES {
+        // Two workers: each gradient counts half, so a step of -2 counts how often that of a clock was applied.
+        let mut server = server(MARKED, ServerOptions::new(scheme(name), 2, -2.0));
+        let address = server.address();
+        let words = [address.to_string(), name.to_owned()];
+        let claim = a_worker_killed_beside_a_slow_one_has_no_clock_applied_twice;
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let is_away = std::sync::atomic::AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut slow = worker(&address, scheme(name));
+                while !stop.load(std::sync::atomic::Ordering::SeqCst) {
+                    // It does not overtake the other one while that is away, however long its start takes.
+                    if !is_away.load(std::sync::atomic::Ordering::SeqCst) {
+                        train(&mut slow, 0.0).unwrap();
+                    }
+                    std::thread::sleep(Duration::from_millis(4));
+                }
+            });
+            for life in 1..=3u64 {
+                let mut victim = Second::start(claim, &words);
+                drive(&mut server, "it to join", |server| server.status().workers == 2);
+                is_away.store(false, std::sync::atomic::Ordering::SeqCst);
+                let folded = server.status().folded;
+                drive(&mut server, "a part of the job", |server| {
+                    server.status().folded >= folded + 40 + life * 7 % 5
+                });
+                is_away.store(true, std::sync::atomic::Ordering::SeqCst);
+                victim.kill();
+                drive(&mut server, "its death to be noticed", |server| server.status().left == life);
+            }
+            is_away.store(false, std::sync::atomic::Ordering::SeqCst);
+            let last = RefCell::new(Second::start(claim, &words));
+            drive(&mut server, "the end", |_| {
+                last.borrow_mut().ended().is_some_and(|status| status.success())
+            });
+            stop.store(true, std::sync::atomic::Ordering::SeqCst);
+            drive(&mut server, "all to leave", |server| server.status().workers == 0);
+        });
+        let counts = server.parameters().unwrap();
+        assert!(counts.iter().all(|count| *count == 0.0 || *count == 1.0), "{name}: {counts:?}");
+        // Where the smallest clock has moved past it while it was away, it begins later.
+        assert!(counts.contains(&1.0), "{name}");
     }
 }
 
@@ -156,7 +230,7 @@ fn come_back(words: &[String]) -> ! {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, Error::Evicted { .. }), "{error}");
+    assert!(matches!(error, Error::Evicted { why: Eviction::Silent, .. }), "{error}");
     let before = worker.clock();
     worker.reconnect(&[address], PATIENCE).unwrap();
     assert!(worker.clock() >= before);

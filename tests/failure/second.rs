@@ -112,9 +112,10 @@ pub(super) fn drive(server: &mut Server<Shm>, what: &str, until: impl Fn(&Server
 
 /// One clock of a worker whose gradient is `value` everywhere.
 pub(super) fn train(worker: &mut Worker<Shm>, value: f32) -> Result<Clock, Error> {
-    let view = worker.begin(PATIENCE)?;
-    worker.gradient()?.fill(value);
-    worker.publish(None, PATIENCE)?;
+    let mut step = worker.step(PATIENCE)?;
+    let view = step.view();
+    step.gradient()?.fill(value);
+    step.publish(None, PATIENCE)?;
     Ok(view.clock)
 }
 

@@ -52,7 +52,7 @@ fn every_worker_of_a_killed_server_is_told_so_in_time_and_again() {
                         let at = Instant::now();
                         // The handle keeps saying so.
                         std::thread::sleep(Duration::from_millis(50));
-                        let again = [worker.begin(NOTICE).err(), worker.flush(NOTICE).err()];
+                        let again = [worker.step(NOTICE).err(), worker.flush(NOTICE).err()];
                         (error, again, at)
                     });
                     (handle, has_trained)
@@ -139,7 +139,7 @@ fn a_restarted_server_is_another_one_and_old_handles_keep_failing() {
                 // What is published into the old life's memory is lost, and said to be by the next wait.
                 let error = wait_for("the old handle to fail", || train(&mut old, 100.0).err());
                 assert!(matches!(error, Error::ServerLost { .. } | Error::OutOfTurn { .. }), "{error}");
-                let error = old.begin(NOTICE).unwrap_err();
+                let error = old.step(NOTICE).unwrap_err();
                 assert!(matches!(error, Error::ServerLost { .. }), "{error}");
             }
             let mut new = worker(&address, scheme);

@@ -127,10 +127,10 @@ fn a_worker_that_computes_for_longer_than_the_lease_is_not_evicted() {
         let computing = scope.spawn(move || {
             let mut worker = worker(&address, Config::Bsp);
             for _ in 0..2 {
-                worker.begin(NOTICE).unwrap();
+                let mut step = worker.step(NOTICE).unwrap();
                 std::thread::sleep(Duration::from_secs(2));
-                worker.gradient().unwrap().fill(1.0);
-                worker.publish(None, NOTICE).unwrap();
+                step.gradient().unwrap().fill(1.0);
+                step.publish(None, NOTICE).unwrap();
             }
             worker.flush(NOTICE).unwrap();
         });
@@ -199,11 +199,11 @@ fn nothing_shows_of_a_gradient_whose_worker_died_before_it_was_announced() {
                     )
                 });
                 for clock in 0..5 {
-                    worker.begin(super::second::PATIENCE).unwrap();
-                    for (index, value) in worker.gradient().unwrap().iter_mut().enumerate() {
+                    let mut step = worker.step(super::second::PATIENCE).unwrap();
+                    for (index, value) in step.gradient().unwrap().iter_mut().enumerate() {
                         *value = gradient(clock, index);
                     }
-                    worker.publish(None, NOTICE).unwrap();
+                    step.publish(None, NOTICE).unwrap();
                 }
                 worker.flush(super::second::PATIENCE).unwrap();
             });

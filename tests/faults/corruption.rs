@@ -118,7 +118,7 @@ fn a_reader_hands_out_no_damaged_version_and_no_damaged_number() {
 fn read(proxy: &Proxy, epoch: u64, begun_to: &AtomicU64, every: u64) -> (u64, u64) {
     let pull = PullOptions { checksum: true, ..PullOptions::default() };
     let connect = |address: &Address| {
-        let options = ReaderOptions { pull };
+        let options = ReaderOptions { pull, ..ReaderOptions::default() };
         timed("connect", TIMEOUT, || Reader::connect(Tcp::new(), address, options, TIMEOUT))
     };
     let (mut good, mut bad, begun) = (0, 0, Instant::now());

@@ -152,13 +152,14 @@ impl Watch {
 
     /// One clock, whose parameters and whose place in time are checked.
     pub(super) fn train(&self, worker: &mut Worker<Tcp>, timeout: Duration) -> Result<(), Error> {
-        let view = timed("begin", timeout, || worker.begin(timeout))?;
-        self.check(&view, worker.parameters()?);
-        for (index, value) in worker.gradient()?.iter_mut().enumerate() {
+        let mut step = timed("step", timeout, move || worker.step(timeout))?;
+        let view = step.view();
+        self.check(&view, step.parameters()?);
+        for (index, value) in step.gradient()?.iter_mut().enumerate() {
             *value = pattern(index);
         }
         self.furthest.fetch_max(view.clock.0 + 1, SeqCst);
-        timed("publish", timeout, || worker.publish(Some(LOSS), timeout))
+        timed("publish", timeout, || step.publish(Some(LOSS), timeout))
     }
 
     /// Two workers weigh a half each, one alone weighs one: a version adds a half or one.

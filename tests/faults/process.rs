@@ -53,11 +53,11 @@ pub(super) fn worker(text: &str, scheme: Config, address: &Address) -> Result<Wo
 }
 
 pub(super) fn train(worker: &mut Worker<Tcp>) -> Result<(), slackline::Error> {
-    worker.begin(PATIENCE)?;
-    for (index, value) in worker.gradient()?.iter_mut().enumerate() {
+    let mut step = worker.step(PATIENCE)?;
+    for (index, value) in step.gradient()?.iter_mut().enumerate() {
         *value = pattern(index);
     }
-    worker.publish(None, PATIENCE)
+    step.publish(None, PATIENCE)
 }
 
 fn serve(text: &str, scheme: Config, workers: usize, path: &Path) -> ! {

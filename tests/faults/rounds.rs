@@ -95,7 +95,7 @@ fn given_up(address: &Address, secret: &Secret, random: &mut Random) {
         return;
     };
     for _ in 0..random.below(4) {
-        if worker.begin(timeout).is_err() || worker.publish(None, timeout).is_err() {
+        if worker.step(timeout).and_then(|step| step.publish(None, timeout)).is_err() {
             return;
         }
     }

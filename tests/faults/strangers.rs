@@ -68,12 +68,12 @@ fn train(address: &Address, secret: &Secret, clocks: &AtomicU64, stop: &AtomicBo
         clocks.fetch_add(1, SeqCst);
         std::thread::sleep(Duration::from_millis(4));
         // The other one may have ended.
-        let view = match worker.begin(Duration::from_secs(5)) {
-            Ok(view) => view,
+        let step = match worker.step(Duration::from_secs(5)) {
+            Ok(step) => step,
             Err(_) if stop.load(SeqCst) => return,
             Err(error) => panic!("{error}"),
         };
-        assert_eq!(multiple(worker.parameters().unwrap()), view.version.0 as f64);
+        assert_eq!(multiple(step.parameters().unwrap()), step.view().version.0 as f64);
     }
 }
 

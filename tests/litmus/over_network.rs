@@ -101,18 +101,21 @@ pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, place: Place) {
     let options = WorkerOptions { checksums: true, ..WorkerOptions::new(scheme) };
     let address = std::slice::from_ref(&second.address);
     let mut worker = Worker::connect(transport_for(&second.address), address, options, TIMEOUT).unwrap();
-    worker.gradient().unwrap().fill(1.0);
+    let mut step = worker.step(TIMEOUT).unwrap();
+    step.gradient().unwrap().fill(1.0);
+    step.suspend();
     let mut tally = Tally::new(format!("frames pushed over {}", place.name()), times(place.steps));
     for _ in 0..times(place.steps) {
         if tally.is_late() {
             break;
         }
-        let view = worker.begin(TIMEOUT).unwrap();
-        let parameters = worker.parameters().unwrap();
+        let step = worker.step(TIMEOUT).unwrap();
+        let view = step.view();
+        let parameters = step.parameters().unwrap();
         let whole = parameters.iter().all(|value| *value == view.version.0 as f32);
         assert!(whole, "version {:?} is torn", view.version);
         tally.count(4 * parameters.len(), view.version, view.retries);
-        worker.publish(None, TIMEOUT).unwrap();
+        step.publish(None, TIMEOUT).unwrap();
     }
     tally.end();
 }

@@ -89,29 +89,33 @@ pub(crate) struct Spec {
     pub(crate) fill: Fill,
     pub(crate) frames: u8,
     pub(crate) checksums: bool,
+    /// How many threads of a server fold.
+    pub(crate) threads: usize,
 }
 
 impl Spec {
     /// One on this host, over shared memory.
     pub(crate) fn publisher(bytes: usize, fill: Fill) -> Spec {
         let address = Address::random();
-        Spec { address, kind: Kind::Publisher, bytes, fill, frames: 3, checksums: false }
+        Spec { address, kind: Kind::Publisher, bytes, fill, frames: 3, checksums: false, threads: 1 }
     }
 
     fn print(&self) -> String {
-        let Spec { address, kind, bytes, fill, frames, checksums } = self;
+        let Spec { address, kind, bytes, fill, frames, checksums, threads } = self;
         let kind = match kind {
             Kind::Publisher => "publisher",
             Kind::Server(_) => "server",
             Kind::ServerAlone(scheme) if scheme.pushes() => "alone",
             Kind::ServerAlone(_) => "unbounded",
         };
-        format!("{address} {kind} {bytes} {fill:?} {frames} {checksums}")
+        format!("{address} {kind} {bytes} {fill:?} {frames} {checksums} {threads}")
     }
 
     fn parse(text: &str) -> Spec {
         let words: Vec<&str> = text.split(' ').collect();
-        let [address, kind, bytes, fill, frames, checksums] = words[..] else { panic!("no spec: {text}") };
+        let [address, kind, bytes, fill, frames, checksums, threads] = words[..] else {
+            panic!("no spec: {text}")
+        };
         Spec {
             address: address.parse().unwrap(),
             kind: match kind {
@@ -128,6 +132,7 @@ impl Spec {
             },
             frames: frames.parse().unwrap(),
             checksums: checksums.parse().unwrap(),
+            threads: threads.parse().unwrap(),
         }
     }
 
@@ -191,6 +196,7 @@ impl Spec {
         options.memory.frames = self.frames;
         options.memory.checksums = self.checksums;
         options.memory.chunk_bytes = 1024;
+        options.threads = self.threads;
         let mut server =
             Server::new(transport.clone(), &self.address, table, &vec![0.0; elements], options).unwrap();
         let address = server.address();
@@ -210,11 +216,14 @@ impl Spec {
             connecting.join().unwrap()
         });
         tell(&address);
-        worker.gradient().unwrap().fill(1.0);
-        // By turns in one thread: a processor is left for the reader, and folds are cut into turns for it to see.
+        let mut step = worker.step(TIMEOUT).unwrap();
+        step.gradient().unwrap().fill(1.0);
+        step.suspend();
+        // By turns in one thread: a processor is left for the reader, if no other threads fold, and folds are cut into
+        // turns for it to see.
         while parent.lives() {
-            match worker.begin(Duration::ZERO) {
-                Ok(_) => worker.start_publish(None).unwrap(),
+            match worker.step(Duration::ZERO) {
+                Ok(step) => step.start_publish(None).unwrap(),
                 Err(slackline::Error::Deadline { .. }) => {}
                 Err(error) => panic!("{error}"),
             }

@@ -13,7 +13,8 @@ const BYTES: u64 = 72;
 const CHUNKS: [usize; 2] = [0, 8];
 
 /// The owner says nothing of the last chunk before it commits. Without the fence in `Frames::commit` (`commit_fence`)
-/// the header that counts it may be seen before its bytes are.
+/// the header that counts it may be seen before its bytes are; without the release store of the even sequence
+/// (`even_release`) the sequence may be seen before the rest of the header.
 #[test]
 fn a_followed_frame_is_whole() {
     explore(3, |accepted| {
@@ -30,7 +31,7 @@ fn a_followed_frame_is_whole() {
         fill(&payload, &CHUNKS[1..], 1);
         frames.commit(frame, Version(1), Clock(5));
         if let Some(pulled) = follower.join().unwrap() {
-            assert_eq!(pulled, (1, Clock(5), [1; 2]));
+            assert_eq!(pulled, (1, Clock(5), [1; 2]), "a frame was taken for whole before it was");
             accepted.fetch_add(1, Relaxed);
         }
     });
@@ -59,9 +60,27 @@ fn a_frame_that_is_begun_again_is_copied_again() {
         progress.raise(2);
         frames.commit(frame, Version(1), Clock(0));
         if let Some((version, words)) = follower.join().unwrap() {
-            assert_eq!((version, words), (1, [1; 2]));
+            assert_eq!((version, words), (1, [1; 2]), "chunks of an abandoned attempt were taken");
             accepted.fetch_add(1, Relaxed);
         }
+    });
+}
+
+/// A follower that finds the word `writing` finds the header of the frame that it names. Without the release store of
+/// that word (`writing_release`) it may find the header of the frame's last version, and has to begin again.
+#[test]
+fn a_frame_that_is_said_to_be_written_has_its_header() {
+    explore(3, |accepted| {
+        let (mut frames, source) = shard(2, 8);
+        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+        let follower = thread::spawn(move || {
+            reader.follow(1, 4);
+            reader.pull.retries()
+        });
+        let frame = frames.begin(Version(1), |_| false).unwrap();
+        assert_eq!(follower.join().unwrap(), 0, "a frame is followed under the header of an earlier version");
+        frames.commit(frame, Version(1), Clock(0));
+        accepted.fetch_add(1, Relaxed);
     });
 }
 
@@ -80,7 +99,7 @@ fn a_follower_never_goes_back() {
         });
         frames.commit(frame, Version(1), Clock(0));
         if let Some((first, second)) = follower.join().unwrap() {
-            assert!(first <= second, "{first:?}, then {second:?}");
+            assert!(first <= second, "went back: {first:?}, then {second:?}");
             accepted.fetch_add(1, Relaxed);
         }
     });

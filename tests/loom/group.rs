@@ -63,7 +63,7 @@ fn taken<E: Endpoint>(
         endpoint.poll().unwrap().result.unwrap();
     }
     if let Some((round, words)) = reader.join().unwrap() {
-        assert_eq!(words, [round; 2]);
+        assert_eq!(words, [round; 2], "a mixture of rounds was taken");
         accepted.fetch_add(1, Relaxed);
     }
 }

@@ -33,7 +33,9 @@ pub(crate) fn pushed<E: Endpoint>(
     });
     let reader = thread::spawn(move || {
         let pulled = reader.attempt()?;
-        assert_eq!(pulled.included, Some(Clock(pulled.version.0)));
+        let (included, version) = (pulled.included, pulled.version);
+        let what = "a frame and its included clock are not of one version";
+        assert_eq!(included, Some(Clock(version.0)), "{what}");
         Some((pulled.version.0, words(&reader.into.whole(), [0, 1])))
     });
     let grant = PushGrant { layout: source.layout, geometry: source.geometry };
@@ -45,7 +47,7 @@ pub(crate) fn pushed<E: Endpoint>(
         push.complete(endpoint.poll().unwrap());
     }
     if let Some((version, words)) = reader.join().unwrap() {
-        assert_eq!(words, [version; 2]);
+        assert_eq!(words, [version; 2], "a mixture of versions was accepted");
         accepted.fetch_add(1, Relaxed);
     }
 }

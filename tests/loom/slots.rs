@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use slackline::clock::{Clock, Version};
 use slackline::mem::{Access, LocalSlice, MemoryRegion};
@@ -12,7 +14,10 @@ use slackline::transport::{Endpoint, LocalEndpoint};
 use super::world::{CONTROL, EPOCH, FRAMES, PAGE, SLOTS, explore, fill, region, remote, shard, words};
 
 /// One slot, two gradients. Without waiting for the first to be consumed (`credit`), without the order of writes
-/// (`write_fence`), or announced before it is there (`announce`), the owner reads something else.
+/// (`write_fence`), announced before it is there (`announce`), or looked at without acquiring what comes with the
+/// announcement (`published_acquire`), the owner reads something else. Without the release store of the consumed clock
+/// (`consumed_release`) the worker writes the slot before the owner has read it: no load of this model sees a later
+/// store, so a word of the model's own says what the owner has read, and a worker that has written finds it.
 #[test]
 fn the_owner_reads_what_was_announced() {
     explore(3, |accepted| announced(accepted, 1, local));
@@ -24,8 +29,9 @@ fn the_owner_reads_what_was_announced_in_two_slots() {
     explore(3, |accepted| announced(accepted, 2, local));
 }
 
-/// The owner begins before the last byte. Counted before it is there (`landed_early`), a chunk is read too early;
-/// without the gradient's clock in the count (`landed_attempt`), that of the last gradient is taken for this one's.
+/// The owner begins before the last byte. Counted before it is there (`landed_early`), or looked at without acquiring
+/// what comes with the count (`landed_acquire`), a chunk is read too early; without the gradient's clock in the count
+/// (`landed_attempt`), that of the last gradient is taken for this one's.
 #[test]
 fn a_chunk_that_has_landed_is_whole() {
     explore(3, |accepted| {
@@ -40,14 +46,14 @@ fn a_chunk_that_has_landed_is_whole() {
             let payload = desk.payload(clock).unwrap();
             let (landed, value) = (desk.landed(clock), clock.0 + 1);
             if landed >= 1 {
-                assert_eq!(words(&payload, [0]), [value]);
+                assert_eq!(words(&payload, [0]), [value], "a chunk was read before it had landed");
                 accepted.fetch_add(1, Relaxed);
             }
             if landed >= 2 {
-                assert_eq!(words(&payload, [8]), [value]);
+                assert_eq!(words(&payload, [8]), [value], "the last chunk was read before it had landed");
             }
             await_announcement(&desk, clock);
-            assert_eq!(words(&payload, [0, 8]), [value; 2]);
+            assert_eq!(words(&payload, [0, 8]), [value; 2], "the gradient is not the one that was announced");
             frames.set_consumed(0, clock.next());
         }
         worker.join().unwrap();
@@ -62,16 +68,26 @@ pub(crate) fn announced<E: Endpoint + 'static>(
 ) {
     let (frames, mut worker, desk) = desk(16, slots, &connect);
     let gradients = [1, 2].map(|value| gradient(16, &[0, 1], value));
+    let read = Arc::new(AtomicU64::new(0));
+    let read_by_owner = Arc::clone(&read);
     let worker = thread::spawn(move || {
-        for gradient in gradients {
+        for (count, gradient) in (1..).zip(gradients) {
             worker.publish(gradient);
+            let read = read_by_owner.load(Relaxed);
+            assert!(read + u64::from(slots) >= count, "a slot was written before the owner had read it");
         }
     });
     for clock in [0, 1].map(Clock) {
         await_announcement(&desk, clock);
         let header = desk.header(clock, EPOCH).expect("an announced gradient has its header");
-        assert_eq!(header.base, Version(clock.0));
-        assert_eq!(words(&desk.payload(clock).unwrap(), [0, 1]), [clock.0 + 1; 2]);
+        assert_eq!(
+            header.base,
+            Version(clock.0),
+            "the header is not that of the gradient that was announced"
+        );
+        let words = words(&desk.payload(clock).unwrap(), [0, 1]);
+        assert_eq!(words, [clock.0 + 1; 2], "the gradient is not the one that was announced");
+        read.store(clock.0 + 1, Relaxed);
         frames.set_consumed(0, clock.next());
         accepted.fetch_add(1, Relaxed);
     }

@@ -301,7 +301,7 @@ fn ds_sync_steps_and_averages_by_turns() {
 
 #[test]
 fn damping_divides_by_the_versions_between() {
-    let mut server = damped(Config::Asp.server(2).unwrap(), Damping::Inverse);
+    let mut server = damped(Config::Asp.server(2).unwrap(), Damping::Inverse, Version(0));
     let mut shares: Vec<Share> = Vec::new();
     let mut weight = |version: u64, events: &[ServerEvent]| {
         events.iter().for_each(|event| server.handle_event(NOW, *event));
@@ -315,6 +315,48 @@ fn damping_divides_by_the_versions_between() {
     assert_eq!(weight(4, &[arrived(1, 1)]), 0.5 / 3.0);
     assert_eq!([0, 1, 2, 4].map(|age| Damping::Inverse.factor(age)), [1.0, 1.0, 0.5, 0.25]);
     assert_eq!(Damping::None.factor(9), 1.0);
+}
+
+fn computed(worker: u16, clock: u64, base: u64, magnitude: f32) -> ServerEvent {
+    let (gradient, base) = (super::gradient(worker, clock), Version(base));
+    ServerEvent::Arrived { gradient, base, loss: None, magnitude: Some(magnitude) }
+}
+
+/// The first gradient of a life is none that the scheme learns the newest version from.
+#[test]
+fn a_server_knows_the_version_that_its_life_begins_with() {
+    let mut shares = Vec::new();
+    for text in ["dbw(1)", "delay(0)", "abs(k=1, staleness=0)"] {
+        for (base, expected) in
+            [(4, ServerAction::Drop { gradient: super::gradient(0, 0) }), (5, ServerAction::Apply)]
+        {
+            let mut server = config(text).server_at(1, Clock(0), Version(5)).unwrap();
+            server.handle_event(NOW, joined(0, 0));
+            server.handle_event(NOW, computed(0, 0, base, 1.0));
+            assert_eq!(server.poll_action(&mut shares), Some(expected), "{text} on version {base}");
+        }
+    }
+    let mut server = damped(Config::Asp.server(1).unwrap(), Damping::Inverse, Version(5));
+    server.handle_event(NOW, joined(0, 0));
+    server.handle_event(NOW, computed(0, 0, 3, 1.0));
+    assert_eq!(server.poll_action(&mut shares), Some(ServerAction::Apply));
+    assert_eq!(shares[0].weight, 0.5);
+}
+
+#[test]
+fn strong_vap_takes_no_base_for_the_newest_version() {
+    let mut server = config("vap(1, strength=strong)").server_at(2, Clock(0), Version(5)).unwrap();
+    let mut shares = Vec::new();
+    for event in [joined(0, 0), computed(0, 0, u64::MAX, 1.0), joined(1, 0)] {
+        server.handle_event(NOW, event);
+    }
+    assert_eq!(server.poll_action(&mut shares), Some(ServerAction::Apply));
+    server.handle_event(NOW, applied(6));
+    server.handle_event(NOW, computed(0, 1, 6, 2.0));
+    assert_eq!(server.poll_action(&mut shares), None, "the other worker has not seen version 6");
+    server
+        .handle_event(NOW, ServerEvent::Seen { worker: slackline::clock::WorkerId(1), version: Version(6) });
+    assert_eq!(server.poll_action(&mut shares), Some(ServerAction::Apply));
 }
 
 /// A worker that waits for its own gradient asks for newer versions, and a gradient that is consumed ends the wait even

@@ -89,18 +89,24 @@ fn settings_that_cannot_be_are_refused_with_a_remedy() {
         (|c| c.faults.crashes = vec![Crash { worker: 4, at: 1.0, back: None }], "there are fewer"),
         (|c| c.faults.crashes = vec![Crash { worker: usize::MAX, at: 1.0, back: None }], "there are fewer"),
         (|c| c.faults.lifetime = Some(Law::Constant { seconds: 0.0 }), "lifetime cannot be constant(0)"),
-        (|c| (c.read_my_writes, c.scheme) = (true, scheme("dbw")), "read_my_writes cannot be used with dbw"),
-        (|c| (c.read_my_writes, c.scheme) = (true, scheme("delay")), "use bsp, asp, ssp, essp, bap or vap"),
         (
-            |c| (c.damping, c.scheme) = (Damping::Inverse, scheme("ds-sync")),
+            |c| (c.read_my_writes, c.scheme) = (true, scheme("dbw").into()),
+            "read_my_writes cannot be used with dbw",
+        ),
+        (
+            |c| (c.read_my_writes, c.scheme) = (true, scheme("delay").into()),
+            "use bsp, asp, ssp, essp, bap or vap",
+        ),
+        (
+            |c| (c.damping, c.scheme) = (Damping::Inverse, scheme("ds-sync").into()),
             "damping cannot be used with ds-sync",
         ),
-        (|c| c.scheme = scheme("dbw"), "100 clocks under dbw: it interrupts workers"),
+        (|c| c.scheme = scheme("dbw").into(), "100 clocks under dbw: it interrupts workers"),
         (|c| c.until = Until::Clocks(0), "use 1 or more"),
         (|c| c.until = Until::Seconds(f64::NAN), "finite"),
         (|c| c.until = Until::Loss { target: 0.1, within: 9.0 }, "no loss without a problem"),
         (|c| c.learning_rate = f32::INFINITY, "learning_rate cannot be inf"),
-        (|c| c.scheme = Config::Bap { staleness: 5_000 }, "0 to 1024"),
+        (|c| c.scheme = Config::Bap { staleness: 5_000 }.into(), "0 to 1024"),
     ];
     for (spoil, says) in spoilt {
         let mut cluster = Cluster::new(Config::Bsp, 4, 1);

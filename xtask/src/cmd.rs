@@ -3,6 +3,8 @@
 use crate::failure::Failure;
 use crate::site::Site;
 use std::fmt;
+use std::fs::File;
+use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 /// A program, its arguments, and the environment that it needs beyond ours.
@@ -16,8 +18,8 @@ pub(crate) struct Cmd {
     target: Option<&'static str>,
     nightly: bool,
     suite: bool,
-    /// The tests that must fail for it to be right.
-    must_fail: Vec<String>,
+    /// The tests that must fail for it to be right, each with a text that its output must have.
+    must_fail: Vec<(String, String)>,
 }
 
 impl Cmd {
@@ -72,10 +74,10 @@ impl Cmd {
         self
     }
 
-    /// Says that this is `cargo test` on something broken on purpose: right if it builds, and each of these tests runs
-    /// and fails.
-    pub(crate) fn must_fail(mut self, tests: &[&str]) -> Cmd {
-        self.must_fail = tests.iter().map(|test| test.to_string()).collect();
+    /// Says that this is `cargo test` on something broken on purpose: right if it builds, and each of these tests fails
+    /// with its text in what it says. A test that fails for another reason has not noticed what is broken.
+    pub(crate) fn must_fail(mut self, tests: &[(&str, &str)]) -> Cmd {
+        self.must_fail = tests.iter().map(|(test, text)| (test.to_string(), text.to_string())).collect();
         self
     }
 
@@ -99,10 +101,24 @@ impl Cmd {
 
     /// Runs it with our own standard streams; fails if it does.
     pub(crate) fn run(&self, site: &Site) -> Result<(), Failure> {
+        self.run_to(site, None)
+    }
+
+    /// The same, with its output in a file.
+    pub(crate) fn record(&self, site: &Site, log: &File) -> Result<(), Failure> {
+        self.run_to(site, Some(log))
+    }
+
+    fn run_to(&self, site: &Site, log: Option<&File>) -> Result<(), Failure> {
         if !self.must_fail.is_empty() {
-            return self.run_broken(site);
+            return self.run_broken(site, log);
         }
-        match self.command(site).status() {
+        let mut command = self.command(site);
+        if let Some(log) = log {
+            let stream = || log.try_clone().map_err(|error| self.missing(&error));
+            command.stdin(Stdio::null()).stdout(stream()?).stderr(stream()?);
+        }
+        match command.status() {
             Ok(status) if status.success() && self.suite && self.tests(site) == 0 => {
                 Err(Failure::Check { what: self.to_string(), status: "there is no test in it".into() })
             }
@@ -113,18 +129,28 @@ impl Cmd {
     }
 
     /// Runs it in silence; fails, and shows its output, unless every test that must fail does.
-    fn run_broken(&self, site: &Site) -> Result<(), Failure> {
+    fn run_broken(&self, site: &Site, log: Option<&File>) -> Result<(), Failure> {
         let output =
             self.command(site).stdin(Stdio::null()).output().map_err(|error| self.missing(&error))?;
         let text = String::from_utf8_lossy(&output.stdout);
-        let failed = |test: &&String| text.lines().any(|line| line == format!("test {test} ... FAILED"));
+        let failed = |(test, why): &&(String, String)| {
+            text.lines().any(|line| line == format!("test {test} ... FAILED"))
+                && said(&text, test).is_some_and(|said| said.contains(why))
+        };
         let noticed = self.must_fail.iter().filter(failed).count();
         if !output.status.success() && noticed == self.must_fail.len() {
             return Ok(());
         }
-        print!("{text}");
-        eprint!("{}", String::from_utf8_lossy(&output.stderr));
-        let status = format!("{noticed} of {} tests noticed that it is broken", self.must_fail.len());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        match log {
+            // What cannot be written there is lost; that it failed is not.
+            Some(mut log) => drop(write!(log, "{text}{errors}")),
+            None => {
+                print!("{text}");
+                eprint!("{errors}");
+            }
+        }
+        let status = format!("{noticed} of {} tests say what is broken", self.must_fail.len());
         Err(Failure::Check { what: self.to_string(), status })
     }
 
@@ -137,7 +163,11 @@ impl Cmd {
 
     /// How many tests it would run.
     fn tests(&self, site: &Site) -> usize {
-        let list = self.clone().arg("--").arg("--list").output(site).unwrap_or_default();
+        let mut list = self.clone();
+        if !self.arguments.iter().any(|argument| argument == "--") {
+            list = list.arg("--");
+        }
+        let list = list.arg("--list").output(site).unwrap_or_default();
         list.lines().filter(|line| line.ends_with(": test")).count()
     }
 
@@ -191,6 +221,14 @@ impl fmt::Display for Cmd {
     }
 }
 
+/// The output of one test that failed, of the output of all of them.
+fn said<'a>(text: &'a str, test: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(&format!("---- {test} stdout ----\n"))?;
+    // The next test's, or the list of those that failed.
+    let end = ["\n---- ", "\nfailures:"].iter().filter_map(|next| rest.find(next)).min();
+    Some(&rest[..end.unwrap_or(rest.len())])
+}
+
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@".contains(c);
     if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{word}'") }
@@ -219,12 +257,20 @@ mod tests {
     }
 
     #[test]
-    fn what_must_fail_must_fail_in_its_tests() {
+    fn what_must_fail_must_fail_in_its_tests_and_say_why() {
         let site = Site { root: "/".into(), target: "/".into(), host: String::new(), nightly: false };
-        let run = |script| Cmd::new("sh", &["-c", script]).must_fail(&["a", "b"]).run(&site).is_ok();
-        assert!(run("echo 'test a ... FAILED'; echo 'test b ... FAILED'; exit 101"));
-        assert!(!run("echo 'test a ... FAILED'; echo 'test b ... FAILED'"));
-        assert!(!run("echo 'test a ... FAILED'; echo 'test b ... ok'; exit 101"));
-        assert!(!run("echo 'error: could not compile'; exit 101"));
+        let run = |a: &str, b: &str, rest: &str| {
+            let failures = "failures:\n\n---- a stdout ----\n\nthread 'a' panicked\ntorn";
+            let script = format!(
+                "echo 'test a ... {a}\ntest b ... FAILED\n{failures}\n\n---- b stdout ----\n{b}\n\nfailures:\n    \
+                 late'{rest}"
+            );
+            Cmd::new("sh", &["-c", &script]).must_fail(&[("a", "torn"), ("b", "late")]).run(&site).is_ok()
+        };
+        assert!(run("FAILED", "too late", "; exit 101"));
+        assert!(!run("FAILED", "too late", ""));
+        assert!(!run("ok", "too late", "; exit 101"));
+        assert!(!run("FAILED", "torn", "; exit 101"), "it has failed, and for another reason");
+        assert!(Cmd::new("sh", &["-c", "exit 101"]).must_fail(&[("a", "")]).run(&site).is_err());
     }
 }

@@ -230,7 +230,7 @@ fn finding(target: &str, output: &Output) -> String {
     if let Some(bytes) = given {
         shown.push_str(&format!(
             "  to make it a test: give these bytes to the function of `{target}` in the list TARGETS of \
-             src/fuzzing.rs or cli/src/fuzzing.rs, in a test beside the decoder:\n    {bytes}\n"
+             src/fuzzing.rs, lab/src/fuzzing.rs or cli/src/fuzzing.rs, in a test beside the decoder:\n    {bytes}\n"
         ));
     }
     let file = text.lines().find_map(|line| line.split_once("Test unit written to ")).map(|(_, file)| file);
@@ -268,7 +268,12 @@ mod tests {
     fn every_decoder_has_a_target_and_every_target_a_decoder() {
         let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
         let mut decoders = Vec::new();
-        for (file, begin) in [("src/fuzzing.rs", "    target(\""), ("cli/src/fuzzing.rs", "name: \"")] {
+        let lists = [
+            ("src/fuzzing.rs", "    target(\""),
+            ("lab/src/fuzzing.rs", "name: \""),
+            ("cli/src/fuzzing.rs", "name: \""),
+        ];
+        for (file, begin) in lists {
             let text = read(file);
             decoders
                 .extend(text.split(begin).skip(1).map(|rest| rest.split('"').next().unwrap().to_string()));

@@ -1,62 +1,89 @@
 //! The step that model-checks the memory protocol: the code that ships must pass, and each mutant of it must fail.
 //!
-//! A mutant leaves out one fence, check or order (`mutant!("...")` in the library); the models named with it must
-//! notice. A fence that can go without a model noticing is either not needed or not tested.
+//! A mutant leaves out one fence, check or order (`mutant!("...")` in the library), or makes the ordering of one load
+//! or store `Relaxed` (`ordering!("...")`); the models named with it must notice. A fence that can go without a model
+//! noticing is either not needed or not tested.
 
 use crate::cmd::Cmd;
 use crate::steps::Step;
 
+/// The texts with which models fail when they find what they look for. A mutant that makes one fail in another way, by
+/// accepting nothing or by too many branches, has not been noticed.
+mod says {
+    pub(super) const MIXTURE: &str = "a mixture of versions was accepted";
+    pub(super) const TORN_PART: &str = "a mixture of rounds was taken";
+    pub(super) const NO_PART: &str = "the header of a part that is not there yet";
+    pub(super) const INCLUDED: &str = "a frame and its included clock are not of one version";
+    pub(super) const NOT_WHOLE: &str = "a frame was taken for whole before it was";
+    pub(super) const ABANDONED: &str = "chunks of an abandoned attempt were taken";
+    pub(super) const NOT_LANDED: &str = "a chunk was read before it had landed";
+    pub(super) const NOT_ANNOUNCED: &str = "the gradient is not the one that was announced";
+    pub(super) const OTHER_HEADER: &str = "the header is not that of the gradient that was announced";
+    pub(super) const SLOT_IN_USE: &str = "a slot was written before the owner had read it";
+    pub(super) const PINNED: &str = "a pinned frame was written";
+    pub(super) const STILL_READ: &str = "a frame was written before its reader had read it";
+    pub(super) const LOST: &str = "a frame that was written is taken for intact";
+    pub(super) const WENT_BACK: &str = "went back: ";
+    pub(super) const TOO_EARLY: &str = "the latest version was announced before its frame was whole";
+    pub(super) const OLD_HEADER: &str = "a frame is followed under the header of an earlier version";
+}
+
+const PULLED: &str = "frames::a_pull_is_whole_or_nothing";
+const AGREES: &str = "frames::a_frame_and_what_it_says_of_a_peers_gradients_agree";
+const ANNOUNCED: &str = "slots::the_owner_reads_what_was_announced";
+const LANDED: &str = "slots::a_chunk_that_has_landed_is_whole";
+const FOLLOWED: &str = "follow::a_followed_frame_is_whole";
+const PUSHED: &str = "push::a_pushed_version_is_pulled_whole_or_not_at_all";
+const PART: &str = "group::a_part_is_taken_whole_or_not_at_all";
+const UNPINNED: &str = "pins::a_frame_is_written_after_the_last_read_of_its_reader";
+const PINNED: &str = "pins::a_pinned_frame_is_never_written";
+const BEGUN_AGAIN: &str = "follow::a_frame_that_is_begun_again_is_copied_again";
+
+/// A model, and what it says when it finds its claim broken.
+type Notices = (&'static str, &'static str);
+
 /// Each mutant, and the models that must fail under it: all of them, by assertion, not for want of building.
 ///
-/// To add one, put `mutant!` where the protocol would break, and its row here.
-const MUTANTS: &[(&str, &[&str])] = &[
-    ("announce", &["slots::the_owner_reads_what_was_announced"]),
-    (
-        "begin_fence",
-        &[
-            "frames::a_frame_and_what_it_says_of_a_peers_gradients_agree",
-            "frames::a_pull_is_whole_or_nothing",
-            "pins::a_pinned_frame_is_never_written",
-        ],
-    ),
-    ("commit_fence", &["follow::a_followed_frame_is_whole"]),
-    ("credit", &["slots::the_owner_reads_what_was_announced"]),
-    ("group_header", &["group::a_part_is_taken_whole_or_not_at_all"]),
-    ("landed_attempt", &["follow::a_frame_that_is_begun_again_is_copied_again"]),
-    ("landed_early", &["slots::a_chunk_that_has_landed_is_whole"]),
-    ("monotone", &["follow::a_follower_never_goes_back"]),
-    ("pin_fence", &["pins::a_pinned_frame_is_never_written"]),
-    ("push_mark", &["push::a_pushed_version_is_pulled_whole_or_not_at_all"]),
-    (
-        "read_fence",
-        &[
-            "frames::a_frame_and_what_it_says_of_a_peers_gradients_agree",
-            "frames::a_pull_is_whole_or_nothing",
-        ],
-    ),
-    ("restart", &["follow::a_frame_that_is_begun_again_is_copied_again"]),
-    (
-        "second_header",
-        &[
-            "frames::a_frame_and_what_it_says_of_a_peers_gradients_agree",
-            "frames::a_pull_is_whole_or_nothing",
-        ],
-    ),
+/// To add one, put `mutant!` or `ordering!` where the protocol would break, and its row here.
+const MUTANTS: &[(&str, &[Notices])] = &[
+    ("announce", &[(ANNOUNCED, says::OTHER_HEADER)]),
+    ("begin_fence", &[(AGREES, says::INCLUDED), (PULLED, says::MIXTURE), (PINNED, says::PINNED)]),
+    ("commit_fence", &[(FOLLOWED, says::NOT_WHOLE)]),
+    ("consumed_release", &[(ANNOUNCED, says::SLOT_IN_USE)]),
+    ("credit", &[(ANNOUNCED, says::SLOT_IN_USE)]),
+    ("even_release", &[(FOLLOWED, says::NOT_WHOLE)]),
+    ("group_header", &[(PART, says::TORN_PART)]),
+    ("intact_fence", &[("pins::a_frame_that_was_lost_is_not_taken_for_intact", says::LOST)]),
+    ("landed_acquire", &[(LANDED, says::NOT_LANDED)]),
+    ("landed_attempt", &[(BEGUN_AGAIN, says::ABANDONED)]),
+    ("landed_early", &[(LANDED, says::NOT_LANDED)]),
+    ("latest_release", &[("frames::a_version_that_is_announced_is_whole", says::TOO_EARLY)]),
+    ("monotone", &[("follow::a_follower_never_goes_back", says::WENT_BACK)]),
+    ("pin_fence", &[(PINNED, says::PINNED)]),
+    ("pins_acquire", &[(UNPINNED, says::STILL_READ)]),
+    ("published_acquire", &[(ANNOUNCED, says::NOT_ANNOUNCED)]),
+    ("push_mark", &[(PUSHED, says::INCLUDED)]),
+    ("read_fence", &[(AGREES, says::INCLUDED), (PULLED, says::MIXTURE)]),
+    ("repin_release", &[(UNPINNED, says::STILL_READ)]),
+    ("restart", &[(BEGUN_AGAIN, says::ABANDONED)]),
+    ("second_header", &[(AGREES, says::INCLUDED), (PULLED, says::MIXTURE)]),
+    ("unpin_release", &[(UNPINNED, says::STILL_READ)]),
     (
         "write_fence",
         &[
-            "group::a_part_is_taken_whole_or_not_at_all",
-            "push::a_pushed_version_is_pulled_whole_or_not_at_all",
-            "slots::a_chunk_that_has_landed_is_whole",
-            "slots::the_owner_reads_what_was_announced",
+            (PART, says::NO_PART),
+            (PUSHED, says::MIXTURE),
+            (LANDED, says::NOT_ANNOUNCED),
+            (ANNOUNCED, says::NOT_ANNOUNCED),
         ],
     ),
+    ("writing_release", &[("follow::a_frame_that_is_said_to_be_written_has_its_header", says::OLD_HEADER)]),
 ];
 
 /// The step: the models over the library as it is, then over each mutant.
 pub(crate) fn step() -> Step {
     let mutants = MUTANTS.iter().map(|(mutant, models)| {
-        let only = models.iter().fold(models_of(&["--", "--exact"]), |cmd, model| cmd.arg(model));
+        let only = models.iter().fold(models_of(&["--", "--exact"]), |cmd, (model, _)| cmd.arg(model));
         only.env("SLACKLINE_MUTANT", mutant).must_fail(models)
     });
     Step {
@@ -89,22 +116,27 @@ mod tests {
     fn every_mutant_in_the_library_has_a_row_and_every_row_a_mutant() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let mut text = String::new();
-        for folder in ["src/param", "src/transport"] {
-            for entry in std::fs::read_dir(root.join(folder)).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_file() {
-                    text.push_str(&std::fs::read_to_string(path).unwrap());
-                }
-            }
-        }
-        let switches = text.split("mutant!(\"").skip(1);
+        read_all(&root.join("src"), &mut text);
+        let switches = ["mutant!(\"", "ordering!(\""].into_iter().flat_map(|begin| text.split(begin).skip(1));
         let mut found: Vec<_> = switches.filter_map(|rest| rest.split('"').next()).collect();
         found.sort_unstable();
         found.dedup();
-        let models = MUTANTS.iter().map(|(mutant, _)| mutant);
-        let mut rows: Vec<_> = models.chain(crate::mutants::MUTANTS).copied().collect();
+        let models = MUTANTS.iter().map(|(mutant, _)| *mutant);
+        let mut rows: Vec<_> =
+            models.chain(crate::mutants::MUTANTS.iter().map(|(mutant, _)| *mutant)).collect();
         rows.sort_unstable();
         rows.dedup();
         assert_eq!(found, rows);
+    }
+
+    fn read_all(folder: &std::path::Path, text: &mut String) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                read_all(&path, text);
+            } else {
+                text.push_str(&std::fs::read_to_string(path).unwrap());
+            }
+        }
     }
 }

@@ -3,16 +3,20 @@
 //! A command is one file that ends up as one [`Command`] in [`COMMANDS`]. Exit status: 0 done, 1 a check
 //! failed or something that it needs is missing, 2 called wrongly.
 
+mod aarch64;
 mod asan;
 mod bench;
 mod bindgen;
 mod cmd;
 mod failure;
 mod fuzz;
+mod install;
 mod loom;
 mod miri;
 mod mutants;
 mod needs;
+mod passed;
+mod repeat;
 mod site;
 mod softroce;
 mod steps;
@@ -33,8 +37,16 @@ struct Command {
 }
 
 /// Every subcommand. To add one: a file with a `pub(crate) const COMMAND: Command`, its `mod`, its name here.
-const COMMANDS: &[Command] =
-    &[test::COMMAND, fuzz::COMMAND, miri::COMMAND, bench::COMMAND, softroce::COMMAND, bindgen::COMMAND];
+const COMMANDS: &[Command] = &[
+    test::COMMAND,
+    repeat::COMMAND,
+    fuzz::COMMAND,
+    miri::COMMAND,
+    bench::COMMAND,
+    install::COMMAND,
+    softroce::COMMAND,
+    bindgen::COMMAND,
+];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -88,12 +100,17 @@ mod tests {
         assert_eq!(exit_code(&[]), 2);
         assert_eq!(exit_code(&["tset"]), 2);
         assert_eq!(exit_code(&["test", "--lits"]), 2);
+        assert_eq!(exit_code(&["test", "--again", "no-such-step"]), 2);
         assert_eq!(exit_code(&["test", "fmt", "no-such-step"]), 2);
+        assert_eq!(exit_code(&["repeat", "--times", "0"]), 2);
+        assert_eq!(exit_code(&["repeat", "no-such-step"]), 2);
         assert_eq!(exit_code(&["miri", "surplus"]), 2);
         assert_eq!(exit_code(&["fuzz", "no-such-target"]), 2);
         assert_eq!(exit_code(&["bench", "--fast"]), 2);
         assert_eq!(exit_code(&["bench", "--json"]), 2);
         assert_eq!(exit_code(&["bindgen", "--chek"]), 2);
+        assert_eq!(exit_code(&["install"]), 2);
+        assert_eq!(exit_code(&["install", "--prefix"]), 2);
         assert_eq!(exit_code(&["softroce", "no-such-run"]), 2);
         assert_eq!(exit_code(&["--help"]), 0);
         assert_eq!(exit_code(&["test", "--help"]), 0);

@@ -1,5 +1,6 @@
 //! What the steps need to have installed: looked for first, installed where we may, named where not.
 
+use crate::aarch64;
 use crate::cmd::Cmd;
 use crate::failure::Failure;
 use crate::site::Site;
@@ -14,6 +15,10 @@ pub(crate) enum Need {
     Cc,
     /// A C++ compiler: libFuzzer is C++.
     Cxx,
+    /// CMake with a program that it builds by, and `pkg-config`: programs find the installed C library by them.
+    Cmake,
+    /// `abidw` and `abidiff`, which read and compare ABIs.
+    Abigail,
     /// cargo-fuzz, which stays under the target directory.
     CargoFuzz,
     /// Valgrind, where no nightly toolchain brings AddressSanitizer.
@@ -36,6 +41,8 @@ pub(crate) enum Need {
     GuestTools,
     /// RDMA's own benchmark, and the provider of libibverbs for soft-RoCE.
     Perftest,
+    /// A Rust compiler and a C compiler for aarch64, its C library, and an emulator that runs its programs.
+    Aarch64,
 }
 
 /// How a missing need is installed.
@@ -70,6 +77,10 @@ impl Need {
             Need::Component(name) => Cmd::new("cargo", &[name, "--version"]),
             Need::Cc => Cmd::new("cc", &["-fsyntax-only", "-include", "stdint.h", "-x", "c", "/dev/null"]),
             Need::Cxx => Cmd::new("c++", &["-fsyntax-only", "-include", "string", "-x", "c++", "/dev/null"]),
+            Need::Cmake => {
+                Cmd::new("sh", &["-c", "command -v cmake && command -v make && command -v pkg-config"])
+            }
+            Need::Abigail => Cmd::new("sh", &["-c", "command -v abidw && command -v abidiff"]),
             Need::CargoFuzz => Cmd::new(&cargo_fuzz(site).to_string_lossy(), &["fuzz", "--version"]),
             Need::Valgrind => Cmd::new("valgrind", &["--version"]),
             // It has no option that succeeds and does nothing.
@@ -96,6 +107,7 @@ impl Need {
                 let script = "command -v ib_write_bw && test -e /etc/libibverbs.d/rxe.driver";
                 Cmd::new("sh", &["-c", script])
             }
+            Need::Aarch64 => return aarch64::is_there(site),
         };
         probe.output(site).is_some()
     }
@@ -105,6 +117,8 @@ impl Need {
             Need::Component(name) => Source::Rustup(name),
             Need::Cc => Source::Apt(&["gcc", "libc6-dev"]),
             Need::Cxx => Source::Apt(&["g++"]),
+            Need::Cmake => Source::Apt(&["cmake", "make", "pkg-config"]),
+            Need::Abigail => Source::Apt(&["abigail-tools"]),
             Need::CargoFuzz => Source::Cargo("cargo-fuzz"),
             Need::Valgrind => Source::Apt(&["valgrind"]),
             Need::UcxPerftest => Source::Apt(&["ucx-utils"]),
@@ -116,6 +130,7 @@ impl Need {
             Need::Qemu => Source::Apt(&["qemu-system-x86"]),
             Need::GuestTools => Source::Apt(&["busybox-static", "kmod", "cpio", "xz-utils"]),
             Need::Perftest => Source::Apt(&["perftest", "ibverbs-providers"]),
+            Need::Aarch64 => Source::Apt(aarch64::PACKAGES),
         }
     }
 
@@ -124,6 +139,8 @@ impl Need {
             Need::Component(name) => format!("the Rust toolchain has no `{name}`"),
             Need::Cc => "there is no C compiler `cc` that finds the C library's headers".into(),
             Need::Cxx => "there is no C++ compiler `c++` that finds its own headers".into(),
+            Need::Cmake => "there is no `cmake`, no `make` or no `pkg-config`".into(),
+            Need::Abigail => "there is no `abidw` or no `abidiff`".into(),
             Need::CargoFuzz => "there is no cargo-fuzz under the target directory".into(),
             Need::UcxPerftest => "there is no `ucx_perftest`".into(),
             Need::Iperf3 => "there is no `iperf3`".into(),
@@ -138,6 +155,10 @@ impl Need {
             Need::Qemu => "there is no `qemu-system-x86_64`".into(),
             Need::GuestTools => "one of these is missing: a static busybox, cpio, depmod, xz".into(),
             Need::Perftest => "there is no `ib_write_bw`, or no libibverbs provider for rxe".into(),
+            Need::Aarch64 => {
+                "there is no Rust compiler, no C compiler or no C library for aarch64, or no `qemu-aarch64`"
+                    .into()
+            }
             Need::Valgrind => "there is neither a nightly toolchain for AddressSanitizer nor valgrind".into(),
         }
     }
@@ -208,6 +229,9 @@ fn sorted(missing: &[Need]) -> (Vec<&'static str>, Vec<&'static str>, Vec<&'stat
     (components, packages, programs)
 }
 
+/// The end of the name of a package of the other architecture.
+const ARM64: &str = ":arm64";
+
 fn installers(missing: &[Need], rights: Rights, tools: &Path) -> Vec<Cmd> {
     let (components, packages, programs) = sorted(missing);
     let mut commands = Vec::new();
@@ -215,7 +239,13 @@ fn installers(missing: &[Need], rights: Rights, tools: &Path) -> Vec<Cmd> {
         commands.push(Cmd::new("rustup", &[&["component", "add"], components.as_slice()].concat()));
     }
     if rights.apt && rights.root && !packages.is_empty() {
-        let install = [&["install", "--yes", "--no-install-recommends"], packages.as_slice()].concat();
+        let mut install = vec!["install", "--yes", "--no-install-recommends"];
+        if packages.iter().any(|package| package.ends_with(ARM64)) {
+            commands.push(Cmd::new("dpkg", &["--add-architecture", "arm64"]));
+            // Rather than replace packages of this architecture by those of another, it fails.
+            install.push("--no-remove");
+        }
+        install.extend_from_slice(&packages);
         commands.push(Cmd::new("apt-get", &["update"]));
         commands.push(Cmd::new("apt-get", &install).env("DEBIAN_FRONTEND", "noninteractive"));
     }
@@ -243,8 +273,10 @@ fn remedy(missing: &[Need], rights: Rights, tools: &Path) -> String {
     if !packages.is_empty() {
         let packages = packages.join(" ");
         let sudo = if rights.root { "" } else { "sudo " };
+        let other = packages.contains(ARM64);
+        let other = if other { format!("{sudo}dpkg --add-architecture arm64 && ") } else { String::new() };
         lines.push(match rights.apt {
-            true => format!("{sudo}apt-get update && {sudo}apt-get install --yes {packages}"),
+            true => format!("{other}{sudo}apt-get update && {sudo}apt-get install --yes {packages}"),
             false => format!("install what Debian calls {packages} with your system's package manager"),
         });
     }
@@ -273,6 +305,16 @@ mod tests {
         assert_eq!(commands[0], "rustup component add clippy");
         assert_eq!(commands[1], "apt-get update");
         assert!(commands[2].ends_with("--no-install-recommends gcc libc6-dev valgrind"), "{}", commands[2]);
+    }
+
+    #[test]
+    fn packages_of_another_architecture_are_asked_for_after_it_was_added() {
+        let rights = Rights { rustup: false, apt: true, root: true };
+        let commands: Vec<_> =
+            installers(&[Need::Aarch64], rights, Path::new("/t")).iter().map(Cmd::to_string).collect();
+        assert_eq!(commands[..2], ["dpkg --add-architecture arm64", "apt-get update"]);
+        let remedy = remedy(&[Need::Aarch64], Rights { root: false, ..rights }, Path::new("/t"));
+        assert!(remedy.starts_with("sudo dpkg --add-architecture arm64 && sudo apt-get update"), "{remedy}");
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! The table of what CI checks. The order here is the order in which the steps run.
 
+use crate::aarch64;
 use crate::asan;
 use crate::bindgen;
 use crate::cmd::Cmd;
 use crate::fuzz;
+use crate::install;
 use crate::loom;
 use crate::mutants;
-use crate::needs::Need;
+use crate::needs::{self, Need};
 use crate::site::Site;
 use crate::softroce;
 
@@ -28,11 +30,13 @@ pub(crate) struct Step {
 pub(crate) enum Feature {
     /// A network that delays and loses packets, made by the kernel (`sch_netem`).
     Netem,
+    /// Programs that can be installed on some machines and not on others: installed where they can be.
+    Installed(Need),
 }
 
 impl Feature {
     /// Why it is not there, if it is not.
-    pub(crate) fn missing(self, site: &Site) -> Option<&'static str> {
+    pub(crate) fn missing(self, site: &Site) -> Option<String> {
         match self {
             Feature::Netem => {
                 // In a network of its own, and where that takes it as root of its own.
@@ -41,8 +45,9 @@ impl Feature {
                 let found = Cmd::new("sh", &["-c", script]).output(site);
                 found
                     .is_none()
-                    .then_some("this kernel has no netem (sch_netem), which delays and loses packets")
+                    .then(|| "this kernel has no netem (sch_netem), which delays and loses packets".into())
             }
+            Feature::Installed(need) => needs::ensure(site, &[need]).err().map(|failure| failure.to_string()),
         }
     }
 }
@@ -88,6 +93,11 @@ impl Slow {
 const SLOW: &[Slow] = &[
     Slow::new("litmus", "no torn read is accepted, between two processes"),
     Slow::new("kill", "workers and servers killed in the middle of training leave nothing behind"),
+    Slow::new(
+        "pauses",
+        "processes of a run that are paused for longer than the lease harm none of the others",
+    ),
+    Slow::new("starve", "a run on a machine that is far too busy for it loses nobody"),
     Slow::new("restart", "workers and servers killed in the middle of training come back and go on"),
     Slow {
         needs: &[Need::Iproute2, Need::Nftables],
@@ -114,12 +124,19 @@ const SLOW: &[Slow] = &[
     Slow::new("strangers", "strangers at the meeting point of a job do not disturb it"),
 ];
 
-/// `--all-targets` leaves out what plain `cargo test` does: those are named.
+/// Features of the library that a user may switch on alone; `oracle` is for one test and links other libraries.
+const FEATURES: &[&str] = &["sim"];
+
+/// `--all-targets` leaves out what plain `cargo test` does: those are named. Then the library as others build it: the
+/// rest of the workspace switches on features that it must also compile without.
 fn clippy() -> Vec<Cmd> {
     let deny = |cmd: Cmd| cmd.arg("--").arg("-D").arg("warnings");
     let all = Cmd::new("cargo", &["clippy", "--workspace", "--all-targets"]);
     let slow = SLOW.iter().map(|slow| Cmd::new("cargo", &[&["clippy"], &slow.selection()[..]].concat()));
-    std::iter::once(all).chain(slow).chain(softroce::clippy()).map(deny).collect()
+    let library = Cmd::new("cargo", &["clippy", "--package", "slackline", "--no-default-features"]);
+    let features = FEATURES.iter().map(|feature| library.clone().arg("--features").arg(feature));
+    let library = std::iter::once(library.clone()).chain(features);
+    std::iter::once(all).chain(slow).chain(softroce::clippy()).chain(library).map(deny).collect()
 }
 
 /// Every step, for this machine.
@@ -157,6 +174,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
     steps.push(softroce::step());
     steps.push(mutants::step());
     steps.push(loom::step());
+    steps.push(aarch64::step(site));
     steps.push(Step {
         name: "doc",
         about: "the documentation builds, and no link in it is dead",
@@ -167,7 +185,23 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
         ],
     });
     steps.push(bindgen::step());
+    steps.push(install::step());
     steps.push(asan::step(site));
     steps.push(fuzz::step(site));
     steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FEATURES;
+
+    #[test]
+    fn every_feature_of_the_library_is_checked_alone() {
+        let manifest = include_str!("../../Cargo.toml");
+        let lines = manifest.lines().skip_while(|line| *line != "[features]").skip(1);
+        let lines = lines.take_while(|line| !line.starts_with('['));
+        let names = lines.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name);
+        let ours: Vec<&str> = names.filter(|name| !["default", "oracle"].contains(name)).collect();
+        assert_eq!(ours, FEATURES);
+    }
 }

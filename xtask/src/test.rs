@@ -1,8 +1,9 @@
-//! `cargo xtask test`: everything that CI checks, in order, up to the first failure.
+//! `cargo xtask test`: everything that CI checks, in order; a step that fails does not keep the others from running.
 
 use crate::Command;
 use crate::failure::Failure;
 use crate::needs::{self, Need};
+use crate::passed::Passed;
 use crate::site::Site;
 use crate::steps::{self, Step};
 use crate::table;
@@ -11,19 +12,21 @@ use std::time::{Duration, Instant};
 
 pub(crate) const COMMAND: Command = Command {
     name: "test",
-    arguments: "[--list] [STEP...]",
-    about: "everything that CI checks, or only the steps named; --list shows them",
+    arguments: "[--list] [--again] [STEP...]",
+    about: "everything that CI checks, or only the steps named; --list shows them; --again skips those that have \
+            passed on this very tree",
     run,
 };
 
 fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let steps = steps::all(site);
     let (options, names): (Vec<_>, Vec<_>) = arguments.iter().partition(|argument| argument.starts_with('-'));
-    if let Some(option) = options.iter().find(|option| **option != "--list") {
-        return Err(Failure::Usage(format!("`test` has no option `{option}`; it has --list")));
+    if let Some(option) = options.iter().find(|option| !["--list", "--again"].contains(&option.as_str())) {
+        return Err(Failure::Usage(format!("`test` has no option `{option}`; it has --list and --again")));
     }
+    let has = |wanted: &str| options.iter().any(|option| *option == wanted);
     let chosen = choose(&steps, &names)?;
-    if !options.is_empty() {
+    if has("--list") {
         print!("{}", list(&chosen));
         return Ok(());
     }
@@ -32,14 +35,21 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     if !names.is_empty() {
         // Who asks for a step is not told that all is well without it.
         if let Some(what) = chosen.iter().find_map(|step| step.feature?.missing(site)) {
-            return Err(Failure::Missing { what: what.into(), remedy: "run this on another machine".into() });
+            return Err(Failure::Missing { what, remedy: "run this on another machine".into() });
         }
     }
-    run_all(site, &chosen)
+    let passed = Passed::read(site);
+    if has("--again") && !passed.knows_the_tree() {
+        return Err(Failure::Missing {
+            what: "git cannot say what this tree is, so it is not known what has passed on it".into(),
+            remedy: "install git and work in a clone, or leave out --again".into(),
+        });
+    }
+    run_all(site, &chosen, passed, has("--again"))
 }
 
 /// The steps of these names, in the order of the table; all of them if there are no names.
-fn choose<'a>(steps: &'a [Step], names: &[&String]) -> Result<Vec<&'a Step>, Failure> {
+pub(crate) fn choose<'a>(steps: &'a [Step], names: &[&String]) -> Result<Vec<&'a Step>, Failure> {
     if let Some(name) = names.iter().find(|name| !steps.iter().any(|step| step.name == name.as_str())) {
         let known: Vec<&str> = steps.iter().map(|step| step.name).collect();
         return Err(Failure::Usage(format!("there is no step `{name}`; there are: {}", known.join(", "))));
@@ -60,13 +70,17 @@ fn list(steps: &[&Step]) -> String {
 }
 
 /// The verdict on a step that this machine cannot run.
-const NOT_RUN: &str = "NOT RUN";
+pub(crate) const NOT_RUN: &str = "NOT RUN";
 
-/// Runs the steps up to the first failure, then says how each of them went.
-fn run_all(site: &Site, steps: &[&Step]) -> Result<(), Failure> {
+/// The verdict on a step that passed on this very tree in an earlier call.
+const BEFORE: &str = "ok before";
+
+/// Runs all steps, whether or not those before them failed, then says how each of them went. Those that have passed
+/// before are skipped if `again`.
+fn run_all(site: &Site, steps: &[&Step], mut passed: Passed, again: bool) -> Result<(), Failure> {
     let start = Instant::now();
     let mut done = Vec::new();
-    let mut outcome = Ok(());
+    let mut failed = Vec::new();
     for step in steps {
         let before = Instant::now();
         if let Some(why) = step.feature.and_then(|feature| feature.missing(site)) {
@@ -74,19 +88,35 @@ fn run_all(site: &Site, steps: &[&Step]) -> Result<(), Failure> {
             done.push((NOT_RUN, before.elapsed()));
             continue;
         }
-        outcome = run_one(site, step);
-        let took = before.elapsed();
-        let verdict = if outcome.is_ok() { "ok" } else { "FAILED" };
-        println!("== {}: {verdict} after {}\n", step.name, seconds(took));
-        done.push((verdict, took));
-        if outcome.is_err() {
-            break;
+        if again && passed.has(step.name) {
+            println!("== {}: {BEFORE}\n", step.name);
+            done.push((BEFORE, before.elapsed()));
+            continue;
         }
+        let outcome = run_one(site, step);
+        let took = before.elapsed();
+        if outcome.is_ok() {
+            passed.add(site, step.name);
+        }
+        let verdict = if outcome.is_ok() { "ok" } else { "FAILED" };
+        println!("== {}: {verdict} after {}", step.name, seconds(took));
+        if let Err(failure) = outcome {
+            println!("   {failure}\n   to run it again: cargo xtask test {}", step.name);
+            failed.push(step.name);
+        }
+        println!();
+        done.push((verdict, took));
     }
     print!("{}", summary(steps, &done, start.elapsed()));
     // The failure itself goes to standard error, after all of this.
     let _ = std::io::stdout().flush();
-    outcome
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Check {
+        what: format!("to run what failed again: cargo xtask test {}", failed.join(" ")),
+        status: format!("{} of {} steps", failed.len(), steps.len()),
+    })
 }
 
 fn run_one(site: &Site, step: &Step) -> Result<(), Failure> {
@@ -109,16 +139,17 @@ fn summary(steps: &[&Step], done: &[(&str, Duration)], total: Duration) -> Strin
         });
     }
     let count = |wanted: &str| done.iter().filter(|(verdict, _)| *verdict == wanted).count();
+    let good = count("ok") + count(BEFORE);
     let all = match count(NOT_RUN) {
-        0 if count("ok") == steps.len() => "ok".into(),
-        left if count("ok") + left == steps.len() => format!("ok but for {left}"),
+        0 if good == steps.len() => "ok".into(),
+        left if good + left == steps.len() => format!("ok but for {left}"),
         _ => "FAILED".into(),
     };
     rows.push(["all".into(), all, seconds(total)]);
     table::layout(&rows)
 }
 
-fn seconds(time: Duration) -> String {
+pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
@@ -131,23 +162,58 @@ mod tests {
         Step { name, about: "", needs: Vec::new(), feature: None, commands: vec![Cmd::new(program, &[])] }
     }
 
+    /// A site that keeps nothing.
     fn site() -> Site {
-        Site { root: "/".into(), target: "/".into(), host: String::new(), nightly: false }
+        Site { root: "/".into(), target: "/dev/null".into(), host: String::new(), nightly: false }
+    }
+
+    fn run(site: &Site, steps: &[&Step]) -> Result<(), Failure> {
+        run_all(site, steps, Passed::read(site), false)
     }
 
     #[test]
-    fn the_first_failure_stops_the_run_and_is_reported() {
-        let (good, bad, last) = (step("good", "true"), step("bad", "false"), step("last", "no-such-program"));
-        let failure = run_all(&site(), &[&good, &bad, &last]).unwrap_err();
-        assert!(matches!(&failure, Failure::Check { what, .. } if what == "false"), "{failure}");
+    fn again_skips_what_has_passed_and_runs_what_has_failed() {
+        let root = std::env::temp_dir().join(format!("xtask-again-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("target")).unwrap();
+        let site = Site { target: root.join("target"), root: root.clone(), ..site() };
+        assert!(Cmd::new("git", &["init", "--quiet"]).output(&site).is_some());
+        std::fs::write(root.join(".gitignore"), "target\n").unwrap();
+        // Each run of a step makes its mark longer.
+        let marks = |name: &str| std::fs::read_to_string(root.join("target").join(name)).unwrap().len();
+        let script =
+            |name: &str, end: &str| Cmd::new("sh", &["-c", &format!("printf x >> target/{name}; {end}")]);
+        let good = Step { commands: vec![script("good", "true")], ..step("good", "") };
+        let bad = Step { commands: vec![script("bad", "false")], ..step("bad", "") };
+        let both = [&good, &bad];
+        assert!(run_all(&site, &both, Passed::read(&site), true).is_err());
+        assert!(run_all(&site, &both, Passed::read(&site), true).is_err());
+        assert_eq!((marks("good"), marks("bad")), (1, 2));
+        // Without the option every step runs.
+        assert!(run_all(&site, &both, Passed::read(&site), false).is_err());
+        assert_eq!((marks("good"), marks("bad")), (2, 3));
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    /// One flaky suite must not hide what the suites after it would have found.
+    #[test]
+    fn steps_after_a_failure_run_too_and_the_end_says_how_to_run_it_again() {
+        let mark = std::env::temp_dir().join(format!("xtask-test-{}", std::process::id()));
+        let (good, bad, absent) =
+            (step("good", "true"), step("bad", "false"), step("absent", "no-such-program"));
+        let last = Step { commands: vec![Cmd::new("touch", &[&mark.to_string_lossy()])], ..step("last", "") };
+        let failure = run(&site(), &[&good, &bad, &absent, &last]).unwrap_err();
+        assert!(mark.exists(), "the last step ran");
+        std::fs::remove_file(mark).unwrap();
+        let told = "failed (2 of 4 steps): to run what failed again: cargo xtask test bad absent";
+        assert_eq!(failure.to_string(), told);
         assert_eq!(failure.exit_code(), 1);
-        assert!(run_all(&site(), &[&good]).is_ok());
+        assert!(run(&site(), &[&good]).is_ok());
     }
 
     #[test]
     fn a_program_that_is_not_there_is_a_failure() {
         let absent = step("absent", "no-such-program");
-        assert_eq!(run_all(&site(), &[&absent]).unwrap_err().exit_code(), 1);
+        assert_eq!(run(&site(), &[&absent]).unwrap_err().exit_code(), 1);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 pub(crate) mod bench;
 pub(crate) mod doctor;
+pub(crate) mod launch;
+pub(crate) mod schemes;
 pub(crate) mod sim;
 pub(crate) mod top;
 pub(crate) mod train;

@@ -3,9 +3,8 @@
 use super::parse::parse;
 use super::render::write_sample;
 use super::server::{REQUEST_MAX, answer};
-use super::{
-    NodeMetrics, Path, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics, render,
-};
+use super::{NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics, render};
+use slackline::transport::TransportKind;
 use std::time::Duration;
 
 /// Reads whatever `bytes` are as metrics, and checks that they are written as they were read.
@@ -44,7 +43,7 @@ pub(crate) fn text_samples() -> Vec<Vec<u8>> {
         name: "a \"b\"\\\nc".into(),
         role: Role::Server,
         state: PeerState::Lost,
-        path: Path::Tcp,
+        path: TransportKind::Tcp,
         bytes_in: 5,
         bytes_out: 7,
     };

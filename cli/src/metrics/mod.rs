@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use slackline::node::{ServerStatus, WorkerStatistics};
-use slackline::rendezvous::Path;
+use slackline::transport::TransportKind;
 
 pub use address::{Args, listen_address};
 pub use parse::{ParseError, Sample, Samples, parse};
@@ -114,6 +114,10 @@ pub struct ServerMetrics {
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
     pub dropped: u64,
+    /// Gradients that were announced, and void because their worker left first.
+    pub voided: u64,
+    /// Gradients that held a NaN or an infinity.
+    pub non_finite: u64,
     /// Gradients in the newest version.
     pub gradients: u64,
     /// How often workers were asked to abandon what they compute.
@@ -126,6 +130,10 @@ pub struct ServerMetrics {
     pub mean_norm_squared: Option<f64>,
     /// Variance of one gradient, where it is measured.
     pub variance: Option<f64>,
+    /// The newest version whose checkpoint is on the disk.
+    pub checkpointed: Option<u64>,
+    /// Checkpoints that could not be written.
+    pub checkpoints_failed: u64,
     /// Mean of the losses that came with the newest version.
     pub loss: Option<f64>,
 }
@@ -143,12 +151,16 @@ impl From<ServerStatus> for ServerMetrics {
             trespasses: status.trespasses,
             folded: status.folded,
             dropped: status.dropped,
+            voided: status.voided,
+            non_finite: status.non_finite,
             gradients: status.gradients,
             interrupts: status.interrupts,
             waits_for: status.waits_for,
             staleness_bound: status.staleness_bound,
             mean_norm_squared: status.mean_norm_squared,
             variance: status.variance,
+            checkpointed: status.checkpointed.map(|version| version.0),
+            checkpoints_failed: status.checkpoints_failed,
             loss: status.loss,
         }
     }
@@ -210,7 +222,7 @@ pub struct PeerMetrics {
     /// How it is.
     pub state: PeerState,
     /// What its bytes travel over.
-    pub path: Path,
+    pub path: TransportKind,
     /// Bytes that came from it.
     pub bytes_in: u64,
     /// Bytes that went to it.

@@ -121,14 +121,34 @@ fn of_server(server: &ServerMetrics) -> Vec<Family> {
             "Gradients that were consumed without being folded in.",
             server.dropped,
         ),
+        counter(
+            "slackline_gradients_voided_total",
+            "Gradients that were announced, and void because their worker left first.",
+            server.voided,
+        ),
+        counter(
+            "slackline_gradients_non_finite_total",
+            "Gradients that held a NaN or an infinity.",
+            server.non_finite,
+        ),
         gauge("slackline_version_gradients", "Gradients in the newest version.", server.gradients),
         counter(
             "slackline_interrupts_requested_total",
             "Times that workers were asked to abandon what they compute.",
             server.interrupts,
         ),
+        counter(
+            "slackline_checkpoints_failed_total",
+            "Checkpoints that could not be written.",
+            server.checkpoints_failed,
+        ),
     ];
     let measured = [
+        (
+            "slackline_checkpoint_version",
+            "Newest version whose checkpoint is on the disk.",
+            server.checkpointed.map(|version| version as f64),
+        ),
         (
             "slackline_waits_for_gradients",
             "Gradients that the next version waits for.",

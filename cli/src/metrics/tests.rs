@@ -22,7 +22,7 @@ fn worker() -> NodeMetrics {
             name: "a \"b\"\\\nc".into(),
             role: Role::Server,
             state: PeerState::Lost,
-            path: Path::Tcp,
+            path: TransportKind::Tcp,
             bytes_in: u64::from(u32::MAX) * 5,
             bytes_out: 7,
         }],
@@ -53,7 +53,9 @@ fn every_family_says_what_it_is_before_its_samples() {
     let (waits_for, staleness_bound) = (Some(3), Some(4));
     let (mean_norm_squared, variance) = (Some(0.25), Some(2.5));
     let measured = ServerStatus { mean_norm_squared, variance, ..ServerStatus::default() };
-    let status = ServerStatus { loss: Some(0.5), waits_for, staleness_bound, ..measured };
+    let lost = ServerStatus { voided: 5, non_finite: 6, checkpoints_failed: 7, ..measured };
+    let checkpointed = Some(slackline::clock::Version(8));
+    let status = ServerStatus { loss: Some(0.5), waits_for, staleness_bound, checkpointed, ..lost };
     let metrics = NodeMetrics { server: Some(status.into()), ..worker() };
     let text = render(&metrics, Duration::ZERO);
     let mut family = "";
@@ -71,6 +73,10 @@ fn every_family_says_what_it_is_before_its_samples() {
         "slackline_staleness_bound_versions 4",
         "slackline_gradient_mean_norm_squared 0.25",
         "slackline_gradient_variance 2.5",
+        "slackline_gradients_voided_total 5",
+        "slackline_gradients_non_finite_total 6",
+        "slackline_checkpoints_failed_total 7",
+        "slackline_checkpoint_version 8",
     ] {
         assert!(text.lines().any(|other| other == line), "{line}: {text}");
     }

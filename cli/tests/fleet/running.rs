@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::Child;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -71,14 +71,14 @@ impl Running {
         said
     }
 
-    /// All that it said until now.
+    /// All that it said: of a process that has ended the stream ends too, however late its reader gets a turn.
     fn heard(&mut self) -> String {
-        loop {
-            match self.lines.recv_timeout(Duration::from_millis(500)) {
-                Ok((_, line)) => self.said.push_str(&format!("{line}\n")),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return self.said.clone(),
-            }
+        let patience =
+            if matches!(self.child.try_wait(), Ok(Some(_))) { PATIENCE } else { Duration::from_millis(500) };
+        while let Ok((_, line)) = self.lines.recv_timeout(patience) {
+            self.said.push_str(&format!("{line}\n"));
         }
+        self.said.clone()
     }
 }
 

@@ -1,7 +1,7 @@
 //! In one guest: coordinator, server and workers reach each other through one device. Left to themselves they would
 //! take one each of the two that there are, which do not reach each other.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -9,6 +9,9 @@ use serde_json::Value;
 use super::rig::{Guest, NOTICED_WITHIN, QUICK, SLOW, environment, until};
 use crate::common::{Run, kill};
 use crate::running::paths;
+
+/// Longer than the lease of three seconds, with the time that an emulated machine takes to act on it.
+const PAUSE: Duration = Duration::from_millis(4500);
 
 fn train(options: &str) -> Run {
     let arguments = format!("train --json - {options}");
@@ -101,4 +104,44 @@ fn a_killed_server_is_told_by_its_workers_and_what_they_held_of_the_device_is_fr
     assert!(said.contains("error: lost shard 0 of 1: its server was killed by signal 9 (worker "), "{said}");
     assert!(said.contains(": lost shard 0 of 1 at verbs:"), "{said}");
     until("all is given back", || Guest::Here.objects() == before);
+}
+
+/// Pauses a process for longer than the lease.
+fn pause(process: u32) {
+    kill(process, Signal::STOP);
+    std::thread::sleep(PAUSE);
+    kill(process, Signal::CONT);
+}
+
+#[test]
+fn a_paused_server_loses_none_of_its_workers_by_rdma() {
+    let run = train(&format!("{SLOW} --scheme ssp --epochs 12 --transport verbs"));
+    run.wait_for("epoch");
+    pause(run.server(0));
+    let json = succeeds(run);
+    assert_eq!(json["evicted"], 0, "{json}");
+    assert_eq!(json["workers"][0]["clock"], json["workers"][1]["clock"], "{json}");
+}
+
+#[test]
+fn a_paused_coordinator_loses_none_of_its_workers_by_rdma() {
+    let run = train(&format!("{SLOW} --scheme ssp --epochs 12 --transport verbs"));
+    run.wait_for("epoch");
+    pause(run.pid());
+    let json = succeeds(run);
+    assert_eq!(json["evicted"], 0, "{json}");
+    assert_eq!(json["workers"][0]["clock"], json["workers"][1]["clock"], "{json}");
+}
+
+#[test]
+fn a_paused_worker_or_group_member_is_left_out_by_rdma_and_the_others_finish() {
+    for scheme in ["ssp", "ds-sync(group=3)"] {
+        let run = train(&format!("{SLOW} --scheme {scheme} --workers 3 --epochs 12 --transport verbs"));
+        run.wait_for("epoch");
+        pause(run.worker(1));
+        let json = succeeds(run);
+        assert_eq!(json["evicted"], 1, "{json}");
+        assert_eq!(json["workers"][1]["evicted"], true, "{json}");
+        assert_eq!(json["workers"][0]["clock"], json["workers"][2]["clock"], "{json}");
+    }
 }

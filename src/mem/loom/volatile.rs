@@ -77,11 +77,6 @@ enum Place<'a> {
     Bytes(*mut u8, PhantomData<&'a ()>),
 }
 
-// SAFETY: words are `Sync`; bytes are a range that their constructor was promised for 'a, and every access copies.
-unsafe impl Send for VolatileSlice<'_> {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for VolatileSlice<'_> {}
-
 impl<'a> VolatileSlice<'a> {
     pub(super) fn of_words(words: &'a [Word], len: usize) -> Self {
         VolatileSlice { place: Place::Words(words, 0), len, writable: true }

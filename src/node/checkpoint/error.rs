@@ -24,6 +24,17 @@ pub enum CheckpointError {
         /// What the system said.
         source: io::Error,
     },
+    /// The parameters are not finite: the checkpoint would be of no use, and would take the place of one that is.
+    #[error(
+        "{}: the checkpoint is not written: the parameters are not finite since version {since}; go on from the last \
+         one, with a smaller learning rate", file.display()
+    )]
+    NotFinite {
+        /// Which.
+        file: PathBuf,
+        /// Since which version.
+        since: u64,
+    },
     /// The table's description is longer than the format allows.
     #[error(
         "{}: the checkpoint's header would take {bytes} bytes, and safetensors allows {most}; use fewer tensors or \
@@ -38,7 +49,7 @@ pub enum CheckpointError {
         most: usize,
     },
     /// There is no such file.
-    #[error("{}: no such checkpoint; check the path, or begin the job anew", file.display())]
+    #[error("{}: no such checkpoint; check the path, or start the job from its initial values", file.display())]
     Missing {
         /// Which.
         file: PathBuf,
@@ -73,7 +84,10 @@ pub enum CheckpointError {
         supported: u32,
     },
     /// It was a checkpoint once.
-    #[error("{}: a damaged checkpoint: {reason}; take an older one, or copy it again", file.display())]
+    #[error(
+        "{}: a damaged checkpoint: {reason}, and no earlier one beside it can be read; restore the file from a copy, \
+         or start the job from its initial values", file.display()
+    )]
     Damaged {
         /// Which.
         file: PathBuf,

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,7 @@ use super::{Checkpoint, CheckpointError};
 use crate::clock::{Clock, Version};
 use crate::kernel::{Optimizer, crc64};
 use crate::mem::VolatileSlice;
+use crate::node::taken::Applied;
 use crate::param::{Latest, Resume};
 use crate::scheme;
 use crate::table::{ElementType, Table};
@@ -49,12 +51,30 @@ pub(super) struct Header {
     /// In hexadecimal: not every reader of JSON keeps 64 bits of a number.
     #[serde(with = "hexadecimal")]
     pub(super) epoch: u64,
-    pub(super) scheme: scheme::Config,
+    #[serde(deserialize_with = "scheme_text")]
+    pub(super) scheme: String,
     pub(super) optimizer: Optimizer,
     /// Gradients that were folded in, in all lives. Files from before it was kept lack it, and count from here.
     #[serde(default)]
     pub(super) folded: u64,
+    /// Files from before it was kept lack it: there it is as if no worker had gone past the smallest clock.
+    #[serde(default)]
+    pub(super) applied: Applied,
     pub(super) table: Table,
+}
+
+/// The text of a scheme; older files hold the built-in scheme as a value.
+fn scheme_text<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Stored {
+        Config(scheme::Config),
+        Text(String),
+    }
+    Ok(match Stored::deserialize(deserializer)? {
+        Stored::Config(config) => config.to_string(),
+        Stored::Text(text) => text,
+    })
 }
 
 /// Only what tells one format from another.
@@ -91,24 +111,58 @@ pub(super) fn names(states: usize) -> impl Iterator<Item = String> {
     std::iter::once("parameters".to_owned()).chain((0..states).map(|index| format!("optimizer.{index}")))
 }
 
-/// Where the file is made before it takes its place: one name, so that what a killed process left is replaced.
-pub(super) fn partial(file: &Path) -> Result<PathBuf, CheckpointError> {
+/// The path with a suffix at its name's end.
+fn beside(file: &Path, suffix: &str) -> Result<PathBuf, CheckpointError> {
     let name = file.file_name().ok_or_else(|| CheckpointError::NoName { file: file.to_owned() })?;
-    let mut partial = name.to_owned();
-    partial.push(".partial");
-    Ok(file.with_file_name(partial))
+    let mut name = name.to_owned();
+    name.push(suffix);
+    Ok(file.with_file_name(name))
 }
 
-/// Writes a checkpoint, replacing one that is there. `tensors` are the parameters and the optimiser's states.
+/// Where the file is made before it takes its place: one name, so that what a killed process left is replaced.
+fn partial(file: &Path) -> Result<PathBuf, CheckpointError> {
+    beside(file, ".partial")
+}
+
+/// The checkpoint before the newest one.
+pub(super) fn previous(file: &Path) -> Result<PathBuf, CheckpointError> {
+    beside(file, ".previous")
+}
+
+/// Writes a checkpoint; the one that is there becomes the previous one. `tensors` are the parameters and the
+/// optimiser's states.
 ///
 /// The file is whole or as it was: it is made beside its place under another name, brought to the disk and then
-/// renamed, and the rename is brought to the disk, too.
+/// renamed, and the renames are brought to the disk, too. A process that ends between the two renames leaves no newest
+/// file, and [`read`] takes the previous one.
 pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result<(), CheckpointError> {
-    let partial = partial(file)?;
+    let (partial, previous) = (partial(file)?, previous(file)?);
     let bytes = serialise(file, header, tensors)?;
-    let written = write_through(&partial, &bytes, tensors).and_then(|()| fs::rename(&partial, file));
-    written.and_then(|()| sync_folder(file)).map_err(|source| {
+    let place = || {
+        match fs::rename(file, &previous) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::rename(&partial, file)?;
+        sync_folder(file)
+    };
+    let written = write_through(&partial, &bytes, tensors).and_then(|()| place());
+    written.map_err(|source| {
         // Nothing more can be done if it cannot be removed; the first error is the one to report.
+        let _ = fs::remove_file(&partial);
+        CheckpointError::Write { file: file.to_owned(), source }
+    })
+}
+
+/// Does with a small file all that [`write`] does, and removes it.
+pub(super) fn try_folder(file: &Path) -> Result<(), CheckpointError> {
+    let (partial, trial) = (partial(file)?, beside(file, ".trial")?);
+    let tried = write_through(&partial, &[0; 4096], &[])
+        .and_then(|()| fs::rename(&partial, &trial))
+        .and_then(|()| fs::remove_file(&trial))
+        .and_then(|()| sync_folder(file));
+    tried.map_err(|source| {
+        // The first error is the one to report.
         let _ = fs::remove_file(&partial);
         CheckpointError::Write { file: file.to_owned(), source }
     })
@@ -187,8 +241,21 @@ impl From<io::Error> for Fault {
     }
 }
 
-/// Reads a checkpoint. Nothing that a file can hold makes this panic or ask for more memory than the file is long.
+/// Reads the newest checkpoint, or the previous one where the newest is missing or damaged.
 pub(super) fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let error = match read_one(path) {
+        Ok(checkpoint) => return Ok(checkpoint),
+        // These files are as they should be: an earlier one would not be what is wanted.
+        Err(error @ (CheckpointError::Format { .. } | CheckpointError::Memory { .. })) => return Err(error),
+        Err(error) => error,
+    };
+    let Ok(Ok(earlier)) = previous(path).map(|previous| read_one(&previous)) else { return Err(error) };
+    tracing::warn!(%error, version = earlier.version().0, "the newest checkpoint is unusable; took the one before");
+    Ok(Checkpoint { instead_of: Some(Arc::new(error)), ..earlier })
+}
+
+/// Reads one file. Nothing that it can hold makes this panic or ask for more memory than the file is long.
+fn read_one(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let file = path.to_owned();
     let source = match File::open(path) {
         Ok(source) => source,
@@ -252,7 +319,7 @@ pub(super) fn parse(mut source: impl Read, length: u64, path: &Path) -> Result<C
     if sum != checksum.expected {
         return Err(Fault::Damaged("it does not match its checksum".into()));
     }
-    Ok(Checkpoint { file: path.to_owned(), header, parameters, states })
+    Ok(Checkpoint { file: path.to_owned(), header, parameters, states, instead_of: None })
 }
 
 /// The checksum of the entry alone, and what it must be with all tensors.
@@ -301,7 +368,9 @@ fn check(header: &Header) -> Result<std::ops::Range<u64>, Fault> {
     if header.table.uniform_element() != Some(ElementType::F32) {
         return damaged("its table is not f32 throughout");
     }
-    if header.version >= Latest::VERSION_MAX || header.smallest_clock > Resume::CLOCK_MAX {
+    let applied = header.applied.workers.values().chain([&header.applied.others, &header.smallest_clock]);
+    let latest = applied.max().copied().unwrap_or_default();
+    if header.version >= Latest::VERSION_MAX || latest > Resume::CLOCK_MAX {
         return damaged("its version or clock is one that nobody can have reached");
     }
     Ok(range)

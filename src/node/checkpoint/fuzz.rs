@@ -1,6 +1,6 @@
 //! Files that nobody wrote: damaged ones, and ones that somebody forged.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
@@ -10,7 +10,7 @@ use super::file::{CHECKSUM_KEY, Header, KEY, names, parse, serialise};
 use crate::clock::{Clock, Version};
 use crate::kernel::{AdamParameters, Optimizer, crc64};
 use crate::mem::VolatileSlice;
-use crate::scheme::Config;
+use crate::node::taken::Applied;
 use crate::table::{ElementType, Table};
 
 /// Reads whatever `bytes` are as a checkpoint, and checks what came out.
@@ -69,9 +69,13 @@ fn header(table: Table, optimizer: Optimizer) -> Header {
         smallest_clock: Clock(70),
         clocks: vec![Clock(70), Clock(72)],
         epoch: 5,
-        scheme: Config::Ssp { staleness: 3 },
+        scheme: "ssp(3)".into(),
         optimizer,
         folded: 150,
+        applied: Applied {
+            workers: BTreeMap::from([(3, Clock(73)), (u64::MAX, Clock(72))]),
+            others: Clock(71),
+        },
         table,
     }
 }

@@ -14,6 +14,7 @@ mod writer;
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use error::CheckpointError;
 use file::Header;
@@ -21,14 +22,15 @@ pub(super) use writer::{Checkpointer, Identity, Order};
 
 use crate::clock::{Clock, Version};
 use crate::kernel::Optimizer;
-use crate::scheme;
+use crate::node::taken::Applied;
 use crate::table::Table;
 
 /// Where a server writes its shard, and how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointOptions {
-    /// The file; each server of a job needs its own. It is replaced as a whole, never changed. While it is written,
-    /// its successor stands beside it with `.partial` at its name's end.
+    /// The file; each server of a job needs its own. It is replaced as a whole, never changed. The checkpoint before
+    /// it stands beside it with `.previous` at its name's end, and while the next one is written, that one stands there
+    /// with `.partial`.
     pub path: PathBuf,
     /// After how many versions to write it again; `None` for only on request. Versions that are made while a
     /// checkpoint is written count towards the next.
@@ -40,6 +42,15 @@ impl CheckpointOptions {
     pub fn new(path: impl Into<PathBuf>) -> CheckpointOptions {
         CheckpointOptions { path: path.into(), every: None }
     }
+
+    /// Writes a small file beside the checkpoint, brings it to the disk, renames and removes it. A server does this
+    /// before it begins.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Write`] if any of it fails, as it would at the first checkpoint.
+    pub fn try_folder(&self) -> Result<(), CheckpointError> {
+        file::try_folder(&self.path)
+    }
 }
 
 /// One shard as a server wrote it: read from a file, to be taken up by
@@ -50,15 +61,33 @@ pub struct Checkpoint {
     header: Header,
     parameters: Vec<f32>,
     states: Vec<Vec<f32>>,
+    instead_of: Option<Arc<CheckpointError>>,
 }
 
 impl Checkpoint {
-    /// Reads a file that a server wrote, and proves that it is whole.
+    /// Reads a file that a server wrote, and proves that it is whole. Where it is missing or damaged, the checkpoint
+    /// before it is read instead, and [`instead_of`](Self::instead_of) says so.
     ///
     /// # Errors
     /// [`CheckpointError`] says what is wrong with the file and what to do.
     pub fn read(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
         file::read(path.as_ref())
+    }
+
+    /// True if [`read`](Self::read) would find the file or the checkpoint before it.
+    pub fn exists(path: impl AsRef<Path>) -> bool {
+        let path = path.as_ref();
+        path.exists() || file::previous(path).is_ok_and(|previous| previous.exists())
+    }
+
+    /// The error of the newest file, if this is the checkpoint before it.
+    pub fn instead_of(&self) -> Option<&CheckpointError> {
+        self.instead_of.as_deref()
+    }
+
+    /// The file that it was read from.
+    pub fn file(&self) -> &Path {
+        &self.file
     }
 
     /// The table of the job.
@@ -91,14 +120,19 @@ impl Checkpoint {
         self.header.folded
     }
 
+    /// How far the gradients of each worker are in the parameters.
+    pub(super) fn applied(&self) -> &Applied {
+        &self.header.applied
+    }
+
     /// The life of the server that wrote it.
     pub fn epoch(&self) -> u64 {
         self.header.epoch
     }
 
-    /// The scheme that the server ran.
-    pub fn scheme(&self) -> scheme::Config {
-        self.header.scheme
+    /// The text of the scheme that the server ran.
+    pub fn scheme(&self) -> &str {
+        &self.header.scheme
     }
 
     /// The optimiser that the server ran.
@@ -138,7 +172,7 @@ impl Checkpoint {
             return other("shard", show(self.shard()), show(shard));
         }
         if std::mem::discriminant(&header.optimizer) != std::mem::discriminant(optimizer) {
-            return other("optimizer", format!("{:?}", header.optimizer), format!("{optimizer:?}"));
+            return other("optimizer", header.optimizer.name().into(), optimizer.name().into());
         }
         Ok(())
     }

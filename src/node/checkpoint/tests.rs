@@ -1,13 +1,15 @@
+use std::collections::BTreeMap;
 use std::fs;
 
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::file::{Header, read, write};
-use super::{Checkpoint, CheckpointError};
+use super::{Checkpoint, CheckpointError, CheckpointOptions};
 use crate::clock::{Clock, Version};
 use crate::kernel::{AdamParameters, Optimizer};
-use crate::scheme::Config;
+use crate::node::taken::Applied;
+use crate::param::Resume;
 use crate::table::{ElementType, Table};
 
 fn header() -> Header {
@@ -26,9 +28,13 @@ fn header() -> Header {
         smallest_clock: Clock(70),
         clocks: vec![Clock(70), Clock(72)],
         epoch: u64::MAX - 5,
-        scheme: Config::Ssp { staleness: 3 },
+        scheme: "ssp(3)".into(),
         optimizer: Optimizer::AdamW(AdamParameters::new(0.1)),
         folded: 150,
+        applied: Applied {
+            workers: BTreeMap::from([(3, Clock(73)), (u64::MAX, Clock(72))]),
+            others: Clock(71),
+        },
         table,
     }
 }
@@ -70,9 +76,19 @@ fn a_checkpoint_is_read_as_it_was_written() {
     assert_eq!((checkpoint.table(), checkpoint.shard()), (&header.table, (1, 3)));
     assert_eq!((checkpoint.version(), checkpoint.smallest_clock()), (Version(77), Clock(70)));
     assert_eq!((checkpoint.clocks(), checkpoint.epoch()), (&header.clocks[..], u64::MAX - 5));
-    assert_eq!((checkpoint.scheme(), checkpoint.optimizer()), (header.scheme, header.optimizer));
+    assert_eq!((checkpoint.scheme(), checkpoint.optimizer()), (&*header.scheme, header.optimizer));
     assert_eq!(checkpoint.folded(), 150);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+}
+
+#[test]
+fn a_header_from_before_schemes_were_text_is_read() {
+    for (stored, text) in [(serde_json::json!({"ssp": {"staleness": 3}}), "ssp(3)"), ("bsp".into(), "bsp")] {
+        let mut value = serde_json::to_value(header()).unwrap();
+        value["scheme"] = stored;
+        let older: Header = serde_json::from_value(value).unwrap();
+        assert_eq!(older.scheme, text);
+    }
 }
 
 #[test]
@@ -81,6 +97,35 @@ fn a_header_from_before_gradients_were_counted_counts_none() {
     assert!(value.as_object_mut().unwrap().remove("folded").is_some());
     let older: Header = serde_json::from_value(value).unwrap();
     assert_eq!((older.folded, older.version), (0, Version(77)));
+}
+
+#[test]
+fn a_header_from_before_workers_had_names_says_nothing_of_them() {
+    let mut value = serde_json::to_value(header()).unwrap();
+    let applied = value.as_object_mut().unwrap().remove("applied").unwrap();
+    assert_eq!(applied["workers"]["18446744073709551615"], 72, "a key is a string, which every reader keeps");
+    let older: Header = serde_json::from_value(value).unwrap();
+    assert_eq!((older.applied, older.version), (Applied::default(), Version(77)));
+}
+
+#[test]
+fn a_file_whose_clocks_or_version_do_not_fit_their_words_is_refused() {
+    let last = Resume::CLOCK_MAX;
+    type Spoil = fn(&mut Header, Clock);
+    let spoil: [(bool, Spoil); 4] = [
+        (true, |header, last| header.applied.others = last),
+        (false, |header, last| header.applied.others = last.next()),
+        (false, |header, last| header.smallest_clock = last.next()),
+        (false, |header, last| _ = header.applied.workers.insert(4, last.next())),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    for (index, (is_good, spoil)) in spoil.into_iter().enumerate() {
+        let file = folder.path().join(index.to_string());
+        let mut header = header();
+        spoil(&mut header, last);
+        write(&file, &header, &tensors(&header)).unwrap();
+        assert_eq!(read(&file).is_ok(), is_good, "{index}");
+    }
 }
 
 #[test]
@@ -166,6 +211,8 @@ fn a_header_that_cannot_be_true_is_damaged_though_its_checksum_is_right() {
         Header { smallest_clock: Clock(u64::MAX), ..good.clone() },
         Header { optimizer: Optimizer::Sgd { weight_decay: 0.0 }, ..good.clone() },
     ] {
+        // So that there is no earlier one to fall back to.
+        fs::remove_file(&file).unwrap();
         write(&file, &bad, &tensors(&good)).unwrap();
         assert!(matches!(read(&file), Err(CheckpointError::Damaged { .. })), "{bad:?}");
     }
@@ -201,6 +248,55 @@ fn a_write_that_fails_leaves_the_last_checkpoint_as_it_was() {
     assert!(matches!(error, CheckpointError::Write { .. }), "{error}");
     let error = write(std::path::Path::new("/"), &header, &tensors(&header)).unwrap_err();
     assert!(matches!(error, CheckpointError::NoName { .. }), "{error}");
+}
+
+#[test]
+fn the_checkpoint_before_is_kept_and_read_when_the_newest_is_unusable() {
+    let (folder, file, first) = written();
+    let header = header();
+    let newest = || Header { version: Version(78), ..header.clone() };
+    write(&file, &newest(), &tensors(&header)).unwrap();
+    let previous = folder.path().join("shard-1.safetensors.previous");
+    assert_eq!(fs::read(&previous).unwrap(), first);
+    let whole = read(&file).unwrap();
+    assert_eq!((whole.version(), whole.instead_of().is_none()), (Version(78), true));
+    let good = fs::read(&file).unwrap();
+    for damage in [&good[..good.len() / 2], b"", &[0; 99]] {
+        fs::write(&file, damage).unwrap();
+        let earlier = read(&file).unwrap();
+        assert_eq!((earlier.version(), earlier.file()), (Version(77), &*previous));
+        let why = earlier.instead_of().unwrap().to_string();
+        assert!(why.contains(file.to_str().unwrap()), "{why}");
+    }
+    // As a process leaves it that ends between the two renames.
+    fs::remove_file(&file).unwrap();
+    assert_eq!(read(&file).unwrap().version(), Version(77));
+    assert!(Checkpoint::exists(&file));
+    // Of two damaged files the newest is told of.
+    fs::write(&file, "").unwrap();
+    fs::write(&previous, "").unwrap();
+    let error = read(&file).unwrap_err();
+    assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+    assert!(error.to_string().contains("no earlier one beside it can be read"), "{error}");
+    // Files of another format are what they should be: the one before is not taken for them.
+    write(&file, &newest(), &tensors(&header)).unwrap();
+    write(&file, &Header { format: 9, ..header.clone() }, &tensors(&header)).unwrap();
+    assert!(matches!(read(&file), Err(CheckpointError::Format { .. })));
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_to_is_found_before_the_first_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = CheckpointOptions::new(folder.path().join("shard"));
+    options.try_folder().unwrap();
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    for path in ["/proc/shard", "/nowhere/at/all/shard"] {
+        let error = CheckpointOptions::new(path).try_folder().unwrap_err();
+        assert!(matches!(error, CheckpointError::Write { .. }), "{error}");
+    }
+    fs::create_dir(folder.path().join("shard.partial")).unwrap();
+    let error = options.try_folder().unwrap_err();
+    assert!(matches!(error, CheckpointError::Write { .. }), "{error}");
 }
 
 proptest! {

@@ -7,6 +7,7 @@
 //! load of the frame, and the server's acquire load before its first store to it.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +19,7 @@ use crate::clock::{Clock, Version};
 use crate::kernel::Optimizer;
 use crate::mem::LocalSlice;
 use crate::node::Error;
-use crate::scheme;
+use crate::node::taken::Applied;
 use crate::table::Table;
 
 /// What all checkpoints of one life have in common.
@@ -27,7 +28,7 @@ pub(in crate::node) struct Identity {
     pub(in crate::node) shard: (u16, u16),
     pub(in crate::node) range: Range<u64>,
     pub(in crate::node) epoch: u64,
-    pub(in crate::node) scheme: scheme::Config,
+    pub(in crate::node) scheme: String,
     pub(in crate::node) optimizer: Optimizer,
 }
 
@@ -39,6 +40,7 @@ pub(in crate::node) struct Order {
     pub(in crate::node) clocks: Vec<Clock>,
     /// Gradients that were folded in, in all lives.
     pub(in crate::node) folded: u64,
+    pub(in crate::node) applied: Applied,
     /// The newest frame's payload, then the current states.
     pub(in crate::node) tensors: Vec<LocalSlice>,
 }
@@ -70,6 +72,7 @@ pub(in crate::node) struct Checkpointer {
     wanted: bool,
     /// The version of the last order, or the first of this life.
     last: Version,
+    path: PathBuf,
 }
 
 impl Checkpointer {
@@ -78,9 +81,9 @@ impl Checkpointer {
         identity: Identity,
         first: Version,
     ) -> Result<Checkpointer, Error> {
-        // Now rather than at the first checkpoint.
-        file::partial(&options.path)?;
         check(&options, &identity)?;
+        // Now rather than at the first checkpoint.
+        options.try_folder()?;
         let shared = Arc::new(Shared {
             phase: AtomicU8::new(IDLE),
             written: AtomicU64::new(0),
@@ -88,7 +91,7 @@ impl Checkpointer {
             failure: Mutex::new(None),
         });
         let (orders, to_do) = sync_channel(1);
-        let (every, seen) = (options.every, Arc::clone(&shared));
+        let (every, seen, path) = (options.every, Arc::clone(&shared), options.path.clone());
         let thread = std::thread::Builder::new()
             .name("slackline-checkpoint".into())
             .spawn(move || serve(&options, &identity, &to_do, &seen))
@@ -101,6 +104,7 @@ impl Checkpointer {
             source: (0, 0),
             wanted: false,
             last: first,
+            path,
         })
     }
 
@@ -131,6 +135,14 @@ impl Checkpointer {
             self.shared.phase.store(IDLE, Ordering::Relaxed);
             self.shared.failed.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Counts one that is not written because the parameters are not finite since a version.
+    pub(in crate::node) fn refuse(&mut self, version: Version, since: Version) {
+        (self.wanted, self.last) = (false, version);
+        let error = CheckpointError::NotFinite { file: self.path.clone(), since: since.0 };
+        *self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        self.shared.failed.fetch_add(1, Ordering::Release);
     }
 
     /// True while `frame` is being copied.
@@ -213,7 +225,7 @@ fn serve(options: &CheckpointOptions, identity: &Identity, orders: &Receiver<Ord
             copy.resize(tensor.len(), 0);
             tensor.as_volatile().read(copy);
         }
-        let Order { version, smallest_clock, clocks, folded, tensors } = order;
+        let Order { version, smallest_clock, clocks, folded, applied, tensors } = order;
         drop(tensors);
         shared.phase.store(WRITING, Ordering::Release);
         let copied = begun.elapsed();
@@ -226,9 +238,10 @@ fn serve(options: &CheckpointOptions, identity: &Identity, orders: &Receiver<Ord
             smallest_clock,
             clocks,
             epoch: identity.epoch,
-            scheme: identity.scheme,
+            scheme: identity.scheme.clone(),
             optimizer: identity.optimizer,
             folded,
+            applied,
             table: identity.table.clone(),
         };
         let (path, shard) = (&options.path, identity.shard.0);

@@ -9,7 +9,7 @@ use crate::mem::Access;
 use crate::node::worker::private;
 use crate::node::{Backoff, Error, now};
 use crate::param::{GroupHello, GroupInbox, GroupLayout, GroupOutbox, MAX_MEMBERS};
-use crate::time::{Duration, Instant};
+use crate::time::{Duration, Instant, Silence};
 use crate::transport::{Address, ConnectError, Connecting, Incoming, Listener, Offer, Received, Transport};
 
 /// How long to stand back between attempts to connect, at first and at most.
@@ -34,7 +34,8 @@ type Claims<T> = Vec<Option<Claim<IncomingOf<T>>>>;
 /// network that takes seconds. So who claims a rank that is taken waits for a lease.
 struct Claim<I> {
     incoming: I,
-    until: Instant,
+    /// For how long it has waited while this member listened.
+    wait: Silence,
     /// The heartbeat of the one who has the rank, when the claim was made.
     beat: u64,
 }
@@ -191,7 +192,7 @@ impl<T: Transport> GroupListener<T> {
         let place = &mut claims[rank];
         self.settle(rank, place, now)?;
         let beat = self.peers[rank].as_ref().map_or(0, |peer| peer.inbox.heartbeat());
-        let claim = Claim { incoming, until: now + self.lease, beat };
+        let claim = Claim { incoming, wait: Silence::default(), beat };
         if let Some(older) = place.replace(claim) {
             turn_away(older.incoming, &taken(rank));
         }
@@ -208,7 +209,7 @@ impl<T: Transport> GroupListener<T> {
     ) -> Result<(), Error> {
         use crate::transport::Endpoint;
         let Some(claim) = place else { return Ok(()) };
-        let is_over = now >= claim.until;
+        let is_over = claim.wait.observe(now, 0, self.lease);
         let stands = self.peers[rank].as_mut().is_some_and(|peer| {
             let is_connected = peer.endpoint.as_mut().is_some_and(|endpoint| endpoint.check().is_ok());
             is_connected && (!is_over || peer.inbox.heartbeat() != claim.beat)

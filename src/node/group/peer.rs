@@ -2,7 +2,7 @@
 
 use crate::mem::LocalSlice;
 use crate::param::{GONE_ID, GroupArea, GroupInbox, GroupOutbox, LEAVE_ID, PART_ID, PartHeader, Ranks};
-use crate::time::{Duration, Instant};
+use crate::time::{Duration, Instant, Silence};
 use crate::transport::{Disconnected, Endpoint, PostError};
 
 /// Why a member is gone.
@@ -56,11 +56,7 @@ pub(super) struct Peer<E> {
     farewell: Instant,
     /// Parts that are on their way, of each area, announcements of leaving, and news.
     under_way: [u32; 4],
-    heartbeat: u64,
-    /// For how long it has been silent while it was listened to.
-    silent: Duration,
-    /// When it was listened to last.
-    heard: Option<Instant>,
+    silence: Silence,
 }
 
 impl<E: Endpoint> Peer<E> {
@@ -77,22 +73,13 @@ impl<E: Endpoint> Peer<E> {
             leaving_is_due: false,
             farewell: Instant::ORIGIN,
             under_way: [0; 4],
-            heartbeat: 0,
-            silent: Duration::ZERO,
-            heard: None,
+            silence: Silence::default(),
         }
     }
 
-    /// Listens to its heart; true if it has not beaten for longer than the lease. Time in which nobody listened hardly
-    /// counts: who computed for long, or was stopped with all others, must hear first.
+    /// Listens to its heart; true if that has not beaten for longer than the lease.
     pub(super) fn is_silent(&mut self, now: Instant, lease: Duration) -> bool {
-        let (beat, since) = (self.inbox.heartbeat(), now - self.heard.replace(now).unwrap_or(now));
-        if beat != self.heartbeat {
-            (self.heartbeat, self.silent) = (beat, Duration::ZERO);
-        } else {
-            self.silent += since.min(lease / 4);
-        }
-        self.silent > lease
+        self.silence.observe(now, self.inbox.heartbeat(), lease)
     }
 
     /// Whether it is there, as far as is known.

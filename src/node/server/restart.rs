@@ -2,7 +2,7 @@
 
 use super::{Server, ServerOptions, Start};
 use crate::clock::Version;
-use crate::node::checkpoint::{Checkpoint, Checkpointer, Order};
+use crate::node::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Order};
 use crate::node::{Backoff, Error, now};
 use crate::scheme::Bound;
 use crate::table::Table;
@@ -27,7 +27,8 @@ impl<T: Transport> Server<T> {
         checkpoint.check(&table, options.shard, &options.optimizer)?;
         let (version, smallest_clock) = (checkpoint.version(), checkpoint.smallest_clock());
         let (parameters, states) = (checkpoint.parameters(), checkpoint.states());
-        let start = Start { parameters, states, version, smallest_clock, folded: checkpoint.folded() };
+        let (folded, applied) = (checkpoint.folded(), checkpoint.applied().clone());
+        let start = Start { parameters, states, version, smallest_clock, folded, applied };
         let server = Self::begin(transport, address, table, start, options)?;
         tracing::info!(
             shard = checkpoint.shard().0,
@@ -82,6 +83,17 @@ impl<T: Transport> Server<T> {
         }
     }
 
+    /// True if the server writes checkpoints.
+    pub(crate) fn keeps_checkpoints(&self) -> bool {
+        self.checkpoints.is_some()
+    }
+
+    /// Takes the reason why the last checkpoint that failed could not be written, once for each that failed or for
+    /// several together.
+    pub fn checkpoint_failure(&mut self) -> Option<CheckpointError> {
+        self.checkpoints.as_ref()?.failure()
+    }
+
     fn writer(&mut self) -> Result<&mut Checkpointer, Error> {
         self.checkpoints.as_mut().ok_or(Error::OutOfTurn {
             operation: "write a checkpoint",
@@ -96,6 +108,9 @@ impl<T: Transport> Server<T> {
         let Some(writer) = self.checkpoints.as_mut().filter(|writer| writer.is_due(latest.version)) else {
             return;
         };
+        if let Some(since) = self.status.diverged {
+            return writer.refuse(latest.version, since);
+        }
         let mut tensors = Vec::with_capacity(1 + self.states.len());
         tensors.push(self.shard.frames.payload(latest.frame));
         for state in &self.states {
@@ -108,6 +123,7 @@ impl<T: Transport> Server<T> {
             smallest_clock: self.announced_clock,
             clocks: self.workers.iter().flatten().map(|worker| worker.consumed).collect(),
             folded: self.status.folded,
+            applied: self.shard.taken.applied(self.announced_clock),
             tensors,
         };
         writer.begin(order, latest.frame, self.current);
@@ -116,12 +132,18 @@ impl<T: Transport> Server<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Poll;
+
     use super::*;
+    use crate::clock::Clock;
     use crate::kernel::Optimizer;
+    use crate::node::taken::Applied;
     use crate::node::{CheckpointOptions, Worker, WorkerOptions};
+    use crate::param::{Hello, Latest, PublishError, Resume, Role};
     use crate::scheme::Config;
     use crate::table::ElementType;
     use crate::transport::shm::Shm;
+    use crate::transport::{Connecting, Endpoint, Inline, Offer, Operation, Transport, WorkRequest};
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -140,9 +162,9 @@ mod tests {
                 let options = WorkerOptions::new(Config::Asp);
                 let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
                 for _ in 0..4 {
-                    worker.begin(PATIENCE).unwrap();
-                    worker.gradient().unwrap().fill(1.0);
-                    worker.publish(None, PATIENCE).unwrap();
+                    let mut step = worker.step(PATIENCE).unwrap();
+                    step.gradient().unwrap().fill(1.0);
+                    step.publish(None, PATIENCE).unwrap();
                 }
                 worker.flush(PATIENCE).unwrap();
             });
@@ -159,6 +181,63 @@ mod tests {
         })
     }
 
+    /// A server of one worker that begins with this version and smallest clock.
+    fn late(version: Version, smallest_clock: Clock) -> Server<Shm> {
+        let (folded, applied) = (0, Applied::default());
+        let start = Start { parameters: &[0.0; 4], states: &[], version, smallest_clock, folded, applied };
+        let table = Table::flat(4, ElementType::F32).unwrap();
+        let options = ServerOptions::new(Config::Asp, 1, 0.1);
+        Server::begin(Shm::new(), &Address::random(), table, start, options).unwrap()
+    }
+
+    fn publish(worker: &mut Worker<Shm>) -> Result<(), Error> {
+        let mut step = worker.step(PATIENCE)?;
+        step.gradient()?.fill(1.0);
+        step.publish(None, PATIENCE)
+    }
+
+    fn connect(address: Address) -> Worker<Shm> {
+        Worker::connect(Shm::new(), &[address], WorkerOptions::new(Config::Asp), PATIENCE).unwrap()
+    }
+
+    #[test]
+    fn a_server_makes_the_last_version_and_then_says_that_it_was_the_last() {
+        let last = Latest::VERSION_MAX;
+        let mut server = late(Version(last.0 - 1), Clock(0));
+        let address = server.address();
+        std::thread::scope(|scope| {
+            let working = scope.spawn(move || {
+                let mut worker = connect(address);
+                publish(&mut worker).and_then(|()| publish(&mut worker)).unwrap();
+                worker
+            });
+            let error = server.drive(|_| false, PATIENCE).unwrap_err();
+            assert!(matches!(error, Error::LastVersion { version } if version == last), "{error}");
+            assert_eq!(server.status().version, last);
+            drop(working.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_worker_publishes_up_to_the_last_clock_and_then_says_that_it_was_the_last() {
+        let last = Resume::CLOCK_MAX;
+        let mut server = late(Version(0), Clock(last.0 - 1));
+        let address = server.address();
+        std::thread::scope(|scope| {
+            let working = scope.spawn(move || {
+                let mut worker = connect(address);
+                publish(&mut worker).unwrap();
+                worker.flush(PATIENCE).unwrap();
+                publish(&mut worker).unwrap_err()
+            });
+            assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
+            let error = working.join().unwrap();
+            let source = PublishError::LastClock { clock: last };
+            assert!(matches!(&error, Error::Publish { source: is, .. } if *is == source), "{error}");
+        });
+        assert_eq!((server.status().smallest_clock, server.status().misbehaved), (last, 0));
+    }
+
     #[test]
     fn only_a_fold_that_would_write_what_is_being_copied_waits() {
         let (sgd, momentum) =
@@ -166,5 +245,33 @@ mod tests {
         assert_eq!(versions_made_meanwhile(2, sgd), 1, "the frame is held");
         assert_eq!(versions_made_meanwhile(3, momentum), 1, "the state is held");
         assert!(versions_made_meanwhile(3, sgd) > 1, "there is a third frame, and no state");
+    }
+
+    #[test]
+    fn a_gradient_past_the_last_clock_evicts_its_worker_and_is_not_applied() {
+        let last = Resume::CLOCK_MAX;
+        let mut server = late(Version(0), last);
+        let (encoding, scheme) = (ElementType::F32, Config::Asp);
+        let scheme = scheme.to_string();
+        let hello = Hello { role: Role::Worker { encoding, scheme, identity: 1 }, push: None, resume: None };
+        let offer = Offer { message: hello.encode(), grants: Vec::new() };
+        let mut connecting = Shm::new().connect(&server.address(), offer).unwrap();
+        let deadline = now() + PATIENCE;
+        let (mut endpoint, received) = loop {
+            server.poll(now()).unwrap();
+            if let Poll::Ready(connected) = connecting.poll(now()) {
+                break connected.unwrap();
+            }
+            assert!(now() < deadline, "no answer");
+        };
+        // Its own page: the header of the slot, then the announcement.
+        let header = [last.0, 0, server.epoch(), 16, 0, 0, 0, 0];
+        for (offset, data) in [(64 * (3 + last.0 % 2), Inline::line(header)), (0, Inline::word(last.0 + 1))] {
+            let remote = received.grants[2].slice(offset, data.len_bytes()).unwrap();
+            let request = WorkRequest::unsignalled(0, Operation::WriteInline { data, remote });
+            endpoint.post(&[request]).unwrap();
+        }
+        assert!(server.drive(|server| server.status().left == 1, PATIENCE).unwrap());
+        assert_eq!((server.status().misbehaved, server.status().folded), (1, 0));
     }
 }

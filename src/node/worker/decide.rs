@@ -31,7 +31,7 @@ impl<T: Transport> Worker<T> {
             }
             Some(WorkerAction::Average { .. }) => {
                 let reason = "averages in groups without a server: this worker has only servers";
-                Err(Error::Scheme { scheme: self.options.scheme, reason })
+                Err(Error::Scheme { scheme: self.kind.clone(), reason })
             }
         }
     }
@@ -78,7 +78,7 @@ impl<T: Transport> Worker<T> {
             let part_of_table = &mut parameters[part.begin / 4..][..part.bytes / 4];
             if !own.show(clocks, part.begin / 4, part_of_table) {
                 let reason = "keeps a copy for longer than it bounds: leave out `own_step`";
-                return Err(Error::Scheme { scheme: self.options.scheme, reason });
+                return Err(Error::Scheme { scheme: self.kind.clone(), reason });
             }
             part.shows = published;
         }

@@ -3,10 +3,10 @@
 use super::{ReadMode, WorkerOptions};
 use crate::clock::{Clock, Version};
 use crate::node::link::Link;
-use crate::node::wait::sleep;
+use crate::node::wait::{retry, sleep};
 use crate::node::{Error, now};
-use crate::param::{Epoch, PinError, Resume, Role};
-use crate::scheme::Bound;
+use crate::param::{Epoch, IDENTITY_TAKEN, PinError, Resume, Role};
+use crate::scheme::{AnyScheme, Bound, ConfigError, Needs};
 use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, ConnectError, Endpoint, Transport};
@@ -18,11 +18,49 @@ pub(super) struct Reached<'a> {
     pub(super) shards: &'a [(Epoch, Version)],
 }
 
+/// The worker that joins.
+pub(super) struct Who<'a> {
+    pub(super) options: &'a WorkerOptions,
+    pub(super) scheme: &'a AnyScheme,
+    pub(super) identity: u64,
+}
+
+/// The scheme that a worker keeps: the one that its options name, or else the servers'. Each server refuses a worker of
+/// another scheme than its own, so it is enough to ask one of them.
+pub(super) fn scheme<T: Transport>(
+    transport: &T,
+    servers: &[Address],
+    options: &WorkerOptions,
+    timeout: Duration,
+) -> Result<AnyScheme, Error> {
+    if let Some(scheme) = &options.scheme {
+        scheme.check()?;
+        return Ok(scheme.clone());
+    }
+    let address = servers.first().ok_or_else(no_server)?;
+    let deadline = now() + timeout;
+    let may_pass = |error: &Error| options.waits_for_server && error.is_no_listener();
+    let ask = || Link::<T::Endpoint>::ask(transport, address, deadline - now());
+    let text = retry(deadline, may_pass, ask)?.scheme.ok_or_else(|| {
+        let reason = format!("{address} is a publisher, which takes readers and no workers");
+        Error::Shards { reason }
+    })?;
+    let scheme = options.schemes.make(&text)?;
+    if scheme.to_string() != text {
+        let reason =
+            format!("the registry made {scheme} of {text}: have it print the settings that it was given");
+        return Err(ConfigError::Custom { scheme: scheme.name().to_owned(), reason }.into());
+    }
+    scheme.check()?;
+    Ok(scheme)
+}
+
+fn no_server() -> Error {
+    Error::Shards { reason: "no server was given".into() }
+}
+
 /// How long a server may take to notice that a peer has left.
 pub(super) const LEAVING: Duration = Duration::from_millis(50);
-
-/// How long to stand back between attempts to connect, at first and at most.
-const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
 /// The most that a worker begins later than it must, so as to begin at the same clock everywhere.
 const MARGIN_MAX: u64 = 1 << 20;
@@ -30,6 +68,7 @@ const MARGIN_MAX: u64 = 1 << 20;
 struct Joining<'a, T> {
     transport: &'a T,
     role: Role,
+    wants_push: bool,
     deadline: Instant,
     timeout: Duration,
 }
@@ -39,22 +78,25 @@ struct Joining<'a, T> {
 pub(super) fn join<T: Transport>(
     transport: &T,
     servers: &[Address],
-    options: &WorkerOptions,
+    Who { options, scheme, identity }: Who<'_>,
     reached: Option<Reached<'_>>,
     timeout: Duration,
 ) -> Result<Vec<Link<T::Endpoint>>, Error> {
-    let role = Role::Worker { encoding: options.encoding, scheme: options.scheme };
-    let joining = Joining { transport, role, deadline: now() + timeout, timeout };
+    let role = Role::Worker { encoding: options.encoding, scheme: scheme.to_string(), identity };
+    let Needs { pushes: wants_push, staleness, .. } = scheme.needs();
+    let joining = Joining { transport, role, wants_push, deadline: now() + timeout, timeout };
+    let may_pass_first =
+        |error: &Error| is_its_old_self(error) || (options.waits_for_server && error.is_no_listener());
     let mut links = Vec::with_capacity(servers.len());
     for address in servers {
         links.push(match &reached {
-            None => joining.connect(address, None)?,
-            Some(reached) => joining.retry(|| joining.connect_again(address, reached))?,
+            None => joining.retry(may_pass_first, || joining.connect(address, None))?,
+            Some(reached) => joining.retry(may_pass, || joining.connect_again(address, reached))?,
         });
     }
     links.sort_by_key(|link| link.welcome.shard);
     check_shards(&links)?;
-    if let Some(staleness) = options.scheme.staleness() {
+    if let Some(staleness) = staleness {
         joining.meet(&mut links, staleness)?;
     }
     Ok(links)
@@ -65,13 +107,32 @@ pub(super) fn clock<E: Endpoint>(links: &[Link<E>]) -> Clock {
     links.iter().map(|link| link.welcome.clock).max().unwrap_or_default()
 }
 
+/// True if a worker that comes back may get in later: the server may not listen yet, and the old place may not be free
+/// yet.
+fn may_pass(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Connect(
+            ConnectError::System { .. } | ConnectError::Refused { .. } | ConnectError::Closed { .. }
+        )
+    )
+}
+
+/// True if the server has not noticed yet that an earlier process of this worker has ended.
+fn is_its_old_self(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Connect(ConnectError::Refused { reason, .. }) if reason.contains(IDENTITY_TAKEN)
+    )
+}
+
 impl<T: Transport> Joining<'_, T> {
     fn left(&self) -> Duration {
         self.deadline - now()
     }
 
     fn connect(&self, address: &Address, resume: Option<Resume>) -> Result<Link<T::Endpoint>, Error> {
-        Link::connect(self.transport, address, self.role.clone(), resume, self.left())
+        Link::connect(self.transport, address, (self.role.clone(), self.wants_push), resume, self.left())
     }
 
     /// Asks first which shard it is, for each is told of its own versions.
@@ -82,28 +143,12 @@ impl<T: Transport> Joining<'_, T> {
         self.connect(address, Some(Resume { clock: reached.clock, epoch, version }))
     }
 
-    /// Until it succeeds, the deadline passes, or no repetition can help.
-    fn retry<R>(&self, connect: impl Fn() -> Result<R, Error>) -> Result<R, Error> {
-        let (mut pause, most) = RETRY;
-        loop {
-            let error = match connect() {
-                Ok(connected) => return Ok(connected),
-                Err(error) => error,
-            };
-            // Nobody may listen yet, and the old place may not be free yet.
-            let may_pass = matches!(
-                &error,
-                Error::Connect(
-                    ConnectError::System { .. } | ConnectError::Refused { .. } | ConnectError::Closed { .. }
-                )
-            );
-            if !may_pass || self.left() <= pause {
-                return Err(error);
-            }
-            tracing::debug!(%error, "trying again to connect");
-            sleep(pause);
-            pause = (pause * 2).min(most);
-        }
+    fn retry<R>(
+        &self,
+        may_pass: impl Fn(&Error) -> bool,
+        connect: impl Fn() -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        retry(self.deadline, may_pass, connect)
     }
 
     /// Brings all shards to one clock, which is that of the next gradient for all of them.
@@ -143,7 +188,7 @@ impl<T: Transport> Joining<'_, T> {
                 sleep(LEAVING.min(self.left()));
                 // Its versions were told of already, if there was anything to tell.
                 let resume = Resume { clock: target, epoch, version: Version(0) };
-                links.insert(index, self.retry(|| self.connect(&address, Some(resume)))?);
+                links.insert(index, self.retry(may_pass, || self.connect(&address, Some(resume)))?);
             }
             margin = (2 * margin).max(staleness.saturating_add(1)).min(MARGIN_MAX);
         }
@@ -151,7 +196,11 @@ impl<T: Transport> Joining<'_, T> {
 }
 
 /// That reading in place is possible, if it is asked for.
-pub(super) fn check_read_mode<E: Endpoint>(links: &[Link<E>], options: &WorkerOptions) -> Result<(), Error> {
+pub(super) fn check_read_mode<E: Endpoint>(
+    links: &[Link<E>],
+    options: &WorkerOptions,
+    scheme: &AnyScheme,
+) -> Result<(), Error> {
     if options.read != ReadMode::InPlace {
         return Ok(());
     }
@@ -162,9 +211,9 @@ pub(super) fn check_read_mode<E: Endpoint>(links: &[Link<E>], options: &WorkerOp
     if let Some(link) = links.iter().find(|link| link.pins.is_none()) {
         return Err(Error::Pin { shard: link.welcome.shard, source: PinError::NotMapped });
     }
-    if options.scheme.pushes() {
+    if scheme.needs().pushes {
         let reason = "pushes copies: reading in place has nothing to add";
-        return Err(Error::Scheme { scheme: options.scheme, reason });
+        return Err(Error::Scheme { scheme: scheme.clone(), reason });
     }
     Ok(())
 }
@@ -172,7 +221,7 @@ pub(super) fn check_read_mode<E: Endpoint>(links: &[Link<E>], options: &WorkerOp
 /// That the servers hold the shards of one table, each once.
 pub(super) fn check_shards<E: Endpoint>(links: &[Link<E>]) -> Result<Table, Error> {
     let wrong = |reason: String| Error::Shards { reason };
-    let first = links.first().ok_or_else(|| wrong("no server was given".into()))?;
+    let first = links.first().ok_or_else(no_server)?;
     if usize::from(first.welcome.shards) != links.len() {
         return Err(wrong(format!("there are {} shards and {} servers", first.welcome.shards, links.len())));
     }

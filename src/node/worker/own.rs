@@ -9,7 +9,6 @@ use crate::clock::Clock;
 use crate::kernel;
 use crate::mem::{Access, MemoryRegion, Streaming, VolatileSlice};
 use crate::node::Error;
-use crate::scheme;
 use crate::table::ElementType;
 use crate::transport::Transport;
 
@@ -38,7 +37,7 @@ impl OwnGradients {
         transport: &T,
         (step, encoding): (f32, ElementType),
         elements: u64,
-        scheme: &scheme::Config,
+        staleness: Option<u64>,
         slots: u16,
     ) -> Result<OwnGradients, Error> {
         let option = |reason| Error::Option { option: "own_step", value: step.to_string(), reason };
@@ -46,7 +45,7 @@ impl OwnGradients {
             return Err(option("it must be finite"));
         }
         let too_many = || option("as many gradients as the staleness allows do not fit the address space");
-        let most = scheme.staleness().unwrap_or(0).max(u64::from(slots));
+        let most = staleness.unwrap_or(0).max(u64::from(slots));
         let places = most.checked_add(1).ok_or_else(too_many)?;
         let bytes = elements.checked_mul(encoding.bytes() as u64).ok_or_else(too_many)?;
         let whole = bytes.checked_mul(places).and_then(|whole| usize::try_from(whole).ok());

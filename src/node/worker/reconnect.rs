@@ -1,6 +1,6 @@
 //! Coming back: to servers that were restarted, or that took this worker for dead.
 
-use super::join::{self, Reached};
+use super::join::{self, Reached, Who};
 use super::{Part, Phase, Worker};
 use crate::node::wait::sleep;
 use crate::node::{Error, now};
@@ -11,7 +11,7 @@ use crate::transport::{Address, Transport};
 impl<T: Transport> Worker<T> {
     /// Leaves all servers and connects again, to those of all shards in any order of theirs, within `timeout`: after
     /// an [`Error::ServerLost`] or [`Error::Evicted`], or whenever the servers have other addresses. It keeps trying
-    /// while a server is not there yet. Then call [`begin`](Worker::begin).
+    /// while a server is not there yet. Then call [`step`](Worker::step).
     ///
     /// A gradient whose publishing had not returned is void: it was applied once or not at all, and is never sent
     /// again. The worker goes on at the clock that the servers tell, which is its own or a later one; the parameters
@@ -29,18 +29,24 @@ impl<T: Transport> Worker<T> {
         self.phase = Phase::Apart;
         self.computing_since = None;
         let reached = Reached { clock: self.clock, shards: &self.reached };
-        let links = join::join(&self.transport, servers, &self.options, Some(reached), deadline - now())?;
+        let links = join::join(
+            &self.transport,
+            servers,
+            Who { options: &self.options, scheme: &self.kind, identity: self.identity },
+            Some(reached),
+            deadline - now(),
+        )?;
         if join::check_shards(&links)? != self.table {
             let reason = "it is another table than this worker's".into();
             return Err(Error::Shards { reason });
         }
-        join::check_read_mode(&links, &self.options)?;
+        join::check_read_mode(&links, &self.options, &self.kind)?;
         self.clock = join::clock(&links);
         self.consumed = self.clock;
         // What it has published is in the copies of the servers that it comes to, or void.
-        self.parts = Part::of(links, &self.options);
+        self.parts = Part::of(links, &self.options, &self.needs);
         super::ask_included(&mut self.parts, &self.options)?;
-        self.scheme = self.options.scheme.worker();
+        self.scheme = self.kind.worker();
         self.scheme.handle_event(now(), WorkerEvent::Joined { clock: self.clock });
         self.phase = Phase::Deciding;
         self.members = 0;

@@ -65,6 +65,20 @@ pub enum ConfigError {
         /// What to do.
         remedy: &'static str,
     },
+    /// A server runs a scheme that this process cannot make.
+    #[error("this process knows no scheme named {name:?}: add it to the registry in its options")]
+    Unregistered {
+        /// The name.
+        name: String,
+    },
+    /// A scheme from outside of this crate cannot be made or run.
+    #[error("scheme {scheme}: {reason}")]
+    Custom {
+        /// The scheme.
+        scheme: String,
+        /// What is wrong, and the remedy.
+        reason: String,
+    },
     /// A server was asked for, and the scheme has none.
     #[error("{scheme} has no server, its workers average among themselves: run it without one")]
     NoServer {

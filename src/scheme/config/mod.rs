@@ -16,7 +16,7 @@ use super::ssp::{Reader, SspServer};
 use super::turn::{OncePerVersion, OwnConsumed};
 use super::vap::{Unseen, VapWorker};
 use super::{Choice, Delivery, Groups, Partition, ServerScheme, Shrink, Strength, WaitFor, WorkerScheme};
-use crate::clock::Clock;
+use crate::clock::{Clock, Version};
 
 /// The staleness of schemes that take one, where none is given: enough to hide jitter, small enough to hardly cost
 /// iterations. No staleness hides a worker that is always slow.
@@ -298,11 +298,17 @@ impl Config {
     ///
     /// An error if [`check`](Self::check) says so, or if the scheme has no server.
     pub fn server(&self, workers: usize) -> Result<Box<dyn ServerScheme>, ConfigError> {
-        self.server_at(workers, Clock(0))
+        self.server_at(workers, Clock(0), Version(0))
     }
 
-    /// As [`server`](Self::server), for a job that goes on from `clock`: the smallest clock begins there.
-    pub fn server_at(&self, workers: usize, clock: Clock) -> Result<Box<dyn ServerScheme>, ConfigError> {
+    /// As [`server`](Self::server), for a job that goes on from `clock` and `newest`: the smallest clock begins there,
+    /// and this is the version that workers find.
+    pub fn server_at(
+        &self,
+        workers: usize,
+        clock: Clock,
+        newest: Version,
+    ) -> Result<Box<dyn ServerScheme>, ConfigError> {
         self.check(workers)?;
         Ok(match *self {
             Config::Bsp | Config::Bap { .. } => Box::new(BspServer::new(workers, clock)),
@@ -313,15 +319,19 @@ impl Config {
                 let server = SspServer::new(workers, false, clock);
                 Box::new(match strength {
                     Strength::Weak => server,
-                    Strength::Strong => server.holding_back(Unseen::new(bound)),
+                    Strength::Strong => server.holding_back(Unseen::new(bound, newest)),
                 })
             }
-            Config::Dbw { delivery, choice } => Box::new(DbwServer::new(workers, clock, delivery, choice)),
+            Config::Dbw { delivery, choice } => {
+                Box::new(DbwServer::new(workers, clock, newest, delivery, choice))
+            }
             Config::Abs { wait_for, staleness, shrink, .. } => {
-                Box::new(AbsServer::new(workers, clock, Rules { wait_for, staleness, shrink }))
+                Box::new(AbsServer::new(workers, clock, newest, Rules { wait_for, staleness, shrink }))
             }
             Config::DsSync { .. } => return Err(ConfigError::NoServer { scheme: self.name() }),
-            Config::Delay { staleness, seed } => Box::new(DelayServer::new(workers, clock, staleness, seed)),
+            Config::Delay { staleness, seed } => {
+                Box::new(DelayServer::new(workers, clock, newest, staleness, seed))
+            }
         })
     }
 

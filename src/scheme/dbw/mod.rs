@@ -64,9 +64,7 @@ pub(super) struct DbwServer {
     members: Members,
     open: bool,
     folded: ClockTable,
-    /// The newest version; until the first update of this life, the latest that a gradient was computed on.
     newest: Version,
-    has_applied: bool,
     /// What the newest version waits for; clipped to the members when it counts.
     k: usize,
     chooser: Chooser,
@@ -86,7 +84,13 @@ pub(super) struct DbwServer {
 }
 
 impl DbwServer {
-    pub(super) fn new(workers: usize, clock: Clock, delivery: Delivery, choice: Choice) -> DbwServer {
+    pub(super) fn new(
+        workers: usize,
+        clock: Clock,
+        newest: Version,
+        delivery: Delivery,
+        choice: Choice,
+    ) -> DbwServer {
         let k = match choice {
             Choice::Static { k } => usize::from(k),
             // The fewest that tell a variance.
@@ -98,8 +102,7 @@ impl DbwServer {
             members: Members::new(workers),
             open: false,
             folded: ClockTable::at(clock),
-            newest: Version(0),
-            has_applied: false,
+            newest,
             k,
             chooser: Chooser::new(choice, delivery != Delivery::Interrupt),
             rounds: VecDeque::with_capacity(ROUNDS_MAX),
@@ -131,9 +134,6 @@ impl DbwServer {
     }
 
     fn arrive(&mut self, now: Instant, gradient: GradientId, base: Version) {
-        if !self.has_applied {
-            self.newest = self.newest.max(base);
-        }
         self.answered[usize::from(gradient.worker.0)] = Some(base);
         let age = self.newest.0.saturating_sub(base.0);
         let place =
@@ -155,7 +155,7 @@ impl DbwServer {
         for gradient in self.taken.drain(..) {
             self.folded.advance(gradient.worker, gradient.clock.next());
         }
-        (self.newest, self.has_applied) = (version, true);
+        self.newest = version;
         // What came too late to be among the first.
         self.late.extend(self.admitted.drain(..));
         self.chooser.make_room(self.members.len());

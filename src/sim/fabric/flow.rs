@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::net::{Event, HostId, Net};
+use super::net::{Event, HostId, Net, Shape};
 use crate::mem::{self, Access, LocalSlice, RemoteKey, RemoteSlice, VolatileSlice};
 use crate::transport::{
     CompletionError, Disconnected, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
@@ -37,6 +37,8 @@ pub(super) struct End {
     completions: VecDeque<WorkCompletion>,
     pub(super) failed: Option<Disconnected>,
     pub(super) is_dropped: bool,
+    /// The other end is gone, which this one learns when it looks: of mapped memory only.
+    is_gone: bool,
     /// Writes that were flushed and arrive nevertheless.
     late: VecDeque<(LocalSlice, Vec<u8>)>,
 }
@@ -51,6 +53,7 @@ impl End {
             completions: VecDeque::new(),
             failed: None,
             is_dropped: false,
+            is_gone: false,
             late: VecDeque::new(),
         }
     }
@@ -110,6 +113,8 @@ impl Request {
 /// Requests have at most so many pieces; longer ones have longer pieces.
 const PIECES_MAX: usize = 64;
 
+const GONE: Disconnected = Disconnected { reason: "the peer is gone" };
+
 /// The part that is all of a request.
 const WHOLE: u32 = u32::MAX;
 
@@ -147,24 +152,49 @@ impl Net {
             let free = free.min(batch.len().saturating_sub(1));
             return Err(PostError::QueueFull { free, batch: batch.len() });
         }
+        let is_idle = poster.requests.is_empty();
         for request in batch {
             self.queue_request(connection, end, request);
         }
-        self.pump(connection, end);
+        if self.law.shape == Shape::Mapped && is_idle && self.random.permille(self.law.at_once) {
+            self.carry_out(connection, end);
+        } else {
+            self.pump(connection, end);
+        }
         Ok(())
+    }
+
+    /// Carries out all requests of an end, as its own processor does where memory is mapped.
+    fn carry_out(&mut self, connection: usize, end: usize) {
+        let [poster, target] = [end, 1 - end].map(|end| self.connections[connection].ends[end].host);
+        for request in &mut self.connections[connection].ends[end].requests {
+            move_part(request, WHOLE, None);
+            (request.is_begun, request.is_moved, request.is_done) = (true, true, true);
+            if matches!(request.work, Work::Refused) {
+                break;
+            }
+        }
+        self.complete(connection, end);
+        self.touch(target);
+        self.tempt(poster);
     }
 
     fn queue_request(&mut self, connection: usize, end: usize, request: &WorkRequest) {
         let arrival = self.now + self.latency();
+        let host = self.connections[connection].ends[end].host;
+        let tampered = match &request.operation {
+            Operation::WriteInline { data, .. } => self.tamper(host, *data),
+            _ => Inline::word(0),
+        };
         let poster = &self.connections[connection].ends[end];
         let work = match &request.operation {
             Operation::Write { local, remote, .. } => poster
                 .target(remote, Access::REMOTE_WRITE)
                 .map(|to| Work::Write { from: Source::Memory(local.clone()), to }),
-            Operation::WriteInline { data, remote } => poster
+            Operation::WriteInline { remote, .. } => poster
                 .target(remote, Access::REMOTE_WRITE)
                 .filter(|to| to.as_volatile().is_aligned())
-                .map(|to| Work::Write { from: Source::Words(*data), to }),
+                .map(|to| Work::Write { from: Source::Words(tampered), to }),
             Operation::Read { local, remote, .. } => poster
                 .target(remote, Access::REMOTE_READ)
                 .map(|from| Work::Read { from, into: local.clone() }),
@@ -261,10 +291,15 @@ impl Net {
             let at = until + self.random.between(0, self.law.spread);
             return self.schedule(at, Event::Part { connection, end, serial, part });
         }
+        let is_read = self.request(connection, end, serial).is_some_and(|request| request.is_read());
+        if let Some(until) = self.halted_until(poster, target, is_read) {
+            return self.schedule(until, Event::Part { connection, end, serial, part });
+        }
         let Connection { ends, is_cut } = &self.connections[connection];
         let there = &ends[1 - end];
-        // What goes to somebody who is gone is not answered.
-        let answering = !*is_cut && !there.is_dropped && there.failed.is_none();
+        // A request to a node that is gone is not answered, unless memory is all that it takes.
+        let is_mapped = self.law.shape == Shape::Mapped;
+        let answering = is_mapped || !*is_cut && !there.is_dropped && there.failed.is_none();
         let successor =
             if self.hosts[target].is_alive { None } else { self.living(self.hosts[target].place) };
         if !answering && successor.is_none() {
@@ -277,7 +312,6 @@ impl Net {
         }
         let same_keys = self.law.same_keys;
         let Some(request) = self.request(connection, end, serial) else { return };
-        let is_read = request.is_read();
         let mut instead = None;
         if let (Work::Read { from, .. }, Some(successor), false) = (&request.work, successor, answering) {
             // The key means something to the node's next life, too: a READ cannot tell.
@@ -312,6 +346,9 @@ impl Net {
         }
         if !is_read {
             self.touch(target);
+            if is_moved {
+                self.tempt(poster);
+            }
         }
     }
 
@@ -334,7 +371,10 @@ impl Net {
         if let Some(until) = self.stalled_until(target, poster) {
             return self.schedule(until, Event::Done { connection, end, serial });
         }
-        if self.connections[connection].is_cut {
+        if let Some(until) = self.deaf_until(poster) {
+            return self.schedule(until, Event::Done { connection, end, serial });
+        }
+        if self.connections[connection].is_cut && self.law.shape != Shape::Mapped {
             return;
         }
         let Some(request) = self.request(connection, end, serial) else { return };
@@ -414,6 +454,9 @@ impl Net {
             self.connections[connection].ends[end].late.clear();
             return;
         }
+        if let Some(until) = self.deaf_until(to) {
+            return self.schedule(until, Event::Late { connection, end });
+        }
         if let Some((slice, bytes)) = self.connections[connection].ends[end].late.pop_front() {
             mem::fence(Release);
             store(slice.as_volatile(), 0, &bytes);
@@ -424,14 +467,34 @@ impl Net {
     }
 
     pub(super) fn on_notice(&mut self, connection: usize, end: usize) {
-        let reason = Disconnected { reason: "the peer is gone" };
-        self.fail(connection, end, reason);
+        let host = self.connections[connection].ends[end].host;
+        if self.law.shape == Shape::Mapped {
+            self.connections[connection].ends[end].is_gone = true;
+        } else if let Some(until) = self.deaf_until(host) {
+            self.schedule(until, Event::Notice { connection, end });
+        } else {
+            self.fail(connection, end, GONE);
+        }
+    }
+
+    /// Tells an end whether its connection stands, as far as the end can know.
+    pub(super) fn check(&mut self, connection: usize, end: usize) -> Result<(), Disconnected> {
+        if self.connections[connection].ends[end].is_gone {
+            self.fail(connection, end, GONE);
+        }
+        self.connections[connection].ends[end].failed.clone().map_or(Ok(()), Err)
     }
 
     /// An end is dropped, or its host is gone; the other one hears of it after `notice`.
     pub(super) fn end(&mut self, connection: usize, end: usize, notice: u64) {
         if std::mem::replace(&mut self.connections[connection].ends[end].is_dropped, true) {
             return;
+        }
+        let Connection { ends: [peer, owner], is_cut } = &self.connections[connection];
+        let stood = !*is_cut && !peer.is_dropped && owner.failed.is_none();
+        // One that only asks is granted nothing.
+        if end == 1 && stood && self.hosts[owner.host].is_alive && !peer.reach.is_empty() {
+            self.evictions.push(self.hosts[peer.host].place);
         }
         self.let_go(connection, end);
         let dropped = &mut self.connections[connection].ends[end];
@@ -490,8 +553,12 @@ impl Net {
         let Connection { ends, is_cut } = &self.connections[connection];
         let [from, to] = [end, 1 - end].map(|end| ends[end].host);
         let is_gone = *is_cut || ends[1 - end].is_dropped || ends[1 - end].failed.is_some();
-        if is_gone || !self.hosts[to].is_alive {
+        if is_gone && self.law.shape != Shape::Mapped || !self.hosts[to].is_alive {
             return;
+        }
+        if let Some(until) = self.deaf_until(to) {
+            self.lights[light].last = self.lights[light].last.max(until);
+            return self.schedule(until, Event::Word { light, value });
         }
         if let Some(until) = self.stalled_until(from, to) {
             self.lights[light].last = self.lights[light].last.max(until);

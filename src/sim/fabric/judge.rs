@@ -1,30 +1,17 @@
 //! Who watches from outside: what every server published, what every peer was given, and whether that is promised.
-//!
-//! Gradients say whose they are. A payload is cut into lines of 16 values; the gradient that a worker computed as its
-//! `n`th is -2^(n mod 20) in the lane that is the worker's and that of n / 20, in every line, and 0 elsewhere. So every
-//! line of a version is the same, a version tells from its values which gradients are in it, and half a gradient, two
-//! of them mixed or one applied twice are seen at once. The last lane numbers the lives of a server.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::cause::Causes;
 use super::plan::Plan;
 use super::random::Trace;
+use super::values::{BITS, GRADIENTS_MAX, LANES, LIFE_LANE, bytes_of, gradients_between, lanes};
 use crate::clock::Clock;
-use crate::mem::VolatileSlice;
-use crate::node::{Error, Published, ServerStatus, View};
+use crate::node::surroundings::Published;
+use crate::node::{Error, ServerStatus, View};
 use crate::scheme::{Config, GradientId, Share, Strength};
 use crate::time::{Duration, Instant};
-
-/// Values in one line.
-pub(super) const LANES: usize = 16;
-/// The lane that numbers lives.
-const LIFE_LANE: usize = LANES - 1;
-const LANES_PER_WORKER: usize = 3;
-const BITS: usize = 20;
-
-/// How many gradients of one worker can be told apart.
-pub(super) const GRADIENTS_MAX: usize = LANES_PER_WORKER * BITS;
 
 /// How much later than asked a call may return: a node that stands back does not look at its watch.
 const SLACK: Duration = Duration::from_millis(10);
@@ -46,7 +33,10 @@ struct Life {
     claimed: u64,
     /// Which gradients are in it, by worker and number.
     applied: BTreeMap<(usize, usize), u64>,
-    dropped: u64,
+    /// The same by name, worker and clock: a worker's clock is in it once, whatever became of the worker.
+    names: BTreeMap<(usize, u64), u64>,
+    /// Gradients that were consumed without being folded, by place and clock.
+    dropped: BTreeSet<(u16, u64)>,
     /// Of each version after the first: how much it moved a value, and the clock of the last gradient in it.
     moved: Vec<(f64, u64)>,
     /// Its server is gone: what it had is lost, and nobody is behind it any more.
@@ -54,7 +44,7 @@ struct Life {
 }
 
 /// A gradient that a worker computed.
-struct Computed {
+pub(super) struct Computed {
     clock: u64,
     bases: Vec<Base>,
 }
@@ -75,7 +65,7 @@ impl Computed {
     }
 
     /// Whether this life calls it what the share says.
-    fn is_named(&self, epoch: u64, share: &Share) -> bool {
+    pub(super) fn is_named(&self, epoch: u64, share: &Share) -> bool {
         let GradientId { worker, clock } = share.gradient;
         self.clock == clock.0 && self.base(epoch).is_some_and(|base| base.peer == worker.0)
     }
@@ -87,8 +77,8 @@ impl Computed {
 
 /// A worker as it is seen from outside.
 #[derive(Default)]
-struct Seen {
-    gradients: Vec<Computed>,
+pub(super) struct Seen {
+    pub(super) gradients: Vec<Computed>,
     /// Of its session: the numbers of the gradients that it was told are out.
     announced: Vec<usize>,
     /// Of its session: versions by epoch.
@@ -99,6 +89,15 @@ struct Seen {
     has_abandoned: bool,
     has_reached: bool,
     is_expected: bool,
+    /// All that it ever had: life and place.
+    places: BTreeSet<(u64, u16)>,
+}
+
+impl Seen {
+    /// True if a share may be this worker's.
+    pub(super) fn has_had(&self, epoch: u64, share: &Share) -> bool {
+        self.places.contains(&(epoch, share.gradient.worker.0))
+    }
 }
 
 pub(super) struct Judge {
@@ -112,6 +111,10 @@ pub(super) struct Judge {
     names_agree: bool,
     lives: Vec<Life>,
     workers: Vec<Seen>,
+    /// The worker that breaks the protocol: what it is told is judged, and nothing that it says.
+    liar: Option<usize>,
+    /// Explanations of evictions.
+    pub(super) causes: Causes,
     /// Of a publisher's last version, once it is made: its life and number.
     last: Option<(u64, u64)>,
     /// Which readers of a publisher have got that.
@@ -132,7 +135,7 @@ impl Judge {
     /// Of what `plan` does, held to what `scheme` promises.
     pub(super) fn new(plan: &Plan, scheme: Config) -> Judge {
         let Plan { lease, goal, workers, servers, .. } = *plan;
-        let seen = || Seen { is_expected: true, ..Seen::default() };
+        let seen = |worker| Seen { is_expected: plan.liar != Some(worker), ..Seen::default() };
         Judge {
             scheme,
             lease,
@@ -141,7 +144,9 @@ impl Judge {
             members_most: 1,
             names_agree: scheme.staleness().is_some() || servers == 1,
             lives: Vec::new(),
-            workers: std::iter::repeat_with(seen).take(workers).collect(),
+            workers: (0..workers).map(seen).collect(),
+            liar: plan.liar,
+            causes: Causes::new(lease, plan.places()),
             last: None,
             readers: vec![!plan.publishes(); plan.readers],
             frozen: vec![Vec::new(); plan.places()],
@@ -195,6 +200,34 @@ impl Judge {
     pub(super) fn freeze(&mut self, place: usize, from: Instant, until: Instant) {
         self.frozen[place].push((from, until));
         self.harm(until);
+        if place < self.servers {
+            self.causes.pause(from, until);
+        } else {
+            self.causes.outage(place, from, until);
+        }
+    }
+
+    /// An owner did nothing but register memory for a newcomer for a while.
+    pub(super) fn held_up(&mut self, pause: Duration) {
+        self.fail(format!(
+            "an owner served no peer for {pause:?}, in which it registered memory for another"
+        ));
+    }
+
+    /// An owner let a peer go that lives and is connected.
+    pub(super) fn evicted(&mut self, place: usize, now: Instant) {
+        let is_lawful = self.is_over() || self.is_liar_at(place) || self.causes.explain(place, now);
+        if !is_lawful {
+            self.fail(format!("node {place} was evicted though it lives and kept the protocol"));
+        }
+    }
+
+    fn is_liar_at(&self, place: usize) -> bool {
+        self.liar.is_some_and(|liar| place == self.servers + liar)
+    }
+
+    pub(super) fn is_liar(&self, worker: usize) -> bool {
+        self.liar == Some(worker)
     }
 
     /// All that was frozen goes on.
@@ -206,8 +239,9 @@ impl Judge {
 
     /// A worker vanishes; `returns` if it is to come back.
     pub(super) fn crashed(&mut self, worker: usize, returns: bool) {
+        let is_expected = returns && !self.is_liar(worker);
         let seen = &mut self.workers[worker];
-        (seen.has_reached, seen.is_expected, seen.is_computing) = (false, returns, false);
+        (seen.has_reached, seen.is_expected, seen.is_computing) = (false, is_expected, false);
     }
 
     // ------------------------------------------------------------------ servers
@@ -229,7 +263,8 @@ impl Judge {
             smallest_clock: 0,
             claimed: 0,
             applied: BTreeMap::new(),
-            dropped: 0,
+            names: BTreeMap::new(),
+            dropped: BTreeSet::new(),
             moved: Vec::new(),
             is_over: false,
         });
@@ -264,16 +299,17 @@ impl Judge {
     }
 
     /// The server of a life has consumed a gradient that it does not fold.
-    pub(super) fn dropped(&mut self, epoch: u64) {
+    pub(super) fn dropped(&mut self, epoch: u64, gradient: GradientId) {
         for life in self.lives.iter_mut().filter(|life| life.epoch == epoch) {
-            life.dropped += 1;
+            life.dropped.insert((gradient.worker.0, gradient.clock.0));
         }
     }
 
     pub(super) fn published(&mut self, published: &Published<'_>) {
         let checked = self.check_published(published).and_then(|()| {
             let on_it = |seen: &Seen| seen.held.get(&published.epoch).copied().filter(|_| seen.is_computing);
-            let held: Vec<_> = self.workers.iter().filter_map(on_it).collect();
+            let honest = self.workers.iter().enumerate().filter(|(worker, _)| !self.is_liar(*worker));
+            let held: Vec<_> = honest.filter_map(|(_, seen)| on_it(seen)).collect();
             held.into_iter().try_for_each(|version| self.check_unseen(published.epoch, version))
         });
         if let Err(what) = checked {
@@ -290,15 +326,20 @@ impl Judge {
             padded[..word.len()].copy_from_slice(word);
             self.trace.note(u64::from_le_bytes(padded));
         }
+        let liar = self.liar;
         let life = self.lives.iter_mut().find(|life| life.epoch == published.epoch);
         let life = life.ok_or("of a life that nobody knows")?;
         if published.version.0 != life.versions.len() as u64 {
             return Err(format!("it follows version {}", life.versions.len() - 1));
         }
-        let (after, before) = (lanes(&bytes)?, lanes(life.versions.last().map_or(&[], Vec::as_slice))?);
-        let found = gradients_between(&before, &after, published, &self.workers)?;
-        if found.len() != published.shares.len() {
-            let folded = published.shares.len();
+        let before = life.versions.last().map_or(&[][..], Vec::as_slice);
+        let (after, before) = (lanes(&bytes, liar)?, lanes(before, liar)?);
+        let found = gradients_between(&before, &after, published, &self.workers, liar)?;
+        let of_liar =
+            |share: &&Share| liar.is_some_and(|liar| self.workers[liar].has_had(published.epoch, share));
+        let lies = published.shares.iter().filter(of_liar).count();
+        if !(published.shares.len() - lies..=published.shares.len()).contains(&found.len()) {
+            let folded = published.shares.len() - lies;
             return Err(format!(
                 "{folded} gradients were folded, its values tell of {}: {found:?}",
                 found.len()
@@ -337,9 +378,15 @@ impl Judge {
             let place = names.iter().position(is_it);
             let place =
                 place.ok_or_else(|| format!("{named} of clock {clock} was folded as of {names:?}"))?;
-            names.swap_remove(place);
+            let name = names.swap_remove(place);
             if let Some(earlier) = life.applied.insert((worker, number), published.version.0) {
                 return Err(format!("{named} is in it and in version {earlier}, too"));
+            }
+            let clock = name.clock.0;
+            if let Some(earlier) = life.names.insert((worker, clock), published.version.0) {
+                return Err(format!(
+                    "{named} is in it as clock {clock} of its worker, which is in version {earlier}, too"
+                ));
             }
         }
         if published.smallest_clock.0 < life.smallest_clock {
@@ -397,7 +444,7 @@ impl Judge {
 
     /// What a server says about itself.
     pub(super) fn status(&mut self, status: &ServerStatus, now: Instant, alive: usize) {
-        if status.misbehaved > 0 {
+        if status.misbehaved > 0 && self.liar.is_none() {
             self.fail("a server accused an honest worker of breaking the protocol".into());
         }
         if now - self.unrest > self.lease + EVICTION_SLACK && status.workers > alive {
@@ -430,9 +477,10 @@ impl Judge {
         }
     }
 
-    /// A worker begins a session.
-    pub(super) fn joined(&mut self, worker: usize) {
+    /// A worker begins a session, at these places of these lives.
+    pub(super) fn joined(&mut self, worker: usize, places: impl Iterator<Item = (u64, u16)>) {
         let seen = &mut self.workers[worker];
+        seen.places.extend(places);
         seen.announced.clear();
         seen.held.clear();
         (seen.is_computing, seen.has_abandoned) = (false, false);
@@ -459,7 +507,9 @@ impl Judge {
                 self.fail(format!("worker {worker} was given version {version} where {least:?} was due"));
             }
             let in_bound = self.check_unseen(*epoch, *version);
-            if let Err(what) = in_bound.and_then(|()| self.check_transit(worker, view.clock.0)) {
+            let in_bound = in_bound.and_then(|()| self.check_transit(worker, view.clock.0));
+            if let Err(what) = in_bound.or_else(|what| if self.is_liar(worker) { Ok(()) } else { Err(what) })
+            {
                 self.fail(format!("worker {worker} at clock {}: {what}", view.clock.0));
             }
             if let Some(life) = self.lives.iter_mut().find(|life| life.epoch == *epoch) {
@@ -544,18 +594,24 @@ impl Judge {
 
     /// The worker was told that all that it has published is consumed.
     pub(super) fn flushed(&mut self, worker: usize) {
+        if self.is_liar(worker) {
+            return;
+        }
         let seen = &self.workers[worker];
         for life in self.lives.iter().filter(|life| !life.is_over) {
             let is_missing = |number: &&usize| {
-                let is_of_it = seen.gradients[**number].of_life(life.epoch);
-                is_of_it && !life.applied.contains_key(&(worker, **number))
+                let computed = &seen.gradients[**number];
+                computed.base(life.epoch).is_some_and(|base| {
+                    let is_dropped = life.dropped.contains(&(base.peer, computed.clock));
+                    !is_dropped && !life.applied.contains_key(&(worker, **number))
+                })
             };
             let missing: Vec<_> = seen.announced.iter().filter(is_missing).collect();
-            if missing.len() as u64 > life.dropped {
-                let (shard, dropped) = (life.shard, life.dropped);
+            if !missing.is_empty() {
+                let shard = life.shard;
                 return self.fail(format!(
-                    "worker {worker} was told that its gradients are consumed, and shard {shard} never had {missing:?} \
-                     and dropped {dropped}"
+                    "worker {worker} was told that its gradients are consumed, and shard {shard} neither folded nor \
+                     dropped {missing:?}"
                 ));
             }
         }
@@ -567,6 +623,9 @@ impl Judge {
         for seen in self.workers.iter_mut().skip(place.wrapping_sub(self.servers)).take(1) {
             seen.is_computing = false;
         }
+        if self.is_liar_at(place) {
+            return;
+        }
         // Connections end where something breaks them, or when all is over.
         let has_cause = self.harm.is_some() || self.is_over();
         let is_lawful = match error {
@@ -574,7 +633,7 @@ impl Judge {
             Error::Deadline { .. } | Error::Connect(_) => true,
             Error::ServerLost { .. } | Error::Post { .. } => has_cause,
             // Nobody is evicted without a reason.
-            Error::Evicted { .. } => self.harm.is_some_and(|harm| harm + self.lease + self.lease >= since),
+            Error::Evicted { .. } => self.causes.explain(place, since),
             Error::Pull { source, .. } => {
                 use crate::param::PullError::{Completion, Disconnected, Epoch, Post};
                 has_cause && matches!(source, Completion(_) | Disconnected(_) | Epoch { .. } | Post(_))
@@ -591,88 +650,6 @@ impl Judge {
     }
 }
 
-/// What worker `index` writes as its gradient of this number.
-pub(super) fn fill(gradient: &mut [f32], worker: usize, number: usize) {
-    let lane = worker * LANES_PER_WORKER + number / BITS;
-    let value = (1u32 << (number % BITS)) as f32;
-    for (at, element) in gradient.iter_mut().enumerate() {
-        *element = if at % LANES == lane { -value } else { 0.0 };
-    }
-}
-
-fn bytes_of(payload: VolatileSlice<'_>) -> Vec<u8> {
-    let mut bytes = vec![0; payload.len()];
-    payload.read(&mut bytes);
-    bytes
-}
-
-/// The values of a payload's lines, which must all be the same.
-fn lanes(bytes: &[u8]) -> Result<[f32; LANES], String> {
-    let mut lanes = [0.0f32; LANES];
-    for (at, value) in bytes.as_chunks::<4>().0.iter().enumerate() {
-        let value = f32::from_le_bytes(*value);
-        if at < LANES {
-            lanes[at] = value;
-        } else if lanes[at % LANES].to_bits() != value.to_bits() {
-            return Err(format!(
-                "value {at} is {value}, that of the first line is {}: half a gradient is in it",
-                lanes[at % LANES]
-            ));
-        }
-    }
-    Ok(lanes)
-}
-
-/// Which gradients came into a version: worker and number of each.
-fn gradients_between(
-    before: &[f32; LANES],
-    after: &[f32; LANES],
-    published: &Published<'_>,
-    workers: &[Seen],
-) -> Result<Vec<(usize, usize)>, String> {
-    let mut weights: Vec<f64> = published.shares.iter().map(|share| f64::from(share.weight)).collect();
-    weights.sort_unstable_by(f64::total_cmp);
-    weights.dedup();
-    if after[LIFE_LANE] != before[LIFE_LANE] {
-        return Err("it belongs to another life".into());
-    }
-    if weights.len() > 1 {
-        let mut puzzle = Puzzle {
-            workers,
-            epoch: published.epoch,
-            shares: published.shares,
-            rest: std::array::from_fn(|lane| f64::from(after[lane]) - f64::from(before[lane])),
-            off: after.map(|value| 0.2 * weights[0] + 2e-7 * f64::from(value)),
-            found: Vec::new(),
-        };
-        let is_explained = puzzle.explain();
-        let rest = puzzle.rest;
-        return is_explained
-            .then_some(puzzle.found)
-            .ok_or(format!("it moved by {rest:?}, which no gradients make"));
-    }
-    let mut found = Vec::new();
-    for lane in 0..LIFE_LANE {
-        let moved = f64::from(after[lane]) - f64::from(before[lane]);
-        if moved == 0.0 {
-            continue;
-        }
-        let (worker, block) = (lane / LANES_PER_WORKER, lane % LANES_PER_WORKER);
-        let whole = weights.iter().map(|weight| moved / weight).find(|count| {
-            let off = (count - count.round()).abs();
-            count.round() >= 1.0 && off < 0.2 + count * 1e-5
-        });
-        let bits = whole.ok_or_else(|| format!("lane {lane} moved by {moved}, which no gradients make"))?;
-        let bits = bits.round() as u64;
-        let numbers = (0..BITS).filter(|bit| bits >> bit & 1 == 1);
-        found.extend(numbers.map(|bit| (worker, block * BITS + bit)));
-        if bits >> BITS != 0 {
-            return Err(format!("lane {lane} moved by {moved}: more than all gradients together"));
-        }
-    }
-    Ok(found)
-}
-
 /// By how many versions a gradient that is folded may be behind, where a scheme bounds that.
 fn behind_most(scheme: &Config) -> Option<u64> {
     match *scheme {
@@ -687,46 +664,4 @@ fn behind_most(scheme: &Config) -> Option<u64> {
 /// The bound of VAP on values in a clock, with room for rounding.
 fn value_bound(bound: f32, clock: u64) -> f64 {
     f64::from(bound) / (clock as f64 + 1.0).sqrt() * 1.001
-}
-
-/// Which gradients moved the lanes so far, where they count differently: one for each of these shares.
-struct Puzzle<'a> {
-    workers: &'a [Seen],
-    epoch: u64,
-    shares: &'a [Share],
-    /// What each lane still has to move by, and how far that may be off.
-    rest: [f64; LANES],
-    off: [f64; LANES],
-    /// Of each share so far.
-    found: Vec<(usize, usize)>,
-}
-
-impl Puzzle<'_> {
-    /// True if gradients of the shares that have none yet explain what is left; then they are found.
-    fn explain(&mut self) -> bool {
-        let at = self.found.len();
-        let Some(share) = self.shares.get(at) else {
-            return self.rest.iter().zip(&self.off).all(|(rest, off)| rest.abs() < *off);
-        };
-        for (worker, seen) in self.workers.iter().enumerate() {
-            for (number, computed) in seen.gradients.iter().enumerate() {
-                let lane = worker * LANES_PER_WORKER + number / BITS;
-                let moves = f64::from(share.weight) * (1u64 << (number % BITS)) as f64;
-                let named = (worker, number);
-                let is_new = !self.found.contains(&named);
-                let of_share = computed.is_named(self.epoch, share);
-                if !is_new || !of_share || self.rest[lane] < moves - self.off[lane] {
-                    continue;
-                }
-                self.rest[lane] -= moves;
-                self.found.push(named);
-                if self.explain() {
-                    return true;
-                }
-                self.found.pop();
-                self.rest[lane] += moves;
-            }
-        }
-        false
-    }
 }

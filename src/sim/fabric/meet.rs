@@ -102,7 +102,7 @@ impl Net {
                 operation: "connect",
                 address,
                 source: io::ErrorKind::ConnectionRefused.into(),
-                remedy: "nobody listens there: start the server first, or wait for it",
+                remedy: "no process listens there: start the server first, or wait for it",
             };
             return self.answer(attempt, Err(refused));
         };
@@ -185,6 +185,9 @@ impl Net {
     pub(super) fn on_answer(&mut self, attempt: usize) {
         let Attempt { from, at, .. } = self.attempts[attempt];
         if let Some(until) = at.and_then(|at| self.stalled_until(at, from)) {
+            return self.schedule(until, Event::Answer { attempt });
+        }
+        if let Some(until) = self.deaf_until(from) {
             return self.schedule(until, Event::Answer { attempt });
         }
         self.attempts[attempt].is_answered = true;

@@ -14,9 +14,12 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod cause;
+mod class;
 mod coroutine;
 mod flow;
 mod judge;
+mod lies;
 mod meet;
 mod net;
 mod nodes;
@@ -24,6 +27,7 @@ mod plan;
 mod random;
 mod stage;
 mod transport;
+mod values;
 
 use std::fmt;
 use std::ops::Range;
@@ -32,8 +36,9 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::scheme::Config;
 use crate::time::Duration;
-use plan::Plan;
+pub use class::{Class, UnknownClass};
 pub use plan::WORKERS_MAX;
+use plan::{Faults, Plan};
 pub use transport::{SimConnecting, SimEndpoint, SimIncoming, SimListener, SimTransport};
 
 /// What is to be simulated, besides the seed.
@@ -41,8 +46,20 @@ pub use transport::{SimConnecting, SimEndpoint, SimIncoming, SimListener, SimTra
 pub struct Options {
     /// The scheme; drawn from the seed if there is none.
     pub scheme: Option<Config>,
-    /// Nobody crashes, stalls or is cut off: only delays, pieces and repetitions.
+    /// No node crashes, stalls, lies or is cut off: only delays, pieces and repetitions.
     pub spare_nodes: bool,
+    /// Only faults of this class; drawn from the seed if there is none.
+    pub only: Option<Class>,
+}
+
+impl Options {
+    fn faults(&self) -> Faults {
+        match self.only {
+            _ if self.spare_nodes => Faults::None,
+            Some(class) => Faults::Only(class),
+            None => Faults::Drawn,
+        }
+    }
 }
 
 /// A run that kept every promise and came to its end.
@@ -89,13 +106,16 @@ impl fmt::Display for Failure {
         if options.spare_nodes {
             write!(f, " --spare-nodes")?;
         }
+        if let Some(class) = options.only {
+            write!(f, " --only {class}")?;
+        }
         Ok(())
     }
 }
 
 /// Runs one seed.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
-    let plan = Plan::draw(seed, options.scheme, !options.spare_nodes);
+    let plan = Plan::draw(seed, options.scheme, options.faults());
     let scheme = plan.scheme;
     let cannot = |what: String| Failure { seed, options: *options, scheme, what };
     if !scheme.has_server() {
@@ -203,7 +223,7 @@ mod tests {
     /// Whether a worker's call may fail so, in a run that something has harmed or nothing.
     #[test]
     fn a_call_fails_for_good_only_where_something_was_harmed() {
-        let plan = Plan::draw(1, Some(Config::Bsp), false);
+        let plan = Plan::draw(1, Some(Config::Bsp), Faults::None);
         for is_harmed in [false, true] {
             let mut judge = judge::Judge::new(&plan, plan.scheme);
             if is_harmed {
@@ -233,7 +253,7 @@ mod tests {
         ] {
             let [promised, kept]: [Config; 2] = [promised, kept].map(|text| text.parse().unwrap());
             let caught = (0..100).filter(|seed| {
-                let mut plan = Plan::draw(*seed, Some(kept), false);
+                let mut plan = Plan::draw(*seed, Some(kept), Faults::None);
                 (plan.workers, plan.quorum, plan.goal) = (2, [2; 2], 10);
                 stage::play(*seed, plan, promised).is_err_and(|what| {
                     assert!(what.contains(complaint), "{kept} for {promised}, seed {seed}: {what}");
@@ -247,9 +267,9 @@ mod tests {
 
     #[test]
     fn the_command_that_shows_a_failure_again_has_all_its_options() {
-        let options = Options { scheme: Some(Config::Bsp), spare_nodes: true };
+        let options = Options { scheme: Some(Config::Bsp), spare_nodes: true, only: Some(Class::Liars) };
         let failure = Failure { seed: 7, options, scheme: Config::Bsp, what: "it ended".into() };
-        let command = "slackline sim --fabric --seed 7 --scheme 'bsp' --spare-nodes";
+        let command = "slackline sim --fabric --seed 7 --scheme 'bsp' --spare-nodes --only liars";
         assert!(failure.to_string().ends_with(command), "{failure}");
     }
 }

@@ -27,6 +27,20 @@ pub(super) fn lock(net: &Shared) -> MutexGuard<'_, Net> {
 /// One life of a node, by number.
 pub(super) type HostId = usize;
 
+/// The kind of transport that the network is like, where kinds differ: in memory whose owner stands still, and in
+/// connections that have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// Words land in the memory of a node that stands still, as an RDMA device puts them there.
+    Device,
+    /// The threads that serve a node's connections stand still with it, as over TCP: what comes meanwhile lands some
+    /// time after the node has gone on.
+    Threads,
+    /// Memory is mapped, as on one host: a node's own processor carries its requests out, and can do so until it looks
+    /// whether its connection stands, whatever the other end has done.
+    Mapped,
+}
+
 /// How the network treats what goes through it. Times in nanoseconds, chances in thousandths.
 #[derive(Clone, Debug)]
 pub(super) struct Law {
@@ -54,6 +68,18 @@ pub(super) struct Law {
     pub(super) late: u64,
     /// A node that restarts hands out the keys of its life before once more.
     pub(super) same_keys: bool,
+    pub(super) shape: Shape,
+    /// Posts that are carried out before they return, where memory is mapped.
+    pub(super) at_once: u64,
+    /// Time after which the threads go on that stood still with a node.
+    pub(super) thaw: (u64, u64),
+    /// The place of the node that breaks the protocol.
+    pub(super) liar: Option<usize>,
+    /// Its words that it forges, and its writes that it changes afterwards.
+    pub(super) lying: u64,
+    /// Peers for which an owner registers memory for long, and how long that takes.
+    pub(super) registering: u64,
+    pub(super) registration: (u64, u64),
 }
 
 impl Law {
@@ -73,6 +99,13 @@ impl Law {
             notice: (1_000, 100_000),
             late: 500,
             same_keys: false,
+            shape: Shape::Device,
+            at_once: 0,
+            thaw: (0, 0),
+            liar: None,
+            lying: 0,
+            registering: 0,
+            registration: (0, 0),
         }
     }
 }
@@ -100,6 +133,10 @@ pub(super) enum Event {
     Beat { pulse: usize },
     /// Something breaks, or is mended.
     Fault { index: usize },
+    /// A word of the liar's desk is replaced.
+    Lie,
+    /// A pin that was set for a while ends.
+    Unpin { index: usize },
 }
 
 /// What the network leaves to whoever runs the nodes.
@@ -117,6 +154,8 @@ pub(super) struct Host {
     pub(super) is_alive: bool,
     /// It does not run before this moment, though its memory is there.
     pub(super) frozen_until: u64,
+    /// The threads that serve its connections do not run before this moment.
+    deaf_until: u64,
     /// What peers may reach if it is granted, in order of registration. A NIC that starts anew counts its keys so.
     pub(super) regions: Vec<MemoryRegion>,
     /// Which of its wakes counts.
@@ -172,6 +211,12 @@ pub(super) struct Net {
     pub(super) lights: Vec<Light>,
     pub(super) hearts: Vec<Heart>,
     stalls: Vec<Stall>,
+    /// Pins that were set for a while.
+    pub(super) pins: Vec<LocalSlice>,
+    /// For how long owners did nothing but register memory since the last look.
+    pub(super) registrations: Vec<u64>,
+    /// Places of nodes whose connections were ended by an owner since the last look, though they stood.
+    pub(super) evictions: Vec<usize>,
 }
 
 impl Net {
@@ -192,6 +237,9 @@ impl Net {
             lights: Vec::new(),
             hearts: Vec::new(),
             stalls: Vec::new(),
+            pins: Vec::new(),
+            registrations: Vec::new(),
+            evictions: Vec::new(),
         }
     }
 
@@ -205,6 +253,7 @@ impl Net {
             place,
             is_alive: true,
             frozen_until: 0,
+            deaf_until: 0,
             regions: Vec::new(),
             token: 0,
             wake_at: u64::MAX,
@@ -246,18 +295,55 @@ impl Net {
         stalls.map(|stall| stall.until).filter(|until| *until > self.now).max()
     }
 
+    /// Keeps a host from running for a while, and its threads as well where they stand still with it.
+    pub(super) fn freeze(&mut self, host: HostId, nanos: u64) {
+        let until = self.now.saturating_add(nanos).max(self.hosts[host].frozen_until);
+        self.hosts[host].frozen_until = until;
+        if self.law.shape == Shape::Threads {
+            let (least, most) = self.law.thaw;
+            let after = self.random.between(least, most);
+            let deaf_until = &mut self.hosts[host].deaf_until;
+            *deaf_until = (*deaf_until).max(until + after);
+        }
+    }
+
+    /// Until when a host's threads take nothing out of its connections and put nothing into its memory.
+    pub(super) fn deaf_until(&self, host: HostId) -> Option<u64> {
+        Some(self.hosts[host].deaf_until).filter(|until| *until > self.now)
+    }
+
+    /// Until when a request stands still because one of its ends does.
+    pub(super) fn halted_until(&self, poster: HostId, target: HostId, is_read: bool) -> Option<u64> {
+        if self.law.shape == Shape::Mapped {
+            return Some(self.hosts[poster].frozen_until).filter(|until| *until > self.now);
+        }
+        // The answer to a READ is put into the poster's memory by the poster's threads.
+        self.deaf_until(target).max(self.deaf_until(poster).filter(|_| is_read))
+    }
+
+    /// Draws the time that it takes an owner now to register memory for a peer.
+    pub(super) fn registers_for(&mut self) -> u64 {
+        if self.law.registering == 0 || !self.random.permille(self.law.registering) {
+            return 0;
+        }
+        let (least, most) = self.law.registration;
+        self.random.between(least, most)
+    }
+
     /// Lets nothing through from one place to another for a while.
     pub(super) fn stall(&mut self, from: usize, to: usize, nanos: u64) {
         let until = self.now.saturating_add(nanos);
         self.stalls.push(Stall { from, to, until });
     }
 
-    /// Lets everything through again.
+    /// Lets everything through again, at once, and ends all lies.
     pub(super) fn mend(&mut self) {
         self.stalls.clear();
+        (self.law.liar, self.law.registering) = (None, 0);
         let now = self.now;
         for host in &mut self.hosts {
             host.frozen_until = host.frozen_until.min(now);
+            host.deaf_until = host.deaf_until.min(now);
         }
     }
 
@@ -316,6 +402,8 @@ impl Net {
             Event::Answer { attempt } => self.on_answer(attempt),
             Event::Beat { pulse } => return self.on_beat(pulse),
             Event::Fault { index } => return Some(Outside::Fault(index)),
+            Event::Lie => self.on_lie(),
+            Event::Unpin { index } => self.unpin(index),
             Event::Wake { host, token } => {
                 let sleeper = &mut self.hosts[host];
                 if !sleeper.is_alive || sleeper.token != token {

@@ -4,10 +4,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::judge::{self, Base, Judge};
+use super::judge::{Base, Judge};
 use super::net::{HostId, Shared, lock};
 use super::plan::Plan;
 use super::transport::SimTransport;
+use super::values;
 use crate::node::{
     Error, LinkStatus, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions,
     ShardOptions, Worker, WorkerOptions, now,
@@ -162,8 +163,11 @@ impl Life {
     fn work(&self) {
         let index = self.place - self.plan.servers;
         let servers: Vec<_> = (0..self.plan.servers).map(address).collect();
-        let options =
-            WorkerOptions { checksums: self.plan.checksums, ..WorkerOptions::new(self.plan.scheme) };
+        let options = WorkerOptions {
+            checksums: self.plan.checksums,
+            identity: Some(index as u32),
+            ..WorkerOptions::new(self.plan.scheme)
+        };
         while !self.is_over() {
             let timeout = self.timeout();
             self.judge.borrow_mut().unrest(now());
@@ -172,11 +176,15 @@ impl Life {
                 self.pause(10_000, 5_000_000);
                 continue;
             };
-            self.judge.borrow_mut().joined(index);
+            self.joined(index, &worker);
             self.session(index, &mut worker, &servers);
             drop(worker);
             self.judge.borrow_mut().unrest(now());
         }
+    }
+
+    fn joined(&self, index: usize, worker: &Worker<SimTransport>) {
+        self.judge.borrow_mut().joined(index, worker.links().map(|link| (link.epoch, link.peer)));
     }
 
     /// Works until the job is over or the worker is to begin anew.
@@ -184,7 +192,7 @@ impl Life {
         let mut published = None;
         while !self.is_over() {
             let timeout = self.timeout();
-            let began = self.call("begin", timeout, || worker.begin(timeout));
+            let began = self.call("step", timeout, || Ok(worker.step(timeout)?.suspend()));
             let view = match began {
                 Ok(view) => view,
                 Err(Error::Deadline { .. }) => continue,
@@ -194,7 +202,7 @@ impl Life {
                 }
                 Err(_) => return,
             };
-            // `begin` finishes a publish that was not in time.
+            // `step` finishes a publish that was not in time.
             if let Some((number, clock)) = published.take()
                 && clock < view.clock.0
             {
@@ -210,22 +218,27 @@ impl Life {
             }
             let Some(number) = self.judge.borrow_mut().computed(index, view.clock.0, bases) else {
                 // So many cannot be told apart. It has done its part, unless something goes wrong again and again.
-                if !is_done {
+                if !is_done && !self.judge.borrow().is_liar(index) {
                     self.judge
                         .borrow_mut()
                         .fail(format!("worker {index} computes for ever at {}", view.clock.0));
                 }
                 return;
             };
-            match worker.gradient() {
-                Ok(gradient) => judge::fill(gradient, index, number),
-                Err(error) => return self.judge.borrow_mut().fail(format!("worker {index}: {error}")),
+            let fill = |worker: &mut Worker<SimTransport>| {
+                let mut step = worker.resume()?;
+                values::fill(step.gradient()?, index, number);
+                step.suspend();
+                Ok::<_, Error>(())
+            };
+            if let Err(error) = fill(worker) {
+                return self.judge.borrow_mut().fail(format!("worker {index}: {error}"));
             }
             published = Some((number, view.clock.0));
             let timeout = self.timeout();
             // It falls about as fast as gradients of this size promise, so that those who learn from it choose.
             let loss = 1e12 / (1.0 + view.clock.0 as f32);
-            match self.call("publish", timeout, || worker.publish(Some(loss), timeout)) {
+            match self.call("publish", timeout, || worker.resume()?.publish(Some(loss), timeout)) {
                 Ok(()) => {
                     published = None;
                     self.judge.borrow_mut().announced(index, number);
@@ -262,24 +275,36 @@ impl Life {
             self.pause(least, most);
             return Ok(true);
         }
+        let mut step = worker.resume()?;
         for _ in 0..PARTS {
             self.pause(least / PARTS, most / PARTS);
-            if self.call("should_stop", Duration::ZERO, || worker.should_stop())? {
-                self.call("abandon", Duration::ZERO, || worker.abandon())?;
+            if self.call("should_stop", Duration::ZERO, || step.should_stop())? {
+                self.call("abandon", Duration::ZERO, || step.abandon())?;
                 self.judge.borrow_mut().abandoned(index);
                 return Ok(false);
             }
         }
+        step.suspend();
         Ok(true)
     }
 
-    /// Has the judge look at what `begin` brought. What that is.
-    fn look_at(&self, index: usize, worker: &Worker<SimTransport>, view: &crate::node::View) -> Vec<Base> {
+    /// Has the judge look at what `step` brought. What that is.
+    fn look_at(
+        &self,
+        index: usize,
+        worker: &mut Worker<SimTransport>,
+        view: &crate::node::View,
+    ) -> Vec<Base> {
         let base = |link: LinkStatus| Base { epoch: link.epoch, version: link.version.0, peer: link.peer };
         let bases: Vec<_> = worker.links().map(base).collect();
-        match worker.parameters() {
-            Ok(parameters) => {
-                let bytes: Vec<u8> = parameters.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let bytes = |worker: &mut Worker<SimTransport>| {
+            let step = worker.resume()?;
+            let bytes: Vec<u8> = step.parameters()?.iter().flat_map(|value| value.to_le_bytes()).collect();
+            step.suspend();
+            Ok::<_, Error>(bytes)
+        };
+        match bytes(worker) {
+            Ok(bytes) => {
                 let ranges = worker.shards();
                 let copies: Vec<_> = bases
                     .iter()
@@ -302,7 +327,7 @@ impl Life {
             let timeout = self.timeout();
             self.judge.borrow_mut().unrest(now());
             if self.call("reconnect", timeout, || worker.reconnect(servers, timeout)).is_ok() {
-                self.judge.borrow_mut().joined(index);
+                self.joined(index, worker);
                 self.judge.borrow_mut().unrest(now());
                 return true;
             }

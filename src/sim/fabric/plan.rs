@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use super::net::Law;
+use super::class::Class;
+use super::net::{Law, Shape};
 use super::random::Random;
 use crate::scheme::{Choice, Config, Delivery, Shrink, Strength, WaitFor};
 
@@ -23,8 +24,30 @@ pub(super) enum Fault {
     Stall { from: usize, to: usize, nanos: u64 },
     /// The connections between two nodes break.
     Cut { one: usize, other: usize },
+    /// A peer keeps the newest frame of an owner pinned for a while.
+    Pin { place: usize, nanos: u64 },
     /// Nothing breaks from here on, and all that stalled goes on.
     Calm,
+}
+
+/// The faults that a plan may have.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Faults {
+    None,
+    Only(Class),
+    /// All that the seed draws.
+    Drawn,
+}
+
+impl Faults {
+    /// True if a class is among them: so many times out of a thousand where the seed draws.
+    fn have(self, class: Class, permille: u64, random: &mut Random) -> bool {
+        match self {
+            Faults::None => false,
+            Faults::Only(one) => one == class,
+            Faults::Drawn => random.permille(permille),
+        }
+    }
 }
 
 /// One run. Places: servers (or a publisher) first, then workers, then readers.
@@ -47,6 +70,8 @@ pub(super) struct Plan {
     pub(super) compute: (u64, u64),
     /// The worker that takes several times as long for each.
     pub(super) slow: Option<usize>,
+    /// The worker that breaks the protocol. It is not expected to get anywhere, and vanishes in the end.
+    pub(super) liar: Option<usize>,
     pub(super) law: Law,
     /// In order of time.
     pub(super) faults: Vec<(u64, Fault)>,
@@ -60,11 +85,14 @@ pub const WORKERS_MAX: usize = 4;
 /// What the plan's stream of random numbers is for, as opposed to the network's.
 const PLAN: u64 = 1;
 
+/// The same for what members and owners do wrong, so that one kind of fault more leaves the others as they were.
+const LIES: u64 = 3;
+
 /// Everything must be done so long after the last fault.
 const CONVERGES_WITHIN: u64 = 20_000 * MILLISECOND;
 
 impl Plan {
-    pub(super) fn draw(seed: u64, scheme: Option<Config>, breaks: bool) -> Plan {
+    pub(super) fn draw(seed: u64, scheme: Option<Config>, faults: Faults) -> Plan {
         let mut random = Random::new(seed, PLAN);
         let drawn = draw_scheme(&mut random);
         // One publisher and its readers, instead of servers and workers.
@@ -96,12 +124,13 @@ impl Plan {
             goal,
             compute: (compute_max / 20, compute_max),
             slow: random.permille(250).then(|| random.between(0, 3) as usize),
+            liar: None,
             law,
             faults: Vec::new(),
             limit: CONVERGES_WITHIN,
         };
-        if breaks {
-            plan.draw_faults(&mut random, span, lease);
+        if !matches!(faults, Faults::None) {
+            plan.draw_faults(faults, &mut random, &mut Random::new(seed, LIES), span, lease);
         }
         plan
     }
@@ -121,10 +150,106 @@ impl Plan {
         4 * self.workers + 16
     }
 
-    fn draw_faults(&mut self, random: &mut Random, span: u64, lease: u64) {
+    fn draw_faults(&mut self, faults: Faults, random: &mut Random, lies: &mut Random, span: u64, lease: u64) {
+        let mut calm = 0;
+        if faults.have(Class::Liars, 250, lies) {
+            self.draw_liar(lies);
+            calm = span;
+        }
+        // A liar is dead in the end, whatever else happens.
+        let mut dead_for_good = usize::from(self.liar.is_some());
+        if faults.have(Class::Failures, 1000, lies) {
+            calm = calm.max(self.draw_failures(random, span, lease, &mut dead_for_good));
+        }
+        if faults.have(Class::SlowRegistration, 150, lies) {
+            (self.law.registering, self.law.registration) = (lies.pick(&[100, 500]), (lease / 20, 2 * lease));
+            calm = calm.max(span);
+        }
+        let is_zombie = faults.have(Class::Zombies, 250, lies);
+        if is_zombie {
+            (self.law.shape, self.law.at_once) = (Shape::Mapped, lies.pick(&[500, 1000]));
+            calm = calm.max(self.draw_zombies(lies, span, lease));
+        }
+        if faults.have(Class::FrozenThreads, 330, lies) && !is_zombie {
+            self.law.shape = Shape::Threads;
+            self.law.thaw = (0, lies.pick(&[0, 100 * MICROSECOND, 3 * MILLISECOND]));
+            calm = calm.max(self.draw_freezes(lies, span, lease));
+        }
+        if let Some(liar) = self.liar {
+            self.faults.push((calm, Fault::Crash { place: self.servers + liar, notice_max: MILLISECOND }));
+        }
+        self.faults.push((calm + MILLISECOND, Fault::Calm));
+        self.faults.sort_by_key(|(at, _)| *at);
+        self.limit = calm + CONVERGES_WITHIN;
+        let left = self.workers - dead_for_good;
+        let least = awaited(&self.scheme).min(left.max(1) as u64);
+        self.quorum = [left, random.between(least, left.max(1) as u64) as usize];
+    }
+
+    /// One worker more, or one of the most that there may be, if the scheme can do without it.
+    fn draw_liar(&mut self, lies: &mut Random) {
+        let workers = (self.workers + 1).min(WORKERS_MAX);
+        if self.publishes() || workers <= awaited(&self.scheme) as usize {
+            return;
+        }
+        (self.workers, self.quorum) = (workers, [workers; 2]);
+        let liar = lies.between(0, workers as u64 - 1) as usize;
+        self.liar = Some(liar);
+        (self.law.liar, self.law.lying) = (Some(self.servers + liar), lies.pick(&[50, 200, 500]));
+    }
+
+    /// Owners stand still for longer than the lease, and peers for about as long. When all of it has ended.
+    fn draw_freezes(&mut self, lies: &mut Random, span: u64, lease: u64) -> u64 {
+        let mut calm = 0;
+        let last = self.places() as u64 - 1;
+        for index in 0..lies.between(1, 3) {
+            let last = if index == 0 { self.servers as u64 - 1 } else { last };
+            let (at, place) = (lies.between(0, span), lies.between(0, last) as usize);
+            let nanos = lies.between(lease / 2, 3 * lease);
+            self.faults.push((at, Fault::Freeze { place, nanos }));
+            calm = calm.max(at + nanos);
+        }
+        calm
+    }
+
+    /// A worker is taken for dead while a fold of its gradient waits for a pinned frame; another one comes meanwhile
+    /// and may get its place before it wakes. When all of it has ended.
+    fn draw_zombies(&mut self, lies: &mut Random, span: u64, lease: u64) -> u64 {
+        if self.publishes() || self.workers < 2 {
+            return self.draw_freezes(lies, span, lease);
+        }
+        self.readers = self.readers.max(1);
+        self.frames = if lies.permille(700) { 2 } else { self.frames };
+        let mut calm = 0;
+        for _ in 0..lies.between(1, 2) {
+            let at = lies.between(0, span);
+            let worker = lies.between(0, self.workers as u64 - 1) as usize;
+            let other = (worker + lies.between(1, self.workers as u64 - 1) as usize) % self.workers;
+            let (zombie, successor) = (self.servers + worker, self.servers + other);
+            let (reader, pinned) = (self.servers + self.workers, 4 * lease);
+            self.faults.push((at, Fault::Pin { place: reader, nanos: pinned }));
+            let stopped = at + lies.between(MILLISECOND, 20 * MILLISECOND);
+            let nanos = lease + lies.between(40 * MILLISECOND, 2 * lease);
+            self.faults.push((stopped, Fault::Freeze { place: zombie, nanos }));
+            // About when the worker is let go, so that its place is free when the other one comes again.
+            let gone = stopped + lease - lies.between(0, 30 * MILLISECOND);
+            self.faults.push((gone, Fault::Cut { one: successor, other: 0 }));
+            calm = calm.max(at + pinned).max(stopped + nanos).max(gone);
+        }
+        calm
+    }
+
+    /// Nodes that vanish or stand still, directions that stall, connections that break. When all of it has ended.
+    fn draw_failures(
+        &mut self,
+        random: &mut Random,
+        span: u64,
+        lease: u64,
+        dead_for_good: &mut usize,
+    ) -> u64 {
         let last = self.places() as u64 - 1;
         let awaited = awaited(&self.scheme) as usize;
-        let mut dead_for_good = 0;
+        let liar = self.liar.map(|liar| self.servers + liar);
         let mut down_until = vec![0; self.places()];
         let mut calm = 0;
         for _ in 0..random.between(0, 8) {
@@ -142,9 +267,9 @@ impl Plan {
                     let notice_max = if random.permille(500) { lease } else { MILLISECOND };
                     self.faults.push((at, Fault::Crash { place, notice_max }));
                     let is_worker = place >= self.servers && place < self.servers + self.workers;
-                    let can_miss = dead_for_good + 1 + awaited <= self.workers;
+                    let can_miss = *dead_for_good + 1 + awaited <= self.workers && liar != Some(place);
                     if is_worker && can_miss && random.permille(250) {
-                        dead_for_good += 1;
+                        *dead_for_good += 1;
                         down_until[place] = u64::MAX;
                         at
                     } else {
@@ -173,12 +298,7 @@ impl Plan {
             };
             calm = calm.max(end);
         }
-        self.faults.push((calm + MILLISECOND, Fault::Calm));
-        self.faults.sort_by_key(|(at, _)| *at);
-        self.limit = calm + CONVERGES_WITHIN;
-        let left = self.workers - dead_for_good;
-        let least = awaited.min(left.max(1)) as u64;
-        self.quorum = [left, random.between(least, left.max(1) as u64) as usize];
+        calm
     }
 }
 
@@ -234,5 +354,44 @@ fn draw_law(random: &mut Random, lease: u64) -> Law {
         notice: (10 * MICROSECOND, notice),
         late: random.pick(&[0, 500, 1000]),
         same_keys: random.permille(600),
+        ..Law::plain()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_comes_back_is_never_the_only_honest_one() {
+        let mut returns = 0;
+        for seed in 0..2000 {
+            let plan = Plan::draw(seed, None, Faults::Drawn);
+            let is_worker = |place| (plan.servers..plan.servers + plan.workers).contains(&place);
+            let back =
+                |(_, fault): &&(u64, Fault)| matches!(fault, Fault::Return { place } if is_worker(*place));
+            if plan.faults.iter().any(|fault| back(&fault)) {
+                returns += 1;
+                assert!(plan.workers - usize::from(plan.liar.is_some()) >= 2, "seed {seed}: {plan:?}");
+            }
+        }
+        assert!(returns > 200, "{returns} of 2000 plans have a worker that comes back");
+    }
+
+    #[test]
+    fn a_class_that_is_asked_for_is_had_and_no_other() {
+        for (class, seed) in Class::ALL.into_iter().flat_map(|class| (0..100).map(move |seed| (class, seed)))
+        {
+            let plan = Plan::draw(seed, Some(Config::Bsp), Faults::Only(class));
+            let has = |is: fn(&Fault) -> bool| plan.faults.iter().any(|(_, fault)| is(fault));
+            let case = format!("{class}, seed {seed}");
+            assert_eq!(plan.liar.is_some(), class == Class::Liars, "{case}");
+            assert_eq!(plan.law.registering > 0, class == Class::SlowRegistration, "{case}");
+            assert_eq!(plan.law.shape == Shape::Mapped, class == Class::Zombies, "{case}");
+            assert_eq!(plan.law.shape == Shape::Threads, class == Class::FrozenThreads, "{case}");
+            assert_eq!(has(|fault| matches!(fault, Fault::Pin { .. })), class == Class::Zombies, "{case}");
+            let stalls = has(|fault| matches!(fault, Fault::Stall { .. } | Fault::Return { .. }));
+            assert!(!stalls || class == Class::Failures, "{case}");
+        }
     }
 }

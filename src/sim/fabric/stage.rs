@@ -13,8 +13,8 @@ use super::net::{Event, HostId, Net, Outside, Shared, lock};
 use super::nodes::Life;
 use super::plan::{Fault, Plan};
 use super::random::Trace;
-use crate::node::{Published, Stay, Surroundings};
-use crate::scheme::Config;
+use crate::node::surroundings::{Published, Stay, Surroundings};
+use crate::scheme::{Config, GradientId};
 use crate::time::{Duration, Instant};
 use crate::transport::Beacon;
 
@@ -80,6 +80,10 @@ impl Surroundings for Ground {
         coroutine::suspend();
     }
 
+    fn registering(&self) -> Duration {
+        Duration::from_nanos(lock(&self.net).registers_for())
+    }
+
     fn beat(&self, beacon: Box<dyn Beacon>, interval: Duration, stop: Arc<AtomicBool>) {
         lock(&self.net).add_heart(self.running.get(), beacon, interval, stop);
     }
@@ -88,8 +92,8 @@ impl Surroundings for Ground {
         self.judge.borrow_mut().published(published);
     }
 
-    fn dropped(&self, epoch: u64) {
-        self.judge.borrow_mut().dropped(epoch);
+    fn dropped(&self, epoch: u64, gradient: GradientId) {
+        self.judge.borrow_mut().dropped(epoch, gradient);
     }
 }
 
@@ -160,16 +164,23 @@ impl Stage {
             lock(&self.net).schedule(*at, Event::Fault { index });
         }
         loop {
-            let (next, now, events) = {
+            let (next, now, events, registrations) = {
                 let mut net = lock(&self.net);
                 let next = net.next();
-                (next, net.now, net.events)
+                (next, net.now, net.events, std::mem::take(&mut net.registrations))
             };
+            for nanos in registrations {
+                self.judge.borrow_mut().held_up(Duration::from_nanos(nanos));
+            }
             match next {
                 None => return Err("nothing moves any more".into()),
                 Some(Outside::Wake(host)) => self.resume(host),
                 Some(Outside::Beat(pulse)) => self.beat(pulse),
                 Some(Outside::Fault(index)) => self.strike(index),
+            }
+            let evictions = std::mem::take(&mut lock(&self.net).evictions);
+            for place in evictions {
+                self.judge.borrow_mut().evicted(place, Instant::from_nanos(now));
             }
             if self.judge.borrow().failure().is_some() || self.is_empty() {
                 return Ok(());
@@ -268,6 +279,7 @@ impl Stage {
                 } else if place < self.plan.servers {
                     judge.ended(place);
                     judge.harm(now);
+                    judge.causes.all_lost(now);
                 }
                 judge.unrest(now);
             }
@@ -276,22 +288,38 @@ impl Stage {
                 drop(net);
                 if is_free && !self.judge.borrow().is_over() {
                     self.judge.borrow_mut().unrest(now);
+                    if place < self.plan.servers {
+                        // Words out of its new memory name another life.
+                        self.judge.borrow_mut().causes.all_lost(now);
+                    }
                     self.start(place);
                 }
             }
             Fault::Freeze { place, nanos } => {
                 let Some(host) = net.living(place) else { return };
-                net.hosts[host].frozen_until = net.now + nanos;
+                net.freeze(host, nanos);
                 self.judge.borrow_mut().freeze(place, now, after(nanos));
             }
             Fault::Stall { from, to, nanos } => {
                 net.stall(from, to, nanos);
-                self.judge.borrow_mut().harm(after(nanos));
+                let mut judge = self.judge.borrow_mut();
+                judge.harm(after(nanos));
+                judge.causes.outage(from, now, after(nanos));
+                judge.causes.outage(to, now, after(nanos));
             }
-            Fault::Cut { one, other } => {
-                if let (Some(one), Some(other)) = (net.living(one), net.living(other)) {
+            Fault::Cut { one: one_place, other: other_place } => {
+                if let (Some(one), Some(other)) = (net.living(one_place), net.living(other_place)) {
                     net.cut(one, other);
-                    self.judge.borrow_mut().harm(now);
+                    let notice = Duration::from_nanos(net.law.notice.1);
+                    let mut judge = self.judge.borrow_mut();
+                    judge.harm(now);
+                    judge.causes.lost(one_place, now + notice);
+                    judge.causes.lost(other_place, now + notice);
+                }
+            }
+            Fault::Pin { place, nanos } => {
+                if let Some(host) = net.living(place) {
+                    net.pin(host, nanos);
                 }
             }
             Fault::Calm => {

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
+use super::coroutine;
 use super::net::{HostId, Law, Net, Shared, lock};
 use crate::mem::{Access, HostMemory, LocalKey, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::Instant;
@@ -53,11 +54,11 @@ impl Transport for SimTransport {
     }
 
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
-        let mut net = lock(&self.net);
-        let regions = &mut net.hosts[self.host].regions;
         if access.is_local() {
             return Ok(MemoryRegion::new(memory, access, LocalKey::NONE, ()));
         }
+        let mut net = lock(&self.net);
+        let regions = &mut net.hosts[self.host].regions;
         let mut key = LocalKey::NONE;
         key.keys[0] = regions.len() as u32 + 1;
         let region = MemoryRegion::new(memory, access, key, ());
@@ -114,7 +115,15 @@ impl Listener for SimListener {
         let mut net = lock(&self.net);
         net.look();
         let (attempt, received) = net.greet(self.door)?;
-        Some(SimIncoming { net: Arc::clone(&self.net), attempt, received, is_answered: false })
+        let host = net.doors[self.door].host;
+        Some(SimIncoming {
+            net: Arc::clone(&self.net),
+            host,
+            attempt,
+            received,
+            is_prepared: false,
+            is_answered: false,
+        })
     }
 }
 
@@ -127,9 +136,28 @@ impl Drop for SimListener {
 /// A simulated peer that waits for an answer.
 pub struct SimIncoming {
     net: Shared,
+    host: HostId,
     attempt: usize,
     received: Received,
+    /// Its grants were registered ahead.
+    is_prepared: bool,
     is_answered: bool,
+}
+
+impl SimIncoming {
+    /// Registers what the peer is to be granted while its owner waits.
+    fn register_at_once(&self) {
+        {
+            let mut net = lock(&self.net);
+            let nanos = net.registers_for();
+            if nanos == 0 {
+                return;
+            }
+            net.registrations.push(nanos);
+            net.sleep(self.host, nanos, false);
+        }
+        coroutine::suspend();
+    }
 }
 
 impl Incoming for SimIncoming {
@@ -139,7 +167,14 @@ impl Incoming for SimIncoming {
         &self.received
     }
 
+    fn prepare(&mut self, _grants: &[LocalSlice]) {
+        self.is_prepared = true;
+    }
+
     fn accept(mut self, offer: Offer) -> Result<SimEndpoint, ConnectError> {
+        if !self.is_prepared && !offer.grants.is_empty() {
+            self.register_at_once();
+        }
         let connection = lock(&self.net).accept(self.attempt, &self.received.grants, offer)?;
         self.is_answered = true;
         Ok(SimEndpoint { net: Arc::clone(&self.net), connection, end: 1 })
@@ -206,7 +241,7 @@ impl Endpoint for SimEndpoint {
     fn check(&mut self) -> Result<(), Disconnected> {
         let mut net = lock(&self.net);
         net.look();
-        net.connections[self.connection].ends[self.end].failed.clone().map_or(Ok(()), Err)
+        net.check(self.connection, self.end)
     }
 
     fn map(&self, _remote: &RemoteSlice) -> Option<LocalSlice> {

@@ -120,7 +120,7 @@ impl Connecting for ShmConnecting {
 fn connect_error(address: &Address, source: io::Error) -> ConnectError {
     let remedy = match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            "nobody listens there: start the listener first, and check the address"
+            "no process listens there: start the listener first, and check the address"
         }
         io::ErrorKind::PermissionDenied => "run both sides as the same user",
         io::ErrorKind::InvalidFilename => "use a shorter address: a socket address holds 107 bytes",

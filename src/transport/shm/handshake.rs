@@ -178,6 +178,11 @@ impl Inbox {
         }
     }
 
+    /// True once a part of the message is there.
+    pub(super) fn has_begun(&self) -> bool {
+        self.prefix.is_some() || !self.bytes.is_empty()
+    }
+
     /// Checks the whole message and maps the memory that came along.
     pub(super) fn open(&mut self) -> Result<Opened, HandshakeError> {
         let incomplete = WireError::Rule { what: "its message is shorter than it said" };

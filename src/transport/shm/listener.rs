@@ -14,6 +14,7 @@ use crate::mem::ForkGuard;
 use crate::time::Instant;
 use crate::transport::{
     Address, ConnectError, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer, Received,
+    Refusals, victim,
 };
 
 /// Where peers of the same host and user arrive. Its socket file, if it has one, goes with it.
@@ -26,6 +27,7 @@ pub struct ShmListener {
     guard: ForkGuard,
     /// True while the system lets nobody in, so that this is logged once.
     cannot_accept: bool,
+    refusals: Refusals,
     queue_depth: usize,
     user: u32,
 }
@@ -46,14 +48,15 @@ impl ShmListener {
             pending: Vec::new(),
             guard: ForkGuard::new(),
             cannot_accept: false,
+            refusals: Refusals::default(),
             queue_depth,
             user,
         })
     }
 
-    /// Lets strangers in while there is room; the rest waits in the system's queue.
+    /// Accepts newcomers, at most so many whatever comes of them: the owner has more to do.
     fn admit(&mut self, now: Instant) {
-        while self.pending.len() < MAX_PENDING_HANDSHAKES {
+        for _ in 0..MAX_PENDING_HANDSHAKES {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let link = match rustix::net::accept_with(&self.socket, flags) {
                 Ok(socket) => Link::new(socket),
@@ -68,16 +71,37 @@ impl ShmListener {
                 }
             };
             match check_user(&link, self.user) {
-                Ok(()) => self.pending.push(Pending { link, inbox: Inbox::default(), since: now }),
+                Ok(()) => self.keep(Pending { link, inbox: Inbox::default(), since: now }),
                 Err(UserError::Another { theirs }) => {
-                    tracing::warn!(address = %self.address, theirs, "turned away a process of another user");
+                    self.refuse(&format_args!("it is a process of another user, {theirs}"));
                 }
                 Err(UserError::Unknown(error)) => {
-                    tracing::warn!(address = %self.address, %error, "turned away a process of an unknown user");
+                    self.refuse(&format_args!("it is a process of an unknown user: {error}"));
                 }
             }
         }
         self.cannot_accept = false;
+    }
+
+    /// Keeps a newcomer, in place of another one if there are too many.
+    fn keep(&mut self, mut pending: Pending) {
+        // Its first message is mostly there already, and counts when one has to go.
+        if let Err(error) = pending.inbox.fill(&pending.link) {
+            pending.tell_version(&error);
+            return self.refuse(&error);
+        }
+        if self.pending.len() >= MAX_PENDING_HANDSHAKES {
+            let messages = self.pending.iter().map(|pending| u8::from(pending.inbox.has_begun()));
+            if let Some(index) = victim(messages) {
+                self.pending.remove(index);
+                self.refuse(&"there are too many unfinished handshakes");
+            }
+        }
+        self.pending.push(pending);
+    }
+
+    fn refuse(&mut self, reason: &dyn std::fmt::Display) {
+        self.refusals.add(&self.address, reason);
     }
 }
 
@@ -122,6 +146,7 @@ impl Listener for ShmListener {
             return None;
         }
         self.admit(now);
+        self.refusals.log(&self.address);
         let mut index = 0;
         while let Some(pending) = self.pending.get_mut(index) {
             match pending.advance() {
@@ -132,13 +157,13 @@ impl Listener for ShmListener {
                 }
                 Ok(None) if now.saturating_since(pending.since) < HANDSHAKE_TIMEOUT => index += 1,
                 Ok(None) => {
-                    tracing::warn!(address = %self.address, "dropped a connection that said nothing in time");
                     self.pending.remove(index);
+                    self.refuse(&"it said too little in time");
                 }
                 Err(error) => {
-                    tracing::warn!(address = %self.address, %error, "dropped a connection");
                     pending.tell_version(&error);
                     self.pending.remove(index);
+                    self.refuse(&error);
                 }
             }
         }

@@ -63,6 +63,37 @@ fn a_listener_turns_a_connector_of_another_user_away_unread() {
     assert!(matches!(error, ConnectError::Closed { .. }), "{error}");
 }
 
+#[test]
+fn one_poll_accepts_at_most_64_connections_of_another_user() {
+    let shm = Shm::new();
+    let mut listener = Shm { user: shm.user + 1, ..shm }.listen(&Address::random()).unwrap();
+    let links: Vec<_> = (0..100).map(|_| raw_connection(&listener)).collect();
+    let refused = || links.iter().filter(|link| link.peek().ok() != Some(Heard::Silence)).count();
+    for expected in [64, 100] {
+        assert!(listener.poll(NOW).is_none());
+        assert_eq!(refused(), expected);
+    }
+}
+
+#[test]
+fn silent_connections_do_not_keep_a_peer_out_nor_push_out_one_that_has_begun() {
+    let mut listener = Shm::new().listen(&Address::random()).unwrap();
+    let hello = wire::encode(Kind::Hello, &[], &[], b"");
+    let begun = raw_connection(&listener);
+    begun.send(&hello[..10], &[]).unwrap();
+    assert!(listener.poll(NOW).is_none());
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(raw_connection(&listener));
+        assert!(listener.poll(NOW).is_none());
+    }
+    begun.send(&hello[10..], &[]).unwrap();
+    assert!(listener.poll(NOW).is_some());
+    let late = raw_connection(&listener);
+    late.send(&hello, &[]).unwrap();
+    assert!(listener.poll(NOW).is_some());
+}
+
 /// The user id of a thread is its own in Linux, so one process can be two users. Needs root; the two tests before
 /// this one cover the same decisions elsewhere.
 #[test]

@@ -161,6 +161,13 @@ impl Connecting for TcpConnecting {
             }
         }
     }
+
+    fn is_accepted(&self) -> bool {
+        match &self.state {
+            Some(State::Offering { channel, .. }) => channel.peer_address().is_ok(),
+            _ => true,
+        }
+    }
 }
 
 fn protocol(address: SocketAddr, error: &HelloError) -> ConnectError {

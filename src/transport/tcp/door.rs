@@ -12,7 +12,7 @@ use super::engine::Shared;
 use super::hello::{Hello, HelloError, Lane, Terms, Ticket};
 use super::socket::Socket;
 use crate::channel::{self, Channel};
-use crate::transport::{Address, HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES};
+use crate::transport::{Address, HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES, Refusals};
 
 /// What a listener and the progress thread share.
 pub(super) struct Door {
@@ -20,6 +20,7 @@ pub(super) struct Door {
     pub(super) terms: channel::Terms,
     /// Those who have made their offer, in order.
     ready: Mutex<VecDeque<Knock>>,
+    refusals: Mutex<Refusals>,
     /// Its listener is gone, and its socket shut down.
     is_closed: AtomicBool,
 }
@@ -33,7 +34,8 @@ pub(super) struct Knock {
 
 impl Door {
     pub(super) fn new(address: Address, terms: channel::Terms) -> Door {
-        Door { address, terms, ready: Mutex::default(), is_closed: AtomicBool::new(false) }
+        let (ready, refusals) = (Mutex::default(), Mutex::default());
+        Door { address, terms, ready, refusals, is_closed: AtomicBool::new(false) }
     }
 
     /// The next peer that waits for an answer; and whether there were as many as there may be until now.
@@ -46,6 +48,20 @@ impl Door {
     /// From now on a socket that lets nobody in is no news.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Counts a connection that is refused, and logs it if it is time for that.
+    pub(super) fn refuse(&self, reason: &dyn std::fmt::Display) {
+        lock(&self.refusals).add(&self.address, reason);
+    }
+
+    /// Logs the connections that were refused since the last line of the log, if it is time for that.
+    pub(super) fn log_refusals(&self) {
+        lock(&self.refusals).log(&self.address);
+    }
+
+    pub(super) fn has_unlogged_refusals(&self) -> bool {
+        lock(&self.refusals).has_unlogged()
     }
 
     fn is_full(&self) -> bool {
@@ -71,41 +87,47 @@ impl DoorSource {
         self.cannot_accept || self.door.is_full()
     }
 
-    /// Lets the next newcomer in.
-    pub(super) fn admit(&mut self) -> Option<Stranger> {
-        while !self.door.is_full() {
-            let stream = match self.socket.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
-                    ) =>
-                {
-                    continue;
-                }
-                Err(error) => {
-                    if !self.cannot_accept && !self.door.is_closed.load(Ordering::Acquire) {
-                        tracing::warn!(address = %self.door.address, %error, "cannot accept connections for now");
-                    }
-                    self.cannot_accept = true;
-                    return None;
-                }
-            };
-            self.cannot_accept = false;
-            match Channel::accept(stream, &self.door.terms) {
+    /// Accepts one connection at most, so that its caller bounds how many are looked at in a row.
+    pub(super) fn admit(&mut self) -> Admitted {
+        if self.door.is_full() {
+            return Admitted::Nothing;
+        }
+        let accepted = self.socket.accept();
+        let cannot_accept = match accepted.as_ref().map_err(io::Error::kind) {
+            Ok(_) | Err(io::ErrorKind::WouldBlock) => false,
+            Err(io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => return Admitted::Refused,
+            Err(_) => true,
+        };
+        let could_accept = !std::mem::replace(&mut self.cannot_accept, cannot_accept);
+        match accepted {
+            Ok((stream, _)) => match Channel::accept(stream, &self.door.terms) {
                 Ok(channel) => {
-                    return Some(Stranger { channel, door: Arc::clone(&self.door), since: Instant::now() });
+                    let (door, since) = (Arc::clone(&self.door), Instant::now());
+                    Admitted::Newcomer(Box::new(Stranger { channel, door, since }))
                 }
                 Err(error) => {
-                    tracing::warn!(address = %self.door.address, %error, "turned a connection away");
+                    self.door.refuse(&error);
+                    Admitted::Refused
                 }
+            },
+            Err(error) => {
+                if cannot_accept && could_accept && !self.door.is_closed.load(Ordering::Acquire) {
+                    tracing::warn!(address = %self.door.address, %error, "cannot accept connections for now");
+                }
+                Admitted::Nothing
             }
         }
-        self.cannot_accept = false;
-        None
     }
+}
+
+/// The outcome of one look at the system's queue.
+pub(super) enum Admitted {
+    /// A newcomer, of which nothing is known yet.
+    Newcomer(Box<Stranger>),
+    /// A connection that came to nothing.
+    Refused,
+    /// There is none, or no room for one.
+    Nothing,
 }
 
 /// A newcomer of whom nothing is known yet.
@@ -136,7 +158,7 @@ impl Stranger {
     /// Moves its handshake on.
     pub(super) fn hear(&mut self, shared: &Shared) -> Heard {
         let nonsense = |what: &dyn std::fmt::Display| {
-            tracing::warn!(address = %self.door.address, error = %what, "dropped a connection");
+            self.door.refuse(what);
             Heard::Nonsense
         };
         let message = match self.channel.poll() {

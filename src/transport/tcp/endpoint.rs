@@ -88,6 +88,8 @@ impl TcpEndpoint {
     #[cold]
     fn end(&mut self, broken: Option<Broken>) {
         if let Some(Broken(reason)) = broken {
+            // The lane for heartbeats may hold what the other one had no room for: why the peer closed them.
+            lock(&self.pulse).look();
             self.connection.fail(reason);
         }
         if let (Some(data), Some(over)) = (&mut self.data, self.connection.over()) {
@@ -185,6 +187,19 @@ impl Endpoint for TcpEndpoint {
             return Err(PostError::Malformed { index: 0, reason });
         }
         Ok(Box::new(TcpBeacon { pulse: Arc::clone(&self.pulse), word: *word, guard: self.guard }))
+    }
+
+    fn close(mut self, code: u64) {
+        if let (Some(engine), None, false) = (&self.engine, self.connection.over(), self.guard.is_inherited())
+        {
+            engine.tell(Command::Part(Arc::clone(&self.connection), code));
+            self.is_forgotten = true;
+            lock(&self.pulse).close();
+        }
+    }
+
+    fn close_code(&self) -> Option<u64> {
+        self.data.as_ref().and_then(Initiator::close_code).or_else(|| lock(&self.pulse).close_code())
     }
 }
 

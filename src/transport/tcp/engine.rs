@@ -16,13 +16,13 @@ use rustix::event::{EventfdFlags, epoll};
 use rustix::time::Timespec;
 
 use super::connection::{Connection, lock};
-use super::door::{Door, DoorSource, Heard, Stranger};
+use super::door::{Admitted, Door, DoorSource, Heard, Stranger};
 use super::hello::{Lane, Ticket};
 use super::socket::Socket;
 use super::target::{Target, Turn};
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
-use crate::transport::MAX_PENDING_HANDSHAKES;
+use crate::transport::{MAX_PENDING_HANDSHAKES, victim};
 
 /// How long the thread looks for more before it sleeps: a sleeping thread is woken in several microseconds, and whoever
 /// waits for an answer posts again within a few.
@@ -59,6 +59,8 @@ pub(super) enum Command {
     Serve(Socket, Arc<Connection>),
     /// Stop serving a connection.
     Forget(Arc<Connection>),
+    /// Stop serving a connection, and tell the peer this code.
+    Part(Arc<Connection>, u64),
 }
 
 /// A connection whose further lanes have not all come yet.
@@ -73,6 +75,9 @@ pub(super) struct Shared {
     pub(super) expected: Mutex<HashMap<Ticket, Expected>>,
     wake: OwnedFd,
     stop: AtomicBool,
+    /// The number of the last question whether the thread has caught up, and of the last one that it has answered.
+    asked: AtomicU64,
+    answered: AtomicU64,
     /// Requests of peers that were refused.
     trespasses: Arc<AtomicU64>,
 }
@@ -94,6 +99,8 @@ impl Engine {
             expected: Mutex::default(),
             wake,
             stop: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
             trespasses,
         });
         let progress = Progress { shared: Arc::clone(&shared), epoll, sources: Vec::new(), free: Vec::new() };
@@ -113,6 +120,21 @@ impl Engine {
         }
         lock(&self.shared.commands).push(command);
         self.shared.wake();
+    }
+
+    /// True if the thread has looked at all that had arrived since the last question. Then the next question is put.
+    pub(super) fn has_caught_up(&self) -> bool {
+        let asked = self.shared.asked.load(Ordering::Relaxed);
+        if self.is_inherited() {
+            return true;
+        }
+        // Acquire: all that the thread wrote before its answer is seen.
+        if self.shared.answered.load(Ordering::Acquire) != asked {
+            return false;
+        }
+        self.shared.asked.store(asked + 1, Ordering::Release);
+        self.shared.wake();
+        true
     }
 
     /// Lets a connection's further lanes in from now on.
@@ -169,6 +191,39 @@ impl Spin {
     }
 }
 
+/// The look at all sources that answers a question whether the thread has caught up.
+#[derive(Default)]
+struct Round {
+    /// The question that it answers.
+    asked: u64,
+    /// Events that it takes at most: the system hands them out by turns, so each source has had one by then.
+    left: usize,
+}
+
+impl Round {
+    /// True while there is a question: its answer waits for no event.
+    fn is_open(&self, shared: &Shared) -> bool {
+        shared.asked.load(Ordering::Acquire) != shared.answered.load(Ordering::Relaxed)
+    }
+
+    /// So many events were taken and dealt with, of so many sources.
+    fn advance(&mut self, shared: &Shared, taken: usize, sources: usize) {
+        if !self.is_open(shared) {
+            return;
+        }
+        let asked = shared.asked.load(Ordering::Acquire);
+        if self.asked != asked {
+            // These events may be older than the question.
+            *self = Round { asked, left: sources };
+            return;
+        }
+        self.left = self.left.saturating_sub(taken);
+        if taken < EVENTS || self.left == 0 {
+            shared.answered.store(asked, Ordering::Release);
+        }
+    }
+}
+
 /// Something that events come from.
 enum Source {
     Door(DoorSource),
@@ -219,6 +274,7 @@ impl Progress {
         let mut busy = Instant::now();
         let mut ticked = busy;
         let mut needs_tick = false;
+        let mut round = Round::default();
         let mut spin = Spin { allowed_from: busy, restraint: RESTRAINT.0 };
         while !self.shared.stop.load(Ordering::Acquire) {
             let now = Instant::now();
@@ -230,7 +286,7 @@ impl Progress {
             if !is_spinning {
                 needs_tick = self.needs_tick();
             }
-            let wait = match (is_spinning, needs_tick) {
+            let wait = match (is_spinning || round.is_open(&self.shared), needs_tick) {
                 (true, _) => Some(Timespec { tv_sec: 0, tv_nsec: 0 }),
                 (false, true) => Some(Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as _ }),
                 (false, false) => None,
@@ -247,17 +303,20 @@ impl Progress {
             if is_spinning {
                 spin.looked(now, Instant::now());
             }
-            if events.is_empty() {
-                continue;
-            }
+            let taken = events.len();
             for event in events.drain(..) {
                 match event.data.u64() {
                     WAKE => self.obey(),
                     token => self.handle(token),
                 }
             }
-            busy = Instant::now();
+            round.advance(&self.shared, taken, self.sources.len());
+            if taken > 0 {
+                busy = Instant::now();
+            }
         }
+        // Peers that were let go at the very end are told why.
+        self.obey();
     }
 
     fn add(&mut self, source: Source, interest: epoll::EventFlags) {
@@ -320,6 +379,7 @@ impl Progress {
                 Command::Finish(channel, connection) => self.finish(channel, connection),
                 Command::Serve(socket, connection) => self.serve(socket, connection),
                 Command::Forget(connection) => self.forget(&connection),
+                Command::Part(connection, code) => self.part(&connection, code),
             }
         }
     }
@@ -352,6 +412,27 @@ impl Progress {
     fn forget(&mut self, connection: &Arc<Connection>) {
         lock(&self.shared.expected).remove(&connection.ours.ticket);
         self.remove_all(|source| source.connection().is_some_and(|other| Arc::ptr_eq(other, connection)));
+    }
+
+    /// Tells the peer of a connection that it is closed and why, on each lane that has nothing else under way. They are
+    /// kept until the peer has closed them, or for a while.
+    fn part(&mut self, connection: &Arc<Connection>, code: u64) {
+        lock(&self.shared.expected).remove(&connection.ours.ticket);
+        for place in 0..self.sources.len() {
+            let Some(source) = &mut self.sources[place].source else { continue };
+            if !source.connection().is_some_and(|other| Arc::ptr_eq(other, connection)) {
+                continue;
+            }
+            let is_told = match source {
+                Source::Lane(target) => target.close(code),
+                _ => false,
+            };
+            if is_told {
+                self.serve_lane(place);
+            } else {
+                self.remove(place);
+            }
+        }
     }
 
     fn remove_all(&mut self, which: impl Fn(&Source) -> bool) {
@@ -387,51 +468,54 @@ impl Progress {
         };
         match &mut entry.source {
             None => {}
-            Some(Source::Lane(target)) => match target.serve() {
-                Ok(turn) => {
-                    let sends = turn == Turn::Blocked || target.is_sending();
-                    self.wants(place, if sends { epoll::EventFlags::OUT } else { epoll::EventFlags::IN });
-                }
-                Err(broken) => {
-                    let connection = Arc::clone(target.connection());
-                    self.end(&connection, broken.0);
-                }
-            },
+            Some(Source::Lane(_)) => self.serve_lane(place),
             Some(Source::Finishing(..)) => {
                 if let Some(Source::Finishing(channel, connection)) = self.remove(place) {
                     self.finish(channel, connection);
                 }
             }
             Some(Source::Stranger(stranger)) => match stranger.hear(&self.shared) {
-                Heard::Silence { has_more_to_say } => {
-                    let out =
-                        if has_more_to_say { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-                    self.wants(place, epoll::EventFlags::IN | out);
-                }
+                Heard::Silence { has_more_to_say } => self.wants(place, interest(has_more_to_say)),
                 heard => {
                     let Some(Source::Stranger(stranger)) = self.remove(place) else { return };
-                    match stranger.settle(heard) {
-                        Ok(Some((socket, connection))) => self.serve(socket, connection),
-                        Ok(None) => {}
-                        Err(connection) => self.end(&connection, super::initiator::ENDED),
-                    }
+                    self.settle(stranger, heard);
                 }
             },
             Some(Source::Door(_)) => self.admit(place),
         }
     }
 
-    /// Lets newcomers in.
+    fn serve_lane(&mut self, place: usize) {
+        let Some(Source::Lane(target)) = &mut self.sources[place].source else { return };
+        match target.serve() {
+            Ok(turn) => {
+                let sends = turn == Turn::Blocked || target.is_sending();
+                self.wants(place, if sends { epoll::EventFlags::OUT } else { epoll::EventFlags::IN });
+            }
+            Err(broken) => {
+                let connection = Arc::clone(target.connection());
+                self.end(&connection, broken.0);
+            }
+        }
+    }
+
+    /// Does what follows from what a newcomer said.
+    fn settle(&mut self, stranger: Stranger, heard: Heard) {
+        match stranger.settle(heard) {
+            Ok(Some((socket, connection))) => self.serve(socket, connection),
+            Ok(None) => {}
+            Err(connection) => self.end(&connection, super::initiator::ENDED),
+        }
+    }
+
+    /// Accepts newcomers, at most so many whatever comes of them: the lanes of others wait meanwhile.
     fn admit(&mut self, place: usize) {
         for _ in 0..MAX_PENDING_HANDSHAKES {
             let Some(Source::Door(source)) = &mut self.sources[place].source else { return };
-            let door = Arc::clone(&source.door);
             match source.admit() {
-                Some(stranger) => {
-                    self.make_room(&door);
-                    self.add(Source::Stranger(stranger), epoll::EventFlags::IN);
-                }
-                None => {
+                Admitted::Newcomer(stranger) => self.greet(*stranger),
+                Admitted::Refused => {}
+                Admitted::Nothing => {
                     let pauses = source.is_paused();
                     let interest = if pauses { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
                     self.wants(place, interest);
@@ -441,33 +525,39 @@ impl Progress {
         }
     }
 
-    /// Drops the oldest stranger of a door if there are as many as there may be: those who say nothing cannot keep
-    /// those out who have something to say.
-    fn make_room(&mut self, door: &Arc<Door>) {
-        let mut count = 0;
-        let mut oldest = None::<(Instant, usize)>;
-        for (place, entry) in self.sources.iter().enumerate() {
-            if let Some(Source::Stranger(stranger)) = &entry.source
-                && Arc::ptr_eq(&stranger.door, door)
-            {
-                count += 1;
-                if oldest.is_none_or(|(since, _)| stranger.since < since) {
-                    oldest = Some((stranger.since, place));
-                }
-            }
+    /// Hears a newcomer for the first time: what it says first is mostly there already, and counts when one has to go.
+    fn greet(&mut self, mut stranger: Stranger) {
+        let heard = stranger.hear(&self.shared);
+        if let Heard::Silence { has_more_to_say } = heard {
+            self.make_room(&stranger.door);
+            self.add(Source::Stranger(stranger), interest(has_more_to_say));
+        } else {
+            self.settle(stranger, heard);
         }
-        if count >= MAX_PENDING_HANDSHAKES
-            && let Some((_, place)) = oldest
-        {
-            tracing::warn!(address = %door.address, "dropped the oldest of too many unfinished handshakes");
+    }
+
+    /// Drops a newcomer of a door if there are as many as there may be.
+    fn make_room(&mut self, door: &Arc<Door>) {
+        let newcomers = self.sources.iter().enumerate().filter_map(|(place, entry)| match &entry.source {
+            Some(Source::Stranger(stranger)) if Arc::ptr_eq(&stranger.door, door) => {
+                Some((place, stranger.channel.greetings()))
+            }
+            _ => None,
+        });
+        if newcomers.clone().count() < MAX_PENDING_HANDSHAKES {
+            return;
+        }
+        let chosen = victim(newcomers.clone().map(|(_, messages)| messages));
+        if let Some((place, _)) = chosen.and_then(|index| newcomers.clone().nth(index)) {
             self.remove(place);
+            door.refuse(&"there are too many unfinished handshakes");
         }
     }
 
     fn needs_tick(&self) -> bool {
         self.sources.iter().any(|entry| match &entry.source {
             Some(Source::Stranger(_)) => true,
-            Some(Source::Door(source)) => source.is_paused(),
+            Some(Source::Door(source)) => source.is_paused() || source.door.has_unlogged_refusals(),
             Some(Source::Lane(target)) => target.is_draining(),
             Some(Source::Finishing(..)) | None => false,
         })
@@ -478,11 +568,15 @@ impl Progress {
         for place in 0..self.sources.len() {
             match &self.sources[place].source {
                 Some(Source::Stranger(stranger)) if stranger.is_late(now) => {
-                    let address = &stranger.door.address;
-                    tracing::warn!(%address, "dropped a connection that said too little in time");
+                    stranger.door.refuse(&"it said too little in time");
                     self.remove(place);
                 }
-                Some(Source::Door(source)) if source.is_paused() => self.admit(place),
+                Some(Source::Door(source)) => {
+                    source.door.log_refusals();
+                    if source.is_paused() {
+                        self.admit(place);
+                    }
+                }
                 Some(Source::Lane(target)) if target.is_overdue(now) => {
                     let connection = Arc::clone(target.connection());
                     self.end(&connection, super::target::OFFENDED.0);
@@ -490,5 +584,69 @@ impl Progress {
                 _ => {}
             }
         }
+    }
+}
+
+/// The events that a newcomer is waited for with.
+fn interest(has_more_to_say: bool) -> epoll::EventFlags {
+    let out = if has_more_to_say { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+    epoll::EventFlags::IN | out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpStream;
+
+    use super::super::hello::Terms;
+    use super::super::wire::Response;
+    use super::*;
+
+    #[test]
+    fn a_thread_without_a_turn_has_not_caught_up_and_an_idle_one_has() {
+        let engine = Engine::start(Arc::default()).unwrap();
+        // The thread that is woken by the question waits for this.
+        let held = lock(&engine.shared.commands);
+        assert!(engine.has_caught_up(), "nothing was asked before");
+        for _ in 0..50 {
+            assert!(!engine.has_caught_up());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(held);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for _ in 0..3 {
+            while !engine.has_caught_up() {
+                assert!(Instant::now() < deadline, "a question is not answered");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_that_is_let_go_as_the_thread_ends_is_told_why() {
+        let engine = Engine::start(Arc::default()).unwrap();
+        let terms = || Terms { epoch: 1, ticket: [0; 16], grants: Vec::new() };
+        let connection = || Arc::new(Connection::new(terms(), Vec::new(), terms()));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let served = connection();
+        engine.tell(Command::Serve(Socket::new(stream), Arc::clone(&served)));
+        // The thread waits for this within a command, and looks whether it is to end right after that.
+        let held = lock(&engine.shared.expected);
+        engine.tell(Command::Forget(connection()));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !lock(&engine.shared.commands).is_empty() {
+            assert!(Instant::now() < deadline, "the thread takes no commands");
+            std::thread::yield_now();
+        }
+        engine.tell(Command::Part(served, 7));
+        engine.shared.stop.store(true, Ordering::Release);
+        drop(held);
+        drop(engine);
+        let mut bytes = Vec::new();
+        peer.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, Response::Closed { code: 7 }.encode());
     }
 }

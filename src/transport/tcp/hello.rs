@@ -22,7 +22,7 @@ use crate::mem::{Access, LocalSlice, RemoteKey};
 use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Offer, Received};
 
 /// Version of everything that travels, requests and responses too.
-const WIRE_VERSION: u32 = 2;
+const WIRE_VERSION: u32 = 3;
 
 const GRANT_BYTES: usize = 32;
 const TERMS_BYTES: usize = 40;
@@ -388,7 +388,7 @@ mod tests {
         let mut bytes = sample();
         bytes[0] = 9;
         let text = Hello::decode(&bytes).unwrap_err().to_string();
-        assert!(text.contains("version 9") && text.contains("speaks 2"), "{text}");
+        assert!(text.contains("version 9") && text.contains("speaks 3"), "{text}");
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub(super) struct Broken(pub(super) &'static str);
 
 pub(super) const REFUSED: &str = "the peer refused a request";
 pub(super) const ENDED: &str = "the peer process ended or closed the connection";
+pub(super) const CLOSED: &str = "the peer closed the connection and said why";
 pub(super) const SILENT: &str =
     "the peer has not answered for seconds: its host or the network between is down";
 pub(super) const PROTOCOL: &str = "the peer broke the protocol";
@@ -91,6 +92,8 @@ pub(super) struct Initiator {
     begin: usize,
     end: usize,
     refused: Option<u64>,
+    /// Why the peer has closed the connection, if it said so.
+    close_code: Option<u64>,
     broken: Option<Broken>,
 }
 
@@ -120,6 +123,7 @@ impl Initiator {
             begin: 0,
             end: 0,
             refused: None,
+            close_code: None,
             broken: None,
         }
     }
@@ -127,6 +131,10 @@ impl Initiator {
     #[inline]
     pub(super) fn broken(&self) -> Option<Broken> {
         self.broken
+    }
+
+    pub(super) fn close_code(&self) -> Option<u64> {
+        self.close_code
     }
 
     /// Ends the lane, after what the peer had already answered is taken in.
@@ -435,6 +443,10 @@ impl Initiator {
                 self.done = sequence - 1;
                 self.refused = Some(sequence);
                 return Err(Broken(REFUSED));
+            }
+            Response::Closed { code } => {
+                self.close_code = Some(code);
+                return Err(Broken(CLOSED));
             }
         }
         Ok(())

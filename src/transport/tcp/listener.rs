@@ -11,7 +11,7 @@ use super::hello::{self, Hello, lanes};
 use crate::channel;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
-use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received};
+use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, listen};
 
 /// Where peers arrive over TCP.
 pub struct TcpListener {
@@ -30,9 +30,11 @@ impl TcpListener {
         terms: channel::Terms,
         queue_depth: usize,
     ) -> Result<TcpListener, ConnectError> {
+        if !terms.allow(address) {
+            return Err(ConnectError::NeedsSecret { address: Address::Tcp(address) });
+        }
         let failed = |source: std::io::Error| ConnectError::cannot_listen(Address::Tcp(address), source);
-        let socket = std::net::TcpListener::bind(address).map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
+        let socket = listen(address).map_err(failed)?;
         let address = Address::Tcp(socket.local_addr().map_err(failed)?);
         let copy = socket.try_clone().map_err(failed)?;
         let door = Arc::new(Door::new(address, terms));
@@ -47,6 +49,10 @@ impl Listener for TcpListener {
 
     fn address(&self) -> Address {
         self.door.address.clone()
+    }
+
+    fn has_caught_up(&mut self) -> bool {
+        self.engine.has_caught_up()
     }
 
     /// The progress thread moves the handshakes on, by its own clock.

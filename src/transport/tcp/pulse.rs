@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::connection::{Connection, words};
 use super::hello::Lane;
-use super::initiator::{ENDED, PROTOCOL, REFUSED, reason};
+use super::initiator::{CLOSED, ENDED, PROTOCOL, REFUSED, reason};
 use super::socket::{Moved, Socket};
 use super::wire::{Encoded, RESPONSE_BYTES, Response};
 use crate::mem::{RemoteSlice, VolatileSlice};
@@ -21,11 +21,13 @@ pub(super) struct Pulse {
     sequence: u64,
     /// A beat that is on its way, and how much of it is sent.
     under_way: Option<(Encoded, usize)>,
+    /// Why the peer has closed the connection, if it said so here.
+    close_code: Option<u64>,
 }
 
 impl Pulse {
     pub(super) fn new(connection: Arc<Connection>, socket: Option<Socket>) -> Pulse {
-        Pulse { connection, socket, sequence: 0, under_way: None }
+        Pulse { connection, socket, sequence: 0, under_way: None, close_code: None }
     }
 
     pub(super) fn set(&mut self, word: &RemoteSlice, value: u64) -> Result<(), Disconnected> {
@@ -77,13 +79,22 @@ impl Pulse {
         match socket.receive(None, &mut buffer) {
             Ok(Moved::Nothing) => {}
             Ok(Moved::Bytes(bytes)) => {
-                // It was asked for no answers, so the only one that it gives is a refusal.
-                let is_refusal =
-                    matches!(Response::decode(&buffer[..bytes]), Ok(Some(Response::Refused { .. })));
-                self.connection.fail(if is_refusal { REFUSED } else { PROTOCOL });
+                // It was asked for no answers: all that it can say ends the connection.
+                self.connection.fail(match Response::decode(&buffer[..bytes]) {
+                    Ok(Some(Response::Refused { .. })) => REFUSED,
+                    Ok(Some(Response::Closed { code })) => {
+                        self.close_code = Some(code);
+                        CLOSED
+                    }
+                    _ => PROTOCOL,
+                });
             }
             Err(error) => self.connection.fail(reason(&error).0),
         }
+    }
+
+    pub(super) fn close_code(&self) -> Option<u64> {
+        self.close_code
     }
 
     /// Ends the lane, and the beacons with it.

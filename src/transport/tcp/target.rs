@@ -62,7 +62,7 @@ enum State {
     Payload { place: Place, received: usize, answer: bool },
     /// In the payload of an answer.
     Answering { place: Place, sent: usize },
-    /// A request was refused.
+    /// A request was refused, or the connection is closed.
     Draining { until: Instant, bytes: usize },
 }
 
@@ -353,6 +353,25 @@ impl Target {
             "refused a request of a tcp peer: unknown key, range outside of the grant, or a right that was not granted"
         );
         self.answer(Response::Refused { sequence: self.sequence });
+        self.drain();
+    }
+
+    /// Tells the peer that the connection is closed, and takes nothing of it from now on. False if there is an answer
+    /// under way, which this cannot interrupt.
+    pub(super) fn close(&mut self, code: u64) -> bool {
+        match self.state {
+            State::Answering { .. } => return false,
+            State::Draining { .. } => {}
+            State::Header | State::Payload { .. } => {
+                self.tell();
+                self.answer(Response::Closed { code });
+                self.drain();
+            }
+        }
+        true
+    }
+
+    fn drain(&mut self) {
         self.state = State::Draining { until: Instant::now() + DRAIN_TIME, bytes: 0 };
     }
 

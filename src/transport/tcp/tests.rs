@@ -17,6 +17,7 @@ use crate::transport::{
     CompletionError, Connecting, Endpoint, Incoming, Inline, Listener, Operation, PostError, Received,
     WorkRequest,
 };
+use rustix::event::{PollFd, PollFlags};
 
 const NOW: Instant = Instant::ORIGIN;
 const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
@@ -148,7 +149,7 @@ fn another_wire_version_is_told_which_one_is_spoken_here() {
     channel.send(&bytes).unwrap();
     let answer = wait_for("an answer", || channel.poll().unwrap());
     let Ok(Hello::Refuse(reason)) = Hello::decode(&answer) else { panic!("a refusal") };
-    assert!(reason.contains("version 99") && reason.contains("speaks 2"), "{reason}");
+    assert!(reason.contains("version 99") && reason.contains("speaks 3"), "{reason}");
 }
 
 #[test]
@@ -162,14 +163,63 @@ fn two_hundred_half_open_strangers_do_not_keep_an_honest_peer_out() {
     drop(silent);
 }
 
-#[test]
-fn a_stranger_has_five_seconds_and_no_more() {
+/// A listening socket as the progress thread has it, and where it listens.
+fn source() -> (door::DoorSource, SocketAddr) {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    socket.set_nonblocking(true).unwrap();
     let address = socket.local_addr().unwrap();
     let terms = channel::Terms::new(channel::Purpose::Transport);
-    let mut source = door::DoorSource::new(socket, Arc::new(door::Door::new(Address::Tcp(address), terms)));
+    (door::DoorSource::new(socket, Arc::new(door::Door::new(Address::Tcp(address), terms))), address)
+}
+
+/// The progress thread looks 64 times in a row.
+#[test]
+fn one_look_accepts_one_connection_though_it_comes_to_nothing() {
+    let (mut source, address) = source();
+    for _ in 0..100 {
+        // Reset before it is looked at: the system no longer knows who connected.
+        let stream = socket2::Socket::from(TcpStream::connect(address).unwrap());
+        stream.set_linger(Some(Duration::ZERO)).unwrap();
+    }
+    for _ in 0..100 {
+        assert!(matches!(source.admit(), door::Admitted::Refused));
+    }
+    assert!(matches!(source.admit(), door::Admitted::Nothing));
+}
+
+#[test]
+fn silent_connections_do_not_push_out_a_slow_peer_that_has_begun() {
+    let listener = listen(&Tcp::new());
+    let mut channel =
+        Channel::connect(address_of(&listener), &channel::Terms::new(Purpose::Transport)).unwrap();
+    // It is connected, and says its first message.
+    assert_eq!(channel.poll().unwrap(), None);
+    wait_for("an answer, which it does not look at", || {
+        let mut sockets = [PollFd::new(&channel, PollFlags::IN)];
+        rustix::event::poll(&mut sockets, Some(&rustix::time::Timespec::default())).ok().filter(|n| *n > 0)
+    });
+    let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(address_of(&listener)).unwrap()).collect();
+    silent.iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+    wait_for("all but 64 to be dropped", || {
+        let is_open = |mut stream: &TcpStream| {
+            stream.read(&mut [0; 1]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+        };
+        (silent.iter().filter(|stream| is_open(stream)).count() <= 64).then_some(())
+    });
+    wait_for("the greeting", || {
+        assert_eq!(channel.poll().expect("it was not dropped"), None);
+        channel.is_open().then_some(())
+    });
+}
+
+#[test]
+fn a_stranger_has_five_seconds_and_no_more() {
+    let (mut source, address) = source();
     let _silent = TcpStream::connect(address).unwrap();
-    let stranger = wait_for("the stranger", || source.admit());
+    let stranger = wait_for("the stranger", || match source.admit() {
+        door::Admitted::Newcomer(stranger) => Some(stranger),
+        door::Admitted::Refused | door::Admitted::Nothing => None,
+    });
     let limit = Duration::from_secs(5);
     assert!(!stranger.is_late(stranger.since + (limit - Duration::from_nanos(1))));
     assert!(stranger.is_late(stranger.since + limit));
@@ -199,6 +249,19 @@ fn who_does_not_know_the_secret_is_not_let_in() {
         assert!(listener.poll(NOW).is_none());
     }
     honest_peers_are_served(&tcp, &mut listener);
+}
+
+#[test]
+fn without_a_secret_nothing_listens_beyond_loopback() {
+    for beyond in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0", "[::ffff:192.0.2.1]:0"] {
+        let error = Tcp::new().listen(&beyond.parse().unwrap()).err().expect("refused");
+        assert!(matches!(error, ConnectError::NeedsSecret { .. }), "{error}");
+        assert!(error.to_string().contains("SLACKLINE_SECRET_FILE"), "{error}");
+    }
+    for within in ["127.0.0.1:0", "127.9.9.9:0", "[::ffff:127.0.0.1]:0"] {
+        Tcp::new().listen(&within.parse().unwrap()).unwrap();
+    }
+    Tcp::with_secret(Secret::random().unwrap()).listen(&"0.0.0.0:0".parse().unwrap()).unwrap();
 }
 
 #[test]
@@ -287,6 +350,52 @@ fn requests_outside_of_the_grant_are_refused_one_by_one_and_change_nothing() {
         assert!(gone.reason.contains("not granted"), "{gone}");
         assert_eq!(region.as_volatile().load_u64(0), 0, "offence {index}");
     }
+    honest_peers_are_served(&tcp, &mut listener);
+}
+
+#[test]
+fn a_peer_hears_why_its_connection_is_closed_behind_what_was_under_way() {
+    let tcp = Tcp::new();
+    let mut listener = listen(&tcp);
+    let region = tcp.allocate(4096, ALL).unwrap();
+    let mut raw = Raw::connect(&mut listener, offer(vec![region.whole()]));
+    let good = Request { offset: 16, ..raw.request(1) };
+    raw.send(&good);
+    assert_eq!(raw.response(), Response::Done { sequence: 1 });
+    // In the middle of a write.
+    let write = Request { kind: Kind::Write, count: 0, bytes: 4096, ..raw.request(2) };
+    raw.send(&write);
+    let Raw { mut stream, theirs, server } = raw;
+    server.close(7);
+    let mut bytes = [0; RESPONSE_BYTES];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(Response::decode(&bytes), Ok(Some(Response::Closed { code: 7 })));
+    // What it goes on to write goes nowhere.
+    stream.write_all(&[1; 4096]).unwrap();
+    let grant = &theirs.grants[0];
+    let to = RemoteSlice { key: grant.key, offset: grant.offset, len: 8 };
+    let behind = Request { answer: true, ..connection::words(3, theirs.epoch, &to, &[666]) };
+    stream.write_all(behind.encode().as_bytes()).unwrap();
+    assert!(!matches!(stream.read(&mut [0; 1]), Ok(1)), "it is answered");
+    assert_eq!(region.as_volatile().load_u64(0), 0);
+    honest_peers_are_served(&tcp, &mut listener);
+}
+
+#[test]
+fn a_peer_that_takes_no_answers_hears_why_its_connection_is_closed() {
+    let tcp = Tcp::new();
+    let mut listener = listen(&tcp);
+    // More than any buffer between the two holds.
+    let region = tcp.allocate(64 << 20, ALL).unwrap();
+    let (mut client, server, received) = pair(&tcp, &mut listener, offer(vec![region.whole()]));
+    let local = tcp.allocate(64 << 20, Access::LOCAL).unwrap().whole();
+    let operation = Operation::Read { local, remote: received.grants[0], streaming: Streaming::Never };
+    client.post(&[WorkRequest::signalled(1, operation)]).unwrap();
+    // By then the answer has begun, and stands still.
+    std::thread::sleep(Duration::from_millis(200));
+    server.close(7);
+    let read = wait_for("the end of the read", || client.poll());
+    assert_eq!((read.result, client.close_code()), (Err(CompletionError::Flushed), Some(7)));
     honest_peers_are_served(&tcp, &mut listener);
 }
 

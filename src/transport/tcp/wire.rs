@@ -15,11 +15,12 @@
 //! payload   write: as many bytes as the range is long
 //!
 //! response  0  u32 checksum
-//!  24 bytes 4  u8  kind       1 done, 2 data, 3 value, 4 refused, 5 short data
+//!  24 bytes 4  u8  kind       1 done, 2 data, 3 value, 4 refused, 5 short data, 6 closed
 //!           5  3 bytes zero
-//!           8  u64 sequence   this request and all before it are done (refused: all before it)
+//!           8  u64 sequence   this request and all before it are done (refused: all before it; closed: 0)
 //!          16  u64 value      data: length of the payload that follows; value: what the word was;
-//!                             short data: its length, and above it 32 bits of the payload's checksum
+//!                             short data: its length, and above it 32 bits of the payload's checksum;
+//!                             closed: a code of the layer above that says why
 //! ```
 //!
 //! A header that was changed on its way ends the connection: TCP's own checksum has 16 bits, and a header says where in
@@ -178,6 +179,8 @@ pub(super) enum Response {
     Value { sequence: u64, before: u64 },
     /// This request is refused, and nothing behind it was looked at.
     Refused { sequence: u64 },
+    /// The target closes the connection, for a reason that the layer above has given this code.
+    Closed { code: u64 },
 }
 
 impl Response {
@@ -191,6 +194,7 @@ impl Response {
             Response::ShortData { sequence, bytes, checksum } => {
                 (5, sequence, u64::from(bytes) | u64::from(checksum) << 32)
             }
+            Response::Closed { code } => (6, 0, code),
         };
         let mut bytes = [0; RESPONSE_BYTES];
         bytes[4] = kind;
@@ -218,6 +222,7 @@ impl Response {
                 let (bytes, checksum) = (value as u32, (value >> 32) as u32);
                 Ok(Some(Response::ShortData { sequence, bytes, checksum }))
             }
+            (6, code) if sequence == 0 => Ok(Some(Response::Closed { code })),
             _ => Err(WireError("a response of an unknown kind")),
         }
     }
@@ -317,6 +322,7 @@ pub(crate) fn header_samples() -> Vec<Vec<u8>> {
         Response::Value { sequence: 5, before: 6 },
         Response::Refused { sequence: 7 },
         Response::ShortData { sequence: 8, bytes: 64, checksum: 9 },
+        Response::Closed { code: 2 },
     ];
     requests.into_iter().chain(responses.map(|response| response.encode().to_vec())).collect()
 }
@@ -362,12 +368,13 @@ mod tests {
         }
 
         #[test]
-        fn a_response_that_was_encoded_is_decoded(kind in 0..5, sequence: u64, value: u64) {
+        fn a_response_that_was_encoded_is_decoded(kind in 0..6, sequence: u64, value: u64) {
             let response = match kind {
                 0 => Response::Done { sequence },
                 1 => Response::Data { sequence, bytes: value },
                 2 => Response::Value { sequence, before: value },
                 3 => Response::ShortData { sequence, bytes: value as u32, checksum: (value >> 32) as u32 },
+                4 => Response::Closed { code: value },
                 _ => Response::Refused { sequence },
             };
             let bytes = response.encode();

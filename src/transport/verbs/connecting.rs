@@ -142,4 +142,11 @@ impl Connecting for VerbsConnecting {
             }
         }
     }
+
+    fn is_accepted(&self) -> bool {
+        match &self.state {
+            Some(State { link, .. }) => link.peer_address().is_ok(),
+            None => true,
+        }
+    }
 }

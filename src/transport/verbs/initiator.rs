@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Mutex, PoisonError};
 
 use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
 use super::region::ProtectionDomain;
@@ -40,7 +41,7 @@ enum EntryKind {
 
 /// The requests of one side, on a queue pair of their own.
 pub(super) struct Initiator {
-    /// Dropped first: after that the device touches none of the memory that the entries hold.
+    /// Destroyed first: after that the device touches none of the memory that the entries hold.
     pair: QueuePair,
     /// What was posted and not yet told of, the oldest first. Its capacity is the queue's depth.
     entries: VecDeque<Entry>,
@@ -382,20 +383,16 @@ impl Initiator {
     #[inline]
     fn ring(&mut self, parts: usize) -> Result<(), PostError> {
         debug_assert_eq!((self.requests.len(), self.pieces.len()), (parts, parts));
-        let first = self.requests.as_mut_ptr();
-        for (index, (request, piece)) in self.requests.iter_mut().zip(&mut self.pieces).enumerate() {
+        for (request, piece) in self.requests.iter_mut().zip(&mut self.pieces) {
             request.sg_list = piece;
-            let is_last = index + 1 == parts;
-            // One past the last is never followed.
-            request.next = if is_last { std::ptr::null_mut() } else { first.wrapping_add(index + 1) };
         }
         // What this process wrote before comes before what the device reads.
         fence(Ordering::Release);
-        // SAFETY: the chain was linked just now inside a vector that is not touched during the call, and so are the
-        // pieces, each inside a region of this domain (checked in `post`; the cells are of it, too; what is registered
-        // in the first rail's is in those of all others). The entries hold the regions until the device has given the
-        // requests back, or until after the queue pair is destroyed. The cell of an entry is used again only by the
-        // entry that takes its place in the ring.
+        // SAFETY: the lists of pieces were named just now, in a vector that is not touched before the end of the call.
+        // Each piece lies inside a region of this domain (checked in `post`; the cells are of it, too; what is
+        // registered in the first rail's is in those of all others). The entries hold the regions until the device has
+        // given the requests back, or until after the queue pair is destroyed. The cell of an entry is used again only
+        // by the entry that takes its place in the ring.
         let posted = unsafe { self.pair.post(&mut self.requests) };
         posted.map_err(|count| {
             // Part of the batch may be on its way, which all or nothing does not allow: this is the end.
@@ -495,6 +492,20 @@ impl Initiator {
     fn tell_failure(&mut self) -> CompletionError {
         let is_first = !std::mem::replace(&mut self.is_failure_told, true);
         self.failure.filter(|_| is_first).unwrap_or(CompletionError::Flushed)
+    }
+}
+
+/// What the requests of queue pairs that could not be destroyed hold. The device may go on to read and write it, so it
+/// is never given back.
+static KEPT: Mutex<Vec<(VecDeque<Entry>, MemoryRegion)>> = Mutex::new(Vec::new());
+
+impl Drop for Initiator {
+    fn drop(&mut self) {
+        if self.pair.destroy() || self.entries.is_empty() {
+            return;
+        }
+        let kept = (std::mem::take(&mut self.entries), self.cells.clone());
+        KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
     }
 }
 

@@ -13,10 +13,11 @@ use super::hello::{Hello, HelloError, Place, Terms};
 use super::pairs::{Posting, Serving, connect, further};
 use super::{Shared, check_offer};
 use crate::channel::Channel;
-use crate::mem::ForkGuard;
+use crate::mem::{ForkGuard, LocalSlice};
 use crate::time::Instant;
 use crate::transport::{
     Address, ConnectError, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer, Received,
+    Refusals, listen, victim,
 };
 
 /// Where peers arrive. Handshakes go over TCP.
@@ -27,6 +28,7 @@ pub struct VerbsListener {
     pending: Vec<Pending>,
     /// True while the system lets nobody in, so that this is logged once.
     cannot_accept: bool,
+    refusals: Refusals,
     /// What peers ring, once somebody wants to sleep here.
     bell: Option<Arc<Bell>>,
     guard: ForkGuard,
@@ -44,9 +46,11 @@ struct Pending {
 impl VerbsListener {
     pub(super) fn new(shared: &Arc<Shared>, address: SocketAddr) -> Result<VerbsListener, ConnectError> {
         shared.check_own("listen", &Address::Verbs(address))?;
+        if !shared.terms().allow(address) {
+            return Err(ConnectError::NeedsSecret { address: Address::Verbs(address) });
+        }
         let failed = |source: io::Error| ConnectError::cannot_listen(Address::Verbs(address), source);
-        let socket = TcpListener::bind(address).map_err(failed)?;
-        socket.set_nonblocking(true).map_err(failed)?;
+        let socket = listen(address).map_err(failed)?;
         let address = Address::Verbs(socket.local_addr().map_err(failed)?);
         Ok(VerbsListener {
             shared: Arc::clone(shared),
@@ -54,12 +58,13 @@ impl VerbsListener {
             address,
             pending: Vec::new(),
             cannot_accept: false,
+            refusals: Refusals::default(),
             bell: None,
             guard: ForkGuard::new(),
         })
     }
 
-    /// Lets newcomers in. With as many as there may be, the oldest goes: strangers who say nothing keep nobody out.
+    /// Accepts newcomers, at most so many whatever comes of them: the owner has more to do.
     fn admit(&mut self, now: Instant) {
         for _ in 0..MAX_PENDING_HANDSHAKES {
             let stream = match self.socket.accept() {
@@ -77,17 +82,31 @@ impl VerbsListener {
                 },
             };
             match Channel::accept(stream, &self.shared.terms()) {
-                Ok(link) => {
-                    if self.pending.len() >= MAX_PENDING_HANDSHAKES {
-                        tracing::warn!(address = %self.address, "dropped the oldest of too many strangers");
-                        self.pending.remove(0);
-                    }
-                    self.pending.push(Pending { link, since: now });
-                }
-                Err(error) => tracing::warn!(address = %self.address, %error, "turned a connection away"),
+                Ok(link) => self.keep(Pending { link, since: now }),
+                Err(error) => self.refuse(&error),
             }
         }
         self.cannot_accept = false;
+    }
+
+    /// Keeps a newcomer, in place of another one if there are too many.
+    fn keep(&mut self, mut pending: Pending) {
+        // Its first message is mostly there already, and counts when one has to go. It says nothing more before it is
+        // answered.
+        if let Err(error) = pending.link.poll() {
+            return self.refuse(&error);
+        }
+        if self.pending.len() >= MAX_PENDING_HANDSHAKES
+            && let Some(index) = victim(self.pending.iter().map(|pending| pending.link.greetings()))
+        {
+            self.pending.remove(index);
+            self.refuse(&"there are too many unfinished handshakes");
+        }
+        self.pending.push(pending);
+    }
+
+    fn refuse(&mut self, reason: &dyn std::fmt::Display) {
+        self.refusals.add(&self.address, reason);
     }
 }
 
@@ -149,6 +168,7 @@ impl Listener for VerbsListener {
         }
         self.shared.take_events();
         self.admit(now);
+        self.refusals.log(&self.address);
         let mut index = 0;
         while let Some(pending) = self.pending.get_mut(index) {
             match pending.hear() {
@@ -161,16 +181,17 @@ impl Listener for VerbsListener {
                         theirs,
                         address: self.address.clone(),
                         bell: self.bell.clone(),
+                        made: None,
                     });
                 }
                 Ok(None) if now.saturating_since(pending.since) < HANDSHAKE_TIMEOUT => index += 1,
                 Ok(None) => {
-                    tracing::warn!(address = %self.address, "dropped a connection that said nothing in time");
                     self.pending.remove(index);
+                    self.refuse(&"it said too little in time");
                 }
                 Err(error) => {
-                    tracing::warn!(address = %self.address, error, "dropped a connection");
                     self.pending.remove(index);
+                    self.refuse(&error);
                 }
             }
         }
@@ -195,13 +216,22 @@ pub struct VerbsIncoming {
     theirs: Terms,
     address: Address,
     bell: Option<Arc<Bell>>,
+    /// This side of the connection, once it was made.
+    made: Option<Result<Made, ConnectError>>,
 }
 
+/// One side of a connection, and what the other one is to be told of it.
+type Made = (Option<Posting>, Option<Serving>, Terms);
+
 impl VerbsIncoming {
-    /// Makes this side and connects it to the other; what it is to be told.
-    fn make(&self, offer: &mut Offer) -> Result<(Option<Posting>, Option<Serving>, Terms), ConnectError> {
+    fn check(&self, offer: &Offer) -> Result<(), ConnectError> {
+        check_offer(offer).map_err(|reason| ConnectError::Offer { address: self.address.clone(), reason })
+    }
+
+    /// Makes this side and connects it to the other.
+    fn make(&self, offer: &Offer) -> Result<Made, ConnectError> {
+        self.check(offer)?;
         let at = &self.address;
-        check_offer(offer).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         // The way of the packets, which need not be that of the handshake.
         let peer = |theirs: &Place| match theirs.is_infiniband {
             true => self.link.peer_address().ok().map(|address| address.ip()),
@@ -224,8 +254,7 @@ impl VerbsIncoming {
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let make = || {
             let posting = self.theirs.serving.map(|_| Posting::new(&self.shared, rails)).transpose()?;
-            let (slices, bell) = (std::mem::take(&mut offer.grants), self.bell.as_ref());
-            let serving = Serving::new(&self.shared, rails, slices, bell)?;
+            let serving = Serving::new(&self.shared, rails, offer.grants.clone(), self.bell.as_ref())?;
             connect(&paths, posting.as_ref(), serving.as_ref(), &self.theirs)?;
             io::Result::Ok((posting, serving))
         };
@@ -246,8 +275,16 @@ impl Incoming for VerbsIncoming {
         &self.received
     }
 
-    fn accept(mut self, mut offer: Offer) -> Result<VerbsEndpoint, ConnectError> {
-        let (posting, serving, ours) = match self.make(&mut offer) {
+    fn prepare(&mut self, grants: &[LocalSlice]) {
+        self.made = Some(self.make(&Offer { message: Vec::new(), grants: grants.to_vec() }));
+    }
+
+    fn accept(mut self, offer: Offer) -> Result<VerbsEndpoint, ConnectError> {
+        let made = match self.made.take() {
+            Some(made) => self.check(&offer).and(made),
+            None => self.make(&offer),
+        };
+        let (posting, serving, ours) = match made {
             Ok(made) => made,
             Err(error) => {
                 match &error {

@@ -82,6 +82,7 @@ pub(super) struct QueuePair {
     pub(super) receives: u16,
     /// Those that were posted anew, until the peer is told.
     renewed: AtomicU16,
+    is_destroyed: bool,
     // Dropped in this order, after the queue pair itself.
     completions: CompletionQueue,
     domain: Arc<ProtectionDomain>,
@@ -170,6 +171,7 @@ impl QueuePair {
             will_tell: AtomicBool::new(false),
             receives: sizes.max_recv_wr as u16,
             renewed: AtomicU16::new(0),
+            is_destroyed: false,
             completions,
             domain: Arc::clone(domain),
         })
@@ -279,10 +281,11 @@ impl QueuePair {
         while count > 0 {
             let mut receives = [sys::ibv_recv_wr::default(); RECEIVES_AT_ONCE];
             let length = count.min(RECEIVES_AT_ONCE);
+            // The pointer that all links are made of, and no reference to the array after it.
             let first = receives.as_mut_ptr();
-            for (index, receive) in receives[..length].iter_mut().enumerate() {
-                let is_last = index + 1 == length;
-                receive.next = if is_last { std::ptr::null_mut() } else { first.wrapping_add(index + 1) };
+            for index in 1..length {
+                // SAFETY: both lie inside the array, which is longer than `length - 1`. The last one's link is null.
+                unsafe { (*first.add(index - 1)).next = first.add(index) };
             }
             let mut bad = std::ptr::null_mut();
             // SAFETY: the queue pair lives; the chain was linked just now in an array that outlives the call, and names
@@ -346,17 +349,22 @@ impl QueuePair {
         self.completions.serial
     }
 
-    /// Posts a chain of requests with one doorbell. In an error, how many were posted all the same.
+    /// Posts requests as one chain, with one doorbell. In an error, how many were posted all the same.
     ///
     /// # Safety
     ///
-    /// Each request's `next` is the one after it in `requests`, null at the end. Each list of pieces can be read during
+    /// Each request's `next` is null. Each list of pieces can be read during
     /// the call, and names memory that is registered in this queue pair's domain and stays so until the request has
     /// completed or the queue pair is gone.
     #[inline]
     pub(super) unsafe fn post(&self, requests: &mut [sys::ibv_send_wr]) -> Result<(), usize> {
         let mut bad = std::ptr::null_mut();
+        // The pointer that all links are made of, and no reference to the requests after it.
         let first = requests.as_mut_ptr();
+        for index in 1..requests.len() {
+            // SAFETY: both lie inside the slice.
+            unsafe { (*first.add(index - 1)).next = first.add(index) };
+        }
         // SAFETY: the queue pair lives, and the rest is the caller's promise.
         let errno = unsafe { sys::inline::post_send(self.raw.as_ptr(), first, &raw mut bad) };
         if errno == 0 {
@@ -398,19 +406,25 @@ fn address(path: &Path) -> sys::ibv_ah_attr {
     address
 }
 
+impl QueuePair {
+    /// Destroys it; nothing else may be asked of it afterwards. False if that failed: the device may go on to use the
+    /// memory of its requests.
+    pub(super) fn destroy(&mut self) -> bool {
+        if self.domain.device.is_inherited() || std::mem::replace(&mut self.is_destroyed, true) {
+            return true;
+        }
+        // SAFETY: it is destroyed once, as noted just now. When the call returns in success the device touches no
+        // memory for it any more, and no event of it is left to be told.
+        let errno = unsafe { (self.domain.device.library.destroy_qp)(self.raw.as_ptr()) };
+        if errno != 0 {
+            tracing::warn!(device = self.domain.device.name, errno, "a queue pair could not be destroyed");
+        }
+        errno == 0
+    }
+}
+
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        if !self.domain.device.is_inherited() {
-            // SAFETY: it is destroyed once. When the call returns in success the device touches no memory for it any
-            // more, and no event of it is left to be told.
-            let errno = unsafe { (self.domain.device.library.destroy_qp)(self.raw.as_ptr()) };
-            if errno != 0 {
-                tracing::warn!(
-                    device = self.domain.device.name,
-                    errno,
-                    "a queue pair could not be destroyed"
-                );
-            }
-        }
+        self.destroy();
     }
 }

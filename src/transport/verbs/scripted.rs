@@ -21,10 +21,13 @@ thread_local! {
         // SAFETY: null pointers, null functions, numbers, and a mutex that is never locked.
         let mut context: Box<sys::ibv_context> = unsafe { Box::new(std::mem::zeroed()) };
         context.ops.poll_cq = Some(poll_cq);
+        context.ops.post_send = Some(post_send);
         context
     };
     /// The queue pairs of this thread that live.
     static PAIRS: RefCell<Vec<*mut sys::ibv_qp>> = const { RefCell::new(Vec::new()) };
+    /// The error number with which queue pairs of this thread are destroyed; 0 is success.
+    static DESTROYING: Cell<c_int> = const { Cell::new(0) };
     /// What the device will tell this thread.
     static EVENTS: RefCell<VecDeque<sys::ibv_async_event>> = const { RefCell::new(VecDeque::new()) };
     /// Events that were told and not yet acknowledged.
@@ -133,6 +136,11 @@ pub(super) fn tell_of_port(event_type: sys::ibv_event_type) {
     EVENTS.with_borrow_mut(|events| events.push_back(event));
 }
 
+/// From now on, destroying a queue pair of this thread ends with this error number.
+pub(super) fn destroy_with(errno: c_int) {
+    DESTROYING.set(errno);
+}
+
 /// Events that were not yet taken, and those that were and are not yet acknowledged.
 pub(super) fn pending_events() -> (usize, usize) {
     (EVENTS.with_borrow(VecDeque::len), OPEN_EVENTS.get())
@@ -220,8 +228,17 @@ unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
 
 unsafe extern "C" fn destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
     PAIRS.with_borrow_mut(|pairs| pairs.retain(|pair| *pair != qp));
-    // SAFETY: made by `create_qp`, and destroyed once.
+    // SAFETY: made by `create_qp`, and destroyed once, whether it is said to have failed or not.
     drop(unsafe { Box::from_raw(qp) });
+    DESTROYING.get()
+}
+
+/// Takes all requests, and completes none.
+unsafe extern "C" fn post_send(
+    _: *mut sys::ibv_qp,
+    _: *mut sys::ibv_send_wr,
+    _: *mut *mut sys::ibv_send_wr,
+) -> c_int {
     0
 }
 

@@ -4,7 +4,8 @@ use super::device::{Breakage, Device};
 use super::hello::Pair;
 use super::scripted::{self, device, gid, info};
 use super::*;
-use crate::transport::{Connecting, Endpoint, Incoming, Listener};
+use crate::mem::{Buffer, RemoteKey, RemoteSlice, Streaming};
+use crate::transport::{Connecting, Endpoint, Incoming, Listener, Operation, WorkRequest};
 use std::task::Poll;
 
 /// A rail over a device that answers so many READs and atomics, and has so many under way.
@@ -59,6 +60,31 @@ fn no_side_has_more_reads_under_way_than_the_other_answers_whoever_has_less() {
     }
 }
 
+/// The transport over the device.
+fn verbs(secret: Option<Secret>) -> Verbs {
+    Verbs {
+        shared: Arc::new(Shared {
+            rails: vec![rail(16, 16, 16)],
+            queue_depth: 4,
+            inline_bytes: 64,
+            first_packet: None,
+            atomics: AtomicDomain::None,
+            atomics_fault: None,
+            secret,
+            trespasses: AtomicU64::new(0),
+        }),
+    }
+}
+
+#[test]
+fn without_a_secret_nothing_listens_beyond_loopback() {
+    let everywhere = Address::Verbs(([0, 0, 0, 0], 0).into());
+    let error = verbs(None).listen(&everywhere).err().expect("refused");
+    assert!(matches!(error, ConnectError::NeedsSecret { .. }), "{error}");
+    assert!(error.to_string().contains("SLACKLINE_SECRET_FILE"), "{error}");
+    verbs(Some(Secret::random().unwrap())).listen(&everywhere).unwrap();
+}
+
 /// Both ends of a new connection through the device, each of which grants something.
 fn connection(verbs: &Verbs) -> [VerbsEndpoint; 2] {
     let region = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
@@ -81,18 +107,7 @@ fn connection(verbs: &Verbs) -> [VerbsEndpoint; 2] {
 
 #[test]
 fn an_event_of_any_pair_ends_the_connection_that_it_belongs_to_and_no_other() {
-    let verbs = Verbs {
-        shared: Arc::new(Shared {
-            rails: vec![rail(16, 16, 16)],
-            queue_depth: 4,
-            inline_bytes: 64,
-            first_packet: None,
-            atomics: AtomicDomain::None,
-            atomics_fault: None,
-            secret: None,
-            trespasses: AtomicU64::new(0),
-        }),
-    };
+    let verbs = verbs(None);
     let mut others = connection(&verbs);
     let first = scripted::pairs().len();
     let trespassed = "the peer reached for memory that it was not granted";
@@ -212,4 +227,26 @@ fn a_device_that_says_it_is_gone_stays_gone() {
     assert!(!device.take_events());
     assert_eq!(scripted::pending_events(), (0, 0));
     assert!(!device.take_events());
+}
+
+#[test]
+fn what_a_queue_pair_that_is_not_destroyed_may_write_is_never_lent_again() {
+    for (errno, is_lent) in [(0, true), (libc::EBUSY, false)] {
+        let shared = verbs(None).shared;
+        let memory = HostMemory::anonymous(64).unwrap();
+        let mut buffer = Buffer::new(shared.register(memory, Access::LOCAL).unwrap()).unwrap();
+        let mut initiator = shared.initiator(0, 4).unwrap();
+        let remote = RemoteSlice { key: RemoteKey(7), offset: 0, len: 8 };
+        let read = |buffer: &mut Buffer| {
+            let local = buffer.slice(0, 8).unwrap();
+            Operation::Read { local, remote, streaming: Streaming::Never }
+        };
+        for request in 0..2 {
+            initiator.post(&[WorkRequest::signalled(request, read(&mut buffer))]).unwrap();
+        }
+        assert!(buffer.bytes().is_none(), "its requests are under way");
+        scripted::destroy_with(errno);
+        drop(initiator);
+        assert_eq!(buffer.bytes().is_some(), is_lent);
+    }
 }

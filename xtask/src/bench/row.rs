@@ -99,7 +99,7 @@ impl Outcome {
             return format!("not measured: {}", missing.lines().collect::<Vec<_>>().join("; "));
         }
         match self.medians() {
-            None => "not measured: no sample".into(),
+            None => "not measured: no time was left; --minutes N gives more".into(),
             Some(_) if row.target == Target::None => "shown".into(),
             Some((.., ratio)) if row.target.is_met_by(ratio) => "met".into(),
             Some(_) => "missed".into(),

@@ -110,6 +110,15 @@ pub(super) const RUNS: &[Run] = &[
         timeout: Duration::from_secs(300),
     },
     Run {
+        name: "job",
+        about: "a program of a user, through the job layer, by RDMA in one guest",
+        guests: Guests::One,
+        devices: 1,
+        parts_links: false,
+        job: Job::Tests { target: "job_rdma", release: false, filters: &["a_program_of_a_user"] },
+        timeout: Duration::from_secs(200),
+    },
+    Run {
         name: "doctor",
         about: "`slackline doctor` says what works and what is wrong, in one guest",
         guests: Guests::One,

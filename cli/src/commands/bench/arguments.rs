@@ -7,8 +7,8 @@ use std::rc::Rc;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use slackline::channel::Secret;
+use slackline::job::env::MeetingPoint;
 use slackline::transport::verbs::Verbs;
-use slackline_cli::launch::MeetingPoint;
 
 use super::BenchError;
 use super::carrier::Carrier;

@@ -180,7 +180,7 @@ impl Arrays {
             states: &passes[1..],
             streaming: self.arrays[0].len() >= streaming_threshold(),
         };
-        Ok(fold.run()?)
+        Ok(fold.run().map(drop)?)
     }
 }
 

@@ -33,6 +33,8 @@ use slackline::transport::shm::Shm;
 use slackline::transport::tcp::Tcp;
 use slackline::transport::verbs::Verbs;
 
+use crate::failure::Failure;
+
 /// A measurement was called wrongly, or failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchError {
@@ -74,10 +76,6 @@ impl BenchError {
     fn system(operation: &'static str) -> impl FnOnce(std::io::Error) -> BenchError {
         move |source| BenchError::System { operation, source }
     }
-
-    fn exit_code(&self) -> ExitCode {
-        ExitCode::from(if matches!(self, BenchError::Usage(_)) { 2 } else { 1 })
-    }
 }
 
 /// Runs the measurements that were asked for and reports them.
@@ -94,8 +92,15 @@ fn finish(result: Result<(), BenchError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("slackline bench: {error}");
-            error.exit_code()
+            let failure = match &error {
+                // Its remedy follows a colon.
+                BenchError::Usage(text) => Failure::usage(match text.rsplit_once(": ") {
+                    Some((what, remedy)) => format!("{what}; {remedy}"),
+                    None => text.clone(),
+                }),
+                error => Failure::failed(error),
+            };
+            failure.report()
         }
     }
 }

@@ -47,15 +47,17 @@ pub(super) fn publish<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
     let options = WorkerOptions { read, ..WorkerOptions::new(Config::Asp) };
     let servers = std::slice::from_ref(&address);
     let mut worker = Worker::connect(carrier.clone(), servers, options, TIMEOUT)?;
-    for (index, element) in worker.gradient()?.iter_mut().enumerate() {
+    let mut step = worker.step(TIMEOUT)?;
+    for (index, element) in step.gradient()?.iter_mut().enumerate() {
         *element = gradient(index);
     }
+    step.suspend();
     let mut published = 0;
     let timing = time(settings, &format!("of {bytes} bytes"), |count| {
         let mut took = Duration::ZERO;
         for _ in 0..count {
-            worker.begin(TIMEOUT)?;
-            took += calls(1, || Ok(worker.publish(None, TIMEOUT)?))?;
+            worker.step(TIMEOUT)?.suspend();
+            took += calls(1, || Ok(worker.resume()?.publish(None, TIMEOUT)?))?;
             worker.flush(TIMEOUT)?;
             published += 1;
         }

@@ -157,10 +157,11 @@ pub(super) fn serve_worker<C: Carrier>(task: &Task, client: &Client) -> Result<(
     let options = WorkerOptions { read, ..WorkerOptions::new(Config::Bsp) };
     let (carrier, servers) = (C::open(&client.means)?, std::slice::from_ref(task.address()?));
     let mut worker = Worker::connect(carrier, servers, options, TIMEOUT)?;
+    let mut step = worker.step(TIMEOUT)?;
     if !borrow {
-        worker.gradient()?.fill(1e-3);
+        step.gradient()?.fill(1e-3);
     }
-    worker.begin(TIMEOUT)?;
+    step.suspend();
     let mut progress = Progress::new("round".into());
     let mut samples = Vec::with_capacity(rounds as usize);
     for round in 0..warmup + rounds {
@@ -176,12 +177,13 @@ pub(super) fn serve_worker<C: Carrier>(task: &Task, client: &Client) -> Result<(
 
 fn one_round<C: Carrier>(worker: &mut Worker<C>, borrow: bool) -> Result<Duration, BenchError> {
     let begun = Instant::now();
+    let mut step = worker.resume()?;
     if borrow {
-        worker.borrow_slots(TIMEOUT)?;
-        worker.publish_slots(None, TIMEOUT)?;
+        drop(step.borrow_slots(TIMEOUT)?);
+        step.publish_slots(None, TIMEOUT)?;
     } else {
-        worker.publish(None, TIMEOUT)?;
+        step.publish(None, TIMEOUT)?;
     }
-    worker.begin(TIMEOUT)?;
+    worker.step(TIMEOUT)?.suspend();
     Ok(begun.elapsed())
 }

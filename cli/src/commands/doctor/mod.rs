@@ -23,11 +23,11 @@ use crate::output;
 use check::{Problem, Progress};
 use report::{PathReport, Report};
 
-/// Find out what works on this host, by doing it.
+/// Test shared memory, TCP and RDMA on this host and suggest fixes.
 ///
 /// Over shared memory, TCP and every RDMA device this process connects with itself: it registers memory, writes, reads,
 /// adds, swaps, announces, and compares all bytes. It says what was chosen and why, which limits there are, and for
-/// all that fails what mends it. Times are of one request at a time, medians of a tenth of a second; `slackline bench`
+/// all that fails how to fix it. Times are of one request at a time, medians of a tenth of a second; `slackline bench`
 /// measures properly.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]
@@ -54,7 +54,8 @@ enum Required {
     Rdma,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 found out, 1 what --require names does not work, 2 wrong options.";
+const EXIT_CODES: &str =
+    "Exit codes: 0 found out, 1 what --require or --device names does not work, 2 wrong options.";
 
 const EXAMPLES: &str = "Examples:
   slackline doctor
@@ -62,7 +63,7 @@ const EXAMPLES: &str = "Examples:
       in a job's prologue: fails, with the reason, on a host whose device does not work
   slackline doctor --json | jq '.paths[] | {path, device, works, error, help}'
 
-Exit codes: 0 found out, 1 what --require names does not work, 2 wrong options.";
+Exit codes: 0 found out, 1 what --require or --device names does not work, 2 wrong options.";
 
 /// Runs `slackline doctor`.
 pub(crate) fn run(args: &Args) -> ExitCode {
@@ -89,7 +90,9 @@ fn examine(args: &Args) -> Result<(), Failure> {
             }
         }
     }
-    let Some(required) = args.require else { return Ok(()) };
+    // A device is named because it is to be used.
+    let named = args.device.as_ref().map(|_| Required::Rdma);
+    let Some(required) = args.require.or(named) else { return Ok(()) };
     match missing(&report, required) {
         None => Ok(()),
         Some((what, problem)) => {

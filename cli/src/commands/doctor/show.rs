@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 
+use slackline_lab::table::Table;
+
 use super::check::Status;
 use super::report::{Chosen, PathReport, RdmaReport, Report};
 use crate::commands::bench::size;
-use crate::table::Table;
 
 pub(super) fn text(report: &Report) -> String {
     let mut text = format!("slackline {}, Linux {}\n", report.version, report.kernel);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use slackline::scheme::Config;
+use slackline::sim::fabric::Class;
 use slackline::sim::{Change, Crash, Law, Partition};
 
 use super::parse::{Factor, change, crash, cut, scaled, seconds_or_law};
@@ -46,6 +47,11 @@ pub(crate) struct Args {
     /// With --fabric: nobody crashes, stalls or is cut off; there are only delays, pieces and repetitions
     #[arg(long, help_heading = "What to run", requires = "fabric")]
     pub(super) spare_nodes: bool,
+
+    /// With --fabric: only one class of faults: failures, liars, frozen-threads, zombies or slow-registration
+    #[arg(long, help_heading = "What to run", value_name = "CLASS", requires = "fabric")]
+    #[arg(conflicts_with = "spare_nodes")]
+    pub(super) only: Option<Class>,
 
     /// When workers wait, and for whom: bsp, asp, ssp, essp, bap, vap, dbw, abs, k-async, k-sync, adasync, ds-sync,
     /// delay; settings may stand in brackets, as in 'ssp(3)' [default: ssp]
@@ -288,7 +294,8 @@ mod tests {
         let settings = <SchemeArgs as clap::Args>::augment_args(clap::Command::new("settings"));
         let is_setting =
             |id: &str| id != "damping" && settings.get_arguments().any(|argument| argument.get_id() == id);
-        let ours = ["fabric", "reproduce", "seed", "seeds", "spare_nodes", "scheme", "json", "plot", "docs"];
+        let ours =
+            ["fabric", "reproduce", "seed", "seeds", "spare_nodes", "only", "scheme", "json", "plot", "docs"];
         let (fabric, reproduce) = (conflicts("fabric"), conflicts("reproduce"));
         for argument in command.get_arguments() {
             let id = argument.get_id().to_string();

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 use slackline::sim::fabric::{self, Options};
+use slackline_lab::parallel::Progress;
 
 use super::args::Args;
 use super::give_text;
-use super::parallel::Progress;
 use crate::failure::Failure;
 use crate::scheme_args;
 
@@ -29,7 +29,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
             "--scheme {scheme}: the fabric runs servers and workers, and this scheme has no server; choose another"
         )));
     }
-    let options = Options { scheme, spare_nodes: args.spare_nodes };
+    let options = Options { scheme, spare_nodes: args.spare_nodes, only: args.only };
     let Some(count) = args.seeds else {
         let report = fabric::run(args.seed, &options).map_err(broken)?;
         let mut text = format!("seed {}, {}: every promise was kept\n\n", report.seed, report.scheme);

@@ -2,7 +2,6 @@
 
 mod args;
 mod fabric;
-mod parallel;
 mod parse;
 mod report;
 mod reproduce;
@@ -16,7 +15,8 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use slackline::scheme::Config;
 use slackline::sim::{Cluster, Report};
-use slackline_cli::plot::Figure;
+use slackline_lab::parallel;
+use slackline_lab::plot::Figure;
 
 pub(crate) use args::Args;
 

@@ -87,11 +87,7 @@ pub(super) fn cut(text: &str) -> Result<Partition, String> {
 
 /// A law, or a bare number of seconds.
 pub(super) fn seconds_or_law(text: &str) -> Result<Law, String> {
-    let law = match text.trim().parse::<f64>() {
-        Ok(seconds) => Law::Constant { seconds },
-        Err(_) => return text.parse::<Law>().map_err(|error| error.to_string()),
-    };
-    law.check().map(|()| law).map_err(|error| error.to_string())
+    text.parse::<Law>().map_err(|error| error.to_string())
 }
 
 /// A number with K, M or G behind it: powers of 1000.

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 use slackline::sim::{Histogram, Report};
-use slackline_cli::plot::{Axis, Figure, Panel, Series};
+use slackline_lab::plot::{Axis, Figure, Panel, Series, staleness};
+use slackline_lab::table::{Table, bars, number};
 
 use super::args::{Args, ProblemName};
-use crate::table::{Table, bars, number};
 
 /// Workers that have a row of their own; of more, only the sums are told.
 const ROWS_MAX: usize = 16;
@@ -33,7 +33,7 @@ pub(super) fn one(args: &Args, report: &Report) -> String {
     let clock = format!("{} s, {} s a clock", number(report.end), number(report.mean_time_per_clock));
     line("time", format!("{clock}, {:.1} % of it computing", 100.0 * busy(report)));
     line("updates", format!("{} versions out of {} gradients", report.versions, report.gradients));
-    line("staleness", histogram(&report.staleness, "clocks, data less reader"));
+    line("staleness", clocks_behind(&report.staleness));
     line("lag", histogram(&report.lag, "versions between computing and folding"));
     if let (Some(first), Some(last)) = (report.curve.first(), report.curve.last()) {
         let accuracy =
@@ -129,12 +129,28 @@ fn busy(report: &Report) -> f64 {
 }
 
 fn histogram(histogram: &Histogram, unit: &str) -> String {
-    let (Some(mean), Some(low), Some(high)) = (histogram.mean(), histogram.min(), histogram.max()) else {
+    shape(histogram.iter(), unit)
+}
+
+/// Mean, range and shape of values and how often each occurred.
+fn shape(values: impl Iterator<Item = (i64, u64)>, unit: &str) -> String {
+    let values: Vec<_> = values.collect();
+    let all = || values.iter().map(|(value, _)| *value);
+    let (Some(low), Some(high)) = (all().min(), all().max()) else {
         return "none".into();
     };
+    let total: u64 = values.iter().map(|(_, count)| count).sum();
+    let sum: f64 = values.iter().map(|(value, count)| *value as f64 * *count as f64).sum();
+    let mean = sum / total as f64;
     let mut counts = vec![0; (high - low + 1) as usize];
-    histogram.iter().for_each(|(value, count)| counts[(value - low) as usize] = count);
+    values.iter().for_each(|(value, count)| counts[(value - low) as usize] = *count);
     format!("mean {mean:.2}  {low}|{}|{high}  {unit}", bars(&counts, 24))
+}
+
+/// How many clocks a worker is ahead of the parameters that it computes on, as `train` counts it: 0 where they hold the
+/// gradients of all clocks before its own.
+fn clocks_behind(staleness: &Histogram) -> String {
+    shape(staleness.iter().map(|(newest, count)| (-1 - newest, count)), "clocks behind the worker")
 }
 
 /// The job in a few words.
@@ -208,12 +224,4 @@ pub(super) fn figure(args: &Args, reports: &[Report]) -> Figure {
     let series = reports.iter().map(|report| staleness(&report.scheme, &report.staleness, is_wide));
     let series = series.collect();
     figure.panel(Panel { series, ..panel }.titled("Staleness"))
-}
-
-/// A histogram in per cent.
-pub(super) fn staleness(name: &str, histogram: &Histogram, is_wide: bool) -> Series {
-    let total = histogram.total().max(1) as f64;
-    let points: Vec<_> =
-        histogram.iter().map(|(value, count)| (value as f64, 100.0 * count as f64 / total)).collect();
-    if is_wide { Series::line(name, points) } else { Series::bars(name, points) }
 }

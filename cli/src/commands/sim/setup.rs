@@ -4,8 +4,8 @@ use slackline::scheme::Config;
 use slackline::sim::{
     self, Cluster, Factorisation, Faults, Logistic, Network, Problem, Quadratic, Shape, Until,
 };
-use slackline_cli::model::{HIDDEN_DEFAULT, ModelKind};
-use slackline_cli::problem::Digits;
+use slackline_lab::model::{HIDDEN_DEFAULT, ModelKind};
+use slackline_lab::problem::Digits;
 
 use super::args::{Args, ProblemName};
 use super::parse;
@@ -141,7 +141,10 @@ pub(super) fn failure(error: &sim::Error) -> Failure {
                 "server bandwidth" => "--server-bandwidth",
                 "a factor of a worker's times" => "--factor",
                 "the time of a change" | "the workers of a change" | "the factor of a change" => "--change",
-                "the time of a crash" | "the worker of a crash" => "--crash",
+                "the worker of a crash" => {
+                    return Failure::usage(format!("--crash: there is no worker {value}; {remedy}"));
+                }
+                "the time of a crash" => "--crash",
                 "the time of a partition" | "the workers of a partition" => "--cut",
                 "until" => return Failure::usage(format!("the end cannot be {value}; {remedy}")),
                 other => {

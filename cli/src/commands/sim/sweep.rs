@@ -8,11 +8,12 @@ use std::ffi::OsString;
 use clap::Parser;
 use serde_json::{Value, json};
 use slackline::sim::Report;
+use slackline_lab::parallel;
+use slackline_lab::table::Table;
 
 use super::args::{Args, ProblemName};
-use super::{give, parallel, parse, report, setup, simulate};
+use super::{give, parse, report, setup, simulate};
 use crate::failure::Failure;
-use crate::table::Table;
 
 /// More runs than anybody waits for.
 const RUNS_MAX: usize = 100_000;

@@ -10,9 +10,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use slackline_cli::metrics::Samples;
 
 use crate::failure::Failure;
+use crate::metrics::Samples;
 use row::Row;
 use scrape::Target;
 use screen::Screen;

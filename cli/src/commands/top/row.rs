@@ -1,10 +1,10 @@
 //! What is shown of one node.
 
 use serde::Serialize;
-use slackline_cli::metrics::Samples;
 
 use super::Answer;
 use super::scrape::Target;
+use crate::metrics::Samples;
 
 /// A node that stood still for so long is called stalled.
 const STALLED_AFTER_S: f64 = 5.0;
@@ -133,7 +133,7 @@ fn plain(text: &str) -> String {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use slackline_cli::metrics::parse;
+    use crate::metrics::parse;
 
     use super::*;
 

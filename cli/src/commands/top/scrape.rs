@@ -5,9 +5,8 @@ use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use slackline_cli::metrics::{Samples, parse};
-
 use super::Answer;
+use crate::metrics::{Samples, parse};
 
 /// The longest that a node is waited for; less where the interval is shorter.
 const WAIT_MAX: Duration = Duration::from_secs(2);

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use slackline::node::NonFinite;
 use slackline::scheme::{Config, ConfigError};
-use slackline_cli::model::ModelKind;
+use slackline_lab::model::ModelKind;
 
 use crate::failure::Failure;
 use crate::optimizer_name::OptimizerName;
@@ -24,7 +26,7 @@ pub(crate) struct Args {
     /// ssp, essp (new parameters are sent to them at once), bap (whole steps are folded in), vap (too much is on its
     /// way). The first few make an update: dbw, k-sync (late ones are dropped), abs, k-async, adasync (they count, up
     /// to a bound). Without a server: ds-sync, small groups that change. For tests: delay. Settings may follow in
-    /// parentheses, as in 'abs(k=2, staleness=4)'
+    /// parentheses, as in 'abs(k=2, staleness=4)'; `slackline help schemes` has all of them
     #[arg(long, help_heading = "Scheme", value_name = "SCHEME", value_parser = scheme, default_value = "ssp")]
     pub(super) scheme: String,
 
@@ -47,7 +49,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Processes", value_name = "N", default_value_t = 1)]
     pub(super) threads: usize,
 
-    /// What processes talk over; anything but auto is required, and an error where it cannot be had
+    /// Transport. auto picks the best for each pair of processes; any other choice fails if it is unavailable
     #[arg(long, visible_alias = "require", help_heading = "Processes", value_enum, default_value_t = Transport::Auto)]
     pub(super) transport: Transport,
 
@@ -59,18 +61,29 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Processes", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(super) checksums: Option<bool>,
 
-    /// Keep what each server holds as a file in this folder, so that one that is lost can go on from there. SIGUSR1 to
-    /// this process, or to a server, writes it at once
+    /// Keep what each server holds as a file in this folder, and the one before it, so that a server that is lost can
+    /// go on from there. SIGUSR1 to this process, or to a server, writes it at once; SIGINT (Ctrl-C) and SIGTERM write
+    /// it before the end
     #[arg(long, help_heading = "Restarts", value_name = "FOLDER")]
     pub(super) checkpoint: Option<PathBuf>,
 
     /// Versions between two checkpoints
-    #[arg(long, help_heading = "Restarts", value_name = "VERSIONS", default_value_t = 500)]
+    #[arg(
+        long,
+        help_heading = "Restarts",
+        requires = "checkpoint",
+        value_name = "VERSIONS",
+        default_value_t = 500
+    )]
     pub(super) checkpoint_every: u64,
 
-    /// Go on from the checkpoints in the folder
+    /// Go on from the checkpoints in the folder; it is an error if there are none
     #[arg(long, help_heading = "Restarts", requires = "checkpoint")]
     pub(super) resume: bool,
+
+    /// End the run when a checkpoint cannot be written, instead of with a warning
+    #[arg(long, help_heading = "Restarts", requires = "checkpoint")]
+    pub(super) strict_checkpoints: bool,
 
     /// How often a process that is lost is started again (a server only with --checkpoint); one that somebody else
     /// starts again is always let in
@@ -85,21 +98,31 @@ pub(crate) struct Args {
     pub(super) job: super::job::JobArgs,
 
     #[command(flatten)]
-    pub(super) metrics: slackline_cli::metrics::Args,
+    pub(super) metrics: crate::metrics::Args,
 
-    /// Make a worker FACTOR times slower, workers counted from 0; may be repeated
-    #[arg(long, help_heading = "Processes", value_name = "WORKER=FACTOR", value_parser = straggler)]
+    /// Let a worker take FACTOR times the processor time of each step, workers counted from 0; may be repeated
+    #[arg(
+        long,
+        visible_alias = "factor",
+        help_heading = "Processes",
+        value_name = "WORKER=FACTOR",
+        value_parser = straggler
+    )]
     pub(super) straggler: Vec<(usize, f64)>,
 
     /// Time that each step takes besides computing, in seconds, drawn from a law: constant(0.01), exp(0.01),
-    /// shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO) or trace:FILE; a straggler's is as many times
-    /// longer
+    /// shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO), trace:FILE, or a number for a constant; a
+    /// straggler's is as many times longer
     #[arg(long, help_heading = "Processes", value_name = "LAW")]
     pub(super) jitter: Option<String>,
 
-    /// Longest that anyone waits for anyone
+    /// Give up a wait after this many seconds
     #[arg(long, help_heading = "Processes", value_name = "SECONDS", default_value_t = 60.0)]
     pub(super) timeout: f64,
+
+    /// How long a process may be silent before the others go on without it
+    #[arg(long, help_heading = "Processes", value_name = "SECONDS", default_value_t = 3.0)]
+    pub(super) lease: f64,
 
     /// Kind of model [default: mlp, or what --load holds]
     #[arg(long, help_heading = "Model and data", value_enum)]
@@ -137,6 +160,10 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
 
+    /// What becomes of gradients that hold a NaN or an infinity; they are counted in any case
+    #[arg(long, help_heading = "Training", value_enum, default_value_t = NonFiniteName::Allow)]
+    pub(super) non_finite: NonFiniteName,
+
     /// End the run once this part of the test examples is classified correctly, and tell how long that took
     #[arg(long, help_heading = "Training", value_name = "PART")]
     pub(super) target_accuracy: Option<f32>,
@@ -153,7 +180,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(super) save: Option<PathBuf>,
 
-    /// Write what the run came to as JSON; - for stdout, which then holds nothing else
+    /// Write the results of the run as JSON; - for stdout, which then holds nothing else
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
 }
@@ -181,7 +208,8 @@ impl Args {
     }
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 trained, 1 the run failed, 2 options or files that cannot be used.";
+const EXIT_CODES: &str = "Exit codes: 0 trained, 1 the run failed, 2 options or files that cannot be used.
+Environment: RUST_LOG=warn (or info, debug) shows the log of all processes.";
 
 const EXAMPLES: &str = "Examples:
   slackline train
@@ -200,7 +228,9 @@ const EXAMPLES: &str = "Examples:
       --rendezvous and --secret-file
 
 Exit codes: 0 trained (a warning tells of workers that were lost on the way), 1 the run failed,
-2 options or files that cannot be used.";
+2 options or files that cannot be used.
+
+Environment: RUST_LOG=warn (or info, debug) shows the log of all processes.";
 
 /// What servers do while they wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -209,6 +239,28 @@ pub(crate) enum Idle {
     Poll,
     /// Sleep until a worker wakes them; with --transport verbs only
     Sleep,
+}
+
+/// What becomes of gradients that hold a NaN or an infinity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum NonFiniteName {
+    /// They are folded in, and end the run, as the parameters are not finite from then on
+    Allow,
+    /// They are left out
+    Drop,
+    /// They are left out, and the worker that sent one is evicted
+    Refuse,
+}
+
+impl From<NonFiniteName> for NonFinite {
+    fn from(name: NonFiniteName) -> NonFinite {
+        match name {
+            NonFiniteName::Allow => NonFinite::Allow,
+            NonFiniteName::Drop => NonFinite::Drop,
+            NonFiniteName::Refuse => NonFinite::Refuse,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -220,6 +272,7 @@ pub(crate) enum Transport {
     Shm,
     /// RDMA (InfiniBand, RoCE); on each host SLACKLINE_RDMA_DEVICE (NAME or NAME:PORT, several with commas to stripe
     /// over), SLACKLINE_RDMA_PORT, SLACKLINE_RDMA_GID_INDEX and SLACKLINE_RDMA_MTU overrule what is chosen
+    #[value(alias = "rdma")]
     Verbs,
     /// TCP
     Tcp,

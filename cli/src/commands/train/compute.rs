@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::time::{ClockId, clock_gettime};
 use slackline::Error;
 use slackline::sim::{Law, LawError, Sampler};
-use slackline_cli::data::Dataset;
-use slackline_cli::model::{Batches, ModelSpec, Scratch};
+use slackline_lab::data::Dataset;
+use slackline_lab::model::{Batches, ModelSpec, Scratch};
 
 /// Examples between two questions whether to stop: some ten microseconds of computing for a small model.
 const PIECE: usize = 8;
@@ -60,7 +61,7 @@ impl Computer {
     /// Computes the gradient of `clock` on `parameters`, and gives the loss.
     pub(super) fn gradient(&mut self, clock: u64, parameters: &[f32]) -> Result<f32, Error> {
         self.gradient.resize(parameters.len(), 0.0);
-        let begun = Instant::now();
+        let begun = computed();
         let rows = self.batches.rows(clock);
         let loss =
             self.spec.loss_and_gradient(parameters, &self.train, rows, &mut self.gradient, &mut self.scratch);
@@ -76,10 +77,10 @@ impl Computer {
         self.local.clone_from(&self.base);
         let mut loss = 0.0;
         for step in 0..self.local_steps {
-            let begun = Instant::now();
+            let begun = computed();
             let rows = self.batches.rows(clock * self.local_steps + step);
             let (gradient, scratch) = (&mut self.gradient, &mut self.scratch);
-            let computed = self.spec.loss_and_gradient_unless(
+            let answer = self.spec.loss_and_gradient_unless(
                 &self.local,
                 &self.train,
                 rows,
@@ -88,7 +89,7 @@ impl Computer {
                 PIECE,
                 &mut *stop,
             )?;
-            let Some(of_step) = computed else { return Ok(None) };
+            let Some(of_step) = answer else { return Ok(None) };
             if !self.pace.lag(begun, Some(&mut *stop))? {
                 return Ok(None);
             }
@@ -106,6 +107,15 @@ impl Computer {
         }
         Ok(Some(loss))
     }
+}
+
+/// The time for which this thread has computed.
+///
+/// A factor multiplies this time and not the time on the wall: the latter holds the time in which the process was
+/// paused, and 80 times a pause of ten seconds is longer than any job waits.
+fn computed() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// How slow a worker is to be.
@@ -133,12 +143,13 @@ impl Pace {
         Ok(Pace { factor, jitter: jitter.map(sampler) })
     }
 
-    /// Makes what has begun at `begun` take as long as it is to take. False if it was stopped.
-    fn lag(&mut self, begun: Instant, stop: Option<Stop<'_>>) -> Result<bool, Error> {
+    /// Sleeps until a step is as long as the pace demands. `begun` is [`computed`] at its beginning. False if it was
+    /// stopped.
+    fn lag(&mut self, begun: Duration, stop: Option<Stop<'_>>) -> Result<bool, Error> {
         let jitter = self.jitter.as_mut().map_or(0.0, |(law, sampler)| sampler.draw(law));
         // A law may have no mean; nobody waits for more than this.
         let jitter = Duration::from_secs_f64((jitter * self.factor).min(LONGEST.as_secs_f64()));
-        let lag = begun.elapsed().mul_f64(self.factor - 1.0) + jitter;
+        let lag = computed().saturating_sub(begun).mul_f64(self.factor - 1.0) + jitter;
         let Some(stop) = stop else {
             std::thread::sleep(lag);
             return Ok(true);
@@ -154,5 +165,24 @@ impl Pace {
                 return Ok(false);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_straggler_does_not_multiply_the_time_in_which_it_was_paused() {
+        let mut pace = Pace { factor: 1000.0, jitter: None };
+        let begun = computed();
+        // The thread computes nothing meanwhile, as in a pause.
+        std::thread::sleep(Duration::from_millis(50));
+        let mut questions = 0;
+        let mut stop = || {
+            questions += 1;
+            Ok(questions == 10_000)
+        };
+        assert!(pace.lag(begun, Some(&mut stop)).unwrap(), "it lagged for {questions} naps of {NAP:?}");
     }
 }

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use slackline::clock::Version;
 use slackline::node::{Reader, ReaderOptions};
 use slackline::transport::Address;
-use slackline_cli::model::Evaluation;
+use slackline_lab::model::Evaluation;
 
 use super::Event;
-use super::fabric::Fabric;
 use super::plan::Plan;
 use crate::failure::Failure;
+use slackline::transport::mixed::Mixed;
 
 /// How often the model is judged at most; less often where that would take more than a tenth of the time.
 const EVALUATE_EVERY: Duration = Duration::from_millis(250);
@@ -64,7 +64,7 @@ impl Evaluator {
     pub(super) fn start(
         places: Places,
         plan: &Plan,
-        fabric: Fabric,
+        transports: Mixed,
         events: SyncSender<Event>,
     ) -> Result<Evaluator, Failure> {
         let (commands, orders) = mpsc::channel();
@@ -73,13 +73,18 @@ impl Evaluator {
         let gather = if plan.servers > 0 { Gather::Shards } else { Gather::Copies };
         let at_most = if plan.target.is_some() { MEASURE_EVERY } else { EVALUATE_EVERY };
         let body = move || {
-            let mut readers = Readers { places, fabric, gather, parameters, readers: Vec::new() };
+            let mut readers = Readers { places, transports, gather, parameters, readers: Vec::new() };
             let mut interval = at_most;
             loop {
                 match orders.recv_timeout(interval) {
                     Err(RecvTimeoutError::Disconnected) => return,
                     Err(RecvTimeoutError::Timeout) => {}
-                    Ok(()) => return drop(events.send(Event::Final(readers.collect(timeout, true)))),
+                    Ok(()) => {
+                        // Servers may have let this reader go while its process was stopped: it connects again.
+                        let last = readers.collect(timeout, true);
+                        let last = last.or_else(|_| readers.collect(timeout, true));
+                        return drop(events.send(Event::Final(last)));
+                    }
                 }
                 let begun = Instant::now();
                 // A server that is lost is told by its process; without figures the run goes on.
@@ -109,11 +114,11 @@ impl Evaluator {
 /// A reader of each shard or copy, connected again where a server was started again.
 struct Readers {
     places: Places,
-    fabric: Fabric,
+    transports: Mixed,
     gather: Gather,
     /// How many there are in all shards together, and in each copy.
     parameters: usize,
-    readers: Vec<(Address, Reader<Fabric>)>,
+    readers: Vec<(Address, Reader<Mixed>)>,
 }
 
 impl Readers {
@@ -139,7 +144,7 @@ impl Readers {
             self.readers.clear();
             for address in places {
                 let options = ReaderOptions::default();
-                let reader = Reader::connect(self.fabric.clone(), &address, options, timeout)?;
+                let reader = Reader::connect(self.transports.clone(), &address, options, timeout)?;
                 self.readers.push((address, reader));
             }
         }
@@ -208,7 +213,7 @@ impl Readers {
             Some(at) => at,
             None => {
                 let options = ReaderOptions::default();
-                let reader = Reader::connect(self.fabric.clone(), address, options, COPY_WITHIN)?;
+                let reader = Reader::connect(self.transports.clone(), address, options, COPY_WITHIN)?;
                 self.readers.push((address.clone(), reader));
                 self.readers.len() - 1
             }
@@ -230,15 +235,18 @@ mod tests {
     use slackline::node::{Publisher, PublisherOptions};
     use slackline::table::{ElementType, Table};
 
+    use slackline::job::transports::Transports;
+
     use super::*;
 
     #[test]
     fn a_copy_of_another_length_is_left_out_like_one_that_cannot_be_read() {
-        let fabric = super::super::fabric::Ways::new(None, None, 0).fabric();
+        let transports = Transports::new(None, None, 0).open();
         let publisher = |elements: u64| {
             let table = Table::flat(elements, ElementType::F32).unwrap();
             let options = PublisherOptions::default();
-            let mut publisher = Publisher::new(fabric.clone(), &Address::random(), table, options).unwrap();
+            let mut publisher =
+                Publisher::new(transports.clone(), &Address::random(), table, options).unwrap();
             let values = vec![elements as f32; elements as usize];
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
             publisher.publish(&bytes, COPY_WITHIN).unwrap();
@@ -249,7 +257,7 @@ mod tests {
         let addresses = publishers.each_ref().map(Publisher::address).to_vec();
         let readers = |addresses| Readers {
             places: Arc::new(Mutex::new(addresses)),
-            fabric: fabric.clone(),
+            transports: transports.clone(),
             gather: Gather::Copies,
             parameters: 5,
             readers: Vec::new(),

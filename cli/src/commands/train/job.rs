@@ -10,20 +10,21 @@ use std::time::Duration;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use slackline::channel::Secret;
-use slackline::rendezvous::{Host, Introduction, Role};
-use slackline_cli::launch::{self, Flags, Placement};
-use slackline_cli::metrics::{self, MetricsServer, NodeMetrics, Registry};
+use slackline::job::env::{self, Placement};
+use slackline::job::rendezvous::{Host, Introduction, MemberRole as Role};
 
+use super::place::PlaceArgs;
 use super::seat::Seat;
 use crate::failure::Failure;
+use crate::metrics::{self, MetricsServer, NodeMetrics, Registry};
 
 /// What every process of a job can be told.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct JobArgs {
     #[command(flatten)]
-    pub(super) place: Flags,
+    pub(super) place: PlaceArgs,
 
-    /// What all processes of the job know, in a file of mode 600; without one only this host is let in
+    /// File with the job's shared secret (mode 600); needed beyond this host
     /// [default: the file that SLACKLINE_SECRET_FILE names, or SLACKLINE_SECRET itself]
     #[arg(long, help_heading = "Job", value_name = "FILE")]
     pub(super) secret_file: Option<PathBuf>,
@@ -73,7 +74,7 @@ pub(crate) struct MemberArgs {
     #[command(flatten)]
     pub(super) metrics: metrics::Args,
 
-    /// Longest to wait for the job to begin
+    /// Give up waiting for the job to begin after this many seconds
     #[arg(long, help_heading = "Job", value_name = "SECONDS", default_value_t = 60.0)]
     pub(super) timeout: f64,
 
@@ -117,9 +118,9 @@ fn run(args: &MemberArgs, role: Role) -> ExitCode {
 
 /// Where to meet, and where this process stands if a launcher tells.
 fn meeting_point(args: &JobArgs) -> Result<(String, Option<Placement>), Failure> {
-    let told = args.place.meeting_point(launch::environment()).map_err(Failure::usage)?;
+    let told = args.place.flags().meeting_point(env::environment()).map_err(Failure::usage)?;
     // Who is told where to meet needs no rank.
-    let placement = match launch::place(&args.place, launch::environment()) {
+    let placement = match env::place(&args.place.flags(), env::environment()) {
         Err(_) if told.is_some() => None,
         placement => placement.map_err(Failure::usage)?,
     };
@@ -178,21 +179,23 @@ impl Part {
             Err(failure) => return failure.report(),
         };
         let introduction = Introduction { place, rank, ..Introduction::new(role, Host::own()) };
-        let seat = match Seat::take(&self.address, introduction, secret, wanted, timeout) {
+        let seat = match Seat::take(&self.address, introduction, secret, wanted, timeout, self.quiet) {
             Ok(seat) => seat,
             // Nobody else could tell.
             Err(error) => return Failure::failed(error).report(),
         };
+        if !self.quiet {
+            eprintln!(
+                "joined the job at {} as {role} {}; waiting for it to begin",
+                self.address,
+                seat.place()
+            );
+        }
         let result = match role {
             Role::Server => super::serve::serve(&seat, registry.as_ref(), timeout),
             Role::Worker | Role::Reader => super::work::work(&seat, registry.as_ref(), timeout),
         };
-        let Err(error) = result else { return ExitCode::SUCCESS };
-        seat.fail(error.to_string());
-        if !self.quiet {
-            return Failure::failed(error).report();
-        }
-        ExitCode::FAILURE
+        result.map_or_else(|error| seat.give_up(&error), |()| ExitCode::SUCCESS)
     }
 }
 

@@ -4,8 +4,9 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
 use slackline::channel::Secret;
-use slackline::rendezvous::{Path, Role};
-use slackline_cli::launch::{self, MeetingPoint};
+use slackline::job::env::{self, MeetingPoint};
+use slackline::job::rendezvous::MemberRole;
+use slackline::transport::TransportKind;
 
 use super::args::Args;
 use super::{Who, job};
@@ -39,10 +40,10 @@ pub(super) enum Part {
 
 /// Finds out which part this process has.
 pub(super) fn part(args: &Args) -> Result<Part, Failure> {
-    let told = args.job.place.meeting_point(launch::environment()).map_err(Failure::usage)?;
+    let told = args.job.place.flags().meeting_point(env::environment()).map_err(Failure::usage)?;
     if args.coordinate {
         // Ranks do not matter: whoever was told to coordinate does.
-        let placed = || launch::place(&args.job.place, launch::environment()).map_err(Failure::usage);
+        let placed = || env::place(&args.job.place.flags(), env::environment()).map_err(Failure::usage);
         let meeting_point = match told {
             Some(told) => Some(told),
             None => placed()?.and_then(|placement| placement.meeting_point),
@@ -54,7 +55,7 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
         })?;
         return coordinate(args, &meeting_point, Starts::None);
     }
-    let placement = launch::place(&args.job.place, launch::environment()).map_err(Failure::usage)?;
+    let placement = env::place(&args.job.place.flags(), env::environment()).map_err(Failure::usage)?;
     let Some(placement) = placement.filter(|placement| placement.world > 1) else {
         if told.is_some() {
             return Err(Failure::usage(
@@ -87,8 +88,8 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
         return coordinate(args, &meeting_point, starts);
     }
     let (role, place) = match u64::from(rank) < servers {
-        true => (Role::Server, rank),
-        false => (Role::Worker, rank - servers as u32),
+        true => (MemberRole::Server, rank),
+        false => (MemberRole::Worker, rank - servers as u32),
     };
     Ok(Part::Take(job::Part {
         role,
@@ -159,11 +160,11 @@ impl Job {
     }
 
     /// What servers are to be reached over.
-    pub(super) fn listen_over(&self, require: Option<Path>) -> Vec<Path> {
+    pub(super) fn listen_over(&self, require: Option<TransportKind>) -> Vec<TransportKind> {
         match require {
             Some(path) => vec![path],
-            None if self.is_local() => vec![Path::Shm],
-            None => vec![Path::Shm, Path::Verbs, Path::Tcp],
+            None if self.is_local() => vec![TransportKind::Shm],
+            None => vec![TransportKind::Shm, TransportKind::Verbs, TransportKind::Tcp],
         }
     }
 }

@@ -3,18 +3,21 @@
 //! A message is one letter and a body: `J` and JSON, or `V` and values, which are little-endian `f32`s.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path as FilePath, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use slackline::clock::Clock;
+use slackline::job::rendezvous::MAX_MESSAGE_BYTES;
 use slackline::kernel::Optimizer;
 use slackline::node::WorkerStatistics;
-use slackline::rendezvous::{MAX_MESSAGE_BYTES, Path};
 use slackline::scheme;
 use slackline::table::{ElementType, Table};
 use slackline::transport::Address;
-use slackline_cli::model::ModelKind;
+use slackline::transport::TransportKind;
+use slackline_lab::model::ModelKind;
+
+use super::args::NonFiniteName;
 
 /// What the coordinator tells a member.
 #[derive(Debug, Serialize, Deserialize)]
@@ -26,8 +29,12 @@ pub(super) enum Order {
     Work(Box<WorkConfig>),
     /// Bring what there is to the disk now.
     Checkpoint,
+    /// Bring what there is to the disk for the last time, and say [`Message::Closed`].
+    Close,
     /// There is nothing to do for who came: why, and what to do.
     Refuse(String),
+    /// The job failed: why, and what to do.
+    Abort(String),
     /// The job is over.
     Leave,
 }
@@ -35,7 +42,7 @@ pub(super) enum Order {
 /// What a server is told.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ServeConfig {
-    pub(super) listen: Vec<Path>,
+    pub(super) listen: Vec<TransportKind>,
     pub(super) table: Table,
     pub(super) shard: (u16, u16),
     pub(super) scheme: scheme::Config,
@@ -51,6 +58,9 @@ pub(super) struct ServeConfig {
     pub(super) checkpoint: Option<CheckpointConfig>,
     /// Measure norm and variance of gradients in any case.
     pub(super) moments: bool,
+    /// What becomes of gradients that hold a NaN or an infinity.
+    pub(super) non_finite: NonFiniteName,
+    pub(super) lease_s: f64,
     /// Gradients to fold in; after them nothing moves any more. None: as many as there are.
     pub(super) gradients: Option<u64>,
 }
@@ -58,16 +68,36 @@ pub(super) struct ServeConfig {
 /// Where a server keeps its shard, and how often.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct CheckpointConfig {
-    pub(super) folder: PathBuf,
+    /// Bytes that need not be text: JSON keeps an `OsString` as it is, and refuses such a path.
+    folder: OsString,
     pub(super) every: u64,
-    /// Take up what is there.
-    pub(super) resume: bool,
+    pub(super) resume: Resume,
+}
+
+/// Whether a server begins with the checkpoint that it finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Resume {
+    /// No: one that is there belongs to another run, and must not be replaced.
+    Never,
+    /// Yes: there must be one.
+    Always,
+    /// In a later life: if there is one.
+    IfThere,
 }
 
 impl CheckpointConfig {
+    pub(super) fn new(folder: PathBuf, every: u64, resume: Resume) -> CheckpointConfig {
+        CheckpointConfig { folder: folder.into_os_string(), every, resume }
+    }
+
+    pub(super) fn folder(&self) -> &FilePath {
+        FilePath::new(&self.folder)
+    }
+
     /// The file of one shard.
     pub(super) fn file(&self, shard: u16, shards: u16) -> PathBuf {
-        self.folder.join(format!("shard-{shard}-of-{shards}.safetensors"))
+        self.folder().join(format!("shard-{shard}-of-{shards}.safetensors"))
     }
 }
 
@@ -75,7 +105,7 @@ impl CheckpointConfig {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct WorkConfig {
     pub(super) servers: usize,
-    pub(super) require: Option<Path>,
+    pub(super) require: Option<TransportKind>,
     /// Whether to wait for a server that is lost, and connect again.
     pub(super) reconnect: bool,
     pub(super) scheme: scheme::Config,
@@ -106,9 +136,10 @@ pub(super) struct WorkConfig {
 /// What a worker is told that trains its own parameters.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct SyncConfig {
-    pub(super) listen: Vec<Path>,
+    pub(super) listen: Vec<TransportKind>,
     pub(super) table: Table,
     pub(super) optimizer: Optimizer,
+    pub(super) lease_s: f64,
     /// Names the job.
     pub(super) run: u64,
 }
@@ -119,6 +150,18 @@ pub(super) struct SyncConfig {
 pub(super) enum Message {
     /// How a server is getting on.
     Status(Status),
+    /// The checkpoint that a server goes on from, or none if it begins with the initial values. Said by servers that
+    /// keep checkpoints.
+    Began(Option<Origin>),
+    /// Checkpoints could not be written: how many since the last such message, and why the last could not.
+    CheckpointFailed {
+        /// How many.
+        count: u64,
+        /// Why.
+        error: String,
+    },
+    /// A server has written its last checkpoint, or has said why it could not; the newest version on the disk.
+    Closed(Option<u64>),
     /// A worker is connected to all servers, or to all other workers, and how.
     Joined(Vec<PathTaken>),
     /// Where a worker's own parameters can be read.
@@ -134,6 +177,15 @@ pub(super) enum Message {
     },
 }
 
+/// The checkpoint that a server goes on from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Origin {
+    pub(super) version: u64,
+    pub(super) clock: u64,
+    /// Why it is not the newest file, if it is the one before.
+    pub(super) instead_of: Option<String>,
+}
+
 /// How a worker reaches one server, or another worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PathTaken {
@@ -141,7 +193,7 @@ pub(super) struct PathTaken {
     pub(super) server: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) worker: Option<u32>,
-    pub(super) path: Path,
+    pub(super) path: TransportKind,
     pub(super) reason: String,
 }
 
@@ -159,6 +211,12 @@ pub(super) struct Status {
     pub(super) folded: u64,
     /// Gradients that came too late, and were not folded in.
     pub(super) dropped: u64,
+    /// Gradients that were announced, and void because their worker left first.
+    pub(super) voided: u64,
+    /// Gradients that held a NaN or an infinity.
+    pub(super) non_finite: u64,
+    /// The first version with a parameter that is NaN or infinite.
+    pub(super) diverged: Option<u64>,
     /// Times that it asked a worker to abandon what it computes.
     pub(super) interrupts: u64,
     /// Gradients in the newest version.
@@ -289,6 +347,15 @@ mod tests {
         for rubbish in [&b""[..], b"J", b"J{", b"V123", b"X", b"J{\"leave\":3}"] {
             assert!(read::<Message>(rubbish).is_err(), "{rubbish:?}");
         }
+    }
+
+    #[test]
+    fn a_folder_whose_name_is_no_text_arrives_as_it_was_sent() {
+        use std::os::unix::ffi::OsStringExt;
+        let folder = PathBuf::from(OsString::from_vec(b"/tmp/\xFF\xFEck".to_vec()));
+        let config = CheckpointConfig::new(folder.clone(), 5, Resume::IfThere);
+        let Ok(Body::Json(read)) = read::<CheckpointConfig>(&json(&config)) else { panic!() };
+        assert_eq!((read.folder(), read.resume), (&*folder, Resume::IfThere));
     }
 
     #[test]

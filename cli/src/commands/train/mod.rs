@@ -13,24 +13,25 @@ mod args;
 mod compute;
 mod coordinate;
 mod evaluate;
-mod fabric;
 mod fit;
 mod job;
 mod launch;
 mod messages;
+mod place;
 mod plan;
 mod process;
 mod report;
 mod seat;
 mod serve;
 mod show;
+mod stop;
 mod sync;
 mod work;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use slackline_cli::model;
+use slackline_lab::model;
 
 pub(crate) use args::Args;
 pub(crate) use job::{ServeArgs, WorkArgs, serve, work};
@@ -95,7 +96,11 @@ fn train(plan: &Plan) -> Result<(), Failure> {
     ));
     let outcome = coordinate::run(plan, &mut display)?;
     drop(display);
-    keep(plan, &outcome)
+    keep(plan, &outcome)?;
+    match &outcome.checkpoint_error {
+        Some(error) if plan.strict_checkpoints => Err(Failure::failed(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Writes everything that was asked for; the model first, since it is what took the time.

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slackline::kernel::Optimizer;
-use slackline::rendezvous::Path as Way;
+use slackline::node::{Checkpoint, CheckpointOptions};
 use slackline::scheme;
 use slackline::sim::Law;
 use slackline::table::{ElementType, Table};
-use slackline_cli::data::{self, Split};
-use slackline_cli::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
+use slackline::transport::TransportKind;
+use slackline_lab::data::{self, Split};
+use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
 
-use super::args::{Args, Encoding, Idle, Transport};
+use super::args::{Args, Encoding, Idle, NonFiniteName, Transport};
 use super::launch::Job;
-use super::messages::CheckpointConfig;
+use super::messages::{CheckpointConfig, Resume};
 use crate::failure::Failure;
 use crate::optimizer_name::OptimizerName;
 use crate::output;
@@ -43,11 +44,13 @@ pub(super) struct Plan {
     /// Servers sleep while they wait.
     pub(super) sleeps: bool,
     pub(super) checkpoint: Option<CheckpointConfig>,
+    /// A checkpoint that cannot be written ends the run.
+    pub(super) strict_checkpoints: bool,
     /// How often a lost process is started again.
     pub(super) restarts: u32,
-    pub(super) metrics: slackline_cli::metrics::Args,
+    pub(super) metrics: crate::metrics::Args,
     /// The only way that processes may reach each other.
-    pub(super) require: Option<Way>,
+    pub(super) require: Option<TransportKind>,
     pub(super) checksums: bool,
     /// By how much each worker is slowed down: 1 for those that are not.
     pub(super) factors: Vec<f64>,
@@ -78,6 +81,9 @@ pub(super) struct Plan {
     pub(super) learning_rate: f32,
     pub(super) encoding: ElementType,
     pub(super) moments: bool,
+    pub(super) non_finite: NonFiniteName,
+    /// How long a process may be silent.
+    pub(super) lease: Duration,
     pub(super) save: Option<PathBuf>,
     pub(super) json: Option<PathBuf>,
 }
@@ -87,11 +93,11 @@ impl Plan {
         let workers = job.workers(&args)?;
         let require = match args.transport {
             Transport::Auto => None,
-            Transport::Shm => Some(Way::Shm),
-            Transport::Tcp => Some(Way::Tcp),
-            Transport::Verbs => Some(Way::Verbs),
+            Transport::Shm => Some(TransportKind::Shm),
+            Transport::Tcp => Some(TransportKind::Tcp),
+            Transport::Verbs => Some(TransportKind::Verbs),
         };
-        let may_use_tcp = require == Some(Way::Tcp) || (require.is_none() && !job.is_local());
+        let may_use_tcp = require == Some(TransportKind::Tcp) || (require.is_none() && !job.is_local());
         let checksums = args.checksums.unwrap_or(may_use_tcp);
         let scheme = args.scheme()?;
         let servers = args.servers()?;
@@ -105,6 +111,7 @@ impl Plan {
         between("--batch", args.batch, usize::MAX)?;
         let factors = factors(&args, workers)?;
         let timeout = timeout(args.timeout)?;
+        let lease = lease(args.lease)?;
         let (optimizer, optimizer_name) = (args.optimizer.optimizer(), args.optimizer.name());
         let default_rate = learning_rate(args.optimizer);
         let learning_rate = args.learning_rate.unwrap_or(default_rate);
@@ -122,7 +129,7 @@ impl Plan {
         // What one gradient of its own does: each counts for one of all.
         let own_step = args.read_my_writes.then(|| learning_rate / workers as f32);
         check_outputs(&args)?;
-        let checkpoint = checkpoint(&args, servers)?;
+        let checkpoint = checkpoint(&args, servers, job.is_local())?;
         if args.hidden.is_some() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
             return Err(Failure::usage(
                 "softmax has no hidden units; leave --hidden out, or use --model mlp",
@@ -160,6 +167,7 @@ impl Plan {
             threads: args.threads,
             sleeps: args.idle == Idle::Sleep,
             checkpoint,
+            strict_checkpoints: args.strict_checkpoints,
             restarts: args.restarts,
             metrics: args.metrics,
             require,
@@ -186,9 +194,20 @@ impl Plan {
             learning_rate,
             encoding,
             moments: args.moments,
+            non_finite: args.non_finite,
+            lease,
             save: args.save,
             json: args.json,
         })
+    }
+
+    /// The end of a run whose parameters are not finite any more.
+    pub(super) fn diverged(&self, version: u64) -> Failure {
+        let rate = self.learning_rate;
+        Failure::failed(format!(
+            "the run diverged: parameters are not finite after {version} versions; use a smaller --learning-rate than \
+             {rate}"
+        ))
     }
 
     /// What it trains on, for people.
@@ -220,27 +239,68 @@ fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
 }
 
 /// Where checkpoints go. What an earlier run left there is taken up or left alone, never written over.
-fn checkpoint(args: &Args, servers: usize) -> Result<Option<CheckpointConfig>, Failure> {
+fn checkpoint(args: &Args, servers: usize, local: bool) -> Result<Option<CheckpointConfig>, Failure> {
     let Some(folder) = &args.checkpoint else { return Ok(None) };
     let wrong = |what: String| Failure::usage(format!("--checkpoint {}: {what}", folder.display()));
     if args.checkpoint_every == 0 {
         return Err(Failure::usage("--checkpoint-every cannot be 0; use 1 or more versions"));
     }
+    if args.resume && local && !folder.is_dir() {
+        return Err(Failure::failed(format!(
+            "--resume: there is no folder {}; {NO_RESUME}",
+            folder.display()
+        )));
+    }
     std::fs::create_dir_all(folder)
         .map_err(|error| wrong(format!("{error}; name a folder that can be made and written to")))?;
     let folder = folder.canonicalize().map_err(|error| wrong(error.to_string()))?;
-    let config = CheckpointConfig { folder, every: args.checkpoint_every, resume: args.resume };
-    // Of servers on other hosts the folders may be elsewhere; they look for themselves.
-    for shard in 0..servers {
-        let file = config.file(shard as u16, servers as u16);
-        if file.exists() && !args.resume {
-            let name = file.file_name().unwrap_or_default().display().to_string();
-            return Err(wrong(format!(
-                "an earlier run left {name} there; add --resume, or name another folder"
-            )));
-        }
+    let resume = if args.resume { Resume::Always } else { Resume::Never };
+    let config = CheckpointConfig::new(folder, args.checkpoint_every, resume);
+    if !local {
+        // The folders are those of the servers' hosts: each server looks for itself.
+        return Ok(Some(config));
+    }
+    let files = || (0..servers).map(|shard| config.file(shard as u16, servers as u16));
+    let name = |file: PathBuf| file.file_name().unwrap_or_default().display().to_string();
+    let (there, missing): (Vec<_>, Vec<_>) = files().partition(|file| Checkpoint::exists(file));
+    if args.resume && !missing.is_empty() {
+        let missing: Vec<_> = missing.into_iter().map(name).collect();
+        let folder = config.folder();
+        let found = match found(folder) {
+            found if found.is_empty() => "no checkpoint at all".to_owned(),
+            found => found.join(", "),
+        };
+        return Err(Failure::failed(format!(
+            "--resume: {} with --servers {servers} needs {}, and holds {found}; use the number of servers that wrote \
+             the checkpoints (the number after `of`), or {NO_RESUME}",
+            folder.display(),
+            missing.join(", ")
+        )));
+    }
+    if let Some(file) = there.into_iter().next().filter(|_| !args.resume) {
+        let name = name(file);
+        return Err(wrong(format!("an earlier run left {name} there; add --resume, or name another folder")));
+    }
+    for file in files().take(1) {
+        CheckpointOptions::new(file).try_folder().map_err(|error| {
+            let text = error.to_string();
+            Failure::usage(format!("--checkpoint {text}"))
+        })?;
     }
     Ok(Some(config))
+}
+
+/// The remedy where there is nothing to go on from.
+const NO_RESUME: &str = "leave --resume out to begin from the initial values";
+
+/// The names of all checkpoints in a folder.
+fn found(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().display().to_string());
+    let mut names: Vec<_> =
+        names.filter(|name| name.starts_with("shard-") && name.contains(".safetensors")).collect();
+    names.sort();
+    names
 }
 
 /// A time that a person may have to wait.
@@ -248,6 +308,13 @@ pub(super) fn timeout(seconds: f64) -> Result<Duration, Failure> {
     let usable = Some(seconds).filter(|seconds| (0.001..=1e6).contains(seconds)).map(Duration::from_secs_f64);
     usable
         .ok_or_else(|| Failure::usage(format!("--timeout cannot be {seconds}; use 0.001 to 1000000 seconds")))
+}
+
+/// How long a process may be silent: long enough for the heartbeats, a few of which fit into it.
+fn lease(seconds: f64) -> Result<Duration, Failure> {
+    let usable =
+        Some(seconds).filter(|seconds| (0.1..=86_400.0).contains(seconds)).map(Duration::from_secs_f64);
+    usable.ok_or_else(|| Failure::usage(format!("--lease cannot be {seconds}; use 0.1 to 86400 seconds")))
 }
 
 fn target(accuracy: Option<f32>) -> Result<Option<f32>, Failure> {

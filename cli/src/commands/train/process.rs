@@ -20,12 +20,13 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts a process that meets this one at `rendezvous`.
+    /// Starts a process that meets this one at `rendezvous` within `timeout`, or gives up.
     pub(super) fn start(
         who: Who,
         rendezvous: &str,
         secret: Option<&Secret>,
         metrics: Option<SocketAddr>,
+        timeout: Duration,
     ) -> Result<Process, Failure> {
         let failed = |error| {
             Failure::failed(format!(
@@ -39,6 +40,7 @@ impl Process {
         };
         let mut command = Command::new(own);
         command.args([role, "--place", &place.to_string(), "--rendezvous", rendezvous, "--child"]);
+        command.args(["--timeout", &timeout.as_secs_f64().to_string()]);
         if let Some(metrics) = metrics {
             command.args(["--metrics", &metrics.to_string()]);
         }

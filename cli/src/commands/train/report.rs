@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde::Serialize;
 use slackline::table::ElementType;
 
-use super::coordinate::{Outcome, WorkerOutcome};
+use super::coordinate::{Loss, Outcome, WorkerOutcome};
 use super::messages::{PathTaken, Report, Status};
 use super::plan::Plan;
 
@@ -15,6 +16,12 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 
 /// Most bars: wider histograms have several counts to a bar.
 const BARS_MAX: usize = 16;
+
+/// Workers that have a row of their own; of more, only the number is told.
+const ROWS_MAX: usize = 16;
+
+/// The shortest time over which a rate is told.
+const RATE_OVER: Duration = Duration::from_millis(100);
 
 #[derive(Serialize)]
 struct Json<'a> {
@@ -56,6 +63,9 @@ struct Json<'a> {
     server_restarts: &'a [u32],
     /// Updates that were lost with servers, as far as any worker had seen them.
     lost_updates: u64,
+    /// Checkpoints that could not be written, and why the last could not.
+    checkpoints_failed: u64,
+    checkpoint_error: Option<&'a str>,
     /// What each server last said of itself.
     server_status: &'a [Status],
     workers: Vec<JsonWorker<'a>>,
@@ -123,13 +133,15 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         evicted: lost(outcome),
         server_restarts: &outcome.restarts,
         lost_updates: outcome.lost_updates,
+        checkpoints_failed: outcome.checkpoints_failed,
+        checkpoint_error: outcome.checkpoint_error.as_deref(),
         server_status: &outcome.servers,
         workers: workers
             .map(|(worker, (outcome, factor))| JsonWorker {
                 worker,
                 straggler_factor: *factor,
                 evicted: outcome.lost.is_some(),
-                lost: outcome.lost.as_deref(),
+                lost: outcome.lost.as_ref().map(Loss::text),
                 restarts: outcome.restarts,
                 paths: &outcome.paths,
                 report: &outcome.report,
@@ -162,7 +174,12 @@ fn encoding(encoding: ElementType) -> &'static str {
 }
 
 fn rate(outcome: &Outcome) -> f64 {
-    outcome.versions as f64 / outcome.wall.as_secs_f64().max(1e-9)
+    done(outcome) as f64 / outcome.wall.as_secs_f64().max(1e-9)
+}
+
+/// Versions that this run made.
+fn done(outcome: &Outcome) -> u64 {
+    outcome.versions.saturating_sub(outcome.began)
 }
 
 fn lost(outcome: &Outcome) -> usize {
@@ -173,7 +190,8 @@ fn lost(outcome: &Outcome) -> usize {
 pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
     let header = ["worker", "clocks", "compute", "wait", "published", "pulled", "retries", "staleness"];
     let mut rows = vec![header.map(String::from).to_vec()];
-    for (worker, (outcome, factor)) in outcome.workers.iter().zip(&plan.factors).enumerate() {
+    let shown = outcome.workers.iter().zip(&plan.factors).enumerate().take(ROWS_MAX);
+    for (worker, (outcome, factor)) in shown {
         rows.push(row(worker, *factor, outcome, plan.gradients.is_none()));
     }
     if plan.gradients.is_some() {
@@ -201,16 +219,24 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
         text.truncate(text.trim_end_matches(' ').len());
         text.push('\n');
     }
+    if let Some(more @ [_, ..]) = outcome.workers.get(ROWS_MAX..) {
+        let _ = writeln!(text, "and {} more workers (--json FILE has them all)", more.len());
+    }
     let Outcome { evaluation, versions, wall, .. } = outcome;
     let rows = plan.split.test.rows();
     let _ = write!(
         text,
         "\naccuracy {:.1} %, loss {:.4} on {rows} test examples\n\
-         {versions} versions in {:.2} s, {:.0} a second\n",
+         {versions} versions{} in {:.2} s{}\n",
         100.0 * evaluation.accuracy,
         evaluation.loss,
+        if outcome.began > 0 { format!(", {} of them", done(outcome)) } else { String::new() },
         wall.as_secs_f64(),
-        rate(outcome)
+        // Of nothing, or of a moment, it says nothing.
+        match done(outcome) > 0 && *wall >= RATE_OVER {
+            true => format!(", {:.0} a second", rate(outcome)),
+            false => String::new(),
+        }
     );
     if let Some((local, distance)) = &outcome.local {
         let _ = writeln!(
@@ -221,13 +247,16 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
         );
     }
     if let (Some(_), [status]) = (plan.gradients, &outcome.servers[..]) {
-        let Status { folded, dropped, version, .. } = *status;
+        let Status { folded, dropped, voided, version, .. } = *status;
         let each = folded as f64 / version.max(1) as f64;
         let _ = write!(text, "{folded} gradients, {each:.2} in a version");
         let _ = match dropped {
+            0 => Ok(()),
+            more => write!(text, "; {more} more came too late"),
+        };
+        let _ = match voided {
             0 => writeln!(text),
-            1 => writeln!(text, "; 1 more came too late"),
-            more => writeln!(text, "; {more} more came too late"),
+            more => writeln!(text, "; {more} more were void because their worker left first"),
         };
     }
     match (plan.target, outcome.time_to_target) {
@@ -246,6 +275,11 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
             let _ =
                 writeln!(text, "{lost} workers were lost on the way; their figures are the last they told");
         }
+    }
+    if let Some(error) = &outcome.checkpoint_error {
+        let failed = outcome.checkpoints_failed;
+        let s = if failed == 1 { "" } else { "s" };
+        let _ = writeln!(text, "warning: {failed} checkpoint{s} could not be written: {error}");
     }
     match &plan.save {
         Some(path) => {

@@ -1,273 +1,251 @@
-//! A process's seat in its job: its connection to the coordinator, kept by a thread of its own, so that it is heard of
-//! however long it computes.
+//! A process's seat in its job: its membership, over which the coordinator tells it what to do and hears how it is
+//! getting on.
 
 use std::collections::VecDeque;
+use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use slackline::Error;
 use slackline::channel::Secret;
-use slackline::rendezvous::{
-    Choice, Host, Introduction, Member, MemberEvent, Membership, Path, Role, choose,
-};
-use slackline::transport::Address;
+pub(super) use slackline::job::member::End;
+use slackline::job::member::{Conversation, JobMember, WaitError};
+use slackline::job::rendezvous::{Introduction, MemberRole};
+use slackline::job::transports::Transports;
+use slackline::transport::{Address, TransportKind};
 
 use super::Trouble;
-use super::fabric::Ways;
 use super::messages::{Body, Message, Order, PathTaken, Report, json, read};
+use crate::failure::Failure;
 
 /// How often a worker tells how it is getting on.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// How long what this process says may wait for its thread to say it.
-const TURN: Duration = Duration::from_millis(5);
-
 /// How long last words may take to be heard.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Why a seat is no more.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// The job is over.
-    Dismissed,
-    /// The coordinator is gone.
-    Lost(String),
-}
+/// The longest time between two looks at a membership that may last for days.
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// A seat. It is given up when the process ends.
 pub(super) struct Seat {
-    shared: Arc<Shared>,
-    pub(super) host: Host,
-    /// What this process has to talk over.
-    pub(super) ways: Ways,
-}
-
-#[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-    /// Somebody wants a checkpoint now.
+    member: Arc<JobMember<Talk>>,
+    /// The coordinator tells the user what goes wrong, and this process says nothing.
+    quiet: bool,
+    /// Set by a signal or by the coordinator: a checkpoint is asked for.
     wanted: Arc<AtomicBool>,
+    /// A thread has begun to end this process: it tells the user why, and no other does.
+    ending: Arc<AtomicBool>,
 }
 
-#[derive(Default)]
-struct State {
+/// The conversation with the coordinator.
+struct Talk {
     orders: VecDeque<Order>,
     values: Vec<f32>,
-    members: Vec<Member>,
-    outgoing: Vec<Message>,
-    announcement: Option<Vec<Address>>,
     report: Option<Report>,
-    end: Option<End>,
+    reported: Instant,
+    wanted: Arc<AtomicBool>,
+    /// The last checkpoint is asked for.
+    closing: bool,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl Conversation for Talk {
+    fn receive(&mut self, message: Vec<u8>) -> Option<End> {
+        match read::<Order>(&message) {
+            Ok(Body::Json(Order::Leave)) => return Some(End::Dismissed),
+            Ok(Body::Json(Order::Refuse(why) | Order::Abort(why))) => return Some(End::Told(why)),
+            Ok(Body::Json(Order::Checkpoint)) => self.wanted.store(true, Ordering::Relaxed),
+            Ok(Body::Json(Order::Close)) => self.closing = true,
+            Ok(Body::Json(order)) => self.orders.push_back(order),
+            Ok(Body::Values(values)) => self.values.extend(values),
+            Err(error) => {
+                let why = format!("the coordinator said what cannot be understood: {error}");
+                return Some(End::Lost(why));
+            }
+        }
+        None
+    }
+
+    fn due(&mut self, now: Instant) -> Option<Vec<u8>> {
+        if now.saturating_duration_since(self.reported) < REPORT_EVERY {
+            return None;
+        }
+        let report = self.report.as_mut()?;
+        let message = json(&Message::Progress(report.clone()));
+        report.loss = None;
+        self.reported = now;
+        Some(message)
     }
 }
 
 impl Seat {
-    /// Joins the job at `address`, within `timeout`. Whoever sets `wanted` wants a checkpoint.
+    /// Joins the job at `address`, within `timeout`. A signal sets `wanted` to ask for a checkpoint.
     pub(super) fn take(
         address: &str,
         introduction: Introduction,
         secret: Option<Secret>,
         wanted: Arc<AtomicBool>,
         timeout: Duration,
+        quiet: bool,
     ) -> Result<Seat, Trouble> {
-        let host = introduction.host.clone();
-        let (rank, place) = (introduction.rank, introduction.place);
-        let membership = Membership::join(address, introduction, secret.clone(), timeout)?;
-        let place = rank.or(place).map_or(0, |place| place as usize);
-        let ways = Ways::new(secret, Some(membership.local_address()?.ip()), place);
-        let shared = Arc::new(Shared { wanted, ..Shared::default() });
-        let kept = Arc::clone(&shared);
-        std::thread::Builder::new().name("job".into()).spawn(move || keep(membership, &kept))?;
-        Ok(Seat { shared, host, ways })
+        let talk = Talk {
+            orders: VecDeque::new(),
+            values: Vec::new(),
+            report: None,
+            reported: Instant::now(),
+            wanted: Arc::clone(&wanted),
+            closing: false,
+        };
+        let member = Arc::new(JobMember::join(address, introduction, secret, talk, timeout)?);
+        Ok(Seat { member, quiet, wanted, ending: Arc::default() })
+    }
+
+    /// The shard or the worker that this process is.
+    pub(super) fn place(&self) -> u32 {
+        self.member.place
+    }
+
+    /// The transports of this process.
+    pub(super) fn transports(&self) -> &Transports {
+        &self.member.transports
     }
 
     /// The next order, within `timeout`.
     pub(super) fn order(&self, timeout: Duration) -> Result<Order, Trouble> {
-        self.wait(timeout, "an order", |state| state.orders.pop_front())
+        self.member.wait(timeout, "an order", |talk| talk.orders.pop_front()).map_err(told)
     }
 
     /// So many values, which follow an order.
     pub(super) fn values(&self, count: usize, timeout: Duration) -> Result<Vec<f32>, Trouble> {
-        self.wait(timeout, "the initial values", |state| {
-            (state.values.len() >= count).then(|| std::mem::take(&mut state.values))
-        })
+        let all = |talk: &mut Talk| (talk.values.len() >= count).then(|| std::mem::take(&mut talk.values));
+        self.member.wait(timeout, "the initial values", all).map_err(told)
     }
 
-    /// Waits until all `count` members of a role can be reached, and chooses the way to each, in order of their places.
+    /// Waits until all `count` members of a role can be reached, and chooses the transport to each, in order of their
+    /// places.
     pub(super) fn reach(
         &self,
-        role: Role,
+        role: MemberRole,
         count: usize,
-        require: Option<Path>,
+        require: Option<TransportKind>,
         timeout: Duration,
     ) -> Result<(Vec<Address>, Vec<PathTaken>), Trouble> {
-        let up = |member: &&Member| member.role == role && !member.addresses.is_empty();
-        let mut members = self.wait(timeout, &format!("all {role}s to be up"), |state| {
-            let members: Vec<Member> = state.members.iter().filter(up).cloned().collect();
-            (members.len() == count).then_some(members)
-        })?;
-        members.sort_by_key(|member| member.place);
+        let choices = self.member.reach(role, count, require, timeout).map_err(told)?;
         let (mut addresses, mut taken) = (Vec::new(), Vec::new());
-        for member in members {
-            let Choice { path, address, reason } =
-                choose(&self.host, &member, require, &|| self.ways.rdma())?;
-            let place = member.place;
-            tracing::info!(%role, place, host = %member.host, %path, %address, reason, "chose a path");
+        for (place, choice) in (0..).zip(choices) {
             let (server, worker) = match role {
-                Role::Server => (Some(place), None),
-                Role::Worker | Role::Reader => (None, Some(place)),
+                MemberRole::Server => (Some(place), None),
+                MemberRole::Worker | MemberRole::Reader => (None, Some(place)),
             };
-            addresses.push(address);
-            taken.push(PathTaken { server, worker, path, reason });
+            addresses.push(choice.address);
+            taken.push(PathTaken { server, worker, path: choice.kind, reason: choice.reason });
         }
         Ok((addresses, taken))
     }
 
-    fn wait<R>(
-        &self,
-        timeout: Duration,
-        what: &str,
-        mut until: impl FnMut(&mut State) -> Option<R>,
-    ) -> Result<R, Trouble> {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.shared.state();
-        loop {
-            if let Some(result) = until(&mut state) {
-                return Ok(result);
-            }
-            match &state.end {
-                Some(End::Dismissed) => return Err("the job ended".into()),
-                Some(End::Lost(why)) => return Err(why.clone().into()),
-                None => {}
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(format!("waited {timeout:?} for {what}; use a longer --timeout").into());
-            }
-            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
     /// Whether a checkpoint was asked for since the last look.
     pub(super) fn wants_checkpoint(&self) -> bool {
-        self.shared.wanted.swap(false, Ordering::Relaxed)
+        self.wanted.swap(false, Ordering::Relaxed)
     }
 
     /// Why the seat is no more, if it is.
     pub(super) fn end(&self) -> Option<End> {
-        self.shared.state().end.clone()
+        self.member.end()
     }
 
-    /// Calls `then` once the seat is no more.
-    pub(super) fn at_end(&self, then: impl FnOnce(End) + Send + 'static) -> Result<(), Trouble> {
-        let shared = Arc::clone(&self.shared);
+    /// Ends this process with the job. Nothing is lost by leaving in the middle: servers drop what was not announced.
+    pub(super) fn end_with_the_job(&self) -> Result<(), Trouble> {
+        let (member, ending, quiet) = (Arc::clone(&self.member), Arc::clone(&self.ending), self.quiet);
         let wait = move || {
-            let mut state = shared.state();
             let end = loop {
-                if let Some(end) = &state.end {
-                    break end.clone();
+                if let Some(end) = member.wait_for_the_end(DAY) {
+                    break end;
                 }
-                state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
-            drop(state);
-            then(end);
+            // The main thread has an error of its own, and ends this process.
+            if ending.swap(true, Ordering::SeqCst) {
+                return;
+            }
+            match end {
+                End::Dismissed => std::process::exit(0),
+                End::Told(why) | End::Lost(why) => {
+                    if !quiet {
+                        eprintln!("{}", Failure::failed(why));
+                    }
+                    std::process::exit(1)
+                }
+            }
         };
         std::thread::Builder::new().name("end of job".into()).spawn(wait)?;
         Ok(())
     }
 
+    /// Returns true if the last checkpoint was asked for since the last look.
+    pub(super) fn closes(&self) -> bool {
+        self.member.with(|talk| std::mem::take(&mut talk.closing))
+    }
+
+    /// Waits a moment until everything that was said is on its way.
+    pub(super) fn flush(&self) {
+        self.member.flush(LAST_WORDS);
+    }
+
     /// Tells the coordinator something.
     pub(super) fn say(&self, message: Message) {
-        self.shared.state().outgoing.push(message);
+        self.member.send(json(&message));
     }
 
     /// What is to be told ten times a second from now on.
     pub(super) fn report(&self, report: Report) {
-        self.shared.state().report = Some(report);
+        self.member.with(|talk| talk.report = Some(report));
     }
 
     /// Says it for the last time.
     pub(super) fn finish(&self, report: Report) {
-        let mut state = self.shared.state();
-        state.report = None;
-        state.outgoing.push(Message::Finished(report));
+        self.member.with(|talk| talk.report = None);
+        self.say(Message::Finished(report));
     }
 
     /// Tells everybody where this process is reached.
     pub(super) fn announce(&self, addresses: Vec<Address>) {
-        self.shared.state().announcement = Some(addresses);
+        self.member.announce(addresses);
     }
 
-    /// Tells the coordinator that this process gives up, and waits a moment for it to hear.
-    pub(super) fn fail(&self, message: String) {
-        self.say(Message::Failed { message });
+    /// Gives up: tells the coordinator why, and the user, unless the coordinator does.
+    ///
+    /// A peer that is lost may be gone because the job has failed: the coordinator is given a moment to tell that
+    /// cause.
+    pub(super) fn give_up(&self, error: &Trouble) -> ExitCode {
+        let own = error.to_string();
+        if self.ending.swap(true, Ordering::SeqCst) {
+            // The other thread tells why, and ends the process.
+            loop {
+                std::thread::park();
+            }
+        }
+        self.say(Message::Failed { message: own.clone() });
         // The coordinator answers by ending the connection.
-        let never = |_: &mut State| None::<()>;
-        let _heard = self.wait(LAST_WORDS, "the coordinator", never);
+        let end = self.member.wait_for_the_end(LAST_WORDS);
+        if self.quiet {
+            return ExitCode::FAILURE;
+        }
+        let is_loss = |error: &Error| matches!(error, Error::ServerLost { .. } | Error::Evicted { .. });
+        match end {
+            Some(End::Told(why)) if error.downcast_ref().is_some_and(is_loss) => {
+                Failure::failed(why).report()
+            }
+            _ => Failure::failed(own).report(),
+        }
     }
 }
 
-/// The thread: until the job is over or the coordinator is gone.
-fn keep(mut membership: Membership, shared: &Shared) {
-    let mut reported = Instant::now();
-    let end = loop {
-        match turn(&mut membership, shared, &mut reported) {
-            Ok(None) => membership.wait(TURN),
-            Ok(Some(end)) => break end,
-            Err(error) => break End::Lost(error.to_string()),
+/// A wait that failed, to a user who has an option for its length.
+fn told(error: WaitError) -> Trouble {
+    match error {
+        WaitError::Deadline { what, waited } => {
+            format!("waited {waited:?} for {what}; use a longer --timeout").into()
         }
-    };
-    shared.state().end = Some(end);
-    shared.changed.notify_all();
-}
-
-/// Says and hears what there is.
-fn turn(
-    membership: &mut Membership,
-    shared: &Shared,
-    reported: &mut Instant,
-) -> Result<Option<End>, slackline::rendezvous::Error> {
-    let mut state = shared.state();
-    let mut messages = std::mem::take(&mut state.outgoing);
-    let announcement = state.announcement.take();
-    if let Some(report) = &mut state.report
-        && reported.elapsed() >= REPORT_EVERY
-    {
-        messages.push(Message::Progress(report.clone()));
-        report.loss = None;
-        *reported = Instant::now();
+        error => error.into(),
     }
-    drop(state);
-    if let Some(addresses) = announcement {
-        membership.announce(addresses)?;
-    }
-    for message in messages {
-        membership.say(&json(&message))?;
-    }
-    while let Some(event) = membership.poll()? {
-        let mut state = shared.state();
-        match event {
-            MemberEvent::Members => state.members = membership.members().to_vec(),
-            MemberEvent::Said(message) => match read::<Order>(&message) {
-                Ok(Body::Json(Order::Leave)) => return Ok(Some(End::Dismissed)),
-                Ok(Body::Json(Order::Refuse(why))) => return Ok(Some(End::Lost(why))),
-                Ok(Body::Json(Order::Checkpoint)) => shared.wanted.store(true, Ordering::Relaxed),
-                Ok(Body::Json(order)) => state.orders.push_back(order),
-                Ok(Body::Values(values)) => state.values.extend(values),
-                Err(error) => {
-                    let why = format!("the coordinator said what cannot be understood: {error}");
-                    return Ok(Some(End::Lost(why)));
-                }
-            },
-        }
-        drop(state);
-        shared.changed.notify_all();
-    }
-    Ok(None)
 }

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use slackline_cli::model::Evaluation;
+use slackline_lab::model::Evaluation;
 
 use super::plan::Plan;
 

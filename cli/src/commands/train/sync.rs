@@ -4,20 +4,21 @@ use std::time::{Duration, Instant};
 
 use slackline::Error;
 use slackline::clock::Clock;
+use slackline::job::rendezvous::MemberRole;
 use slackline::kernel::{self, Fold, Gradient, Optimizer, Pass};
 use slackline::mem::{HostMemory, VolatileSlice};
 use slackline::node::{GroupError, GroupMember, GroupOptions, Publisher, PublisherOptions, ShardOptions};
-use slackline::rendezvous::Role;
 use slackline::scheme::{Config, Groups, WorkerAction, WorkerEvent, WorkerScheme};
 use slackline::table::ElementType;
-use slackline_cli::metrics::{self, PeerMetrics, PeerState, Registry, WorkerMetrics};
 use smallvec::SmallVec;
 
 use super::Trouble;
 use super::compute::Computer;
-use super::fabric::{Fabric, flatten};
 use super::messages::{Message, PathTaken, Report, SyncConfig, WorkConfig};
 use super::seat::Seat;
+use crate::metrics::{self, PeerMetrics, PeerState, Registry, WorkerMetrics};
+use slackline::job::transports::flatten;
+use slackline::transport::mixed::Mixed;
 
 /// How often a worker brings up to date what it tells.
 const REPORT_EVERY: Duration = Duration::from_millis(50);
@@ -29,8 +30,8 @@ const ATTEND: Duration = Duration::from_secs(1);
 pub(super) struct Sync<'a> {
     seat: &'a Seat,
     computer: Computer,
-    member: GroupMember<Fabric>,
-    publisher: Publisher<Fabric>,
+    member: GroupMember<Mixed>,
+    publisher: Publisher<Mixed>,
     scheme: Box<dyn WorkerScheme>,
     groups: Groups,
     steps: Steps,
@@ -57,18 +58,27 @@ impl<'a> Sync<'a> {
         };
         let groups = Groups::new(config.workers, group, partition)?;
         let initial = seat.values(computer.spec.parameters(), timeout)?;
-        let options = GroupOptions { checksums: config.checksums, run: sync.run, ..GroupOptions::default() };
-        let at = || seat.ways.listen_at(&sync.listen);
+        let options = GroupOptions {
+            checksums: config.checksums,
+            run: sync.run,
+            lease: Duration::from_secs_f64(sync.lease_s),
+        };
+        let at = || seat.transports().listen_at(&sync.listen);
         let places = (at()?, at()?);
         let (rank, workers) = (config.worker, config.workers);
         let listener =
-            GroupMember::listen(seat.ways.fabric(), &places.0, rank, workers, initial.len(), options)?;
+            GroupMember::listen(seat.transports().open(), &places.0, rank, workers, initial.len(), options)?;
         let memory = ShardOptions { checksums: config.checksums, ..ShardOptions::default() };
-        let mut publisher =
-            Publisher::new(seat.ways.fabric(), &places.1, sync.table.clone(), PublisherOptions { memory })?;
+        let mut publisher = Publisher::new(
+            seat.transports().open(),
+            &places.1,
+            sync.table.clone(),
+            PublisherOptions { memory },
+        )?;
         publish(&mut publisher, &initial, timeout)?;
         seat.announce(flatten(listener.address()));
-        let (addresses, mut peers) = seat.reach(Role::Worker, config.workers, config.require, timeout)?;
+        let (addresses, mut peers) =
+            seat.reach(MemberRole::Worker, config.workers, config.require, timeout)?;
         peers.retain(|taken| taken.worker != Some(config.worker as u32));
         let mut member = listener.connect(&addresses, timeout)?;
         member.parameters_mut()?.copy_from_slice(&initial);
@@ -178,7 +188,7 @@ impl<'a> Sync<'a> {
     }
 }
 
-fn publish(publisher: &mut Publisher<Fabric>, parameters: &[f32], timeout: Duration) -> Result<(), Error> {
+fn publish(publisher: &mut Publisher<Mixed>, parameters: &[f32], timeout: Duration) -> Result<(), Error> {
     publisher.publish_with(timeout, |frame| kernel::encode(parameters, frame, ElementType::F32))?;
     Ok(())
 }

@@ -4,21 +4,26 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use slackline::Error;
-use slackline::node::{LinkStatus, Worker, WorkerOptions};
-use slackline::rendezvous::Role;
-use slackline_cli::data::{self, Dataset};
-use slackline_cli::metrics::{self, PeerMetrics, PeerState, Registry, WorkerMetrics};
-use slackline_cli::model::{Batches, ModelSpec};
+use slackline::job::rendezvous::MemberRole;
+use slackline::node::{LinkStatus, Step, Worker, WorkerOptions, now};
+
+use slackline_lab::data::{self, Dataset};
+use slackline_lab::model::{Batches, ModelSpec};
 
 use super::Trouble;
 use super::compute::{Computer, Pace};
-use super::fabric::{Fabric, path_of};
 use super::messages::{Message, Order, Report, WorkConfig};
-use super::seat::{End, Seat};
+use super::seat::Seat;
 use super::sync::Sync;
+use crate::metrics::{self, PeerMetrics, PeerState, Registry, WorkerMetrics};
+use slackline::transport::TransportKind;
+use slackline::transport::mixed::Mixed;
 
 /// How long one try to connect to servers that came back may take.
 const RECONNECT_TRY: Duration = Duration::from_secs(2);
+
+/// The time between two looks of a finished worker at its connections.
+const ATTEND_EVERY: Duration = Duration::from_millis(50);
 
 /// How often a worker brings up to date what it tells.
 const REPORT_EVERY: Duration = Duration::from_millis(50);
@@ -41,41 +46,34 @@ pub(super) fn work(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) -
     computer.local_steps = u64::from(config.scheme.local_steps());
     if config.sync.is_some() {
         let mut sync = Sync::meet(seat, *config, computer, metrics)?;
-        end_with_the_job(seat)?;
+        seat.end_with_the_job()?;
         seat.report(Report::default());
         sync.train()?;
         seat.finish(sync.report());
         return sync.attend();
     }
-    let (addresses, taken) = seat.reach(Role::Server, config.servers, config.require, timeout)?;
+    let (addresses, taken) = seat.reach(MemberRole::Server, config.servers, config.require, timeout)?;
     let options = WorkerOptions {
         encoding: config.encoding,
         checksums: config.checksums,
         own_step: config.own_step,
+        // Started again, it is the same worker to the servers.
+        identity: u32::try_from(config.worker).ok(),
         ..WorkerOptions::new(config.scheme)
     };
-    let mut worker = Worker::connect(seat.ways.fabric(), &addresses, options, timeout)?;
+    let mut worker = Worker::connect(seat.transports().open(), &addresses, options, timeout)?;
     seat.say(Message::Joined(taken));
 
-    end_with_the_job(seat)?;
+    seat.end_with_the_job()?;
     seat.report(Report::default());
     let mut trainer = Trainer { computer, config: *config, timeout, seat, metrics };
     trainer.train(&mut worker)?;
-    seat.finish(Report::of(worker.clock(), worker.statistics()));
     loop {
-        std::thread::park();
+        seat.finish(Report::of(worker.clock(), worker.statistics()));
+        trainer.attend(&mut worker)?;
+        // A server that came back with a checkpoint may lack this worker's last gradients: the others wait for them.
+        trainer.train(&mut worker)?;
     }
-}
-
-/// Ends this process with the job. Nothing is lost by leaving in the middle: servers drop what was not announced.
-fn end_with_the_job(seat: &Seat) -> Result<(), Trouble> {
-    seat.at_end(|end| match end {
-        End::Dismissed => std::process::exit(0),
-        End::Lost(why) => {
-            eprintln!("error: {why}");
-            std::process::exit(1)
-        }
-    })
 }
 
 /// The training examples, as the coordinator saw them.
@@ -105,7 +103,7 @@ struct Trainer<'a> {
 
 impl Trainer<'_> {
     /// Trains until all steps are done, through the loss of servers if they may come back.
-    fn train(&mut self, worker: &mut Worker<Fabric>) -> Result<(), Trouble> {
+    fn train(&mut self, worker: &mut Worker<Mixed>) -> Result<(), Trouble> {
         while let Err(error) = self.steps(worker) {
             let lost = matches!(error, Error::ServerLost { .. } | Error::Evicted { .. });
             if !lost || !self.config.reconnect {
@@ -117,14 +115,30 @@ impl Trainer<'_> {
         Ok(())
     }
 
+    /// Stays in until a server is lost and has come back: it waits for all workers that are in, also for one that has
+    /// finished. The end of the job ends the process.
+    fn attend(&mut self, worker: &mut Worker<Mixed>) -> Result<(), Trouble> {
+        loop {
+            std::thread::sleep(ATTEND_EVERY);
+            match worker.poll(now()) {
+                Ok(_) => {}
+                Err(error) if self.config.reconnect => return self.reconnect(worker, error),
+                // The coordinator decides what becomes of a job that has lost a server.
+                Err(_) => loop {
+                    std::thread::park();
+                },
+            }
+        }
+    }
+
     /// Connects again once all servers are up, wherever they are by then.
-    fn reconnect(&mut self, worker: &mut Worker<Fabric>, lost: Error) -> Result<(), Trouble> {
+    fn reconnect(&mut self, worker: &mut Worker<Mixed>, lost: Error) -> Result<(), Trouble> {
         let deadline = Instant::now() + self.timeout;
         let mut last = Trouble::from(lost);
         while Instant::now() < deadline {
             let left = deadline.saturating_duration_since(Instant::now());
             let WorkConfig { servers, require, .. } = self.config;
-            let (addresses, taken) = self.seat.reach(Role::Server, servers, require, left)?;
+            let (addresses, taken) = self.seat.reach(MemberRole::Server, servers, require, left)?;
             // What is told of a server that has just died may not have been corrected yet.
             match worker.reconnect(&addresses, left.min(RECONNECT_TRY)) {
                 Ok(()) => {
@@ -139,17 +153,17 @@ impl Trainer<'_> {
 
     /// The clock of the worker says which step it is at: it may begin late, and after a loss it goes on where the
     /// servers are.
-    fn steps(&mut self, worker: &mut Worker<Fabric>) -> Result<(), Error> {
+    fn steps(&mut self, worker: &mut Worker<Mixed>) -> Result<(), Error> {
         let (mut sum, mut count, mut reported) = (0.0, 0u32, Instant::now());
         while self.config.steps.is_none_or(|steps| worker.clock().0 < steps) {
-            worker.begin(self.timeout)?;
-            match self.compute(worker)? {
+            let mut step = worker.step(self.timeout)?;
+            match self.compute(&mut step)? {
                 Some(loss) => {
-                    worker.encode(&self.computer.gradient)?;
-                    worker.publish(Some(loss), self.timeout)?;
+                    step.encode(&self.computer.gradient)?;
+                    step.publish(Some(loss), self.timeout)?;
                     (sum, count) = (sum + f64::from(loss), count + 1);
                 }
-                None => worker.abandon()?,
+                None => step.abandon()?,
             }
             // Cheap next to a step, but there may be thousands of steps between two reports.
             if reported.elapsed() >= REPORT_EVERY {
@@ -161,17 +175,17 @@ impl Trainer<'_> {
     }
 
     /// The gradient of this clock, and its loss; none if a server asked to give it up.
-    fn compute(&mut self, worker: &mut Worker<Fabric>) -> Result<Option<f32>, Error> {
-        let clock = worker.clock().0;
+    fn compute(&mut self, step: &mut Step<'_, Mixed>) -> Result<Option<f32>, Error> {
+        let clock = step.view().clock.0;
         if !self.config.scheme.interrupts() && self.computer.local_steps == 1 {
-            return self.computer.gradient(clock, worker.parameters()?).map(Some);
+            return self.computer.gradient(clock, step.parameters()?).map(Some);
         }
         self.computer.base.clear();
-        self.computer.base.extend_from_slice(worker.parameters()?);
-        self.computer.gradient_unless(clock, &mut || worker.should_stop())
+        self.computer.base.extend_from_slice(step.parameters()?);
+        self.computer.gradient_unless(clock, &mut || step.should_stop())
     }
 
-    fn tell(&self, worker: &Worker<Fabric>, loss: Option<f64>) {
+    fn tell(&self, worker: &Worker<Mixed>, loss: Option<f64>) {
         self.seat.report(Report { loss, ..Report::of(worker.clock(), worker.statistics()) });
         let Some(metrics) = self.metrics else { return };
         let clock = worker.clock().0;
@@ -190,7 +204,7 @@ fn peer(link: LinkStatus) -> PeerMetrics {
         name: format!("server {}", link.shard),
         role: metrics::Role::Server,
         state: PeerState::Up,
-        path: path_of(link.transport),
+        path: link.transport.parse().unwrap_or(TransportKind::Shm),
         bytes_in: link.bytes_pulled,
         bytes_out: link.bytes_published,
     }

@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::rendezvous::{HubEvent, Role};
+use slackline::job::rendezvous::{HubEvent, MemberRole};
 
+use super::causes::{Loss, causes, could_not_join, sentence};
 use super::{Coordinator, LAST_WORDS, Place, SILENT_FOR, State, TICK, who};
 use crate::commands::train::Who;
+use crate::commands::train::messages::{Order, json};
 use crate::commands::train::process::Process;
-use crate::failure::Failure;
+use crate::failure::{Failure, split};
 
 impl Coordinator<'_> {
     /// Children that ended before they joined, or whose connection outlives them.
@@ -51,7 +53,7 @@ impl Coordinator<'_> {
     pub(super) fn close(&mut self, worker: usize, reason: &str) {
         let place = &mut self.workers[worker];
         let how = place.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
-        place.outcome.lost.get_or_insert(how);
+        place.outcome.lost.get_or_insert(Loss::Ended(how));
         // A worker that has finished stays until it is told to leave, but its gradients are in already.
         place.state = if place.state == State::Finished {
             place.outcome.lost = None;
@@ -69,16 +71,16 @@ impl Coordinator<'_> {
     pub(super) fn restart_worker(&mut self, worker: usize) {
         let place = &mut self.workers[worker];
         place.restarts += 1;
-        let why = place.outcome.lost.take().unwrap_or_else(|| "ended".into());
-        let which = format!("start {} of {} again", place.restarts, self.plan.restarts);
-        self.display.warn(&format!("worker {worker} {why}; {which}"));
+        let why = place.outcome.lost.take().unwrap_or_else(|| Loss::ended("ended"));
+        let (why, _) = split(&sentence([(worker, &why)].into_iter()));
+        self.display.warn(&format!("{why}; start {} of {} again", place.restarts, self.plan.restarts));
         match self.start(Who::Worker(worker)) {
             Ok(process) => {
                 self.workers[worker].process = Some(process);
                 self.workers[worker].state = State::Starting;
-                self.workers[worker].heard = Instant::now();
+                self.workers[worker].heard += 1;
             }
-            Err(error) => self.workers[worker].outcome.lost = Some(error.to_string()),
+            Err(error) => self.workers[worker].outcome.lost = Some(Loss::Said(error.text())),
         }
     }
 
@@ -112,27 +114,33 @@ impl Coordinator<'_> {
             return Ok(());
         }
         let which = format!("start {} of {} again", place.restarts, self.plan.restarts);
-        self.display.warn(&format!("{server} {how}; {which}, from its checkpoint"));
+        self.display.warn(&format!("{server} {how}; {which}"));
         self.servers[shard].process = Some(self.start(server)?);
         Ok(())
     }
 
     /// Workers that are neither heard of nor counted by the servers are ended: nobody can wait for them.
     pub(super) fn let_go_of_the_silent(&mut self) {
+        let now = slackline::node::now();
+        let silent = |place: &mut Place| place.silence.observe(now, place.heard, SILENT_FOR);
+        let silent: Vec<bool> = self.workers.iter_mut().map(silent).collect();
         let lost = self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count();
         if self.evicted().is_some_and(|evicted| evicted <= lost as u64) {
             return;
         }
-        for worker in 0..self.workers.len() {
+        for (worker, silent) in silent.into_iter().enumerate() {
             let place = &mut self.workers[worker];
-            let silent = place.state == State::Running && place.heard.elapsed() > SILENT_FOR;
-            if silent && place.outcome.lost.is_none() {
-                let why = if self.servers.is_empty() {
-                    "was silent"
-                } else {
-                    "was silent, and the servers evicted it"
-                };
-                place.outcome.lost = Some(why.into());
+            if silent && place.state == State::Running && place.outcome.lost.is_none() {
+                let why = format!("was silent for {} s", SILENT_FOR.as_secs());
+                place.outcome.lost = Some(Loss::Ended(why));
+                // A process that is started again after it was stopped reads this first.
+                if let Some(member) = place.member {
+                    let why = format!(
+                        "worker {worker} was evicted: it was silent for longer than {} s; start it again to rejoin",
+                        SILENT_FOR.as_secs()
+                    );
+                    self.hub.say(member, &json(&Order::Refuse(why)));
+                }
                 self.let_go(worker);
             }
         }
@@ -149,33 +157,33 @@ impl Coordinator<'_> {
         let lost =
             self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count() as u64;
         let remaining = self.plan.workers - lost as usize;
-        let mut waiting = 0;
-        for (worker, place) in self.workers.iter_mut().enumerate() {
-            if place.state != (State::Lost { announced: false }) {
-                continue;
-            }
-            if left < lost && !regardless {
-                waiting += 1;
-                continue;
-            }
-            place.state = State::Lost { announced: true };
-            let why = place.outcome.lost.as_deref().unwrap_or("ended");
-            self.display
-                .warn(&format!("worker {worker} {why}; evicted, {remaining} of {} go on", self.plan.workers));
+        let is_new = |place: &Place| place.state == State::Lost { announced: false };
+        if left < lost && !regardless {
+            return self.workers.iter().filter(|place| is_new(place)).count();
         }
-        waiting
+        let unknown = Loss::ended("ended");
+        let new = self.workers.iter().enumerate().filter(|(_, place)| is_new(place));
+        let new = new.map(|(worker, place)| (worker, place.outcome.lost.as_ref().unwrap_or(&unknown)));
+        for cause in causes(new) {
+            self.display.warn(&format!("{cause}; evicted, {remaining} of {} go on", self.plan.workers));
+        }
+        for place in self.workers.iter_mut().filter(|place| is_new(place)) {
+            place.state = State::Lost { announced: true };
+        }
+        0
     }
 
-    pub(super) fn lost_worker_at_start(&self, worker: usize) -> Failure {
-        let why = self.workers[worker].outcome.lost.as_deref().unwrap_or("ended");
-        Failure::failed(format!("worker {worker} could not join: {why}"))
+    pub(super) fn losses(&self) -> impl Iterator<Item = (usize, &Loss)> {
+        let places = self.workers.iter().enumerate();
+        places.filter_map(|(worker, place)| Some((worker, place.outcome.lost.as_ref()?)))
+    }
+
+    pub(super) fn lost_at_start(&self) -> Failure {
+        Failure::failed(could_not_join(self.losses()))
     }
 
     pub(super) fn all_lost(&self) -> Failure {
-        let places = || self.workers.iter().enumerate();
-        let why = places().filter_map(|(worker, place)| Some((worker, place.outcome.lost.as_deref()?)));
-        let why: Vec<_> = why.map(|(worker, why)| format!("worker {worker}: {why}")).collect();
-        Failure::failed(format!("all workers are lost: {}", why.join(", ").replace("; ", ", ")))
+        Failure::failed(format!("all workers are lost: {}", sentence(self.losses())))
     }
 
     /// A run without one of its shards cannot go on. What the workers saw of it is told with it.
@@ -190,13 +198,17 @@ impl Coordinator<'_> {
         let _ = self.listen_on(LAST_WORDS, told);
         let mut message = format!("lost shard {shard} of {}: its server {how}", self.plan.servers);
         let said = self.workers.iter().enumerate().find_map(|(worker, place)| {
-            Some((worker, place.outcome.lost.as_deref().filter(|said| said.starts_with("lost shard"))?))
+            let said = place.outcome.lost.as_ref()?.text();
+            Some((worker, Some(said).filter(|said| said.starts_with("lost shard"))?))
         });
         if let Some((worker, said)) = said {
             let said = said.rsplit_once("; ").map_or(said, |(said, _)| said);
             message.push_str(&format!(" (worker {worker}: {said})"));
         }
-        message.push_str("; start the run again, with --load if there is a saved model to go on from");
+        message.push_str(match self.can_resume() {
+            true => "; start the run again with --resume to go on from its checkpoints",
+            false => "; start the run again, with --load if there is a saved model to go on from",
+        });
         Failure::failed(message)
     }
 
@@ -207,7 +219,7 @@ impl Coordinator<'_> {
             self.hub.wait(TICK);
             while let Some(event) = self.hub.poll() {
                 match &event {
-                    HubEvent::Left { member, .. } if member.role == Role::Server => {
+                    HubEvent::Left { member, .. } if member.role == MemberRole::Server => {
                         let Who::Server(shard) = who(member) else { continue };
                         self.servers[shard].member = None;
                         return Err(self.lost_server(shard, None));

@@ -6,33 +6,40 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use slackline::rendezvous::{
-    Choice, Host, Hub, HubEvent, HubOptions, Member, MemberId, Path, PathError, Role, choose,
-};
+use slackline::job::choose::{Choice, PathError, choose};
+use slackline::job::rendezvous::{Host, Hub, HubEvent, HubOptions, Member, MemberId, MemberRole};
+use slackline::job::transports::Transports;
+use slackline::time::Silence;
 use slackline::transport::Address;
-use slackline_cli::metrics::{self, NodeMetrics, PeerMetrics, PeerState, Registry};
-use slackline_cli::model::Evaluation;
+use slackline::transport::TransportKind;
+use slackline_lab::model::Evaluation;
 
 use super::evaluate::{Evaluator, Final, Judged, Places};
-use super::fabric::Ways;
 use super::job::{checkpoint_requests, serve_metrics};
 use super::messages::{
-    Body, Message, Order, PathTaken, Report, ServeConfig, Status, SyncConfig, VALUES_PER_MESSAGE, WorkConfig,
-    json, read, values,
+    Body, Message, Order, PathTaken, Report, Resume, ServeConfig, Status, SyncConfig, VALUES_PER_MESSAGE,
+    WorkConfig, json, read, values,
 };
 use super::plan::{PEERS, Plan};
 use super::process::Process;
 use super::show::{Display, Glance};
+use super::stop::Stop;
 use super::{Event, Who};
 use crate::failure::Failure;
+use crate::metrics::{self, NodeMetrics, Registry};
+use checkpoints::Disk;
 
+mod causes;
+mod checkpoints;
+mod end;
 mod losses;
+mod measure;
+mod start;
+
+pub(super) use causes::Loss;
 
 /// How long the coordinator waits for its members at a time.
 const TICK: Duration = Duration::from_millis(10);
-
-/// How often what is served of this process is brought up to date.
-const MEASURE_EVERY: Duration = Duration::from_millis(100);
 
 /// Bytes of initial values on their way to one server.
 const ON_THE_WAY: usize = 8 << 20;
@@ -51,6 +58,8 @@ pub(super) struct Outcome {
     /// Where each worker has its own parameters: how good the first one's are, and how far from the mean.
     pub(super) local: Option<(Evaluation, f64)>,
     pub(super) versions: u64,
+    /// The version that it began at.
+    pub(super) began: u64,
     /// When the accuracy that was aimed at was there, counted as `wall`.
     pub(super) time_to_target: Option<Duration>,
     /// From the last worker joining to the last gradient folded in.
@@ -60,6 +69,9 @@ pub(super) struct Outcome {
     pub(super) restarts: Vec<u32>,
     /// Updates that were lost with servers, as far as any worker has seen them.
     pub(super) lost_updates: u64,
+    /// Checkpoints that could not be written, and why the last could not.
+    pub(super) checkpoints_failed: u64,
+    pub(super) checkpoint_error: Option<String>,
     /// The last that each server said of itself.
     pub(super) servers: Vec<Status>,
 }
@@ -70,7 +82,7 @@ pub(super) struct WorkerOutcome {
     /// The last that it said of itself.
     pub(super) report: Report,
     /// Why it did not finish, if it did not.
-    pub(super) lost: Option<String>,
+    pub(super) lost: Option<Loss>,
     /// How it reached the servers.
     pub(super) paths: Vec<PathTaken>,
     /// How often it came back.
@@ -100,7 +112,9 @@ struct Place {
     earlier: Report,
     state: State,
     outcome: WorkerOutcome,
-    heard: Instant,
+    /// How often it was heard of, and for how long it has not been while this process listened.
+    heard: u64,
+    silence: Silence,
 }
 
 /// A server.
@@ -113,6 +127,7 @@ struct Shard {
     status: Status,
     restarts: u32,
     lost_updates: Option<u64>,
+    disk: Disk,
     /// Since when it is gone, if it may come back.
     gone: Option<Instant>,
 }
@@ -127,10 +142,12 @@ struct Coordinator<'a> {
     places: Places,
     metrics: Option<Registry>,
     /// What this process reads the parameters over.
-    ways: Ways,
+    transports: Transports,
     measured: Instant,
     /// Somebody wants checkpoints now.
     wanted: Arc<AtomicBool>,
+    /// Where a last checkpoint is to be written before this process ends: the signal that it was asked to end by.
+    stop: Option<Stop>,
     /// Names this job among those of its workers.
     run: u64,
     servers: Vec<Shard>,
@@ -144,13 +161,17 @@ struct Coordinator<'a> {
 /// Runs the plan to its end. Whatever happens, no process is left when it returns.
 pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure> {
     let wanted = checkpoint_requests()?;
-    let ways = Ways::new(plan.job.secret.clone(), Some(plan.job.listen.ip()), 0);
-    if plan.require == Some(Path::Verbs) {
-        ways.rdma().map_err(Failure::failed)?;
+    let stop = plan.checkpoint.is_some().then(Stop::listen).transpose()?;
+    let transports = Transports::new(plan.job.secret.clone(), Some(plan.job.listen.ip()), 0);
+    if plan.require == Some(TransportKind::Verbs) {
+        transports.rdma().map_err(Failure::failed)?;
     }
     let (sender, events) = mpsc::sync_channel(256);
-    let places =
-        vec![(Role::Server, plan.servers as u32), (Role::Worker, plan.workers as u32), (Role::Reader, 0)];
+    let places = vec![
+        (MemberRole::Server, plan.servers as u32),
+        (MemberRole::Worker, plan.workers as u32),
+        (MemberRole::Reader, 0),
+    ];
     let options = HubOptions { secret: plan.job.secret.clone(), places };
     let hub = Hub::listen(plan.job.listen, options).map_err(Failure::failed)?;
     let address = plan.metrics.address(Some(0)).map_err(Failure::usage)?;
@@ -164,6 +185,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         status: Status::default(),
         restarts: 0,
         lost_updates: None,
+        disk: Disk::default(),
         gone: None,
     };
     let worker = || Place {
@@ -176,10 +198,11 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         earlier: Report::default(),
         state: State::Starting,
         outcome: WorkerOutcome::default(),
-        heard: Instant::now(),
+        heard: 0,
+        silence: Silence::default(),
     };
     let mut coordinator = Coordinator {
-        ways,
+        transports,
         plan,
         display,
         hub,
@@ -189,6 +212,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         metrics,
         measured: Instant::now(),
         wanted,
+        stop,
         run: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64),
         servers: (0..plan.servers).map(|_| server()).collect(),
         workers: (0..plan.workers).map(|_| worker()).collect(),
@@ -196,95 +220,82 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
         reached: None,
         last: None,
     };
-    coordinator.start_servers()?;
-    coordinator.start_workers()?;
-    coordinator.tell_paths();
-    let evaluator = Evaluator::start(
-        Arc::clone(&coordinator.places),
-        plan,
-        coordinator.ways.fabric(),
-        coordinator.sender.clone(),
-    )?;
-    let begun = Instant::now();
-    coordinator.follow()?;
-    let wall = begun.elapsed();
-    evaluator.finish();
-    let Final { parameters, versions, local } = coordinator.bring_home()?;
-    let versions = match coordinator.has_all_gradients() {
-        true => coordinator.servers[0].status.version,
-        false => versions,
-    };
-    if parameters.iter().any(|value| !value.is_finite()) {
-        return Err(Failure::failed(format!(
-            "the run diverged: parameters are not finite after {versions} versions; use a smaller \
-             --learning-rate than {}",
-            plan.learning_rate
-        )));
+    match coordinator.conduct() {
+        Ok(outcome) => {
+            coordinator.leave();
+            Ok(outcome)
+        }
+        Err(failure) => {
+            coordinator.abort(&failure);
+            Err(failure)
+        }
     }
-    let evaluation = plan.spec.evaluate(&parameters, &plan.split.test);
-    let local = local.map(|(local, distance)| (plan.spec.evaluate(&local, &plan.split.test), distance));
-    let time_to_target = coordinator.reached.map(|at| at.saturating_duration_since(begun));
-    let outcome = |place: &Place| WorkerOutcome { restarts: place.returns, ..place.outcome.clone() };
-    let workers = coordinator.workers.iter().map(outcome).collect();
-    let restarts = coordinator.servers.iter().map(|shard| shard.restarts).collect();
-    let lost_updates = coordinator.servers.iter().filter_map(|shard| shard.lost_updates).sum();
-    let servers = coordinator.servers.iter().map(|shard| shard.status).collect();
-    coordinator.leave();
-    Ok(Outcome {
-        parameters,
-        evaluation,
-        local,
-        versions,
-        time_to_target,
-        wall,
-        workers,
-        restarts,
-        lost_updates,
-        servers,
-    })
 }
 
 impl Coordinator<'_> {
-    fn start(&self, who: Who) -> Result<Process, Failure> {
+    /// From the first process that is started to the result.
+    fn conduct(&mut self) -> Result<Outcome, Failure> {
         let plan = self.plan;
-        let offset = plan.job.metrics_offset(plan.servers, who);
-        let metrics = plan.metrics.address(Some(offset)).map_err(Failure::usage)?;
-        Process::start(who, &self.hub.address().to_string(), plan.job.secret.as_ref(), metrics)
-    }
-
-    fn start_servers(&mut self) -> Result<(), Failure> {
-        for shard in 0..self.plan.servers {
-            if self.plan.job.starts_server(shard) {
-                self.servers[shard].process = Some(self.start(Who::Server(shard))?);
-            }
+        self.start_servers()?;
+        self.start_workers()?;
+        self.tell_paths();
+        let evaluator =
+            Evaluator::start(Arc::clone(&self.places), plan, self.transports.open(), self.sender.clone())?;
+        let begun = Instant::now();
+        self.follow()?;
+        let wall = begun.elapsed();
+        evaluator.finish();
+        let Final { parameters, versions, local } = self.bring_home()?;
+        let versions = match self.has_all_gradients() {
+            true => self.servers[0].status.version,
+            false => versions,
+        };
+        if parameters.iter().any(|value| !value.is_finite()) {
+            return Err(plan.diverged(versions));
         }
-        self.wait_for("the servers to listen", |run| run.servers.iter().all(|shard| shard.address.is_some()))
-    }
-
-    fn start_workers(&mut self) -> Result<(), Failure> {
-        for worker in 0..self.plan.workers {
-            if self.plan.job.starts_worker(worker, self.plan.servers) {
-                self.workers[worker].process = Some(self.start(Who::Worker(worker))?);
-            }
-        }
-        self.wait_for("the workers to join", |run| {
-            run.workers.iter().all(|place| place.state != State::Starting)
+        let evaluation = plan.spec.evaluate(&parameters, &plan.split.test);
+        let local = local.map(|(local, distance)| (plan.spec.evaluate(&local, &plan.split.test), distance));
+        let time_to_target = self.reached.map(|at| at.saturating_duration_since(begun));
+        self.close_servers(plan.timeout);
+        let outcome = |place: &Place| WorkerOutcome { restarts: place.returns, ..place.outcome.clone() };
+        let workers = self.workers.iter().map(outcome).collect();
+        let restarts = self.servers.iter().map(|shard| shard.restarts).collect();
+        let lost_updates = self.servers.iter().filter_map(|shard| shard.lost_updates).sum();
+        let servers = self.servers.iter().map(|shard| shard.status).collect();
+        let (checkpoints_failed, checkpoint_error) = self.failed_checkpoints();
+        Ok(Outcome {
+            parameters,
+            evaluation,
+            local,
+            versions,
+            began: self.first_version(),
+            time_to_target,
+            wall,
+            workers,
+            restarts,
+            lost_updates,
+            checkpoints_failed,
+            checkpoint_error,
+            servers,
         })
     }
 
     fn serve_order(&self, shard: usize, returns: bool) -> Order {
         let plan = self.plan;
         let mut checkpoint = plan.checkpoint.clone();
-        if let Some(checkpoint) = &mut checkpoint {
-            checkpoint.resume |= returns;
+        if let Some(checkpoint) = checkpoint.as_mut().filter(|_| returns) {
+            checkpoint.resume = Resume::IfThere;
         }
+        // A server that returns does not wait for workers that are gone for good.
+        let is_in = |place: &&Place| !matches!(place.state, State::Lost { .. });
+        let workers = if returns { self.workers.iter().filter(is_in).count().max(1) } else { plan.workers };
         Order::Serve(Box::new(ServeConfig {
             listen: plan.job.listen_over(plan.require),
             table: plan.table.clone(),
             shard: (shard as u16, plan.servers as u16),
             scheme: plan.scheme,
             damping: plan.damping,
-            workers: plan.workers,
+            workers,
             peers: PEERS,
             optimizer: plan.optimizer,
             learning_rate: plan.learning_rate,
@@ -293,6 +304,8 @@ impl Coordinator<'_> {
             checksums: plan.checksums,
             checkpoint,
             moments: plan.moments,
+            non_finite: plan.non_finite,
+            lease_s: plan.lease.as_secs_f64(),
             gradients: plan.gradients,
         }))
     }
@@ -323,6 +336,7 @@ impl Coordinator<'_> {
                 listen: plan.job.listen_over(plan.require),
                 table: plan.table.clone(),
                 optimizer: plan.optimizer,
+                lease_s: plan.lease.as_secs_f64(),
                 run: self.run,
             }),
         }))
@@ -349,6 +363,9 @@ impl Coordinator<'_> {
 
     fn wait_for(&mut self, what: &str, until: impl Fn(&Self) -> bool) -> Result<(), Failure> {
         let deadline = Instant::now() + self.plan.timeout;
+        if !self.plan.job.is_local() && !until(self) {
+            self.display.tell(&format!("waiting at {} for {what}{}", self.hub.address(), self.missing()));
+        }
         while !until(self) {
             if Instant::now() >= deadline {
                 let waited = self.plan.timeout;
@@ -359,36 +376,17 @@ impl Coordinator<'_> {
             }
             self.step()?;
             // One that had joined and is lost, maybe for want of those who are missing, is no reason to wait no longer.
-            let never_joined = |place: &Place| place.outcome.lost.is_some() && place.outcome.paths.is_empty();
-            if let Some(worker) = self.workers.iter().position(never_joined) {
-                return Err(self.lost_worker_at_start(worker));
+            if self.workers.iter().any(never_joined) {
+                // The others may fail for a cause of their own, and have it to tell.
+                self.listen_on(LAST_WORDS, |run| {
+                    run.workers.iter().all(|place| place.state != State::Starting || never_joined(place))
+                })?;
+                if self.workers.iter().any(never_joined) {
+                    return Err(self.lost_at_start());
+                }
             }
         }
         Ok(())
-    }
-
-    /// Who is not there yet, who is there no more, and who came but was turned away.
-    fn missing(&self) -> String {
-        let servers = self.servers.iter().enumerate().filter(|(_, shard)| shard.address.is_none());
-        let servers = servers.map(|(shard, _)| Who::Server(shard).to_string());
-        let workers = self.workers.iter().enumerate().filter(|(_, place)| place.state == State::Starting);
-        let workers = workers.map(|(worker, _)| Who::Worker(worker).to_string());
-        let missing: Vec<_> = servers.chain(workers).collect();
-        let mut missing =
-            if missing.is_empty() { String::new() } else { format!(": {}", missing.join(", ")) };
-        for (worker, place) in self.workers.iter().enumerate() {
-            if let Some(why) = &place.outcome.lost {
-                let why = why.split("; ").next().unwrap_or_default();
-                missing += &format!("; {}, which had joined, was lost: {why}", Who::Worker(worker));
-            }
-        }
-        match self.hub.turned_away() {
-            0 => missing,
-            1 => format!("{missing}; one connection was turned away (RUST_LOG=warn says why)"),
-            strangers => {
-                format!("{missing}; {strangers} connections were turned away (RUST_LOG=warn says why)")
-            }
-        }
     }
 
     /// Until every worker has finished or is lost.
@@ -458,31 +456,13 @@ impl Coordinator<'_> {
         Ok(())
     }
 
-    /// Ends all processes in good order: workers before their servers.
-    fn leave(mut self) {
-        let leave = json(&Order::Leave);
-        let workers: Vec<_> = self.workers.iter().filter_map(|place| place.member).collect();
-        self.dismiss(&workers, &leave);
-        self.workers.iter_mut().filter_map(|place| place.process.as_mut()).for_each(|p| drop(p.wait()));
-        let servers: Vec<_> = self.servers.iter().filter_map(|shard| shard.member).collect();
-        self.dismiss(&servers, &leave);
-        self.servers.iter_mut().filter_map(|shard| shard.process.as_mut()).for_each(|p| drop(p.wait()));
-    }
-
-    /// Asks members to leave, and waits a moment for them to be gone.
-    fn dismiss(&mut self, members: &[MemberId], leave: &[u8]) {
-        members.iter().for_each(|member| self.hub.say(*member, leave));
-        let deadline = Instant::now() + LAST_WORDS;
-        while self.hub.members().any(|member| members.contains(&member.id)) && Instant::now() < deadline {
-            while self.hub.poll().is_some() {}
-            self.hub.wait(TICK);
-        }
-    }
-
     /// Takes what has happened, waiting a moment for it.
     fn step(&mut self) -> Result<(), Failure> {
         self.tell_values();
         self.hub.wait(TICK);
+        if let Some(signal) = self.stop.as_ref().and_then(Stop::asked) {
+            return Err(self.stopped(signal));
+        }
         while let Some(event) = self.hub.poll() {
             self.meet(event)?;
         }
@@ -494,54 +474,6 @@ impl Coordinator<'_> {
         }
         self.measure();
         self.reap()
-    }
-
-    fn ask_for_checkpoints(&mut self) {
-        if self.plan.checkpoint.is_none() {
-            return self
-                .display
-                .warn("asked for a checkpoint (SIGUSR1), and this run was given no --checkpoint");
-        }
-        let order = json(&Order::Checkpoint);
-        for member in self.servers.iter().filter_map(|shard| shard.member) {
-            self.hub.say(member, &order);
-        }
-        self.display.tell("checkpoints are written, as was asked for (SIGUSR1)");
-    }
-
-    /// Brings up to date what is served of this process.
-    fn measure(&mut self) {
-        let Some(registry) = &self.metrics else { return };
-        if self.measured.elapsed() < MEASURE_EVERY {
-            return;
-        }
-        self.measured = Instant::now();
-        let state = |member: Option<MemberId>, up: bool| match (member, up) {
-            (Some(_), true) => PeerState::Up,
-            (Some(_), false) => PeerState::Joining,
-            (None, _) => PeerState::Lost,
-        };
-        let servers = self.servers.iter().enumerate().map(|(shard, server)| PeerMetrics {
-            name: format!("server {shard}"),
-            role: metrics::Role::Server,
-            state: state(server.member, server.address.is_some()),
-            path: match server.address {
-                Some(Address::Tcp(_)) => Path::Tcp,
-                _ => Path::Shm,
-            },
-            bytes_in: 0,
-            bytes_out: 4 * server.told as u64,
-        });
-        let workers = self.workers.iter().enumerate().map(|(worker, place)| PeerMetrics {
-            name: format!("worker {worker}"),
-            role: metrics::Role::Worker,
-            state: state(place.member, matches!(place.state, State::Running | State::Finished)),
-            path: Path::Tcp,
-            bytes_in: 0,
-            bytes_out: 0,
-        });
-        let peers = servers.chain(workers).collect();
-        registry.update(|metrics| metrics.peers = peers);
     }
 
     /// Tells servers (workers, where there are none) their initial values, as fast as they take them.
@@ -574,7 +506,7 @@ impl Coordinator<'_> {
                     }
                     Who::Worker(worker) => {
                         let place = &mut self.workers[worker];
-                        (place.member, place.heard) = (Some(member.id), Instant::now());
+                        (place.member, place.heard) = (Some(member.id), place.heard + 1);
                         if member.generation > 0 {
                             self.take_back(worker);
                         }
@@ -599,7 +531,7 @@ impl Coordinator<'_> {
                     }
                     (Some(Who::Worker(worker)), _) => {
                         let lost = &mut self.workers[worker].outcome.lost;
-                        lost.get_or_insert("said something that is no message".into());
+                        lost.get_or_insert(Loss::ended("said something that is no message"));
                         self.let_go(worker);
                     }
                 }
@@ -638,7 +570,7 @@ impl Coordinator<'_> {
     /// How this process reads what a member holds: by RDMA only if nothing else is allowed.
     fn choose(&self, member: &Member) -> Result<Choice, PathError> {
         let rdma = || match self.plan.require {
-            Some(Path::Verbs) => self.ways.rdma(),
+            Some(TransportKind::Verbs) => self.transports.rdma(),
             _ => Err("a coordinator takes it only where it is required".into()),
         };
         choose(&Host::own(), member, self.plan.require, &rdma)
@@ -663,7 +595,18 @@ impl Coordinator<'_> {
 
     fn said(&mut self, who: Who, id: MemberId, message: Message) -> Result<(), Failure> {
         match (who, message) {
-            (Who::Server(shard), Message::Status(status)) => self.hear_server(shard, status),
+            (Who::Server(shard), Message::Status(status)) => {
+                self.hear_server(shard, status);
+                if let Some(version) = status.diverged {
+                    return Err(self.plan.diverged(version));
+                }
+            }
+            (Who::Server(shard), Message::Began(origin)) => self.hear_origin(shard, origin),
+            (Who::Server(shard), Message::CheckpointFailed { count, error }) => {
+                self.hear_failure(shard, count, &error);
+                self.strict_checkpoints()?;
+            }
+            (Who::Server(shard), Message::Closed(newest)) => self.hear_close(shard, newest),
             (Who::Server(_), Message::Failed { message }) => {
                 return Err(Failure::failed(format!("{who} failed: {message}")));
             }
@@ -690,12 +633,7 @@ impl Coordinator<'_> {
         let known = std::mem::replace(&mut self.servers[shard].status, status).lost_updates;
         if let Some(lost) = status.lost_updates.filter(|lost| known.is_none_or(|known| known < *lost)) {
             *self.servers[shard].lost_updates.get_or_insert_default() += lost - known.unwrap_or(0);
-            self.display.tell(&format!(
-                "shard {shard} goes on from its checkpoint at version {}: at least {lost} update{} after it {} lost",
-                status.version,
-                if lost == 1 { "" } else { "s" },
-                if lost == 1 { "is" } else { "are" },
-            ));
+            self.tell_lost_updates(shard, lost);
         }
     }
 
@@ -719,7 +657,7 @@ impl Coordinator<'_> {
 
     fn hear(&mut self, worker: usize, message: Message) {
         let place = &mut self.workers[worker];
-        place.heard = Instant::now();
+        place.heard += 1;
         match (place.state, message) {
             (State::Starting | State::Running, Message::Joined(paths)) => {
                 place.state = State::Running;
@@ -734,13 +672,13 @@ impl Coordinator<'_> {
                 place.outcome.report = Report { loss, ..report.after(&place.earlier) };
                 place.state = State::Finished;
             }
-            (_, Message::Failed { message }) => place.outcome.lost = Some(message),
+            (_, Message::Failed { message }) => place.outcome.lost = Some(Loss::Said(message)),
             // What a life that is over had said before.
             (State::Lost { .. }, _) => {}
             // The reporting thread may speak once more after the end.
             (State::Finished, _) => {}
             (_, other) => {
-                place.outcome.lost = Some(format!("said what it should not: {other:?}"));
+                place.outcome.lost = Some(Loss::ended(format!("said what it should not: {other:?}")));
                 self.let_go(worker);
             }
         }
@@ -779,6 +717,10 @@ impl Coordinator<'_> {
     }
 }
 
+fn never_joined(place: &Place) -> bool {
+    place.outcome.lost.is_some() && place.outcome.paths.is_empty()
+}
+
 /// Tells a member more of its initial values.
 fn tell(hub: &mut Hub, member: Option<MemberId>, all: &[f32], told: &mut usize) {
     let Some(member) = member else { return };
@@ -791,8 +733,8 @@ fn tell(hub: &mut Hub, member: Option<MemberId>, all: &[f32], told: &mut usize) 
 
 fn who(member: &Member) -> Who {
     match member.role {
-        Role::Server => Who::Server(member.place as usize),
+        MemberRole::Server => Who::Server(member.place as usize),
         // Readers have no places in this job.
-        Role::Worker | Role::Reader => Who::Worker(member.place as usize),
+        MemberRole::Worker | MemberRole::Reader => Who::Worker(member.place as usize),
     }
 }

@@ -1,0 +1,32 @@
+//! The options that say which process of the job this is.
+
+use slackline::job::env::Flags;
+
+/// A process's position in its job. Only the values that no launcher gives are needed.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct PlaceArgs {
+    /// Which process of the job this is, from 0 [default: what the launcher says, or SLACKLINE_RANK]
+    #[arg(long, help_heading = "Job", value_name = "RANK")]
+    rank: Option<u32>,
+
+    /// Processes of the job, on all hosts together [default: what the launcher says, or SLACKLINE_WORLD_SIZE]
+    #[arg(long, help_heading = "Job", value_name = "N")]
+    world_size: Option<u32>,
+
+    /// Which process of this host this is, from 0 [default: what the launcher says, or SLACKLINE_LOCAL_RANK]
+    #[arg(long, help_heading = "Job", value_name = "RANK")]
+    local_rank: Option<u32>,
+
+    /// Where the processes of the job meet: a name or address of rank 0's host that all others can reach, and a free
+    /// port on it; the same for all [default: derived from what the launcher says, or SLACKLINE_RENDEZVOUS]
+    #[arg(long, help_heading = "Job", value_name = "HOST:PORT")]
+    rendezvous: Option<String>,
+}
+
+impl PlaceArgs {
+    /// The options as the library takes them.
+    pub(super) fn flags(&self) -> Flags {
+        let PlaceArgs { rank, world_size, local_rank, rendezvous } = self.clone();
+        Flags { rank, world_size, local_rank, rendezvous }
+    }
+}

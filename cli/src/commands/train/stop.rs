@@ -1,0 +1,38 @@
+//! SIGINT and SIGTERM in processes that write a last checkpoint before they end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{flag, low_level};
+
+use crate::failure::Failure;
+
+/// Longest that a process which was asked to end takes for its last checkpoint: batch systems kill 30 s after they ask.
+pub(super) const LAST_CHECKPOINT_WITHIN: Duration = Duration::from_secs(20);
+
+/// Remembers the first such signal; the second ends the process at once.
+pub(super) struct Stop(Arc<AtomicUsize>);
+
+impl Stop {
+    pub(super) fn listen() -> Result<Stop, Failure> {
+        let (signal, second) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        for number in [SIGINT, SIGTERM] {
+            flag::register_conditional_default(number, Arc::clone(&second))
+                .and_then(|_| flag::register(number, Arc::clone(&second)))
+                .and_then(|_| flag::register_usize(number, Arc::clone(&signal), number as usize))
+                .map_err(|error| Failure::failed(format!("cannot listen for SIGINT and SIGTERM: {error}")))?;
+        }
+        Ok(Stop(signal))
+    }
+
+    /// The signal that came, if one did.
+    pub(super) fn asked(&self) -> Option<i32> {
+        Some(self.0.load(Ordering::Relaxed) as i32).filter(|signal| *signal != 0)
+    }
+}
+
+pub(super) fn name(signal: i32) -> &'static str {
+    low_level::signal_name(signal).unwrap_or("a signal")
+}

@@ -1,0 +1,264 @@
+//! Nothing is lost in silence: checkpoints that cannot be written or read, what is taken up, runs that diverge.
+//!
+//! Only processes that a test itself started are ever signalled.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use slackline::node::Checkpoint;
+use tempfile::TempDir;
+
+mod common;
+use common::{Run, kill};
+
+/// A run that sleeps most of the time, and takes about four seconds; it writes checkpoints on request alone.
+fn slow<'a>(folder: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let job = ["train", "--model", "softmax", "--timeout", "20", "--json", "-", "--checkpoint", folder];
+    let slow = ["--straggler", "0=80", "--straggler", "1=80"];
+    let mut arguments = [&job[..], &slow, more].concat();
+    for (option, value) in [("--epochs", "80"), ("--checkpoint-every", "1000000")] {
+        if !more.contains(&option) {
+            arguments.extend([option, value]);
+        }
+    }
+    arguments
+}
+
+/// A run of a moment.
+fn short<'a>(folder: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let job = ["train", "--model", "softmax", "--json", "-", "--checkpoint", folder];
+    let epochs: &[&str] = if more.contains(&"--epochs") { &[] } else { &["--epochs", "3"] };
+    [&job[..], epochs, more].concat()
+}
+
+fn end(run: Run, code: i32) -> (Value, String) {
+    let (found, json, said) = run.end();
+    assert_eq!(found, Some(code), "{said}");
+    (serde_json::from_str(&json).unwrap_or_default(), said)
+}
+
+fn version(folder: &TempDir) -> Option<u64> {
+    Checkpoint::read(folder.path().join(SHARD)).ok().map(|checkpoint| checkpoint.version().0)
+}
+
+const SHARD: &str = "shard-0-of-1.safetensors";
+
+#[test]
+fn a_folder_that_takes_no_checkpoint_is_refused_before_training() {
+    let (_, said) = end(Run::of(&short("/proc", &[])), 2);
+    assert!(said.contains("error: --checkpoint /proc/shard-0-of-1.safetensors: "), "{said}");
+    assert!(said.contains("help: check the folder, its permissions and the space left"), "{said}");
+    let (_, said) = end(Run::of(&["train", "--checkpoint-every", "5"]), 2);
+    assert!(said.contains("--checkpoint <FOLDER>"), "it needs a folder: {said}");
+}
+
+#[test]
+fn checkpoints_that_fail_are_warned_of_and_counted_and_end_a_strict_run() {
+    for strict in [false, true] {
+        let folder = TempDir::new().unwrap();
+        let more: &[&str] = if strict { &["--strict-checkpoints"] } else { &[] };
+        let run = Run::of(&slow(folder.path().to_str().unwrap(), more));
+        run.wait_for("epoch");
+        // A folder in the place of the new file.
+        fs::create_dir(folder.path().join(format!("{SHARD}.partial"))).unwrap();
+        kill(run.pid(), Signal::USR1);
+        run.wait_for("warning: shard 0: ");
+        let (json, said) = end(run, i32::from(strict));
+        assert!(said.contains("the checkpoint cannot be written: Is a directory"), "{said}");
+        if strict {
+            assert!(said.contains("error: shard 0: ") && said.contains("help: check the folder"), "{said}");
+            continue;
+        }
+        // The one that was asked for, and the last.
+        assert_eq!(json["checkpoints_failed"], 2, "{json}");
+        let error = json["checkpoint_error"].as_str().unwrap();
+        assert!(error.contains("Is a directory"), "{error}");
+        assert!(said.contains("warning: 2 checkpoints could not be written: shard 0: "), "{said}");
+    }
+}
+
+#[test]
+fn a_last_checkpoint_that_fails_is_told_though_the_run_is_over() {
+    let folder = TempDir::new().unwrap();
+    let run = Run::of(&slow(folder.path().to_str().unwrap(), &["--epochs", "20"]));
+    run.wait_for("epoch");
+    fs::create_dir(folder.path().join(format!("{SHARD}.partial"))).unwrap();
+    let (json, said) = end(run, 0);
+    assert_eq!(json["checkpoints_failed"], 1, "{json}");
+    assert!(said.contains("warning: 1 checkpoint could not be written: shard 0: "), "{said}");
+}
+
+#[test]
+fn a_resume_with_nothing_to_resume_from_is_an_error_that_says_what_is_there() {
+    let folder = TempDir::new().unwrap();
+    let place = folder.path().to_str().unwrap();
+    let missing = folder.path().join("missing");
+    let (_, said) = end(Run::of(&short(missing.to_str().unwrap(), &["--resume"])), 1);
+    assert!(said.contains("error: --resume: there is no folder "), "{said}");
+    assert!(said.contains("help: leave --resume out to begin from the initial values"), "{said}");
+    assert!(!missing.exists(), "it is not made");
+    let (_, said) = end(Run::of(&short(place, &["--resume"])), 1);
+    assert!(said.contains("needs shard-0-of-1.safetensors, and holds no checkpoint at all"), "{said}");
+    end(Run::of(&short(place, &[])), 0);
+    let (_, said) = end(Run::of(&short(place, &["--resume", "--servers", "2"])), 1);
+    let needs =
+        "needs shard-0-of-2.safetensors, shard-1-of-2.safetensors, and holds shard-0-of-1.safetensors";
+    assert!(said.contains(needs), "{said}");
+    assert!(said.contains("help: use the number of servers that wrote the checkpoints"), "{said}");
+}
+
+#[test]
+fn a_run_that_resumes_says_from_where_and_whether_it_is_the_checkpoint_before() {
+    let folder = TempDir::new().unwrap();
+    let place = folder.path().to_str().unwrap();
+    end(Run::of(&short(place, &[])), 0);
+    let first = version(&folder).unwrap();
+    let (_, said) = end(Run::of(&short(place, &["--resume", "--epochs", "6"])), 0);
+    assert!(
+        said.contains(&format!("shard 0 goes on from its checkpoint at version {first} (clock ")),
+        "{said}"
+    );
+    assert!(version(&folder).unwrap() > first);
+    fs::write(folder.path().join(SHARD), "half").unwrap();
+    let (_, said) = end(Run::of(&short(place, &["--resume", "--epochs", "6"])), 0);
+    assert!(said.contains("warning: ") && said.contains("shard 0 takes the checkpoint before it"), "{said}");
+    assert!(
+        said.contains(&format!("shard 0 goes on from its checkpoint at version {first} (clock ")),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_server_that_dies_before_its_first_checkpoint_says_that_there_was_none() {
+    let folder = TempDir::new().unwrap();
+    let run = Run::of(&slow(folder.path().to_str().unwrap(), &["--restarts", "1"]));
+    run.wait_for("epoch");
+    kill(run.server(0), Signal::KILL);
+    run.wait_for("warning: shard 0 begins again from the initial values: no checkpoint of it was written");
+    let (_, said) = end(run, 0);
+    assert!(!said.contains("from its checkpoint"), "{said}");
+    assert!(said.contains("after the initial values are lost"), "{said}");
+}
+
+#[test]
+fn interrupt_and_terminate_write_a_last_checkpoint_and_end_by_the_signal() {
+    for (signal, name, everybody) in
+        [(Signal::INT, "SIGINT", true), (Signal::TERM, "SIGTERM", false), (Signal::INT, "SIGINT", false)]
+    {
+        let folder = TempDir::new().unwrap();
+        let run = Run::of(&slow(folder.path().to_str().unwrap(), &["--restarts", "3"]));
+        run.wait_for("epoch");
+        let server = run.server(0);
+        kill(run.pid(), signal);
+        if everybody {
+            // As a terminal does.
+            kill(server, signal);
+        }
+        let (code, json, said) = run.end();
+        assert_eq!((code, json.as_str()), (None, ""), "ended by the signal: {said}");
+        let version = version(&folder).expect("a checkpoint is written");
+        let error =
+            format!("error: stopped by {name}: the newest checkpoint of shard 0 is of version {version}");
+        assert!(version > 0 && said.contains(&error), "{said}");
+        assert!(said.contains("help: start the run again with --resume"), "{said}");
+    }
+}
+
+#[test]
+fn a_server_that_is_terminated_writes_a_last_checkpoint_and_goes_on_from_it() {
+    let folder = TempDir::new().unwrap();
+    let run = Run::of(&slow(folder.path().to_str().unwrap(), &["--restarts", "1"]));
+    run.wait_for("epoch");
+    kill(run.server(0), Signal::TERM);
+    run.wait_for("warning: the server of shard 0 was killed by signal 15; start 1 of 1 again");
+    run.wait_for("shard 0 goes on from its checkpoint at version");
+    let (json, said) = end(run, 0);
+    assert_eq!((&json["evicted"], &json["checkpoints_failed"]), (&0.into(), &0.into()), "{said}");
+}
+
+#[test]
+fn a_lost_server_with_checkpoints_is_an_end_whose_remedy_is_to_resume() {
+    let folder = TempDir::new().unwrap();
+    let run = Run::of(&slow(folder.path().to_str().unwrap(), &["--checkpoint-every", "20"]));
+    run.wait_for("epoch");
+    while version(&folder).is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    kill(run.server(0), Signal::KILL);
+    let (_, said) = end(run, 1);
+    assert!(said.contains("help: start the run again with --resume"), "{said}");
+}
+
+#[test]
+fn a_folder_whose_name_is_no_text_holds_checkpoints_too() {
+    let folder = TempDir::new().unwrap();
+    let place = folder.path().join(OsString::from_vec(b"\xFF\xFE".to_vec()));
+    for more in [None, Some("--resume")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+        command.args(["train", "--model", "softmax", "--epochs", "3", "--checkpoint"]).arg(&place).args(more);
+        let output = command.env_remove("RUST_LOG").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(Path::exists(&place.join(SHARD)));
+    }
+}
+
+#[test]
+fn a_run_that_diverges_ends_when_it_does() {
+    let job = ["train", "--model", "softmax", "--optimizer", "sgd", "--learning-rate", "1e38"];
+    let (_, said) = end(Run::of(&[&job[..], &["--epochs", "1000000"]].concat()), 1);
+    assert!(said.contains("error: the run diverged: parameters are not finite after "), "{said}");
+    assert!(said.contains("help: use a smaller --learning-rate than "), "{said}");
+}
+
+#[test]
+fn a_worker_that_is_stopped_for_less_than_the_lease_stays_in() {
+    let (_, said) = end(Run::of(&["train", "--lease", "0"]), 2);
+    assert!(said.contains("--lease cannot be 0") && said.contains("help: "), "{said}");
+    let folder = TempDir::new().unwrap();
+    let run = Run::of(&slow(folder.path().to_str().unwrap(), &["--lease", "60"]));
+    run.wait_for("epoch");
+    kill(run.worker(1), Signal::STOP);
+    // Longer than the usual lease.
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    kill(run.worker(1), Signal::CONT);
+    let (json, said) = end(run, 0);
+    assert_eq!(json["evicted"], 0, "{said}");
+}
+
+#[test]
+fn a_secret_that_is_no_text_is_refused_and_does_not_count_as_none() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+    command.args(["work", "--rendezvous", "127.0.0.1:1", "--timeout", "1"]);
+    command.env("SLACKLINE_SECRET", OsString::from_vec(b"\xFFsixteen bytes of no text".to_vec()));
+    let output = command.env_remove("SLACKLINE_SECRET_FILE").env_remove("RUST_LOG").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("error: the secret in SLACKLINE_SECRET is no UTF-8 text"), "{said}");
+    assert!(said.contains("help: use text, or name a file of mode 600"), "{said}");
+}
+
+#[test]
+fn a_server_that_comes_back_does_not_wait_for_workers_that_have_finished() {
+    let folder = TempDir::new().unwrap();
+    let keep =
+        ["--checkpoint", folder.path().to_str().unwrap(), "--checkpoint-every", "5", "--restarts", "1"];
+    // Worker 0 finishes after some two seconds, worker 1 three times as late.
+    let slow = ["--jitter", "constant(0.02)", "--straggler", "1=3", "--timeout", "20", "--json", "-"];
+    let job = ["train", "--model", "softmax", "--epochs", "4", "--scheme", "asp", "--workers", "2"];
+    let run = Run::of(&[&job[..], &slow, &keep].concat());
+    run.wait_for("epoch");
+    std::thread::sleep(Duration::from_millis(3500));
+    kill(run.server(0), Signal::KILL);
+    let (code, json, said) = run.end();
+    assert_eq!(code, Some(0), "{said}");
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["evicted"], 0, "{said}");
+    assert_eq!(json["workers"][0]["clock"], json["workers"][1]["clock"], "{said}");
+}

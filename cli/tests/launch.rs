@@ -1,0 +1,83 @@
+//! `slackline launch` starts the processes of a job on this host.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn launch(processes: &str, script: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+    command.args(["launch", "-n", processes, "--", "sh", "-c", script]);
+    command.env("SLACKLINE_SECRET_FILE", "/nowhere").output().expect("start slackline")
+}
+
+#[test]
+fn each_process_is_told_its_rank_the_size_and_where_to_meet() {
+    let output =
+        launch("3", "echo $SLACKLINE_RANK/$SLACKLINE_WORLD_SIZE $SLACKLINE_RENDEZVOUS $SLACKLINE_SECRET");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut lines: Vec<_> = text.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines.len(), 3, "{text}");
+    let shared = lines[0].split_once(' ').unwrap().1;
+    assert!(shared.starts_with("127.0.0.1:") && shared.len() > 40, "{shared}");
+    for (rank, line) in lines.iter().enumerate() {
+        assert_eq!(*line, format!("{rank}/3 {shared}"));
+    }
+}
+
+#[test]
+fn the_secret_of_the_job_replaces_one_in_a_file() {
+    let output = launch("1", "test -z \"$SLACKLINE_SECRET_FILE\"");
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn a_process_that_fails_is_named_and_the_others_end_as_they_do() {
+    let output = launch("3", "test $SLACKLINE_RANK -ne 1 || exit 7; sleep 0.2; echo done");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "done\ndone\n");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("rank 1 ended with exit status: 7"), "{text}");
+}
+
+#[test]
+fn a_program_that_is_not_there_is_a_wrong_usage() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+    let output = command.args(["launch", "-n", "2", "--", "/no/such/program"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8(output.stderr).unwrap().contains("cannot start `/no/such/program`"));
+}
+
+#[test]
+fn a_signal_is_passed_on_once_and_a_second_one_kills() {
+    // Each process says that it is up, and ends with the number of signals that it has heard once it is told to.
+    let script = "n=0; trap 'n=$((n+1)); sleep 0.3; echo heard $n; exit 0' TERM; echo up; while :; do sleep 0.05; done";
+    let start = |script: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+        command.args(["launch", "-n", "2", "--", "sh", "-c", script]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        for _ in 0..2 {
+            assert_eq!(lines.next().unwrap().unwrap(), "up");
+        }
+        (child, lines)
+    };
+    let signal = |child: &Child| {
+        kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::TERM).unwrap();
+    };
+    let (mut child, lines) = start(script);
+    signal(&child);
+    assert_eq!(lines.map(Result::unwrap).collect::<Vec<_>>(), ["heard 1", "heard 1"]);
+    assert!(child.wait().unwrap().success(), "all processes ended with 0");
+    let (mut child, lines) = start("trap 'echo again' TERM; echo up; while :; do sleep 0.05; done");
+    signal(&child);
+    let mut lines = lines.map(Result::unwrap);
+    assert_eq!(lines.next().as_deref(), Some("again"));
+    signal(&child);
+    assert_eq!(child.wait().unwrap().signal(), Some(15));
+    // The pipe ends with the last process that holds it.
+    assert!(lines.count() <= 1);
+}

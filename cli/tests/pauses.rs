@@ -1,0 +1,169 @@
+//! Processes of a run that are paused (SIGSTOP) for longer than the lease, and go on.
+//!
+//! Only processes that a test itself started are ever signalled.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+mod common;
+use common::{Run, kill};
+
+/// Longer than the lease of three seconds, with what a busy machine takes to act on it.
+const LONGER: Duration = Duration::from_millis(4500);
+
+/// Shorter than that.
+const SHORTER: Duration = Duration::from_millis(1500);
+
+const TRANSPORTS: [&str; 2] = ["shm", "tcp"];
+
+/// A run that sleeps most of the time, and takes four seconds without pauses.
+fn start(scheme: &str, workers: &str, transport: &str, more: &[&str]) -> Run {
+    let job = ["train", "--model", "softmax", "--epochs", "80", "--timeout", "30", "--json", "-"];
+    let slow = ["--straggler", "0=80", "--straggler", "1=80"];
+    let run = ["--scheme", scheme, "--workers", workers, "--transport", transport];
+    let run = Run::of(&[&job[..], &slow, &run, more].concat());
+    run.wait_for("epoch");
+    run
+}
+
+fn pause(processes: &[u32], time: Duration) {
+    processes.iter().for_each(|process| kill(*process, Signal::STOP));
+    std::thread::sleep(time);
+    processes.iter().for_each(|process| kill(*process, Signal::CONT));
+}
+
+fn end(run: Run) -> (Value, String) {
+    let (code, json, said) = run.end();
+    assert_eq!(code, Some(0), "{said}");
+    (serde_json::from_str(&json).expect("stdout holds JSON"), said)
+}
+
+/// That all workers came to the end, in their first lives.
+fn lost_nobody(run: Run) {
+    let (json, said) = end(run);
+    assert_eq!(json["evicted"], 0, "{said}");
+    let workers = json["workers"].as_array().unwrap();
+    for worker in workers {
+        assert_eq!(worker["restarts"], 0, "{said}");
+        assert_eq!(worker["clock"], workers[0]["clock"], "{said}");
+    }
+    assert!(json["final_accuracy"].as_f64().unwrap() >= 0.9, "{json}");
+}
+
+#[test]
+fn a_paused_server_loses_none_of_its_workers() {
+    for transport in TRANSPORTS {
+        let run = start("ssp", "3", transport, &[]);
+        pause(&[run.server(0)], LONGER);
+        lost_nobody(run);
+    }
+}
+
+#[test]
+fn a_paused_server_of_two_loses_none_of_its_workers() {
+    for transport in TRANSPORTS {
+        let run = start("bsp", "2", transport, &["--servers", "2"]);
+        pause(&[run.server(1)], LONGER);
+        lost_nobody(run);
+    }
+}
+
+#[test]
+fn a_paused_coordinator_loses_nobody_and_brings_the_result_home() {
+    for transport in TRANSPORTS {
+        for (scheme, servers) in [("ssp", true), ("ds-sync(group=2)", false)] {
+            let run = start(scheme, "2", transport, &[]);
+            assert_eq!(run.children("serve").is_empty(), !servers);
+            // Longer, too, than the coordinator lets a worker be silent.
+            pause(&[run.pid()], 2 * LONGER);
+            lost_nobody(run);
+        }
+    }
+}
+
+#[test]
+fn a_run_of_which_all_processes_are_paused_goes_on() {
+    for transport in TRANSPORTS {
+        for scheme in ["ssp", "ds-sync(group=2)"] {
+            let run = start(scheme, "2", transport, &[]);
+            let all = [&[run.pid()][..], &run.children("serve"), &run.children("work")].concat();
+            pause(&all, 2 * LONGER);
+            lost_nobody(run);
+        }
+    }
+}
+
+#[test]
+fn processes_that_are_paused_for_less_than_the_lease_are_not_missed() {
+    for transport in TRANSPORTS {
+        for scheme in ["ssp", "ds-sync(group=2)"] {
+            let run = start(scheme, "2", transport, &[]);
+            pause(&[run.worker(1)], SHORTER);
+            if let Some(server) = run.children("serve").first() {
+                pause(&[*server], SHORTER);
+            }
+            pause(&[run.pid()], SHORTER);
+            lost_nobody(run);
+        }
+    }
+}
+
+#[test]
+fn a_paused_worker_is_let_go_and_the_others_finish() {
+    for transport in TRANSPORTS {
+        let run = start("ssp", "3", transport, &[]);
+        pause(&[run.worker(1)], LONGER);
+        let (json, said) = end(run);
+        assert_eq!(json["evicted"], 1, "{said}");
+        assert_eq!(json["workers"][1]["evicted"], true, "{said}");
+        assert_eq!(json["workers"][0]["clock"], json["workers"][2]["clock"], "{said}");
+    }
+}
+
+#[test]
+fn a_paused_worker_is_started_again_where_there_are_restarts() {
+    for transport in TRANSPORTS {
+        let run = start("ssp", "2", transport, &["--restarts", "3"]);
+        pause(&[run.worker(1)], LONGER);
+        let (json, said) = end(run);
+        assert_eq!(json["evicted"], 0, "{said}");
+        assert_eq!(json["workers"][1]["restarts"], 1, "{said}");
+        assert_eq!(json["workers"][0]["clock"], json["workers"][1]["clock"], "{said}");
+    }
+}
+
+#[test]
+fn a_paused_worker_connects_again_where_there_are_checkpoints() {
+    for transport in TRANSPORTS {
+        let folder = TempDir::new().unwrap();
+        let keep = ["--checkpoint", folder.path().to_str().unwrap()];
+        let run = start("bsp", "2", transport, &keep);
+        let worker = run.worker(1);
+        pause(&[worker], LONGER);
+        let (json, said) = end(run);
+        assert_eq!(json["evicted"], 0, "{said}");
+        let workers = json["workers"].as_array().unwrap();
+        assert_eq!(
+            (&workers[1]["restarts"], &workers[1]["clock"]),
+            (&0.into(), &workers[0]["clock"]),
+            "{said}"
+        );
+        // Each round of the lock step is one version, and none that was applied is lost.
+        assert_eq!(json["versions"], workers[0]["clock"], "{said}");
+    }
+}
+
+#[test]
+fn a_paused_group_member_is_left_out_and_the_others_finish() {
+    for transport in TRANSPORTS {
+        let run = start("ds-sync(group=3)", "3", transport, &[]);
+        pause(&[run.worker(1)], LONGER);
+        let (json, said) = end(run);
+        assert_eq!(json["evicted"], 1, "{said}");
+        assert_eq!(json["workers"][1]["evicted"], true, "{said}");
+        assert_eq!(json["workers"][0]["clock"], json["workers"][2]["clock"], "{said}");
+    }
+}

@@ -1,0 +1,24 @@
+//! Prints the position of each process in its job: `mpirun -n 3 target/debug/examples/place`.
+
+use std::process::ExitCode;
+
+use slackline::job::env::{Flags, environment, place};
+
+fn main() -> ExitCode {
+    match place(&Flags::default(), environment()) {
+        Ok(Some(placement)) => {
+            let meet = placement.meeting_point.map_or("nowhere".into(), |point| point.to_string());
+            let (rank, world, source) = (placement.rank, placement.world, placement.source);
+            println!("{source}: rank {rank} of {world}, meets at {meet}");
+            ExitCode::SUCCESS
+        }
+        Ok(None) => {
+            println!("under no launcher");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

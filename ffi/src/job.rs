@@ -1,0 +1,333 @@
+//! The job: see [`slackline::job`].
+
+use std::ffi::c_char;
+use std::ptr::null;
+use std::time::Duration;
+
+use slackline::job::member::WaitError;
+use slackline::job::rendezvous;
+use slackline::job::{Job, JobError, JobPlan, Role};
+use slackline::transport::TransportKind;
+
+use crate::error::{Failure, slackline_status};
+use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice, text, with};
+use crate::options::{
+    self, slackline_resume, slackline_server_options, slackline_tensor, slackline_worker_options,
+};
+use crate::server::{Serving, slackline_server};
+use crate::sized::{Measured, SizedOut, sized};
+use crate::worker::slackline_worker;
+
+/// The part of a process in its job, for the parameter called `role`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum slackline_role {
+    /// Holds the shard of its number: `slackline_job_server`, then `slackline_job_serve`.
+    Server = 0,
+    /// Computes gradients: `slackline_job_worker`, then `slackline_job_finish`.
+    Worker = 1,
+}
+
+/// The plan of a job, the same in all its processes. Set `size`, call `slackline_job_options_init`, change what should
+/// differ.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_job_options {
+    /// `sizeof(struct slackline_job_options)`.
+    pub size: usize,
+    /// The number of servers: the first ranks, one for each shard. The other ranks are workers. By default 1.
+    pub servers: u64,
+    /// The longest time that any wait of the job takes; by default 60000.
+    pub timeout_ms: u64,
+    /// "shm", "verbs" or "tcp": the one transport that all pairs must use. By default NULL: the best of each pair.
+    pub transport: *const c_char,
+    /// Not 0: the job goes on without a server that was lost, until it comes back with its checkpoint or the timeout
+    /// passes; workers then call `slackline_job_reconnect`. By default 0.
+    pub reconnect: u64,
+    /// One of `enum slackline_resume`, for servers with a `checkpoint_folder`; by default never: a checkpoint that an
+    /// earlier run left is an error. A server that replaces one that was lost goes on from its checkpoint in any case.
+    pub resume: u64,
+}
+
+impl Default for slackline_job_options {
+    fn default() -> Self {
+        slackline_job_options {
+            size: size_of::<Self>(),
+            servers: 1,
+            timeout_ms: 60_000,
+            transport: null(),
+            reconnect: 0,
+            resume: slackline_resume::Never as u64,
+        }
+    }
+}
+
+impl Measured for slackline_job_options {
+    const FIRST: usize = 48;
+}
+
+impl slackline_job_options {
+    /// # Safety
+    ///
+    /// `transport` is NULL or as for [`text`].
+    unsafe fn translate(&self) -> Result<JobPlan, Failure> {
+        let servers = u32::try_from(self.servers).map_err(|_| {
+            Failure::bad_argument(format!(
+                "options->servers cannot be {}; use a number of ranks",
+                self.servers
+            ))
+        })?;
+        let plan = JobPlan::servers(servers)
+            .timeout(Duration::from_millis(self.timeout_ms))
+            .reconnect(self.reconnect != 0)
+            .resume(options::resume_of(self.resume)?);
+        if self.transport.is_null() {
+            return Ok(plan);
+        }
+        // SAFETY: the caller's promise.
+        let transport = unsafe { text(self.transport, "options->transport")? };
+        let transport = transport.parse::<TransportKind>();
+        Ok(plan.transport(transport.map_err(|error| Failure::bad_argument(error.to_string()))?))
+    }
+}
+
+/// One process's part in a job of many processes that one launcher has started: torchrun, Slurm, Open MPI, MPICH or
+/// `slackline launch`. At rank 0 a thread keeps the meeting point of the job. The secret of the job comes from
+/// SLACKLINE_SECRET_FILE or SLACKLINE_SECRET.
+///
+/// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+/// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+pub struct slackline_job(Handle<Job>);
+
+impl Opaque for slackline_job {
+    type Value = Job;
+    fn wrap(handle: Handle<Job>) -> Self {
+        slackline_job(handle)
+    }
+    fn handle(&self) -> &Handle<Job> {
+        &self.0
+    }
+}
+
+/// Sets all options but `size`, which the caller has set, to their defaults.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_options_init(options: *mut slackline_job_options) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        unsafe { SizedOut::new(options, "options")? }.set(slackline_job_options::default());
+        Ok(())
+    })
+}
+
+/// Joins the job in which a launcher has started this process; `SLACKLINE_STATUS_BAD_ARGUMENT` if none has. The job is
+/// the caller's, to be destroyed after the objects that it made; on failure it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_from_env(
+    options: *const slackline_job_options,
+    job: *mut *mut slackline_job,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(job, "job")? };
+        place.set(std::ptr::null_mut());
+        // SAFETY: the contract.
+        let plan = unsafe { sized(options, "options")?.translate()? };
+        place.set(give(Job::from_env(plan)?));
+        Ok(())
+    })
+}
+
+/// Tells the part of this process, one of `enum slackline_role`, with its shard or the number of the worker, and the
+/// number of workers in the job. Each may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_role(
+    job: *const slackline_job,
+    role: *mut u32,
+    number: *mut u32,
+    workers: *mut u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (role, number, workers) = unsafe {
+            (Out::wanted(role, "role")?, Out::wanted(number, "number")?, Out::wanted(workers, "workers")?)
+        };
+        // SAFETY: the contract.
+        let (own, count) = unsafe { with(job, |job| Ok((job.role(), job.workers())))? };
+        let (own_role, own_number) = match own {
+            Role::Server(shard) => (slackline_role::Server, shard),
+            Role::Worker(worker) => (slackline_role::Worker, worker),
+        };
+        role.into_iter().for_each(|place| place.set(own_role as u32));
+        number.into_iter().for_each(|place| place.set(own_number));
+        workers.into_iter().for_each(|place| place.set(count as u64));
+        Ok(())
+    })
+}
+
+/// Begins to serve this process's shard of a table, and tells the workers where. `initial` holds the `initial_len`
+/// values of the whole table as version 0 and is copied. Of the options `workers`, `shard`, `shards`, `secret`,
+/// `secret_file` and `resume` are not looked at: they are the job's. The server is the caller's, to be destroyed; on
+/// failure it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_server(
+    job: *const slackline_job,
+    tensors: *const slackline_tensor,
+    tensor_count: usize,
+    initial: *const f32,
+    initial_len: usize,
+    options: *const slackline_server_options,
+    server: *mut *mut slackline_server,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(server, "server")? };
+        place.set(std::ptr::null_mut());
+        let start = |job: &mut Job| {
+            // SAFETY: the contract.
+            let (table, initial, mut options) = unsafe {
+                let table = options::table(tensors, tensor_count)?;
+                let initial = slice(initial, initial_len, "the array of initial values")?;
+                (table, initial, sized(options, "options")?)
+            };
+            if let Role::Server(shard) = job.role() {
+                // The file of a checkpoint has the shard in its name.
+                (options.shard, options.shards) = (shard as u16, job.servers() as u16);
+            }
+            // SAFETY: the contract.
+            Ok(job.server(table, initial, unsafe { options.translate()? })?.0)
+        };
+        // SAFETY: the contract.
+        place.set(give(Serving::new(unsafe { with(job, start)? })));
+        Ok(())
+    })
+}
+
+/// Serves until the job is over, and writes the last checkpoint if `checkpoint_folder` is set. After `timeout_ms` that
+/// is `SLACKLINE_STATUS_DEADLINE`: call it again, well within the lease. `SLACKLINE_STATUS_JOB_FAILED` says that the
+/// job has failed; the message has the cause.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_serve(
+    job: *const slackline_job,
+    server: *mut slackline_server,
+    timeout_ms: u64,
+) -> slackline_status {
+    call(|| {
+        let timeout = Duration::from_millis(timeout_ms);
+        // SAFETY: the contract.
+        let is_over =
+            unsafe { with(job, |job| with(server, |serving| Ok(job.drive(&mut serving.server, timeout)?)))? };
+        over(is_over, "serving until the job is over", timeout)
+    })
+}
+
+/// Connects this process to the servers of the job, once all of them are up. Of the options `secret` and `secret_file`
+/// are not looked at: they are the job's. The worker is the caller's, to be destroyed before the job is; on failure it
+/// is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_worker(
+    job: *const slackline_job,
+    options: *const slackline_worker_options,
+    worker: *mut *mut slackline_worker,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(worker, "worker")? };
+        place.set(std::ptr::null_mut());
+        // SAFETY: the contract.
+        let options = unsafe { sized(options, "options")?.translate()? };
+        // SAFETY: the contract.
+        place.set(give(unsafe { with(job, |job| Ok(job.connect(options)?))? }));
+        Ok(())
+    })
+}
+
+/// Connects a worker again after `SLACKLINE_STATUS_SERVER_LOST` or `SLACKLINE_STATUS_EVICTED`, once all servers are up
+/// again. It goes on at the clock at which the servers are; begin tells it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_reconnect(
+    job: *const slackline_job,
+    worker: *mut slackline_worker,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        unsafe { with(job, |job| with(worker, |worker| Ok(job.reconnect(worker)?))) }
+    })
+}
+
+/// Says that this worker has finished, and waits until all others have. Flush the worker first, and destroy it
+/// afterwards. `SLACKLINE_STATUS_SERVER_LOST`: call `slackline_job_reconnect`, and train on from the clock that begin
+/// tells. After `timeout_ms` that is `SLACKLINE_STATUS_DEADLINE`: call it again.
+/// `SLACKLINE_STATUS_JOB_FAILED` says that the job has failed; the message has the cause.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_finish(
+    job: *const slackline_job,
+    worker: *mut slackline_worker,
+    timeout_ms: u64,
+) -> slackline_status {
+    call(|| {
+        let timeout = Duration::from_millis(timeout_ms);
+        // SAFETY: the contract.
+        let is_over = unsafe { with(job, |job| with(worker, |worker| Ok(job.finish(worker, timeout)?)))? };
+        over(is_over, "waiting for the end of the job", timeout)
+    })
+}
+
+/// Answers `SLACKLINE_STATUS_JOB_FAILED`, with the cause in the message, if the job has failed: a worker hears of that
+/// as `SLACKLINE_STATUS_SERVER_LOST`. Never waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_check(job: *const slackline_job) -> slackline_status {
+    // SAFETY: the contract.
+    call(|| unsafe { with(job, |job| Ok(job.check()?)) })
+}
+
+fn over(is_over: bool, operation: &str, timeout: Duration) -> Result<(), Failure> {
+    match is_over {
+        true => Ok(()),
+        false => {
+            let message = format!("{operation} did not end within {timeout:?}; call again");
+            Err(Failure::new(slackline_status::Deadline, message))
+        }
+    }
+}
+
+/// Leaves the job; at rank 0 it ends the job. NULL does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_destroy(job: *mut slackline_job) {
+    // SAFETY: the contract.
+    unsafe { destroy(job) };
+}
+
+impl From<JobError> for Failure {
+    fn from(error: JobError) -> Failure {
+        use slackline_status as Status;
+        let message = error.to_string();
+        let status = match error {
+            JobError::Node(error) => return error.into(),
+            JobError::Launch(_)
+            | JobError::Secret(_)
+            | JobError::NotLaunched
+            | JobError::NoWorker { .. }
+            | JobError::NoServer
+            | JobError::HasServers { .. }
+            | JobError::TooLarge { .. }
+            | JobError::Resume(_)
+            | JobError::InitialValues { .. } => Status::BadArgument,
+            JobError::OtherRole { .. } => Status::OutOfTurn,
+            JobError::Rendezvous(
+                rendezvous::Error::NeedsSecret { .. }
+                | rendezvous::Error::Refused { .. }
+                | rendezvous::Error::Channel { .. },
+            ) => Status::Refused,
+            JobError::Rendezvous(rendezvous::Error::Protocol { .. }) => Status::Protocol,
+            JobError::Rendezvous(rendezvous::Error::Timeout { .. }) => Status::Deadline,
+            JobError::Rendezvous(_) => Status::System,
+            JobError::Wait(WaitError::Path(_)) => Status::Unsupported,
+            JobError::Wait(_) => Status::Deadline,
+            JobError::Failed(_) | JobError::Lost(_) => Status::JobFailed,
+            JobError::NoRdma(_) => Status::Unsupported,
+            JobError::NotBack { .. } => Status::ServerLost,
+            _ => Status::Internal,
+        };
+        Failure::new(status, message)
+    }
+}

@@ -1,0 +1,77 @@
+//! Tables as C reads them.
+
+use std::ffi::CString;
+
+use slackline::table::{ElementType, Table};
+
+use crate::error::{Failure, slackline_status};
+use crate::handle::{Out, call};
+use crate::options::{self, slackline_element, slackline_tensor};
+
+/// A table's tensors, with the names and shapes that they point at.
+pub(crate) struct Tensors {
+    tensors: Vec<slackline_tensor>,
+    _names: Vec<CString>,
+    _shapes: Vec<Vec<u64>>,
+}
+
+// SAFETY: the pointers lead into heap memory that this struct owns and no method changes: it may move from thread to
+// thread with it.
+unsafe impl Send for Tensors {}
+
+impl Tensors {
+    pub(crate) fn of(table: &Table) -> Result<Tensors, Failure> {
+        let (mut tensors, mut names, mut shapes) = (Vec::new(), Vec::new(), Vec::new());
+        for tensor in table.tensors() {
+            let name = CString::new(tensor.name()).map_err(|_| {
+                let message = format!(
+                    "the tensor's name {:?} holds a zero byte: rename it at its owner",
+                    tensor.name()
+                );
+                Failure::new(slackline_status::Unsupported, message)
+            })?;
+            let shape = tensor.shape().to_vec();
+            let element = match tensor.element() {
+                ElementType::F32 => slackline_element::F32,
+                ElementType::Bf16 => slackline_element::Bf16,
+                ElementType::F16 => slackline_element::F16,
+            };
+            tensors.push(slackline_tensor {
+                name: name.as_ptr(),
+                shape: shape.as_ptr(),
+                rank: shape.len(),
+                element: element as u32,
+            });
+            names.push(name);
+            shapes.push(shape);
+        }
+        Ok(Tensors { tensors, _names: names, _shapes: shapes })
+    }
+
+    pub(crate) fn as_slice(&self) -> &[slackline_tensor] {
+        &self.tensors
+    }
+}
+
+/// Finds which bytes of a table's flat space tensor number `tensor` is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_tensor_range(
+    tensors: *const slackline_tensor,
+    tensor_count: usize,
+    tensor: usize,
+    begin: *mut u64,
+    end: *mut u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (table, begin, end) = unsafe {
+            (options::table(tensors, tensor_count)?, Out::new(begin, "begin")?, Out::new(end, "end")?)
+        };
+        let range = table.tensors().get(tensor).map(|tensor| tensor.range()).ok_or_else(|| {
+            Failure::bad_argument(format!("there is no tensor {tensor} of {tensor_count}: they count from 0"))
+        })?;
+        begin.set(range.start);
+        end.set(range.end);
+        Ok(())
+    })
+}

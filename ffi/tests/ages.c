@@ -1,0 +1,230 @@
+/*
+ * Programs that were built with an older or a newer header than the library's; the secret in the options; host names;
+ * RDMA; the message of the last failure. Exits with 0 if all checks passed.
+ */
+#include "check.h"
+
+#include <pthread.h>
+#include <sys/stat.h>
+
+/* ------------------------------------------------------------------ sizes */
+
+/* The worker's options as release 0.1.0 had them. */
+struct older_worker_options {
+    size_t size;
+    const char *scheme;
+    uint64_t staleness;
+    uint32_t encoding;
+    uint32_t checksums;
+};
+
+static void an_older_program_s_struct_is_neither_overrun_nor_refused(void)
+{
+    struct {
+        struct older_worker_options options;
+        unsigned char behind[256];
+    } older;
+    struct slackline_worker *worker;
+    const char *address = "@slackline-ages-none";
+    size_t index;
+
+    memset(&older, 0xee, sizeof older);
+    older.options.size = sizeof older.options;
+    OK(slackline_worker_options_init((struct slackline_worker_options *)&older.options));
+    CHECK(older.options.scheme == NULL && older.options.size == sizeof older.options);
+    for (index = 0; index < sizeof older.behind; index++)
+        CHECK(older.behind[index] == 0xee);
+    /* The library does not take what lies behind the struct for a secret. */
+    EXPECT(SYSTEM, slackline_worker_connect(&address, 1, (struct slackline_worker_options *)&older.options, 0, &worker));
+}
+
+static void a_newer_program_s_fields_are_refused_only_if_they_are_set(void)
+{
+    struct {
+        struct slackline_server_options options;
+        uint64_t unknown[2];
+    } newer;
+    struct {
+        struct slackline_server_status status;
+        uint64_t unknown;
+    } status;
+    struct slackline_server *server;
+    struct slackline_tensor tensors[2];
+    static const float values[ELEMENTS];
+
+    layer(tensors);
+    memset(&newer, 0xee, sizeof newer);
+    newer.options.size = sizeof newer;
+    OK(slackline_server_options_init(&newer.options));
+    CHECK(newer.options.size == sizeof newer && newer.unknown[0] == 0 && newer.unknown[1] == 0);
+    newer.unknown[1] = 1;
+    EXPECT(BAD_ARGUMENT, slackline_server_create(NULL, tensors, 2, values, ELEMENTS, &newer.options, &server));
+    CHECK(said("leave the new fields zero"));
+    newer.unknown[1] = 0;
+    OK(slackline_server_create(NULL, tensors, 2, values, ELEMENTS, &newer.options, &server));
+    memset(&status, 0xee, sizeof status);
+    status.status.size = sizeof status;
+    OK(slackline_server_get_status(server, &status.status));
+    CHECK(status.status.version == 0 && status.unknown == 0 && status.status.size == sizeof status);
+    slackline_server_destroy(server);
+}
+
+static void the_version_is_a_macro_a_number_and_a_text(void)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%d.%d.%d", SLACKLINE_VERSION_MAJOR, SLACKLINE_VERSION_MINOR, SLACKLINE_VERSION_PATCH);
+    CHECK(strcmp(text, slackline_version()) == 0);
+#if SLACKLINE_VERSION_NUMBER < 1000
+#error "the version number can be compared by the preprocessor"
+#endif
+    CHECK(slackline_version_number() == SLACKLINE_VERSION_NUMBER);
+}
+
+/* ------------------------------------------------------------------ the message */
+
+static void *fail_elsewhere(void *unused)
+{
+    (void)unused;
+    EXPECT(BAD_ARGUMENT, slackline_worker_flush(NULL, 0));
+    CHECK(said("object"));
+    return NULL;
+}
+
+static void the_message_stays_in_one_place_and_in_its_thread(void)
+{
+    const char *early = slackline_last_error();
+    pthread_t thread;
+
+    EXPECT(BAD_ARGUMENT, slackline_worker_options_init(NULL));
+    CHECK(early == slackline_last_error() && strstr(early, "options is NULL") != NULL);
+    CHECK(pthread_create(&thread, NULL, fail_elsewhere, NULL) == 0 && pthread_join(thread, NULL) == 0);
+    CHECK(strstr(early, "options is NULL") != NULL);
+}
+
+/* ------------------------------------------------------------------ secrets and hosts */
+
+static const char SECRET[] = "a secret of the job, long enough";
+
+static slackline_status read_with(const char *address, const char *secret, const char *secret_file)
+{
+    struct slackline_reader_options options;
+    struct slackline_reader *reader;
+    slackline_status status;
+
+    options.size = sizeof options;
+    OK(slackline_reader_options_init(&options));
+    options.secret = secret;
+    options.secret_file = secret_file;
+    status = slackline_reader_connect(address, &options, TIMEOUT_MS, &reader);
+    if (status == SLACKLINE_STATUS_OK) {
+        OK(slackline_reader_refresh(reader, 0, TIMEOUT_MS, NULL));
+        slackline_reader_destroy(reader);
+    }
+    return status;
+}
+
+static void read_with_several_secrets(const char *address)
+{
+    char file[] = "/tmp/slackline-ages-XXXXXX";
+    int descriptor = mkstemp(file);
+
+    CHECK(descriptor >= 0);
+    CHECK(write(descriptor, SECRET, strlen(SECRET)) == (ssize_t)strlen(SECRET) && close(descriptor) == 0);
+    EXPECT(BAD_ARGUMENT, read_with(address, SECRET, file));
+    CHECK(said("both set"));
+    EXPECT(BAD_ARGUMENT, read_with(address, "short", NULL));
+    CHECK(said("16 to 4096 bytes"));
+    EXPECT(BAD_ARGUMENT, read_with(address, NULL, "/no/such/file"));
+    CHECK(chmod(file, 0644) == 0);
+    EXPECT(BAD_ARGUMENT, read_with(address, NULL, file));
+    CHECK(said("mode 600"));
+    CHECK(chmod(file, 0600) == 0);
+    EXPECT(REFUSED, read_with(address, "another secret, as long", NULL));
+    EXPECT(OK, read_with(address, NULL, file));
+    EXPECT(OK, read_with(address, SECRET, NULL));
+    CHECK(unlink(file) == 0);
+}
+
+static void the_secret_in_the_options_lets_peers_in_at_a_host_s_name(void)
+{
+    struct slackline_publisher_options options;
+    struct slackline_publisher *publisher;
+    struct slackline_publisher_status status;
+    struct slackline_tensor tensors[2];
+    const char *address;
+    char text[ADDRESS_SIZE];
+    pid_t child;
+    int gate[2];
+
+    child = pair(gate, text);
+    if (child == 0) {
+        read_with_several_secrets(text);
+        exit(0);
+    }
+    layer(tensors);
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    CHECK(options.secret == NULL && options.secret_file == NULL);
+    EXPECT(BAD_ARGUMENT, slackline_publisher_create("0.0.0.0:0", tensors, 2, &options, &publisher));
+    CHECK(said("secret"));
+    options.secret = SECRET;
+    OK(slackline_publisher_create("localhost:0", tensors, 2, &options, &publisher));
+    OK(slackline_publisher_address(publisher, &address));
+    CHECK(strncmp(address, "127.0.0.1:", 10) == 0);
+    snprintf(text, sizeof text, "localhost:%s", strrchr(address, ':') + 1);
+    start(gate, text);
+    status.size = sizeof status;
+    do {
+        OK(slackline_publisher_progress(publisher, NULL));
+        OK(slackline_publisher_get_status(publisher, &status));
+    } while (status.joined < 2 || status.readers > 0);
+    join(child);
+    slackline_publisher_destroy(publisher);
+}
+
+static void a_setting_of_rdma_that_cannot_be_is_named(void)
+{
+    struct slackline_publisher *publisher;
+    struct slackline_tensor tensors[2];
+
+    layer(tensors);
+    CHECK(setenv("SLACKLINE_RDMA_MTU", "big", 1) == 0);
+    EXPECT(BAD_ARGUMENT, slackline_publisher_create("verbs:127.0.0.1:0", tensors, 2, NULL, &publisher));
+    CHECK(publisher == NULL && said("SLACKLINE_RDMA_MTU"));
+    OK(slackline_publisher_create("127.0.0.1:0", tensors, 2, NULL, &publisher));
+    slackline_publisher_destroy(publisher);
+    CHECK(unsetenv("SLACKLINE_RDMA_MTU") == 0);
+}
+
+static void rdma_works_or_is_unsupported_in_words(void)
+{
+    struct slackline_publisher *publisher;
+    struct slackline_reader *reader;
+    struct slackline_tensor tensors[2];
+    slackline_status status;
+
+    layer(tensors);
+    status = slackline_publisher_create("@ages-both,verbs:127.0.0.1:0", tensors, 2, NULL, &publisher);
+    if (status == SLACKLINE_STATUS_OK) {
+        slackline_publisher_destroy(publisher);
+        return;
+    }
+    EXPECT(UNSUPPORTED, status);
+    CHECK(publisher == NULL && (said("RDMA") || said("libibverbs")));
+    EXPECT(UNSUPPORTED, slackline_reader_connect("verbs:localhost:7", NULL, TIMEOUT_MS, &reader));
+    CHECK(reader == NULL && (said("RDMA") || said("libibverbs")));
+}
+
+int main(void)
+{
+    alarm(120);
+    an_older_program_s_struct_is_neither_overrun_nor_refused();
+    a_newer_program_s_fields_are_refused_only_if_they_are_set();
+    the_version_is_a_macro_a_number_and_a_text();
+    the_message_stays_in_one_place_and_in_its_thread();
+    the_secret_in_the_options_lets_peers_in_at_a_host_s_name();
+    a_setting_of_rdma_that_cannot_be_is_named();
+    rdma_works_or_is_unsupported_in_words();
+    puts("all checks passed");
+    return 0;
+}

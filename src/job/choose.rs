@@ -1,0 +1,169 @@
+//! The choice of the transport between two processes.
+
+use super::rendezvous::{Host, Member};
+use crate::transport::{Address, TransportKind};
+
+/// The transport that was chosen for a pair of processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The transport.
+    pub kind: TransportKind,
+    /// The address to connect to.
+    pub address: Address,
+    /// The reason for this transport and against each cheaper one, for people.
+    pub reason: String,
+}
+
+/// No transport reaches a member, or not the one that is required.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot reach the {role} {place} on {host} {how}: {reason}", role = .member.role, place = .member.place,
+    host = .member.host, how = how(.required))]
+pub struct PathError {
+    member: Box<Member>,
+    required: Option<TransportKind>,
+    reason: String,
+}
+
+fn how(required: &Option<TransportKind>) -> String {
+    required.map_or("at all".into(), |path| format!("over {path}, which is required"))
+}
+
+/// Chooses the best transport from a process on `own` to `member`: shared memory on one host, RDMA where both have it,
+/// TCP otherwise. With `required`, that one or an error. `rdma` is asked whether this process has RDMA, and if not,
+/// why; it is asked only where `member` has.
+///
+/// The order is the order of cost: no copy through a kernel at all, none through a CPU, one at each end.
+pub fn choose(
+    own: &Host,
+    member: &Member,
+    required: Option<TransportKind>,
+    rdma: &dyn Fn() -> Result<(), String>,
+) -> Result<Choice, PathError> {
+    let mut passed_over = Vec::new();
+    for path in TransportKind::ALL {
+        match way(path, own, member, rdma) {
+            Ok((address, why)) if required.is_none_or(|required| required == path) => {
+                let because = match required {
+                    Some(_) => "it is required".into(),
+                    None if passed_over.is_empty() => why.into(),
+                    None => format!("{why}; {}", passed_over.join("; ")),
+                };
+                return Ok(Choice { kind: path, address, reason: because });
+            }
+            Ok(_) => {}
+            Err(why) if required.is_none_or(|required| required == path) => {
+                passed_over.push(format!("no {path}: {why}"));
+            }
+            Err(_) => {}
+        }
+    }
+    Err(PathError { member: Box::new(member.clone()), required, reason: passed_over.join("; ") })
+}
+
+/// Finds the address of `member` for a transport with the reason for it, or the reason against it.
+fn way(
+    path: TransportKind,
+    own: &Host,
+    member: &Member,
+    rdma: &dyn Fn() -> Result<(), String>,
+) -> Result<(Address, &'static str), String> {
+    let find =
+        |wanted: fn(&Address) -> bool| member.addresses.iter().find(|address| wanted(address)).cloned();
+    match path {
+        TransportKind::Shm if !own.shares_memory_with(&member.host) && own.name == member.host.name => {
+            Err(format!("two hosts are called {own}: they are not one host (kernel, network and user)"))
+        }
+        TransportKind::Shm if !own.shares_memory_with(&member.host) => {
+            Err(format!("{own} and {} are not one host (kernel, network and user)", member.host))
+        }
+        TransportKind::Shm => find(|address| matches!(address, Address::Abstract(_) | Address::Path(_)))
+            .map(|address| (address, "both are on one host"))
+            .ok_or("it listens at no socket".into()),
+        TransportKind::Verbs => {
+            let address = find(|address| matches!(address, Address::Verbs(_)));
+            let address = address.ok_or("it has no RDMA, or does not offer it")?;
+            rdma().map(|()| (address, "both have RDMA"))
+        }
+        TransportKind::Tcp => find(|address| matches!(address, Address::Tcp(_)))
+            .map(|address| (address, "it listens at a port"))
+            .ok_or("it listens at no port".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rendezvous::{MemberId, MemberRole};
+    use super::*;
+
+    fn no_rdma() -> Result<(), String> {
+        Err("this host has no RDMA device".into())
+    }
+
+    fn member(host: &str, addresses: &[&str]) -> Member {
+        Member {
+            id: MemberId(1),
+            role: MemberRole::Server,
+            place: 0,
+            generation: 0,
+            rank: None,
+            host: Host::named(host),
+            process: 1,
+            addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+        }
+    }
+
+    #[test]
+    fn the_best_way_is_chosen_and_says_why() {
+        let near = member("here", &["10.0.0.1:7", "@x"]);
+        let here = Host::named("here");
+        let choice = choose(&here, &near, None, &no_rdma).unwrap();
+        assert_eq!((choice.kind, choice.address.to_string()), (TransportKind::Shm, "@x".into()));
+        assert_eq!(choice.reason, "both are on one host");
+        let choice = choose(&Host::named("there"), &near, None, &no_rdma).unwrap();
+        assert_eq!((choice.kind, choice.address.to_string()), (TransportKind::Tcp, "10.0.0.1:7".into()));
+        assert!(choice.reason.contains("no shm: there and here are not one host"), "{}", choice.reason);
+        assert!(choice.reason.contains("no verbs"), "{}", choice.reason);
+    }
+
+    #[test]
+    fn rdma_is_taken_between_hosts_that_both_have_it_and_comes_before_tcp() {
+        let far = member("there", &["10.0.0.1:7", "verbs:10.0.0.1:8", "@x"]);
+        let here = Host::named("here");
+        let choice = choose(&here, &far, None, &|| Ok(())).unwrap();
+        assert_eq!(
+            (choice.kind, choice.address.to_string()),
+            (TransportKind::Verbs, "verbs:10.0.0.1:8".into())
+        );
+        assert!(choice.reason.starts_with("both have RDMA; no shm:"), "{}", choice.reason);
+        let choice = choose(&here, &far, None, &no_rdma).unwrap();
+        assert_eq!(choice.kind, TransportKind::Tcp);
+        assert!(choice.reason.contains("no verbs: this host has no RDMA device"), "{}", choice.reason);
+        let near = choose(&Host::named("there"), &far, Some(TransportKind::Verbs), &|| Ok(())).unwrap();
+        assert_eq!(near.kind, TransportKind::Verbs, "on one host, too, if it is required");
+        let error = choose(&here, &far, Some(TransportKind::Verbs), &no_rdma).unwrap_err().to_string();
+        assert!(
+            error.ends_with("over verbs, which is required: no verbs: this host has no RDMA device"),
+            "{error}"
+        );
+        let asked = || -> Result<(), String> { panic!("asked in vain") };
+        choose(&here, &member("there", &["10.0.0.1:7"]), None, &asked).unwrap();
+    }
+
+    #[test]
+    fn what_is_required_is_taken_or_is_an_error() {
+        let near = member("here", &["10.0.0.1:7", "@x"]);
+        let here = Host::named("here");
+        assert_eq!(
+            choose(&here, &near, Some(TransportKind::Tcp), &no_rdma).unwrap().kind,
+            TransportKind::Tcp
+        );
+        let error =
+            choose(&Host::named("there"), &near, Some(TransportKind::Shm), &no_rdma).unwrap_err().to_string();
+        assert!(error.contains("cannot reach the server 0 on here over shm, which is required"), "{error}");
+        let error = choose(&here, &near, Some(TransportKind::Verbs), &no_rdma).unwrap_err().to_string();
+        assert!(error.contains("over verbs, which is required: no verbs: it has no RDMA"), "{error}");
+        let error =
+            choose(&Host::named("there"), &member("here", &["@x"]), None, &no_rdma).unwrap_err().to_string();
+        assert!(error.contains("at all") && error.contains("it listens at no port"), "{error}");
+    }
+}

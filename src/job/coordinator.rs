@@ -1,0 +1,400 @@
+//! Rank 0's thread: it keeps the meeting point and decides when the job is over.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::error::JobError;
+use super::messages::{FromCoordinator, FromMember, encode};
+use super::plan::{JobPlan, Role};
+use super::rendezvous::{self, Hub, HubEvent, Member, MemberId, MemberRole};
+
+/// The longest time between two looks at the deadlines.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// The longest time that the members may take to hear how the job ended.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// The thread of rank 0. Dropping it ends the job.
+pub(super) struct Coordinator {
+    abandoned: Arc<AtomicBool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Coordinator {
+    pub(super) fn start(hub: Hub, plan: JobPlan, world: u32) -> Result<Coordinator, JobError> {
+        let abandoned = Arc::new(AtomicBool::new(false));
+        let attendance = Attendance::new(plan, world, Instant::now());
+        let flag = Arc::clone(&abandoned);
+        let thread = std::thread::Builder::new()
+            .name("slackline-hub".into())
+            .spawn(move || run(hub, attendance, &flag))
+            .map_err(rendezvous::Error::Thread)?;
+        Ok(Coordinator { abandoned, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Ends the job if it has not ended.
+    pub(super) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until the job has ended and all members have heard how: a process that exits before that takes the
+    /// thread with it, and the others are told no cause. Call it once this process knows the end.
+    pub(super) fn wait(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic there was reported by its thread; the members see the connection end.
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        self.abandon();
+        self.wait();
+    }
+}
+
+fn run(mut hub: Hub, mut attendance: Attendance, abandoned: &AtomicBool) {
+    let end = loop {
+        // Asked first: the server of rank 0 leaves with it, and is not the cause.
+        if abandoned.load(Ordering::Relaxed) {
+            break FromCoordinator::Abort("rank 0 ended before the job did; look at its output".into());
+        }
+        while let Some(event) = hub.poll() {
+            attendance.take(event, Instant::now());
+        }
+        if let Some(end) = attendance.end(Instant::now()) {
+            break end;
+        }
+        hub.wait(LOOK_EVERY);
+    };
+    match &end {
+        FromCoordinator::Over => tracing::info!("the job is over"),
+        FromCoordinator::Abort(why) => tracing::warn!(why, "the job has failed"),
+    }
+    let mut message = encode(&end);
+    if message.len() > rendezvous::MAX_MESSAGE_BYTES {
+        message = encode(&FromCoordinator::Abort("its cause is too long to be sent".into()));
+    }
+    // A process that is still being started hears the cause too, and not only that the port is closed.
+    let deadline = Instant::now() + LAST_WORDS;
+    let members: Vec<MemberId> = hub.members().map(|member| member.id).collect();
+    members.into_iter().for_each(|member| hub.say(member, &message));
+    while attendance.is_awaited() && Instant::now() < deadline {
+        while let Some(event) = hub.poll() {
+            if let HubEvent::Joined(member) = &event {
+                hub.say(member.id, &message);
+            }
+            attendance.take(event, Instant::now());
+        }
+        hub.wait(LOOK_EVERY);
+    }
+    hub.close(&message, LAST_WORDS);
+}
+
+/// The presence of one process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Presence {
+    /// Not here, since then: it has not joined yet, or it was lost.
+    Absent { since: Instant, lost: bool },
+    /// A member.
+    Here(MemberId),
+    /// A worker that has run all its clocks.
+    Finished,
+}
+
+/// The processes of a job, and what follows from their presence.
+struct Attendance {
+    plan: JobPlan,
+    world: u32,
+    servers: Vec<Presence>,
+    workers: Vec<Presence>,
+    /// The last failure that each worker told.
+    causes: Vec<Option<String>>,
+    /// The first failure that ends the job.
+    failure: Option<String>,
+}
+
+impl Attendance {
+    fn new(plan: JobPlan, world: u32, now: Instant) -> Attendance {
+        let absent = Presence::Absent { since: now, lost: false };
+        let servers = vec![absent; plan.servers as usize];
+        let workers = vec![absent; world.saturating_sub(plan.servers) as usize];
+        let causes = vec![None; workers.len()];
+        Attendance { plan, world, servers, workers, causes, failure: None }
+    }
+
+    fn presence(&mut self, member: &Member) -> Option<&mut Presence> {
+        let place = member.place as usize;
+        match member.role {
+            MemberRole::Server => self.servers.get_mut(place),
+            MemberRole::Worker => self.workers.get_mut(place),
+            MemberRole::Reader => None,
+        }
+    }
+
+    fn take(&mut self, event: HubEvent, now: Instant) {
+        match event {
+            HubEvent::Joined(member) => {
+                if let Some(presence) = self.presence(&member) {
+                    *presence = Presence::Here(member.id);
+                }
+            }
+            HubEvent::Said(member, message) => self.receive(member, &message),
+            HubEvent::Left { member, reason } => {
+                let plan_reconnects = self.plan.reconnect;
+                let Some(presence) = self.presence(&member) else { return };
+                if *presence != Presence::Here(member.id) {
+                    return;
+                }
+                *presence = Presence::Absent { since: now, lost: true };
+                let who = role_of(&member);
+                tracing::warn!(%who, reason, "lost");
+                if member.role == MemberRole::Server && !plan_reconnects {
+                    self.fail(format!(
+                        "{who} on {} is lost ({reason}); start the job again, or keep checkpoints and let workers \
+                         reconnect",
+                        member.host
+                    ));
+                }
+            }
+            HubEvent::Announced(_) => {}
+        }
+    }
+
+    fn receive(&mut self, from: MemberId, message: &[u8]) {
+        let message = postcard::from_bytes(message);
+        let find = |all: &[Presence]| all.iter().position(|presence| *presence == Presence::Here(from));
+        let worker = find(&self.workers);
+        let who = match (find(&self.servers), worker) {
+            (Some(shard), _) => Role::Server(shard as u32),
+            (None, Some(worker)) => Role::Worker(worker as u32),
+            (None, None) => return,
+        };
+        match message {
+            Ok(FromMember::Plan(plan, world)) if plan.agrees_with(&self.plan) && world == self.world => {}
+            Ok(FromMember::Plan(plan, world)) => self.fail(format!(
+                "{who} was started with another plan than rank 0 ({world} processes and {plan:?} instead of {} and \
+                 {:?}); start the same program with the same arguments everywhere",
+                self.world, self.plan
+            )),
+            Ok(FromMember::Finished) => {
+                if let Some(worker) = worker {
+                    self.workers[worker] = Presence::Finished;
+                }
+            }
+            Ok(FromMember::Failed(why)) => match worker {
+                None => self.fail(format!("{who}: {why}")),
+                Some(worker) => {
+                    tracing::warn!(%who, why, "failed");
+                    self.causes[worker] = Some(why);
+                }
+            },
+            Err(error) => self.fail(format!(
+                "{who} sent a message that this version does not understand ({error}); run the same slackline \
+                 everywhere"
+            )),
+        }
+    }
+
+    fn fail(&mut self, why: String) {
+        self.failure.get_or_insert(why);
+    }
+
+    /// True while a process has never joined.
+    fn is_awaited(&self) -> bool {
+        let never = |presence: &Presence| matches!(presence, Presence::Absent { lost: false, .. });
+        self.servers.iter().chain(&self.workers).any(never)
+    }
+
+    /// The end of the job, if `now` is its end.
+    fn end(&self, now: Instant) -> Option<FromCoordinator> {
+        if let Some(why) = &self.failure {
+            return Some(FromCoordinator::Abort(why.clone()));
+        }
+        let is_lost = |presence: &&Presence| matches!(presence, Presence::Absent { lost: true, .. });
+        let lost = self.workers.iter().filter(is_lost).count();
+        let finished = self.workers.iter().filter(|presence| **presence == Presence::Finished).count();
+        // Workers that were lost do not hold up those that have finished.
+        if finished > 0 && finished + lost == self.workers.len() {
+            return Some(FromCoordinator::Over);
+        }
+        let waited = |presence: &Presence| match presence {
+            Presence::Absent { since, lost } => Some((now.saturating_duration_since(*since), *lost)),
+            Presence::Here(_) | Presence::Finished => None,
+        };
+        let all_lost = lost == self.workers.len();
+        // The time without any worker begins when the last one is lost.
+        let latest = self.workers.iter().filter_map(waited).map(|(time, _)| time).min();
+        let servers = (0..).map(Role::Server).zip(&self.servers);
+        let workers = (0..).map(Role::Worker).zip(&self.workers);
+        for (role, presence) in servers.chain(workers) {
+            let Some((waited, was_lost)) = waited(presence) else { continue };
+            // The others go on without a worker that was lost, and take it back when it comes.
+            let (waited, cause) = match role {
+                Role::Server(_) => (waited, None),
+                Role::Worker(_) if was_lost && !all_lost => continue,
+                Role::Worker(worker) if was_lost => {
+                    (latest.unwrap_or(waited), self.causes[worker as usize].as_ref())
+                }
+                Role::Worker(_) => (waited, None),
+            };
+            if waited >= self.plan.timeout {
+                let what = if was_lost { "was lost and did not come back" } else { "did not join" };
+                let timeout = self.plan.timeout;
+                return Some(FromCoordinator::Abort(match cause {
+                    Some(cause) => format!("{role} {what} within {timeout:?}: {cause}"),
+                    None => {
+                        format!(
+                            "{role} {what} within {timeout:?}; look at its output, or use a longer timeout"
+                        )
+                    }
+                }));
+            }
+        }
+        None
+    }
+}
+
+fn role_of(member: &Member) -> Role {
+    match member.role {
+        MemberRole::Server => Role::Server(member.place),
+        MemberRole::Worker | MemberRole::Reader => Role::Worker(member.place),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rendezvous::Host;
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    fn member(id: u64, role: MemberRole, place: u32) -> Member {
+        let host = Host::named("host");
+        let addresses = Vec::new();
+        Member { id: MemberId(id), role, place, generation: 0, rank: None, host, process: 1, addresses }
+    }
+
+    fn plan() -> JobPlan {
+        JobPlan::servers(1).timeout(TIMEOUT)
+    }
+
+    /// A job of one server and two workers that are here: members 1, 2 and 3.
+    fn complete(plan: JobPlan, now: Instant) -> Attendance {
+        let mut attendance = Attendance::new(plan, 3, now);
+        let members = [(1, MemberRole::Server, 0), (2, MemberRole::Worker, 0), (3, MemberRole::Worker, 1)];
+        for (id, role, place) in members {
+            attendance.take(HubEvent::Joined(member(id, role, place)), now);
+        }
+        attendance
+    }
+
+    fn said(id: u64, message: &FromMember) -> HubEvent {
+        HubEvent::Said(MemberId(id), encode(message))
+    }
+
+    fn left(id: u64, role: MemberRole, place: u32) -> HubEvent {
+        HubEvent::Left { member: member(id, role, place), reason: "killed".into() }
+    }
+
+    fn abort(end: Option<FromCoordinator>) -> String {
+        match end {
+            Some(FromCoordinator::Abort(why)) => why,
+            other => panic!("{other:?} is no abort"),
+        }
+    }
+
+    #[test]
+    fn a_job_is_over_when_all_workers_have_finished() {
+        let now = Instant::now();
+        let mut attendance = complete(plan(), now);
+        attendance.take(said(2, &FromMember::Finished), now);
+        assert_eq!(attendance.end(now), None);
+        attendance.take(said(3, &FromMember::Finished), now);
+        assert_eq!(attendance.end(now), Some(FromCoordinator::Over));
+    }
+
+    #[test]
+    fn a_lost_worker_does_not_hold_up_the_end_and_may_come_back() {
+        let now = Instant::now();
+        let mut attendance = complete(plan(), now);
+        attendance.take(left(3, MemberRole::Worker, 1), now);
+        assert_eq!(attendance.end(now + 2 * TIMEOUT), None, "the other one goes on");
+        attendance.take(HubEvent::Joined(member(4, MemberRole::Worker, 1)), now);
+        attendance.take(said(2, &FromMember::Finished), now);
+        assert_eq!(attendance.end(now), None, "it came back and has not finished");
+        attendance.take(left(4, MemberRole::Worker, 1), now);
+        assert_eq!(attendance.end(now), Some(FromCoordinator::Over));
+    }
+
+    #[test]
+    fn a_job_whose_workers_are_all_lost_fails_after_the_timeout() {
+        let now = Instant::now();
+        let mut attendance = complete(plan(), now);
+        attendance.take(left(2, MemberRole::Worker, 0), now);
+        attendance.take(left(3, MemberRole::Worker, 1), now);
+        assert_eq!(attendance.end(now), None);
+        let why = abort(attendance.end(now + TIMEOUT));
+        assert!(why.starts_with("worker 0 was lost and did not come back within 10s"), "{why}");
+    }
+
+    #[test]
+    fn the_time_without_any_worker_begins_when_the_last_is_lost() {
+        let now = Instant::now();
+        let mut attendance = complete(plan(), now);
+        attendance.take(said(2, &FromMember::Failed("no transport".into())), now);
+        attendance.take(left(2, MemberRole::Worker, 0), now);
+        let later = now + 2 * TIMEOUT;
+        attendance.take(left(3, MemberRole::Worker, 1), later);
+        assert_eq!(attendance.end(later + TIMEOUT / 2), None);
+        let why = abort(attendance.end(later + TIMEOUT));
+        assert_eq!(why, "worker 0 was lost and did not come back within 10s: no transport");
+    }
+
+    #[test]
+    fn a_process_that_never_joins_is_named() {
+        let now = Instant::now();
+        let mut attendance = Attendance::new(plan(), 3, now);
+        attendance.take(HubEvent::Joined(member(1, MemberRole::Server, 0)), now);
+        attendance.take(HubEvent::Joined(member(2, MemberRole::Worker, 0)), now);
+        assert_eq!(attendance.end(now), None);
+        let why = abort(attendance.end(now + TIMEOUT));
+        assert!(why.starts_with("worker 1 did not join within 10s"), "{why}");
+    }
+
+    #[test]
+    fn a_lost_server_ends_the_job_at_once_unless_workers_reconnect() {
+        let now = Instant::now();
+        let mut attendance = complete(plan(), now);
+        attendance.take(left(1, MemberRole::Server, 0), now);
+        let why = abort(attendance.end(now));
+        assert!(why.starts_with("the server of shard 0 on host is lost (killed)"), "{why}");
+        let mut attendance = complete(plan().reconnect(true), now);
+        attendance.take(left(1, MemberRole::Server, 0), now);
+        assert_eq!(attendance.end(now), None);
+        let why = abort(attendance.end(now + TIMEOUT));
+        assert!(why.starts_with("the server of shard 0 was lost and did not come back"), "{why}");
+    }
+
+    #[test]
+    fn processes_with_another_plan_end_the_job_with_the_difference() {
+        let now = Instant::now();
+        let others = [(plan(), 4), (JobPlan::servers(2), 3), (plan().reconnect(true), 3)];
+        for message in others.map(|(plan, world)| FromMember::Plan(plan, world)) {
+            let mut attendance = complete(plan(), now);
+            attendance.take(said(3, &message), now);
+            let why = abort(attendance.end(now));
+            assert!(why.starts_with("worker 1 was started with another plan"), "{why}");
+        }
+        let mut attendance = complete(plan(), now);
+        attendance.take(said(3, &FromMember::Plan(plan().clocks(7), 3)), now);
+        attendance.take(HubEvent::Said(MemberId(9), vec![255]), now);
+        assert_eq!(attendance.end(now), None);
+        attendance.take(HubEvent::Said(MemberId(2), vec![255]), now);
+        assert!(abort(attendance.end(now)).contains("does not understand"));
+    }
+}

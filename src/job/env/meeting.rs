@@ -1,0 +1,159 @@
+//! Where the processes of a job meet, when nobody has told them.
+//!
+//! The host: this one, by its loopback address, if all processes are here; else `MASTER_ADDR`; else the first host of
+//! Slurm's list, where Slurm puts rank 0 unless told otherwise.
+//!
+//! The port is one of [`PORTS`], chosen by what tells the job from others on its hosts, so that all ranks choose the
+//! same and two jobs seldom do. It is never `MASTER_PORT` itself, where torchrun's agent listens already, nor one more
+//! or less, which is where the next job's agent tends to listen.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, TcpListener};
+use std::ops::Range;
+use std::str::FromStr;
+
+use super::claims::{Claim, number};
+use super::slurm::first_host;
+use super::{LaunchError, Source};
+
+/// The ports that a meeting point is derived in: below those that Linux hands out to clients (from 32768), away from
+/// Slurm's own (6817 and 6818, srun's 60001 on) and from torchrun's usual 29400 and 29500.
+pub const PORTS: Range<u16> = 20480..24576;
+
+/// Where rank 0 can be met.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MeetingPoint {
+    /// A name or an address, without brackets.
+    pub host: String,
+    /// A port on it.
+    pub port: u16,
+}
+
+impl FromStr for MeetingPoint {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (host, port) = text.trim().rsplit_once(':').ok_or("there is no port")?;
+        let port = match port.parse() {
+            Ok(0) => return Err("port 0 is no place to meet"),
+            Ok(port) => port,
+            Err(_) => return Err("the port is no number up to 65535"),
+        };
+        let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+        match inner {
+            Some(inner) if inner.split('%').next().is_some_and(|ip| ip.parse::<Ipv6Addr>().is_ok()) => {}
+            Some(_) => return Err("there is no IPv6 address between the brackets"),
+            None if host.is_empty() => return Err("there is no host"),
+            None if host.contains(':') => return Err("an IPv6 address needs brackets"),
+            None if !host.chars().all(is_name) => return Err("that is no name of a host"),
+            None => {}
+        }
+        Ok(MeetingPoint { host: inner.unwrap_or(host).to_owned(), port })
+    }
+}
+
+impl MeetingPoint {
+    /// A port of [`PORTS`] on `host`, an address of this host, at which no process listens now. They are not among the
+    /// ports that the system gives to outgoing connections, so that no such connection takes it before rank 0 does.
+    ///
+    /// # Errors
+    /// The address is not of this host, or a hundred ports were taken.
+    pub fn free(host: IpAddr) -> io::Result<MeetingPoint> {
+        let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+        for _ in 0..100 {
+            let mut random = [0; 2];
+            getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
+            let port = PORTS.start + u16::from_le_bytes(random) % PORTS.len() as u16;
+            match TcpListener::bind((host, port)) {
+                Ok(_) => return Ok(MeetingPoint { host: host.to_string(), port }),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+}
+
+impl fmt::Display for MeetingPoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MeetingPoint { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// Derives the meeting point of a job of more than one process.
+pub(super) fn find(
+    claim: &Claim,
+    env: &impl Fn(&str) -> Option<String>,
+) -> Result<MeetingPoint, LaunchError> {
+    Ok(MeetingPoint { host: host(claim, env)?, port: port(claim, env)? })
+}
+
+fn host(claim: &Claim, env: &impl Fn(&str) -> Option<String>) -> Result<String, LaunchError> {
+    if claim.local_world == Some(claim.world) {
+        return Ok("127.0.0.1".into());
+    }
+    if claim.source != Source::Flags {
+        if let Some(host) = env("MASTER_ADDR") {
+            return Ok(host);
+        }
+        for name in ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"] {
+            if let Some(value) = env(name) {
+                return first_host(&value).ok_or(LaunchError::HostList { name, value });
+            }
+        }
+    }
+    let (what, remedy) = match claim.source {
+        Source::Torchrun => ("where rank 0 is", "set MASTER_ADDR and MASTER_PORT, or --rendezvous HOST:PORT"),
+        _ => (
+            "where rank 0 is",
+            "set --rendezvous or SLACKLINE_RENDEZVOUS to HOST:PORT of rank 0, the same for all ranks",
+        ),
+    };
+    Err(LaunchError::NowhereToMeet { launcher: claim.source, what, remedy })
+}
+
+fn port(claim: &Claim, env: &impl Fn(&str) -> Option<String>) -> Result<u16, LaunchError> {
+    let slurm_step = || -> Result<Option<u64>, LaunchError> {
+        let ids = (number("SLURM_JOB_ID", env)?, number("SLURM_STEP_ID", env)?);
+        // Neighbours in the list of jobs are the likeliest to share a host, and so get ports of their own.
+        Ok(if let (Some(job), Some(step)) = ids { Some(u64::from(job) * 16 + u64::from(step)) } else { None })
+    };
+    let named = |name: &str| env(name).map(|id| hash(&id));
+    let identity = match named("SLACKLINE_JOB_ID") {
+        Some(id) => Some(id),
+        None => match claim.source {
+            Source::Flags | Source::Kubernetes => None,
+            Source::Torchrun => number("MASTER_PORT", env)?.map(u64::from),
+            Source::Slurm => slurm_step()?,
+            Source::OpenMpi => named("PMIX_NAMESPACE").or_else(|| named("OMPI_MCA_ess_base_jobid")),
+            Source::Pmi => match named("HYDRA_CONTROL_PORT").or_else(|| named("PMI_JOBID")) {
+                Some(id) => Some(id),
+                // Hydra starts its proxies as one step where it finds a Slurm.
+                None => slurm_step()?,
+            },
+            Source::Pmix => named("PMIX_NAMESPACE"),
+        },
+    };
+    let identity = identity.ok_or(match claim.source {
+        Source::Torchrun => LaunchError::NowhereToMeet {
+            launcher: claim.source,
+            what: "which port to derive ours from",
+            remedy: "set MASTER_ADDR and MASTER_PORT, or --rendezvous HOST:PORT",
+        },
+        launcher => LaunchError::NowhereToMeet {
+            launcher,
+            what: "what sets this job apart",
+            remedy: "set SLACKLINE_JOB_ID to anything that only this job's ranks share, or --rendezvous to HOST:PORT",
+        },
+    })?;
+    Ok(PORTS.start + (identity % PORTS.len() as u64) as u16)
+}
+
+/// FNV-1a: the same on every host and in every version of this program.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}

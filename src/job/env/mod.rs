@@ -1,0 +1,123 @@
+//! Where this process stands in a job that a launcher, or a person, has started on one host or many.
+//!
+//! [`place`] is a function of the flags and the environment, both given to it. It asks, in this order:
+//!
+//! 1. the flags: `--rank`, `--world-size`, `--local-rank`, `--rendezvous`;
+//! 2. `SLACKLINE_RANK`, `SLACKLINE_WORLD_SIZE`, `SLACKLINE_LOCAL_RANK`, `SLACKLINE_RENDEZVOUS`;
+//! 3. torchrun: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`;
+//! 4. a step of Slurm: `SLURM_STEP_ID`, `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID`;
+//! 5. Open MPI: `OMPI_COMM_WORLD_RANK`, `.._SIZE`, `.._LOCAL_RANK`, `.._LOCAL_SIZE`;
+//! 6. PMI, as MPICH's Hydra and Intel MPI set it: `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`;
+//! 7. PMIx: `PMIX_RANK`, which comes without a size;
+//! 8. an indexed Job of Kubernetes: `JOB_COMPLETION_INDEX`, beside `SLACKLINE_WORLD_SIZE` and `SLACKLINE_RENDEZVOUS`.
+//!
+//! A process inherits the variables of every launcher above it. Slurm is always the outer one: whoever else is there
+//! was started within its allocation, and wins. A launcher that started a single process (`srun --pty bash`) says
+//! nothing about a job started from there. All other contradictions are errors. A batch script is no step: Slurm gives
+//! it a rank but no `SLURM_STEP_ID`, and it goes unplaced.
+//!
+//! `docs/launchers.md` has the recipes, and which of these variables were seen under which launcher.
+
+mod claims;
+mod error;
+mod flags;
+mod meeting;
+mod slurm;
+mod surroundings;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+pub use error::LaunchError;
+pub use flags::Flags;
+pub use meeting::{MeetingPoint, PORTS};
+pub use surroundings::environment;
+
+use claims::Claim;
+
+/// Where a process stands in its job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Which process of the job this is, from 0.
+    pub rank: u32,
+    /// How many there are.
+    pub world: u32,
+    /// Which process of this host this is, if that is known.
+    pub local_rank: Option<u32>,
+    /// How many there are on this host, if that is known.
+    pub local_world: Option<u32>,
+    /// Where rank 0 can be met by all. None only for a process that is alone in its job.
+    pub meeting_point: Option<MeetingPoint>,
+    /// Who said so.
+    pub source: Source,
+}
+
+/// Who tells a process where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The flags, or the variables that stand for them.
+    Flags,
+    /// torchrun, or whoever sets the same variables.
+    Torchrun,
+    /// A step of Slurm.
+    Slurm,
+    /// Open MPI's mpirun.
+    OpenMpi,
+    /// A process manager that speaks PMI.
+    Pmi,
+    /// A process manager that speaks PMIx.
+    Pmix,
+    /// An indexed Job of Kubernetes.
+    Kubernetes,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Source::Flags => "flags",
+            Source::Torchrun => "torchrun",
+            Source::Slurm => "Slurm (srun)",
+            Source::OpenMpi => "Open MPI (mpirun)",
+            Source::Pmi => "PMI (Hydra)",
+            Source::Pmix => "PMIx",
+            Source::Kubernetes => "Kubernetes (indexed Job)",
+        })
+    }
+}
+
+/// Finds out where this process stands; none if no launcher started it and no flag says so.
+///
+/// ```
+/// use slackline::job::env::{Flags, place};
+///
+/// let under_srun = |name: &str| {
+///     let value = match name {
+///         "SLURM_JOB_ID" => "100",
+///         "SLURM_STEP_ID" => "0",
+///         "SLURM_PROCID" => "2",
+///         "SLURM_STEP_NUM_TASKS" => "8",
+///         "SLURM_STEP_TASKS_PER_NODE" => "2(x4)",
+///         "SLURM_STEP_NODELIST" => "node[003-006]",
+///         _ => return None,
+///     };
+///     Some(value.to_owned())
+/// };
+/// let placement = place(&Flags::default(), under_srun)?.unwrap();
+/// assert_eq!((placement.rank, placement.world), (2, 8));
+/// assert_eq!(placement.meeting_point.unwrap().to_string(), "node003:22080");
+/// # Ok::<(), slackline::job::env::LaunchError>(())
+/// ```
+pub fn place(flags: &Flags, env: impl Fn(&str) -> Option<String>) -> Result<Option<Placement>, LaunchError> {
+    // `NAME= command` is how a shell takes a variable away for one command.
+    let env = |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+    let told = flags.meeting_point(env)?;
+    let Some(claim) = claims::settle(flags, &env)? else { return Ok(None) };
+    let Claim { rank, world, local_rank, local_world, source } = claim;
+    let meeting_point = match told {
+        Some(told) => Some(told),
+        None if world == 1 => None,
+        None => Some(meeting::find(&claim, &env)?),
+    };
+    Ok(Some(Placement { rank, world, local_rank, local_world, meeting_point, source }))
+}

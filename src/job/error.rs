@@ -1,0 +1,124 @@
+//! The errors of a job.
+
+use std::time::Duration;
+
+use super::env::LaunchError;
+use super::member::{End, WaitError};
+use super::rendezvous;
+use crate::channel::SecretError;
+use crate::node;
+
+/// A job, or this process's part in it, has failed. Each variant names the cause and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// The variables of the launcher contradict each other or are incomplete.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The secret of the job cannot be read.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    /// No launcher has started this process.
+    #[error(
+        "no launcher has started this process, and a job needs a server and a worker; start the program with \
+         torchrun, srun, mpirun or `slackline launch -n 3 -- PROGRAM`, or set SLACKLINE_RANK, SLACKLINE_WORLD_SIZE and \
+         SLACKLINE_RENDEZVOUS"
+    )]
+    NotLaunched,
+    /// The job has more processes than one job can have.
+    #[error("a job of {world} processes is too large; start at most {}", rendezvous::MAX_MEMBERS)]
+    TooLarge {
+        /// The number of processes.
+        world: u32,
+    },
+    /// An earlier run left a checkpoint, or there is none to go on from.
+    #[error("{0}")]
+    Resume(String),
+    /// The plan does not fit the number of processes.
+    #[error(
+        "a job of {world} processes with {servers} servers has no worker; start at least {} processes",
+        servers + 1
+    )]
+    NoWorker {
+        /// The number of processes.
+        world: u32,
+        /// The number of servers in the plan.
+        servers: u32,
+    },
+    /// The plan has no server.
+    #[error("a plan of 0 servers has no server to connect to; use JobPlan::servers(1), or Job::group")]
+    NoServer,
+    /// The plan has servers, and the call is for workers alone.
+    #[error("Job::group is for plans without a server, and this one has {servers}; use JobPlan::servers(0)")]
+    HasServers {
+        /// The number of servers in the plan.
+        servers: u32,
+    },
+    /// The call is for the other role.
+    #[error("this process is {role}, and {call} is for a {wanted}; branch on Job::role")]
+    OtherRole {
+        /// The role of this process, for people.
+        role: String,
+        /// The call.
+        call: &'static str,
+        /// The role that the call is for.
+        wanted: &'static str,
+    },
+    /// The processes cannot meet.
+    #[error(transparent)]
+    Rendezvous(#[from] rendezvous::Error),
+    /// A wait for the other processes has failed, or no transport reaches them.
+    #[error(transparent)]
+    Wait(WaitError),
+    /// The job failed: the cause, as rank 0 told it.
+    #[error("the job has failed: {0}")]
+    Failed(String),
+    /// Rank 0 is gone and told no cause.
+    #[error("{0}")]
+    Lost(String),
+    /// RDMA is required, and this process has none.
+    #[error("RDMA is required and not available: {0}")]
+    NoRdma(String),
+    /// The initial values are not those of the table.
+    #[error("the table has {elements} elements and {values} initial values were given; give one for each")]
+    InitialValues {
+        /// Elements of the table.
+        elements: u64,
+        /// Values given.
+        values: usize,
+    },
+    /// The servers did not come back.
+    #[error(
+        "the servers did not come back within {waited:?}: {last}; start them again sooner, or use a longer timeout"
+    )]
+    NotBack {
+        /// The length of the wait.
+        waited: Duration,
+        /// The error of the last attempt.
+        last: String,
+    },
+    /// An operation of the server or of the worker has failed.
+    #[error(transparent)]
+    Node(#[from] node::Error),
+}
+
+impl End {
+    /// The result of a process whose job has ended so.
+    pub(super) fn into_result(self) -> Result<(), JobError> {
+        match self {
+            End::Dismissed => Ok(()),
+            End::Told(why) => Err(JobError::Failed(why)),
+            End::Lost(why) => Err(JobError::Lost(why)),
+        }
+    }
+}
+
+impl From<WaitError> for JobError {
+    fn from(error: WaitError) -> JobError {
+        match error {
+            WaitError::Ended(End::Told(why)) => JobError::Failed(why),
+            WaitError::Ended(End::Lost(why)) => JobError::Lost(why),
+            error => JobError::Wait(error),
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! A process's membership of its job, which a thread of its own keeps: rank 0 hears of the process however long it
+//! computes.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::choose::{Choice, PathError, choose};
+use super::rendezvous::{self, Host, Introduction, Member, MemberEvent, MemberRole, Membership};
+use super::transports::Transports;
+use crate::channel::Secret;
+use crate::transport::{Address, TransportKind};
+
+/// The longest time for which a message waits for the thread.
+const TURN: Duration = Duration::from_millis(5);
+
+/// The reason why a membership has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The job is over.
+    Dismissed,
+    /// The job failed, or has no place for this process: the cause, as rank 0 told it.
+    Told(String),
+    /// Rank 0 is gone and told no cause.
+    Lost(String),
+}
+
+/// The messages between rank 0 and one member, as this member understands them.
+pub trait Conversation: Send + 'static {
+    /// Takes a message of rank 0. `Some` ends the membership.
+    fn receive(&mut self, message: Vec<u8>) -> Option<End>;
+
+    /// Gives the message that is due at `now`, if any; asked every few milliseconds.
+    fn due(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let _ = now;
+        None
+    }
+}
+
+/// A wait for the job has failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum WaitError {
+    /// The membership has ended.
+    #[error("{}", match .0 {
+        End::Dismissed => "the job ended",
+        End::Told(why) | End::Lost(why) => why,
+    })]
+    Ended(End),
+    /// The deadline passed.
+    #[error("waited {waited:?} for {what}; use a longer timeout")]
+    Deadline {
+        /// The subject of the wait.
+        what: String,
+        /// The length of the wait.
+        waited: Duration,
+    },
+    /// No transport reaches a member.
+    #[error(transparent)]
+    Path(#[from] PathError),
+}
+
+/// A member of a job. Dropping the last clone of its `Arc` leaves the job.
+pub struct JobMember<C: Conversation> {
+    shared: Arc<Shared<C>>,
+    /// The host of this process.
+    pub host: Host,
+    /// The transports of this process.
+    pub transports: Transports,
+    /// The shard of a server, or the number of a worker.
+    pub place: u32,
+    /// The number of processes that had this place before.
+    pub generation: u64,
+}
+
+struct Shared<C> {
+    state: Mutex<State<C>>,
+    changed: Condvar,
+}
+
+struct State<C> {
+    conversation: C,
+    members: Vec<Member>,
+    outgoing: Vec<Vec<u8>>,
+    announcement: Option<Vec<Address>>,
+    end: Option<End>,
+    /// Messages were taken from `outgoing` and are not yet handed to the connection.
+    sending: bool,
+    /// The member is dropped: the thread leaves once all messages are sent.
+    leaving: bool,
+}
+
+impl<C> Shared<C> {
+    fn state(&self) -> MutexGuard<'_, State<C>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<C: Conversation> JobMember<C> {
+    /// Joins the job whose rank 0 listens at `address` (`HOST:PORT`), within `timeout`.
+    pub fn join(
+        address: &str,
+        introduction: Introduction,
+        secret: Option<Secret>,
+        conversation: C,
+        timeout: Duration,
+    ) -> Result<JobMember<C>, rendezvous::Error> {
+        let host = introduction.host.clone();
+        let (rank, place) = (introduction.rank, introduction.place);
+        let membership = Membership::join(address, introduction, secret.clone(), timeout)?;
+        let (taken, generation) = (membership.place(), membership.generation());
+        let index = rank.or(place).map_or(0, |index| index as usize);
+        let transports = Transports::new(secret, Some(membership.local_address()?.ip()), index);
+        let state = State {
+            conversation,
+            members: Vec::new(),
+            outgoing: Vec::new(),
+            announcement: None,
+            end: None,
+            sending: false,
+            leaving: false,
+        };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let kept = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("slackline-job".into())
+            .spawn(move || keep(membership, &kept))
+            .map_err(rendezvous::Error::Thread)?;
+        Ok(JobMember { shared, host, transports, place: taken, generation })
+    }
+
+    /// Gives `with` the conversation, for as long as the call takes.
+    pub fn with<R>(&self, with: impl FnOnce(&mut C) -> R) -> R {
+        with(&mut self.shared.state().conversation)
+    }
+
+    /// The reason why the membership has ended, if it has.
+    pub fn end(&self) -> Option<End> {
+        self.shared.state().end.clone()
+    }
+
+    /// The number of members of a role, as far as this process was told.
+    pub fn count(&self, role: MemberRole) -> usize {
+        self.shared.state().members.iter().filter(|member| member.role == role).count()
+    }
+
+    /// Sends a message to rank 0.
+    pub fn send(&self, message: Vec<u8>) {
+        self.shared.state().outgoing.push(message);
+    }
+
+    /// Tells all members the addresses at which this process listens.
+    pub fn announce(&self, addresses: Vec<Address>) {
+        self.shared.state().announcement = Some(addresses);
+    }
+
+    /// Waits until all messages are handed to the connection, at most `timeout`.
+    pub fn flush(&self, timeout: Duration) {
+        // A rank 0 that is gone hears nothing more.
+        let _gone = self.wait_for(timeout, "the connection", |state| {
+            (state.outgoing.is_empty() && !state.sending).then_some(())
+        });
+    }
+
+    /// Waits until the membership has ended, and says how. `None` after `timeout`.
+    pub fn wait_for_the_end(&self, timeout: Duration) -> Option<End> {
+        match self.wait_for(timeout, "the end of the job", |_| None::<()>) {
+            Err(WaitError::Ended(end)) => Some(end),
+            _ => None,
+        }
+    }
+
+    /// Waits until `until` finds what it wants in the conversation.
+    pub fn wait<R>(
+        &self,
+        timeout: Duration,
+        what: &str,
+        mut until: impl FnMut(&mut C) -> Option<R>,
+    ) -> Result<R, WaitError> {
+        self.wait_for(timeout, what, |state| until(&mut state.conversation))
+    }
+
+    /// Waits until all `count` members of a role have announced addresses, and chooses the transport to each, in order
+    /// of their places.
+    pub fn reach(
+        &self,
+        role: MemberRole,
+        count: usize,
+        require: Option<TransportKind>,
+        timeout: Duration,
+    ) -> Result<Vec<Choice>, WaitError> {
+        // The list of members is as old as the membership.
+        if let Some(end) = self.end() {
+            return Err(WaitError::Ended(end));
+        }
+        let is_up = |member: &&Member| member.role == role && !member.addresses.is_empty();
+        let mut members = self.wait_for(timeout, &format!("all {role}s to be up"), |state| {
+            let members: Vec<Member> = state.members.iter().filter(is_up).cloned().collect();
+            (members.len() == count).then_some(members)
+        })?;
+        members.sort_by_key(|member| member.place);
+        let mut choices = Vec::with_capacity(members.len());
+        for member in members {
+            let choice = choose(&self.host, &member, require, &|| self.transports.rdma())?;
+            let Choice { kind, address, reason } = &choice;
+            let (place, host) = (member.place, &member.host);
+            tracing::info!(%role, place, %host, %kind, %address, reason, "chose a transport");
+            choices.push(choice);
+        }
+        Ok(choices)
+    }
+
+    fn wait_for<R>(
+        &self,
+        timeout: Duration,
+        what: &str,
+        mut until: impl FnMut(&mut State<C>) -> Option<R>,
+    ) -> Result<R, WaitError> {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.shared.state();
+        loop {
+            if let Some(result) = until(&mut state) {
+                return Ok(result);
+            }
+            if let Some(end) = &state.end {
+                return Err(WaitError::Ended(end.clone()));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(WaitError::Deadline { what: what.into(), waited: timeout });
+            }
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl<C: Conversation> Drop for JobMember<C> {
+    fn drop(&mut self) {
+        self.shared.state().leaving = true;
+    }
+}
+
+/// Runs the thread until the job is over, rank 0 is gone or the member leaves.
+fn keep<C: Conversation>(mut membership: Membership, shared: &Shared<C>) {
+    let end = loop {
+        match turn(&mut membership, shared) {
+            Ok(None) => membership.wait(TURN),
+            Ok(Some(end)) => break end,
+            Err(error) => break End::Lost(format!("{error}; rank 0 told no cause: look at its output")),
+        }
+        let state = shared.state();
+        if state.leaving && state.outgoing.is_empty() && membership.is_flushed() {
+            break End::Dismissed;
+        }
+    };
+    shared.state().end = Some(end);
+    shared.changed.notify_all();
+}
+
+/// Sends and receives the messages that there are.
+fn turn<C: Conversation>(
+    membership: &mut Membership,
+    shared: &Shared<C>,
+) -> Result<Option<End>, rendezvous::Error> {
+    let mut state = shared.state();
+    let mut messages = std::mem::take(&mut state.outgoing);
+    messages.extend(state.conversation.due(Instant::now()));
+    let announcement = state.announcement.take();
+    state.sending = !messages.is_empty();
+    drop(state);
+    if let Some(addresses) = announcement {
+        membership.announce(addresses)?;
+    }
+    for message in messages {
+        membership.say(&message)?;
+    }
+    shared.state().sending = false;
+    shared.changed.notify_all();
+    while let Some(event) = membership.poll()? {
+        let mut state = shared.state();
+        match event {
+            MemberEvent::Members => state.members = membership.members().to_vec(),
+            MemberEvent::Said(message) => {
+                if let Some(end) = state.conversation.receive(message) {
+                    return Ok(Some(end));
+                }
+            }
+        }
+        drop(state);
+        shared.changed.notify_all();
+    }
+    Ok(None)
+}

@@ -1,0 +1,47 @@
+//! The messages between rank 0 and the members of a job.
+
+use serde::{Deserialize, Serialize};
+
+use super::member::{Conversation, End};
+use super::plan::JobPlan;
+
+/// A message of a member.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum FromMember {
+    /// The plan with which the member was started, and the number of processes it counts.
+    Plan(JobPlan, u32),
+    /// The worker has run all its clocks, and all its gradients are applied.
+    Finished,
+    /// The member gives up, and why.
+    Failed(String),
+}
+
+/// A message of rank 0.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum FromCoordinator {
+    /// The job is over.
+    Over,
+    /// The job has failed, and why.
+    Abort(String),
+}
+
+/// Encodes a message of either side.
+pub(super) fn encode(message: &impl Serialize) -> Vec<u8> {
+    postcard::to_allocvec(message).expect("messages always serialise")
+}
+
+/// The conversation of a member whose only news is the end of the job.
+pub(super) struct Listener;
+
+impl Conversation for Listener {
+    fn receive(&mut self, message: Vec<u8>) -> Option<End> {
+        Some(match postcard::from_bytes(&message) {
+            Ok(FromCoordinator::Over) => End::Dismissed,
+            Ok(FromCoordinator::Abort(why)) => End::Told(why),
+            Err(error) => End::Lost(format!(
+                "rank 0 sent a message that this version does not understand ({error}); run the same slackline \
+                 everywhere"
+            )),
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! Jobs of many processes: each finds its part, meets the others and trains, on one host or many, over any transport.
+//!
+//! All processes of a job run one program, under torchrun, Slurm, Open MPI, MPICH or `slackline launch`; [`mod@env`]
+//! says which variables are read. Rank 0 keeps the meeting point, the first ranks serve the shards of the table and the
+//! rest compute. Each pair of processes talks over the best transport that it has: shared memory on one host, RDMA
+//! where both have it, TCP otherwise.
+//!
+//! The [first page](crate) shows such a program, and `examples/parameter_server.rs` is one that runs.
+//!
+//! A host beyond loopback needs a secret that all processes of the job share: a file of mode 600 that
+//! `SLACKLINE_SECRET_FILE` names, or `SLACKLINE_SECRET` itself.
+#![forbid(unsafe_code)]
+
+pub mod choose;
+mod coordinator;
+pub mod env;
+mod error;
+mod group;
+pub mod member;
+mod messages;
+mod plan;
+pub mod rendezvous;
+mod server;
+pub mod transports;
+mod worker;
+
+use std::net::ToSocketAddrs;
+use std::sync::atomic::AtomicBool;
+
+pub use error::JobError;
+pub use plan::{JobPlan, Resume, Role};
+pub use server::Served;
+pub use worker::{JobStep, JobWorker, Published};
+
+use crate::channel::Secret;
+use coordinator::Coordinator;
+use env::{Flags, Placement};
+use member::JobMember;
+use messages::{FromMember, Listener, encode};
+use rendezvous::{Host, Hub, HubOptions, Introduction, MemberRole};
+
+/// One process's part in a job. Dropping it leaves the job; at rank 0 it ends the job.
+pub struct Job {
+    plan: JobPlan,
+    role: Role,
+    rank: u32,
+    workers: u32,
+    // Declared before the coordinator: this member leaves before rank 0 waits for the others to leave.
+    member: JobMember<Listener>,
+    coordinator: Option<Coordinator>,
+    /// This worker has told rank 0 that it has finished.
+    finished: AtomicBool,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if let Some(coordinator) = &self.coordinator {
+            coordinator.abandon();
+        }
+    }
+}
+
+impl Job {
+    /// Joins the job in which a launcher has started this process, with the secret that the environment holds.
+    ///
+    /// # Errors
+    /// [`JobError::NotLaunched`] if no launcher has; otherwise as [`join`](Self::join).
+    pub fn from_env(plan: JobPlan) -> Result<Job, JobError> {
+        let placement = env::place(&Flags::default(), env::environment())?;
+        let placement = placement.ok_or(JobError::NotLaunched)?;
+        Job::join(plan, &placement, Secret::from_environment()?)
+    }
+
+    /// Joins the job at this placement. Blocks until rank 0 has let this process in, at most the plan's timeout.
+    ///
+    /// # Errors
+    /// The plan leaves no worker, rank 0 cannot be reached in time, the secrets differ, or the place is taken.
+    pub fn join(plan: JobPlan, placement: &Placement, secret: Option<Secret>) -> Result<Job, JobError> {
+        let Placement { rank, world, .. } = *placement;
+        let servers = plan.servers;
+        let workers = world.checked_sub(servers).filter(|workers| *workers > 0);
+        let workers = workers.ok_or(JobError::NoWorker { world, servers })?;
+        if world as usize > rendezvous::MAX_MEMBERS {
+            return Err(JobError::TooLarge { world });
+        }
+        let meeting_point = placement.meeting_point.as_ref().ok_or(JobError::NotLaunched)?.to_string();
+        let coordinator = match rank {
+            0 => Some(listen(&meeting_point, &plan, world, secret.clone())?),
+            _ => None,
+        };
+        let (role, member_role, place) = match rank < servers {
+            true => (Role::Server(rank), MemberRole::Server, rank),
+            false => (Role::Worker(rank - servers), MemberRole::Worker, rank - servers),
+        };
+        let introduction = Introduction {
+            place: Some(place),
+            rank: Some(rank),
+            ..Introduction::new(member_role, Host::own())
+        };
+        let member = JobMember::join(&meeting_point, introduction, secret, Listener, plan.timeout)?;
+        member.send(encode(&FromMember::Plan(plan.clone(), world)));
+        tracing::info!(rank, world, %role, meeting_point, "joined the job");
+        Ok(Job { plan, role, rank, workers, member, coordinator, finished: AtomicBool::new(false) })
+    }
+
+    /// The part of this process.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// The number of this process, from 0.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// The number of servers.
+    pub fn servers(&self) -> usize {
+        self.plan.servers as usize
+    }
+
+    /// The number of workers.
+    pub fn workers(&self) -> usize {
+        self.workers as usize
+    }
+
+    /// True at rank 0, which keeps the meeting point.
+    pub fn is_coordinator(&self) -> bool {
+        self.coordinator.is_some()
+    }
+}
+
+/// Opens the meeting point, at rank 0.
+fn listen(
+    meeting_point: &str,
+    plan: &JobPlan,
+    world: u32,
+    secret: Option<Secret>,
+) -> Result<Coordinator, JobError> {
+    let resolve = |source| rendezvous::Error::Resolve { address: meeting_point.to_owned(), source };
+    let address = meeting_point.to_socket_addrs().map_err(resolve)?.next();
+    let none = || resolve(std::io::Error::other("it has no address"));
+    let places = vec![
+        (MemberRole::Server, plan.servers),
+        (MemberRole::Worker, world - plan.servers),
+        (MemberRole::Reader, 0),
+    ];
+    let hub = Hub::listen(address.ok_or_else(none)?, HubOptions { secret, places })?;
+    Coordinator::start(hub, plan.clone(), world)
+}

@@ -1,0 +1,127 @@
+//! The plan that all processes of a job share.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::transport::TransportKind;
+
+/// The longest timeout.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The plan of a job. All processes of a job have the same number of servers, transport and reconnection.
+///
+/// The first ranks are the servers, one for each shard, and the other ranks are the workers.
+///
+/// ```
+/// use std::time::Duration;
+/// use slackline::job::JobPlan;
+///
+/// let plan = JobPlan::servers(2).clocks(1000).timeout(Duration::from_secs(300));
+/// assert_eq!(plan.server_count(), 2);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobPlan {
+    pub(super) servers: u32,
+    pub(super) clocks: Option<u64>,
+    pub(super) timeout: Duration,
+    pub(super) transport: Option<TransportKind>,
+    pub(super) reconnect: bool,
+    pub(super) resume: Resume,
+}
+
+/// The beginning of a server that keeps checkpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Resume {
+    /// The initial values. A checkpoint that an earlier run left is an error, and is not replaced.
+    #[default]
+    Never,
+    /// The checkpoint if there is one, otherwise the initial values.
+    IfThere,
+    /// The checkpoint. That there is none is an error.
+    Required,
+}
+
+impl JobPlan {
+    /// A plan with so many servers, each of which holds one shard of the table. The rest of the ranks are workers.
+    /// Without a server, workers average their parameters in groups: see [`Job::group`](super::Job::group).
+    pub fn servers(servers: u32) -> JobPlan {
+        JobPlan {
+            servers,
+            clocks: None,
+            timeout: Duration::from_secs(60),
+            transport: None,
+            reconnect: false,
+            resume: Resume::Never,
+        }
+    }
+
+    /// The number of clocks that each worker runs; without it, workers run until they call
+    /// [`JobWorker::finish`](super::JobWorker::finish).
+    pub fn clocks(mut self, clocks: u64) -> JobPlan {
+        self.clocks = Some(clocks);
+        self
+    }
+
+    /// The longest time that any wait of the job may take (60 s by default): for processes to join, for parameters, for
+    /// a lost server to come back. At most a year.
+    pub fn timeout(mut self, timeout: Duration) -> JobPlan {
+        self.timeout = timeout.min(YEAR);
+        self
+    }
+
+    /// The one transport that all pairs must use. By default each pair uses the best that it has: shared memory on one
+    /// host, RDMA where both processes have it, TCP otherwise.
+    pub fn transport(mut self, transport: TransportKind) -> JobPlan {
+        self.transport = Some(transport);
+        self
+    }
+
+    /// Lets workers connect again to a server that was lost and comes back within the timeout. It is for servers
+    /// with checkpoints that are started again. Off by default: a lost server ends the job.
+    pub fn reconnect(mut self, reconnect: bool) -> JobPlan {
+        self.reconnect = reconnect;
+        self
+    }
+
+    /// The beginning of servers with checkpoints. A server that replaces one that was lost goes on from its checkpoint
+    /// in any case.
+    pub fn resume(mut self, resume: Resume) -> JobPlan {
+        self.resume = resume;
+        self
+    }
+
+    /// True if processes with these two plans can form one job.
+    pub(super) fn agrees_with(&self, other: &JobPlan) -> bool {
+        let common = |plan: &JobPlan| (plan.servers, plan.transport, plan.reconnect);
+        common(self) == common(other)
+    }
+
+    /// The number of servers.
+    pub fn server_count(&self) -> u32 {
+        self.servers
+    }
+
+    /// The transports over which the servers are reached.
+    pub(super) fn transports(&self) -> Vec<TransportKind> {
+        self.transport.map_or_else(|| TransportKind::ALL.to_vec(), |one| vec![one])
+    }
+}
+
+/// The part of one process in its job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Holds the shard of this number.
+    Server(u32),
+    /// Computes gradients, as the worker of this number.
+    Worker(u32),
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Role::Server(shard) => write!(f, "the server of shard {shard}"),
+            Role::Worker(worker) => write!(f, "worker {worker}"),
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! Rank 0's side of the meeting.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::wire::{FromHub, LIMIT, ToHub, decode, encode};
+use super::{Error, Introduction, MAX_MEMBERS, Member, MemberId, MemberRole};
+use crate::channel::{Channel, ChannelError, Identity, Purpose, Secret, Terms};
+use crate::transport::{HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES, Refusals, listen, victim};
+
+/// Changes of the list of members are told at most so often: a job of a thousand joins at once.
+const TELL_EVERY: Duration = Duration::from_millis(20);
+
+/// How a hub works.
+#[derive(Clone, Debug, Default)]
+pub struct HubOptions {
+    /// What all processes of the job know. Without one only loopback is let in.
+    pub secret: Option<Secret>,
+    /// How many members of a role there may be; roles that are not listed may fill the job.
+    pub places: Vec<(MemberRole, u32)>,
+}
+
+/// What happened at the meeting point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HubEvent {
+    /// A process is in.
+    Joined(Member),
+    /// A member told where it is reached, or that this has changed.
+    Announced(Member),
+    /// A member said something.
+    Said(MemberId, Vec<u8>),
+    /// A member is gone, and why.
+    Left {
+        /// Who it was.
+        member: Member,
+        /// Why, for people.
+        reason: String,
+    },
+}
+
+/// The meeting point of a job. Driven by [`poll`](Self::poll), which never waits.
+///
+/// Unauthenticated connections cost little: a poll accepts at most [`MAX_PENDING_HANDSHAKES`], as many are greeted at a
+/// time, each for at most [`HANDSHAKE_TIMEOUT`], and with more one of those that have sent the least is dropped.
+pub struct Hub {
+    listener: TcpListener,
+    address: SocketAddr,
+    options: HubOptions,
+    epoch: u64,
+    pending: VecDeque<Pending>,
+    inside: Vec<Inside>,
+    events: VecDeque<HubEvent>,
+    /// How often each place was taken.
+    generations: HashMap<(MemberRole, u32), u64>,
+    ids: u64,
+    changed: bool,
+    told: Option<Instant>,
+    refusals: Refusals,
+}
+
+struct Pending {
+    channel: Channel,
+    since: Instant,
+}
+
+struct Inside {
+    channel: Channel,
+    member: Member,
+    /// Why it is to go.
+    failed: Option<String>,
+}
+
+impl Hub {
+    /// Begins to listen; port 0 takes any that is free.
+    pub fn listen(address: SocketAddr, options: HubOptions) -> Result<Hub, Error> {
+        let failed = |source| Error::Listen { address, source };
+        if options.secret.is_none() && !address.ip().to_canonical().is_loopback() {
+            return Err(Error::NeedsSecret { address });
+        }
+        let listener = listen(address).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let mut epoch = [0; 8];
+        getrandom::fill(&mut epoch).map_err(|error| failed(io::Error::other(error.to_string())))?;
+        tracing::info!(%address, secret = options.secret.is_some(), "meeting point is open");
+        Ok(Hub {
+            listener,
+            address,
+            options,
+            epoch: u64::from_le_bytes(epoch).max(1),
+            pending: VecDeque::new(),
+            inside: Vec::new(),
+            events: VecDeque::new(),
+            generations: HashMap::new(),
+            ids: 0,
+            changed: false,
+            told: None,
+            refusals: Refusals::default(),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// This life of the job: a random number.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Everybody who is in.
+    pub fn members(&self) -> impl Iterator<Item = &Member> {
+        self.inside.iter().filter(|inside| inside.failed.is_none()).map(|inside| &inside.member)
+    }
+
+    /// Strangers that were turned away so far.
+    pub fn turned_away(&self) -> u64 {
+        self.refusals.total()
+    }
+
+    /// Moves everything on without waiting, and takes the next event.
+    pub fn poll(&mut self) -> Option<HubEvent> {
+        if self.events.is_empty() {
+            self.admit_strangers();
+            self.greet();
+            self.hear();
+            self.tell();
+            self.refusals.log(&self.address);
+        }
+        self.events.pop_front()
+    }
+
+    /// Waits until there is something to do, at most `timeout`.
+    pub fn wait(&self, timeout: Duration) {
+        if !self.events.is_empty() {
+            return;
+        }
+        let mut sockets = Vec::with_capacity(1 + self.pending.len() + self.inside.len());
+        sockets.push(PollFd::new(&self.listener, PollFlags::IN));
+        let channels =
+            self.pending.iter().map(|pending| &pending.channel).chain(self.inside.iter().map(|i| &i.channel));
+        sockets.extend(channels.map(|channel| PollFd::from_borrowed_fd(channel.as_fd(), interest(channel))));
+        let timeout = if self.changed { timeout.min(TELL_EVERY) } else { timeout };
+        let timeout = rustix::time::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        // Interrupted or refused, it is only a shorter wait.
+        let _ready = rustix::event::poll(&mut sockets, Some(&timeout));
+    }
+
+    fn admit_strangers(&mut self) {
+        // However many there are: what comes of the members is looked at in between.
+        for _ in 0..MAX_PENDING_HANDSHAKES {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    if error.kind() != io::ErrorKind::WouldBlock {
+                        tracing::warn!(%error, "cannot accept connections for now");
+                    }
+                    return;
+                }
+            };
+            let identity = Identity { role: 0, rank: Some(0), epoch: self.epoch };
+            let secret = self.options.secret.clone();
+            let terms = Terms { secret, identity, limit: LIMIT, ..Terms::new(Purpose::Rendezvous) };
+            match Channel::accept(stream, &terms) {
+                Ok(channel) => self.keep(channel),
+                Err(error) => self.turn_away(&error),
+            }
+        }
+    }
+
+    /// Keeps a newcomer, in place of another one if there are too many.
+    fn keep(&mut self, mut channel: Channel) {
+        // Its first message is mostly there already, and counts when one has to go. It says nothing more before it is
+        // answered.
+        if let Err(error) = channel.poll() {
+            return self.turn_away(&error);
+        }
+        if self.pending.len() >= MAX_PENDING_HANDSHAKES {
+            let messages = self.pending.iter().map(|pending| pending.channel.greetings());
+            victim(messages).and_then(|index| self.pending.remove(index));
+            self.turn_away(&"there are too many unfinished handshakes");
+        }
+        self.pending.push_back(Pending { channel, since: Instant::now() });
+    }
+
+    fn turn_away(&mut self, reason: &dyn std::fmt::Display) {
+        self.refusals.add(&self.address, reason);
+    }
+
+    fn greet(&mut self) {
+        let mut index = 0;
+        while let Some(pending) = self.pending.get_mut(index) {
+            let said = pending.channel.poll();
+            let late = pending.since.elapsed() > HANDSHAKE_TIMEOUT;
+            let introduction = match said {
+                Ok(None) if !late => {
+                    index += 1;
+                    continue;
+                }
+                Ok(None) => Err("it did not say who it is in time".to_owned()),
+                Ok(Some(bytes)) => match decode(&bytes) {
+                    Some(ToHub::Introduce(introduction)) => Ok(introduction),
+                    _ => Err("it did not introduce itself".to_owned()),
+                },
+                Err(error) => Err(error.to_string()),
+            };
+            let Some(pending) = self.pending.remove(index) else { return };
+            match introduction {
+                Ok(introduction) => self.admit(pending.channel, introduction),
+                Err(reason) => self.turn_away(&reason),
+            }
+        }
+    }
+
+    fn admit(&mut self, mut channel: Channel, introduction: Introduction) {
+        let place = match self.place(&introduction) {
+            Ok(place) => place,
+            Err((reason, again)) => {
+                self.turn_away(&reason);
+                // A fresh connection has room for it; if the peer is gone, it does not need to know.
+                let _unheard = channel.send(&encode(&FromHub::Refuse { reason, again }));
+                return;
+            }
+        };
+        let Introduction { role, rank, host, process, .. } = introduction;
+        let next = self.generations.entry((role, place)).or_default();
+        let generation = *next;
+        *next += 1;
+        self.ids += 1;
+        let id = MemberId(self.ids);
+        let member = Member { id, role, place, generation, rank, host, process, addresses: Vec::new() };
+        let welcome = FromHub::Welcome { id, place, generation, epoch: self.epoch };
+        if channel.send(&encode(&welcome)).is_ok() {
+            tracing::info!(%role, place, generation, host = %member.host, process, "joined");
+            self.inside.push(Inside { channel, member: member.clone(), failed: None });
+            self.events.push_back(HubEvent::Joined(member));
+            self.changed = true;
+        }
+    }
+
+    /// The place that a newcomer gets, or why it gets none and whether that can change.
+    fn place(&self, introduction: &Introduction) -> Result<u32, (String, bool)> {
+        let role = introduction.role;
+        let limit = self.options.places.iter().find(|(listed, _)| *listed == role).map(|(_, count)| *count);
+        let holder = |place| self.members().find(|member| member.role == role && member.place == place);
+        if self.inside.len() >= MAX_MEMBERS {
+            return Err((format!("the job is full: {MAX_MEMBERS} members"), true));
+        }
+        let place = introduction
+            .place
+            .unwrap_or_else(|| (0..).find(|place| holder(*place).is_none()).unwrap_or(u32::MAX));
+        if limit.is_some_and(|limit| place >= limit) {
+            // One that is gone may not have been noticed yet.
+            let again = introduction.place.is_none();
+            return Err((format!("the job has places for {} {role}s", limit.unwrap_or(0)), again));
+        }
+        match holder(place) {
+            Some(member) => {
+                let (host, process) = (&member.host, member.process);
+                Err((format!("{role} {place} is there already: process {process} on {host}"), true))
+            }
+            None => Ok(place),
+        }
+    }
+
+    fn hear(&mut self) {
+        for inside in &mut self.inside {
+            if inside.failed.is_some() {
+                continue;
+            }
+            match inside.channel.poll() {
+                Ok(None) => {}
+                Ok(Some(bytes)) => match decode(&bytes) {
+                    Some(ToHub::Say(message)) => {
+                        self.events.push_back(HubEvent::Said(inside.member.id, message));
+                    }
+                    Some(ToHub::Announce(addresses)) => {
+                        inside.member.addresses = addresses;
+                        self.events.push_back(HubEvent::Announced(inside.member.clone()));
+                        self.changed = true;
+                    }
+                    Some(ToHub::Introduce(_)) | None => {
+                        inside.failed = Some("it said what is no message, or out of turn".into());
+                    }
+                },
+                Err(ChannelError::Closed { .. }) => inside.failed = Some("its connection was closed".into()),
+                Err(error) => inside.failed = Some(error.to_string()),
+            }
+        }
+        self.let_go();
+    }
+
+    fn let_go(&mut self) {
+        let (events, changed) = (&mut self.events, &mut self.changed);
+        self.inside.retain_mut(|inside| {
+            let Some(reason) = inside.failed.take() else { return true };
+            tracing::info!(role = %inside.member.role, place = inside.member.place, reason, "left");
+            events.push_back(HubEvent::Left { member: inside.member.clone(), reason });
+            *changed = true;
+            false
+        });
+    }
+
+    /// Tells everybody who is in.
+    fn tell(&mut self) {
+        if !self.changed || self.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+            return;
+        }
+        self.changed = false;
+        self.told = Some(Instant::now());
+        let members: Vec<Member> = self.members().cloned().collect();
+        let message = encode(&FromHub::Members(members));
+        for inside in &mut self.inside {
+            if let Err(error) = inside.channel.send(&message) {
+                inside.failed = Some(error.to_string());
+            }
+        }
+    }
+
+    /// Says something to one member. One that is gone or does not listen leaves with the next events.
+    ///
+    /// # Panics
+    /// If the message is longer than [`MAX_MESSAGE_BYTES`](super::MAX_MESSAGE_BYTES).
+    pub fn say(&mut self, to: MemberId, message: &[u8]) {
+        assert!(message.len() <= super::MAX_MESSAGE_BYTES, "cut long messages");
+        let Some(inside) = self.inside.iter_mut().find(|inside| inside.member.id == to) else { return };
+        if let Err(error) = inside.channel.send(&encode(&FromHub::Say(message.to_vec()))) {
+            inside.failed = Some(error.to_string());
+        }
+    }
+
+    /// Bytes that were said to a member and wait to be sent.
+    pub fn backlog(&self, member: MemberId) -> usize {
+        let inside = self.inside.iter().find(|inside| inside.member.id == member);
+        inside.map_or(0, |inside| inside.channel.backlog())
+    }
+
+    /// Ends the connection of one member; it leaves with the next events.
+    pub fn dismiss(&mut self, member: MemberId) {
+        if let Some(inside) = self.inside.iter_mut().find(|inside| inside.member.id == member) {
+            inside.failed = Some("it was dismissed".into());
+        }
+    }
+
+    /// Ends the meeting: sends `message` to every member, also to one that joins meanwhile, and waits until each of
+    /// them has closed its connection, at most `timeout`.
+    ///
+    /// Without that wait a member that is slow to read may lose the message: what is not sent yet is discarded with
+    /// the hub, and a socket that is closed with unread input resets its connection.
+    ///
+    /// # Panics
+    /// If the message is longer than [`MAX_MESSAGE_BYTES`](super::MAX_MESSAGE_BYTES).
+    pub fn close(mut self, message: &[u8], timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        let members: Vec<MemberId> = self.members().map(|member| member.id).collect();
+        members.into_iter().for_each(|member| self.say(member, message));
+        while !self.inside.is_empty() || !self.pending.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            while let Some(event) = self.poll() {
+                if let HubEvent::Joined(member) = event {
+                    self.say(member.id, message);
+                }
+            }
+            self.wait(left.min(TELL_EVERY));
+        }
+    }
+}
+
+fn interest(channel: &Channel) -> PollFlags {
+    if channel.is_flushed() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
+}

@@ -1,0 +1,216 @@
+//! Everybody else's side of the meeting.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::wire::{FromHub, LIMIT, ToHub, decode, encode};
+use super::{Error, Introduction, MAX_MESSAGE_BYTES, Member, MemberId};
+use crate::channel::{Channel, ChannelError, Identity, Purpose, Secret, Terms};
+use crate::transport::Address;
+
+/// Between two tries to reach rank 0, which may start later than the others.
+const TRY_EVERY: Duration = Duration::from_millis(50);
+
+/// What a member is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberEvent {
+    /// Somebody joined, left or announced addresses: [`Membership::members`] has changed.
+    Members,
+    /// Rank 0 said something.
+    Said(Vec<u8>),
+}
+
+/// A place in a job. Dropping it leaves.
+pub struct Membership {
+    channel: Channel,
+    /// As the user wrote it.
+    address: String,
+    id: MemberId,
+    place: u32,
+    generation: u64,
+    epoch: u64,
+    members: Vec<Member>,
+}
+
+impl Membership {
+    /// Joins the job whose rank 0 meets the others at `address` (`HOST:PORT`). Tries until `timeout`: rank 0 may be up
+    /// later, or may still believe that the process that this one replaces is there.
+    pub fn join(
+        address: &str,
+        introduction: Introduction,
+        secret: Option<Secret>,
+        timeout: Duration,
+    ) -> Result<Membership, Error> {
+        let deadline = Instant::now() + timeout;
+        let identity = Identity { role: 1 + introduction.role as u32, rank: introduction.rank, epoch: 0 };
+        let terms = Terms { secret, identity, limit: LIMIT, ..Terms::new(Purpose::Rendezvous) };
+        let introduction = encode(&ToHub::Introduce(introduction));
+        loop {
+            let (mut last, mut answered) = ("it has no address".to_owned(), false);
+            let resolved = address.to_socket_addrs();
+            let resolved = resolved.map_err(|source| Error::Resolve { address: address.into(), source });
+            for socket in resolved? {
+                match join_at(socket, address, &introduction, &terms, deadline) {
+                    Ok(membership) => return Ok(membership),
+                    Err(Trouble::Final(error)) => return Err(error),
+                    Err(Trouble::Passing(why)) => last = why,
+                    Err(Trouble::Full(why)) => (last, answered) = (why, true),
+                }
+            }
+            if Instant::now() + TRY_EVERY >= deadline {
+                return Err(Error::Timeout { address: address.into(), waited: timeout, last, answered });
+            }
+            std::thread::sleep(TRY_EVERY);
+        }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> MemberId {
+        self.id
+    }
+
+    /// Which one of its role it is.
+    pub fn place(&self) -> u32 {
+        self.place
+    }
+
+    /// How many were at this place before.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// This life of the job.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Everybody who is in, as far as this member was told.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// This host's address as rank 0 sees it: a good one to listen at.
+    pub fn local_address(&self) -> Result<SocketAddr, Error> {
+        let failed = |source| ChannelError::System { operation: "ask for the own address", source };
+        self.channel.local_address().map_err(failed).map_err(|source| self.failed(source))
+    }
+
+    /// Moves everything on without waiting, and takes the next event. An error means that rank 0 is lost.
+    pub fn poll(&mut self) -> Result<Option<MemberEvent>, Error> {
+        let Some(bytes) = self.channel.poll().map_err(|source| self.failed(source))? else {
+            return Ok(None);
+        };
+        match decode(&bytes) {
+            Some(FromHub::Say(message)) => Ok(Some(MemberEvent::Said(message))),
+            Some(FromHub::Members(members)) => {
+                self.members = members;
+                Ok(Some(MemberEvent::Members))
+            }
+            Some(FromHub::Welcome { .. } | FromHub::Refuse { .. }) | None => {
+                let reason = "it said what is no message, or out of turn";
+                Err(Error::Protocol { address: self.address.clone(), reason })
+            }
+        }
+    }
+
+    /// Waits until there is something to do, at most `timeout`.
+    pub fn wait(&self, timeout: Duration) {
+        wait(&self.channel, timeout);
+    }
+
+    /// Tells everybody where this member is reached from now on.
+    pub fn announce(&mut self, addresses: Vec<Address>) -> Result<(), Error> {
+        if addresses.len() > super::MAX_ADDRESSES {
+            let (length, limit) = (addresses.len(), super::MAX_ADDRESSES);
+            return Err(Error::TooLong { what: "the list of addresses", length, limit });
+        }
+        self.send(&ToHub::Announce(addresses))
+    }
+
+    /// Says something to rank 0, at most [`MAX_MESSAGE_BYTES`].
+    pub fn say(&mut self, message: &[u8]) -> Result<(), Error> {
+        if message.len() > MAX_MESSAGE_BYTES {
+            let (length, limit) = (message.len(), MAX_MESSAGE_BYTES);
+            return Err(Error::TooLong { what: "a message", length, limit });
+        }
+        self.send(&ToHub::Say(message.to_vec()))
+    }
+
+    /// True if everything that was said is on its way.
+    pub fn is_flushed(&self) -> bool {
+        self.channel.is_flushed()
+    }
+
+    fn send(&mut self, message: &ToHub) -> Result<(), Error> {
+        self.channel.send(&encode(message)).map_err(|source| self.failed(source))
+    }
+
+    fn failed(&self, source: ChannelError) -> Error {
+        Error::Channel { address: self.address.clone(), source }
+    }
+}
+
+enum Trouble {
+    /// Trying again would not help.
+    Final(Error),
+    /// It might.
+    Passing(String),
+    /// It might, once a place becomes free.
+    Full(String),
+}
+
+fn join_at(
+    socket: SocketAddr,
+    address: &str,
+    introduction: &[u8],
+    terms: &Terms,
+    deadline: Instant,
+) -> Result<Membership, Trouble> {
+    let trouble = |source: ChannelError| match source {
+        ChannelError::System { .. } | ChannelError::Closed { .. } => Trouble::Passing(source.to_string()),
+        source => Trouble::Final(Error::Channel { address: address.into(), source }),
+    };
+    let mut channel = Channel::connect(socket, terms).map_err(trouble)?;
+    channel.send(introduction).map_err(trouble)?;
+    let answer = loop {
+        if let Some(answer) = channel.poll().map_err(trouble)? {
+            break answer;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Trouble::Passing("it does not answer".into()));
+        }
+        wait(&channel, left);
+    };
+    match decode(&answer) {
+        Some(FromHub::Welcome { id, place, generation, epoch }) => {
+            let address = address.to_owned();
+            Ok(Membership { channel, address, id, place, generation, epoch, members: Vec::new() })
+        }
+        Some(FromHub::Refuse { reason, again: true }) => Err(Trouble::Full(reason)),
+        Some(FromHub::Refuse { reason, again: false }) => {
+            Err(Trouble::Final(Error::Refused { address: address.into(), reason }))
+        }
+        _ => {
+            let reason = "it did not welcome this process";
+            Err(Trouble::Final(Error::Protocol { address: address.into(), reason }))
+        }
+    }
+}
+
+fn wait(channel: &Channel, timeout: Duration) {
+    // A channel that is being dialled becomes writable, one that is open readable.
+    let flags = if channel.is_open() && channel.is_flushed() { PollFlags::IN } else { PollFlags::all() };
+    let flags = flags & (PollFlags::IN | PollFlags::OUT);
+    // A greeting that waits for an answer is writable all the time: look again soon, but do not spin.
+    let timeout = if channel.is_open() { timeout } else { timeout.min(Duration::from_millis(20)) };
+    let timeout = rustix::time::Timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    };
+    let mut sockets = [PollFd::new(channel, flags)];
+    // Interrupted or refused, it is only a shorter wait.
+    let _ready = rustix::event::poll(&mut sockets, Some(&timeout));
+}

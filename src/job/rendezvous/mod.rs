@@ -1,0 +1,222 @@
+//! Where the processes of a job find each other.
+//!
+//! One of them, rank 0, keeps the meeting point: a [`Hub`]. Everybody else [joins](Membership::join) it over an
+//! authenticated [`channel`](crate::channel), says what it is and on which host, and is told who else is in and where
+//! they listen. From that, [`choose`](super::choose::choose) picks for each pair the best way to reach each other. The
+//! job's own messages (its configuration, how it gets on) travel on the same channels. Members may join late and leave;
+//! one that returns has a new generation. No other service is needed.
+//!
+//! ```
+//! use std::time::Duration;
+//! use slackline::job::rendezvous::{Host, Hub, HubEvent, HubOptions, Introduction};
+//! use slackline::job::rendezvous::{MemberEvent, MemberRole, Membership};
+//! use slackline::transport::Address;
+//!
+//! let timeout = Duration::from_secs(10);
+//! let mut hub = Hub::listen("127.0.0.1:0".parse()?, HubOptions::default())?;
+//! let address = hub.address().to_string();
+//! let server = std::thread::spawn(move || {
+//!     let introduction = Introduction::new(MemberRole::Server, Host::own());
+//!     let mut membership = Membership::join(&address, introduction, None, timeout)?;
+//!     membership.announce(vec![Address::random()])?;
+//!     loop {
+//!         if let Some(MemberEvent::Said(message)) = membership.poll()? {
+//!             return Ok::<_, slackline::job::rendezvous::Error>(message);
+//!         }
+//!     }
+//! });
+//! loop {
+//!     match hub.poll() {
+//!         Some(HubEvent::Announced(member)) => {
+//!             assert_eq!((member.role, member.place, member.addresses.len()), (MemberRole::Server, 0, 1));
+//!             hub.say(member.id, b"the configuration");
+//!         }
+//!         Some(HubEvent::Left { .. }) => break,
+//!         _ => {}
+//!     }
+//! }
+//! assert_eq!(server.join().unwrap()?, b"the configuration");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod host;
+mod hub;
+mod membership;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use serde::{Deserialize, Serialize};
+
+pub use host::Host;
+pub use hub::{Hub, HubEvent, HubOptions};
+pub use membership::{MemberEvent, Membership};
+#[cfg(any(test, fuzzing))]
+pub(crate) use wire::{fuzz_messages, message_samples};
+
+use crate::channel::ChannelError;
+use crate::transport::Address;
+
+/// Longest message of a job, in bytes. What is longer is cut by who says it.
+pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
+
+/// Most members of one job.
+pub const MAX_MEMBERS: usize = 4096;
+
+/// Most addresses that a member may announce.
+pub const MAX_ADDRESSES: usize = 16;
+
+/// What a member is in its job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum MemberRole {
+    /// Holds a shard; its place is the shard's number.
+    Server,
+    /// Computes gradients; its place is the worker's number.
+    Worker,
+    /// Reads parameters only.
+    Reader,
+}
+
+impl std::fmt::Display for MemberRole {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            MemberRole::Server => "server",
+            MemberRole::Worker => "worker",
+            MemberRole::Reader => "reader",
+        })
+    }
+}
+
+/// Names a member while it is in; never used again for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct MemberId(pub u64);
+
+/// What a process says of itself when it joins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Introduction {
+    /// What it wants to be.
+    pub role: MemberRole,
+    /// Which one of its role, counted from 0; the lowest free place if it does not say.
+    pub place: Option<u32>,
+    /// Its rank as its launcher counts.
+    pub rank: Option<u32>,
+    /// Where it runs.
+    pub host: Host,
+    /// Its process id, for people.
+    pub process: u32,
+}
+
+impl Introduction {
+    /// This process on `host`, at any free place.
+    pub fn new(role: MemberRole, host: Host) -> Introduction {
+        Introduction { role, place: None, rank: None, host, process: std::process::id() }
+    }
+}
+
+/// A process that is in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its name.
+    pub id: MemberId,
+    /// What it is.
+    pub role: MemberRole,
+    /// Which one of its role.
+    pub place: u32,
+    /// How many were at this place before it: a process that was started again has a higher one.
+    pub generation: u64,
+    /// Its rank as its launcher counts.
+    pub rank: Option<u32>,
+    /// Where it runs.
+    pub host: Host,
+    /// Its process id there.
+    pub process: u32,
+    /// Where others reach its memory, if it has announced that yet.
+    pub addresses: Vec<Address>,
+}
+
+/// The meeting failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Rank 0 cannot listen.
+    #[error(
+        "cannot listen at {address} for the other ranks: {source}; choose another port, or an address of this host"
+    )]
+    Listen {
+        /// Where.
+        address: std::net::SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Rank 0 would let in whoever comes.
+    #[error(
+        "cannot listen at {address}: without a secret only loopback addresses are served; \
+         give all processes one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)"
+    )]
+    NeedsSecret {
+        /// Where.
+        address: std::net::SocketAddr,
+    },
+    /// The meeting point is no address.
+    #[error("the meeting point {address} cannot be found: {source}; write HOST:PORT of rank 0's host")]
+    Resolve {
+        /// What was given.
+        address: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Nobody answered in time.
+    #[error("could not join at {address} within {waited:?}: {last}; {}", if *.answered {
+        "start no more processes than the job has places"
+    } else {
+        "is rank 0 running, and is this its host and port?"
+    })]
+    Timeout {
+        /// The meeting point.
+        address: String,
+        /// How long was tried.
+        waited: std::time::Duration,
+        /// How the last try ended.
+        last: String,
+        /// Rank 0 answered, and has no place for this process.
+        answered: bool,
+    },
+    /// The conversation cannot be had.
+    #[error("cannot talk to rank 0 at {address}: {source}")]
+    Channel {
+        /// The meeting point.
+        address: String,
+        /// Why.
+        source: ChannelError,
+    },
+    /// Rank 0 does not want this member.
+    #[error("rank 0 at {address} does not let this process in: {reason}")]
+    Refused {
+        /// The meeting point.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+    /// Rank 0 said something that is no message, or out of turn.
+    #[error("rank 0 at {address} broke the protocol: {reason}; run the same slackline everywhere")]
+    Protocol {
+        /// The meeting point.
+        address: String,
+        /// What was wrong.
+        reason: &'static str,
+    },
+    /// The thread that keeps the connection to rank 0 cannot be started.
+    #[error("cannot start the thread that talks to rank 0: {0}; look at the limit on processes (ulimit -u)")]
+    Thread(std::io::Error),
+    /// What was to be said is too long.
+    #[error("{what} is too long to be said: {length}, at most {limit}")]
+    TooLong {
+        /// What it is.
+        what: &'static str,
+        /// Its length.
+        length: usize,
+        /// The limit.
+        limit: usize,
+    },
+}

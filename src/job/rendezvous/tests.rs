@@ -1,0 +1,295 @@
+//! Claims about the meeting point.
+
+use std::collections::HashSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::channel::{Channel, Purpose, Secret, Terms};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+fn hub(options: HubOptions) -> Hub {
+    Hub::listen("127.0.0.1:0".parse().unwrap(), options).unwrap()
+}
+
+fn join(hub: &Hub, introduction: Introduction) -> JoinHandle<Result<Membership, Error>> {
+    let address = hub.address().to_string();
+    std::thread::spawn(move || Membership::join(&address, introduction, None, TIMEOUT))
+}
+
+fn worker() -> Introduction {
+    Introduction::new(MemberRole::Worker, Host::own())
+}
+
+/// Polls the hub until `until` takes an event.
+fn wait_for<R>(hub: &mut Hub, mut until: impl FnMut(&mut Hub, HubEvent) -> Option<R>) -> R {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        match hub.poll() {
+            Some(event) => {
+                if let Some(result) = until(hub, event) {
+                    return result;
+                }
+            }
+            None => hub.wait(Duration::from_millis(10)),
+        }
+        assert!(Instant::now() < deadline, "nothing came");
+    }
+}
+
+fn joined(_: &mut Hub, event: HubEvent) -> Option<Member> {
+    if let HubEvent::Joined(member) = event { Some(member) } else { None }
+}
+
+fn left(_: &mut Hub, event: HubEvent) -> Option<Member> {
+    if let HubEvent::Left { member, .. } = event { Some(member) } else { None }
+}
+
+/// Runs the hub until a thread ends.
+fn finish<R>(hub: &mut Hub, thread: JoinHandle<R>) -> R {
+    let deadline = Instant::now() + TIMEOUT;
+    while !thread.is_finished() {
+        while hub.poll().is_some() {}
+        hub.wait(Duration::from_millis(5));
+        assert!(Instant::now() < deadline, "it does not end");
+    }
+    thread.join().unwrap()
+}
+
+#[test]
+fn everybody_learns_of_everybody_and_places_are_given_in_order() {
+    let mut hub = hub(HubOptions::default());
+    let threads: Vec<_> = (0..5).map(|_| join(&hub, worker())).collect();
+    let mut places = HashSet::new();
+    for _ in 0..5 {
+        places.insert(wait_for(&mut hub, joined).place);
+    }
+    assert_eq!(places, (0..5).collect());
+    let mut members: Vec<_> = threads.into_iter().map(|thread| finish(&mut hub, thread).unwrap()).collect();
+    members[2].announce(vec!["@there".parse().unwrap()]).unwrap();
+    let place = members[2].place();
+    for member in &mut members {
+        let deadline = Instant::now() + TIMEOUT;
+        while !member.members().iter().any(|member| !member.addresses.is_empty()) {
+            while hub.poll().is_some() {}
+            member.poll().unwrap();
+            assert!(Instant::now() < deadline, "not told");
+        }
+        let who = member.members().iter().find(|member| !member.addresses.is_empty()).unwrap();
+        assert_eq!((who.place, who.addresses[0].to_string()), (place, "@there".into()));
+        assert_eq!(member.members().len(), 5);
+        assert_eq!(member.epoch(), hub.epoch());
+    }
+}
+
+#[test]
+fn a_member_that_returns_has_its_place_and_a_new_generation() {
+    let mut hub = hub(HubOptions::default());
+    let introduction = Introduction { place: Some(3), rank: Some(7), ..worker() };
+    let mut ids = HashSet::new();
+    for generation in 0..3 {
+        let thread = join(&hub, introduction.clone());
+        let member = wait_for(&mut hub, joined);
+        assert_eq!((member.place, member.rank, member.generation), (3, Some(7), generation));
+        assert!(ids.insert(member.id));
+        drop(finish(&mut hub, thread).unwrap());
+        assert_eq!(wait_for(&mut hub, left).id, member.id);
+    }
+}
+
+#[test]
+fn a_place_that_is_taken_is_waited_for() {
+    let mut hub = hub(HubOptions::default());
+    let introduction = Introduction { place: Some(0), ..worker() };
+    let first = join(&hub, introduction.clone());
+    wait_for(&mut hub, joined);
+    let first = finish(&mut hub, first).unwrap();
+    let second = join(&hub, introduction);
+    let deadline = Instant::now() + TIMEOUT;
+    while hub.turned_away() == 0 {
+        assert!(hub.poll().is_none() && Instant::now() < deadline);
+    }
+    drop(first);
+    assert_eq!(finish(&mut hub, second).unwrap().generation(), 1);
+}
+
+#[test]
+fn a_full_job_says_so_by_the_deadline() {
+    let mut hub = hub(HubOptions { places: vec![(MemberRole::Server, 1)], ..HubOptions::default() });
+    let address = hub.address().to_string();
+    let beyond = Introduction { place: Some(1), ..Introduction::new(MemberRole::Server, Host::own()) };
+    let thread = join(&hub, beyond);
+    let error = finish(&mut hub, thread).err().expect("refused");
+    assert!(matches!(&error, Error::Refused { .. }), "{error}");
+    assert!(error.to_string().contains("the job has places for 1 servers"), "{error}");
+    let _first = join(&hub, Introduction::new(MemberRole::Server, Host::own()));
+    wait_for(&mut hub, joined);
+    let thread = std::thread::spawn(move || {
+        let introduction = Introduction::new(MemberRole::Server, Host::own());
+        Membership::join(&address, introduction, None, Duration::from_millis(300))
+    });
+    let error = finish(&mut hub, thread).err().expect("no place");
+    assert!(error.to_string().contains("places for 1 servers"), "{error}");
+    assert!(error.to_string().contains("start no more processes than the job has places"), "{error}");
+}
+
+#[test]
+fn messages_go_both_ways_in_order() {
+    let mut hub = hub(HubOptions::default());
+    let thread = join(&hub, worker());
+    let id = wait_for(&mut hub, joined).id;
+    let mut member = finish(&mut hub, thread).unwrap();
+    let messages: Vec<Vec<u8>> = (0..20).map(|n| vec![n; usize::from(n) * 40_000]).collect();
+    for message in &messages {
+        member.say(message).unwrap();
+        hub.say(id, message);
+    }
+    assert!(member.say(&vec![0; MAX_MESSAGE_BYTES + 1]).is_err());
+    let (mut at_hub, mut at_member) = (Vec::new(), Vec::new());
+    let deadline = Instant::now() + TIMEOUT;
+    while at_hub.len() < 20 || at_member.len() < 20 {
+        if let Some(HubEvent::Said(from, message)) = hub.poll() {
+            assert_eq!(from, id);
+            at_hub.push(message);
+        }
+        if let Some(MemberEvent::Said(message)) = member.poll().unwrap() {
+            at_member.push(message);
+        }
+        assert!(Instant::now() < deadline, "not all arrived");
+    }
+    assert!(at_hub == messages && at_member == messages);
+}
+
+#[test]
+fn a_meeting_point_that_comes_later_is_waited_for_and_one_that_never_comes_is_an_error() {
+    let port = hub(HubOptions::default()).address();
+    let error = Membership::join(&port.to_string(), worker(), None, Duration::from_millis(200)).err();
+    let error = error.expect("nobody there").to_string();
+    assert!(error.contains("is rank 0 running"), "{error}");
+    let error = Membership::join("no.such.host.invalid:1", worker(), None, TIMEOUT).err().unwrap();
+    assert!(matches!(error, Error::Resolve { .. }), "{error}");
+    let text = port.to_string();
+    let thread = std::thread::spawn(move || Membership::join(&text, worker(), None, TIMEOUT));
+    std::thread::sleep(Duration::from_millis(120));
+    let mut hub = Hub::listen(port, HubOptions::default()).unwrap();
+    finish(&mut hub, thread).unwrap();
+}
+
+#[test]
+fn without_a_secret_only_loopback_is_served_and_a_wrong_one_is_told() {
+    let error = Hub::listen("0.0.0.0:0".parse().unwrap(), HubOptions::default()).err().unwrap();
+    assert!(error.to_string().contains("secret"), "{error}");
+    let secret = Some(Secret::random().unwrap());
+    let mut hub = hub(HubOptions { secret, ..HubOptions::default() });
+    let thread = join(&hub, worker());
+    let error = finish(&mut hub, thread).err().expect("it knows no secret");
+    assert!(error.to_string().contains("do not know the same secret"), "{error}");
+    assert_eq!(hub.members().count(), 0);
+}
+
+/// Reads until the hub's last message, which must come before the end of the connection.
+fn hear_the_cause(member: &mut Membership) {
+    let mut last = Vec::new();
+    let deadline = Instant::now() + TIMEOUT;
+    while last != b"the cause" {
+        match member.poll() {
+            Ok(Some(MemberEvent::Said(message))) => last = message,
+            Ok(_) => member.wait(Duration::from_millis(1)),
+            Err(error) => panic!("it was not told the cause: {error}"),
+        }
+        assert!(Instant::now() < deadline, "nothing came");
+    }
+}
+
+#[test]
+fn the_last_message_of_a_hub_reaches_a_member_that_is_slow_to_read() {
+    let mut hub = hub(HubOptions::default());
+    let thread = join(&hub, worker());
+    let id = wait_for(&mut hub, joined).id;
+    let mut slow = finish(&mut hub, thread).unwrap();
+    // More than the sockets hold, and input that the hub has not read: a socket closed then would reset the connection.
+    let large = vec![7; MAX_MESSAGE_BYTES];
+    (0..32).for_each(|_| hub.say(id, &large));
+    slow.say(&large).unwrap();
+    let end = std::thread::spawn(move || hub.close(b"the cause", TIMEOUT));
+    hear_the_cause(&mut slow);
+    drop(slow);
+    end.join().unwrap();
+}
+
+#[test]
+fn a_member_that_joins_while_a_hub_closes_is_told_the_cause() {
+    let mut hub = hub(HubOptions::default());
+    let address = hub.address().to_string();
+    let thread = join(&hub, worker());
+    wait_for(&mut hub, joined);
+    let mut first = finish(&mut hub, thread).unwrap();
+    let end = std::thread::spawn(move || hub.close(b"the cause", TIMEOUT));
+    hear_the_cause(&mut first);
+    // The hub stays as long as the first one does.
+    hear_the_cause(&mut Membership::join(&address, worker(), None, TIMEOUT).unwrap());
+    drop(first);
+    end.join().unwrap();
+}
+
+#[test]
+fn strangers_keep_nobody_out() {
+    let mut hub = hub(HubOptions::default());
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(TcpStream::connect(hub.address()).unwrap());
+        assert!(hub.poll().is_none());
+    }
+    let mut rude = TcpStream::connect(hub.address()).unwrap();
+    rude.write_all(&[0x5A; 100]).unwrap();
+    let begun = Instant::now();
+    let thread = join(&hub, worker());
+    wait_for(&mut hub, joined);
+    assert!(begun.elapsed() < Duration::from_secs(5), "kept out for {:?}", begun.elapsed());
+    finish(&mut hub, thread).unwrap();
+    assert!(hub.turned_away() >= 300 - 64);
+    // All are gone within the time that a handshake may take.
+    let deadline = begun + crate::transport::HANDSHAKE_TIMEOUT + Duration::from_secs(5);
+    while hub.turned_away() < 301 {
+        while hub.poll().is_some() {}
+        hub.wait(Duration::from_millis(50));
+        assert!(Instant::now() < deadline, "{} turned away", hub.turned_away());
+    }
+    rude.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut rest = Vec::new();
+    let _ended = rude.read_to_end(&mut rest);
+    assert!(rest.len() <= 64, "it was told {} bytes", rest.len());
+    drop(silent);
+}
+
+#[test]
+fn one_poll_accepts_at_most_64_connections() {
+    let mut hub = hub(HubOptions::default());
+    let _silent: Vec<_> = (0..100).map(|_| TcpStream::connect(hub.address()).unwrap()).collect();
+    // With more than 64 of them, some are dropped.
+    assert!(hub.poll().is_none());
+    assert_eq!(hub.turned_away(), 0);
+    assert!(hub.poll().is_none());
+    assert_eq!(hub.turned_away(), 100 - 64);
+}
+
+#[test]
+fn silent_connections_do_not_push_out_a_slow_newcomer_that_has_begun() {
+    let mut hub = hub(HubOptions::default());
+    let mut channel = Channel::connect(hub.address(), &Terms::new(Purpose::Rendezvous)).unwrap();
+    assert_eq!(channel.poll().unwrap(), None);
+    assert!(hub.poll().is_none());
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(TcpStream::connect(hub.address()).unwrap());
+        assert!(hub.poll().is_none());
+    }
+    let deadline = Instant::now() + TIMEOUT;
+    while !channel.is_open() {
+        channel.poll().expect("it was not dropped");
+        assert!(hub.poll().is_none() && Instant::now() < deadline);
+    }
+}

@@ -1,0 +1,43 @@
+//! Gradients that hold a NaN or an infinity: noticed by what a fold has made, looked for only then.
+
+use super::{NonFinite, Server};
+use crate::node::Error;
+use crate::node::shard::Departure;
+use crate::time::Instant;
+use crate::transport::Transport;
+
+impl<T: Transport> Server<T> {
+    /// Looks for the gradients that have made a parameter of the complete fold NaN or infinite, and counts them. Begins
+    /// the fold again without them, unless the options allow them; true if it did.
+    pub(super) fn leave_out(&mut self, now: Instant) -> Result<bool, Error> {
+        let version = self.shard.frames.latest().version.next();
+        let found = self.aggregator.non_finite();
+        self.status.non_finite += found.len() as u64;
+        let Some(frame) =
+            self.work.frame.filter(|_| !found.is_empty() && self.non_finite != NonFinite::Allow)
+        else {
+            if self.status.diverged.is_none() {
+                tracing::warn!(
+                    version = version.0,
+                    gradients = found.len(),
+                    "parameters are not finite any more"
+                );
+                self.status.diverged = Some(version);
+            }
+            return Ok(false);
+        };
+        for gradient in &found {
+            let (worker, clock) = (gradient.worker.0, gradient.clock.0);
+            tracing::warn!(worker, clock, "left out a gradient that is not finite");
+            if self.non_finite == NonFinite::Refuse {
+                let why = format!("its gradient of clock {clock} holds a NaN or an infinity");
+                self.shard.dismiss(worker, Departure::Misbehaved(why), &mut self.events);
+            }
+        }
+        self.work.left_out.extend(found);
+        self.take_events(now);
+        self.shard.frames.restart(frame, version);
+        self.start_job(frame, version)?;
+        Ok(true)
+    }
+}

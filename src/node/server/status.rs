@@ -1,0 +1,124 @@
+//! What a server is told, and what it tells of itself.
+
+use crate::clock::{Clock, Version};
+use crate::kernel::Optimizer;
+use crate::node::{CheckpointOptions, ShardOptions};
+use crate::scheme;
+#[cfg(doc)]
+use crate::transport::Transport;
+
+/// How a server works.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerOptions {
+    /// The scheme. Workers run the same.
+    pub scheme: scheme::AnyScheme,
+    /// What a gradient's staleness does to its weight.
+    pub damping: scheme::Damping,
+    /// How many workers the job has: nothing is applied before that many have joined.
+    pub workers: usize,
+    /// How gradients move parameters.
+    pub optimizer: Optimizer,
+    /// Step size.
+    pub learning_rate: f32,
+    /// Threads that fold, the caller's own among them.
+    pub threads: usize,
+    /// Which shard of the table this is, and of how many.
+    pub shard: (u16, u16),
+    /// How its memory is made.
+    pub memory: ShardOptions,
+    /// Whether it writes checkpoints: where, and how often.
+    pub checkpoint: Option<CheckpointOptions>,
+    /// Measure norm and variance of gradients though the scheme has no use for them.
+    pub measure_moments: bool,
+    /// What becomes of gradients that hold a NaN or an infinity.
+    pub non_finite: NonFinite,
+}
+
+/// What becomes of gradients that hold a NaN or an infinity. They are counted in any case
+/// ([`ServerStatus::non_finite`]). To notice them costs no pass over memory; a fold that has one is done again without
+/// it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NonFinite {
+    /// They are folded in as they are, and the parameters are not finite from then on ([`ServerStatus::diverged`]).
+    #[default]
+    Allow,
+    /// They are left out, and count as dropped.
+    Drop,
+    /// As [`Drop`](Self::Drop), and the worker that sent one is evicted.
+    Refuse,
+}
+
+impl ServerOptions {
+    /// Plain SGD on one shard with one thread.
+    pub fn new(scheme: impl Into<scheme::AnyScheme>, workers: usize, learning_rate: f32) -> ServerOptions {
+        ServerOptions {
+            scheme: scheme.into(),
+            damping: scheme::Damping::None,
+            workers,
+            optimizer: Optimizer::Sgd { weight_decay: 0.0 },
+            learning_rate,
+            threads: 1,
+            shard: (0, 1),
+            memory: ShardOptions::default(),
+            checkpoint: None,
+            measure_moments: false,
+            non_finite: NonFinite::default(),
+        }
+    }
+}
+
+/// What a server can say about itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ServerStatus {
+    /// The newest version.
+    pub version: Version,
+    /// All gradients of clocks before this one are in it.
+    pub smallest_clock: Clock,
+    /// Workers that are in.
+    pub workers: usize,
+    /// Readers that are in.
+    pub readers: usize,
+    /// Workers that ever joined.
+    pub joined: u64,
+    /// Workers that left or were evicted.
+    pub left: u64,
+    /// Peers that were turned away.
+    pub refused: u64,
+    /// How often peers reached for memory that they were not granted: [`Transport::trespasses`].
+    pub trespasses: u64,
+    /// Workers that were let go because what they wrote broke the protocol.
+    pub misbehaved: u64,
+    /// Gradients that were folded in, those in the checkpoint among them that this life began with.
+    pub folded: u64,
+    /// Gradients that were consumed without being folded in.
+    pub dropped: u64,
+    /// Gradients that were announced, and void because their worker left before they were folded in or dropped.
+    pub voided: u64,
+    /// Gradients that held a NaN or an infinity, whatever became of them.
+    pub non_finite: u64,
+    /// The first version with a parameter that is NaN or infinite. From then on no checkpoint is written.
+    pub diverged: Option<Version>,
+    /// Gradients in the newest version.
+    pub gradients: u64,
+    /// How often workers were asked to abandon what they compute. Who was asked in vain, having just published, counts.
+    pub interrupts: u64,
+    /// Mean of the losses that came with the gradients of the newest version.
+    pub loss: Option<f64>,
+    /// How many gradients the next version waits for, where the scheme chooses that.
+    pub waits_for: Option<u64>,
+    /// How many versions a gradient may be behind by now, where the scheme bounds that.
+    pub staleness_bound: Option<u64>,
+    /// Squared Euclidean norm of the mean gradient of the newest version that has told one, where the scheme asks for
+    /// it ([`scheme::Config::measures_moments`]) or the options do.
+    pub mean_norm_squared: Option<f64>,
+    /// Trace of the covariance of one gradient, as the newest version that has told one has it, where the scheme or
+    /// the options ask for it.
+    pub variance: Option<f64>,
+    /// The newest version that this life of the server has brought safely to the disk.
+    pub checkpointed: Option<Version>,
+    /// Checkpoints that could not be written; [`checkpoint_failure`](super::Server::checkpoint_failure) says why.
+    pub checkpoints_failed: u64,
+    /// The most versions that a worker which came back had seen beyond the one that this life began at: updates that
+    /// were lost with the life before. `None` while no such worker has come.
+    pub lost_updates: Option<u64>,
+}

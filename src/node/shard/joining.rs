@@ -1,0 +1,126 @@
+//! Peers that are being let in. Their memory is registered by threads of their own, for that may take seconds, in which
+//! the owner serves all others.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crate::mem::{Access, LocalSlice, MemoryRegion};
+use crate::node::{Backoff, now, surroundings};
+use crate::param::{Desk, Hello, SlotGeometry};
+use crate::time::{Duration, Instant};
+use crate::transport::{Incoming, RegisterError, Transport};
+
+/// How long a poll waits for peers that it has met: most are prepared for at once, and an owner that is polled now and
+/// then lets them in with the poll that meets them.
+const GRACE: Duration = Duration::from_millis(1);
+
+/// A peer to which nothing but the answer is missing.
+pub(super) struct Newcomer<I> {
+    pub(super) incoming: I,
+    pub(super) hello: Hello,
+    /// Its page, and the payloads of its slots; or why there are none.
+    pub(super) desk: Result<(MemoryRegion, Option<MemoryRegion>), String>,
+    /// All that it is granted, in order.
+    pub(super) grants: Vec<LocalSlice>,
+}
+
+/// Peers that are being prepared for, in the order in which they came.
+pub(super) struct Joining<I> {
+    /// A thread that outlives its owner ends by itself, and closes the connection.
+    threads: Vec<JoinHandle<Newcomer<I>>>,
+    /// Under a simulator: those that were prepared for on the spot, and when a thread would have ended.
+    ready: Vec<(Instant, Newcomer<I>)>,
+    /// Peers were met since the last look.
+    is_fresh: bool,
+}
+
+impl<I> Default for Joining<I> {
+    fn default() -> Self {
+        Joining { threads: Vec::new(), ready: Vec::new(), is_fresh: false }
+    }
+}
+
+impl<I: Incoming + 'static> Joining<I> {
+    pub(super) fn len(&self) -> usize {
+        self.threads.len() + self.ready.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Begins to prepare for a peer: memory of its own with these slots, and that together with `shared` registered for
+    /// it.
+    pub(super) fn begin<T: Transport>(
+        &mut self,
+        transport: &Arc<T>,
+        mut incoming: I,
+        hello: Hello,
+        shared: [LocalSlice; 2],
+        slots: Option<SlotGeometry>,
+    ) {
+        let transport = Arc::clone(transport);
+        let prepare = move || {
+            let desk = allocate(&*transport, slots);
+            let mut grants = Vec::from(shared);
+            if let Ok((page, payloads)) = &desk {
+                grants.extend([page].into_iter().chain(payloads).map(MemoryRegion::whole));
+                if !mutant!("prepare") {
+                    incoming.prepare(&grants);
+                }
+            }
+            let desk = desk.map_err(|error| format!("no memory for another peer: {error}"));
+            Newcomer { incoming, hello, desk, grants }
+        };
+        // Simulated time stands still while a node computes, and all its nodes run in one thread.
+        if let Some(surroundings) = surroundings::installed() {
+            let done = now() + surroundings.registering();
+            return self.ready.push((done, prepare()));
+        }
+        match std::thread::Builder::new().name("slackline-join".into()).spawn(prepare) {
+            Ok(thread) => {
+                self.threads.push(thread);
+                self.is_fresh = true;
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot start a thread to let a peer in; see ulimit -u");
+            }
+        }
+    }
+
+    /// The next peer for which everything is prepared.
+    pub(super) fn next(&mut self) -> Option<Newcomer<I>> {
+        if let Some(done) = self.ready.iter().position(|(done, _)| *done <= now()) {
+            return Some(self.ready.remove(done).1);
+        }
+        let until = self.is_fresh.then(|| now() + GRACE);
+        self.is_fresh = false;
+        let mut backoff = Backoff::new();
+        while !self.threads.is_empty() {
+            if let Some(done) = self.threads.iter().position(JoinHandle::is_finished) {
+                match self.threads.remove(done).join() {
+                    Ok(newcomer) => return Some(newcomer),
+                    Err(_) => tracing::error!("the thread that was to let a peer in has panicked"),
+                }
+            } else if until.is_some_and(|until| now() < until) {
+                backoff.wait();
+            } else {
+                break;
+            }
+        }
+        None
+    }
+}
+
+/// A desk's page and the payloads of its slots.
+fn allocate<T: Transport>(
+    transport: &T,
+    slots: Option<SlotGeometry>,
+) -> Result<(MemoryRegion, Option<MemoryRegion>), RegisterError> {
+    let page_bytes = Desk::page_bytes(slots.map_or(0, |slots| slots.slots));
+    let page = transport.allocate(page_bytes, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+    // Payloads only: their headers, and what announces them, are on the peer's page.
+    let access = Access::REMOTE_WRITE | Access::RELAXED;
+    let payloads = slots.map(|slots| transport.allocate(slots.bytes() as usize, access)).transpose()?;
+    Ok((page, payloads))
+}

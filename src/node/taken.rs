@@ -1,0 +1,163 @@
+//! The gradients that an owner has taken, by the names of their workers.
+//!
+//! A worker can come back at an earlier clock than it had reached: a restarted process begins at the smallest clock,
+//! and a publish that reached one shard of two is repeated. An owner therefore remembers how far it has taken the
+//! gradients of each identity, and lets it begin no earlier. So no clock of one identity is applied twice, in any life
+//! that goes on from a checkpoint with these clocks.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Clock;
+
+/// Identities that are remembered without being connected. More of them than a job has workers are past the smallest
+/// clock only where workers have random identities.
+const DEPARTED_MAX: usize = 1 << 14;
+
+/// How far the gradients of workers are in the parameters. Part of a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::node) struct Applied {
+    /// By identity: the clock after the latest one that was applied, where that is past the smallest clock.
+    pub(in crate::node) workers: BTreeMap<u64, Clock>,
+    /// As much may hold for every other identity.
+    pub(in crate::node) others: Clock,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    /// The clock after the latest one that was taken: bound into a fold that counts, which may not have ended.
+    taken: Clock,
+    /// The clock after the latest one that is in the newest version.
+    applied: Clock,
+    /// Connected.
+    present: bool,
+}
+
+/// What an owner has taken of each worker that is connected, or was and went past the smallest clock.
+#[derive(Debug)]
+pub(super) struct Taken {
+    workers: BTreeMap<u64, Entry>,
+    /// Identities that are not in the map begin here at the earliest: some of them were forgotten to bound it.
+    others: Clock,
+    departed_max: usize,
+}
+
+impl Taken {
+    pub(super) fn new(before: &Applied) -> Taken {
+        let entry = |clock: &Clock| Entry { taken: *clock, applied: *clock, present: false };
+        let workers = before.workers.iter().map(|(identity, clock)| (*identity, entry(clock))).collect();
+        Taken { workers, others: before.others, departed_max: DEPARTED_MAX }
+    }
+
+    /// The earliest clock at which a worker may begin.
+    pub(super) fn begin(&self, identity: u64) -> Clock {
+        self.workers.get(&identity).map_or(self.others, |entry| entry.taken)
+    }
+
+    /// A worker is connected. Identities that are gone and could not begin earlier than at `smallest` are forgotten.
+    pub(super) fn join(&mut self, identity: u64, smallest: Clock) {
+        let others = self.others;
+        let entry = self.workers.entry(identity);
+        entry.or_insert(Entry { taken: others, applied: others, present: false }).present = true;
+        self.workers.retain(|_, entry| entry.present || entry.taken > smallest);
+        let mut departed: Vec<_> =
+            self.workers.iter().filter(|(_, entry)| !entry.present).map(|(id, e)| (e.taken, *id)).collect();
+        let excess = departed.len().saturating_sub(self.departed_max);
+        // Those that went least far, so that the others begin as early as can be.
+        departed.sort_unstable();
+        for (taken, identity) in departed.into_iter().take(excess) {
+            self.workers.remove(&identity);
+            self.others = self.others.max(taken);
+        }
+    }
+
+    /// A worker is not connected any more.
+    pub(super) fn leave(&mut self, identity: u64) {
+        if let Some(entry) = self.workers.get_mut(&identity) {
+            entry.present = false;
+        }
+    }
+
+    /// The gradient of `clock` is part of a fold that counts.
+    pub(super) fn take(&mut self, identity: u64, clock: Clock) {
+        if let Some(entry) = self.workers.get_mut(&identity) {
+            entry.taken = entry.taken.max(clock.next());
+        }
+    }
+
+    /// That fold has ended.
+    pub(super) fn apply(&mut self, identity: u64, clock: Clock) {
+        if let Some(entry) = self.workers.get_mut(&identity) {
+            entry.applied = entry.applied.max(clock.next());
+        }
+    }
+
+    /// What a checkpoint of the newest version has to say, whose smallest clock is `smallest`.
+    pub(super) fn applied(&self, smallest: Clock) -> Applied {
+        let past = self.workers.iter().filter(|(_, entry)| entry.applied > smallest);
+        let workers = past.map(|(identity, entry)| (*identity, entry.applied)).collect();
+        Applied { workers, others: self.others }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A worker that went after its gradient of `clock` was applied.
+    fn pass_through(taken: &mut Taken, identity: u64, clock: u64) {
+        taken.join(identity, Clock(0));
+        taken.take(identity, Clock(clock));
+        taken.apply(identity, Clock(clock));
+        taken.leave(identity);
+    }
+
+    #[test]
+    fn a_worker_begins_after_the_latest_clock_that_was_taken_of_it() {
+        let mut taken = Taken::new(&Applied::default());
+        pass_through(&mut taken, 3, 8);
+        taken.join(3, Clock(0));
+        taken.take(3, Clock(5));
+        assert_eq!((taken.begin(3), taken.begin(4)), (Clock(9), Clock(0)));
+        assert_eq!(Taken::new(&taken.applied(Clock(8))).begin(3), Clock(9));
+        assert_eq!(
+            Taken::new(&taken.applied(Clock(9))).begin(3),
+            Clock(0),
+            "the smallest clock says as much"
+        );
+    }
+
+    #[test]
+    fn a_checkpoint_does_not_claim_a_fold_that_has_not_ended() {
+        let mut taken = Taken::new(&Applied::default());
+        pass_through(&mut taken, 3, 7);
+        taken.join(3, Clock(0));
+        taken.take(3, Clock(8));
+        assert_eq!((taken.begin(3), taken.applied(Clock(0)).workers[&3]), (Clock(9), Clock(8)));
+    }
+
+    #[test]
+    fn what_the_smallest_clock_has_passed_is_forgotten() {
+        let mut taken = Taken::new(&Applied::default());
+        pass_through(&mut taken, 3, 7);
+        taken.join(4, Clock(7));
+        assert_eq!(taken.begin(3), Clock(8));
+        taken.join(4, Clock(8));
+        assert_eq!(taken.workers.len(), 1);
+    }
+
+    #[test]
+    fn a_full_map_forgets_no_clock_that_could_be_applied_again() {
+        let mut taken = Taken { departed_max: 2, ..Taken::new(&Applied::default()) };
+        for (identity, clock) in [(1, 9), (2, 3), (3, 5)] {
+            pass_through(&mut taken, identity, clock);
+        }
+        taken.join(9, Clock(0));
+        assert_eq!(taken.workers.len(), 3, "two that are gone, and one that is not");
+        assert_eq!([1, 2, 3].map(|identity| taken.begin(identity).0), [10, 4, 6]);
+        assert_eq!(taken.begin(8), Clock(4), "it may be the one that was forgotten");
+        let again = Taken::new(&taken.applied(Clock(0)));
+        assert_eq!([1, 2, 3, 8].map(|identity| again.begin(identity).0), [10, 4, 6, 4]);
+    }
+}

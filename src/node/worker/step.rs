@@ -1,0 +1,242 @@
+//! One step of a worker: the parameters of a clock, and the gradient that is computed from them.
+
+use super::{Part, Phase, Sources, View, Worker};
+use crate::mem::{LocalSlice, VolatileSlice};
+use crate::node::{Error, now};
+use crate::param::{PinError, Source};
+use crate::scheme::WorkerEvent;
+use crate::table::ElementType;
+use crate::time::Duration;
+use crate::transport::Transport;
+
+/// The parameters of one clock, and the place for the gradient that is computed from them.
+///
+/// [`Worker::step`] makes it; publishing consumes it, so no gradient is published twice and none without parameters:
+///
+/// ```compile_fail,E0382
+/// # use slackline::{node::{Step, Error}, transport::shm::Shm};
+/// # fn publish_twice(step: Step<'_, Shm>, timeout: std::time::Duration) -> Result<(), Error> {
+/// step.publish(None, timeout)?;
+/// step.publish(None, timeout)?; // error: use of moved value
+/// # Ok(()) }
+/// ```
+///
+/// Dropping a step abandons it, as [`abandon`](Self::abandon) does: nothing of it is published.
+#[must_use = "a step that is dropped is abandoned: call `publish`"]
+pub struct Step<'a, T: Transport> {
+    worker: &'a mut Worker<T>,
+    view: View,
+}
+
+impl<'a, T: Transport> Step<'a, T> {
+    pub(super) fn new(worker: &'a mut Worker<T>, view: View) -> Self {
+        Step { worker, view }
+    }
+
+    /// The worker, to look at.
+    pub fn worker(&self) -> &Worker<T> {
+        self.worker
+    }
+
+    /// The clock and the version of the parameters.
+    pub fn view(&self) -> View {
+        self.view
+    }
+
+    /// The parameters as one flat array of the whole table. Nothing is copied: it is the memory that they were pulled
+    /// into.
+    pub fn parameters(&self) -> Result<&[f32], Error> {
+        let buffer = self.worker.parameters.as_ref().ok_or(IN_PLACE)?;
+        buffer.f32s().ok_or(Error::InFlight { what: "parameters" })
+    }
+
+    /// The memory for an f32 gradient of the whole table, which is published from there. It holds what was written
+    /// there last.
+    pub fn gradient(&mut self) -> Result<&mut [f32], Error> {
+        self.worker.expect_f32()?;
+        self.worker.gradient_buffer()?.f32s_mut().ok_or(Error::InFlight { what: "gradient" })
+    }
+
+    /// The [`parameters`](Self::parameters) and the [`gradient`](Self::gradient) at once.
+    pub fn borrow(&mut self) -> Result<(&[f32], &mut [f32]), Error> {
+        self.worker.expect_f32()?;
+        self.worker.gradient_buffer()?;
+        let worker = &mut *self.worker;
+        let parameters = worker.parameters.as_ref().ok_or(IN_PLACE)?;
+        let parameters = parameters.f32s().ok_or(Error::InFlight { what: "parameters" })?;
+        let gradient = worker.gradient.as_mut().and_then(|gradient| gradient.f32s_mut());
+        Ok((parameters, gradient.ok_or(Error::InFlight { what: "gradient" })?))
+    }
+
+    /// The parameters of one shard in the server's memory, which the server leaves as they are during this step. Only
+    /// for workers that are connected with [`ReadMode::InPlace`](super::ReadMode::InPlace).
+    pub fn in_place(&self, shard: usize) -> Result<VolatileSlice<'_>, Error> {
+        let pins = self.worker.parts.get(shard).and_then(|part| part.link.pins.as_ref());
+        pins.and_then(|pins| pins.bytes()).ok_or(Error::OutOfTurn {
+            operation: "read in place",
+            reason: "this worker reads copies, or there is no such shard: connect with ReadMode::InPlace",
+        })
+    }
+
+    /// Rounds an f32 gradient of the whole table to the worker's encoding, ready to be published. It takes the place
+    /// of what [`gradient`](Self::gradient) held.
+    pub fn encode(&mut self, gradient: &[f32]) -> Result<(), Error> {
+        let encoding = self.worker.options.encoding;
+        let expected = (self.worker.table.bytes() / 4) as usize;
+        if gradient.len() != expected {
+            return Err(Error::Length { given: gradient.len(), expected });
+        }
+        let buffer = self.worker.gradient_buffer()?;
+        let bytes = buffer.bytes_mut().ok_or(Error::InFlight { what: "gradient" })?;
+        let len = expected * encoding.bytes();
+        crate::kernel::encode(gradient, VolatileSlice::from_mut(&mut bytes[..len]), encoding);
+        Ok(())
+    }
+
+    /// Publishes the gradient, waiting at most `timeout` for free slots. `loss` is told to the server. When it returns,
+    /// every server has the gradient whole. After an [`Error::Deadline`] it is still on its way, and the next
+    /// [`Worker::step`] finishes it.
+    pub fn publish(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
+        self.worker.start_memory(loss)?;
+        self.worker.finish_publish(timeout)
+    }
+
+    /// Begins to publish the gradient. Poll the worker until [`Worker::is_publishing`] is false, or begin the next
+    /// step, which finishes this one.
+    pub fn start_publish(self, loss: Option<f32>) -> Result<(), Error> {
+        self.worker.start_memory(loss)
+    }
+
+    /// Waits for a free slot at every server, at most `timeout`, and lends them, one per shard in order: the worker
+    /// computes straight into them, and [`publish_slots`](Self::publish_slots) announces them. No other process writes
+    /// them, and the server reads them only once they are announced.
+    pub fn borrow_slots(
+        &mut self,
+        timeout: Duration,
+    ) -> Result<impl ExactSizeIterator<Item = LocalSlice>, Error> {
+        self.worker.reserve_slots(timeout)?;
+        let mut slots = smallvec::SmallVec::<[LocalSlice; 4]>::new();
+        for part in &self.worker.parts {
+            let not_mapped = Error::Pin { shard: part.link.welcome.shard, source: PinError::NotMapped };
+            slots.push(part.link.borrowed_slot().ok_or(not_mapped)?);
+        }
+        Ok(slots.into_iter())
+    }
+
+    /// Publishes the slots that were borrowed. Nothing is copied.
+    pub fn publish_slots(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
+        let sources = self.worker.parts.iter().map(|_| Source::Slot).collect();
+        self.worker.start_sources(sources, loss)?;
+        self.worker.finish_publish(timeout)
+    }
+
+    /// Returns true if a server has asked that this worker abandon the step: its parameters are older than that server
+    /// wants. It never waits, so that it can be asked in the middle of a batch. It costs a load per server whose memory
+    /// is mapped; elsewhere it tells what the last read of the server's memory brought, and begins the next read if
+    /// none is under way (over TCP some microseconds).
+    pub fn should_stop(&mut self) -> Result<bool, Error> {
+        let mut stop = false;
+        for part in &mut self.worker.parts {
+            stop |= part.link.interrupt()? > part.version;
+        }
+        Ok(stop)
+    }
+
+    /// Abandons this step: nothing of it is published, and the next [`Worker::step`] begins the same clock again. Where
+    /// a server has asked for that, the next step brings newer parameters, at least as new as the server asked for.
+    /// Elsewhere it begins at once on the same parameters, which still satisfy the scheme: under no scheme does it wait
+    /// for a version that may depend on this worker's own gradient.
+    pub fn abandon(self) -> Result<(), Error> {
+        // Not a second time in `drop`.
+        std::mem::ManuallyDrop::new(self).worker.abandon()
+    }
+
+    /// Leaves this step open without the borrow of the worker, for callers that cannot hold one, such as a handle of a
+    /// C program. [`Worker::resume`] returns to it.
+    pub fn suspend(self) -> View {
+        let view = self.view;
+        // It owns nothing: only its `drop`, which abandons the step, is left out.
+        std::mem::forget(self);
+        view
+    }
+}
+
+impl<T: Transport> std::fmt::Debug for Step<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Step").field(&self.view).finish()
+    }
+}
+
+impl<T: Transport> Drop for Step<'_, T> {
+    fn drop(&mut self) {
+        // The loss of a server is reported by the next call that can.
+        if let Err(error) = self.worker.abandon() {
+            tracing::debug!(%error, "a step was dropped");
+        }
+    }
+}
+
+const IN_PLACE: Error = Error::OutOfTurn {
+    operation: "read parameters",
+    reason: "this worker reads them in place: use `in_place`",
+};
+
+impl<T: Transport> Worker<T> {
+    fn expect_f32(&self) -> Result<(), Error> {
+        match self.options.encoding {
+            ElementType::F32 => Ok(()),
+            encoding => Err(Error::Encoding { encoding }),
+        }
+    }
+
+    fn start_memory(&mut self, loss: Option<f32>) -> Result<(), Error> {
+        self.gradient_buffer()?;
+        let width = self.options.encoding.bytes();
+        let Some(gradient) = &mut self.gradient else { return Err(Error::InFlight { what: "gradient" }) };
+        let mut sources = Sources::new();
+        for part in &self.parts {
+            sources.push(Source::Memory(gradient.slice(part.begin / 4 * width, part.bytes / 4 * width)?));
+        }
+        self.start_sources(sources, loss)?;
+        self.statistics.bytes_published += self.table.bytes() / 4 * width as u64;
+        for part in &mut self.parts {
+            part.bytes_published += (part.bytes / 4 * width) as u64;
+        }
+        Ok(())
+    }
+
+    fn reserve_slots(&mut self, timeout: Duration) -> Result<(), Error> {
+        for part in &mut self.parts {
+            let shard = part.link.welcome.shard;
+            if let Some(publish) = &mut part.link.publish {
+                publish.reserve().map_err(|source| Error::Publish { shard, source })?;
+            }
+        }
+        let is_reserved =
+            |part: &Part<T>| part.link.publish.as_ref().is_some_and(|publish| publish.reserved().is_some());
+        self.wait(timeout, "waiting for a free slot", |worker| worker.parts.iter().all(is_reserved))
+    }
+
+    /// Does nothing once the gradient is on its way.
+    fn abandon(&mut self) -> Result<(), Error> {
+        if self.phase != Phase::Computing {
+            return Ok(());
+        }
+        let now = now();
+        if let Some(since) = self.computing_since.take() {
+            self.statistics.compute += now - since;
+        }
+        self.statistics.abandoned += 1;
+        let mut is_asked = false;
+        for part in &mut self.parts {
+            let least = part.link.interrupt()?;
+            is_asked |= least > part.version;
+            part.least = part.least.max(least);
+        }
+        if is_asked {
+            self.scheme.handle_event(now, WorkerEvent::Interrupted);
+            self.phase = Phase::Deciding;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+use super::*;
+use crate::mem::{Access, HostMemory, LocalKey, RemoteKey};
+use crate::param::Frames;
+use crate::transport::LocalEndpoint;
+
+fn region(bytes: usize) -> MemoryRegion {
+    MemoryRegion::new(HostMemory::anonymous(bytes).unwrap(), Access::REMOTE_READ, LocalKey::NONE, ())
+}
+
+#[test]
+fn a_pull_that_is_lapped_gains_nothing_and_its_caller_stands_back() {
+    let layout = ControlLayout { peers: 1, frames: 2 };
+    let geometry = FrameGeometry { frames: 2, payload_bytes: 64, chunk_bytes: 64 };
+    let (control, payload) = (region(layout.bytes()), region(geometry.bytes() as usize));
+    let mut endpoint = LocalEndpoint::new(16);
+    let whole = [&control, &payload].map(|region| {
+        let key = RemoteKey(region.len() as u64);
+        endpoint.attach(key, region.clone(), Access::REMOTE_READ);
+        RemoteSlice { key, offset: 0, len: region.len() as u64 }
+    });
+    let [control_slice, frames_slice] = whole;
+    let source = FrameSource { control: control_slice, frames: frames_slice, layout, geometry, epoch: 7 };
+    let mut frames = Frames::new(control, payload, layout, geometry, 7);
+    frames.set_initial(Version(0), Clock(0));
+    let mut pull = Pull::new(source, &region(Pull::SCRATCH_BYTES)).unwrap();
+    pull.start(Bound::NONE, region(64).whole(), PullOptions::default()).unwrap();
+    // The owner writes two versions during each copy.
+    let (mut version, mut gains) = (Version(0), None);
+    while pull.retries() < 10 {
+        pull.advance(&mut endpoint).unwrap();
+        while let Some(completion) = endpoint.poll() {
+            pull.complete(completion);
+        }
+        for _ in 0..2 {
+            version = version.next();
+            let frame = frames.begin(version, |_| false).unwrap();
+            frames.commit(frame, version, Clock(0));
+        }
+        assert!(pull.is_active() && pull.take().is_none(), "it is lapped");
+        if pull.retries() > 0 {
+            gains.get_or_insert(pull.gains());
+        }
+    }
+    let gains = gains.expect("it was lapped");
+    assert_eq!(pull.gains(), gains, "no further retry is a gain");
+    // Left alone, it ends.
+    let pulled = loop {
+        pull.advance(&mut endpoint).unwrap();
+        while let Some(completion) = endpoint.poll() {
+            pull.complete(completion);
+        }
+        if let Some(pulled) = pull.take() {
+            break pulled;
+        }
+    };
+    assert_eq!((pulled.version, pull.gains()), (version, gains + 1));
+}

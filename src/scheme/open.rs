@@ -1,0 +1,249 @@
+//! Schemes as values that nodes and simulations run, from this crate or from outside of it.
+
+use core::any::Any;
+use core::fmt;
+use core::ops::Deref;
+use std::sync::Arc;
+
+use super::{Config, ConfigError, ServerScheme, WorkerScheme};
+use crate::clock::{Clock, Version};
+
+/// A scheme with its settings: makes both halves, and says what they need of those who run them.
+///
+/// [`Config`] holds the built-in ones. One that is written outside of this crate runs under a real
+/// [`Server`](crate::node::Server) and in a [`Cluster`](crate::sim::Cluster) like them. Its name and settings travel to
+/// the workers as text, and a worker makes it again by the [`Registry`] in its options.
+pub trait Scheme: Any + Send + Sync {
+    /// The name, without settings; that of no built-in scheme.
+    fn name(&self) -> &str;
+
+    /// The settings as text, without parentheses. Peers run the same scheme if their names and settings are equal.
+    fn settings(&self) -> String {
+        String::new()
+    }
+
+    /// The needs and promises of the scheme.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    /// The server's half.
+    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, ConfigError>;
+
+    /// The worker's half.
+    fn worker(&self) -> Box<dyn WorkerScheme>;
+}
+
+/// The state with which a server's half begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// Workers of the job: nothing is applied before so many different ones have joined.
+    pub workers: usize,
+    /// The smallest clock begins here.
+    pub clock: Clock,
+    /// The version that workers find.
+    pub newest: Version,
+}
+
+/// The needs of a scheme towards the nodes that run it, and its promises. By default it needs and promises nothing, and
+/// has two slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// See [`Config::staleness`]: the simulator holds the scheme to it.
+    pub staleness: Option<u64>,
+    /// See [`Config::slots`]; at least 1.
+    pub slots: u16,
+    /// See [`Config::pushes`].
+    pub pushes: bool,
+    /// See [`Config::interrupts`].
+    pub interrupts: bool,
+    /// Workers wait until their own gradients are consumed: they are to look for
+    /// [`WorkerEvent::Consumed`](super::WorkerEvent::Consumed).
+    pub waits_for_own: bool,
+    /// See [`Config::reports_reads`].
+    pub reports_reads: bool,
+    /// See [`Config::measures_magnitude`].
+    pub measures_magnitude: bool,
+    /// See [`Config::measures_moments`].
+    pub measures_moments: bool,
+    /// See [`Config::folds_all_in_order`]: the simulator holds the scheme to it.
+    pub folds_all_in_order: bool,
+    /// See [`Config::counts_versions`].
+    pub counts_versions: bool,
+}
+
+impl Default for Needs {
+    fn default() -> Needs {
+        Needs {
+            staleness: None,
+            slots: 2,
+            pushes: false,
+            interrupts: false,
+            waits_for_own: false,
+            reports_reads: false,
+            measures_magnitude: false,
+            measures_moments: false,
+            folds_all_in_order: false,
+            counts_versions: false,
+        }
+    }
+}
+
+impl Scheme for Config {
+    fn name(&self) -> &str {
+        Config::name(self)
+    }
+
+    fn settings(&self) -> String {
+        let text = self.to_string();
+        let inside = text.strip_prefix(Config::name(self)).unwrap_or_default();
+        inside.trim_start_matches('(').trim_end_matches(')').to_owned()
+    }
+
+    fn needs(&self) -> Needs {
+        Needs {
+            staleness: self.staleness(),
+            slots: self.slots(),
+            pushes: self.pushes(),
+            interrupts: self.interrupts(),
+            waits_for_own: matches!(self, Config::Abs { .. } | Config::Vap { .. }),
+            reports_reads: self.reports_reads(),
+            measures_magnitude: self.measures_magnitude(),
+            measures_moments: self.measures_moments(),
+            folds_all_in_order: self.folds_all_in_order(),
+            counts_versions: self.counts_versions(),
+        }
+    }
+
+    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, ConfigError> {
+        self.server_at(start.workers, start.clock, start.newest)
+    }
+
+    fn worker(&self) -> Box<dyn WorkerScheme> {
+        Config::worker(self)
+    }
+}
+
+/// A shared [`Scheme`]. As text it is the name, or the name with the settings in parentheses; two are equal if their
+/// texts are.
+#[derive(Clone)]
+pub struct AnyScheme(Arc<dyn Scheme>);
+
+impl AnyScheme {
+    /// Most bytes of the text.
+    pub const TEXT_MAX: usize = 256;
+
+    /// The built-in scheme, if it is one.
+    pub fn built_in(&self) -> Option<Config> {
+        (&*self.0 as &dyn Any).downcast_ref().copied()
+    }
+
+    /// Says what is wrong with it, if it cannot be run.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let custom = |reason| ConfigError::Custom { scheme: self.name().to_owned(), reason };
+        let text = self.to_string();
+        if !is_text(&text) {
+            let most = Self::TEXT_MAX;
+            return Err(custom(format!("name and settings must be 1 to {most} bytes without control codes")));
+        }
+        if self.built_in().is_none() && Config::NAMES.contains(&self.name()) {
+            return Err(custom("this is the name of a built-in scheme: use another".into()));
+        }
+        if self.needs().slots == 0 {
+            return Err(custom("each worker needs at least one slot".into()));
+        }
+        Ok(())
+    }
+}
+
+/// True if this can be the text of a scheme.
+pub(crate) fn is_text(text: &str) -> bool {
+    (1..=AnyScheme::TEXT_MAX).contains(&text.len()) && !text.contains(char::is_control)
+}
+
+impl<S: Scheme> From<S> for AnyScheme {
+    fn from(scheme: S) -> AnyScheme {
+        AnyScheme(Arc::new(scheme))
+    }
+}
+
+impl Deref for AnyScheme {
+    type Target = dyn Scheme;
+
+    fn deref(&self) -> &dyn Scheme {
+        &*self.0
+    }
+}
+
+impl fmt::Display for AnyScheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self.settings() {
+            settings if settings.is_empty() => Ok(()),
+            settings => write!(f, "({settings})"),
+        }
+    }
+}
+
+impl fmt::Debug for AnyScheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl PartialEq for AnyScheme {
+    fn eq(&self, other: &AnyScheme) -> bool {
+        self.name() == other.name() && self.settings() == other.settings()
+    }
+}
+
+impl PartialEq for Registry {
+    fn eq(&self, other: &Registry) -> bool {
+        self.added.iter().map(|(name, _)| name).eq(other.added.iter().map(|(name, _)| name))
+    }
+}
+
+/// Makes a scheme of its settings.
+pub type Make = fn(settings: &str) -> Result<AnyScheme, ConfigError>;
+
+/// The schemes that a process can make of their names: the built-in ones, and those that were added.
+#[derive(Clone, Debug, Default)]
+pub struct Registry {
+    added: Vec<(&'static str, Make)>,
+}
+
+impl Registry {
+    /// The built-in schemes.
+    pub fn new() -> Registry {
+        Registry::default()
+    }
+
+    /// Adds a scheme.
+    pub fn with(mut self, name: &'static str, make: Make) -> Registry {
+        self.added.push((name, make));
+        self
+    }
+
+    /// Makes the scheme of this text, which may have come from a server. An unknown name is
+    /// [`ConfigError::Unregistered`].
+    pub fn make(&self, text: &str) -> Result<AnyScheme, ConfigError> {
+        let malformed = || ConfigError::Malformed { text: text.to_owned() };
+        let (name, settings) = match text.split_once('(') {
+            None => (text, ""),
+            Some((name, rest)) => (name, rest.strip_suffix(')').ok_or_else(malformed)?),
+        };
+        if let Some((_, make)) = self.added.iter().find(|(added, _)| *added == name) {
+            return make(settings);
+        }
+        if !Config::NAMES.contains(&name) {
+            return Err(ConfigError::Unregistered { name: name.to_owned() });
+        }
+        let config: Config = text.parse()?;
+        if !config.has_server() {
+            return Err(ConfigError::NoServer { scheme: config.name() });
+        }
+        // How many workers there are is the server's business.
+        config.check(usize::from(u16::MAX))?;
+        Ok(config.into())
+    }
+}

@@ -1,0 +1,47 @@
+//! The transports that a pair of processes can use.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A transport between two processes, the cheapest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportKind {
+    /// Shared memory, on one host.
+    Shm,
+    /// RDMA by verbs: InfiniBand, RoCE or soft-RoCE.
+    Verbs,
+    /// TCP.
+    Tcp,
+}
+
+impl TransportKind {
+    /// All transports, the cheapest first.
+    pub const ALL: [TransportKind; 3] = [TransportKind::Shm, TransportKind::Verbs, TransportKind::Tcp];
+}
+
+impl fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            TransportKind::Shm => "shm",
+            TransportKind::Verbs => "verbs",
+            TransportKind::Tcp => "tcp",
+        })
+    }
+}
+
+/// The text is the name of no transport.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no transport; use shm, verbs or tcp")]
+pub struct UnknownTransport(String);
+
+impl FromStr for TransportKind {
+    type Err = UnknownTransport;
+
+    fn from_str(text: &str) -> Result<TransportKind, UnknownTransport> {
+        let named = |kind: &TransportKind| kind.to_string() == text;
+        TransportKind::ALL.into_iter().find(named).ok_or_else(|| UnknownTransport(text.into()))
+    }
+}

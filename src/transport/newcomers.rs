@@ -1,0 +1,141 @@
+//! The treatment of newcomers, connections that have not finished their handshake: the choice of the one that is
+//! dropped where there are too many, and a log that a flood of them cannot fill.
+
+use std::fmt::{Display, Write};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+/// Connections that wait in the system's queue until a listener accepts them, where the system allows as many. A crowd
+/// that comes at once finds room there.
+const BACKLOG: i32 = 1024;
+
+/// Begins to listen at an address, without waiting for connections.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = TcpListener::bind(address)?;
+    socket.set_nonblocking(true)?;
+    // The standard library asks for a queue of 128.
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Shortest time between two log lines of one listener about refused connections.
+const LOG_EVERY: Duration = Duration::from_secs(1);
+
+/// The number of connections that a listener has refused, and the log about them: at most one line a second, each
+/// with the count since the line before and the reason of the last refusal.
+#[derive(Default)]
+pub(crate) struct Refusals {
+    total: u64,
+    /// Those that no line of the log has told of yet.
+    unlogged: u64,
+    /// The reason of the last one. It keeps its room, so that a flood allocates nothing here.
+    reason: String,
+    logged: Option<Instant>,
+}
+
+impl Refusals {
+    /// Counts a refused connection. The first one is logged at once.
+    pub(crate) fn add(&mut self, listener: &dyn Display, reason: &dyn Display) {
+        self.total += 1;
+        self.unlogged += 1;
+        self.reason.clear();
+        // A string takes all that is written to it.
+        let _written = write!(self.reason, "{reason}");
+        self.log(listener);
+    }
+
+    /// Logs what has been counted since the last line, if that line is old enough.
+    pub(crate) fn log(&mut self, listener: &dyn Display) {
+        if self.unlogged == 0 {
+            return;
+        }
+        if let Some(connections) = self.take_due(Instant::now()) {
+            let reason = self.reason.as_str();
+            tracing::warn!(%listener, connections, reason, "refused connections; the reason is that of the last one");
+        }
+    }
+
+    /// All connections that were refused so far.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// True if there are some that no line of the log has told of.
+    pub(crate) fn has_unlogged(&self) -> bool {
+        self.unlogged > 0
+    }
+
+    /// The count for the next line of the log, if it is time for that.
+    fn take_due(&mut self, now: Instant) -> Option<u64> {
+        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_EVERY) {
+            return None;
+        }
+        self.logged = Some(now);
+        Some(std::mem::take(&mut self.unlogged))
+    }
+}
+
+/// Chooses which of too many newcomers a listener drops, by the number of messages that each has sent so far: one of
+/// those that sent the least, at random.
+///
+/// An honest newcomer sends its first message as soon as it is connected, so it is behind all silent connections of a
+/// flood in this order, and one that has proved that it knows the secret is behind all that cannot. A flood that sends
+/// first messages, too, is met by chance: an honest newcomer survives each drop with a probability of 63/64, however
+/// slow its handshake is. If the oldest were dropped, 64 connections within its handshake would always push it out; if
+/// the newest were, 64 silent connections would keep all others out.
+pub(crate) fn victim(messages: impl Iterator<Item = u8> + Clone) -> Option<usize> {
+    let least = messages.clone().min()?;
+    let candidates = messages.clone().filter(|sent| *sent == least).count();
+    // Without random numbers it is the oldest: a channel cannot be made without them anyway.
+    let chosen = getrandom::u32().unwrap_or(0) as usize % candidates;
+    messages.enumerate().filter(|(_, sent)| *sent == least).nth(chosen).map(|(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_refusals_is_one_line_a_second_with_their_count() {
+        let (mut refusals, begin) = (Refusals::default(), Instant::now());
+        let mut lines = Vec::new();
+        for millisecond in 0..3500 {
+            refusals.total += 1;
+            refusals.unlogged += 1;
+            lines.extend(refusals.take_due(begin + Duration::from_millis(millisecond)));
+        }
+        assert_eq!(lines, [1, 1000, 1000, 1000]);
+        assert!(refusals.has_unlogged());
+        assert_eq!((refusals.take_due(begin + Duration::from_secs(60)), refusals.total()), (Some(499), 3500));
+        assert!(!refusals.has_unlogged());
+    }
+
+    #[test]
+    fn the_reason_of_a_line_is_that_of_the_last_refusal() {
+        let mut refusals = Refusals::default();
+        for reason in ["a long reason that is forgotten", "short"] {
+            refusals.add(&"here", &reason);
+        }
+        assert_eq!((refusals.reason.as_str(), refusals.unlogged), ("short", 1));
+    }
+
+    #[test]
+    fn a_newcomer_that_has_sent_more_is_not_dropped_before_one_that_sent_less() {
+        for _ in 0..200 {
+            assert_eq!(victim([2, 1, 0, 1].into_iter()), Some(2));
+            assert!(matches!(victim([2, 1, 2, 1].into_iter()), Some(1 | 3)));
+        }
+        assert_eq!(victim([].into_iter()), None);
+    }
+
+    #[test]
+    fn the_dropped_one_is_any_of_those_that_sent_the_least() {
+        let mut dropped = [0; 64];
+        for _ in 0..64 * 100 {
+            dropped[victim([1; 64].into_iter()).unwrap()] += 1;
+        }
+        // A hundred each are expected; chance leaves this range once in 10^12 runs or so.
+        assert!(dropped.iter().all(|times| (20..220).contains(times)), "{dropped:?}");
+    }
+}

@@ -1,0 +1,90 @@
+//! Owners whose transport is behind: words that have arrived are not in memory yet.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use slackline::mem::{Access, HostMemory, MemoryRegion};
+use slackline::node::{Server, ServerOptions, now};
+use slackline::scheme::Config;
+use slackline::time::Instant;
+use slackline::transport::shm::{Shm, ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
+use slackline::transport::{Address, Capabilities, ConnectError, Listener, Offer, RegisterError, Transport};
+
+use super::raw::{Raw, worker_role};
+use super::second::table;
+
+/// Shared memory, of which a test says whether it has caught up.
+struct Behind(Shm, Arc<AtomicBool>);
+
+impl Transport for Behind {
+    type Endpoint = ShmEndpoint;
+    type Listener = BehindListener;
+    type Connecting = ShmConnecting;
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.0.register(memory, access)
+    }
+
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.0.allocate(bytes, access)
+    }
+
+    fn listen(&self, address: &Address) -> Result<BehindListener, ConnectError> {
+        Ok(BehindListener(self.0.listen(address)?, Arc::clone(&self.1)))
+    }
+
+    fn connect(&self, address: &Address, offer: Offer) -> Result<ShmConnecting, ConnectError> {
+        self.0.connect(address, offer)
+    }
+}
+
+struct BehindListener(ShmListener, Arc<AtomicBool>);
+
+impl Listener for BehindListener {
+    type Endpoint = ShmEndpoint;
+    type Incoming = ShmIncoming;
+
+    fn address(&self) -> Address {
+        self.0.address()
+    }
+
+    fn poll(&mut self, now: Instant) -> Option<ShmIncoming> {
+        self.0.poll(now)
+    }
+
+    fn has_caught_up(&mut self) -> bool {
+        self.1.load(SeqCst)
+    }
+}
+
+#[test]
+fn a_server_whose_transport_is_behind_takes_no_worker_for_silent() {
+    let lease = Duration::from_secs(3);
+    let caught_up = Arc::new(AtomicBool::new(true));
+    let mut options = ServerOptions::new(Config::Asp, 1, 1.0);
+    options.memory.lease = lease;
+    let transport = Behind(Shm::new(), Arc::clone(&caught_up));
+    let mut server = Server::new(transport, &Address::random(), table(100), &[0.0; 100], options).unwrap();
+    let address = server.address();
+    let _silent = Raw::join(&address, worker_role(Config::Asp), || {
+        server.poll(now()).unwrap();
+    });
+    let mut time = now();
+    let mut listen = |listened: Duration| {
+        let begun = time;
+        while server.status().left == 0 && time - begun < listened {
+            time = time + Duration::from_millis(20);
+            server.poll(time).unwrap();
+        }
+        time - begun
+    };
+    caught_up.store(false, SeqCst);
+    assert_eq!(listen(20 * lease), 20 * lease, "it was evicted though its heartbeat may have arrived");
+    caught_up.store(true, SeqCst);
+    assert!(listen(lease) < lease, "it is silent, and the server would know of a heartbeat");
+}

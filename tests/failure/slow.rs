@@ -1,0 +1,219 @@
+//! Joining where memory takes long to register, and listeners drop who comes first: a shared-memory transport that
+//! takes as long as it is told.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread::sleep;
+use std::time::Duration;
+
+use slackline::mem::{Access, HostMemory, LocalSlice, MemoryRegion};
+use slackline::node::{Server, ServerOptions};
+use slackline::scheme::Config;
+use slackline::time::Instant;
+use slackline::transport::shm::{Shm, ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
+use slackline::transport::{
+    Address, Capabilities, ConnectError, Incoming, Listener, Offer, Received, RegisterError, Transport,
+};
+
+use super::second::{PATIENCE, table, train, wait_for, worker};
+
+/// How long anything takes that a peer is granted, in milliseconds.
+type Slowness = Arc<AtomicU64>;
+
+fn tarry(slowness: &Slowness) {
+    sleep(Duration::from_millis(slowness.load(SeqCst)));
+}
+
+/// How many newcomers are dropped before one is let in.
+const DROPPED: u64 = 3;
+
+struct Slow(Shm, Slowness);
+
+impl Transport for Slow {
+    type Endpoint = ShmEndpoint;
+    type Listener = SlowListener;
+    type Connecting = ShmConnecting;
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.0.register(memory, access)
+    }
+
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+        if access.contains(Access::REMOTE_WRITE) {
+            tarry(&self.1);
+        }
+        self.0.allocate(bytes, access)
+    }
+
+    fn listen(&self, address: &Address) -> Result<SlowListener, ConnectError> {
+        Ok(SlowListener(self.0.listen(address)?, Arc::clone(&self.1), 0))
+    }
+
+    fn connect(&self, address: &Address, offer: Offer) -> Result<ShmConnecting, ConnectError> {
+        self.0.connect(address, offer)
+    }
+}
+
+struct SlowListener(ShmListener, Slowness, u64);
+
+impl Listener for SlowListener {
+    type Endpoint = ShmEndpoint;
+    type Incoming = SlowIncoming;
+
+    fn address(&self) -> Address {
+        self.0.address()
+    }
+
+    fn poll(&mut self, now: Instant) -> Option<SlowIncoming> {
+        let incoming = self.0.poll(now)?;
+        self.2 += 1;
+        (self.2 > DROPPED).then(|| SlowIncoming(incoming, Arc::clone(&self.1)))
+    }
+}
+
+struct SlowIncoming(ShmIncoming, Slowness);
+
+impl Incoming for SlowIncoming {
+    type Endpoint = ShmEndpoint;
+
+    fn received(&self) -> &Received {
+        self.0.received()
+    }
+
+    fn prepare(&mut self, grants: &[LocalSlice]) {
+        assert_eq!(grants.len(), 4, "control page, frames, desk, slots");
+        tarry(&self.1);
+        self.0.prepare(grants);
+    }
+
+    fn accept(self, offer: Offer) -> Result<ShmEndpoint, ConnectError> {
+        self.0.accept(offer)
+    }
+
+    fn refuse(self, reason: &str) {
+        self.0.refuse(reason);
+    }
+}
+
+const LEASE: Duration = Duration::from_millis(300);
+
+/// Drives a server with room for `peers` in this thread while `then` runs in another, which may change how slow its
+/// memory is. Returns what that returns, too: workers that are still in.
+fn serve<R: Send>(
+    scheme: Config,
+    peers: u16,
+    then: impl FnOnce(&Address, &Slowness) -> R + Send,
+) -> (Server<Slow>, R) {
+    let slowness = Slowness::default();
+    let mut options = ServerOptions::new(scheme, 1, 0.001);
+    (options.memory.lease, options.memory.peers) = (LEASE, peers);
+    let transport = Slow(Shm::new(), Arc::clone(&slowness));
+    let mut server = Server::new(transport, &Address::random(), table(100), &[0.0; 100], options).unwrap();
+    let address = server.address();
+    let returned = std::thread::scope(|scope| {
+        let running = scope.spawn(|| then(&address, &slowness));
+        assert!(server.drive(|_| running.is_finished(), PATIENCE).unwrap(), "waited in vain");
+        running.join().unwrap()
+    });
+    (server, returned)
+}
+
+#[test]
+fn memory_that_takes_longer_than_the_lease_to_register_evicts_nobody() {
+    let (server, _workers) = serve(Config::Asp, 2, |address, slowness| {
+        slowness.store(3 * LEASE.as_millis() as u64, SeqCst);
+        let mut first = worker(address, Config::Asp);
+        let mut second = worker(address, Config::Asp);
+        for _ in 0..20 {
+            train(&mut first, 1.0).unwrap();
+            train(&mut second, 1.0).unwrap();
+            sleep(LEASE / 10);
+        }
+        first.flush(PATIENCE).unwrap();
+        second.flush(PATIENCE).unwrap();
+        (first, second)
+    });
+    let status = server.status();
+    assert_eq!((status.joined, status.left, status.refused), (2, 0, 0), "each joins at its first attempt");
+}
+
+#[test]
+fn a_server_serves_the_others_while_it_registers_memory_for_a_newcomer() {
+    for scheme in [Config::Asp, Config::Bsp] {
+        let (server, _worker) = serve(scheme, 2, |address, slowness| {
+            let mut first = worker(address, scheme);
+            train(&mut first, 1.0).unwrap();
+            slowness.store(1_000_000, SeqCst);
+            let (joining, address) = (AtomicBool::new(false), address.clone());
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    joining.store(true, SeqCst);
+                    let gone = slackline::node::Worker::connect(
+                        Shm::new(),
+                        std::slice::from_ref(&address),
+                        slackline::node::WorkerOptions::new(scheme),
+                        4 * LEASE,
+                    );
+                    assert!(gone.is_err(), "it takes a quarter of an hour to register");
+                });
+                wait_for("the newcomer to ask", || joining.load(SeqCst).then_some(()));
+                sleep(LEASE);
+                for _ in 0..100 {
+                    train(&mut first, 1.0).unwrap();
+                }
+                first.flush(LEASE).unwrap();
+            });
+            first
+        });
+        let status = server.status();
+        assert_eq!((status.joined, status.left, status.folded), (1, 0, 101), "{scheme:?}");
+    }
+}
+
+#[test]
+fn a_place_that_is_being_prepared_is_taken() {
+    let (server, _worker) = serve(Config::Asp, 1, |address, slowness| {
+        slowness.store(2 * LEASE.as_millis() as u64, SeqCst);
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| worker(address, Config::Asp));
+            sleep(LEASE);
+            let options = slackline::node::WorkerOptions::new(Config::Asp);
+            let second = slackline::node::Worker::connect(
+                Shm::new(),
+                std::slice::from_ref(address),
+                options,
+                PATIENCE,
+            );
+            let refusal = second.err().expect("there is one place").to_string();
+            assert!(refusal.contains("all 1 places are taken"), "{refusal}");
+            first.join().unwrap()
+        })
+    });
+    assert_eq!((server.status().joined, server.status().refused), (1, 1));
+}
+
+#[test]
+fn a_newcomer_that_a_busy_listener_drops_asks_again() {
+    let (server, _worker) = serve(Config::Asp, 1, |address, _| worker(address, Config::Asp));
+    assert_eq!((server.status().joined, server.status().refused), (1, 0));
+    let address = Address::random();
+    let listening = Shm::new().listen(&address).unwrap();
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let options = slackline::node::WorkerOptions::new(Config::Asp);
+            slackline::node::Worker::connect(Shm::new(), std::slice::from_ref(&address), options, LEASE)
+        });
+        let mut listening = listening;
+        let mut dropped = 0;
+        while !asking.is_finished() {
+            dropped += u32::from(listening.poll(slackline::node::now()).is_some());
+        }
+        let error = asking.join().unwrap().err().expect("nobody lets it in");
+        assert!(matches!(error, slackline::Error::Connect(ConnectError::Closed { .. })), "{error}");
+        assert!(dropped > 1, "it asked {dropped} times");
+    });
+}

@@ -1,0 +1,177 @@
+//! A scheme that is written outside of the library, and how a worker comes to its scheme.
+
+use std::time::Duration;
+
+use slackline::clock::Clock;
+use slackline::node::{Checkpoint, CheckpointOptions, Error, Server, ServerOptions, Worker, WorkerOptions};
+use slackline::scheme::{AnyScheme, Config, ConfigError, Registry};
+use slackline::sim::{Cluster, Law};
+use slackline::table::{ElementType, Table};
+use slackline::transport::{Address, ConnectError, shm::Shm, tcp::Tcp};
+
+use crate::custom_scheme::{NAME, SCHEME, ShrinkingSsp, train};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A server of one shard, and its address.
+fn server(scheme: impl Into<AnyScheme>, shard: (u16, u16)) -> (Server<Shm>, Address) {
+    let table = Table::flat(64, ElementType::F32).unwrap();
+    let options = ServerOptions { shard, ..ServerOptions::new(scheme, 1, 0.1) };
+    let values = vec![0.0; 64 / usize::from(shard.1)];
+    let server = Server::new(Shm::new(), &Address::random(), table, &values, options).unwrap();
+    let address = server.address();
+    (server, address)
+}
+
+/// Has a worker with these options connect to the servers, which are driven meanwhile.
+fn connect(servers: Vec<(Server<Shm>, Address)>, options: WorkerOptions) -> Result<Worker<Shm>, Error> {
+    let (mut servers, addresses): (Vec<_>, Vec<_>) = servers.into_iter().unzip();
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| Worker::connect(Shm::new(), &addresses, options, TIMEOUT));
+        while !connecting.is_finished() {
+            for server in &mut servers {
+                server.poll(slackline::node::now()).unwrap();
+            }
+            std::thread::yield_now();
+        }
+        connecting.join().unwrap()
+    })
+}
+
+#[test]
+fn a_scheme_from_outside_trains_over_shared_memory_and_tcp() {
+    let tcp = "127.0.0.1:0".parse().unwrap();
+    for parameters in [train(Shm::new, Address::random()), train(Tcp::new, tcp)] {
+        let parameters = parameters.unwrap();
+        assert!(parameters.iter().all(|value| (value - 1.0).abs() < 0.05), "{parameters:?}");
+    }
+}
+
+#[test]
+fn a_scheme_from_outside_is_simulated_and_held_to_what_it_promises() {
+    let jittery = |scheme: AnyScheme| {
+        let mut cluster = Cluster::new(scheme, 8, 1);
+        cluster.compute = Law::Exponential { mean: 1.0 };
+        cluster.run()
+    };
+    let report = jittery(SCHEME.into()).unwrap();
+    assert_eq!((report.scheme.as_str(), report.gradients), ("shrinking-ssp(4, 10)", 800));
+    // After clock 40 it is BSP for the workers: slower than one that keeps its bound.
+    let keeps = jittery(Config::Ssp { staleness: 4 }.into()).unwrap();
+    assert!(report.end > keeps.end, "{} and {}", report.end, keeps.end);
+    assert_eq!(SCHEME.bound(Clock(39)), 1);
+}
+
+#[test]
+fn a_checkpoint_of_a_scheme_from_outside_is_taken_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Some(CheckpointOptions::new(folder.path().join("shard")));
+    let table = Table::flat(4, ElementType::F32).unwrap();
+    let options = ServerOptions { checkpoint, ..ServerOptions::new(SCHEME, 1, 0.1) };
+    let new = || (Shm::new(), Address::random(), options.clone());
+    let (transport, address, own) = new();
+    let mut server = Server::new(transport, &address, table.clone(), &[1.0; 4], own).unwrap();
+    server.request_checkpoint().unwrap();
+    server.finish_checkpoint(TIMEOUT).unwrap();
+    drop(server);
+    let written = Checkpoint::read(folder.path().join("shard")).unwrap();
+    assert_eq!(written.scheme(), "shrinking-ssp(4, 10)");
+    let (transport, address, own) = new();
+    let resumed = Server::resume(transport, &address, table, written, own).unwrap();
+    assert_eq!(resumed.parameters().unwrap(), [1.0; 4]);
+}
+
+#[test]
+fn a_worker_that_does_not_know_the_scheme_says_so() {
+    let error = connect(vec![server(SCHEME, (0, 1))], WorkerOptions::default()).err().unwrap();
+    let named = |error: &Error, name: &str| {
+        matches!(error,
+        Error::SchemeConfig(ConfigError::Unregistered { name: unknown }) if unknown == name)
+    };
+    assert!(named(&error, "shrinking-ssp"), "{error}");
+    assert!(error.to_string().contains("add it to the registry"), "{error}");
+}
+
+#[test]
+fn a_worker_takes_the_scheme_of_the_servers_and_comes_back_to_it() {
+    for scheme in [AnyScheme::from(Config::Essp { staleness: 2 }), SCHEME.into()] {
+        let schemes = Registry::new().with(NAME, ShrinkingSsp::make);
+        let options = WorkerOptions { schemes, ..WorkerOptions::default() };
+        let worker = connect(vec![server(scheme.clone(), (0, 1))], options).unwrap();
+        assert_eq!(*worker.scheme(), scheme);
+    }
+}
+
+#[test]
+fn a_worker_that_names_another_scheme_is_refused() {
+    let options = WorkerOptions::new(Config::Ssp { staleness: 4 });
+    let error = connect(vec![server(SCHEME, (0, 1))], options).err().unwrap();
+    let told = "the worker runs ssp(4), the server shrinking-ssp(4, 10)";
+    let is_told = matches!(&error,
+        Error::Connect(ConnectError::Refused { reason, .. }) if reason.contains(told));
+    assert!(is_told, "{error}");
+}
+
+#[test]
+fn servers_that_run_different_schemes_get_no_worker() {
+    let servers = vec![server(Config::Asp, (0, 2)), server(Config::Bsp, (1, 2))];
+    let error = connect(servers, WorkerOptions::default()).err().unwrap();
+    let is_told = matches!(&error,
+        Error::Connect(ConnectError::Refused { reason, .. }) if reason.contains("the worker runs asp"));
+    assert!(is_told, "{error}");
+}
+
+#[test]
+fn a_scheme_that_takes_the_name_of_a_built_in_one_is_not_served() {
+    let table = Table::flat(4, ElementType::F32).unwrap();
+    for name in ["ssp", "", "a\nline"] {
+        let scheme = Named(name);
+        let options = ServerOptions::new(scheme, 1, 0.1);
+        let made = Server::new(Shm::new(), &Address::random(), table.clone(), &[0.0; 4], options);
+        let refused = matches!(made.err(), Some(Error::SchemeConfig(ConfigError::Custom { .. })));
+        assert!(refused, "{name:?}");
+    }
+}
+
+#[test]
+fn what_no_server_can_keep_is_made_by_no_registry() {
+    let texts = [
+        "ds-sync(group=2)",
+        "bap(18446744073709551615)",
+        "dbw(window=0)",
+        "vap(bound=nan)",
+        "ssp(",
+        "no-such",
+    ];
+    for text in texts {
+        assert!(Registry::new().make(text).is_err(), "{text}");
+    }
+    assert_eq!(Registry::new().make("ssp(3)"), Ok(Config::Ssp { staleness: 3 }.into()));
+}
+
+struct Named(&'static str);
+
+impl slackline::scheme::Scheme for Named {
+    fn name(&self) -> &str {
+        self.0
+    }
+
+    fn server(
+        &self,
+        start: slackline::scheme::Start,
+    ) -> Result<Box<dyn slackline::scheme::ServerScheme>, ConfigError> {
+        slackline::scheme::Scheme::server(&Config::Asp, start)
+    }
+
+    fn worker(&self) -> Box<dyn slackline::scheme::WorkerScheme> {
+        Config::Asp.worker()
+    }
+}
+
+#[test]
+fn the_examples_run_to_their_end() {
+    crate::custom_scheme::main().unwrap();
+    crate::groups::main().unwrap();
+    crate::publish_weights::main().unwrap();
+    crate::simulate::main().unwrap();
+}

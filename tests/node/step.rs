@@ -1,0 +1,108 @@
+//! Steps of a worker: what they lend, what they cost, and what dropping one does.
+
+use std::time::Duration;
+
+use slackline::node::{Error, Server, ServerOptions, Step, Worker, WorkerOptions};
+use slackline::scheme::Config;
+use slackline::table::{ElementType, Table};
+use slackline::transport::{Address, shm::Shm};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+const ELEMENTS: usize = 1000;
+
+/// Runs `work` with the only worker of a server, and returns the parameters that the server has in the end.
+fn with_worker(scheme: Config, work: impl FnOnce(&mut Worker<Shm>)) -> Vec<f32> {
+    let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+    let options = ServerOptions::new(scheme, 1, 0.5);
+    let initial = [1.0; ELEMENTS];
+    let mut server = Server::new(Shm::new(), &Address::random(), table, &initial, options).unwrap();
+    let addresses = [server.address()];
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(move || {
+            assert!(server.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
+            server.parameters().unwrap()
+        });
+        let mut worker =
+            Worker::connect(Shm::new(), &addresses, WorkerOptions::new(scheme), TIMEOUT).unwrap();
+        work(&mut worker);
+        worker.flush(TIMEOUT).unwrap();
+        drop(worker);
+        serving.join().unwrap()
+    })
+}
+
+fn publish(mut step: Step<'_, Shm>) -> Result<(), Error> {
+    let (parameters, gradient) = step.borrow()?;
+    gradient.copy_from_slice(parameters);
+    step.publish(None, TIMEOUT)
+}
+
+#[test]
+fn a_step_lends_the_memory_that_was_pulled_into_and_is_published_from() {
+    let parameters = with_worker(Config::Bsp, |worker| {
+        let mut first = None;
+        for clock in 0..20 {
+            let mut step = worker.step(TIMEOUT).unwrap();
+            let (parameters, gradient) = step.borrow().unwrap();
+            assert!(parameters.iter().all(|value| *value == 0.5f32.powi(clock)));
+            let at = (parameters.as_ptr(), gradient.as_ptr());
+            assert_eq!(*first.get_or_insert(at), at, "the same memory in every step");
+            let alone = (step.parameters().unwrap().as_ptr(), step.gradient().unwrap().as_ptr());
+            assert_eq!(alone, at);
+            publish(step).unwrap();
+        }
+    });
+    assert_eq!(parameters, [0.5f32.powi(20); ELEMENTS]);
+}
+
+#[test]
+fn a_step_allocates_nothing() {
+    with_worker(Config::Bsp, |worker| {
+        let mut step = || {
+            publish(worker.step(TIMEOUT).unwrap()).unwrap();
+        };
+        // The memory for gradients is allocated when it is first used.
+        (0..10).for_each(|_| step());
+        let allocated = allocation_counter::measure(|| (0..100).for_each(|_| step()));
+        assert_eq!(allocated.count_total, 0, "{allocated:?}");
+    });
+}
+
+/// All schemes that have servers, so that the newest version may depend on the only worker's next gradient.
+const SCHEMES: [&str; 9] =
+    ["bsp", "asp", "ssp(2)", "essp(2)", "bap(2)", "vap(1000)", "dbw", "abs", "delay(1)"];
+
+#[test]
+fn a_dropped_step_is_begun_again_at_once_under_every_scheme() {
+    for name in SCHEMES {
+        let scheme: Config = name.parse().unwrap();
+        let parameters = with_worker(scheme, |worker| {
+            for clock in 0..4 {
+                let mut dropped = worker.step(TIMEOUT).unwrap();
+                dropped.gradient().unwrap().fill(1000.0);
+                let view = dropped.view();
+                drop(dropped);
+                let again = worker.step(Duration::from_secs(5)).unwrap_or_else(|e| panic!("{name}: {e}"));
+                assert_eq!((again.view().clock.0, again.view().version), (clock, view.version), "{name}");
+                publish(again).unwrap();
+            }
+            assert_eq!((worker.statistics().abandoned, worker.clock().0), (4, 4), "{name}");
+        });
+        assert!(parameters.iter().all(|value| value.abs() <= 1.0), "{name}: {} was folded", parameters[0]);
+    }
+}
+
+#[test]
+fn a_step_that_is_suspended_is_resumed_as_it_was_and_no_other_can_be() {
+    with_worker(Config::Asp, |worker| {
+        assert!(matches!(worker.resume(), Err(Error::OutOfTurn { .. })));
+        let mut step = worker.step(TIMEOUT).unwrap();
+        step.gradient().unwrap().fill(0.25);
+        let view = step.suspend();
+        let mut step = worker.resume().unwrap();
+        assert_eq!((step.view(), step.gradient().unwrap()[0]), (view, 0.25));
+        step.publish(None, TIMEOUT).unwrap();
+        assert!(matches!(worker.resume(), Err(Error::OutOfTurn { .. })));
+        assert_eq!(worker.statistics().abandoned, 0);
+    });
+}
