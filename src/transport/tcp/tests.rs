@@ -189,7 +189,16 @@ fn one_look_accepts_one_connection_though_it_comes_to_nothing() {
 
 #[test]
 fn silent_connections_do_not_push_out_a_slow_peer_that_has_begun() {
+    let is_shown = |_attempt| silent_connections_come_while_a_peer_is_slow();
+    // The peer has five seconds for its handshake, and a busy machine may use them up.
+    assert!((0..10).any(is_shown), "ten handshakes took longer than a listener waits");
+}
+
+/// False if the handshake took longer than a listener waits for one: then the peer may be dropped for that reason.
+fn silent_connections_come_while_a_peer_is_slow() -> bool {
     let listener = listen(&Tcp::new());
+    let begun = std::time::Instant::now();
+    let is_late = || begun.elapsed() >= crate::transport::HANDSHAKE_TIMEOUT;
     let mut channel =
         Channel::connect(address_of(&listener), &channel::Terms::new(Purpose::Transport)).unwrap();
     // It is connected, and says its first message.
@@ -206,10 +215,15 @@ fn silent_connections_do_not_push_out_a_slow_peer_that_has_begun() {
         };
         (silent.iter().filter(|stream| is_open(stream)).count() <= 64).then_some(())
     });
-    wait_for("the greeting", || {
-        assert_eq!(channel.poll().expect("it was not dropped"), None);
-        channel.is_open().then_some(())
+    let outcome = wait_for("the greeting", || match channel.poll() {
+        Ok(message) => {
+            assert_eq!(message, None);
+            channel.is_open().then_some(Ok(()))
+        }
+        Err(error) => Some(Err(error)),
     });
+    assert!(outcome.is_ok() || is_late(), "it was dropped: {outcome:?}");
+    outcome.is_ok()
 }
 
 #[test]
