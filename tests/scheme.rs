@@ -1,14 +1,8 @@
-//! What each scheme promises, held against whole jobs in virtual time. Every failure names the seed that replays it.
+//! The rules of each scheme, one event after the other. Whole jobs in virtual time are `tests/sim`.
 
-#[path = "scheme/job.rs"]
-mod job;
 #[path = "scheme/limits.rs"]
 mod limits;
-#[path = "scheme/loosened.rs"]
-mod loosened;
 
-use job::{Compute, Plan, Report, SECOND, Until, mean};
-use loosened::Loosened;
 use slackline::clock::{Clock, Version, WorkerId};
 use slackline::scheme::{
     Bound, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
@@ -39,92 +33,6 @@ fn all(staleness: u64) -> Vec<Config> {
         "delay(3)",
     ];
     four(staleness).into_iter().chain(more.map(|text| text.parse().unwrap())).collect()
-}
-
-/// A job drawn from its seed: size, times, delays, who comes and goes.
-fn drawn(config: Config, seed: u64, churn: bool) -> Plan {
-    let mut random = Random::new(seed ^ 0x5eed);
-    let workers = 1 + random.below(6) as usize;
-    let compute = match random.below(3) {
-        0 => Compute::Exponential,
-        1 => Compute::Uniform { width: 1.5 },
-        _ => Compute::Straggler { width: 0.5 },
-    };
-    Plan {
-        until: Until::Clocks(1 + random.below(15)),
-        compute,
-        fold_nanos: if random.below(2) == 0 { 0 } else { random.below(SECOND / 2) },
-        latency_nanos: if random.below(2) == 0 { 0 } else { random.below(SECOND / 2) },
-        churn,
-        ..Plan::of(config, seed, workers)
-    }
-}
-
-fn holds_whatever_happens(scheme: fn(u64) -> Config) {
-    for seed in 0..3_000 {
-        let config = scheme(seed % 5);
-        for churn in [false, true] {
-            let report = drawn(config, seed, churn).run();
-            let report = report.unwrap_or_else(|what| panic!("{config}, churn {churn}: {what}"));
-            assert!(churn || report.dropped == 0, "{config}, seed {seed}: dropped without reason");
-        }
-    }
-}
-
-#[test]
-fn bsp_keeps_its_promises_while_workers_come_and_go() {
-    holds_whatever_happens(|_| Config::Bsp);
-}
-
-#[test]
-fn asp_keeps_its_promises_while_workers_come_and_go() {
-    holds_whatever_happens(|_| Config::Asp);
-}
-
-#[test]
-fn ssp_keeps_its_promises_while_workers_come_and_go() {
-    holds_whatever_happens(|staleness| Config::Ssp { staleness });
-}
-
-#[test]
-fn essp_keeps_its_promises_while_workers_come_and_go() {
-    holds_whatever_happens(|staleness| Config::Essp { staleness });
-}
-
-#[test]
-fn bap_keeps_its_promises_while_workers_come_and_go() {
-    holds_whatever_happens(|staleness| Config::Bap { staleness });
-}
-
-#[test]
-fn same_seed_replays_the_same_trace() {
-    for config in all(2) {
-        let until = Until::Versions(20);
-        let run = |seed| Plan { trace: true, until, ..drawn(config, seed, true) }.run().unwrap();
-        for seed in 0..20 {
-            assert_eq!(run(seed), run(seed), "{config}, seed {seed}");
-        }
-        assert_ne!(run(1).trace, run(2).trace, "{config}: the seed must matter");
-    }
-}
-
-#[test]
-fn a_bound_loosened_by_one_is_caught() {
-    let relatives =
-        [Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }, Config::Bap { staleness: 2 }];
-    for config in [Config::Bsp].into_iter().chain(relatives) {
-        let caught = (0..50)
-            .filter_map(|seed| {
-                let plan = Plan {
-                    worker: Box::new(move || Box::new(Loosened(config.worker()))),
-                    ..Plan::of(config, seed, 4)
-                };
-                plan.run().err()
-            })
-            .filter(|what| what.contains("clocks behind"))
-            .count();
-        assert!(caught >= 40, "{config}: caught {caught} of 50");
-    }
 }
 
 fn gradient(worker: u16, clock: u64) -> GradientId {
@@ -433,58 +341,5 @@ fn nonsense_is_ignored() {
             let first = reader.poll_action();
             assert!(first.is_none() || reader.poll_action().is_none(), "{config}, seed {seed}: asked twice");
         }
-    }
-}
-
-fn near(what: &str, measured: f64, expected: f64, tolerance: f64) {
-    let off = (measured - expected).abs() / expected;
-    assert!(
-        off <= tolerance,
-        "{what}: measured {measured:.4}, expected {expected:.4}, {:.1} % off",
-        off * 100.0
-    );
-}
-
-fn seconds(report: &Report) -> f64 {
-    report.end_nanos as f64 / SECOND as f64
-}
-
-#[test]
-fn a_clock_of_bsp_takes_the_harmonic_number() {
-    for workers in [4, 8] {
-        let clocks = 20_000;
-        let expected = (1..=workers).map(|k| 1.0 / k as f64).sum();
-        let plan = Plan { until: Until::Clocks(clocks), ..Plan::of(Config::Bsp, 11, workers) };
-        near(&format!("{workers} workers"), seconds(&plan.run().unwrap()) / clocks as f64, expected, 0.02);
-    }
-}
-
-/// Dai et al. 2015, figure 1: SSP's copies are of any age that the bound allows, ESSP's are fresh whatever it allows.
-#[test]
-fn ssp_spreads_over_its_bound_and_essp_stays_fresh() {
-    for staleness in [2, 3, 5] {
-        let mut fresh = 0.0;
-        for seed in 0..10 {
-            let run = |config| {
-                let compute = Compute::Uniform { width: 0.2 };
-                Plan { compute, until: Until::Clocks(60), ..Plan::of(config, seed, 8) }
-                    .run()
-                    .unwrap()
-                    .staleness
-            };
-            let (ssp, essp) = (run(Config::Ssp { staleness }), run(Config::Essp { staleness }));
-            let part = |histogram: &[u64], from: usize, to: usize| {
-                histogram.iter().take(to + 1).skip(from).sum::<u64>() as f64
-                    / histogram.iter().sum::<u64>() as f64
-            };
-            let s = staleness as usize;
-            for age in 1..=s {
-                let even = 1.0 / (s + 1) as f64;
-                assert!(part(&ssp, age, age) > even / 3.0, "s = {s}, seed {seed}: SSP {ssp:?}");
-            }
-            fresh += part(&essp, 0, 1) / 10.0;
-            assert!(mean(&essp) < mean(&ssp), "s = {s}, seed {seed}: ESSP {essp:?}, SSP {ssp:?}");
-        }
-        assert!(fresh > 0.85, "s = {staleness}: of ESSP's copies {fresh} are fresh");
     }
 }

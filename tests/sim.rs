@@ -8,7 +8,7 @@ mod inputs;
 mod judge;
 #[path = "sim/limits.rs"]
 mod limits;
-#[path = "scheme/loosened.rs"]
+#[path = "sim/loosened.rs"]
 mod loosened;
 #[path = "sim/times.rs"]
 mod times;

@@ -79,6 +79,7 @@ fn promises_are_kept_whatever_is_learnt() {
         for (scheme, members) in [
             (Config::Vap { bound: random.unit() as f32 + 0.01, strength }, None),
             (Config::Dbw { delivery, choice: Choice::Dynamic { window: 3, loss_growth: 1.01 } }, None),
+            (Config::Dbw { delivery, choice: Choice::Blind { window: 1 + k } }, None),
             (Config::Dbw { delivery, choice: Choice::Static { k } }, None),
             (Config::Abs { wait_for: WaitFor::LossRatio(k), staleness, shrink, local_steps: k }, None),
             (Config::Abs { wait_for: WaitFor::Fixed(k), staleness, shrink, local_steps: 1 }, None),

@@ -92,6 +92,15 @@ fn dbw_waits_for_more_as_the_gradient_shrinks() {
     assert!(late > early, "{early}, {late}");
 }
 
+/// Blind to what gradients are worth, over exponential times: one gradient at a time is the most per second.
+#[test]
+fn a_blind_choice_over_exponential_times_ends_with_one() {
+    let choice = Choice::Blind { window: 5 };
+    let report = exponential(Config::Dbw { delivery: Delivery::Interrupt, choice }, 8, 2_000);
+    let folded = report.lag.total();
+    assert!(folded < 2 * report.versions, "{folded} gradients in {} versions", report.versions);
+}
+
 #[test]
 fn damping_tames_stale_gradients() {
     let last = |damping| {
