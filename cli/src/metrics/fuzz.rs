@@ -1,23 +1,14 @@
 //! What answers at the port that `slackline top` asks, and who asks at ours.
 
 use super::parse::parse;
-use super::render::write_sample;
 use super::server::{REQUEST_MAX, answer};
 use super::{NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics, render};
 use slackline::transport::TransportKind;
 use std::time::Duration;
 
-/// Reads whatever `bytes` are as metrics, and checks that they are written as they were read.
+/// Reads `bytes` as metrics, and checks that quantiles agree with the samples.
 pub(crate) fn fuzz_text(bytes: &[u8]) {
     let Some(samples) = std::str::from_utf8(bytes).ok().and_then(|text| parse(text).ok()) else { return };
-    let mut text = String::new();
-    samples.0.iter().for_each(|sample| write_sample(&mut text, sample));
-    let again = parse(&text).expect("what was written can be read");
-    assert_eq!(again.0.len(), samples.0.len());
-    for (a, b) in again.0.iter().zip(&samples.0) {
-        assert_eq!((&a.name, &a.labels), (&b.name, &b.labels));
-        assert!(a.value == b.value || (a.value.is_nan() && b.value.is_nan()), "{} {}", a.value, b.value);
-    }
     for name in ["x", "slackline_staleness"] {
         let bound = samples.quantile(name, 0.5);
         assert!(bound.is_none() || samples.value(&format!("{name}_count")).is_some());
@@ -53,7 +44,7 @@ pub(crate) fn text_samples() -> Vec<Vec<u8>> {
     let of_server = NodeMetrics { server: Some(server), ..NodeMetrics::default() };
     let text = |metrics| render(metrics, Duration::from_millis(1)).into_bytes();
     let other = b"# HELP x y\nx_bucket{ le = \"1\" , a=\"\\n\\\\\", } 1e3 1395066363000\nx_count 4\nx -Inf\n";
-    vec![text(&of_worker), text(&of_server), other.to_vec()]
+    vec![text(of_worker), text(of_server), other.to_vec()]
 }
 
 /// Requests of every kind.

@@ -1,4 +1,4 @@
-//! Reads the text that [`render`](super::render) writes, and any other in the exposition format 0.0.4.
+//! Reads the text that [`render`](super::render) writes, and any other in OpenMetrics or the older exposition format.
 
 /// One number.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,11 +12,6 @@ pub struct Sample {
 }
 
 impl Sample {
-    pub(super) fn new(name: &str, labels: &[(&str, &str)], value: f64) -> Sample {
-        let owned = |(name, value): &(&str, &str)| (name.to_string(), value.to_string());
-        Sample { name: name.into(), labels: labels.iter().map(owned).collect(), value }
-    }
-
     /// What a label says.
     pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.iter().find(|(label, _)| label == name).map(|(_, value)| value.as_str())

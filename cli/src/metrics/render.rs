@@ -1,257 +1,231 @@
-//! The text that Prometheus reads (exposition format 0.0.4).
+//! The text that Prometheus reads (OpenMetrics 1.0), written by `prometheus-client`.
 
-use std::fmt::Write as _;
+use std::fmt;
 use std::time::Duration;
 
-use super::parse::Sample;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, NoLabelSet, text,
+};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
 use super::{NodeMetrics, PeerMetrics, ServerMetrics, WorkerMetrics};
 
 /// Upper bounds of the buckets of staleness: exact where bounds usually lie, coarser above.
 const STALENESS_BOUNDS: [u64; 24] =
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 24, 32, 48, 64, 96, 128, 192];
 
-#[derive(Clone, Copy)]
-enum Kind {
-    Counter,
-    Gauge,
-    Histogram,
-}
-
-struct Family {
-    name: &'static str,
-    kind: Kind,
-    help: &'static str,
-    samples: Vec<Sample>,
-}
-
-/// Writes what a node tells, and how old that is.
-pub fn render(metrics: &NodeMetrics, age: Duration) -> String {
+/// Writes the metrics of a node, and their age.
+pub fn render(metrics: NodeMetrics, age: Duration) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Snapshot { metrics, age }));
     let mut text = String::with_capacity(4096);
-    for Family { name, kind, help, samples } in families(metrics, age) {
-        let kind = match kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
-        };
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "# HELP {name} {}\n# TYPE {name} {kind}", help.replace('\\', "\\\\"));
-        for sample in &samples {
-            write_sample(&mut text, sample);
-        }
-    }
+    text::encode(&mut text, &registry).expect("a string takes any text");
     text
 }
 
-pub(super) fn write_sample(text: &mut String, sample: &Sample) {
-    text.push_str(&sample.name);
-    for (index, (name, value)) in sample.labels.iter().enumerate() {
-        let _ = write!(text, "{}{name}=\"", if index == 0 { '{' } else { ',' });
-        for c in value.chars() {
-            match c {
-                '\\' => text.push_str("\\\\"),
-                '"' => text.push_str("\\\""),
-                '\n' => text.push_str("\\n"),
-                c => text.push(c),
-            }
+#[derive(Debug)]
+struct Snapshot {
+    metrics: NodeMetrics,
+    age: Duration,
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut families = Families(encoder);
+        let Snapshot { metrics, age } = self;
+        let node = [
+            ("role", metrics.role.name().to_owned()),
+            ("rank", metrics.rank.to_string()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ];
+        families.labelled("slackline_node_info", "The role of this node; always 1.", [(node, 1)])?;
+        families.gauge(
+            "slackline_snapshot_age_seconds",
+            "Time since the node last told anything; grows while its loop stands still.",
+            Some(age.as_secs_f64()),
+        )?;
+        if let Some(server) = &metrics.server {
+            of_server(server, &mut families)?;
         }
-        text.push('"');
+        if let Some(worker) = &metrics.worker {
+            of_worker(worker, &mut families)?;
+        }
+        let loss = metrics.server.and_then(|server| server.loss);
+        let loss = loss.or(metrics.worker.as_ref().and_then(|worker| worker.loss));
+        families.gauge("slackline_loss", "Loss of the newest gradients.", loss)?;
+        of_peers(&metrics.peers, &mut families)
     }
-    let end = if sample.labels.is_empty() { "" } else { "}" };
-    let _ = match sample.value {
-        f64::INFINITY => writeln!(text, "{end} +Inf"),
-        f64::NEG_INFINITY => writeln!(text, "{end} -Inf"),
-        value => writeln!(text, "{end} {value}"),
-    };
 }
 
-fn families(metrics: &NodeMetrics, age: Duration) -> Vec<Family> {
-    let mut families = vec![Family {
-        name: "slackline_node_info",
-        kind: Kind::Gauge,
-        help: "What this node is; always 1.",
-        samples: vec![Sample::new(
-            "slackline_node_info",
-            &[
-                ("role", metrics.role.name()),
-                ("rank", &metrics.rank.to_string()),
-                ("version", env!("CARGO_PKG_VERSION")),
-            ],
-            1.0,
-        )],
-    }];
-    let age_help = "Since the node last told anything; grows while its loop stands still.";
-    families.push(single("slackline_snapshot_age_seconds", Kind::Gauge, age_help, age.as_secs_f64()));
-    if let Some(server) = &metrics.server {
-        families.extend(of_server(server));
+/// The families of one answer, in the order in which they are written.
+struct Families<'a>(DescriptorEncoder<'a>);
+
+impl Families<'_> {
+    /// Writes a gauge, if there is a value.
+    fn gauge(&mut self, name: &str, help: &str, value: Option<impl EncodeGaugeValue>) -> fmt::Result {
+        let Some(value) = value else { return Ok(()) };
+        self.0.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
     }
-    if let Some(worker) = &metrics.worker {
-        families.extend(of_worker(worker));
+
+    /// Writes a counter, whose sample is called `name` with `_total` behind it.
+    fn counter(&mut self, name: &str, help: &str, value: impl EncodeCounterValue) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        encoder.encode_counter::<NoLabelSet, _, u64>(&value, None)
     }
-    let loss = metrics.server.and_then(|server| server.loss);
-    if let Some(loss) = loss.or(metrics.worker.as_ref().and_then(|worker| worker.loss)) {
-        families.push(single("slackline_loss", Kind::Gauge, "Loss of the newest gradients.", loss));
+
+    /// Writes a gauge with one sample for each set of labels.
+    fn labelled<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, u64)>,
+    ) -> fmt::Result {
+        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        samples
+            .into_iter()
+            .try_for_each(|(labels, value)| encoder.encode_family(&labels)?.encode_gauge(&value))
     }
-    families.extend(of_peers(&metrics.peers));
-    families
 }
 
-fn of_server(server: &ServerMetrics) -> Vec<Family> {
-    let gauge = |name, help, value: u64| single(name, Kind::Gauge, help, value as f64);
-    let counter = |name, help, value: u64| single(name, Kind::Counter, help, value as f64);
-    let mut families = vec![
-        gauge("slackline_version", "Newest version of the parameters.", server.version),
-        gauge(
-            "slackline_smallest_clock",
-            "All gradients of clocks before this one are in the newest version.",
-            server.smallest_clock,
-        ),
-        gauge("slackline_workers", "Workers that are in.", server.workers),
-        gauge("slackline_readers", "Readers that are in.", server.readers),
-        counter("slackline_workers_joined_total", "Workers that ever joined.", server.joined),
-        counter("slackline_workers_left_total", "Workers that left or were evicted.", server.left),
-        counter("slackline_peers_refused_total", "Peers that were turned away.", server.refused),
-        counter(
-            "slackline_trespasses_total",
+fn of_server(server: &ServerMetrics, families: &mut Families<'_>) -> fmt::Result {
+    families.gauge("slackline_version", "Newest version of the parameters.", Some(server.version))?;
+    families.gauge(
+        "slackline_smallest_clock",
+        "All gradients of clocks before this one are in the newest version.",
+        Some(server.smallest_clock),
+    )?;
+    families.gauge("slackline_workers", "Workers that are in.", Some(server.workers))?;
+    families.gauge("slackline_readers", "Readers that are in.", Some(server.readers))?;
+    families.gauge(
+        "slackline_version_gradients",
+        "Gradients in the newest version.",
+        Some(server.gradients),
+    )?;
+    for (name, help, value) in [
+        ("slackline_workers_joined", "Workers that ever joined.", server.joined),
+        ("slackline_workers_left", "Workers that left or were evicted.", server.left),
+        ("slackline_peers_refused", "Peers that were turned away.", server.refused),
+        (
+            "slackline_trespasses",
             "Times that peers reached for memory that they were not granted.",
             server.trespasses,
         ),
-        counter("slackline_gradients_folded_total", "Gradients that were folded in.", server.folded),
-        counter(
-            "slackline_gradients_dropped_total",
+        ("slackline_gradients_folded", "Gradients that were folded in.", server.folded),
+        (
+            "slackline_gradients_dropped",
             "Gradients that were consumed without being folded in.",
             server.dropped,
         ),
-        counter(
-            "slackline_gradients_voided_total",
+        (
+            "slackline_gradients_voided",
             "Gradients that were announced, and void because their worker left first.",
             server.voided,
         ),
-        counter(
-            "slackline_gradients_non_finite_total",
-            "Gradients that held a NaN or an infinity.",
-            server.non_finite,
-        ),
-        gauge("slackline_version_gradients", "Gradients in the newest version.", server.gradients),
-        counter(
-            "slackline_interrupts_requested_total",
+        ("slackline_gradients_non_finite", "Gradients that held a NaN or an infinity.", server.non_finite),
+        (
+            "slackline_interrupts_requested",
             "Times that workers were asked to abandon what they compute.",
             server.interrupts,
         ),
-        counter(
-            "slackline_checkpoints_failed_total",
-            "Checkpoints that could not be written.",
-            server.checkpoints_failed,
-        ),
-    ];
-    let measured = [
+        ("slackline_checkpoints_failed", "Checkpoints that could not be written.", server.checkpoints_failed),
+    ] {
+        families.counter(name, help, value)?;
+    }
+    for (name, help, value) in [
         (
             "slackline_checkpoint_version",
             "Newest version whose checkpoint is on the disk.",
-            server.checkpointed.map(|version| version as f64),
+            server.checkpointed,
         ),
-        (
-            "slackline_waits_for_gradients",
-            "Gradients that the next version waits for.",
-            server.waits_for.map(|count| count as f64),
-        ),
+        ("slackline_waits_for_gradients", "Gradients that the next version waits for.", server.waits_for),
         (
             "slackline_staleness_bound_versions",
             "Versions that a gradient may be behind by now.",
-            server.staleness_bound.map(|bound| bound as f64),
+            server.staleness_bound,
         ),
-        (
-            "slackline_gradient_mean_norm_squared",
-            "Squared norm of the mean gradient.",
-            server.mean_norm_squared,
-        ),
-        ("slackline_gradient_variance", "Variance of one gradient, over all its elements.", server.variance),
-    ];
-    let measured = measured.into_iter().filter_map(|(name, help, value)| Some((name, help, value?)));
-    families.extend(measured.map(|(name, help, value)| single(name, Kind::Gauge, help, value)));
-    families
+    ] {
+        families.gauge(name, help, value)?;
+    }
+    let norm = server.mean_norm_squared;
+    families.gauge("slackline_gradient_mean_norm_squared", "Squared norm of the mean gradient.", norm)?;
+    let help = "Variance of one gradient, over all its elements.";
+    families.gauge("slackline_gradient_variance", help, server.variance)
 }
 
-fn of_worker(worker: &WorkerMetrics) -> Vec<Family> {
-    let counter = |name, help, value: u64| single(name, Kind::Counter, help, value as f64);
-    let seconds = |name, help, value: Duration| single(name, Kind::Counter, help, value.as_secs_f64());
-    let most = worker.staleness.iter().rposition(|count| *count > 0).unwrap_or(0);
-    vec![
-        single("slackline_clock", Kind::Gauge, "Gradients published.", worker.clock as f64),
-        seconds("slackline_compute_seconds_total", "Time spent on gradients.", worker.compute),
-        seconds("slackline_wait_seconds_total", "Time spent waiting for servers.", worker.wait),
-        counter("slackline_published_bytes_total", "Gradients written to servers.", worker.bytes_published),
-        counter("slackline_pulled_bytes_total", "Parameters copied from servers.", worker.bytes_pulled),
-        counter(
-            "slackline_pull_retries_total",
+fn of_worker(worker: &WorkerMetrics, families: &mut Families<'_>) -> fmt::Result {
+    families.gauge("slackline_clock", "Gradients published.", Some(worker.clock))?;
+    families.counter(
+        "slackline_compute_seconds",
+        "Time spent on gradients.",
+        worker.compute.as_secs_f64(),
+    )?;
+    families.counter(
+        "slackline_wait_seconds",
+        "Time spent waiting for servers.",
+        worker.wait.as_secs_f64(),
+    )?;
+    for (name, help, value) in [
+        ("slackline_published_bytes", "Gradients written to servers.", worker.bytes_published),
+        ("slackline_pulled_bytes", "Parameters copied from servers.", worker.bytes_pulled),
+        (
+            "slackline_pull_retries",
             "Copies begun anew because the frame changed under them.",
             worker.pull_retries,
         ),
-        counter("slackline_timeouts_total", "Deadlines that passed.", worker.timeouts),
-        counter(
-            "slackline_interrupts_total",
+        ("slackline_timeouts", "Deadlines that passed.", worker.timeouts),
+        (
+            "slackline_interrupts",
             "Computations that were abandoned because a server asked for that.",
             worker.interrupts,
         ),
-        counter("slackline_reconnects_total", "Times that a lost server was found again.", worker.reconnects),
-        staleness(&worker.staleness),
-        single(
-            "slackline_staleness_max_clocks",
-            Kind::Gauge,
-            "The most clocks that the parameters of a gradient were behind.",
-            most as f64,
-        ),
-    ]
-}
-
-fn staleness(counts: &[u64]) -> Family {
-    let name = "slackline_staleness_clocks";
-    let mut samples = Vec::with_capacity(STALENESS_BOUNDS.len() + 3);
-    for bound in STALENESS_BOUNDS {
-        let within: u64 = counts.iter().take(bound as usize + 1).sum();
-        samples.push(Sample::new(&format!("{name}_bucket"), &[("le", &bound.to_string())], within as f64));
+        ("slackline_reconnects", "Times that a lost server was found again.", worker.reconnects),
+    ] {
+        families.counter(name, help, value)?;
     }
-    let all: u64 = counts.iter().sum();
-    let sum: f64 = counts.iter().enumerate().map(|(clocks, count)| clocks as f64 * *count as f64).sum();
-    samples.push(Sample::new(&format!("{name}_bucket"), &[("le", "+Inf")], all as f64));
-    samples.push(Sample::new(&format!("{name}_sum"), &[], sum));
-    samples.push(Sample::new(&format!("{name}_count"), &[], all as f64));
-    let help = "Clocks that the parameters of a gradient were behind.";
-    Family { name, kind: Kind::Histogram, help, samples }
+    staleness(&worker.staleness, families)?;
+    let most = worker.staleness.iter().rposition(|count| *count > 0).unwrap_or(0);
+    families.gauge(
+        "slackline_staleness_max_clocks",
+        "The most clocks that the parameters of a gradient were behind.",
+        Some(most as u64),
+    )
 }
 
-fn of_peers(peers: &[PeerMetrics]) -> Vec<Family> {
+fn staleness(counts: &[u64], families: &mut Families<'_>) -> fmt::Result {
+    let mut buckets: Vec<(f64, u64)> = STALENESS_BOUNDS.map(|bound| (bound as f64, 0)).into();
+    buckets.push((f64::INFINITY, 0));
+    for (clocks, count) in counts.iter().enumerate() {
+        let bucket = buckets.iter_mut().find(|(bound, _)| clocks as f64 <= *bound);
+        bucket.expect("the last bucket takes all").1 += count;
+    }
+    let sum = counts.iter().enumerate().map(|(clocks, count)| clocks as f64 * *count as f64).sum();
+    let help = "Clocks that the parameters of a gradient were behind.";
+    let name = "slackline_staleness_clocks";
+    let mut encoder = families.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+    encoder.encode_histogram::<NoLabelSet>(sum, counts.iter().sum(), &buckets, None)
+}
+
+fn of_peers(peers: &[PeerMetrics], families: &mut Families<'_>) -> fmt::Result {
+    if peers.is_empty() {
+        return Ok(());
+    }
     let labels = |peer: &PeerMetrics| {
         [("peer", peer.name.clone()), ("role", peer.role.name().into()), ("path", peer.path.to_string())]
     };
-    let family = |name: &'static str, kind, help, value: fn(&PeerMetrics) -> u64| {
-        let sample = |peer: &PeerMetrics| {
-            let labels = labels(peer);
-            let mut labels: Vec<(&str, &str)> =
-                labels.iter().map(|(name, value)| (*name, value.as_str())).collect();
-            if name == "slackline_peer_state" {
-                labels.push(("state", peer.state.name()));
-            }
-            Sample::new(name, &labels, value(peer) as f64)
-        };
-        Family { name, kind, help, samples: peers.iter().map(sample).collect() }
+    let states = peers.iter().map(|peer| {
+        let mut labels = Vec::from(labels(peer));
+        labels.push(("state", peer.state.name().into()));
+        (labels, 1)
+    });
+    families.labelled("slackline_peer_state", "How each peer is, in a label; always 1.", states)?;
+    let mut bytes = |name, help, value: fn(&PeerMetrics) -> u64| {
+        let mut encoder = families.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        peers.iter().try_for_each(|peer| {
+            encoder.encode_family(&labels(peer))?.encode_counter::<NoLabelSet, _, u64>(&value(peer), None)
+        })
     };
-    if peers.is_empty() {
-        return Vec::new();
-    }
-    vec![
-        family("slackline_peer_state", Kind::Gauge, "How each peer is, in a label; always 1.", |_| 1),
-        family(
-            "slackline_peer_received_bytes_total",
-            Kind::Counter,
-            "Bytes that came from a peer.",
-            |peer| peer.bytes_in,
-        ),
-        family("slackline_peer_sent_bytes_total", Kind::Counter, "Bytes that went to a peer.", |peer| {
-            peer.bytes_out
-        }),
-    ]
-}
-
-fn single(name: &'static str, kind: Kind, help: &'static str, value: f64) -> Family {
-    Family { name, kind, help, samples: vec![Sample::new(name, &[], value)] }
+    bytes("slackline_peer_received_bytes", "Bytes that came from a peer.", |peer| peer.bytes_in)?;
+    bytes("slackline_peer_sent_bytes", "Bytes that went to a peer.", |peer| peer.bytes_out)
 }

@@ -31,6 +31,9 @@ const STEPS_MAX: usize = 64;
 /// How long no connection is taken after one could not be, as when this process has no file descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// The format of the metrics.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
 const HELP: &str = "A slackline node. Its metrics, for Prometheus and `slackline top`, are at /metrics\n";
 
 /// Metrics cannot be served.
@@ -216,7 +219,7 @@ pub(super) fn answer(request: &[u8], registry: &Registry) -> Option<Vec<u8>> {
             match (parsed.method, path) {
                 (Some("GET" | "HEAD"), Some("/metrics")) => {
                     let (metrics, age) = registry.snapshot();
-                    ("200 OK", "text/plain; version=0.0.4; charset=utf-8", render(&metrics, age))
+                    ("200 OK", OPEN_METRICS, render(metrics, age))
                 }
                 (Some("GET" | "HEAD"), Some("/")) => ("200 OK", plain, HELP.into()),
                 (Some("GET" | "HEAD"), _) => ("404 Not Found", plain, HELP.into()),
