@@ -64,7 +64,7 @@ pub enum ChannelError {
         limit: usize,
     },
     /// A message was changed, cut, repeated or moved on its way.
-    #[error("a message was damaged on its way: its HMAC does not match")]
+    #[error("a message was damaged on its way: its authentication tag does not match")]
     Damaged,
     /// No random numbers are to be had.
     #[error("the system gives no random numbers: {0}")]

@@ -1,12 +1,10 @@
 //! The greeting and sealed messages between two honest sides, with somebody in between who does what the bytes say.
 
-use super::greeting::{Agreed, GREETING_BYTES, Greeting, Step};
-use super::seal::{LENGTH_BYTES, Seal, TAG_BYTES};
+use super::greeting::{Agreed, Greeting, OPENING_BYTES, Step};
+use super::session::{HEADER_BYTES, Session, body_bytes};
 use super::{Identity, Purpose, Secret};
 
-type Message = [u8; GREETING_BYTES];
-
-/// What the one in between does with a message of the greeting that is on its way.
+/// What the one in between does with a message of the handshake that is on its way.
 const PASS: u8 = 0;
 /// Changes some bytes: their number, then for each its place and what is flipped.
 const CHANGE: u8 = 1;
@@ -39,17 +37,17 @@ impl<'a> Script<'a> {
     }
 
     /// What becomes of `message`, and whether it comes back to who said it.
-    fn deliver(&mut self, message: &Message) -> (Message, bool) {
-        let mut delivered = *message;
+    fn deliver(&mut self, message: &[u8]) -> (Vec<u8>, bool) {
+        let mut delivered = message.to_vec();
         match self.byte().unwrap_or(PASS) % ACTIONS {
             CHANGE => {
                 for _ in 0..self.byte().unwrap_or(0) % 4 {
                     let (at, flip) = (self.byte().unwrap_or(0), self.byte().unwrap_or(0));
-                    delivered[usize::from(at) % GREETING_BYTES] ^= flip;
+                    delivered[usize::from(at) % message.len()] ^= flip;
                 }
             }
             REPLACE => {
-                let said = self.take(GREETING_BYTES);
+                let said = self.take(message.len());
                 delivered[..said.len()].copy_from_slice(said);
             }
             REFLECT => return (delivered, true),
@@ -59,7 +57,7 @@ impl<'a> Script<'a> {
     }
 }
 
-/// A greeting whose messages the one in between passes on, changes, replaces or sends back. Whoever ends up with an
+/// A handshake whose messages the one in between passes on, changes, replaces or sends back. Whoever ends up with an
 /// open channel knows the same secret as the other side and has been told nothing but what that side said; then
 /// both agree on who they are and on the keys.
 pub(crate) fn fuzz_greeting(bytes: &[u8]) {
@@ -71,20 +69,26 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
     let theirs = if setting & STRANGERS == 0 { ours.clone() } else { secret("another of nobody's") };
     let purpose = if setting & MIXED_UP == 0 { Purpose::Transport } else { Purpose::Rendezvous };
     let who = [Identity { role: 1, rank: Some(7), epoch: 11 }, Identity { role: 2, rank: None, epoch: 13 }];
-    let (client, hail) = Greeting::client(ours.as_ref(), Purpose::Transport, who[0], [1; 32]);
-    let server = Greeting::server(theirs.as_ref(), purpose, who[1], [2; 32]);
+    let client = Greeting::client(ours.as_ref(), Purpose::Transport, who[0]);
+    let (client, hail) = client.expect("there are random numbers");
+    let server = Greeting::server(theirs.as_ref(), purpose, who[1]);
     let may_open = ours == theirs && purpose == Purpose::Transport;
 
     let mut sides = [client, server];
-    let mut agreed: [Option<Box<Agreed>>; 2] = [None, None];
+    let mut agreed: [Option<Agreed>; 2] = [None, None];
     let (mut message, mut from, mut honest) = (hail, 0, true);
     loop {
-        let (delivered, back) = script.deliver(&message);
+        let (mut delivered, back) = script.deliver(&message);
         let to = if back { from } else { 1 - from };
         honest &= !back && delivered == message;
+        // A stream has no ends of messages: as much is read as is waited for.
+        let mut wanted = sides[to].wanted(&[]).min(delivered.len());
+        wanted = sides[to].wanted(&delivered[..wanted]);
+        delivered.resize(wanted, 0);
         match sides[to].receive(&delivered) {
             Ok(Step::Answer(answer)) => (message, from) = (answer, to),
             Ok(Step::Done(answer, with)) => {
+                // The client opens first. Whether the server does is up to what it hears then.
                 assert!(honest && may_open, "opened to one that is not the peer");
                 assert_eq!(with.peer, who[1 - to]);
                 agreed[to] = Some(with);
@@ -96,7 +100,10 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
                 assert!(failed.answer.is_none() || to == 1, "a client refuses nobody");
                 // The other side is told, and believes nothing more of it than an error's text.
                 if let Some(answer) = failed.answer {
-                    let heard = sides[0].receive(&script.deliver(&answer).0);
+                    assert_eq!(answer.len(), OPENING_BYTES);
+                    let mut heard = script.deliver(&answer).0;
+                    heard.resize(sides[0].wanted(&heard), 0);
+                    let heard = sides[0].receive(&heard);
                     assert!(!matches!(heard, Ok(Step::Done(..))), "opened by a refusal");
                 }
                 return;
@@ -104,31 +111,48 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
         }
     }
     let [Some(client), Some(server)] = agreed else { panic!("a side is open, and the other is not") };
-    let (mut client, mut server) = (*client, *server);
-    for (sending, receiving) in
-        [(&mut client.sending, &mut server.receiving), (&mut server.sending, &mut client.receiving)]
-    {
+    let (mut client, mut server) = (client.session, server.session);
+    for turn in 0..2 {
+        let (sending, receiving) =
+            if turn == 0 { (&mut client, &mut server) } else { (&mut server, &mut client) };
         let mut sealed = Vec::new();
         sending.seal(script.0, &mut sealed);
-        let mut inner = sealed.split_off(LENGTH_BYTES);
-        receiving.open(&mut inner).expect("both have the same keys");
-        assert_eq!(inner, script.0);
+        let (header, body) = sealed.split_at(HEADER_BYTES);
+        assert_eq!(receiving.open_header(header).expect("both have the same keys"), script.0.len());
+        assert_eq!(receiving.open_body(body).expect("both have the same keys"), script.0);
     }
 }
 
 /// Settings and actions from which to begin.
 pub(crate) fn greeting_samples() -> Vec<Vec<u8>> {
-    let changed_proof = vec![0, PASS, PASS, CHANGE, 1, 40, 1];
+    let changed_welcome = vec![0, PASS, CHANGE, 1, 40, 1];
+    let changed_confirmation = vec![0, PASS, PASS, CHANGE, 1, 20, 1];
     let replaced_hail = [&[0, REPLACE][..], b"slk-hail", &[1, 0, 0, 0, 2, 0, 0, 0]].concat();
-    vec![vec![0], vec![STRANGERS], vec![OPEN], vec![MIXED_UP], changed_proof, replaced_hail, vec![0, REFLECT]]
+    let settings = [0, STRANGERS, OPEN, MIXED_UP].map(|setting| vec![setting]);
+    let others = [changed_welcome, changed_confirmation, replaced_hail, vec![0, REFLECT]];
+    settings.into_iter().chain(others).collect()
+}
+
+/// The sessions of two sides that know the same secret.
+pub(super) fn sessions() -> [Session; 2] {
+    let client = Greeting::client(None, Purpose::Transport, Identity::default());
+    let (mut client, hail) = client.expect("there are random numbers");
+    let mut server = Greeting::server(None, Purpose::Transport, Identity::default());
+    let Ok(Step::Answer(welcome)) = server.receive(&hail) else { panic!("refused a hail") };
+    let Ok(Step::Done(Some(answer), at_client)) = client.receive(&welcome) else { panic!("not welcomed") };
+    let Ok(Step::Done(None, at_server)) = server.receive(&answer) else { panic!("not confirmed") };
+    [at_client.session, at_server.session]
 }
 
 /// Sealed messages whose order and bytes the one in between changes: what is opened is what was sealed, in its order.
 pub(crate) fn fuzz_sealed(bytes: &[u8]) {
     let mut script = Script(bytes);
-    let mut sending = Seal::new([5; 32]);
-    let mut receiving = Seal::new([if script.byte().unwrap_or(0) & STRANGERS == 0 { 5 } else { 6 }; 32]);
-    let is_stranger = bytes.first().is_some_and(|setting| setting & STRANGERS != 0);
+    let [mut sending, mut receiving] = sessions();
+    let is_stranger = script.byte().unwrap_or(0) & STRANGERS != 0;
+    if is_stranger {
+        let [_, other] = sessions();
+        receiving = other;
+    }
     let mut payload = |_| {
         let len = script.byte().map_or(0, usize::from);
         script.take(len).to_vec()
@@ -139,9 +163,8 @@ pub(crate) fn fuzz_sealed(bytes: &[u8]) {
         .map(|payload| {
             let mut sealed = Vec::new();
             sending.seal(payload, &mut sealed);
-            assert_eq!(sealed[..LENGTH_BYTES], (payload.len() as u32).to_le_bytes());
-            assert_eq!(sealed.len(), LENGTH_BYTES + payload.len() + TAG_BYTES);
-            sealed.split_off(LENGTH_BYTES)
+            assert_eq!(sealed.len(), HEADER_BYTES + body_bytes(payload.len()));
+            sealed
         })
         .collect();
     for next in 0..payloads.len() {
@@ -161,13 +184,17 @@ pub(crate) fn fuzz_sealed(bytes: &[u8]) {
         }
         // Another message with the same payload is not the same message.
         let is_whole = which == next && delivered == sealed[which] && !is_stranger;
-        let opened = receiving.open(&mut delivered);
+        let (header, body) = delivered.split_at(HEADER_BYTES.min(delivered.len()));
+        let opened = receiving.open_header(header).and_then(|bytes| match body_bytes(bytes) == body.len() {
+            true => receiving.open_body(body),
+            false => Err(super::ChannelError::Damaged),
+        });
         assert_eq!(opened.is_ok(), is_whole, "message {which} in place {next}");
-        if opened.is_err() {
+        let Ok(opened) = opened else {
             // A channel is of no use after an error.
             return;
-        }
-        assert_eq!(delivered, payloads[next]);
+        };
+        assert_eq!(opened, payloads[next]);
     }
 }
 

@@ -1,23 +1,33 @@
-//! The greeting as a pure state machine: bytes in, bytes out, no socket, no clock, no random source of its own.
+//! The handshake as a pure state machine: bytes in, bytes out, no socket and no clock.
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use snow::{Builder, HandshakeState};
 
+use super::session::{Session, TAG_BYTES};
 use super::{CHANNEL_VERSION, ChannelError, Identity, Purpose, Secret};
-use crate::channel::seal::Seal;
 
-/// Every message of the greeting has this length.
-pub(super) const GREETING_BYTES: usize = 64;
+/// The Noise protocol. Its name is hashed into each handshake.
+const NOISE: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
+
+/// The begin of a hail, a welcome and a refusal, which is the same in every version: tag, version and purpose.
+const PREFIX_BYTES: usize = 16;
+
+/// Length of a hail and of a refusal in every version. A longer hail would make a peer of version 1, which reads as
+/// much and then closes, reset the connection before its refusal is read.
+pub(super) const OPENING_BYTES: usize = 64;
+
+/// Length of the first handshake message of Noise, and of the second one without its payload: a public key and a tag.
+const NOISE_BYTES: usize = 32 + TAG_BYTES;
+const _: () = assert!(PREFIX_BYTES + NOISE_BYTES == OPENING_BYTES);
+
+const IDENTITY_BYTES: usize = 16;
+const WELCOME_BYTES: usize = PREFIX_BYTES + NOISE_BYTES + IDENTITY_BYTES;
+const CONFIRMATION_BYTES: usize = IDENTITY_BYTES + TAG_BYTES;
 
 const HAIL: &[u8; 8] = b"slk-hail";
-const DARE: &[u8; 8] = b"slk-dare";
-const PROOF: &[u8; 8] = b"slk-prov";
 const WELCOME: &[u8; 8] = b"slk-well";
 const REFUSAL: &[u8; 8] = b"slk-nope";
 
-type Message = [u8; GREETING_BYTES];
-
-/// Why a server turned a client away. Not authenticated: good for an error text and for nothing else.
+/// The reason that a server gives for a refusal. Not authenticated: good for an error text and for nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     Version = 1,
@@ -26,49 +36,45 @@ pub(super) enum Refusal {
     NotLoopback = 4,
 }
 
-/// The side of the greeting that this process is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Client: hailed, waits for the dare.
-    Hailed,
-    /// Client: proved itself, waits for the other's proof.
-    Proved,
-    /// Server: waits for a hail.
-    Waiting,
-    /// Server: dared, waits for the proof.
-    Dared,
-}
-
-/// A greeting under way.
+/// A handshake under way.
 pub(super) struct Greeting {
     key: [u8; 32],
     purpose: Purpose,
-    own: Message,
+    identity: Identity,
     stage: Stage,
-    /// All messages so far, of both sides.
-    transcript: Vec<u8>,
-    peer: Identity,
 }
 
-/// What a message of the greeting led to.
+/// The message that this side waits for.
+enum Stage {
+    /// Client: a welcome.
+    Hailed(Box<HandshakeState>),
+    /// Server: a hail.
+    Waiting,
+    /// Server: the confirmation that the client has not just repeated somebody else's hail.
+    Welcomed(Session),
+    /// None any more.
+    Over,
+}
+
+/// The outcome of one message of the handshake.
 pub(super) enum Step {
     /// Send this, and wait for the next message.
-    Answer(Message),
-    /// Send this, if there is something, and the greeting is over.
-    Done(Option<Message>, Box<Agreed>),
+    Answer(Vec<u8>),
+    /// Send this, if there is something, and the handshake is over.
+    Done(Option<Vec<u8>>, Agreed),
 }
 
-/// What both sides know after a greeting.
+/// The result of a handshake on one side.
 pub(super) struct Agreed {
     pub(super) peer: Identity,
-    pub(super) sending: Seal,
-    pub(super) receiving: Seal,
+    pub(super) session: Session,
 }
 
-/// A greeting that failed, and what to tell the other side of it.
+/// A handshake that failed, and the message that tells the other side of it.
+#[derive(Debug)]
 pub(super) struct Failed {
     pub(super) error: ChannelError,
-    pub(super) answer: Option<Message>,
+    pub(super) answer: Option<[u8; OPENING_BYTES]>,
 }
 
 impl Greeting {
@@ -77,152 +83,155 @@ impl Greeting {
         secret: Option<&Secret>,
         purpose: Purpose,
         identity: Identity,
-        nonce: [u8; 32],
-    ) -> (Greeting, Message) {
-        let hail = opening(HAIL, purpose, identity, nonce);
-        let mut greeting = Greeting::new(secret, purpose, hail, Stage::Hailed);
-        greeting.transcript.extend(hail);
-        (greeting, hail)
+    ) -> Result<(Greeting, Vec<u8>), ChannelError> {
+        let mut greeting = Greeting::server(secret, purpose, identity);
+        let mut noise = greeting.noise(true)?;
+        let mut hail = greeting.prefix(HAIL).to_vec();
+        hail.resize(OPENING_BYTES, 0);
+        noise.write_message(&[], &mut hail[PREFIX_BYTES..]).map_err(cannot_begin)?;
+        greeting.stage = Stage::Hailed(Box::new(noise));
+        Ok((greeting, hail))
     }
 
     /// Begins as the server.
-    pub(super) fn server(
-        secret: Option<&Secret>,
-        purpose: Purpose,
-        identity: Identity,
-        nonce: [u8; 32],
-    ) -> Greeting {
-        Greeting::new(secret, purpose, opening(DARE, purpose, identity, nonce), Stage::Waiting)
-    }
-
-    fn new(secret: Option<&Secret>, purpose: Purpose, own: Message, stage: Stage) -> Greeting {
-        // Without a secret both sides use a key that everybody knows: the loopback rule is what protects them.
+    pub(super) fn server(secret: Option<&Secret>, purpose: Purpose, identity: Identity) -> Greeting {
+        // Without a secret both sides use a key that everybody knows. It authenticates nobody: the rule that both are
+        // on loopback does.
         let key = secret.map_or([0; 32], |secret| *secret.key());
-        let transcript = Vec::with_capacity(4 * GREETING_BYTES);
-        Greeting { key, purpose, own, stage, transcript, peer: Identity::default() }
+        Greeting { key, purpose, identity, stage: Stage::Waiting }
     }
 
-    /// Takes the other side's next message.
-    pub(super) fn receive(&mut self, message: &Message) -> Result<Step, Failed> {
-        let silent = |error| Failed { error, answer: None };
-        let (tag, version) = (&message[..8], word(message, 8));
-        if tag == REFUSAL {
-            return Err(silent(self.refused(version, word(message, 12))));
+    /// Noise with the job's secret as its pre-shared key and the hail's prefix as its prologue.
+    fn noise(&self, is_client: bool) -> Result<HandshakeState, ChannelError> {
+        let prologue = self.prefix(HAIL);
+        let builder = NOISE.parse().map(Builder::new).and_then(|builder| builder.psk(0, &self.key));
+        let builder = builder.and_then(|builder| builder.prologue(&prologue)).map_err(cannot_begin)?;
+        let noise = if is_client { builder.build_initiator() } else { builder.build_responder() };
+        noise.map_err(cannot_begin)
+    }
+
+    /// The begin of a message of this side.
+    fn prefix(&self, tag: &[u8; 8]) -> [u8; PREFIX_BYTES] {
+        prefix(tag, self.purpose as u32)
+    }
+
+    /// The length of the next message of the other side, as far as its first bytes tell.
+    pub(super) fn wanted(&self, begin: &[u8]) -> usize {
+        match self.stage {
+            Stage::Waiting => OPENING_BYTES,
+            Stage::Welcomed(_) => CONFIRMATION_BYTES,
+            Stage::Hailed(_) if begin.starts_with(&self.prefix(WELCOME)) => WELCOME_BYTES,
+            Stage::Hailed(_) if begin.starts_with(REFUSAL) => OPENING_BYTES,
+            Stage::Hailed(_) | Stage::Over => PREFIX_BYTES,
         }
-        let expected = match self.stage {
-            Stage::Hailed => DARE,
-            Stage::Proved => WELCOME,
-            Stage::Waiting => HAIL,
-            Stage::Dared => PROOF,
-        };
-        if tag != expected {
-            return Err(silent(ChannelError::Foreign));
+    }
+
+    /// Takes the other side's next message, which has the [`wanted`](Self::wanted) length.
+    pub(super) fn receive(&mut self, message: &[u8]) -> Result<Step, Failed> {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Waiting => self.welcome(message),
+            Stage::Welcomed(session) => confirmed(session, message),
+            Stage::Hailed(noise) => self.confirm(*noise, message).map_err(silent),
+            Stage::Over => Err(silent(ChannelError::Closed { when: "after an error" })),
         }
+    }
+
+    /// Server: a hail is answered with a welcome or a refusal.
+    fn welcome(&mut self, hail: &[u8]) -> Result<Step, Failed> {
+        self.check_prefix(hail, HAIL).map_err(|error| {
+            let reason = match error {
+                ChannelError::Version { .. } => Refusal::Version,
+                ChannelError::Purpose { .. } => Refusal::Purpose,
+                _ => return silent(error),
+            };
+            Failed { error, answer: Some(refusal(reason, self.purpose)) }
+        })?;
+        let failed = |error| silent(cannot_begin(error));
+        let mut noise = self.noise(false).map_err(silent)?;
+        if noise.read_message(&hail[PREFIX_BYTES..], &mut []).is_err() {
+            let answer = Some(refusal(Refusal::Secret, self.purpose));
+            return Err(Failed { error: ChannelError::Secret, answer });
+        }
+        let mut welcome = self.prefix(WELCOME).to_vec();
+        welcome.resize(WELCOME_BYTES, 0);
+        noise.write_message(&encode(self.identity), &mut welcome[PREFIX_BYTES..]).map_err(failed)?;
+        self.stage = Stage::Welcomed(Session::new(noise).map_err(failed)?);
+        Ok(Step::Answer(welcome))
+    }
+
+    /// Client: a welcome is answered with a confirmation.
+    fn confirm(&self, mut noise: HandshakeState, welcome: &[u8]) -> Result<Step, ChannelError> {
+        if welcome.starts_with(REFUSAL) {
+            return Err(self.refused(word(welcome, 8), word(welcome, 12)));
+        }
+        self.check_prefix(welcome, WELCOME)?;
+        let mut identity = [0; IDENTITY_BYTES];
+        match noise.read_message(welcome.get(PREFIX_BYTES..).unwrap_or_default(), &mut identity) {
+            Ok(IDENTITY_BYTES) => {}
+            _ => return Err(ChannelError::Secret),
+        }
+        let mut session = Session::new(noise).map_err(cannot_begin)?;
+        let mut confirmation = Vec::with_capacity(CONFIRMATION_BYTES);
+        session.write(&encode(self.identity), &mut confirmation);
+        Ok(Step::Done(Some(confirmation), Agreed { peer: decode(&identity), session }))
+    }
+
+    fn check_prefix(&self, message: &[u8], tag: &[u8; 8]) -> Result<(), ChannelError> {
+        if message.len() < PREFIX_BYTES || message[..8] != tag[..] {
+            return Err(ChannelError::Foreign);
+        }
+        let (version, purpose) = (word(message, 8), word(message, 12));
         if version != CHANNEL_VERSION {
-            return Err(self.refuse(ChannelError::Version { theirs: version }, Refusal::Version));
+            return Err(ChannelError::Version { theirs: version });
         }
-        if word(message, 12) != self.purpose as u32 {
-            let error =
-                ChannelError::Purpose { theirs: purpose_name(word(message, 12)), ours: self.purpose.name() };
-            return Err(self.refuse(error, Refusal::Purpose));
+        if purpose != self.purpose as u32 {
+            return Err(self.cross_purposes(purpose));
         }
-        match self.stage {
-            Stage::Hailed => {
-                self.open(message);
-                let proof = self.proof(PROOF);
-                self.transcript.extend(proof);
-                self.stage = Stage::Proved;
-                Ok(Step::Answer(proof))
-            }
-            Stage::Waiting => {
-                self.open(message);
-                self.transcript.extend(self.own);
-                self.stage = Stage::Dared;
-                Ok(Step::Answer(self.own))
-            }
-            Stage::Dared => {
-                self.check(message)?;
-                let proof = self.proof(WELCOME);
-                self.transcript.extend(proof);
-                Ok(Step::Done(Some(proof), Box::new(self.agreed(b"to client", b"to server"))))
-            }
-            Stage::Proved => {
-                self.check(message)?;
-                Ok(Step::Done(None, Box::new(self.agreed(b"to server", b"to client"))))
-            }
-        }
-    }
-
-    fn open(&mut self, message: &Message) {
-        let rank = word(message, 20);
-        let epoch = u64::from(word(message, 24)) | u64::from(word(message, 28)) << 32;
-        self.peer = Identity { role: word(message, 16), rank: rank.checked_sub(1), epoch };
-        self.transcript.extend(message);
-    }
-
-    /// Messages of the other side that were right so far.
-    pub(super) fn taken(&self) -> u8 {
-        match self.stage {
-            Stage::Hailed | Stage::Waiting => 0,
-            Stage::Proved | Stage::Dared => 1,
-        }
-    }
-
-    fn mac(&self, label: &[u8]) -> Hmac<Sha256> {
-        keyed(&self.key).chain_update(label).chain_update(&self.transcript)
-    }
-
-    /// This side's proof: HMAC over its tag and everything that was said before.
-    fn proof(&self, tag: &[u8; 8]) -> Message {
-        let mut message = opening(tag, self.purpose, Identity::default(), [0; 32]);
-        message[32..].copy_from_slice(&self.mac(tag).finalize().into_bytes());
-        message
-    }
-
-    /// Checks the other side's proof, in constant time.
-    fn check(&mut self, message: &Message) -> Result<(), Failed> {
-        // Everything but the proof itself is fixed.
-        let label: &[u8; 8] = if self.stage == Stage::Dared { PROOF } else { WELCOME };
-        let fixed = opening(label, self.purpose, Identity::default(), [0; 32]);
-        let proved = self.mac(label).verify_slice(&message[32..]).is_ok() && message[..32] == fixed[..32];
-        if !proved {
-            return Err(self.refuse(ChannelError::Secret, Refusal::Secret));
-        }
-        self.transcript.extend(message);
         Ok(())
     }
 
-    fn agreed(&self, sending: &[u8], receiving: &[u8]) -> Agreed {
-        let session: [u8; 32] = self.mac(b"session").finalize().into_bytes().into();
-        let direction = |label: &[u8]| keyed(&session).chain_update(label).finalize().into_bytes().into();
-        Agreed {
-            peer: self.peer,
-            sending: Seal::new(direction(sending)),
-            receiving: Seal::new(direction(receiving)),
-        }
+    fn cross_purposes(&self, theirs: u32) -> ChannelError {
+        ChannelError::Purpose { theirs: purpose_name(theirs), ours: self.purpose.name() }
     }
 
-    fn refuse(&self, error: ChannelError, reason: Refusal) -> Failed {
-        // A client has nobody to refuse: it hangs up.
-        let serves = matches!(self.stage, Stage::Waiting | Stage::Dared);
-        Failed { error, answer: serves.then(|| refusal(reason, self.purpose)) }
+    /// The number of messages of the other side that were right so far.
+    pub(super) fn taken(&self) -> u8 {
+        u8::from(matches!(self.stage, Stage::Welcomed(_)))
     }
 
     fn refused(&self, theirs: u32, reason: u32) -> ChannelError {
         match reason & 0xFF {
             1 => ChannelError::Version { theirs },
-            2 => ChannelError::Purpose { theirs: purpose_name(reason >> 8), ours: self.purpose.name() },
+            2 => self.cross_purposes(reason >> 8),
             3 => ChannelError::Secret,
             _ => ChannelError::Closed { when: "by a peer that lets in only loopback addresses" },
         }
     }
 }
 
-/// What a server says instead of going on.
-pub(super) fn refusal(reason: Refusal, purpose: Purpose) -> Message {
-    let mut message = opening(REFUSAL, purpose, Identity::default(), [0; 32]);
-    let word = reason as u32 | (purpose as u32) << 8;
-    message[12..16].copy_from_slice(&word.to_le_bytes());
+/// Server: a confirmation opens the channel.
+fn confirmed(mut session: Session, confirmation: &[u8]) -> Result<Step, Failed> {
+    let mut identity = Vec::with_capacity(IDENTITY_BYTES);
+    match session.read(confirmation, &mut identity).map(|()| identity.first_chunk()) {
+        Ok(Some(identity)) => Ok(Step::Done(None, Agreed { peer: decode(identity), session })),
+        _ => Err(silent(ChannelError::Secret)),
+    }
+}
+
+/// A client has nobody to refuse, and who fails to confirm its hail has already been welcomed: both are hung up on.
+fn silent(error: ChannelError) -> Failed {
+    Failed { error, answer: None }
+}
+
+/// The protocol and its inputs are fixed, so what can fail here is the random source.
+fn cannot_begin(error: snow::Error) -> ChannelError {
+    ChannelError::NoRandom(error.to_string())
+}
+
+/// A server's message to a client with which it does not go on.
+pub(super) fn refusal(reason: Refusal, purpose: Purpose) -> [u8; OPENING_BYTES] {
+    let mut message = [0; OPENING_BYTES];
+    message[..PREFIX_BYTES].copy_from_slice(&prefix(REFUSAL, reason as u32 | (purpose as u32) << 8));
     message
 }
 
@@ -247,25 +256,29 @@ fn purpose_name(number: u32) -> &'static str {
     }
 }
 
-fn opening(tag: &[u8; 8], purpose: Purpose, identity: Identity, nonce: [u8; 32]) -> Message {
-    let mut message = [0; GREETING_BYTES];
-    message[..8].copy_from_slice(tag);
-    message[8..12].copy_from_slice(&CHANNEL_VERSION.to_le_bytes());
-    message[12..16].copy_from_slice(&(purpose as u32).to_le_bytes());
-    message[16..20].copy_from_slice(&identity.role.to_le_bytes());
+fn prefix(tag: &[u8; 8], last: u32) -> [u8; PREFIX_BYTES] {
+    let mut prefix = [0; PREFIX_BYTES];
+    prefix[..8].copy_from_slice(tag);
+    prefix[8..12].copy_from_slice(&CHANNEL_VERSION.to_le_bytes());
+    prefix[12..].copy_from_slice(&last.to_le_bytes());
+    prefix
+}
+
+fn encode(identity: Identity) -> [u8; IDENTITY_BYTES] {
+    let mut bytes = [0; IDENTITY_BYTES];
+    bytes[..4].copy_from_slice(&identity.role.to_le_bytes());
     // 0 stands for "none".
     let rank = identity.rank.map_or(0, |rank| rank.saturating_add(1));
-    message[20..24].copy_from_slice(&rank.to_le_bytes());
-    message[24..32].copy_from_slice(&identity.epoch.to_le_bytes());
-    message[32..].copy_from_slice(&nonce);
-    message
+    bytes[4..8].copy_from_slice(&rank.to_le_bytes());
+    bytes[8..].copy_from_slice(&identity.epoch.to_le_bytes());
+    bytes
 }
 
-fn word(message: &Message, at: usize) -> u32 {
+fn decode(bytes: &[u8; IDENTITY_BYTES]) -> Identity {
+    let epoch = u64::from(word(bytes, 8)) | u64::from(word(bytes, 12)) << 32;
+    Identity { role: word(bytes, 0), rank: word(bytes, 4).checked_sub(1), epoch }
+}
+
+fn word(message: &[u8], at: usize) -> u32 {
     message[at..at + 4].iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte))
-}
-
-/// HMAC-SHA256 takes a key of any length.
-pub(super) fn keyed(key: &[u8; 32]) -> Hmac<Sha256> {
-    Hmac::new_from_slice(key).expect("HMAC takes keys of every length")
 }

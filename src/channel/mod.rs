@@ -1,24 +1,37 @@
-//! Channels: framed, mutually authenticated messages over TCP. Who may connect is proved before anything else is said.
+//! Channels: framed, encrypted and mutually authenticated messages over TCP. Nothing is said before both sides have
+//! proved that they may talk.
 //!
-//! Both sides know a [`Secret`]. Each sends a random nonce, and proves with HMAC-SHA256 over the whole conversation so
-//! far (purposes, roles, ranks, epochs and both nonces) that it knows the secret, without showing it; neither proof can
-//! be replayed, nor be sent back to its author. From then on every message carries an HMAC under a key that only this
-//! conversation has, so that what was damaged, cut, repeated or moved is noticed. Nothing is encrypted.
+//! Both sides know a [`Secret`]. The handshake is that of the Noise protocol framework, `Noise_NNpsk0_25519_ChaChaPoly_SHA256`
+//! with the SHA-256 of the secret as its pre-shared key, by the crate `snow`. The client's first message proves that it
+//! knows the secret, the server's answer that it does too, and the client's confirmation that its first message was not
+//! a recorded one. From then on every message is encrypted under keys that only this conversation has, and what was
+//! damaged, cut, repeated, moved or sent back is noticed. The keys come from fresh Diffie-Hellman keys as well as from
+//! the secret: who records a conversation and learns the secret later cannot read it.
 //!
 //! Without a secret both ends must be loopback addresses: every process of the host is let in, and no other one. No
-//! listener listens beyond loopback then.
+//! listener listens beyond loopback then. The same handshake runs with a pre-shared key of zeros, which everybody knows:
+//! it authenticates nobody, and a process of this host that stands between the two sides can read and change all.
 //!
-//! All that a stranger can make this side hold is one message of 64 bytes; how long it may take, and how many strangers
-//! may be under way, is for the listener to bound.
+//! Tag, version and purpose are sent in the clear, at the same place in every version, so that peers of different
+//! versions refuse each other by name; they are the prologue of the handshake, so that nobody can change them unseen.
+//! Version 1 had a challenge and response of its own, and encrypted nothing.
+//!
+//! All that a stranger can make this side hold is one message of 64 bytes, and one who does not know the secret costs it
+//! a few hashes and no Diffie-Hellman operation. How long a stranger may take, and how many may be under way, is for the
+//! listener to bound.
 //!
 //! ```text
-//! greeting, 64 bytes each                  0  tag         "slk-hail" "slk-dare" "slk-prov" "slk-well" "slk-nope"
-//!   client  hail                           8  u32 version of this format
-//!   server  dare        or nope           12  u32 purpose (nope: the reason)
-//!   client  prov        (its proof)       16  u32 role      u32 rank      u64 epoch      (proofs, nope: zero)
-//!   server  well        (its proof)       32  nonce, or proof
+//! prefix, 16 bytes, in the clear      0  tag         "slk-hail" "slk-well" "slk-nope"
+//!                                     8  u32 version of this format
+//!                                    12  u32 purpose (nope: the reason, and the purpose times 256)
 //!
-//! message   u32 bytes, payload, 32 bytes HMAC over direction, number of the message, bytes and payload
+//! client  hail          64 bytes      prefix, Noise message 1: -> psk, e      with an empty payload
+//! server  welcome       80 bytes      prefix, Noise message 2: <- e, ee       with the server's identity
+//!         or refusal    64 bytes      prefix, zeros                           not authenticated
+//! client  confirmation  32 bytes      its identity, as a transport message of Noise
+//!
+//! identity, 16 bytes, encrypted       u32 role      u32 rank      u64 epoch
+//! message                             20 bytes: its length, encrypted; its pieces, each encrypted, 16 bytes more
 //! ```
 //!
 //! ```
@@ -45,8 +58,8 @@ mod error;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod greeting;
-mod seal;
 mod secret;
+mod session;
 mod stream;
 
 #[cfg(test)]
@@ -59,7 +72,7 @@ pub use secret::{Secret, SecretError};
 pub use stream::Channel;
 
 /// Version of everything that a channel says.
-pub const CHANNEL_VERSION: u32 = 1;
+pub const CHANNEL_VERSION: u32 = 2;
 
 /// What a connection is for. A client that reached the wrong kind of port is told so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +87,7 @@ pub enum Purpose {
     Measurement = 4,
 }
 
-/// Who is on one side. Covered by both proofs.
+/// One side of a conversation, as it calls itself. Encrypted on its way, and authenticated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// What it is; the layer above numbers the roles, 0 is none.

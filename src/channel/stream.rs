@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::greeting::{Agreed, GREETING_BYTES, Greeting, Refusal, Step, refusal};
-use super::seal::{LENGTH_BYTES, Seal, TAG_BYTES};
+use super::greeting::{Agreed, Greeting, Refusal, Step, refusal};
+use super::session::{HEADER_BYTES, Session, body_bytes};
 use super::{ChannelError, Identity, Terms};
 use crate::time::Duration;
 
@@ -53,8 +53,9 @@ enum State {
     Greeting(Box<Greeting>),
     Open {
         peer: Identity,
-        sending: Seal,
-        receiving: Seal,
+        session: Session,
+        /// The length of the message whose header was read.
+        promised: Option<usize>,
     },
     Failed,
 }
@@ -64,8 +65,7 @@ impl Channel {
     pub fn connect(address: SocketAddr, terms: &Terms) -> Result<Channel, ChannelError> {
         loopback_without_secret(address, terms)?;
         let stream = dial(address).map_err(ChannelError::system("connect"))?;
-        let (greeting, hail) =
-            Greeting::client(terms.secret.as_ref(), terms.purpose, terms.identity, nonce()?);
+        let (greeting, hail) = Greeting::client(terms.secret.as_ref(), terms.purpose, terms.identity)?;
         let mut channel = Channel::new(stream, State::Dialling(Box::new(greeting)), terms)?;
         let begun = std::time::Instant::now();
         channel.redial = Some(Box::new(Redial { address, begun, after: REDIAL_AFTER }));
@@ -81,7 +81,7 @@ impl Channel {
             let _unheard = (&stream).write(&refusal(Refusal::NotLoopback, terms.purpose));
             return Err(error);
         }
-        let greeting = Greeting::server(terms.secret.as_ref(), terms.purpose, terms.identity, nonce()?);
+        let greeting = Greeting::server(terms.secret.as_ref(), terms.purpose, terms.identity);
         Channel::new(stream, State::Greeting(Box::new(greeting)), terms)
     }
 
@@ -121,21 +121,24 @@ impl Channel {
                 State::Dialling(_) => return Ok(None),
                 State::Failed => return Err(ChannelError::Closed { when: "after an error" }),
                 State::Greeting(greeting) => {
-                    let Some(message) =
-                        read_exactly(&self.stream, &mut self.inbox, GREETING_BYTES, "in the greeting")?
-                    else {
-                        return Ok(None);
-                    };
-                    let message: [u8; GREETING_BYTES] = message.try_into().unwrap_or([0; GREETING_BYTES]);
-                    match greeting.receive(&message) {
+                    let wanted = greeting.wanted(&self.inbox);
+                    if self.inbox.len() < wanted {
+                        if !fill(&self.stream, &mut self.inbox, wanted, "in the handshake")? {
+                            return Ok(None);
+                        }
+                        // Its first bytes may tell that there are more of them.
+                        continue;
+                    }
+                    let step = greeting.receive(&self.inbox);
+                    self.inbox.clear();
+                    match step {
                         Ok(Step::Answer(answer)) => self.outbox.extend(answer),
-                        Ok(Step::Done(answer, agreed)) => {
+                        Ok(Step::Done(answer, Agreed { peer, mut session })) => {
                             self.outbox.extend(answer.iter().flatten());
-                            let Agreed { peer, mut sending, receiving } = *agreed;
                             for message in self.early.drain(..) {
-                                sending.seal(&message, &mut self.outbox);
+                                session.seal(&message, &mut self.outbox);
                             }
-                            self.state = State::Open { peer, sending, receiving };
+                            self.state = State::Open { peer, session, promised: None };
                         }
                         Err(failed) => {
                             self.outbox.extend(failed.answer.iter().flatten());
@@ -145,29 +148,25 @@ impl Channel {
                         }
                     }
                 }
-                State::Open { receiving, .. } => {
-                    let Some(length) = self.inbox.first_chunk::<LENGTH_BYTES>() else {
-                        if fill(&self.stream, &mut self.inbox, LENGTH_BYTES, "by the peer")? {
-                            continue;
+                State::Open { session, promised, .. } => {
+                    let Some(bytes) = *promised else {
+                        if !fill(&self.stream, &mut self.inbox, HEADER_BYTES, "by the peer")? {
+                            return Ok(None);
                         }
-                        return Ok(None);
+                        let bytes = session.open_header(&self.inbox)?;
+                        self.inbox.clear();
+                        if bytes > self.limit {
+                            return Err(ChannelError::Oversized { bytes, limit: self.limit });
+                        }
+                        *promised = Some(bytes);
+                        continue;
                     };
-                    let bytes = u32::from_le_bytes(*length) as usize;
-                    if bytes > self.limit {
-                        return Err(ChannelError::Oversized { bytes, limit: self.limit });
-                    }
-                    if !fill(
-                        &self.stream,
-                        &mut self.inbox,
-                        LENGTH_BYTES + bytes + TAG_BYTES,
-                        "within a message",
-                    )? {
+                    if !fill(&self.stream, &mut self.inbox, body_bytes(bytes), "within a message")? {
                         return Ok(None);
                     }
-                    let mut message = self.inbox.split_off(LENGTH_BYTES);
-                    self.inbox.clear();
-                    receiving.open(&mut message)?;
-                    return Ok(Some(message));
+                    *promised = None;
+                    let body = std::mem::take(&mut self.inbox);
+                    return session.open_body(&body).map(Some);
                 }
             }
         }
@@ -237,8 +236,8 @@ impl Channel {
             return Err(ChannelError::Oversized { bytes: waiting + message.len(), limit: OUTBOX_MAX });
         }
         match &mut self.state {
-            State::Open { sending, .. } => {
-                sending.seal(message, &mut self.outbox);
+            State::Open { session, .. } => {
+                session.seal(message, &mut self.outbox);
                 self.flush()
             }
             State::Failed => Err(ChannelError::Closed { when: "after an error" }),
@@ -308,12 +307,6 @@ fn loopback_without_secret(address: SocketAddr, terms: &Terms) -> Result<(), Cha
     if terms.allow(address) { Ok(()) } else { Err(ChannelError::NeedsSecret { address }) }
 }
 
-fn nonce() -> Result<[u8; 32], ChannelError> {
-    let mut nonce = [0; 32];
-    getrandom::fill(&mut nonce).map_err(|error| ChannelError::NoRandom(error.to_string()))?;
-    Ok(nonce)
-}
-
 fn dial(address: SocketAddr) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -362,14 +355,4 @@ fn fill(
         }
     }
     Ok(true)
-}
-
-/// The whole of a message of `bytes`, taken out of the inbox.
-fn read_exactly(
-    stream: &TcpStream,
-    inbox: &mut Vec<u8>,
-    bytes: usize,
-    when: &'static str,
-) -> Result<Option<Vec<u8>>, ChannelError> {
-    Ok(fill(stream, inbox, bytes, when)?.then(|| std::mem::take(inbox)))
 }

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::greeting::{Agreed, GREETING_BYTES, Greeting, Step};
+use super::fuzz::sessions;
+use super::greeting::{Greeting, OPENING_BYTES, Step};
+use super::session::{HEADER_BYTES, Session, body_bytes};
 use super::{CHANNEL_VERSION, Channel, ChannelError, Identity, Purpose, Secret, Terms};
 
 fn terms(secret: Option<&Secret>) -> Terms {
@@ -55,7 +57,7 @@ fn both_sides_learn_who_the_other_is_and_messages_of_every_size_arrive_in_order(
         &Terms { identity: client, limit, ..terms(Some(&shared)) },
         &Terms { identity: server, limit, ..terms(Some(&shared)) },
     );
-    let sizes = [0, 1, 31, 32, 65_535, 65_536, 65_537, limit];
+    let sizes = [0, 1, 65_518, 65_519, 65_520, 65_536, 2 * 65_519, limit];
     for (index, size) in sizes.into_iter().enumerate() {
         a.send(&vec![index as u8; size]).unwrap();
         b.send(&vec![!(index as u8); size]).unwrap();
@@ -103,34 +105,66 @@ fn the_wrong_kind_of_port_says_what_it_is() {
     let (mut a, mut b) = pair(&Terms::new(Purpose::Transport), &Terms::new(Purpose::Rendezvous));
     let (error, _) = meet(&mut a, &mut b);
     assert!(matches!(error, Err(ChannelError::Purpose { theirs: "memory over tcp", .. })), "{error:?}");
-    let error = loop {
-        if let Err(error) = a.poll() {
-            break error;
-        }
-    };
+    let error = error_of(&mut a);
     assert!(error.to_string().contains("it serves a meeting point, not memory over tcp"), "{error}");
 }
 
-#[test]
-fn another_version_is_named_on_both_sides() {
-    let (listener, address) = listener();
-    let mut stranger = TcpStream::connect(address).unwrap();
-    let mut server = Channel::accept(listener.accept().unwrap().0, &terms(None)).unwrap();
-    let (_, mut hail) = Greeting::client(None, Purpose::Rendezvous, Identity::default(), [7; 32]);
-    hail[8] = 9;
-    stranger.write_all(&hail).unwrap();
-    let error = loop {
-        if let Err(error) = server.poll() {
-            break error;
+/// Bytes that processes of channel version 1 sent: a hail of a worker to a meeting point, and the answer of a meeting
+/// point to a hail of version 2.
+const HAIL_1: &str = "736c6b2d6861696c010000000100000002000000000000000000000000000000\
+                      eeb03078786d2bf32d60a31e7a0d6a78a50e1e1d5e4b6f29ffdb038e61ee9095";
+const REFUSAL_1: &str = "736c6b2d6e6f7065010000000101000000000000000000000000000000000000\
+                         0000000000000000000000000000000000000000000000000000000000000000";
+
+fn bytes(hexadecimal: &str) -> Vec<u8> {
+    let digit = |at| u8::from_str_radix(&hexadecimal[at..at + 2], 16).unwrap();
+    (0..hexadecimal.len()).step_by(2).map(digit).collect()
+}
+
+fn error_of(channel: &mut Channel) -> ChannelError {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match channel.poll() {
+            Ok(message) => assert_eq!(message, None),
+            Err(error) => return error,
         }
-    };
-    assert!(matches!(error, ChannelError::Version { theirs: 9 }), "{error:?}");
-    let mut answer = [0; GREETING_BYTES];
-    stranger.read_exact(&mut answer).unwrap();
-    let (mut client, _) = Greeting::client(None, Purpose::Rendezvous, Identity::default(), [7; 32]);
-    answer[8] = CHANNEL_VERSION as u8 + 1;
-    let Err(failed) = client.receive(&answer) else { panic!("a refusal was taken for an answer") };
-    assert!(failed.error.to_string().contains(&format!("version {}", CHANNEL_VERSION + 1)));
+        assert!(Instant::now() < deadline, "it does not fail");
+    }
+}
+
+#[test]
+fn a_client_of_version_1_is_refused_by_name_and_can_read_the_refusal() {
+    let (listener, address) = listener();
+    let mut old = TcpStream::connect(address).unwrap();
+    let mut server = Channel::accept(listener.accept().unwrap().0, &terms(None)).unwrap();
+    old.write_all(&bytes(HAIL_1)).unwrap();
+    let error = error_of(&mut server);
+    assert!(matches!(error, ChannelError::Version { theirs: 1 }), "{error:?}");
+    drop(server);
+    // A peer of version 1 reads as many bytes as its own refusals have, and finds tag, version and reason as in those.
+    let mut answer = Vec::new();
+    old.read_to_end(&mut answer).unwrap();
+    let expected = [b"slk-nope", &[2, 0, 0, 0][..], &bytes(REFUSAL_1)[12..]].concat();
+    assert_eq!(answer, expected);
+}
+
+#[test]
+fn a_server_of_version_1_is_named_to_the_client() {
+    let (listener, address) = listener();
+    let mut client = Channel::connect(address, &terms(None)).unwrap();
+    let mut old = listener.accept().unwrap().0;
+    assert_eq!(client.poll().unwrap(), None);
+    // It reads a whole hail before it answers, and resets the connection if that is longer than its own.
+    let mut hail = vec![0; bytes(HAIL_1).len()];
+    old.read_exact(&mut hail).unwrap();
+    old.set_nonblocking(true).unwrap();
+    assert!(old.read(&mut [0]).is_err(), "the hail is longer than one of version 1");
+    assert_eq!(hail[..8], bytes(HAIL_1)[..8]);
+    old.write_all(&bytes(REFUSAL_1)).unwrap();
+    let error = error_of(&mut client);
+    assert!(matches!(error, ChannelError::Version { theirs: 1 }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("version 1") && text.contains(&format!("version {CHANNEL_VERSION}")), "{text}");
 }
 
 #[test]
@@ -141,63 +175,63 @@ fn without_a_secret_only_loopback_is_dialled() {
     assert!(error.to_string().contains("mode 0600"), "{error}");
 }
 
-/// The four messages of a good greeting, and what both sides agreed on.
-fn conversation(secret: &Secret) -> ([[u8; GREETING_BYTES]; 4], Box<Agreed>, Box<Agreed>) {
-    let who = |role| Identity { role, rank: Some(role), epoch: 5 };
-    let (mut client, hail) = Greeting::client(Some(secret), Purpose::Transport, who(1), [1; 32]);
-    let mut server = Greeting::server(Some(secret), Purpose::Transport, who(2), [2; 32]);
-    let Ok(Step::Answer(dare)) = server.receive(&hail) else { panic!() };
-    let Ok(Step::Answer(proof)) = client.receive(&dare) else { panic!() };
-    let Ok(Step::Done(Some(welcome), at_server)) = server.receive(&proof) else { panic!() };
-    let Ok(Step::Done(None, at_client)) = client.receive(&welcome) else { panic!() };
-    ([hail, dare, proof, welcome], at_client, at_server)
+fn client(secret: &Secret) -> (Greeting, Vec<u8>) {
+    let identity = Identity { role: 1, rank: Some(1), epoch: 5 };
+    Greeting::client(Some(secret), Purpose::Transport, identity).unwrap()
+}
+
+fn server(secret: &Secret) -> Greeting {
+    Greeting::server(Some(secret), Purpose::Transport, Identity { role: 2, rank: Some(2), epoch: 5 })
 }
 
 #[test]
-fn a_replayed_greeting_is_refused() {
+fn a_recorded_handshake_opens_nothing_when_it_is_repeated() {
     let secret = secret("a secret that both know");
-    let ([hail, _, proof, _], ..) = conversation(&secret);
-    let mut server = Greeting::server(Some(&secret), Purpose::Transport, Identity::default(), [3; 32]);
-    assert!(matches!(server.receive(&hail), Ok(Step::Answer(_))));
-    let Err(failed) = server.receive(&proof) else { panic!("a replayed proof was taken") };
+    let (mut honest, hail) = client(&secret);
+    let mut first = server(&secret);
+    let Ok(Step::Answer(welcome)) = first.receive(&hail) else { panic!() };
+    let Ok(Step::Done(Some(confirmation), _)) = honest.receive(&welcome) else { panic!() };
+    assert!(matches!(first.receive(&confirmation), Ok(Step::Done(None, _))));
+    // A hail can be repeated, which is why the channel does not open to it.
+    let mut second = server(&secret);
+    assert!(matches!(second.receive(&hail), Ok(Step::Answer(_))));
+    let Err(failed) = second.receive(&confirmation) else { panic!("a repeated confirmation was taken") };
+    assert!(matches!(failed.error, ChannelError::Secret));
+    let (mut other, _) = client(&secret);
+    let Err(failed) = other.receive(&welcome) else { panic!("a repeated welcome was taken") };
     assert!(matches!(failed.error, ChannelError::Secret));
 }
 
 #[test]
-fn a_proof_cannot_be_sent_back_to_its_author() {
-    let secret = secret("a secret that both know");
-    let (mut client, hail) =
-        Greeting::client(Some(&secret), Purpose::Transport, Identity::default(), [1; 32]);
+fn a_hail_cannot_be_sent_back_to_its_author() {
+    let (mut client, mut hail) = client(&secret("a secret that both know"));
     // A mirror that knows no secret: it answers with the client's own words.
-    let mut dare = hail;
-    dare[..8].copy_from_slice(b"slk-dare");
-    let Ok(Step::Answer(mut proof)) = client.receive(&dare) else { panic!() };
-    proof[..8].copy_from_slice(b"slk-well");
-    assert!(client.receive(&proof).is_err());
+    hail[..8].copy_from_slice(b"slk-well");
+    hail.resize(client.wanted(&hail), 0);
+    assert!(client.receive(&hail).is_err());
 }
 
 #[test]
-fn every_changed_byte_of_a_greeting_is_noticed() {
+fn every_changed_byte_of_a_handshake_is_noticed() {
     let secret = secret("a secret that both know");
-    let who = |role| Identity { role, rank: Some(role), epoch: 5 };
-    for message in 0..4 {
-        for at in 0..GREETING_BYTES {
-            let (mut client, mut hail) = Greeting::client(Some(&secret), Purpose::Transport, who(1), [1; 32]);
-            let mut server = Greeting::server(Some(&secret), Purpose::Transport, who(2), [2; 32]);
-            let change = |number, bytes: &mut [u8; GREETING_BYTES]| {
+    let lengths = [OPENING_BYTES, 80, 32];
+    for (message, length) in lengths.into_iter().enumerate() {
+        for at in 0..length {
+            let (mut client, mut hail) = client(&secret);
+            let mut server = server(&secret);
+            let change = |number, bytes: &mut Vec<u8>| {
+                assert_eq!(bytes.len(), lengths[number]);
                 if number == message {
                     bytes[at] ^= 0x41;
                 }
             };
             let mut talk = || -> Option<()> {
                 change(0, &mut hail);
-                let Ok(Step::Answer(mut dare)) = server.receive(&hail) else { return None };
-                change(1, &mut dare);
-                let Ok(Step::Answer(mut proof)) = client.receive(&dare) else { return None };
-                change(2, &mut proof);
-                let Ok(Step::Done(Some(mut welcome), _)) = server.receive(&proof) else { return None };
-                change(3, &mut welcome);
-                client.receive(&welcome).is_ok().then_some(())
+                let Ok(Step::Answer(mut welcome)) = server.receive(&hail) else { return None };
+                change(1, &mut welcome);
+                let Ok(Step::Done(Some(mut answer), _)) = client.receive(&welcome) else { return None };
+                change(2, &mut answer);
+                server.receive(&answer).is_ok().then_some(())
             };
             assert!(talk().is_none(), "message {message}, byte {at}");
         }
@@ -205,20 +239,47 @@ fn every_changed_byte_of_a_greeting_is_noticed() {
 }
 
 #[test]
-fn a_damaged_repeated_or_reflected_message_is_noticed() {
-    let (_, mut at_client, mut at_server) = conversation(&secret("a secret that both know"));
+fn neither_who_one_is_nor_what_one_says_can_be_read_on_the_way() {
+    let secret = secret("a secret that both know");
+    let identity = Identity { role: 0x2222_2222, rank: Some(0x3333_3332), epoch: 0x4444_4444_4444_4444 };
+    let (mut client, hail) = Greeting::client(Some(&secret), Purpose::Transport, identity).unwrap();
+    let mut server = Greeting::server(Some(&secret), Purpose::Transport, identity);
+    let Ok(Step::Answer(welcome)) = server.receive(&hail) else { panic!() };
+    let Ok(Step::Done(Some(confirmation), mut agreed)) = client.receive(&welcome) else { panic!() };
     let mut sealed = Vec::new();
-    at_client.sending.seal(b"add 1", &mut sealed);
-    let body = sealed[4..].to_vec();
-    for at in 0..body.len() {
-        let mut bad = body.clone();
-        bad[at] ^= 1;
-        let (_, _, mut fresh) = conversation(&secret("a secret that both know"));
-        assert!(matches!(fresh.receiving.open(&mut bad), Err(ChannelError::Damaged)));
+    agreed.session.seal(b"the words of a client", &mut sealed);
+    let said = [hail, welcome, confirmation, sealed].concat();
+    let contains = |words: &[u8]| said.windows(words.len()).any(|window| window == words);
+    assert!(contains(b"slk-hail") && contains(b"slk-well"), "these are for everybody to read");
+    for hidden in [&b"words"[..], &[0x22; 4], &[0x33; 4], &[0x44; 4]] {
+        assert!(!contains(hidden), "{hidden:x?} can be read");
     }
-    assert!(at_client.receiving.open(&mut body.clone()).is_err(), "reflected");
-    assert!(at_server.receiving.open(&mut body.clone()).is_ok());
-    assert!(at_server.receiving.open(&mut body.clone()).is_err(), "repeated");
+}
+
+fn open(session: &mut Session, sealed: &[u8]) -> Result<Vec<u8>, ChannelError> {
+    let (header, body) = sealed.split_at(HEADER_BYTES);
+    assert_eq!(body_bytes(session.open_header(header)?), body.len());
+    session.open_body(body)
+}
+
+#[test]
+fn a_damaged_repeated_or_reflected_message_is_noticed() {
+    let damaged = |at_client: &[u8], mut at_server: Session| {
+        matches!(open(&mut at_server, at_client), Err(ChannelError::Damaged))
+    };
+    for at in 0..HEADER_BYTES + body_bytes(5) {
+        let [mut at_client, at_server] = sessions();
+        let mut sealed = Vec::new();
+        at_client.seal(b"add 1", &mut sealed);
+        sealed[at] ^= 1;
+        assert!(damaged(&sealed, at_server), "byte {at}");
+    }
+    let [mut at_client, mut at_server] = sessions();
+    let mut sealed = Vec::new();
+    at_client.seal(b"add 1", &mut sealed);
+    assert!(open(&mut at_client, &sealed).is_err(), "reflected");
+    assert_eq!(open(&mut at_server, &sealed).unwrap(), b"add 1");
+    assert!(open(&mut at_server, &sealed).is_err(), "repeated");
 }
 
 #[test]
@@ -227,11 +288,7 @@ fn a_promise_of_a_long_message_allocates_nothing_before_it_comes() {
     let mut stranger = TcpStream::connect(address).unwrap();
     let mut server = Channel::accept(listener.accept().unwrap().0, &terms(None)).unwrap();
     stranger.write_all(&[0xFF; 4096]).unwrap();
-    let error = loop {
-        if let Err(error) = server.poll() {
-            break error;
-        }
-    };
+    let error = error_of(&mut server);
     assert!(matches!(error, ChannelError::Foreign));
 
     let (mut a, mut b) = pair(&Terms { limit: 8, ..terms(None) }, &Terms { limit: 8, ..terms(None) });
@@ -257,20 +314,24 @@ fn nothing_is_read_past_the_end_of_a_message() {
 
 proptest! {
     #[test]
-    fn no_bytes_of_a_stranger_panic(messages in prop::collection::vec(any::<[u8; 32]>(), 2..8), good in 0usize..6) {
-        let tags: [&[u8; 8]; 6] =
-            [b"slk-hail", b"slk-dare", b"slk-prov", b"slk-well", b"slk-nope", b"slk-shm\0"];
-        let mut server = Greeting::server(None, Purpose::Transport, Identity::default(), [2; 32]);
-        let (mut client, _) = Greeting::client(None, Purpose::Transport, Identity::default(), [1; 32]);
-        for pair in messages.chunks_exact(2) {
-            let mut message: [u8; 64] = [pair[0], pair[1]].concat().try_into().unwrap();
-            message[..8].copy_from_slice(tags[good]);
-            if pair[0][0] & 1 == 0 {
+    fn no_bytes_of_a_stranger_panic(mut message in prop::collection::vec(any::<u8>(), 0..100), tag in 0usize..4) {
+        let (mut client, _) = Greeting::client(None, Purpose::Transport, Identity::default()).unwrap();
+        let server = || Greeting::server(None, Purpose::Transport, Identity::default());
+        let (mut waiting, mut welcomed) = (server(), server());
+        let (_, hail) = Greeting::client(None, Purpose::Transport, Identity::default()).unwrap();
+        prop_assert!(matches!(welcomed.receive(&hail), Ok(Step::Answer(_))));
+        if message.len() >= 16 {
+            let tags: [&[u8; 8]; 4] = [b"slk-hail", b"slk-well", b"slk-nope", b"slk-shm\0"];
+            message[..8].copy_from_slice(tags[tag]);
+            if message[15] & 1 == 0 {
                 message[8..12].copy_from_slice(&CHANNEL_VERSION.to_le_bytes());
                 message[12..16].copy_from_slice(&2u32.to_le_bytes());
             }
-            prop_assert!(!matches!(server.receive(&message), Ok(Step::Done(..))));
-            prop_assert!(!matches!(client.receive(&message), Ok(Step::Done(..))));
+        }
+        for side in [&mut client, &mut waiting, &mut welcomed] {
+            let mut heard = message.clone();
+            heard.resize(side.wanted(&message), 0);
+            prop_assert!(side.receive(&heard).is_err());
         }
     }
 }
