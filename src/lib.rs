@@ -105,27 +105,83 @@ macro_rules! ordering {
 }
 
 #[cfg(not(loom))]
+#[doc(hidden)]
 pub mod channel;
+#[doc(hidden)]
 pub mod clock;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 #[doc(hidden)]
 pub mod fuzzing;
 #[cfg(not(loom))]
+#[doc(hidden)]
 pub mod job;
+#[doc(hidden)]
 pub mod kernel;
+#[doc(hidden)]
 pub mod mem;
 #[cfg(not(loom))]
+#[doc(hidden)]
 pub mod node;
+#[doc(hidden)]
 pub mod param;
 pub mod scheme;
 #[cfg(all(feature = "sim", not(loom)))]
 pub mod sim;
+#[doc(hidden)]
 pub mod table;
+#[doc(hidden)]
 pub mod time;
+#[doc(hidden)]
 pub mod transport;
 
 #[cfg(not(loom))]
-pub use node::Error;
+pub use channel::{Secret, SecretError};
+pub use clock::{Clock, Version};
+#[cfg(not(loom))]
+pub use job::env::{LaunchError, MeetingPoint, Placement};
+#[cfg(not(loom))]
+pub use job::{Job, JobError, JobPlan, JobStep, JobWorker, Published, Resume, Role, Served};
+pub use kernel::{AdamParameters, Optimizer};
+#[cfg(not(loom))]
+pub use node::{
+    Absence, Averaged, Checkpoint, CheckpointError, CheckpointOptions, Departure, Error, Eviction, Fresh,
+    GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram, Idle, LinkStatus,
+    NonFinite, PeerStatus, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, Server,
+    ServerOptions, ServerStatus, ShardOptions, Step, View, Worker, WorkerOptions, WorkerStatistics, now,
+};
+#[cfg(not(loom))]
+pub use param::PinnedFrame;
+pub use table::{ElementType, Table, TableBuilder, TableError, Tensor};
+pub use time::Instant;
+pub use transport::{Address, AddressError, ConnectError, Transport, TransportKind};
+#[cfg(not(loom))]
+pub use transport::{
+    mixed::Mixed,
+    shm::Shm,
+    tcp::Tcp,
+    verbs::{OpenError, Verbs, VerbsOptions},
+};
+
+/// The modules behind the public face, for the tests, benchmarks, fuzz targets and tools of this repository.
+///
+/// **Not an interface.** Nothing here is covered by semantic versioning: any release may change or remove it.
+#[doc(hidden)]
+pub mod internals {
+    /// Opens modules of the same names.
+    macro_rules! open {
+        ($($module:ident),*) => {
+            $(pub mod $module {
+                pub use crate::$module::*;
+            })*
+        };
+    }
+
+    open!(clock, kernel, mem, param, scheme, table, time, transport);
+    #[cfg(not(loom))]
+    open!(channel, job, node);
+    #[cfg(all(any(test, fuzzing), not(loom)))]
+    open!(fuzzing);
+}
 
 /// The README's example is a test.
 #[cfg(doctest)]
