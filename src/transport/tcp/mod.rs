@@ -89,7 +89,9 @@ pub use listener::{TcpIncoming, TcpListener};
 pub(crate) use wire::{fuzz_headers, header_samples};
 
 use self::engine::Engine;
-use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport};
+use super::{
+    Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup,
+};
 use crate::channel::{self, Purpose, Secret};
 use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
 
@@ -147,7 +149,7 @@ impl Tcp {
 
     fn terms(&self) -> channel::Terms {
         let terms = channel::Terms::new(Purpose::Transport);
-        channel::Terms { secret: self.secret.clone(), limit: hello::LIMIT, ..terms }
+        channel::Terms { secret: self.secret.clone(), limit: wireup::LIMIT, ..terms }
     }
 }
 
