@@ -71,7 +71,9 @@ impl Pending {
         }
         match self.inbox.open()? {
             Said::Offer(opened) => Ok(Some(opened)),
-            Said::Accept(_) | Said::Refuse(_) => Err(WireError::Rule("it answered without a question").into()),
+            Said::Accept(_) | Said::Refuse(_) => {
+                Err(WireError::Rule("it answered without a question").into())
+            }
         }
     }
 

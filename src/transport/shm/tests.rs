@@ -7,10 +7,10 @@ use std::task::Poll;
 use super::handshake::{Inbox, Outbox, Said};
 use super::socket::{self, Heard, Link};
 use super::wire::{self, Hello, Segments, Terms};
-use crate::transport::wireup::{Grant, Side, WIRE_VERSION};
 use super::*;
 use crate::mem::RemoteKey;
 use crate::time::Instant;
+use crate::transport::wireup::{Grant, Side, WIRE_VERSION};
 use crate::transport::{
     Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, PostError, WorkRequest,
 };
@@ -251,8 +251,7 @@ fn is_taken(segments: &[Grant], files: &[BorrowedFd<'_>]) -> bool {
 fn descriptors_that_are_not_what_was_said_are_refused() {
     let memory = HostMemory::shared(4096).unwrap();
     let good = memory.shared_file().unwrap();
-    let segment =
-        |key, bytes| Grant { key: RemoteKey(key), offset: 0, bytes, access: Access::REMOTE_READ };
+    let segment = |key, bytes| Grant { key: RemoteKey(key), offset: 0, bytes, access: Access::REMOTE_READ };
     assert!(is_taken(&[segment(1, 4096)], &[good]));
     assert!(!is_taken(&[segment(1, 4096)], &[]), "none");
     assert!(!is_taken(&[segment(1, 4096)], &[good, good]), "one too many");

@@ -133,7 +133,8 @@ pub(crate) fn handshake_samples() -> Vec<Vec<u8>> {
 #[cfg(any(test, fuzzing))]
 fn sample() -> Terms {
     use crate::mem::{Access, RemoteKey};
-    let range = |key, offset, bytes| Grant { key: RemoteKey(key), offset, bytes, access: Access::REMOTE_READ };
+    let range =
+        |key, offset, bytes| Grant { key: RemoteKey(key), offset, bytes, access: Access::REMOTE_READ };
     Terms {
         grants: vec![range(u64::MAX - 1, 8, 24), range(7, 64, 0)],
         blob: Segments(vec![range(7, 0, 64), range(u64::MAX - 1, 0, 32)]),
@@ -148,7 +149,10 @@ mod tests {
     #[test]
     fn every_sample_is_taken_and_no_changed_byte_of_one_panics() {
         for good in handshake_samples() {
-            assert_eq!(parse_frame(good.first_chunk().unwrap()), Ok(good.len() - FRAME_BYTES + VERSION_BYTES));
+            assert_eq!(
+                parse_frame(good.first_chunk().unwrap()),
+                Ok(good.len() - FRAME_BYTES + VERSION_BYTES)
+            );
             for at in 0..good.len() {
                 for flip in [1, 0x80, 0xFF] {
                     let mut bad = good.clone();
@@ -172,7 +176,8 @@ mod tests {
     #[test]
     fn segments_and_grants_that_do_not_fit_each_other_are_refused() {
         let Terms { grants, blob: Segments(segments) } = sample();
-        let check = |segments: &[Grant], grants: &[Grant]| Segments(segments.to_vec()).check(Side::Connector, grants);
+        let check =
+            |segments: &[Grant], grants: &[Grant]| Segments(segments.to_vec()).check(Side::Connector, grants);
         assert_eq!(check(&segments, &grants), Ok(()));
         let changed = |change: fn(&mut Grant)| {
             let mut grant = grants[0];

@@ -44,7 +44,8 @@ pub(super) type Hello = wireup::Hello<Life, Note>;
 
 impl Blob for Life {
     fn check(&self, _from: Side, grants: &[Grant]) -> Result<(), &'static str> {
-        let is_repeated = |(index, grant): (usize, &Grant)| grants[..index].iter().any(|other| other.key == grant.key);
+        let is_repeated =
+            |(index, grant): (usize, &Grant)| grants[..index].iter().any(|other| other.key == grant.key);
         if grants.iter().enumerate().any(is_repeated) { Err("two grants have the same key") } else { Ok(()) }
     }
 }
@@ -71,8 +72,7 @@ pub(super) fn random_ticket() -> Result<Ticket, &'static str> {
 /// data stands still for as long as its reader computes, and the system would take that for death.
 pub(super) fn lanes(acceptor: &Terms, connector: &Terms) -> Vec<Lane> {
     let (forward, reverse) = (!acceptor.grants.is_empty(), !connector.grants.is_empty());
-    let lanes =
-        [(Lane::ForwardPulse, forward), (Lane::ReverseData, reverse), (Lane::ReversePulse, reverse)];
+    let lanes = [(Lane::ForwardPulse, forward), (Lane::ReverseData, reverse), (Lane::ReversePulse, reverse)];
     lanes.into_iter().filter(|(_, used)| *used).map(|(lane, _)| lane).collect()
 }
 

@@ -508,7 +508,9 @@ fn raw_target(answers: &[Vec<u8>]) -> (TcpEndpoint, Received, Vec<TcpStream>) {
             let ours = Terms { grants: vec![grant], blob: Life { epoch: 9, ticket: [4; 16] } };
             first.send(&Hello::Accept(ours).encode(b"")).unwrap();
             let (mut second, hello) = next();
-            assert!(matches!(hello, Hello::Note(Note::Join(ticket, Lane::ForwardPulse)) if ticket == [4; 16]));
+            assert!(
+                matches!(hello, Hello::Note(Note::Join(ticket, Lane::ForwardPulse)) if ticket == [4; 16])
+            );
             second.send(&Hello::Note(Note::Joined).encode(&[])).unwrap();
             let mut stream = first.into_stream();
             stream.set_nonblocking(false).unwrap();

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
 
+use super::Shared;
 use super::endpoint::{FORKED, VerbsEndpoint};
 use super::gid::GidChoice;
 use super::hello::{Hello, Note, Ports, Terms};
 use super::pairs::{Posting, Serving, connect, further};
-use super::Shared;
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
@@ -96,7 +96,8 @@ impl VerbsConnecting {
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         connect(&paths, Some(&posting), serving.as_ref(), &theirs.blob)
             .map_err(|error| device_failed(&at, error))?;
-        link.send(&Hello::Note(Note::Ready).encode(&[])).map_err(|error| ConnectError::from_channel(at, error))?;
+        link.send(&Hello::Note(Note::Ready).encode(&[]))
+            .map_err(|error| ConnectError::from_channel(at, error))?;
         let received = theirs.received(message);
         let posting = theirs.blob.serving.is_some().then_some(posting);
         let endpoint = VerbsEndpoint::new(Arc::clone(&self.shared), link, posting, serving, theirs, true);

@@ -199,9 +199,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
         reads_served: 16,
         reads_posted: 16,
     };
-    let grant = |index| {
-        Grant { key: name(index, 3), offset: 64, bytes: 4096, access: Access::REMOTE_READ }
-    };
+    let grant = |index| Grant { key: name(index, 3), offset: 64, bytes: 4096, access: Access::REMOTE_READ };
     let (grants, further) = (vec![grant(0), grant(1)], Vec::new());
     let full = Ports { place, posting: pairs(17), serving: pairs(19), further, receives: 64 };
     let bare = Ports { serving: None, ..full.clone() };

@@ -5,13 +5,13 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Shared;
 use super::bell::Bell;
 use super::connecting::device_failed;
 use super::endpoint::VerbsEndpoint;
 use super::gid::GidChoice;
 use super::hello::{Hello, Place, Ports, Terms};
 use super::pairs::{Posting, Serving, connect, further};
-use super::Shared;
 use crate::channel::Channel;
 use crate::mem::{ForkGuard, LocalSlice};
 use crate::time::Instant;

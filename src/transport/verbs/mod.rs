@@ -20,7 +20,7 @@
 //!
 //! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s; some take up to four times as long.
 //! Completion queues have room for all that can be under way. Connections begin with random packet numbers. Nobody who
-//! can put packets on the RoCE network itself is kept out: keys are guessable, and nothing is encrypted.
+//! can put packets on the RoCE network itself is kept out: keys are guessable, and requests and data are not encrypted.
 //!
 //! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible in
 //! order, but for those into memory with [`Access::RELAXED`]. Atomics are those of the device: atomic among requests
@@ -92,9 +92,7 @@ use self::open::Opened;
 use self::queue_pair::{Path, QueuePair};
 use self::rail::Rail;
 use self::region::{ProtectionDomain, Registered};
-use super::{
-    Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup,
-};
+use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup};
 use crate::channel::{self, Purpose, Secret};
 use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
 

@@ -163,9 +163,9 @@ impl<B: Blob, N: Serialize + DeserializeOwned> Hello<B, N> {
                 return Err(WireError::Rule("its refusal is too long"));
             }
             // It is shown to a user, and comes from another process.
-            Hello::Refuse(reason) => Hello::Refuse(
-                reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect(),
-            ),
+            Hello::Refuse(reason) => {
+                Hello::Refuse(reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
+            }
             Hello::Note(note) => Hello::Note(note),
         };
         if matches!(hello, Hello::Refuse(_) | Hello::Note(_)) && !message.is_empty() {

@@ -86,7 +86,6 @@ impl<N: Newcomer> Newcomers<N> {
             }
         }
         self.cannot_accept = false;
-        self.refusals.log(listener);
     }
 
     /// Keeps a newcomer, in place of another one if there are too many.
@@ -102,6 +101,7 @@ impl<N: Newcomer> Newcomers<N> {
 
     /// Moves all handshakes on. The next newcomer that has said its part, and what it said.
     pub(crate) fn next(&mut self, listener: &dyn Display, now: Instant) -> Option<(N, N::Said)> {
+        self.refusals.log(listener);
         let mut index = 0;
         while let Some(Waiting { newcomer, since }) = self.waiting.get_mut(index) {
             let reason = match newcomer.hear() {
