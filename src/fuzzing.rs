@@ -35,11 +35,20 @@ pub const TARGETS: &[Target] = &[
     target("param_welcome", param::fuzz_welcome, param::welcome_samples),
     target("rendezvous", rendezvous::fuzz_messages, rendezvous::message_samples),
     target("sealed", channel::fuzz::fuzz_sealed, channel::fuzz::sealed_samples),
-    target("shm_handshake", shm::fuzz_handshake, shm::handshake_samples),
     target("tcp_headers", tcp::fuzz_headers, tcp::header_samples),
-    target("tcp_hello", tcp::fuzz_hello, tcp::hello_samples),
-    target("verbs_hello", verbs::fuzz_hello, verbs::hello_samples),
+    target("wireup", fuzz_wireup, wireup_samples),
 ];
+
+/// Whatever the bytes are, they are a message of no transport, or of one or more of them.
+fn fuzz_wireup(bytes: &[u8]) {
+    shm::fuzz_handshake(bytes);
+    tcp::fuzz_hello(bytes);
+    verbs::fuzz_hello(bytes);
+}
+
+fn wireup_samples() -> Vec<Vec<u8>> {
+    [shm::handshake_samples(), tcp::hello_samples(), verbs::hello_samples()].concat()
+}
 
 #[cfg(test)]
 mod tests {

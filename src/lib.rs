@@ -49,7 +49,8 @@
 //! by its deadline. A gradient counts at most once, and no call waits without a deadline. A peer reaches only the
 //! memory that it was granted.
 //!
-//! Nothing is encrypted, and a process that runs as the same user is trusted. Updates that were applied after the last
+//! Processes prove to each other that they know the job's secret, and what they agree on is encrypted; parameters and
+//! gradients are not. A process that runs as the same user is trusted. Updates that were applied after the last
 //! checkpoint are lost with a server.
 //!
 //! # Terms

@@ -44,7 +44,7 @@ const MODULES: &[Row] = &[
 const NAMES_BACKENDS: &[&str] =
     &["src/transport/mod.rs", "src/transport/mixed.rs", "src/job/transports.rs", "src/fuzzing.rs"];
 
-/// The backends of `transport`, besides every folder under `src/transport/`.
+/// The backends of `transport`, besides every folder under `src/transport/` but the one that they share.
 const BACKENDS: &[&str] = &["shm", "tcp", "verbs"];
 
 /// The places where the word `unsafe` may stand in code.
@@ -489,7 +489,7 @@ fn raw_string(chars: &[char], open: usize, hashes: usize) -> usize {
     (open + 1..chars.len()).find(|at| closes(*at)).map_or(chars.len(), |at| at + 1 + hashes)
 }
 
-/// The backends of `transport`: those listed, and every folder beside them.
+/// The backends of `transport`: those listed, and every folder beside them but the wire-up, which all of them use.
 fn backends() -> Vec<String> {
     let mut backends: Vec<String> = BACKENDS.iter().map(|name| name.to_string()).collect();
     for (file, _) in files(".rs") {
@@ -497,6 +497,7 @@ fn backends() -> Vec<String> {
             backends.push(folder.into());
         }
     }
+    backends.retain(|name| name != "wireup");
     backends
 }
 

@@ -99,7 +99,7 @@ fn besiege(job: &Job, good: &[u8]) {
         let said = [&good[..right], &noise(number as u64, number * 50)].concat();
         strangers.push(Stranger::says(address, &said));
     }
-    // One who knows the secret, and promises four gigabytes.
+    // One who knows the secret, and stops within the header of its first message.
     let terms = Terms { secret: Some(secret.clone()), ..Terms::new(Purpose::Rendezvous) };
     let mut channel = Channel::connect(address, &terms).unwrap();
     let deadline = Instant::now() + PATIENCE;
@@ -108,7 +108,7 @@ fn besiege(job: &Job, good: &[u8]) {
         assert!(Instant::now() < deadline, "no greeting");
         std::thread::sleep(Duration::from_millis(1));
     }
-    strangers.push(Stranger::goes_on(channel.into_stream(), &u32::MAX.to_le_bytes()));
+    strangers.push(Stranger::goes_on(channel.into_stream(), &[0xFF; 4]));
     for stranger in strangers {
         stranger.must_be_shut_out();
     }

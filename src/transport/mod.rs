@@ -35,13 +35,13 @@ mod local;
 #[cfg(not(loom))]
 pub mod mixed;
 #[cfg(not(loom))]
-mod newcomers;
-#[cfg(not(loom))]
 pub mod shm;
 #[cfg(not(loom))]
 pub mod tcp;
 #[cfg(not(loom))]
 pub mod verbs;
+#[cfg(not(loom))]
+pub(crate) mod wireup;
 mod work;
 
 use std::task::Poll;
@@ -52,8 +52,6 @@ pub(crate) use address::{address_samples, fuzz_address};
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
 pub use kind::{TransportKind, UnknownTransport};
 pub use local::LocalEndpoint;
-#[cfg(not(loom))]
-pub(crate) use newcomers::{Refusals, listen, victim};
 #[cfg(all(feature = "oracle", not(loom)))]
 #[doc(hidden)] // for tests/oracle.rs, which holds them against other people's
 pub use verbs::sys::bindings as verbs_bindings;

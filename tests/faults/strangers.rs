@@ -120,14 +120,14 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
         strangers.push(Stranger::says(address, &noise));
     }
     strangers.push(Stranger::says(address, &vec![7; 4 << 20]));
-    // One who knows the secret, and promises four gigabytes.
+    // One who knows the secret, and stops within the header of its first message.
     let terms = Terms { secret: Some(secret.clone()), ..Terms::new(Purpose::Transport) };
     let mut channel = Channel::connect(address, &terms).unwrap();
     wait_for("the greeting", || {
         channel.poll().unwrap();
         channel.is_open().then_some(())
     });
-    strangers.push(Stranger::goes_on(channel.into_stream(), &u32::MAX.to_le_bytes()));
+    strangers.push(Stranger::goes_on(channel.into_stream(), &[0xFF; 4]));
     for stranger in strangers {
         stranger.must_be_shut_out();
     }

@@ -11,7 +11,8 @@ use rustix::event::{PollFd, PollFlags};
 use super::wire::{FromHub, LIMIT, ToHub, decode, encode};
 use super::{Error, Introduction, MAX_MEMBERS, Member, MemberId, MemberRole};
 use crate::channel::{Channel, ChannelError, Identity, Purpose, Secret, Terms};
-use crate::transport::{HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES, Refusals, listen, victim};
+use crate::node::now;
+use crate::transport::wireup::{Newcomer, Newcomers, accept, listen};
 
 /// Changes of the list of members are told at most so often: a job of a thousand joins at once.
 const TELL_EVERY: Duration = Duration::from_millis(20);
@@ -47,12 +48,15 @@ pub enum HubEvent {
 ///
 /// Unauthenticated connections cost little: a poll accepts at most [`MAX_PENDING_HANDSHAKES`], as many are greeted at a
 /// time, each for at most [`HANDSHAKE_TIMEOUT`], and with more one of those that have sent the least is dropped.
+///
+/// [`MAX_PENDING_HANDSHAKES`]: crate::transport::MAX_PENDING_HANDSHAKES
+/// [`HANDSHAKE_TIMEOUT`]: crate::transport::HANDSHAKE_TIMEOUT
 pub struct Hub {
     listener: TcpListener,
     address: SocketAddr,
     options: HubOptions,
     epoch: u64,
-    pending: VecDeque<Pending>,
+    newcomers: Newcomers<Pending>,
     inside: Vec<Inside>,
     events: VecDeque<HubEvent>,
     /// How often each place was taken.
@@ -60,12 +64,25 @@ pub struct Hub {
     ids: u64,
     changed: bool,
     told: Option<Instant>,
-    refusals: Refusals,
 }
 
-struct Pending {
-    channel: Channel,
-    since: Instant,
+/// A process that has not introduced itself.
+struct Pending(Channel);
+
+impl Newcomer for Pending {
+    type Said = Introduction;
+
+    fn hear(&mut self) -> Result<Option<Introduction>, String> {
+        let Some(bytes) = self.0.poll().map_err(|error| error.to_string())? else { return Ok(None) };
+        match decode(&bytes) {
+            Some(ToHub::Introduce(introduction)) => Ok(Some(introduction)),
+            _ => Err("it did not introduce itself".to_owned()),
+        }
+    }
+
+    fn messages(&self) -> u8 {
+        self.0.greetings()
+    }
 }
 
 struct Inside {
@@ -92,14 +109,13 @@ impl Hub {
             address,
             options,
             epoch: u64::from_le_bytes(epoch).max(1),
-            pending: VecDeque::new(),
+            newcomers: Newcomers::default(),
             inside: Vec::new(),
             events: VecDeque::new(),
             generations: HashMap::new(),
             ids: 0,
             changed: false,
             told: None,
-            refusals: Refusals::default(),
         })
     }
 
@@ -120,17 +136,15 @@ impl Hub {
 
     /// Strangers that were turned away so far.
     pub fn turned_away(&self) -> u64 {
-        self.refusals.total()
+        self.newcomers.refused()
     }
 
     /// Moves everything on without waiting, and takes the next event.
     pub fn poll(&mut self) -> Option<HubEvent> {
         if self.events.is_empty() {
-            self.admit_strangers();
             self.greet();
             self.hear();
             self.tell();
-            self.refusals.log(&self.address);
         }
         self.events.pop_front()
     }
@@ -140,10 +154,10 @@ impl Hub {
         if !self.events.is_empty() {
             return;
         }
-        let mut sockets = Vec::with_capacity(1 + self.pending.len() + self.inside.len());
+        let mut sockets = Vec::with_capacity(1 + self.newcomers.iter().len() + self.inside.len());
         sockets.push(PollFd::new(&self.listener, PollFlags::IN));
-        let channels =
-            self.pending.iter().map(|pending| &pending.channel).chain(self.inside.iter().map(|i| &i.channel));
+        let strangers = self.newcomers.iter().map(|Pending(channel)| channel);
+        let channels = strangers.chain(self.inside.iter().map(|inside| &inside.channel));
         sockets.extend(channels.map(|channel| PollFd::from_borrowed_fd(channel.as_fd(), interest(channel))));
         let timeout = if self.changed { timeout.min(TELL_EVERY) } else { timeout };
         let timeout = rustix::time::Timespec {
@@ -154,70 +168,15 @@ impl Hub {
         let _ready = rustix::event::poll(&mut sockets, Some(&timeout));
     }
 
-    fn admit_strangers(&mut self) {
-        // However many there are: what comes of the members is looked at in between.
-        for _ in 0..MAX_PENDING_HANDSHAKES {
-            let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => {
-                    if error.kind() != io::ErrorKind::WouldBlock {
-                        tracing::warn!(%error, "cannot accept connections for now");
-                    }
-                    return;
-                }
-            };
-            let identity = Identity { role: 0, rank: Some(0), epoch: self.epoch };
-            let secret = self.options.secret.clone();
-            let terms = Terms { secret, identity, limit: LIMIT, ..Terms::new(Purpose::Rendezvous) };
-            match Channel::accept(stream, &terms) {
-                Ok(channel) => self.keep(channel),
-                Err(error) => self.turn_away(&error),
-            }
-        }
-    }
-
-    /// Keeps a newcomer, in place of another one if there are too many.
-    fn keep(&mut self, mut channel: Channel) {
-        // Its first message is mostly there already, and counts when one has to go. It says nothing more before it is
-        // answered.
-        if let Err(error) = channel.poll() {
-            return self.turn_away(&error);
-        }
-        if self.pending.len() >= MAX_PENDING_HANDSHAKES {
-            let messages = self.pending.iter().map(|pending| pending.channel.greetings());
-            victim(messages).and_then(|index| self.pending.remove(index));
-            self.turn_away(&"there are too many unfinished handshakes");
-        }
-        self.pending.push_back(Pending { channel, since: Instant::now() });
-    }
-
-    fn turn_away(&mut self, reason: &dyn std::fmt::Display) {
-        self.refusals.add(&self.address, reason);
-    }
-
+    /// Accepts connections, and lets those in that have introduced themselves.
     fn greet(&mut self) {
-        let mut index = 0;
-        while let Some(pending) = self.pending.get_mut(index) {
-            let said = pending.channel.poll();
-            let late = pending.since.elapsed() > HANDSHAKE_TIMEOUT;
-            let introduction = match said {
-                Ok(None) if !late => {
-                    index += 1;
-                    continue;
-                }
-                Ok(None) => Err("it did not say who it is in time".to_owned()),
-                Ok(Some(bytes)) => match decode(&bytes) {
-                    Some(ToHub::Introduce(introduction)) => Ok(introduction),
-                    _ => Err("it did not introduce itself".to_owned()),
-                },
-                Err(error) => Err(error.to_string()),
-            };
-            let Some(pending) = self.pending.remove(index) else { return };
-            match introduction {
-                Ok(introduction) => self.admit(pending.channel, introduction),
-                Err(reason) => self.turn_away(&reason),
-            }
+        let (address, now) = (self.address, now());
+        let identity = Identity { role: 0, rank: Some(0), epoch: self.epoch };
+        let secret = self.options.secret.clone();
+        let terms = Terms { secret, identity, limit: LIMIT, ..Terms::new(Purpose::Rendezvous) };
+        self.newcomers.admit(&address, now, || Ok(accept(&self.listener, &terms)?.map(Pending)));
+        while let Some((Pending(channel), introduction)) = self.newcomers.next(&address, now) {
+            self.admit(channel, introduction);
         }
     }
 
@@ -225,7 +184,7 @@ impl Hub {
         let place = match self.place(&introduction) {
             Ok(place) => place,
             Err((reason, again)) => {
-                self.turn_away(&reason);
+                self.newcomers.refuse(&self.address, &reason);
                 // A fresh connection has room for it; if the peer is gone, it does not need to know.
                 let _unheard = channel.send(&encode(&FromHub::Refuse { reason, again }));
                 return;
@@ -363,7 +322,7 @@ impl Hub {
         let deadline = Instant::now() + timeout;
         let members: Vec<MemberId> = self.members().map(|member| member.id).collect();
         members.into_iter().for_each(|member| self.say(member, message));
-        while !self.inside.is_empty() || !self.pending.is_empty() {
+        while !self.inside.is_empty() || self.newcomers.iter().len() > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;

@@ -6,10 +6,10 @@ use std::task::Poll;
 use rustix::net::SocketAddrUnix;
 
 use super::ShmEndpoint;
-use super::handshake::{HandshakeError, Inbox, Opened, Outbox, UserError, check_user, is_gone};
+use super::handshake::{HandshakeError, Inbox, Opened, Outbox, Said, UserError, check_user, is_gone};
 use super::socket::{self, Link};
-use super::wire::{Kind, WireError};
 use crate::time::Instant;
+use crate::transport::wireup::{Side, WireError};
 use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
 
 /// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
@@ -39,7 +39,7 @@ impl ShmConnecting {
         user: u32,
     ) -> Result<Self, ConnectError> {
         let failed = |error| connect_error(address, error);
-        let outbox = Outbox::offer(Kind::Hello, offer).map_err(|error| error.at("connect", address))?;
+        let outbox = Outbox::offer(Side::Connector, offer).map_err(|error| error.at("connect", address))?;
         let dialled = socket::socket_address(address).map_err(failed)?;
         let link = Link::new(socket::new_socket().map_err(failed)?);
         let mut state = State { link, connected: false, outbox: Some(outbox), inbox: Inbox::default() };
@@ -80,15 +80,13 @@ impl State {
         self.inbox.fill(&self.link)
     }
 
-    /// Checks the whole answer.
-    fn open(mut self) -> Result<(Link, Opened), HandshakeError> {
-        let opened = self.inbox.open()?;
-        match opened.kind {
-            Kind::Refuse => {}
-            Kind::Accept if self.outbox.is_none() => {}
-            _ => return Err(WireError::Rule { what: "it answered out of turn" }.into()),
+    /// Checks the whole answer, which may be the reason of a refusal.
+    fn open(mut self) -> Result<Result<(Link, Opened), String>, HandshakeError> {
+        match self.inbox.open()? {
+            Said::Accept(opened) if self.outbox.is_none() => Ok(Ok((self.link, opened))),
+            Said::Refuse(reason) => Ok(Err(reason)),
+            Said::Accept(_) | Said::Offer(_) => Err(WireError::Rule("it answered out of turn").into()),
         }
-        Ok((self.link, opened))
     }
 }
 
@@ -109,10 +107,8 @@ impl Connecting for ShmConnecting {
         let opened = done.and_then(|_| state.open());
         Poll::Ready(match opened {
             Err(error) => Err(error.at("connect", &self.address)),
-            Ok((_, opened)) if opened.kind == Kind::Refuse => {
-                Err(ConnectError::Refused { address: self.address.clone(), reason: opened.reason() })
-            }
-            Ok((link, opened)) => Ok(ShmEndpoint::new(link, opened, self.queue_depth, None)),
+            Ok(Err(reason)) => Err(ConnectError::Refused { address: self.address.clone(), reason }),
+            Ok(Ok((link, opened))) => Ok(ShmEndpoint::new(link, opened, self.queue_depth, None)),
         })
     }
 }

@@ -4,12 +4,10 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::socket::{Heard, Link};
-use super::wire::{self, Grant, Kind, PREFIX_BYTES, Prefix, Segment, WireError};
+use super::wire::{self, FRAME_BYTES, Hello, Segments, Terms};
 use crate::mem::{Access, HostMemory, LocalKey, MemoryError, MemoryRegion, RemoteKey};
-use crate::transport::{Address, ConnectError, MAX_GRANTS, MAX_MESSAGE_BYTES, Offer, Received};
-
-/// Longest reason of a refusal, in bytes: it fits any socket buffer, so that it can be sent at once.
-const MAX_REASON_BYTES: usize = 4096;
+use crate::transport::wireup::{Grant, Side, WireError, check_offer, lets_write, random};
+use crate::transport::{Address, ConnectError, MAX_GRANTS, Offer, Received};
 
 /// Bytes received at a time: a message grows as it arrives, never by what its sender claims.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -59,16 +57,10 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Checks an offer, seals its memory, and gives each region of it a key that nobody can guess.
-    pub(super) fn offer(kind: Kind, offer: &Offer) -> Result<Outbox, HandshakeError> {
-        if offer.message.len() > MAX_MESSAGE_BYTES {
-            return Err(HandshakeError::Offer("its message is longer than 16 MiB; send it as memory"));
-        }
-        if offer.grants.len() > MAX_GRANTS {
-            return Err(HandshakeError::Offer(
-                "it grants more than 16 ranges; make them parts of one region",
-            ));
-        }
+    /// Checks an offer or the listener's answer to one, seals its memory, and gives each region of it a key that nobody
+    /// can guess.
+    pub(super) fn offer(from: Side, offer: &Offer) -> Result<Outbox, HandshakeError> {
+        check_offer(offer).map_err(HandshakeError::Offer)?;
         let mut regions = Vec::<MemoryRegion>::new();
         let mut segments = Vec::new();
         let mut grants = Vec::new();
@@ -80,24 +72,20 @@ impl Outbox {
                 segments.push(seal(region)?);
                 regions.push(region.clone());
             }
-            grants.push(Grant {
-                segment: segment as u32,
-                offset: slice.offset() as u64,
-                bytes: slice.len() as u64,
-            });
+            let (offset, bytes) = (slice.offset() as u64, slice.len() as u64);
+            grants.push(Grant { offset, bytes, ..segments[segment] });
         }
-        let bytes = wire::encode(kind, &segments, &grants, &offer.message);
-        Ok(Outbox { bytes, sent: 0, regions })
+        let terms = Terms { grants, blob: Segments(segments) };
+        let hello = match from {
+            Side::Connector => Hello::Offer(terms),
+            Side::Listener => Hello::Accept(terms),
+        };
+        Ok(Outbox { bytes: wire::frame(&hello, &offer.message), sent: 0, regions })
     }
 
     /// A refusal with its reason, cut if it is long.
     pub(super) fn refusal(reason: &str) -> Outbox {
-        let mut len = reason.len().min(MAX_REASON_BYTES);
-        while !reason.is_char_boundary(len) {
-            len -= 1;
-        }
-        let bytes = wire::encode(Kind::Refuse, &[], &[], &reason.as_bytes()[..len]);
-        Outbox { bytes, sent: 0, regions: Vec::new() }
+        Outbox { bytes: wire::frame(&Hello::refuse(reason), &[]), sent: 0, regions: Vec::new() }
     }
 
     /// Sends what fits now. True once all of it is sent.
@@ -115,12 +103,9 @@ impl Outbox {
     }
 }
 
-fn seal(region: &MemoryRegion) -> Result<Segment, HandshakeError> {
-    let access = region.access();
-    if access.is_local() {
-        return Err(HandshakeError::Offer("a region in it was registered without any right for peers"));
-    }
-    let memory = region.memory();
+/// The segment of a region, whose memory is sealed.
+fn seal(region: &MemoryRegion) -> Result<Grant, HandshakeError> {
+    let (memory, access) = (region.memory(), region.access());
     if memory.shared_file().is_none() {
         return Err(HandshakeError::Offer("a region in it is private memory: use HostMemory::shared"));
     }
@@ -129,18 +114,16 @@ fn seal(region: &MemoryRegion) -> Result<Segment, HandshakeError> {
     } else {
         memory.seal_against_new_writers()?;
     }
-    let key = getrandom::u64().map_err(|error| io::Error::other(format!("no random source: {error}")))?;
-    Ok(Segment { key: RemoteKey(key), bytes: region.len() as u64, access })
-}
-
-fn lets_write(access: Access) -> bool {
-    access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+    let key = RemoteKey(random().map_err(HandshakeError::Offer)?);
+    Ok(Grant { key, offset: 0, bytes: region.len() as u64, access })
 }
 
 /// A message on its way in.
 #[derive(Default)]
 pub(super) struct Inbox {
-    prefix: Option<Prefix>,
+    /// The length of the message, once its frame is there.
+    length: Option<usize>,
+    /// The frame, then the message.
     bytes: Vec<u8>,
     files: Vec<OwnedFd>,
 }
@@ -149,18 +132,14 @@ impl Inbox {
     /// Receives what is there, and not a byte past the message. True once all of it is there.
     pub(super) fn fill(&mut self, link: &Link) -> Result<bool, HandshakeError> {
         loop {
-            let wanted = match &self.prefix {
-                None => PREFIX_BYTES,
-                Some(prefix) => prefix.body_bytes(),
-            };
-            let missing = wanted - self.bytes.len();
+            let missing = self.length.unwrap_or(FRAME_BYTES) - self.bytes.len();
             if missing == 0 {
-                if self.prefix.is_some() {
+                if self.length.is_some() {
                     return Ok(true);
                 }
-                let prefix = self.bytes.first_chunk().expect("the whole prefix is there");
-                self.prefix = Some(Prefix::parse(prefix)?);
-                self.bytes.clear();
+                let frame = self.bytes.first_chunk().expect("the whole frame is there");
+                self.length = Some(wire::parse_frame(frame)?);
+                wire::strip_frame(&mut self.bytes);
                 continue;
             }
             let begin = self.bytes.len();
@@ -171,7 +150,7 @@ impl Inbox {
                 Heard::Silence => return Ok(false),
                 Heard::End => return Err(HandshakeError::Closed),
                 Heard::Bytes(_) if self.files.len() > MAX_GRANTS => {
-                    return Err(WireError::Rule { what: "it passed more descriptors than segments" }.into());
+                    return Err(WireError::Rule("it passed more descriptors than segments").into());
                 }
                 Heard::Bytes(_) => {}
             }
@@ -180,44 +159,59 @@ impl Inbox {
 
     /// True once a part of the message is there.
     pub(super) fn has_begun(&self) -> bool {
-        self.prefix.is_some() || !self.bytes.is_empty()
+        self.length.is_some() || !self.bytes.is_empty()
     }
 
     /// Checks the whole message and maps the memory that came along.
-    pub(super) fn open(&mut self) -> Result<Opened, HandshakeError> {
-        let incomplete = WireError::Rule { what: "its message is shorter than it said" };
-        let prefix = self.prefix.take().ok_or(incomplete)?;
+    pub(super) fn open(&mut self) -> Result<Said, HandshakeError> {
         // Moved out first: whatever goes wrong, the descriptors are closed on return.
         let files = std::mem::take(&mut self.files);
-        let body = prefix.parse_body(std::mem::take(&mut self.bytes))?;
-        if files.len() != body.segments.len() {
-            return Err(WireError::Rule { what: "it passed more or fewer descriptors than segments" }.into());
-        }
-        let mut segments = Vec::with_capacity(files.len());
-        for (segment, file) in body.segments.iter().zip(files) {
-            let bytes = usize::try_from(segment.bytes).unwrap_or(usize::MAX);
-            let memory = HostMemory::from_peer(file, bytes, lets_write(segment.access))?;
-            let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ());
-            segments.push((segment.key, region, segment.access));
-        }
-        let received = Received { message: body.message, grants: body.grants };
-        Ok(Opened { kind: prefix.kind, received, segments })
+        self.length = None;
+        let (hello, message) = Hello::decode(&std::mem::take(&mut self.bytes))?;
+        let no_segments = Segments::default();
+        let segments = match &hello {
+            Hello::Offer(terms) | Hello::Accept(terms) => &terms.blob,
+            Hello::Refuse(_) | Hello::Note(_) => &no_segments,
+        };
+        let segments = segments.map(files)?;
+        Ok(match hello {
+            Hello::Offer(terms) => Said::Offer(Opened { received: terms.received(message), segments }),
+            Hello::Accept(terms) => Said::Accept(Opened { received: terms.received(message), segments }),
+            Hello::Refuse(reason) => Said::Refuse(reason),
+            Hello::Note(note) => match note {},
+        })
     }
 }
 
-/// A message that has arrived and whose memory is mapped.
-pub(super) struct Opened {
-    pub(super) kind: Kind,
-    pub(super) received: Received,
-    pub(super) segments: Vec<(RemoteKey, MemoryRegion, Access)>,
+/// A message that has arrived.
+pub(super) enum Said {
+    Offer(Opened),
+    Accept(Opened),
+    Refuse(String),
 }
 
-impl Opened {
-    /// The reason of a refusal, fit to be shown: it comes from another process.
-    pub(super) fn reason(&self) -> String {
-        let bytes = &self.received.message[..self.received.message.len().min(MAX_REASON_BYTES)];
-        let text = String::from_utf8_lossy(bytes);
-        text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+/// An offer or an acceptance whose memory is mapped.
+pub(super) struct Opened {
+    pub(super) received: Received,
+    pub(super) segments: Vec<Mapped>,
+}
+
+/// A segment: the key that names it, its memory, and the rights of this side.
+type Mapped = (RemoteKey, MemoryRegion, Access);
+
+impl Segments {
+    /// Maps the files that came along.
+    fn map(&self, files: Vec<OwnedFd>) -> Result<Vec<Mapped>, HandshakeError> {
+        if files.len() != self.0.len() {
+            return Err(WireError::Rule("it passed more or fewer descriptors than segments").into());
+        }
+        let map = |(segment, file): (&Grant, OwnedFd)| {
+            let bytes = usize::try_from(segment.bytes).unwrap_or(usize::MAX);
+            let memory = HostMemory::from_peer(file, bytes, lets_write(segment.access))?;
+            let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ());
+            Ok((segment.key, region, segment.access))
+        };
+        self.0.iter().zip(files).map(map).collect()
     }
 }
 
@@ -244,12 +238,5 @@ mod tests {
     fn only_the_same_user_is_let_in() {
         assert!(same_user(1000, 1000).is_ok());
         assert!(matches!(same_user(1000, 0), Err(UserError::Another { theirs: 0 })), "not even root");
-    }
-
-    #[test]
-    fn a_long_reason_is_cut_between_characters() {
-        let outbox = Outbox::refusal(&"ä".repeat(5000));
-        assert_eq!(outbox.bytes.len(), PREFIX_BYTES + MAX_REASON_BYTES);
-        assert!(std::str::from_utf8(&outbox.bytes[PREFIX_BYTES..]).is_ok());
     }
 }

@@ -1,33 +1,28 @@
 //! The listener's side of handshakes.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
 use super::ShmEndpoint;
 use super::file;
-use super::handshake::{HandshakeError, Inbox, Opened, Outbox, UserError, check_user};
+use super::handshake::{HandshakeError, Inbox, Opened, Outbox, Said, UserError, check_user};
 use super::socket::Link;
-use super::wire::{Kind, WireError};
 use crate::mem::ForkGuard;
 use crate::time::Instant;
-use crate::transport::{
-    Address, ConnectError, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer, Received,
-    Refusals, victim,
-};
+use crate::transport::wireup::{Newcomer, Newcomers, Side, WireError};
+use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received};
 
 /// Where peers of the same host and user arrive. Its socket file, if it has one, goes with it.
 pub struct ShmListener {
     socket: OwnedFd,
     address: Address,
     file: Option<file::SocketFile>,
-    /// In order of arrival.
-    pending: Vec<Pending>,
+    newcomers: Newcomers<Pending>,
     guard: ForkGuard,
-    /// True while the system lets nobody in, so that this is logged once.
-    cannot_accept: bool,
-    refusals: Refusals,
+    /// True once it was polled in a forked child, so that this is logged once.
+    was_inherited: bool,
     queue_depth: usize,
     user: u32,
 }
@@ -35,7 +30,6 @@ pub struct ShmListener {
 struct Pending {
     link: Link,
     inbox: Inbox,
-    since: Instant,
 }
 
 impl ShmListener {
@@ -45,87 +39,65 @@ impl ShmListener {
             socket,
             address: address.clone(),
             file,
-            pending: Vec::new(),
+            newcomers: Newcomers::default(),
             guard: ForkGuard::new(),
-            cannot_accept: false,
-            refusals: Refusals::default(),
+            was_inherited: false,
             queue_depth,
             user,
         })
     }
-
-    /// Accepts newcomers, at most so many whatever comes of them: the owner has more to do.
-    fn admit(&mut self, now: Instant) {
-        for _ in 0..MAX_PENDING_HANDSHAKES {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let link = match rustix::net::accept_with(&self.socket, flags) {
-                Ok(socket) => Link::new(socket),
-                Err(Errno::AGAIN) => break,
-                Err(Errno::INTR | Errno::CONNABORTED) => continue,
-                Err(error) => {
-                    if !self.cannot_accept {
-                        tracing::warn!(address = %self.address, %error, "cannot accept connections for now");
-                    }
-                    self.cannot_accept = true;
-                    return;
-                }
-            };
-            match check_user(&link, self.user) {
-                Ok(()) => self.keep(Pending { link, inbox: Inbox::default(), since: now }),
-                Err(UserError::Another { theirs }) => {
-                    self.refuse(&format_args!("it is a process of another user, {theirs}"));
-                }
-                Err(UserError::Unknown(error)) => {
-                    self.refuse(&format_args!("it is a process of an unknown user: {error}"));
-                }
-            }
-        }
-        self.cannot_accept = false;
-    }
-
-    /// Keeps a newcomer, in place of another one if there are too many.
-    fn keep(&mut self, mut pending: Pending) {
-        // Its first message is mostly there already, and counts when one has to go.
-        if let Err(error) = pending.inbox.fill(&pending.link) {
-            pending.tell_version(&error);
-            return self.refuse(&error);
-        }
-        if self.pending.len() >= MAX_PENDING_HANDSHAKES {
-            let messages = self.pending.iter().map(|pending| u8::from(pending.inbox.has_begun()));
-            if let Some(index) = victim(messages) {
-                self.pending.remove(index);
-                self.refuse(&"there are too many unfinished handshakes");
-            }
-        }
-        self.pending.push(pending);
-    }
-
-    fn refuse(&mut self, reason: &dyn std::fmt::Display) {
-        self.refusals.add(&self.address, reason);
-    }
 }
 
 impl Pending {
+    /// Accepts a connection, if it is of a process of this user and what it has said so far is no offence. That is
+    /// mostly its whole message, which counts when one newcomer has to go.
+    fn accept(socket: &OwnedFd, user: u32) -> io::Result<Result<Pending, String>> {
+        let link = Link::new(rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?);
+        Ok(match check_user(&link, user) {
+            Ok(()) => {
+                let mut pending = Pending { link, inbox: Inbox::default() };
+                let begun = pending.inbox.fill(&pending.link);
+                begun.map_err(|error| pending.refused(&error)).map(|_| pending)
+            }
+            Err(UserError::Another { theirs }) => Err(format!("it is a process of another user, {theirs}")),
+            Err(UserError::Unknown(error)) => Err(format!("it is a process of an unknown user: {error}")),
+        })
+    }
+
     /// Moves the handshake on; what the peer said once all of it is there.
     fn advance(&mut self) -> Result<Option<Opened>, HandshakeError> {
         if !self.inbox.fill(&self.link)? {
             return Ok(None);
         }
-        let opened = self.inbox.open()?;
-        match opened.kind {
-            Kind::Hello => Ok(Some(opened)),
-            Kind::Accept | Kind::Refuse => {
-                Err(WireError::Rule { what: "it answered without a question" }.into())
+        match self.inbox.open()? {
+            Said::Offer(opened) => Ok(Some(opened)),
+            Said::Accept(_) | Said::Refuse(_) => {
+                Err(WireError::Rule("it answered without a question").into())
             }
         }
     }
 
-    /// Tells a peer that speaks another version which one is spoken here; every prefix says so.
-    fn tell_version(&self, error: &HandshakeError) {
+    /// The reason of a refusal. A peer that speaks another version is told which one is spoken here; every frame says
+    /// so.
+    fn refused(&self, error: &HandshakeError) -> String {
+        let reason = error.to_string();
         if let HandshakeError::Wire(WireError::Version { .. }) = error {
             // If it is gone already, it does not need to know.
-            let _unheard = Outbox::refusal(&error.to_string()).flush(&self.link);
+            let _unheard = Outbox::refusal(&reason).flush(&self.link);
         }
+        reason
+    }
+}
+
+impl Newcomer for Pending {
+    type Said = Opened;
+
+    fn hear(&mut self) -> Result<Option<Opened>, String> {
+        self.advance().map_err(|error| self.refused(&error))
+    }
+
+    fn messages(&self) -> u8 {
+        u8::from(self.inbox.has_begun())
     }
 }
 
@@ -139,35 +111,14 @@ impl Listener for ShmListener {
 
     fn poll(&mut self, now: Instant) -> Option<ShmIncoming> {
         if self.guard.is_inherited() {
-            if !self.cannot_accept {
+            if !std::mem::replace(&mut self.was_inherited, true) {
                 tracing::warn!(address = %self.address, "a listener was used in a forked child; listen again there");
             }
-            self.cannot_accept = true;
             return None;
         }
-        self.admit(now);
-        self.refusals.log(&self.address);
-        let mut index = 0;
-        while let Some(pending) = self.pending.get_mut(index) {
-            match pending.advance() {
-                Ok(Some(opened)) => {
-                    let link = self.pending.remove(index).link;
-                    let (address, queue_depth) = (self.address.clone(), self.queue_depth);
-                    return Some(ShmIncoming { link, opened, address, queue_depth });
-                }
-                Ok(None) if now.saturating_since(pending.since) < HANDSHAKE_TIMEOUT => index += 1,
-                Ok(None) => {
-                    self.pending.remove(index);
-                    self.refuse(&"it said too little in time");
-                }
-                Err(error) => {
-                    pending.tell_version(&error);
-                    self.pending.remove(index);
-                    self.refuse(&error);
-                }
-            }
-        }
-        None
+        self.newcomers.admit(&self.address, now, || Pending::accept(&self.socket, self.user));
+        let (Pending { link, .. }, opened) = self.newcomers.next(&self.address, now)?;
+        Some(ShmIncoming { link, opened, address: self.address.clone(), queue_depth: self.queue_depth })
     }
 }
 
@@ -200,7 +151,7 @@ impl Incoming for ShmIncoming {
     }
 
     fn accept(self, offer: Offer) -> Result<ShmEndpoint, ConnectError> {
-        let answer = Outbox::offer(Kind::Accept, &offer).and_then(|mut outbox| {
+        let answer = Outbox::offer(Side::Listener, &offer).and_then(|mut outbox| {
             let sent = outbox.flush(&self.link)?;
             Ok((!sent).then_some(outbox))
         });

@@ -4,12 +4,13 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::Poll;
 
-use super::handshake::{Inbox, Outbox};
+use super::handshake::{Inbox, Outbox, Said};
 use super::socket::{self, Heard, Link};
-use super::wire::{self, Grant, Kind, Segment};
+use super::wire::{self, Hello, Segments, Terms};
 use super::*;
 use crate::mem::RemoteKey;
 use crate::time::Instant;
+use crate::transport::wireup::{Grant, Side, WIRE_VERSION};
 use crate::transport::{
     Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, PostError, WorkRequest,
 };
@@ -78,7 +79,7 @@ fn one_poll_accepts_at_most_64_connections_of_another_user() {
 #[test]
 fn silent_connections_do_not_keep_a_peer_out_nor_push_out_one_that_has_begun() {
     let mut listener = Shm::new().listen(&Address::random()).unwrap();
-    let hello = wire::encode(Kind::Hello, &[], &[], b"");
+    let hello = wire::frame(&Hello::Offer(nothing()), b"");
     let begun = raw_connection(&listener);
     begun.send(&hello[..10], &[]).unwrap();
     assert!(listener.poll(NOW).is_none());
@@ -113,7 +114,7 @@ fn the_kernel_tells_users_apart() {
         // Not asking does not help.
         let link = Link::new(socket::new_socket().unwrap());
         assert!(link.connect(&socket::socket_address(&address).unwrap()).unwrap());
-        assert!(Outbox::offer(Kind::Hello, &Offer::default()).unwrap().flush(&link).unwrap());
+        assert!(Outbox::offer(Side::Connector, &Offer::default()).unwrap().flush(&link).unwrap());
         link
     });
     let link = stranger.join().unwrap();
@@ -121,9 +122,14 @@ fn the_kernel_tells_users_apart() {
     assert_ne!(link.receive(&mut [0; 64], &mut Vec::new()).ok(), Some(Heard::Silence), "the door is shut");
 }
 
+/// Terms that grant nothing.
+fn nothing() -> Terms {
+    Terms { grants: Vec::new(), blob: Segments::default() }
+}
+
 #[test]
 fn another_wire_version_is_named_on_both_sides() {
-    let mut hello = wire::encode(Kind::Hello, &[], &[], b"");
+    let mut hello = wire::frame(&Hello::Offer(nothing()), b"");
     hello[8] = 99;
     // The listener's side: nobody gets in, and the reply says which version is spoken here.
     let mut listener = Shm::new().listen(&Address::random()).unwrap();
@@ -132,8 +138,9 @@ fn another_wire_version_is_named_on_both_sides() {
     assert!(listener.poll(NOW).is_none());
     let mut inbox = Inbox::default();
     assert!(inbox.fill(&link).unwrap());
-    let reason = inbox.open().unwrap().reason();
-    assert!(reason.contains("version 99") && reason.contains("speaks 1"), "{reason}");
+    let Said::Refuse(reason) = inbox.open().unwrap() else { panic!("a refusal") };
+    let ours = format!("speaks {WIRE_VERSION}");
+    assert!(reason.contains("version 99") && reason.contains(&ours), "{reason}");
 
     // The connector's side.
     let (address, socket) = raw_listener();
@@ -141,12 +148,36 @@ fn another_wire_version_is_named_on_both_sides() {
     raw_accept(&socket).send(&hello, &[]).unwrap();
     let Poll::Ready(Err(error)) = connecting.poll(NOW) else { panic!("it was answered") };
     assert!(matches!(error, ConnectError::Protocol { .. }));
-    assert!(error.to_string().contains("version 99") && error.to_string().contains("speaks 1"), "{error}");
+    assert!(error.to_string().contains("version 99") && error.to_string().contains(&ours), "{error}");
+}
+
+/// An offer without memory and without a message, as a process of wire version 1 sends it: its whole prefix.
+const OFFER_1: &[u8; 32] = b"slkl-shm\x01\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+#[test]
+fn a_peer_of_version_1_is_refused_by_name_and_finds_the_version_in_its_place() {
+    let mut listener = Shm::new().listen(&Address::random()).unwrap();
+    let link = raw_connection(&listener);
+    link.send(OFFER_1, &[]).unwrap();
+    assert!(listener.poll(NOW).is_none());
+    // It reads 32 bytes, and of those the magic and then the version.
+    let mut prefix = [0; 32];
+    assert_eq!(link.receive(&mut prefix, &mut Vec::new()).unwrap(), Heard::Bytes(32));
+    assert_eq!((&prefix[..8], &prefix[8..12]), (&OFFER_1[..8], &WIRE_VERSION.to_le_bytes()[..]));
+    let mut rest = [0; 4096];
+    let Heard::Bytes(bytes) = link.receive(&mut rest, &mut Vec::new()).unwrap() else { panic!("a reason") };
+    assert!(String::from_utf8_lossy(&rest[..bytes]).contains("it speaks wire version 1"));
+
+    let (address, socket) = raw_listener();
+    let mut connecting = Shm::new().connect(&address, Offer::default()).unwrap();
+    raw_accept(&socket).send(OFFER_1, &[]).unwrap();
+    let Poll::Ready(Err(error)) = connecting.poll(NOW) else { panic!("it was answered") };
+    assert!(error.to_string().contains("it speaks wire version 1"), "{error}");
 }
 
 #[test]
 fn an_answer_out_of_turn_is_a_protocol_error() {
-    let hello = wire::encode(Kind::Hello, &[], &[], b"");
+    let hello = wire::frame(&Hello::Offer(nothing()), b"");
     let (address, socket) = raw_listener();
     let mut connecting = Shm::new().connect(&address, Offer::default()).unwrap();
     raw_accept(&socket).send(&hello, &[]).unwrap();
@@ -154,7 +185,7 @@ fn an_answer_out_of_turn_is_a_protocol_error() {
     assert!(matches!(error, ConnectError::Protocol { .. }), "{error}");
     let mut listener = Shm::new().listen(&Address::random()).unwrap();
     let link = raw_connection(&listener);
-    link.send(&wire::encode(Kind::Accept, &[], &[], b""), &[]).unwrap();
+    link.send(&wire::frame(&Hello::Accept(nothing()), b""), &[]).unwrap();
     assert!(listener.poll(NOW).is_none());
     assert!(!matches!(link.peek(), Ok(Heard::Silence)), "dropped");
 }
@@ -165,7 +196,7 @@ fn memory_granted_for_reading_cannot_be_written_whatever_its_receiver_does() {
     let region = shm.allocate(4096, Access::REMOTE_READ).unwrap();
     let mut listener = shm.listen(&Address::random()).unwrap();
     let link = raw_connection(&listener);
-    assert!(Outbox::offer(Kind::Hello, &Offer::default()).unwrap().flush(&link).unwrap());
+    assert!(Outbox::offer(Side::Connector, &Offer::default()).unwrap().flush(&link).unwrap());
     let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
     let _server = listener.poll(NOW).unwrap().accept(offer).unwrap();
     let mut files = Vec::new();
@@ -206,13 +237,13 @@ fn private_memory_is_not_registered_for_peers() {
     assert!(error.to_string().contains("use HostMemory::shared"), "{error}");
 }
 
-/// Sends a hello with `segments` and `files`, and tells whether the listener took it.
-fn is_taken(segments: &[Segment], files: &[BorrowedFd<'_>]) -> bool {
+/// Sends an offer with `segments` and `files`, and tells whether the listener took it.
+fn is_taken(segments: &[Grant], files: &[BorrowedFd<'_>]) -> bool {
     let mut listener = Shm::new().listen(&Address::random()).unwrap();
     let link = raw_connection(&listener);
-    let grants: Vec<Grant> =
-        (0..segments.len() as u32).map(|segment| Grant { segment, offset: 0, bytes: 1 }).collect();
-    link.send(&wire::encode(Kind::Hello, segments, &grants, b""), files).unwrap();
+    let grants = segments.iter().map(|segment| Grant { bytes: 1, ..*segment }).collect();
+    let terms = Terms { grants, blob: Segments(segments.to_vec()) };
+    link.send(&wire::frame(&Hello::Offer(terms), b""), files).unwrap();
     listener.poll(NOW).is_some()
 }
 
@@ -220,7 +251,7 @@ fn is_taken(segments: &[Segment], files: &[BorrowedFd<'_>]) -> bool {
 fn descriptors_that_are_not_what_was_said_are_refused() {
     let memory = HostMemory::shared(4096).unwrap();
     let good = memory.shared_file().unwrap();
-    let segment = |key, bytes| Segment { key: RemoteKey(key), bytes, access: Access::REMOTE_READ };
+    let segment = |key, bytes| Grant { key: RemoteKey(key), offset: 0, bytes, access: Access::REMOTE_READ };
     assert!(is_taken(&[segment(1, 4096)], &[good]));
     assert!(!is_taken(&[segment(1, 4096)], &[]), "none");
     assert!(!is_taken(&[segment(1, 4096)], &[good, good]), "one too many");
@@ -256,7 +287,7 @@ fn bytes_after_the_handshake_end_the_connection() {
     let shm = Shm::new();
     let mut listener = shm.listen(&Address::random()).unwrap();
     let link = raw_connection(&listener);
-    assert!(Outbox::offer(Kind::Hello, &Offer::default()).unwrap().flush(&link).unwrap());
+    assert!(Outbox::offer(Side::Connector, &Offer::default()).unwrap().flush(&link).unwrap());
     let mut server = listener.poll(NOW).unwrap().accept(Offer::default()).unwrap();
     server.check().unwrap();
     link.send(b"x", &[]).unwrap();

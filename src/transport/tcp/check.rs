@@ -4,16 +4,8 @@
 //! never by an address. What comes out of [`check`] lies inside one grant; whoever touches memory asks here first.
 
 use super::wire::{Kind, Request};
-use crate::mem::{Access, RemoteKey};
-
-/// What one peer may reach: `bytes` from `offset` of a region on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Grant {
-    pub(super) key: RemoteKey,
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
-    pub(super) access: Access,
-}
+use crate::mem::Access;
+use crate::transport::wireup::Grant;
 
 /// A range inside a grant, counted from the grant's begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +44,7 @@ pub(super) fn check(grants: &[Grant], epoch: u64, request: &Request) -> Option<P
 mod tests {
     use super::super::wire::MAX_WORDS;
     use super::*;
+    use crate::mem::RemoteKey;
 
     const EPOCH: u64 = 0xE70C;
     const KINDS: [Kind; 6] =

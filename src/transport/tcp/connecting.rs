@@ -9,11 +9,12 @@ use super::TcpEndpoint;
 use super::connection::Connection;
 use super::endpoint::FORKED;
 use super::engine::{Command, Engine};
-use super::hello::{self, Hello, HelloError, Lane, Terms, lanes};
+use super::hello::{self, Hello, Lane, Note, Terms, lanes};
 use super::socket::Socket;
 use crate::channel::{self, Channel, ChannelError};
 use crate::mem::{ForkGuard, LocalSlice};
 use crate::time::Instant;
+use crate::transport::wireup::WireError;
 use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
 
 /// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
@@ -49,7 +50,7 @@ impl TcpConnecting {
     ) -> Result<TcpConnecting, ConnectError> {
         let ours = hello::terms(&offer, [0; 16])
             .map_err(|reason| ConnectError::Offer { address: Address::Tcp(address), reason })?;
-        let said = hello::offer(&ours, &offer.message);
+        let said = Hello::Offer(ours.clone()).encode(&offer.message);
         let mut channel = Channel::connect(address, &terms).map_err(|error| failed(address, error))?;
         channel.send(&said).map_err(|error| failed(address, error))?;
         let state = Some(State::Offering { channel, ours, memory: offer.grants });
@@ -65,11 +66,11 @@ impl TcpConnecting {
             };
             let hello = Hello::decode(&message).map_err(|error| protocol(address, &error))?;
             let (theirs, message) = match hello {
-                Hello::Accept(theirs, message) => (theirs, message),
-                Hello::Refuse(reason) => {
+                (Hello::Accept(theirs), message) => (theirs, message),
+                (Hello::Refuse(reason), _) => {
                     return Err(ConnectError::Refused { address: Address::Tcp(address), reason });
                 }
-                _ => return Err(protocol(address, &HelloError::Rule("it answered out of turn"))),
+                _ => return Err(protocol(address, &WireError::Rule("it answered out of turn"))),
             };
             self.join(theirs, message)?;
         }
@@ -89,7 +90,7 @@ impl TcpConnecting {
             let mut channel =
                 Channel::connect(self.address, &terms).map_err(|error| failed(self.address, error))?;
             channel
-                .send(&Hello::Join(theirs.ticket, lane).encode())
+                .send(&Hello::Note(Note::Join(theirs.blob.ticket, lane)).encode(&[]))
                 .map_err(|error| failed(self.address, error))?;
             joining.push(Joining { lane, channel: Some(channel), joined: None });
         }
@@ -134,8 +135,8 @@ impl Joining {
         let Some(channel) = &mut self.channel else { return Ok(()) };
         let Some(message) = channel.poll().map_err(|error| failed(address, error))? else { return Ok(()) };
         match Hello::decode(&message) {
-            Ok(Hello::Joined) => self.joined = self.channel.take().map(Channel::into_stream),
-            Ok(_) => return Err(protocol(address, &HelloError::Rule("it answered out of turn"))),
+            Ok((Hello::Note(Note::Joined), _)) => self.joined = self.channel.take().map(Channel::into_stream),
+            Ok(_) => return Err(protocol(address, &WireError::Rule("it answered out of turn"))),
             Err(error) => return Err(protocol(address, &error)),
         }
         Ok(())
@@ -170,7 +171,7 @@ impl Connecting for TcpConnecting {
     }
 }
 
-fn protocol(address: SocketAddr, error: &HelloError) -> ConnectError {
+fn protocol(address: SocketAddr, error: &WireError) -> ConnectError {
     ConnectError::Protocol { address: Address::Tcp(address), reason: error.to_string() }
 }
 

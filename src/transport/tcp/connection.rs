@@ -4,11 +4,12 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::check::{Grant, check};
+use super::check::check;
 use super::hello::{Lane, Terms};
 use super::wire::{Kind, MAX_WORDS, Request};
 use crate::mem::{LocalSlice, RemoteSlice};
 use crate::transport::Disconnected;
+use crate::transport::wireup::Grant;
 
 /// A lock whose holder never leaves what it guards half done, so that one who panicked did no harm.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -70,8 +71,8 @@ impl Connection {
 
     /// True if `word` is one aligned word that the peer lets this side write.
     pub(super) fn is_writable_word(&self, word: &RemoteSlice) -> bool {
-        let request = Request { bytes: word.len, ..words(0, self.theirs.epoch, word, &[0]) };
-        word.len == 8 && check(&self.theirs.grants, self.theirs.epoch, &request).is_some()
+        let request = Request { bytes: word.len, ..words(0, self.theirs.blob.epoch, word, &[0]) };
+        word.len == 8 && check(&self.theirs.grants, self.theirs.blob.epoch, &request).is_some()
     }
 
     /// What the peer may reach here.

@@ -9,10 +9,11 @@ use std::time::Instant;
 
 use super::connection::{Connection, lock};
 use super::engine::Shared;
-use super::hello::{Hello, HelloError, Lane, Terms, Ticket};
+use super::hello::{Hello, Lane, Note, Terms, Ticket};
 use super::socket::Socket;
 use crate::channel::{self, Channel};
-use crate::transport::{Address, HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES, Refusals};
+use crate::transport::wireup::{Refusals, WireError};
+use crate::transport::{Address, HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES};
 
 /// What a listener and the progress thread share.
 pub(super) struct Door {
@@ -167,18 +168,18 @@ impl Stranger {
             Err(error) => return nonsense(&error),
         };
         match Hello::decode(&message) {
-            Ok(Hello::Offer(terms, message)) => Heard::Offer(terms, message),
-            Ok(Hello::Join(ticket, lane)) => match expected(shared, &ticket, lane) {
+            Ok((Hello::Offer(terms), message)) => Heard::Offer(terms, message),
+            Ok((Hello::Note(Note::Join(ticket, lane)), _)) => match expected(shared, &ticket, lane) {
                 Some(connection) => Heard::Join(lane, connection),
                 None => nonsense(&"it joins a connection that does not wait for it"),
             },
-            Ok(Hello::Accept(..) | Hello::Refuse(_) | Hello::Joined) => {
+            Ok((Hello::Accept(_) | Hello::Refuse(_) | Hello::Note(Note::Joined), _)) => {
                 nonsense(&"it answered without a question")
             }
             Err(error) => {
-                if let HelloError::Version { .. } = error {
+                if let WireError::Version { .. } = error {
                     // If it is gone already, it does not need to know.
-                    let _unheard = self.channel.send(&Hello::refuse(&error.to_string()).encode());
+                    let _unheard = self.channel.send(&Hello::refuse(&error.to_string()).encode(&[]));
                 }
                 nonsense(&error)
             }
@@ -197,7 +198,7 @@ impl Stranger {
                 lock(&self.door.ready).push_back(Knock { channel: self.channel, terms, message });
             }
             Heard::Join(lane, connection) => {
-                let joined = Hello::Joined.encode();
+                let joined = Hello::Note(Note::Joined).encode(&[]);
                 // A socket to which nothing was sent but a greeting has room for this.
                 if lane == Lane::ForwardPulse {
                     if self.channel.send(&joined).is_err() || !self.channel.is_flushed() {

@@ -38,7 +38,7 @@ impl TcpEndpoint {
         engine: Option<Arc<Engine>>,
         queue_depth: usize,
     ) -> TcpEndpoint {
-        let data = Initiator::new(data, connection.theirs.epoch, queue_depth);
+        let data = Initiator::new(data, connection.theirs.blob.epoch, queue_depth);
         TcpEndpoint {
             data: Some(data),
             pulse: Arc::new(Mutex::new(Pulse::new(Arc::clone(&connection), pulse))),
@@ -108,7 +108,7 @@ impl TcpEndpoint {
 #[cold]
 fn take_lane(connection: &Connection, queue_depth: usize) -> Option<Initiator> {
     let stream = connection.reverse(Lane::ReverseData).take()?;
-    Some(Initiator::new(Socket::patient(stream), connection.theirs.epoch, queue_depth))
+    Some(Initiator::new(Socket::patient(stream), connection.theirs.blob.epoch, queue_depth))
 }
 
 impl Endpoint for TcpEndpoint {

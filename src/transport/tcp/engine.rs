@@ -22,7 +22,8 @@ use super::socket::Socket;
 use super::target::{Target, Turn};
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
-use crate::transport::{MAX_PENDING_HANDSHAKES, victim};
+use crate::transport::MAX_PENDING_HANDSHAKES;
+use crate::transport::wireup::victim;
 
 /// How long the thread looks for more before it sleeps: a sleeping thread is woken in several microseconds, and whoever
 /// waits for an answer posts again within a few.
@@ -139,7 +140,7 @@ impl Engine {
 
     /// Lets a connection's further lanes in from now on.
     pub(super) fn expect(&self, expected: Expected) {
-        let ticket = expected.connection.ours.ticket;
+        let ticket = expected.connection.ours.blob.ticket;
         lock(&self.shared.expected).insert(ticket, expected);
     }
 }
@@ -410,14 +411,14 @@ impl Progress {
     }
 
     fn forget(&mut self, connection: &Arc<Connection>) {
-        lock(&self.shared.expected).remove(&connection.ours.ticket);
+        lock(&self.shared.expected).remove(&connection.ours.blob.ticket);
         self.remove_all(|source| source.connection().is_some_and(|other| Arc::ptr_eq(other, connection)));
     }
 
     /// Tells the peer of a connection that it is closed and why, on each lane that has nothing else under way. They are
     /// kept until the peer has closed them, or for a while.
     fn part(&mut self, connection: &Arc<Connection>, code: u64) {
-        lock(&self.shared.expected).remove(&connection.ours.ticket);
+        lock(&self.shared.expected).remove(&connection.ours.blob.ticket);
         for place in 0..self.sources.len() {
             let Some(source) = &mut self.sources[place].source else { continue };
             if !source.connection().is_some_and(|other| Arc::ptr_eq(other, connection)) {
@@ -598,7 +599,7 @@ mod tests {
     use std::io::Read;
     use std::net::TcpStream;
 
-    use super::super::hello::Terms;
+    use super::super::hello::{Life, Terms};
     use super::super::wire::Response;
     use super::*;
 
@@ -625,7 +626,7 @@ mod tests {
     #[test]
     fn a_peer_that_is_let_go_as_the_thread_ends_is_told_why() {
         let engine = Engine::start(Arc::default()).unwrap();
-        let terms = || Terms { epoch: 1, ticket: [0; 16], grants: Vec::new() };
+        let terms = || Terms { grants: Vec::new(), blob: Life { epoch: 1, ticket: [0; 16] } };
         let connection = || Arc::new(Connection::new(terms(), Vec::new(), terms()));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

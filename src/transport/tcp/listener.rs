@@ -11,7 +11,8 @@ use super::hello::{self, Hello, lanes};
 use crate::channel;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
-use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, listen};
+use crate::transport::wireup::listen;
+use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received};
 
 /// Where peers arrive over TCP.
 pub struct TcpListener {
@@ -115,7 +116,7 @@ impl Incoming for TcpIncoming {
                 return Err(ConnectError::Offer { address, reason });
             }
         };
-        let accept = hello::accept(&ours, &offer.message);
+        let accept = Hello::Accept(ours.clone()).encode(&offer.message);
         let lanes = lanes(&ours, &self.theirs);
         let connection = Arc::new(Connection::new(ours, offer.grants, self.theirs));
         if !lanes.is_empty() {
@@ -139,7 +140,7 @@ impl Incoming for TcpIncoming {
 
     fn refuse(mut self, reason: &str) {
         // A refusal fits the buffer of a socket to which nothing but a greeting was sent.
-        if let Err(error) = self.channel.send(&Hello::refuse(reason).encode()) {
+        if let Err(error) = self.channel.send(&Hello::refuse(reason).encode(&[])) {
             tracing::debug!(%error, "a refused peer was gone already");
         }
     }

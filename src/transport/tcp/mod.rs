@@ -24,8 +24,9 @@
 //! kernel, which may cut a word where a packet or a call ends. Words that announce something are shorter.
 //!
 //! **Who is let in.** Whoever proves that it knows the [secret](crate::channel::Secret); without one, whoever is on
-//! this host. Keys are random numbers made for one connection, and mean nothing on another. Nothing is encrypted: on a
-//! network where others can listen, or slip bytes into a connection, use a tunnel.
+//! this host. Keys are random numbers made for one connection, and mean nothing on another; they, and the tickets by
+//! which lanes join, are told over an encrypted channel. Requests and data are not encrypted: on a network where others
+//! can listen, or slip bytes into a connection, use a tunnel.
 //!
 //! **Forked children.** What a forked child inherits is dead there, and only there; the progress thread stays with the
 //! parent. A [`Tcp`] itself may be used in the child: it starts a thread of its own.
@@ -89,7 +90,7 @@ pub use listener::{TcpIncoming, TcpListener};
 pub(crate) use wire::{fuzz_headers, header_samples};
 
 use self::engine::Engine;
-use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport};
+use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup};
 use crate::channel::{self, Purpose, Secret};
 use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
 
@@ -147,7 +148,7 @@ impl Tcp {
 
     fn terms(&self) -> channel::Terms {
         let terms = channel::Terms::new(Purpose::Transport);
-        channel::Terms { secret: self.secret.clone(), limit: hello::LIMIT, ..terms }
+        channel::Terms { secret: self.secret.clone(), limit: wireup::LIMIT, ..terms }
     }
 }
 

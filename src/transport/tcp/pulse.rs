@@ -37,7 +37,7 @@ impl Pulse {
         let is_free = self.flush(0);
         if self.socket.is_some() && (is_free || self.flush(ROOM_WAIT_MS)) {
             self.sequence += 1;
-            let request = words(self.sequence, self.connection.theirs.epoch, word, &[value]);
+            let request = words(self.sequence, self.connection.theirs.blob.epoch, word, &[value]);
             self.under_way = Some((request.encode(), 0));
             self.flush(ROOM_WAIT_MS);
         }

@@ -263,12 +263,12 @@ impl Target {
     #[inline]
     fn carry_out(&mut self, request: &Request, len: usize) -> Option<Wants> {
         let connection = Arc::clone(&self.connection);
-        if request.kind == Kind::Nothing && request.epoch == connection.ours.epoch {
+        if request.kind == Kind::Nothing && request.epoch == connection.ours.blob.epoch {
             self.begin(request, len);
             self.done(request.answer);
             return None;
         }
-        let Some(place) = check(connection.grants(), connection.ours.epoch, request) else {
+        let Some(place) = check(connection.grants(), connection.ours.blob.epoch, request) else {
             self.begin(request, len);
             self.refuse();
             return None;

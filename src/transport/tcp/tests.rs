@@ -7,12 +7,13 @@ use std::net::{SocketAddr, TcpStream};
 use std::task::Poll;
 use std::time::Duration;
 
-use super::hello::{Hello, Lane, Terms};
+use super::hello::{Hello, Lane, Life, Note, Terms};
 use super::wire::{Kind, RESPONSE_BYTES, Request, Response};
 use super::*;
 use crate::channel::Channel;
 use crate::mem::{LocalSlice, RemoteKey, RemoteSlice, Streaming};
 use crate::time::Instant;
+use crate::transport::wireup::{Grant, LIMIT, WIRE_VERSION};
 use crate::transport::{
     CompletionError, Connecting, Endpoint, Incoming, Inline, Listener, Operation, PostError, Received,
     WorkRequest,
@@ -103,9 +104,14 @@ fn random_truncated_and_endless_first_bytes_are_dropped_and_honest_peers_get_in(
     honest_peers_are_served(&tcp, &mut listener);
 }
 
+/// Terms that grant nothing.
+fn nothing() -> Terms {
+    Terms { grants: Vec::new(), blob: Life { epoch: 1, ticket: [0; 16] } }
+}
+
 /// A stranger whose channel is open.
 fn open_channel(listener: &TcpListener) -> Channel {
-    let terms = channel::Terms { limit: hello::LIMIT, ..channel::Terms::new(Purpose::Transport) };
+    let terms = channel::Terms { limit: LIMIT, ..channel::Terms::new(Purpose::Transport) };
     let mut channel = Channel::connect(address_of(listener), &terms).unwrap();
     wait_for("the greeting", || {
         assert_eq!(channel.poll().unwrap(), None);
@@ -118,15 +124,14 @@ fn open_channel(listener: &TcpListener) -> Channel {
 fn first_messages_that_are_none_are_dropped_and_honest_peers_get_in() {
     let tcp = Tcp::new();
     let mut listener = listen(&tcp);
-    let none = || Terms { epoch: 1, ticket: [0; 16], grants: Vec::new() };
-    let good = hello::offer(&none(), b"hi");
+    let good = Hello::Offer(nothing()).encode(b"hi");
     let mut messages = vec![
         Vec::new(),
-        hello::accept(&none(), b""),
-        Hello::Joined.encode(),
-        Hello::refuse("no").encode(),
-        Hello::Join([7; 16], Lane::ReverseData).encode(),
-        Hello::Join([0; 16], Lane::ForwardPulse).encode(),
+        Hello::Accept(nothing()).encode(b""),
+        Hello::Note(Note::Joined).encode(&[]),
+        Hello::refuse("no").encode(&[]),
+        Hello::Note(Note::Join([7; 16], Lane::ReverseData)).encode(&[]),
+        Hello::Note(Note::Join([0; 16], Lane::ForwardPulse)).encode(&[]),
         good[..good.len() - 3].to_vec(),
     ];
     messages.extend((0..100).map(|seed| noise(seed, seed as usize)));
@@ -144,12 +149,12 @@ fn another_wire_version_is_told_which_one_is_spoken_here() {
     let tcp = Tcp::new();
     let listener = listen(&tcp);
     let mut channel = open_channel(&listener);
-    let mut bytes = Hello::Joined.encode();
+    let mut bytes = Hello::Note(Note::Joined).encode(&[]);
     bytes[0] = 99;
     channel.send(&bytes).unwrap();
     let answer = wait_for("an answer", || channel.poll().unwrap());
-    let Ok(Hello::Refuse(reason)) = Hello::decode(&answer) else { panic!("a refusal") };
-    assert!(reason.contains("version 99") && reason.contains("speaks 3"), "{reason}");
+    let Ok((Hello::Refuse(reason), _)) = Hello::decode(&answer) else { panic!("a refusal") };
+    assert!(reason.contains("version 99") && reason.contains(&format!("speaks {WIRE_VERSION}")), "{reason}");
 }
 
 #[test]
@@ -298,12 +303,11 @@ struct Raw {
 impl Raw {
     fn connect(listener: &mut TcpListener, from_server: Offer) -> Raw {
         let mut channel = open_channel(listener);
-        let terms = Terms { epoch: 1, ticket: [0; 16], grants: Vec::new() };
-        channel.send(&hello::offer(&terms, b"")).unwrap();
+        channel.send(&Hello::Offer(nothing()).encode(b"")).unwrap();
         let incoming = wait_for("the offer", || listener.poll(NOW));
         let server = incoming.accept(from_server).unwrap();
         let answer = wait_for("the answer", || channel.poll().unwrap());
-        let Ok(Hello::Accept(theirs, _)) = Hello::decode(&answer) else { panic!("accepted") };
+        let Ok((Hello::Accept(theirs), _)) = Hello::decode(&answer) else { panic!("accepted") };
         let stream = channel.into_stream();
         stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -313,7 +317,7 @@ impl Raw {
     fn request(&self, sequence: u64) -> Request {
         let grant = &self.theirs.grants[0];
         let to = RemoteSlice { key: grant.key, offset: grant.offset, len: 8 };
-        Request { answer: true, ..connection::words(sequence, self.theirs.epoch, &to, &[666]) }
+        Request { answer: true, ..connection::words(sequence, self.theirs.blob.epoch, &to, &[666]) }
     }
 
     fn send(&mut self, request: &Request) {
@@ -388,7 +392,7 @@ fn a_peer_hears_why_its_connection_is_closed_behind_what_was_under_way() {
     stream.write_all(&[1; 4096]).unwrap();
     let grant = &theirs.grants[0];
     let to = RemoteSlice { key: grant.key, offset: grant.offset, len: 8 };
-    let behind = Request { answer: true, ..connection::words(3, theirs.epoch, &to, &[666]) };
+    let behind = Request { answer: true, ..connection::words(3, theirs.blob.epoch, &to, &[666]) };
     stream.write_all(behind.encode().as_bytes()).unwrap();
     assert!(!matches!(stream.read(&mut [0; 1]), Ok(1)), "it is answered");
     assert_eq!(region.as_volatile().load_u64(0), 0);
@@ -490,22 +494,24 @@ fn raw_target(answers: &[Vec<u8>]) -> (TcpEndpoint, Received, Vec<TcpStream>) {
     let address = Address::Tcp(listener.local_addr().unwrap());
     let mut connecting = Tcp::new().connect(&address, Offer::default()).unwrap();
     let accepting = {
-        let terms = channel::Terms { limit: hello::LIMIT, ..channel::Terms::new(Purpose::Transport) };
+        let terms = channel::Terms { limit: LIMIT, ..channel::Terms::new(Purpose::Transport) };
         let answers = answers.concat();
         std::thread::spawn(move || {
             let next = || {
                 let mut channel = Channel::accept(listener.accept().unwrap().0, &terms).unwrap();
                 let message = wait_for("a message", || channel.poll().unwrap());
-                (channel, Hello::decode(&message).unwrap())
+                (channel, Hello::decode(&message).unwrap().0)
             };
             let (mut first, hello) = next();
             assert!(matches!(hello, Hello::Offer(..)));
-            let grant = check::Grant { key: RemoteKey(5), offset: 0, bytes: 1 << 20, access: Access::all() };
-            let ours = Terms { epoch: 9, ticket: [4; 16], grants: vec![grant] };
-            first.send(&hello::accept(&ours, b"")).unwrap();
+            let grant = Grant { key: RemoteKey(5), offset: 0, bytes: 1 << 20, access: Access::all() };
+            let ours = Terms { grants: vec![grant], blob: Life { epoch: 9, ticket: [4; 16] } };
+            first.send(&Hello::Accept(ours).encode(b"")).unwrap();
             let (mut second, hello) = next();
-            assert!(matches!(hello, Hello::Join(ticket, Lane::ForwardPulse) if ticket == [4; 16]));
-            second.send(&Hello::Joined.encode()).unwrap();
+            assert!(
+                matches!(hello, Hello::Note(Note::Join(ticket, Lane::ForwardPulse)) if ticket == [4; 16])
+            );
+            second.send(&Hello::Note(Note::Joined).encode(&[])).unwrap();
             let mut stream = first.into_stream();
             stream.set_nonblocking(false).unwrap();
             // Answers follow the request, as it were.

@@ -281,7 +281,7 @@ fn say_back(bytes: &[u8]) {
     if let Ok(Some((request, len))) = Request::decode(bytes) {
         assert_eq!(request.encode().as_bytes(), &bytes[..len]);
         // Where a request may work lies inside what was granted, whatever was granted.
-        let grant = super::check::Grant {
+        let grant = crate::transport::wireup::Grant {
             key: request.key,
             offset: request.words[0],
             bytes: request.sequence,

@@ -5,14 +5,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
 
+use super::Shared;
 use super::endpoint::{FORKED, VerbsEndpoint};
 use super::gid::GidChoice;
-use super::hello::{Hello, HelloError, Terms};
+use super::hello::{Hello, Note, Ports, Terms};
 use super::pairs::{Posting, Serving, connect, further};
-use super::{Shared, check_offer};
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
+use crate::transport::wireup::{WireError, check_offer};
 use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
 
 /// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
@@ -50,14 +51,14 @@ impl VerbsConnecting {
             .and_then(|posting| Ok((posting, Serving::new(shared, rails, offer.grants, None)?)));
         let (posting, serving) = made.map_err(|error| device_failed(&at, error))?;
         let places = shared.places(&from);
-        let ours = Terms {
+        let ports = Ports {
             place: places[0],
             posting: Some(posting.pairs()),
             serving: serving.as_ref().map(Serving::pairs),
-            grants: serving.as_ref().map_or_else(Vec::new, Serving::grants),
             further: further(&places, Some(&posting), serving.as_ref()),
             receives: serving.as_ref().map_or(0, Serving::receives),
         };
+        let ours = Terms { grants: serving.as_ref().map_or_else(Vec::new, Serving::grants), blob: ports };
         let said = Hello::Offer(ours.clone()).encode(&offer.message);
         let failed = |error| ConnectError::from_channel(Address::Verbs(address), error);
         let mut link = Channel::connect(address, &shared.terms()).map_err(failed)?;
@@ -75,35 +76,36 @@ impl VerbsConnecting {
         let (theirs, message) = match Hello::decode(&heard).map_err(|error| protocol(&at, &error))? {
             (Hello::Accept(theirs), message) => (theirs, message),
             (Hello::Refuse(reason), _) => return Err(ConnectError::Refused { address: at, reason }),
-            _ => return Err(protocol(&at, &HelloError::Rule("it answered out of turn"))),
+            _ => return Err(protocol(&at, &WireError::Rule("it answered out of turn"))),
         };
         let Some(State { mut link, ours, from, mut posting, mut serving }) = self.state.take() else {
             return Ok(None);
         };
-        if theirs.further.len() > ours.further.len() {
-            return Err(protocol(&at, &HelloError::Rule("it answers on rails that it was not offered")));
+        if theirs.blob.further.len() > ours.blob.further.len() {
+            return Err(protocol(&at, &WireError::Rule("it answers on rails that it was not offered")));
         }
         // Those that the other side has not are not used.
-        posting.further.truncate(theirs.further.len());
+        posting.further.truncate(theirs.blob.further.len());
         if let Some(serving) = &mut serving {
-            serving.further.truncate(theirs.further.len());
+            serving.further.truncate(theirs.blob.further.len());
         }
-        if serving.is_some() && theirs.posting.is_none() {
-            return Err(protocol(&at, &HelloError::Rule("it takes grants and has nothing to use them by")));
+        if serving.is_some() && theirs.blob.posting.is_none() {
+            return Err(protocol(&at, &WireError::Rule("it takes grants and has nothing to use them by")));
         }
         let paths = self.shared.paths(&from, &ours, &theirs);
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
-        connect(&paths, Some(&posting), serving.as_ref(), &theirs)
+        connect(&paths, Some(&posting), serving.as_ref(), &theirs.blob)
             .map_err(|error| device_failed(&at, error))?;
-        link.send(&Hello::Ready.encode(&[])).map_err(|error| ConnectError::from_channel(at, error))?;
+        link.send(&Hello::Note(Note::Ready).encode(&[]))
+            .map_err(|error| ConnectError::from_channel(at, error))?;
         let received = theirs.received(message);
-        let posting = theirs.serving.is_some().then_some(posting);
+        let posting = theirs.blob.serving.is_some().then_some(posting);
         let endpoint = VerbsEndpoint::new(Arc::clone(&self.shared), link, posting, serving, theirs, true);
         Ok(Some((endpoint, received)))
     }
 }
 
-pub(super) fn protocol(address: &Address, error: &HelloError) -> ConnectError {
+pub(super) fn protocol(address: &Address, error: &WireError) -> ConnectError {
     ConnectError::Protocol { address: address.clone(), reason: error.to_string() }
 }
 

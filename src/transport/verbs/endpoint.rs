@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::device::{Breakage, lock};
-use super::hello::{Hello, Terms};
+use super::hello::{Hello, Note, Terms};
 use super::pairs::{Posting, Serving};
 use super::pulse::Pulse;
 use super::rails::Rails;
@@ -88,7 +88,7 @@ impl VerbsEndpoint {
             .map(|Posting { data, pulse, further }| (Rails::new(data, further, &theirs, depth), pulse))
             .unzip();
         if let Some(data) = &mut data {
-            data.add_receives(theirs.receives, theirs.receives);
+            data.add_receives(theirs.blob.receives, theirs.blob.receives);
         }
         VerbsEndpoint {
             shared,
@@ -131,17 +131,17 @@ impl VerbsEndpoint {
         loop {
             match link.poll().map(|message| message.map(|bytes| Hello::decode(&bytes))) {
                 Ok(None) => break,
-                Ok(Some(Ok((Hello::Ready, _)))) if !self.is_ready => {
+                Ok(Some(Ok((Hello::Note(Note::Ready), _)))) if !self.is_ready => {
                     self.is_ready = true;
                     lock(&self.pulse).set_ready();
                 }
-                Ok(Some(Ok((Hello::Trespassed, _)))) => return self.fail_trespassed(),
+                Ok(Some(Ok((Hello::Note(Note::Trespassed), _)))) => return self.fail_trespassed(),
                 // Each of them takes something of this side's first: a peer cannot go on saying so.
-                Ok(Some(Ok((Hello::Receives(more), _))))
+                Ok(Some(Ok((Hello::Note(Note::Receives(more)), _))))
                     if self
                         .data
                         .as_mut()
-                        .is_some_and(|data| data.add_receives(more, self.theirs.receives)) => {}
+                        .is_some_and(|data| data.add_receives(more, self.theirs.blob.receives)) => {}
                 Ok(Some(_)) => {
                     tracing::warn!("an RDMA peer broke the protocol of the handshake: disconnected");
                     return self.fail(PROTOCOL);
@@ -165,7 +165,7 @@ impl VerbsEndpoint {
         let (Some(serving), Some(link)) = (&self.serving, &mut self.link) else { return };
         if let Some(renewed) = serving.take_renewed() {
             // If it is gone, its end is heard elsewhere.
-            let _unheard = link.channel.send(&Hello::Receives(renewed).encode(&[]));
+            let _unheard = link.channel.send(&Hello::Note(Note::Receives(renewed)).encode(&[]));
         }
     }
 
@@ -207,7 +207,7 @@ impl VerbsEndpoint {
             && let Some(link) = &mut self.link
         {
             // The peer's device may have told it, and may not. If it is gone already, it does not need to know.
-            let _unheard = link.channel.send(&Hello::Trespassed.encode(&[]));
+            let _unheard = link.channel.send(&Hello::Note(Note::Trespassed).encode(&[]));
         }
         self.fail(match error {
             Some(CompletionError::RemoteAccess) => REFUSED,

@@ -5,30 +5,25 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Shared;
 use super::bell::Bell;
 use super::connecting::device_failed;
 use super::endpoint::VerbsEndpoint;
 use super::gid::GidChoice;
-use super::hello::{Hello, HelloError, Place, Terms};
+use super::hello::{Hello, Place, Ports, Terms};
 use super::pairs::{Posting, Serving, connect, further};
-use super::{Shared, check_offer};
 use crate::channel::Channel;
 use crate::mem::{ForkGuard, LocalSlice};
 use crate::time::Instant;
-use crate::transport::{
-    Address, ConnectError, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer, Received,
-    Refusals, listen, victim,
-};
+use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept, check_offer, listen};
+use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received};
 
 /// Where peers arrive. Handshakes go over TCP.
 pub struct VerbsListener {
     shared: Arc<Shared>,
     socket: TcpListener,
     address: Address,
-    pending: Vec<Pending>,
-    /// True while the system lets nobody in, so that this is logged once.
-    cannot_accept: bool,
-    refusals: Refusals,
+    newcomers: Newcomers<Pending>,
     /// What peers ring, once somebody wants to sleep here.
     bell: Option<Arc<Bell>>,
     guard: ForkGuard,
@@ -36,12 +31,6 @@ pub struct VerbsListener {
 
 /// How long is slept at most while somebody is in the middle of a handshake.
 const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
-
-/// A newcomer of whom nothing is known yet.
-struct Pending {
-    link: Channel,
-    since: Instant,
-}
 
 impl VerbsListener {
     pub(super) fn new(shared: &Arc<Shared>, address: SocketAddr) -> Result<VerbsListener, ConnectError> {
@@ -56,75 +45,36 @@ impl VerbsListener {
             shared: Arc::clone(shared),
             socket,
             address,
-            pending: Vec::new(),
-            cannot_accept: false,
-            refusals: Refusals::default(),
+            newcomers: Newcomers::default(),
             bell: None,
             guard: ForkGuard::new(),
         })
     }
-
-    /// Accepts newcomers, at most so many whatever comes of them: the owner has more to do.
-    fn admit(&mut self, now: Instant) {
-        for _ in 0..MAX_PENDING_HANDSHAKES {
-            let stream = match self.socket.accept() {
-                Ok((stream, _)) => stream,
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => break,
-                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
-                    _ => {
-                        if !self.cannot_accept {
-                            tracing::warn!(address = %self.address, %error, "cannot accept connections for now");
-                        }
-                        self.cannot_accept = true;
-                        return;
-                    }
-                },
-            };
-            match Channel::accept(stream, &self.shared.terms()) {
-                Ok(link) => self.keep(Pending { link, since: now }),
-                Err(error) => self.refuse(&error),
-            }
-        }
-        self.cannot_accept = false;
-    }
-
-    /// Keeps a newcomer, in place of another one if there are too many.
-    fn keep(&mut self, mut pending: Pending) {
-        // Its first message is mostly there already, and counts when one has to go. It says nothing more before it is
-        // answered.
-        if let Err(error) = pending.link.poll() {
-            return self.refuse(&error);
-        }
-        if self.pending.len() >= MAX_PENDING_HANDSHAKES
-            && let Some(index) = victim(self.pending.iter().map(|pending| pending.link.greetings()))
-        {
-            self.pending.remove(index);
-            self.refuse(&"there are too many unfinished handshakes");
-        }
-        self.pending.push(pending);
-    }
-
-    fn refuse(&mut self, reason: &dyn std::fmt::Display) {
-        self.refusals.add(&self.address, reason);
-    }
 }
 
-impl Pending {
-    /// What it said, once all of that is there.
+/// A newcomer of whom nothing is known yet.
+struct Pending(Channel);
+
+impl Newcomer for Pending {
+    type Said = (Terms, Vec<u8>);
+
     fn hear(&mut self) -> Result<Option<(Terms, Vec<u8>)>, String> {
-        let Some(bytes) = self.link.poll().map_err(|error| error.to_string())? else { return Ok(None) };
+        let Some(bytes) = self.0.poll().map_err(|error| error.to_string())? else { return Ok(None) };
         match Hello::decode(&bytes) {
             Ok((Hello::Offer(terms), message)) => Ok(Some((terms, message))),
             Ok(_) => Err("it answered without a question".into()),
             Err(error) => {
-                if let HelloError::Version { .. } = error {
+                if let WireError::Version { .. } = error {
                     // If it is gone already, it does not need to know.
-                    let _unheard = self.link.send(&Hello::refuse(&error.to_string()).encode(&[]));
+                    let _unheard = self.0.send(&Hello::refuse(&error.to_string()).encode(&[]));
                 }
                 Err(error.to_string())
             }
         }
+    }
+
+    fn messages(&self) -> u8 {
+        self.0.greetings()
     }
 }
 
@@ -156,9 +106,10 @@ impl Listener for VerbsListener {
             std::thread::sleep(timeout);
         } else if let Some(bell) = &self.bell {
             // Of a socket that cannot be accepted from there is nothing to be heard but that.
-            let is_short = self.cannot_accept || !self.pending.is_empty();
+            let cannot_accept = self.newcomers.cannot_accept();
+            let is_short = cannot_accept || self.newcomers.iter().len() > 0;
             let timeout = if is_short { timeout.min(HANDSHAKE_NAP) } else { timeout };
-            bell.wait((!self.cannot_accept).then_some(&self.socket), timeout);
+            bell.wait((!cannot_accept).then_some(&self.socket), timeout);
         }
     }
 
@@ -167,35 +118,18 @@ impl Listener for VerbsListener {
             return None;
         }
         self.shared.take_events();
-        self.admit(now);
-        self.refusals.log(&self.address);
-        let mut index = 0;
-        while let Some(pending) = self.pending.get_mut(index) {
-            match pending.hear() {
-                Ok(Some((theirs, message))) => {
-                    let link = self.pending.remove(index).link;
-                    return Some(VerbsIncoming {
-                        shared: Arc::clone(&self.shared),
-                        link,
-                        received: theirs.received(message),
-                        theirs,
-                        address: self.address.clone(),
-                        bell: self.bell.clone(),
-                        made: None,
-                    });
-                }
-                Ok(None) if now.saturating_since(pending.since) < HANDSHAKE_TIMEOUT => index += 1,
-                Ok(None) => {
-                    self.pending.remove(index);
-                    self.refuse(&"it said too little in time");
-                }
-                Err(error) => {
-                    self.pending.remove(index);
-                    self.refuse(&error);
-                }
-            }
-        }
-        None
+        let terms = self.shared.terms();
+        self.newcomers.admit(&self.address, now, || Ok(accept(&self.socket, &terms)?.map(Pending)));
+        let (Pending(link), (theirs, message)) = self.newcomers.next(&self.address, now)?;
+        Some(VerbsIncoming {
+            shared: Arc::clone(&self.shared),
+            link,
+            received: theirs.received(message),
+            theirs,
+            address: self.address.clone(),
+            bell: self.bell.clone(),
+            made: None,
+        })
     }
 }
 
@@ -242,28 +176,24 @@ impl VerbsIncoming {
         let from = both.map(|(rail, theirs)| rail.gid_towards(peer(theirs), at));
         let from: Vec<GidChoice> = from.collect::<Result<_, _>>()?;
         let (rails, places) = (from.len(), self.shared.places(&from));
-        let mut ours = Terms {
-            place: places[0],
-            posting: None,
-            serving: None,
-            grants: Vec::new(),
-            further: further(&places, None, None),
-            receives: 0,
-        };
+        let further_places = further(&places, None, None);
+        let place = places[0];
+        let ports = Ports { place, posting: None, serving: None, further: further_places, receives: 0 };
+        let mut ours = Terms { grants: Vec::new(), blob: ports };
         let paths = self.shared.paths(&from, &ours, &self.theirs);
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let make = || {
-            let posting = self.theirs.serving.map(|_| Posting::new(&self.shared, rails)).transpose()?;
+            let posting = self.theirs.blob.serving.map(|_| Posting::new(&self.shared, rails)).transpose()?;
             let serving = Serving::new(&self.shared, rails, offer.grants.clone(), self.bell.as_ref())?;
-            connect(&paths, posting.as_ref(), serving.as_ref(), &self.theirs)?;
+            connect(&paths, posting.as_ref(), serving.as_ref(), &self.theirs.blob)?;
             io::Result::Ok((posting, serving))
         };
         let (posting, serving) = { make }().map_err(|error| device_failed(at, error))?;
-        ours.posting = posting.as_ref().map(Posting::pairs);
-        ours.serving = serving.as_ref().map(Serving::pairs);
+        ours.blob.posting = posting.as_ref().map(Posting::pairs);
+        ours.blob.serving = serving.as_ref().map(Serving::pairs);
         ours.grants = serving.as_ref().map_or_else(Vec::new, Serving::grants);
-        ours.receives = serving.as_ref().map_or(0, Serving::receives);
-        ours.further = further(&places, posting.as_ref(), serving.as_ref());
+        ours.blob.receives = serving.as_ref().map_or(0, Serving::receives);
+        ours.blob.further = further(&places, posting.as_ref(), serving.as_ref());
         Ok((posting, serving, ours))
     }
 }

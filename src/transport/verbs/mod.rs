@@ -20,7 +20,7 @@
 //!
 //! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s; some take up to four times as long.
 //! Completion queues have room for all that can be under way. Connections begin with random packet numbers. Nobody who
-//! can put packets on the RoCE network itself is kept out: keys are guessable, and nothing is encrypted.
+//! can put packets on the RoCE network itself is kept out: keys are guessable, and requests and data are not encrypted.
 //!
 //! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible in
 //! order, but for those into memory with [`Access::RELAXED`]. Atomics are those of the device: atomic among requests
@@ -92,10 +92,7 @@ use self::open::Opened;
 use self::queue_pair::{Path, QueuePair};
 use self::rail::Rail;
 use self::region::{ProtectionDomain, Registered};
-use super::{
-    Address, AtomicDomain, Capabilities, ConnectError, MAX_GRANTS, MAX_MESSAGE_BYTES, Offer, RegisterError,
-    Transport,
-};
+use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup};
 use crate::channel::{self, Purpose, Secret};
 use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
 
@@ -391,7 +388,7 @@ impl Shared {
 
     fn terms(&self) -> channel::Terms {
         let terms = channel::Terms::new(Purpose::Verbs);
-        channel::Terms { secret: self.secret.clone(), limit: hello::LIMIT, ..terms }
+        channel::Terms { secret: self.secret.clone(), limit: wireup::LIMIT, ..terms }
     }
 }
 
@@ -418,31 +415,6 @@ fn queue_depth(rails: &[Rail], wanted: Option<usize>) -> Result<usize, OpenError
 /// Devices round such numbers up to a power of two, and would post more than the other side serves.
 fn power_of_two_below(number: u8) -> u8 {
     number.checked_ilog2().map_or(0, |log| 1 << log)
-}
-
-/// What is wrong with an offer, if anything.
-fn check_offer(offer: &Offer) -> Result<(), &'static str> {
-    if offer.message.len() > MAX_MESSAGE_BYTES {
-        return Err("its message is longer than 16 MiB; send it as memory");
-    }
-    if offer.grants.len() > MAX_GRANTS {
-        return Err("it grants more than 16 ranges; make them parts of one region");
-    }
-    for slice in &offer.grants {
-        let access = slice.region().access();
-        if access.is_local() {
-            return Err("a region in it was registered without any right for peers");
-        }
-        if slice.is_empty() {
-            return Err("a range in it is empty");
-        }
-        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
-            && !slice.as_volatile().is_writable()
-        {
-            return Err("a region in it lets peers write memory that is mapped read-only");
-        }
-    }
-    Ok(())
 }
 
 impl std::fmt::Debug for Verbs {

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use super::Shared;
 use super::bell::Bell;
 use super::device::Breakage;
-use super::hello::{Further, FurtherServing, Grant, Pairs, Place, Terms};
+use super::hello::{Further, FurtherServing, Pairs, Place, Ports, name};
 use super::initiator::Initiator;
 use super::queue_pair::{Path, QueuePair, RECEIVES};
 use super::region::{ProtectionDomain, Registered};
 use crate::mem::{Access, HostMemory, LocalSlice};
+use crate::transport::wireup::Grant;
 
 /// Heartbeats that may be under way.
 const PULSE_DEPTH: usize = 16;
@@ -69,7 +70,7 @@ pub(super) fn connect(
     paths: &[Path],
     posting: Option<&Posting>,
     serving: Option<&Serving>,
-    theirs: &Terms,
+    theirs: &Ports,
 ) -> io::Result<()> {
     let Some((first, rest)) = paths.split_first() else { return Ok(()) };
     if let (Some(posting), Some(theirs)) = (posting, &theirs.serving) {
@@ -196,13 +197,13 @@ impl Serving {
     }
 
     pub(super) fn grants(&self) -> Vec<Grant> {
-        let grant = |granted: &Granted| Grant {
-            key: granted.registered.remote_key(),
+        let grant = |(index, granted): (usize, &Granted)| Grant {
+            key: name(index, granted.registered.remote_key()),
             offset: granted.slice.offset() as u64,
             bytes: granted.slice.len() as u64,
-            access: granted.slice.region().access().bits(),
+            access: granted.slice.region().access(),
         };
-        self.granted.iter().map(grant).collect()
+        self.granted.iter().enumerate().map(grant).collect()
     }
 
     /// What may be done with any of what was granted.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
-use super::hello::Terms;
+use super::hello::{Ports, Terms};
 use super::initiator::Initiator;
 use super::pairs::{Posting, Serving, connect};
 use crate::mem::{Access, HostMemory, MemoryRegion, RemoteSlice};
@@ -38,15 +38,15 @@ impl Loopback {
         let posting = Posting::new(shared, 1).map_err(text)?;
         let serving =
             Serving::new(shared, 1, vec![target.whole()], None).map_err(text)?.ok_or("nothing is granted")?;
-        let terms = Terms {
+        let ports = Ports {
             place,
             posting: Some(posting.pairs()),
             serving: Some(serving.pairs()),
-            grants: serving.grants(),
             further: Vec::new(),
             receives: serving.receives(),
         };
-        connect(&[path], Some(&posting), Some(&serving), &terms).map_err(text)?;
+        let terms = Terms { grants: serving.grants(), blob: ports };
+        connect(&[path], Some(&posting), Some(&serving), &terms.blob).map_err(text)?;
         let remote = terms.received(Vec::new()).grants.remove(0);
         let Posting { data, pulse, .. } = posting;
         Ok(Loopback { data, remote, target, local, _pulse: pulse, _serving: serving })

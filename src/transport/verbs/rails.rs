@@ -1,7 +1,7 @@
 //! The requests of one side over all rails of a connection: what [`Striper`] decides, done.
 
 use super::device::Breakage;
-use super::hello::{Further, Terms};
+use super::hello::{Further, Terms, index_of};
 use super::initiator::Initiator;
 use super::striper::{Placement, Striper};
 use crate::mem::{LocalSlice, RemoteKey, RemoteSlice, Streaming};
@@ -60,7 +60,7 @@ impl Rails {
                 sentinel,
             })
         };
-        let further: Vec<Lane> = further.into_iter().zip(&theirs.further).map_while(lane).collect();
+        let further: Vec<Lane> = further.into_iter().zip(&theirs.blob.further).map_while(lane).collect();
         let striping = (!further.is_empty()).then(|| {
             Box::new(Striping {
                 striper: Striper::new(1 + further.len(), depth),
@@ -173,7 +173,7 @@ impl Striping {
             return None;
         }
         // A forged key goes on the first rail, to be refused there.
-        let index = Terms::index(remote.key);
+        let index = index_of(remote.key);
         let (name, is_relaxed) = self.grants.get(index)?;
         (*name == remote.key && (*is_relaxed || !writes)).then_some(index)
     }

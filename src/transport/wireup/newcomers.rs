@@ -1,0 +1,275 @@
+//! The treatment of newcomers, connections that have not finished their handshake: how many there may be and for how
+//! long, the choice of the one that is dropped where there are too many, and a log that a flood of them cannot fill.
+
+use std::fmt::{Display, Write};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use crate::channel::{self, Channel};
+use crate::time::Instant;
+use crate::transport::{HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES};
+
+/// A connection that has not finished its handshake.
+pub(crate) trait Newcomer {
+    /// What it says once, before its listener decides about it.
+    type Said;
+
+    /// Takes what is there, without waiting; an error is the reason of a refusal.
+    fn hear(&mut self) -> Result<Option<Self::Said>, String>;
+
+    /// The number of messages that it has sent so far, or a part of one.
+    fn messages(&self) -> u8;
+}
+
+/// Accepts a connection and begins to greet it. Its first message is mostly there already, and counts when one newcomer
+/// has to go. It says nothing more before it is answered.
+pub(crate) fn accept(socket: &TcpListener, terms: &channel::Terms) -> io::Result<Result<Channel, String>> {
+    let greet = |stream| {
+        let mut channel = Channel::accept(stream, terms)?;
+        channel.poll().map(|_| channel)
+    };
+    socket.accept().map(|(stream, _)| greet(stream).map_err(|error| error.to_string()))
+}
+
+/// The newcomers of one listener: at most [`MAX_PENDING_HANDSHAKES`], each for at most [`HANDSHAKE_TIMEOUT`].
+pub(crate) struct Newcomers<N> {
+    /// In order of arrival.
+    waiting: Vec<Waiting<N>>,
+    /// True while the system lets nobody in, so that this is logged once.
+    cannot_accept: bool,
+    refusals: Refusals,
+}
+
+impl<N> Default for Newcomers<N> {
+    fn default() -> Newcomers<N> {
+        Newcomers { waiting: Vec::new(), cannot_accept: false, refusals: Refusals::default() }
+    }
+}
+
+struct Waiting<N> {
+    newcomer: N,
+    since: Instant,
+}
+
+impl<N: Newcomer> Newcomers<N> {
+    /// Accepts connections, at most as many as there may be newcomers whatever comes of them: the owner has more to do.
+    /// `accept` makes a newcomer of the next connection, or says why that one is refused.
+    pub(crate) fn admit(
+        &mut self,
+        listener: &dyn Display,
+        now: Instant,
+        mut accept: impl FnMut() -> io::Result<Result<N, String>>,
+    ) {
+        for _ in 0..MAX_PENDING_HANDSHAKES {
+            let error = match accept() {
+                Ok(Ok(newcomer)) => {
+                    self.keep(listener, now, newcomer);
+                    continue;
+                }
+                Ok(Err(reason)) => {
+                    self.refuse(listener, &reason);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            match error.kind() {
+                io::ErrorKind::WouldBlock => break,
+                io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                _ => {
+                    if !self.cannot_accept {
+                        tracing::warn!(%listener, %error, "cannot accept connections for now");
+                    }
+                    self.cannot_accept = true;
+                    return;
+                }
+            }
+        }
+        self.cannot_accept = false;
+    }
+
+    /// Keeps a newcomer, in place of another one if there are too many.
+    fn keep(&mut self, listener: &dyn Display, now: Instant, newcomer: N) {
+        if self.waiting.len() >= MAX_PENDING_HANDSHAKES
+            && let Some(index) = victim(self.waiting.iter().map(|waiting| waiting.newcomer.messages()))
+        {
+            self.waiting.remove(index);
+            self.refuse(listener, &"there are too many unfinished handshakes");
+        }
+        self.waiting.push(Waiting { newcomer, since: now });
+    }
+
+    /// Moves all handshakes on. The next newcomer that has said its part, and what it said.
+    pub(crate) fn next(&mut self, listener: &dyn Display, now: Instant) -> Option<(N, N::Said)> {
+        self.refusals.log(listener);
+        let mut index = 0;
+        while let Some(Waiting { newcomer, since }) = self.waiting.get_mut(index) {
+            let reason = match newcomer.hear() {
+                Ok(Some(said)) => return Some((self.waiting.remove(index).newcomer, said)),
+                Ok(None) if now.saturating_since(*since) < HANDSHAKE_TIMEOUT => {
+                    index += 1;
+                    continue;
+                }
+                Ok(None) => "it said too little in time".to_owned(),
+                Err(reason) => reason,
+            };
+            self.waiting.remove(index);
+            self.refuse(listener, &reason);
+        }
+        None
+    }
+
+    /// Counts a refused connection, and logs it if it is time for that.
+    pub(crate) fn refuse(&mut self, listener: &dyn Display, reason: &dyn Display) {
+        self.refusals.add(listener, reason);
+    }
+
+    /// All connections that were refused so far.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refusals.total()
+    }
+
+    /// True while the system lets nobody in.
+    pub(crate) fn cannot_accept(&self) -> bool {
+        self.cannot_accept
+    }
+
+    /// Those that are there now.
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &N> {
+        self.waiting.iter().map(|waiting| &waiting.newcomer)
+    }
+}
+
+/// Connections that wait in the system's queue until a listener accepts them, where the system allows as many. A crowd
+/// that comes at once finds room there.
+const BACKLOG: i32 = 1024;
+
+/// Begins to listen at an address, without waiting for connections.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = TcpListener::bind(address)?;
+    socket.set_nonblocking(true)?;
+    // The standard library asks for a queue of 128.
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Shortest time between two log lines of one listener about refused connections.
+const LOG_EVERY: Duration = Duration::from_secs(1);
+
+/// The number of connections that a listener has refused, and the log about them: at most one line a second, each
+/// with the count since the line before and the reason of the last refusal.
+#[derive(Default)]
+pub(crate) struct Refusals {
+    total: u64,
+    /// Those that no line of the log has told of yet.
+    unlogged: u64,
+    /// The reason of the last one. It keeps its room, so that a flood allocates nothing here.
+    reason: String,
+    logged: Option<std::time::Instant>,
+}
+
+impl Refusals {
+    /// Counts a refused connection. The first one is logged at once.
+    pub(crate) fn add(&mut self, listener: &dyn Display, reason: &dyn Display) {
+        self.total += 1;
+        self.unlogged += 1;
+        self.reason.clear();
+        // A string takes all that is written to it.
+        let _written = write!(self.reason, "{reason}");
+        self.log(listener);
+    }
+
+    /// Logs what has been counted since the last line, if that line is old enough.
+    pub(crate) fn log(&mut self, listener: &dyn Display) {
+        if self.unlogged == 0 {
+            return;
+        }
+        if let Some(connections) = self.take_due(std::time::Instant::now()) {
+            let reason = self.reason.as_str();
+            tracing::warn!(%listener, connections, reason, "refused connections; the reason is that of the last one");
+        }
+    }
+
+    /// All connections that were refused so far.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// True if there are some that no line of the log has told of.
+    pub(crate) fn has_unlogged(&self) -> bool {
+        self.unlogged > 0
+    }
+
+    /// The count for the next line of the log, if it is time for that.
+    fn take_due(&mut self, now: std::time::Instant) -> Option<u64> {
+        if self.logged.is_some_and(|logged| now.saturating_duration_since(logged) < LOG_EVERY) {
+            return None;
+        }
+        self.logged = Some(now);
+        Some(std::mem::take(&mut self.unlogged))
+    }
+}
+
+/// Chooses which of too many newcomers a listener drops, by the number of messages that each has sent so far: one of
+/// those that sent the least, at random.
+///
+/// An honest newcomer sends its first message as soon as it is connected, so it is behind all silent connections of a
+/// flood in this order, and one that has proved that it knows the secret is behind all that cannot. A flood that sends
+/// first messages, too, is met by chance: an honest newcomer survives each drop with a probability of 63/64, however
+/// slow its handshake is. If the oldest were dropped, 64 connections within its handshake would always push it out; if
+/// the newest were, 64 silent connections would keep all others out.
+pub(crate) fn victim(messages: impl Iterator<Item = u8> + Clone) -> Option<usize> {
+    let least = messages.clone().min()?;
+    let candidates = messages.clone().filter(|sent| *sent == least).count();
+    // Without random numbers it is the oldest: a channel cannot be made without them anyway.
+    let chosen = getrandom::u32().unwrap_or(0) as usize % candidates;
+    messages.enumerate().filter(|(_, sent)| *sent == least).nth(chosen).map(|(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_refusals_is_one_line_a_second_with_their_count() {
+        let (mut refusals, begin) = (Refusals::default(), std::time::Instant::now());
+        let mut lines = Vec::new();
+        for millisecond in 0..3500 {
+            refusals.total += 1;
+            refusals.unlogged += 1;
+            lines.extend(refusals.take_due(begin + Duration::from_millis(millisecond)));
+        }
+        assert_eq!(lines, [1, 1000, 1000, 1000]);
+        assert!(refusals.has_unlogged());
+        assert_eq!((refusals.take_due(begin + Duration::from_secs(60)), refusals.total()), (Some(499), 3500));
+        assert!(!refusals.has_unlogged());
+    }
+
+    #[test]
+    fn the_reason_of_a_line_is_that_of_the_last_refusal() {
+        let mut refusals = Refusals::default();
+        for reason in ["a long reason that is forgotten", "short"] {
+            refusals.add(&"here", &reason);
+        }
+        assert_eq!((refusals.reason.as_str(), refusals.unlogged), ("short", 1));
+    }
+
+    #[test]
+    fn a_newcomer_that_has_sent_more_is_not_dropped_before_one_that_sent_less() {
+        for _ in 0..200 {
+            assert_eq!(victim([2, 1, 0, 1].into_iter()), Some(2));
+            assert!(matches!(victim([2, 1, 2, 1].into_iter()), Some(1 | 3)));
+        }
+        assert_eq!(victim([].into_iter()), None);
+    }
+
+    #[test]
+    fn the_dropped_one_is_any_of_those_that_sent_the_least() {
+        let mut dropped = [0; 64];
+        for _ in 0..64 * 100 {
+            dropped[victim([1; 64].into_iter()).unwrap()] += 1;
+        }
+        // A hundred each are expected; chance leaves this range once in 10^12 runs or so.
+        assert!(dropped.iter().all(|times| (20..220).contains(times)), "{dropped:?}");
+    }
+}

@@ -1,0 +1,37 @@
+//! The check of what this side itself offers.
+
+use crate::mem::Access;
+use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Offer};
+
+/// The reason why an offer cannot be made, if there is one.
+pub(crate) fn check_offer(offer: &Offer) -> Result<(), &'static str> {
+    if offer.message.len() > MAX_MESSAGE_BYTES {
+        return Err("its message is longer than 16 MiB; send it as memory");
+    }
+    if offer.grants.len() > MAX_GRANTS {
+        return Err("it grants more than 16 ranges; make them parts of one region");
+    }
+    for slice in &offer.grants {
+        let access = slice.region().access();
+        if access.is_local() {
+            return Err("a region in it was registered without any right for peers");
+        }
+        if slice.is_empty() {
+            return Err("a range in it is empty");
+        }
+        if lets_write(access) && !slice.as_volatile().is_writable() {
+            return Err("a region in it lets peers write memory that is mapped read-only");
+        }
+    }
+    Ok(())
+}
+
+/// Whether a peer with these rights may change memory.
+pub(crate) fn lets_write(access: Access) -> bool {
+    access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+}
+
+/// A number that nobody can guess.
+pub(crate) fn random() -> Result<u64, &'static str> {
+    getrandom::u64().map_err(|_| "the system has no random source to make keys from")
+}
