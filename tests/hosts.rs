@@ -107,7 +107,7 @@ fn hosts_reach_each_other_over_their_cables_and_nobody_else_reaches_them() {
     let hosts = Hosts::new(3);
     let listener = hosts[0].within(|| TcpListener::bind((hosts[0].address(), 0)).unwrap());
     let address = listener.local_addr().unwrap();
-    let reach = || TcpStream::connect_timeout(&address, Duration::from_millis(1500));
+    let reach = || TcpStream::connect_timeout(&address, Duration::from_secs(4));
     for (host, from) in [(1, "10.77.0.2"), (2, "10.77.0.3")] {
         let stream = hosts[host].within(reach).expect("a host reaches another");
         assert_eq!(stream.local_addr().unwrap().ip().to_string(), from);

@@ -31,7 +31,7 @@ use slackline::transport::shm::{Shm, ShmConnecting, ShmEndpoint, ShmListener};
 use slackline::transport::tcp::Tcp;
 use slackline::transport::{Address, Capabilities, ConnectError, Offer, RegisterError, Transport};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A gradient that depends on everything it should: the parameters, the clock and the worker.
 fn gradient_of(parameters: &[f32], worker: usize, clock: u64, gradient: &mut [f32]) {

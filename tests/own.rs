@@ -15,7 +15,7 @@ use slackline::transport::shm::Shm;
 use slackline::transport::tcp::Tcp;
 use slackline::transport::{Address, Transport};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The other elements of a worker's share follow the one that counts.
 const SHARE: usize = 700;

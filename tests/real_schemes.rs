@@ -14,7 +14,7 @@ use slackline::table::{ElementType, Table};
 use slackline::transport::Address;
 use slackline::transport::shm::Shm;
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const WORKERS: usize = 4;
 
 /// What a gradient of magnitude 1 counts where each is folded in alone.

@@ -286,7 +286,7 @@ fn the_file_of_a_dead_listener_is_replaced_and_that_of_a_living_one_is_not() {
     drop(UnixListener::bind(folder.socket()).unwrap());
     // A test beside this one may be starting a process, whose fork holds a copy of the dead socket until it has become
     // the other program: not dead until then.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let mut living = loop {
         match listen_at(&folder.socket()) {
             Ok(listener) => break listener,

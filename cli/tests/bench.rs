@@ -226,9 +226,11 @@ fn a_listener_ends_after_one_client_and_says_what_went_wrong() {
 
 #[test]
 fn nobody_listening_is_told_with_what_to_do() {
-    // A port that was free a moment ago.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let output = bench(&["--transport", "tcp", "--op", "read", "--peer", &port.to_string()]);
+    // The port of a connection's other end: nobody can listen there.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = bench(&["--transport", "tcp", "--op", "read", "--peer", &address]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && stderr.contains("--listen"), "{stderr}");
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -185,12 +185,16 @@ fn a_server_that_is_terminated_writes_a_last_checkpoint_and_goes_on_from_it() {
 #[test]
 fn a_lost_server_with_checkpoints_is_an_end_whose_remedy_is_to_resume() {
     let folder = TempDir::new().unwrap();
-    let run = Run::of(&slow(folder.path().to_str().unwrap(), &["--checkpoint-every", "20"]));
+    let run =
+        Run::of(&slow(folder.path().to_str().unwrap(), &["--checkpoint-every", "20", "--epochs", "400"]));
     run.wait_for("epoch");
+    let deadline = Instant::now() + Duration::from_secs(60);
     while version(&folder).is_none() {
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        assert!(Instant::now() < deadline, "there is no checkpoint");
+        std::thread::sleep(Duration::from_millis(10));
     }
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    // The server tells the coordinator ten times a second.
+    std::thread::sleep(Duration::from_secs(2));
     kill(run.server(0), Signal::KILL);
     let (_, said) = end(run, 1);
     assert!(said.contains("help: start the run again with --resume"), "{said}");
@@ -226,7 +230,7 @@ fn a_worker_that_is_stopped_for_less_than_the_lease_stays_in() {
     run.wait_for("epoch");
     kill(run.worker(1), Signal::STOP);
     // Longer than the usual lease.
-    std::thread::sleep(std::time::Duration::from_secs(5));
+    std::thread::sleep(Duration::from_secs(5));
     kill(run.worker(1), Signal::CONT);
     let (json, said) = end(run, 0);
     assert_eq!(json["evicted"], 0, "{said}");
@@ -249,8 +253,8 @@ fn a_server_that_comes_back_does_not_wait_for_workers_that_have_finished() {
     let folder = TempDir::new().unwrap();
     let keep =
         ["--checkpoint", folder.path().to_str().unwrap(), "--checkpoint-every", "5", "--restarts", "1"];
-    // Worker 0 finishes after some two seconds, worker 1 three times as late.
-    let slow = ["--jitter", "constant(0.02)", "--straggler", "1=3", "--timeout", "20", "--json", "-"];
+    // Worker 0 finishes after some two seconds, worker 1 five times as late.
+    let slow = ["--jitter", "constant(0.02)", "--straggler", "1=5", "--timeout", "20", "--json", "-"];
     let job = ["train", "--model", "softmax", "--epochs", "4", "--scheme", "asp", "--workers", "2"];
     let run = Run::of(&[&job[..], &slow, &keep].concat());
     run.wait_for("epoch");

@@ -1,24 +1,25 @@
 //! Jobs that fail: every process says why, once, in a line that a person reads to its end.
 
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 
 use rustix::process::Signal;
+use slackline::job::env::MeetingPoint;
 
 mod common;
 use common::{Run, kill};
 
 /// A meeting point of its own for a test.
 fn meeting_point() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string()
 }
 
 #[test]
 fn every_process_of_a_job_that_fails_is_told_the_cause() {
     let meet = meeting_point();
     let start = |arguments: &[&str]| Run::of(&[arguments, &["--rendezvous", &meet]].concat());
-    let coordinator = start(&["train", "--coordinate", "--workers", "2", "--timeout", "3"]);
+    let coordinator = start(&["train", "--coordinate", "--workers", "2", "--timeout", "10"]);
     let others = [start(&["serve"]), start(&["work"])];
-    let cause = "waited 3s for the workers to join: worker 1";
+    let cause = "waited 10s for the workers to join: worker 1";
     let (code, _, said) = coordinator.end();
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains(&format!("error: {cause}\nhelp: use a longer --timeout")), "{said}");
@@ -77,7 +78,7 @@ fn an_evicted_worker_that_wakes_is_told_so_and_why() {
 #[test]
 fn many_losses_for_one_cause_are_one_short_line() {
     // Under BSP there is a version once each worker has published a gradient, so none is still joining.
-    let job = ["train", "--scheme", "bsp", "--workers", "12", "--model", "softmax", "--timeout", "4"];
+    let job = ["train", "--scheme", "bsp", "--workers", "12", "--model", "softmax", "--timeout", "12"];
     let run = Run::of(&[&job[..], &["--epochs", "1000", "--jitter", "constant(0.02)"]].concat());
     run.wait_for("epoch");
     kill(run.server(0), Signal::STOP);
@@ -85,7 +86,7 @@ fn many_losses_for_one_cause_are_one_short_line() {
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("error: all workers are lost: "), "{said}");
     // Workers wait for room for a gradient, or for parameters.
-    let causes = said.matches("did not end within 4s").count();
+    let causes = said.matches("did not end within 12s").count();
     assert!((1..=2).contains(&causes), "{said}");
     assert!(!said.contains("cannot talk to rank 0"), "{said}");
     assert!(said.lines().all(|line| line.len() < 400), "{said}");
@@ -112,7 +113,11 @@ fn a_process_that_waits_says_for_whom_and_one_too_many_what_to_do() {
     server.wait_for(&format!("joined the job at {meet} as server 0; waiting for it to begin"));
     let worker = start(&["work"]);
     worker.wait_for(&format!("joined the job at {meet} as worker 0"));
-    let (code, _, said) = start(&["work", "--timeout", "1"]).end();
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("the job has places for 1 workers\nhelp: start no more processes"), "{said}");
+    // It asks until its deadline, before which a busy coordinator may not have come to it.
+    let is_told = |timeout| {
+        let (code, _, said) = start(&["work", "--timeout", timeout]).end();
+        assert_eq!(code, Some(1), "{said}");
+        said.contains("the job has places for 1 workers\nhelp: start no more processes")
+    };
+    assert!(["1", "5", "25"].into_iter().any(is_told), "it is not told that there is no place");
 }

@@ -7,31 +7,23 @@ mod fleet;
 #[path = "../../tests/network/namespaces.rs"]
 mod namespaces;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fleet::Fleet;
 use fleet::running::paths;
 
-/// The lease, and what a busy machine takes to act on it.
-const EVICTED_WITHIN: Duration = Duration::from_secs(3 + 2);
+/// The lease, and what a busy machine takes to act on it: before anybody's timeout.
+const EVICTED_WITHIN: Duration = Duration::from_secs(3 + 12);
 
-/// A peer whose process ended, and not its host: its connections say so.
-const AT_ONCE: Duration = Duration::from_secs(1);
+/// A lease by which nobody is evicted while a test lasts.
+const LONG_LEASE: &str = "--lease 600";
 
 /// About five seconds of training, most of them asleep.
 const LONG: &str = "--model softmax --epochs 600 --straggler 0=40 --straggler 1=40 --straggler 2=40 \
                     --straggler 3=40 --timeout 20";
 
-/// One job at a time: they are timed.
-fn alone<'a>() -> MutexGuard<'a, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[test]
 fn two_workers_by_shared_memory_and_two_by_tcp_learn_the_digits() {
-    let _alone = alone();
     let fleet = Fleet::new();
     for scheme in ["bsp", "asp", "ssp", "essp"] {
         let said = fleet.job(&format!("--scheme {scheme} --seed 7")).succeeds();
@@ -52,7 +44,6 @@ fn two_workers_by_shared_memory_and_two_by_tcp_learn_the_digits() {
 
 #[test]
 fn two_servers_on_two_hosts_hold_a_shard_each_and_every_worker_finds_its_way_to_both() {
-    let _alone = alone();
     let fleet = Fleet::new();
     for scheme in ["bsp", "ssp"] {
         fleet.job_served_from(&[0, 1], &format!("--scheme {scheme} --seed 7")).succeeds();
@@ -76,7 +67,6 @@ fn two_servers_on_two_hosts_hold_a_shard_each_and_every_worker_finds_its_way_to_
 
 #[test]
 fn the_path_that_is_required_is_taken_by_all_or_refused_by_name() {
-    let _alone = alone();
     let fleet = Fleet::new();
     fleet.job("--require tcp --scheme bsp").succeeds();
     let json = fleet.json();
@@ -97,7 +87,6 @@ fn the_path_that_is_required_is_taken_by_all_or_refused_by_name() {
 
 #[test]
 fn a_host_that_is_cut_off_loses_its_worker_and_the_others_finish() {
-    let _alone = alone();
     for scheme in ["bsp", "ssp"] {
         let fleet = Fleet::new();
         let mut job = fleet.job(&format!("--scheme {scheme} {LONG}"));
@@ -125,16 +114,15 @@ fn a_host_that_is_cut_off_loses_its_worker_and_the_others_finish() {
 
 #[test]
 fn a_worker_that_is_killed_on_another_host_is_evicted_at_once() {
-    let _alone = alone();
     for scheme in ["bsp", "ssp"] {
         let fleet = Fleet::new();
-        let mut job = fleet.job(&format!("--scheme {scheme} {LONG}"));
+        let mut job = fleet.job(&format!("--scheme {scheme} {LONG_LEASE} {LONG}"));
         job.coordinator.wait_for("2 paths over tcp");
         std::thread::sleep(Duration::from_millis(500));
         let killed = job.workers.remove(2).kill();
+        // Its connections say so: nobody waits for the lease.
         let noticed = job.coordinator.wait_for("warning: worker 2 ");
         println!("{scheme}: killed, noticed after {:?}", noticed - killed);
-        assert!(noticed - killed <= AT_ONCE, "{scheme}: noticed after {:?}", noticed - killed);
         let said = job.succeeds();
         assert!(said.contains("; evicted, 3 of 4 go on"), "{said}");
         let json = fleet.json();
@@ -144,7 +132,6 @@ fn a_worker_that_is_killed_on_another_host_is_evicted_at_once() {
 
 #[test]
 fn a_cable_that_is_out_for_a_second_costs_nobody_the_job() {
-    let _alone = alone();
     for scheme in ["bsp", "ssp"] {
         let fleet = Fleet::new();
         let mut job = fleet.job(&format!("--scheme {scheme} {LONG}"));
@@ -163,7 +150,6 @@ fn a_cable_that_is_out_for_a_second_costs_nobody_the_job() {
 
 #[test]
 fn a_worker_that_comes_late_or_again_from_another_host_goes_on_where_the_others_are() {
-    let _alone = alone();
     for scheme in ["bsp", "ssp"] {
         let fleet = Fleet::new();
         let secret = Some("one secret");
@@ -194,7 +180,6 @@ fn a_worker_that_comes_late_or_again_from_another_host_goes_on_where_the_others_
 
 #[test]
 fn a_server_that_comes_again_is_found_again_by_workers_on_other_hosts() {
-    let _alone = alone();
     let fleet = Fleet::new();
     let secret = Some("one secret");
     let folder = tempfile::TempDir::new().unwrap();
@@ -214,36 +199,31 @@ fn a_server_that_comes_again_is_found_again_by_workers_on_other_hosts() {
 
 #[test]
 fn without_a_secret_nobody_comes_in_from_another_host() {
-    let _alone = alone();
     let fleet = Fleet::new();
-    let begun = Instant::now();
     let said = fleet.coordinate("--timeout 30", None).end(1);
     assert!(said.contains("without a secret only loopback addresses are served"), "{said}");
-    let coordinator = fleet.coordinate("--timeout 4", Some("one secret"));
+    let coordinator = fleet.coordinate("--timeout 10", Some("one secret"));
     for role in ["serve", "work"] {
-        let said = fleet.start(1, &[role, "--timeout", "4"], None).end(1);
+        let said = fleet.start(1, &[role, "--timeout", "10"], None).end(1);
         assert!(said.contains("without a secret only loopback is let in"), "{said}");
         assert!(said.contains("give all processes of the job one secret"), "{said}");
     }
-    coordinator.end(1);
-    assert!(begun.elapsed() < Duration::from_secs(4 + 4), "by the timeout: {:?}", begun.elapsed());
+    let said = coordinator.end(1);
+    assert!(said.contains("error: waited 10s for the servers"), "by the timeout: {said}");
 }
 
 #[test]
 fn a_worker_with_another_secret_is_told_so_and_the_job_ends_by_its_timeout() {
-    let _alone = alone();
     let fleet = Fleet::new();
     let secret = Some("one secret");
-    let begun = Instant::now();
-    let coordinator = fleet.coordinate("--timeout 5", secret);
+    let coordinator = fleet.coordinate("--timeout 15", secret);
     let mut others = vec![fleet.start(0, &["serve"], secret)];
     others.extend([0, 0, 1].map(|host| fleet.start(host, &["work"], secret)));
     let said = fleet.start(2, &["work"], Some("another secret")).end(1);
     assert!(said.contains("the two sides do not know the same secret"), "{said}");
     let said = coordinator.end(1);
-    assert!(said.contains("error: waited 5s for the workers to join"), "{said}");
+    assert!(said.contains("error: waited 15s for the workers to join"), "{said}");
     assert!(said.contains("help: use a longer --timeout"), "{said}");
-    assert!(begun.elapsed() < Duration::from_secs(5 + 5), "{:?}", begun.elapsed());
     for other in others {
         other.end(1);
     }
@@ -251,7 +231,6 @@ fn a_worker_with_another_secret_is_told_so_and_the_job_ends_by_its_timeout() {
 
 #[test]
 fn training_converges_over_a_cable_that_loses_packets() {
-    let _alone = alone();
     for scheme in ["bsp", "ssp"] {
         let fleet = Fleet::new();
         for host in [1, 2] {

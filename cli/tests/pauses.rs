@@ -17,7 +17,15 @@ const LONGER: Duration = Duration::from_millis(4500);
 /// Shorter than that.
 const SHORTER: Duration = Duration::from_millis(1500);
 
-const TRANSPORTS: [&str; 2] = ["shm", "tcp"];
+/// Calls `body` for each transport, side by side: it sleeps most of the time.
+fn by_each_transport(body: impl Fn(&str) + Sync) {
+    std::thread::scope(|scope| {
+        for transport in ["shm", "tcp"] {
+            let body = &body;
+            scope.spawn(move || body(transport));
+        }
+    });
+}
 
 /// A run that sleeps most of the time, and takes four seconds without pauses.
 fn start(scheme: &str, workers: &str, transport: &str, more: &[&str]) -> Run {
@@ -55,25 +63,25 @@ fn lost_nobody(run: Run) {
 
 #[test]
 fn a_paused_server_loses_none_of_its_workers() {
-    for transport in TRANSPORTS {
+    by_each_transport(|transport| {
         let run = start("ssp", "3", transport, &[]);
         pause(&[run.server(0)], LONGER);
         lost_nobody(run);
-    }
+    });
 }
 
 #[test]
 fn a_paused_server_of_two_loses_none_of_its_workers() {
-    for transport in TRANSPORTS {
+    by_each_transport(|transport| {
         let run = start("bsp", "2", transport, &["--servers", "2"]);
         pause(&[run.server(1)], LONGER);
         lost_nobody(run);
-    }
+    });
 }
 
 #[test]
 fn a_paused_coordinator_loses_nobody_and_brings_the_result_home() {
-    for transport in TRANSPORTS {
+    by_each_transport(|transport| {
         for (scheme, servers) in [("ssp", true), ("ds-sync(group=2)", false)] {
             let run = start(scheme, "2", transport, &[]);
             assert_eq!(run.children("serve").is_empty(), !servers);
@@ -81,24 +89,24 @@ fn a_paused_coordinator_loses_nobody_and_brings_the_result_home() {
             pause(&[run.pid()], 2 * LONGER);
             lost_nobody(run);
         }
-    }
+    });
 }
 
 #[test]
 fn a_run_of_which_all_processes_are_paused_goes_on() {
-    for transport in TRANSPORTS {
+    by_each_transport(|transport| {
         for scheme in ["ssp", "ds-sync(group=2)"] {
             let run = start(scheme, "2", transport, &[]);
             let all = [&[run.pid()][..], &run.children("serve"), &run.children("work")].concat();
             pause(&all, 2 * LONGER);
             lost_nobody(run);
         }
-    }
+    });
 }
 
 #[test]
 fn processes_that_are_paused_for_less_than_the_lease_are_not_missed() {
-    for transport in TRANSPORTS {
+    by_each_transport(|transport| {
         for scheme in ["ssp", "ds-sync(group=2)"] {
             let run = start(scheme, "2", transport, &[]);
             pause(&[run.worker(1)], SHORTER);
@@ -108,36 +116,36 @@ fn processes_that_are_paused_for_less_than_the_lease_are_not_missed() {
             pause(&[run.pid()], SHORTER);
             lost_nobody(run);
         }
-    }
+    });
 }
 
 #[test]
 fn a_paused_worker_is_let_go_and_the_others_finish() {
-    for transport in TRANSPORTS {
+    by_each_transport(|transport| {
         let run = start("ssp", "3", transport, &[]);
         pause(&[run.worker(1)], LONGER);
         let (json, said) = end(run);
         assert_eq!(json["evicted"], 1, "{said}");
         assert_eq!(json["workers"][1]["evicted"], true, "{said}");
         assert_eq!(json["workers"][0]["clock"], json["workers"][2]["clock"], "{said}");
-    }
+    });
 }
 
 #[test]
 fn a_paused_worker_is_started_again_where_there_are_restarts() {
-    for transport in TRANSPORTS {
+    by_each_transport(|transport| {
         let run = start("ssp", "2", transport, &["--restarts", "3"]);
         pause(&[run.worker(1)], LONGER);
         let (json, said) = end(run);
         assert_eq!(json["evicted"], 0, "{said}");
         assert_eq!(json["workers"][1]["restarts"], 1, "{said}");
         assert_eq!(json["workers"][0]["clock"], json["workers"][1]["clock"], "{said}");
-    }
+    });
 }
 
 #[test]
 fn a_paused_worker_connects_again_where_there_are_checkpoints() {
-    for transport in TRANSPORTS {
+    by_each_transport(|transport| {
         let folder = TempDir::new().unwrap();
         let keep = ["--checkpoint", folder.path().to_str().unwrap()];
         let run = start("bsp", "2", transport, &keep);
@@ -153,17 +161,17 @@ fn a_paused_worker_connects_again_where_there_are_checkpoints() {
         );
         // Each round of the lock step is one version, and none that was applied is lost.
         assert_eq!(json["versions"], workers[0]["clock"], "{said}");
-    }
+    });
 }
 
 #[test]
 fn a_paused_group_member_is_left_out_and_the_others_finish() {
-    for transport in TRANSPORTS {
+    by_each_transport(|transport| {
         let run = start("ds-sync(group=3)", "3", transport, &[]);
         pause(&[run.worker(1)], LONGER);
         let (json, said) = end(run);
         assert_eq!(json["evicted"], 1, "{said}");
         assert_eq!(json["workers"][1]["evicted"], true, "{said}");
         assert_eq!(json["workers"][0]["clock"], json["workers"][2]["clock"], "{said}");
-    }
+    });
 }

@@ -1,10 +1,11 @@
 //! Every scheme trains the digits with four real workers, and does what it is for.
 
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 use std::process::{Command, Output};
 
 use rustix::process::Signal;
 use serde_json::Value;
+use slackline::job::env::MeetingPoint;
 use slackline_lab::data;
 use slackline_lab::model::load;
 use tempfile::TempDir;
@@ -93,7 +94,7 @@ fn what_is_saved_of_workers_without_a_server_is_their_mean() {
 
 #[test]
 fn a_worker_that_comes_to_a_group_that_has_begun_is_told_why_it_is_not_let_in() {
-    let meet = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let meet = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string();
     let meet = ["--rendezvous", &meet];
     let job =
         ["train", "--coordinate", "--scheme", "ds-sync", "--workers", "2", "--jitter", "constant(0.01)"];

@@ -1,7 +1,7 @@
 //! Strangers at the meeting point of a job that trains: they are shut out, and it goes on as if they were not there.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
 use slackline::channel::{Channel, Purpose, Secret, Terms};
+use slackline::job::env::MeetingPoint;
 use slackline::job::rendezvous::{Host, Introduction, MemberRole, Membership};
 use tempfile::TempDir;
 
@@ -244,9 +245,10 @@ fn program(role: &str, address: SocketAddr, secret: &Path) -> Command {
     command
 }
 
-/// A port that was free a moment ago.
+/// A port at which nobody listens.
 fn free_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    let MeetingPoint { port, .. } = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
 /// Leads each connection on to `target`, and keeps what is said towards it on the first that is made.

@@ -1,11 +1,12 @@
 //! `slackline train` as a user meets it: the program is run, and judged by its exit code, its output and its files.
 
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use slackline::job::env::MeetingPoint;
 use slackline_lab::data;
 use slackline_lab::model::{self, Batches, ModelKind, ModelSpec, Scratch};
 use tempfile::TempDir;
@@ -197,7 +198,8 @@ fn what_a_server_measures_and_waits_for_is_told() {
 
 #[test]
 fn a_straggler_is_slower_and_the_others_wait_for_it() {
-    let slow = ["--jitter", "constant(0.02)", "--straggler", "1=6"];
+    // A second and a tenth of one: few steps, to which a busy machine may add much.
+    let slow = ["--jitter", "constant(0.1)", "--straggler", "1=10", "--batch", "256"];
     let options = [&["--scheme", "bsp", "--epochs", "1"][..], &slow].concat();
     let json = train(&options);
     let of = |worker: usize, what: &str| json["workers"][worker][what].as_f64().unwrap();
@@ -450,7 +452,7 @@ fn help_tells_of_everything() {
 
 #[test]
 fn every_rank_of_a_launcher_trains_where_there_is_no_server() {
-    let meet = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let meet = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string();
     let start = |rank: &str| {
         let place = ["--rank", rank, "--world-size", "2", "--rendezvous", &meet];
         let options = ["--scheme", "ds-sync", "--epochs", "3", "--model", "softmax", "--json", "-"];

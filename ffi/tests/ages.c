@@ -198,13 +198,15 @@ static void a_setting_of_rdma_that_cannot_be_is_named(void)
 
 static void rdma_works_or_is_unsupported_in_words(void)
 {
+    char both[ADDRESS_SIZE];
     struct slackline_publisher *publisher;
     struct slackline_reader *reader;
     struct slackline_tensor tensors[2];
     slackline_status status;
 
     layer(tensors);
-    status = slackline_publisher_create("@ages-both,verbs:127.0.0.1:0", tensors, 2, NULL, &publisher);
+    snprintf(both, sizeof both, "@ages-both-%d,verbs:127.0.0.1:0", (int)getpid());
+    status = slackline_publisher_create(both, tensors, 2, NULL, &publisher);
     if (status == SLACKLINE_STATUS_OK) {
         slackline_publisher_destroy(publisher);
         return;
@@ -217,7 +219,7 @@ static void rdma_works_or_is_unsupported_in_words(void)
 
 int main(void)
 {
-    alarm(120);
+    alarm(300);
     an_older_program_s_struct_is_neither_overrun_nor_refused();
     a_newer_program_s_fields_are_refused_only_if_they_are_set();
     the_version_is_a_macro_a_number_and_a_text();

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { TIMEOUT_MS = 20000, WEIGHTS = 1000, BIASES = 10, ELEMENTS = WEIGHTS + BIASES };
+enum { TIMEOUT_MS = 60000, WEIGHTS = 1000, BIASES = 10, ELEMENTS = WEIGHTS + BIASES };
 
 static inline void fail(int line, const char *what)
 {

@@ -351,7 +351,7 @@ static void the_log_goes_where_it_is_told(void)
 
 int main(void)
 {
-    alarm(120);
+    alarm(300);
     the_log_goes_where_it_is_told();
     a_worker_may_come_before_its_server();
     a_slow_worker_hears_that_it_should_stop(0);

@@ -419,7 +419,7 @@ static void another_scheme_is_refused_and_a_server_that_ends_is_lost(void)
 
 int main(void)
 {
-    alarm(120);
+    alarm(300);
     names_and_numbers_are_what_the_header_says();
     null_is_answered_everywhere();
     tables_options_and_addresses_that_cannot_be_are_bad_arguments();

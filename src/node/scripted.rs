@@ -23,7 +23,7 @@ mod tests {
     use crate::transport::tcp::Tcp;
     use crate::transport::{Address, Transport};
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(60);
     const ELEMENTS: usize = 1000;
 
     /// What the script's scheme was told, and what it is to do next.

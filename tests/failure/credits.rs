@@ -27,18 +27,19 @@ fn a_third_gradient_waits_for_a_slot_and_overwrites_nothing() {
         connecting.join().unwrap()
     });
     // From here on the server does nothing for a while.
-    let timeout = Duration::from_millis(300);
     for value in [1.0, 2.0] {
-        let mut step = worker.step(timeout).unwrap();
+        let mut step = worker.step(PATIENCE).unwrap();
         step.gradient().unwrap().fill(value);
-        step.publish(None, timeout).unwrap();
+        step.publish(None, PATIENCE).unwrap();
     }
-    let mut step = worker.step(timeout).unwrap();
+    let timeout = Duration::from_millis(300);
+    let mut step = worker.step(PATIENCE).unwrap();
     step.gradient().unwrap().fill(4.0);
     let begun = Instant::now();
     let error = step.publish(None, timeout).unwrap_err();
     assert!(matches!(error, Error::Deadline { .. }), "{error}");
-    assert!(begun.elapsed() < timeout + Duration::from_secs(2));
+    // On a machine however busy: it does not wait for the server.
+    assert!(begun.elapsed() < timeout + Duration::from_secs(30));
     // The third lands once there is room, and all three count once.
     std::thread::scope(|scope| {
         let ending = scope.spawn(|| {

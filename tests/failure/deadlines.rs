@@ -18,8 +18,8 @@ use super::raw::{Raw, worker_role};
 use super::second::{NOTICE, PATIENCE, drive, server, table, train, wait_for, worker};
 
 const SHORT: Duration = Duration::from_millis(300);
-/// What a busy machine may add.
-const SLACK: Duration = Duration::from_secs(2);
+/// What a busy machine may add. Without its deadline each of these calls would wait for longer.
+const SLACK: Duration = Duration::from_secs(30);
 
 fn in_time<R>(what: &str, call: impl FnOnce() -> Result<R, Error>) {
     let begun = Instant::now();
@@ -168,7 +168,16 @@ fn a_bsp_worker_whose_peers_never_come_hears_of_it_in_time_and_goes_on_when_they
 
 #[test]
 fn a_begin_that_has_to_finish_a_publish_first_keeps_its_deadline_over_both() {
-    let timeout = Duration::from_secs(2);
+    // A deadline for each would come to 1.8 of them. The longer it is, the less a busy machine adds to it.
+    let is_kept = |seconds| {
+        let timeout = Duration::from_secs(seconds);
+        a_begin_that_finishes_a_publish_takes(timeout) < timeout * 3 / 2
+    };
+    assert!([1, 4, 16].into_iter().any(is_kept), "each time it took half as long again");
+}
+
+/// How long a begin takes whose publish is done after four fifths of its time.
+fn a_begin_that_finishes_a_publish_takes(timeout: Duration) -> Duration {
     let scheme = Config::Ssp { staleness: 2 };
     let mut server = server(4, ServerOptions::new(scheme, 2, -1.0));
     let address = server.address();
@@ -197,8 +206,8 @@ fn a_begin_that_has_to_finish_a_publish_first_keeps_its_deadline_over_both() {
         server.poll(slackline::node::now()).unwrap();
         let (error, took) = waiting.join().unwrap();
         assert!(matches!(error, Error::Deadline { .. }), "{error}");
-        assert!(took < timeout * 3 / 2, "took {took:?}");
-    });
+        took
+    })
 }
 
 #[test]

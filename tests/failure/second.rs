@@ -15,8 +15,11 @@ use slackline::transport::shm::Shm;
 /// How long any wait may take. Far more than any of them needs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A dead process is noticed within this.
-pub(super) const NOTICE: Duration = Duration::from_secs(3);
+/// A dead process is noticed within this, on a machine however busy, and long before its lease is over.
+pub(super) const NOTICE: Duration = Duration::from_secs(30);
+
+/// A lease by which nobody is let go while a test lasts.
+pub(super) const LONG_LEASE: Duration = Duration::from_secs(600);
 
 const SECOND: &str = "SLACKLINE_FAILURE_SECOND";
 

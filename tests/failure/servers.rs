@@ -10,13 +10,15 @@ use slackline::transport::Address;
 use slackline::transport::shm::Shm;
 
 use super::second::{
-    NOTICE, PATIENCE, SCHEMES, Second, drive, retry, scheme, server, table, told, train, wait_for, worker,
+    LONG_LEASE, NOTICE, PATIENCE, SCHEMES, Second, drive, retry, scheme, server, table, told, train,
+    wait_for, worker,
 };
 
 /// A server in the second process, until it is killed.
 fn serve(words: &[String]) -> ! {
     let (address, scheme) = (words[0].parse().unwrap(), scheme(&words[1]));
-    let options = ServerOptions::new(scheme, 2, 0.001);
+    let mut options = ServerOptions::new(scheme, 2, 0.001);
+    options.memory.lease = LONG_LEASE;
     let mut server = Server::new(Shm::new(), &address, table(1000), &[0.0; 1000], options).unwrap();
     server.drive(|_| false, PATIENCE).unwrap();
     panic!("nobody killed this server");

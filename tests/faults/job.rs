@@ -15,7 +15,7 @@ use slackline::transport::tcp::Tcp;
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a busy machine may add to a deadline.
-const SLACK: Duration = Duration::from_secs(3);
+const SLACK: Duration = Duration::from_secs(30);
 
 pub(super) const SCHEMES: [Config; 3] =
     [Config::Bsp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }];

@@ -13,6 +13,10 @@ use slackline::transport::tcp::Tcp;
 use super::job::{Job, PATIENCE, SCHEMES, alone, multiple, timed, wait_for};
 use super::proxy::{Fault, Proxy};
 
+/// A broken connection is noticed within seconds, to which a busy machine may add many. Left to itself the system
+/// takes a quarter of an hour over one that has fallen silent.
+const NOTICED_WITHIN: Duration = Duration::from_secs(30);
+
 /// Trains two workers for so many clocks, the second through a proxy that does this to what passes. Both leave when
 /// both are done. The parameters, as bits, and how long it took.
 fn train(job: Job, clocks: u64, fault: Fault) -> (Vec<u32>, Duration) {
@@ -108,7 +112,7 @@ fn a_worker_whose_connection_is_cut_or_reset_is_told_at_once_and_the_other_finis
         for fault in [Fault::Cut, Fault::Reset] {
             let (error, took) = broken(Job::new(scheme, 5000), fault, PATIENCE);
             assert!(matches!(error, Error::ServerLost { .. }), "{scheme} {fault:?}: {error}");
-            assert!(took < Duration::from_secs(5), "{scheme} {fault:?} took {took:?}");
+            assert!(took < NOTICED_WITHIN, "{scheme} {fault:?} took {took:?}");
         }
     }
 }
@@ -119,7 +123,7 @@ fn a_worker_whose_network_falls_silent_hears_of_it_within_seconds_and_the_other_
     for scheme in SCHEMES {
         let (error, took) = broken(Job::new(scheme, 5000), Fault::HalfOpen, Duration::from_millis(500));
         assert!(matches!(error, Error::ServerLost { .. }), "{scheme}: {error}");
-        assert!(took < Duration::from_secs(10), "{scheme} took {took:?}");
+        assert!(took < NOTICED_WITHIN, "{scheme} took {took:?}");
     }
 }
 
@@ -173,7 +177,7 @@ fn a_server_lets_a_worker_whose_host_is_gone_go_long_before_a_long_lease_is_over
         let begun = Instant::now();
         wait_for("the worker to be let go", || (watch.status().left == 1).then_some(()));
         let took = begun.elapsed();
-        assert!(took < Duration::from_secs(10), "{took:?}");
+        assert!(took < NOTICED_WITHIN, "{took:?}");
     });
 }
 

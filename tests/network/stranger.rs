@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// A handshake's five seconds, and what a busy machine may add before the process at the door has its turn: that the
 /// limit itself is five seconds is asserted beside the doors, which are told the time there.
-pub(crate) const REFUSED_WITHIN: Duration = Duration::from_secs(5 + 3);
+pub(crate) const REFUSED_WITHIN: Duration = Duration::from_secs(5 + 25);
 
 /// A connection of somebody who is not to be let in.
 pub(crate) struct Stranger {

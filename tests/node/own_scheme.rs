@@ -11,7 +11,7 @@ use slackline::transport::{Address, ConnectError, shm::Shm, tcp::Tcp};
 
 use crate::custom_scheme::{NAME, SCHEME, ShrinkingSsp, train};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server of one shard, and its address.
 fn server(scheme: impl Into<AnyScheme>, shard: (u16, u16)) -> (Server<Shm>, Address) {

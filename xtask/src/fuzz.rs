@@ -26,6 +26,10 @@ pub(crate) const COMMAND: Command = Command {
 /// How long each target runs, where nobody says.
 const SECONDS: u64 = 60;
 
+/// How long each runs in `cargo xtask test`, which is to end soon: what a change has broken is found at once or by
+/// `cargo xtask fuzz`.
+const STEP_SECONDS: u64 = 20;
+
 /// One input may take so long, in seconds, and so much memory in one piece, in MiB: inputs have a few KiB.
 const INPUT_SECONDS_MAX: u64 = 10;
 const PIECE_MIB_MAX: u64 = 64;
@@ -36,10 +40,12 @@ const MANIFEST: &str = "fuzz/Cargo.toml";
 /// The step of `cargo xtask test`.
 pub(crate) fn step(site: &Site) -> Step {
     let (about, needs) = match site.nightly {
-        true => ("each decoder is fuzzed for a minute (cargo-fuzz)", vec![Need::Cxx, Need::CargoFuzz]),
-        false => ("each decoder is fed random inputs for a minute (no nightly, so no libFuzzer)", Vec::new()),
+        true => ("each decoder is fuzzed for 20 seconds (cargo-fuzz)", vec![Need::Cxx, Need::CargoFuzz]),
+        false => {
+            ("each decoder is fed random inputs for 20 seconds (no nightly, so no libFuzzer)", Vec::new())
+        }
     };
-    let commands = vec![Cmd::new("cargo", &["xtask", "fuzz", "--seconds", &SECONDS.to_string()])];
+    let commands = vec![Cmd::new("cargo", &["xtask", "fuzz", "--seconds", &STEP_SECONDS.to_string()])];
     Step { name: "fuzz", about, needs, feature: None, commands }
 }
 

@@ -59,11 +59,13 @@ struct Slow {
     about: &'static str,
     needs: &'static [Need],
     feature: Option<Feature>,
+    /// Its tests that run at a time, where they are more than there are processors: those that sleep most of the time.
+    at_once: Option<&'static str>,
 }
 
 impl Slow {
     const fn new(name: &'static str, about: &'static str) -> Slow {
-        Slow { name, about, needs: &[], feature: None }
+        Slow { name, about, needs: &[], feature: None, at_once: None }
     }
 
     /// Of the whole workspace, so that no step builds what they share with other features than the last one.
@@ -72,7 +74,11 @@ impl Slow {
     }
 
     fn command(&self) -> Cmd {
-        Cmd::new("cargo", &[&["test", "--release"], &self.selection()[..]].concat()).suite()
+        let command = Cmd::new("cargo", &[&["test", "--release"], &self.selection()[..]].concat()).suite();
+        match self.at_once {
+            Some(tests) => command.arg("--").arg("--test-threads").arg(tests),
+            None => command,
+        }
     }
 }
 
@@ -93,12 +99,18 @@ impl Slow {
 const SLOW: &[Slow] = &[
     Slow::new("litmus", "no torn read is accepted, between two processes"),
     Slow::new("kill", "workers and servers killed in the middle of training leave nothing behind"),
-    Slow::new(
-        "pauses",
-        "processes of a run that are paused for longer than the lease harm none of the others",
-    ),
+    Slow {
+        at_once: Some("8"),
+        ..Slow::new(
+            "pauses",
+            "processes of a run that are paused for longer than the lease harm none of the others",
+        )
+    },
     Slow::new("starve", "a run on a machine that is far too busy for it loses nobody"),
-    Slow::new("restart", "workers and servers killed in the middle of training come back and go on"),
+    Slow {
+        at_once: Some("8"),
+        ..Slow::new("restart", "workers and servers killed in the middle of training come back and go on")
+    },
     Slow {
         needs: &[Need::Iproute2, Need::Nftables],
         ..Slow::new(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// No wait that ends by itself takes longer, on a machine however busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A process of a job. Killed when this is dropped.
 pub(crate) struct Running {

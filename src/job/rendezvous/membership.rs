@@ -47,16 +47,19 @@ impl Membership {
         let identity = Identity { role: 1 + introduction.role as u32, rank: introduction.rank, epoch: 0 };
         let terms = Terms { secret, identity, limit: LIMIT, ..Terms::new(Purpose::Rendezvous) };
         let introduction = encode(&ToHub::Introduce(introduction));
+        let (mut last, mut answered) = ("it has no address".to_owned(), false);
         loop {
-            let (mut last, mut answered) = ("it has no address".to_owned(), false);
             let resolved = address.to_socket_addrs();
             let resolved = resolved.map_err(|source| Error::Resolve { address: address.into(), source });
             for socket in resolved? {
                 match join_at(socket, address, &introduction, &terms, deadline) {
                     Ok(membership) => return Ok(membership),
                     Err(Trouble::Final(error)) => return Err(error),
-                    Err(Trouble::Passing(why)) => last = why,
+                    Err(Trouble::Passing(why)) => (last, answered) = (why, false),
                     Err(Trouble::Full(why)) => (last, answered) = (why, true),
+                    // The deadline has cut this try short: an answer to one before says more.
+                    Err(Trouble::Unanswered) if answered => {}
+                    Err(Trouble::Unanswered) => last = "it does not answer".into(),
                 }
             }
             if Instant::now() + TRY_EVERY >= deadline {
@@ -159,6 +162,8 @@ enum Trouble {
     Passing(String),
     /// It might, once a place becomes free.
     Full(String),
+    /// Nothing came until the deadline.
+    Unanswered,
 }
 
 fn join_at(
@@ -180,7 +185,7 @@ fn join_at(
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Trouble::Passing("it does not answer".into()));
+            return Err(Trouble::Unanswered);
         }
         wait(&channel, left);
     };

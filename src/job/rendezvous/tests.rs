@@ -2,14 +2,16 @@
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::channel::{Channel, Purpose, Secret, Terms};
+use crate::job::env::MeetingPoint;
+use crate::transport::HANDSHAKE_TIMEOUT;
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn hub(options: HubOptions) -> Hub {
     Hub::listen("127.0.0.1:0".parse().unwrap(), options).unwrap()
@@ -127,13 +129,26 @@ fn a_full_job_says_so_by_the_deadline() {
     assert!(error.to_string().contains("the job has places for 1 servers"), "{error}");
     let _first = join(&hub, Introduction::new(MemberRole::Server, Host::own()));
     wait_for(&mut hub, joined);
-    let thread = std::thread::spawn(move || {
+    let mut refusal = |seconds| {
+        let (address, timeout) = (address.clone(), Duration::from_secs_f64(seconds));
         let introduction = Introduction::new(MemberRole::Server, Host::own());
-        Membership::join(&address, introduction, None, Duration::from_millis(300))
-    });
-    let error = finish(&mut hub, thread).err().expect("no place");
-    assert!(error.to_string().contains("places for 1 servers"), "{error}");
-    assert!(error.to_string().contains("start no more processes than the job has places"), "{error}");
+        let thread = std::thread::spawn(move || Membership::join(&address, introduction, None, timeout));
+        // It is told at its first try. The deadline cuts the last one short: by then nobody answers.
+        let before = hub.turned_away();
+        while hub.turned_away() == before && !thread.is_finished() {
+            assert!(hub.poll().is_none());
+            hub.wait(Duration::from_millis(5));
+        }
+        thread.join().unwrap().err().expect("no place").to_string()
+    };
+    // It asks until its deadline, before which a busy hub may not have come to it.
+    let is_told = |error: &String| {
+        error.contains("places for 1 servers")
+            && error.contains("start no more processes than the job has places")
+    };
+    let errors: Vec<_> =
+        [0.3, 3.0, 30.0].into_iter().map(&mut refusal).take_while(|error| !is_told(error)).collect();
+    assert!(errors.len() < 3, "{errors:?}");
 }
 
 #[test]
@@ -165,7 +180,8 @@ fn messages_go_both_ways_in_order() {
 
 #[test]
 fn a_meeting_point_that_comes_later_is_waited_for_and_one_that_never_comes_is_an_error() {
-    let port = hub(HubOptions::default()).address();
+    let MeetingPoint { port, .. } = MeetingPoint::free([127, 0, 0, 1].into()).unwrap();
+    let port = SocketAddr::from(([127, 0, 0, 1], port));
     let error = Membership::join(&port.to_string(), worker(), None, Duration::from_millis(200)).err();
     let error = error.expect("nobody there").to_string();
     assert!(error.contains("is rank 0 running"), "{error}");
@@ -237,6 +253,13 @@ fn a_member_that_joins_while_a_hub_closes_is_told_the_cause() {
 
 #[test]
 fn strangers_keep_nobody_out() {
+    // They are gone within the time that a handshake may take, which a busy machine may use up.
+    let is_shown = |_attempt| strangers_keep_somebody_out_for() < HANDSHAKE_TIMEOUT;
+    assert!((0..10).any(is_shown), "ten times they were waited for");
+}
+
+/// How long it takes a worker to join while strangers are at the door.
+fn strangers_keep_somebody_out_for() -> Duration {
     let mut hub = hub(HubOptions::default());
     let mut silent = Vec::new();
     for _ in 0..300 {
@@ -248,11 +271,11 @@ fn strangers_keep_nobody_out() {
     let begun = Instant::now();
     let thread = join(&hub, worker());
     wait_for(&mut hub, joined);
-    assert!(begun.elapsed() < Duration::from_secs(5), "kept out for {:?}", begun.elapsed());
+    let took = begun.elapsed();
     finish(&mut hub, thread).unwrap();
     assert!(hub.turned_away() >= 300 - 64);
     // All are gone within the time that a handshake may take.
-    let deadline = begun + crate::transport::HANDSHAKE_TIMEOUT + Duration::from_secs(5);
+    let deadline = Instant::now() + HANDSHAKE_TIMEOUT + TIMEOUT;
     while hub.turned_away() < 301 {
         while hub.poll().is_some() {}
         hub.wait(Duration::from_millis(50));
@@ -263,6 +286,7 @@ fn strangers_keep_nobody_out() {
     let _ended = rude.read_to_end(&mut rest);
     assert!(rest.len() <= 64, "it was told {} bytes", rest.len());
     drop(silent);
+    took
 }
 
 #[test]
@@ -278,7 +302,15 @@ fn one_poll_accepts_at_most_64_connections() {
 
 #[test]
 fn silent_connections_do_not_push_out_a_slow_newcomer_that_has_begun() {
+    let is_shown = |_attempt| silent_connections_come_while_a_newcomer_is_slow();
+    // The newcomer has five seconds for its handshake, and a busy machine may use them up.
+    assert!((0..10).any(is_shown), "ten handshakes took longer than a hub waits");
+}
+
+/// False if the handshake took longer than a hub waits for one: then the newcomer may be dropped for that reason.
+fn silent_connections_come_while_a_newcomer_is_slow() -> bool {
     let mut hub = hub(HubOptions::default());
+    let begun = Instant::now();
     let mut channel = Channel::connect(hub.address(), &Terms::new(Purpose::Rendezvous)).unwrap();
     assert_eq!(channel.poll().unwrap(), None);
     assert!(hub.poll().is_none());
@@ -289,7 +321,11 @@ fn silent_connections_do_not_push_out_a_slow_newcomer_that_has_begun() {
     }
     let deadline = Instant::now() + TIMEOUT;
     while !channel.is_open() {
-        channel.poll().expect("it was not dropped");
+        if let Err(error) = channel.poll() {
+            assert!(begun.elapsed() >= HANDSHAKE_TIMEOUT, "it was dropped: {error}");
+            return false;
+        }
         assert!(hub.poll().is_none() && Instant::now() < deadline);
     }
+    true
 }
