@@ -3,8 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::Error;
-use slackline::node::{GroupError, GroupOptions};
+use slackline::{Error, GroupError, GroupOptions};
 
 use super::fixture::{Fixture, each, meet, turn, wait_for};
 
