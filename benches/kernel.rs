@@ -7,9 +7,9 @@
 use std::sync::Barrier;
 use std::time::Instant;
 
-use slackline::kernel::{AdamParameters, Fold, Gradient, Optimizer, Pass, crc64, triad};
-use slackline::mem::{HostMemory, VolatileSlice};
-use slackline::table::ElementType;
+use slackline::internals::kernel::{Fold, Gradient, Pass, crc64, triad};
+use slackline::internals::mem::{HostMemory, VolatileSlice};
+use slackline::{AdamParameters, ElementType, Optimizer};
 
 /// Works on its thread's part of every array.
 type Run = fn(&[VolatileSlice<'_>]);

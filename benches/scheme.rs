@@ -1,9 +1,11 @@
 //! What one event costs a scheme, with few workers and with many. The cost may not grow with their number.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use slackline::clock::{Clock, Version, WorkerId};
-use slackline::scheme::{Config, GradientId, ServerAction, ServerEvent, Share, Statistics, WorkerEvent};
-use slackline::time::Instant;
+use slackline::internals::clock::WorkerId;
+use slackline::{
+    Clock, Instant, Version,
+    scheme::{Config, GradientId, ServerAction, ServerEvent, Share, Statistics, WorkerEvent},
+};
 
 const NOW: Instant = Instant::ORIGIN;
 

@@ -5,12 +5,12 @@ use std::hint::black_box;
 use std::task::Poll;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use slackline::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
-use slackline::time::Instant;
-use slackline::transport::shm::{Shm, ShmEndpoint};
-use slackline::transport::{
-    Address, Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, Transport, WorkRequest,
+use slackline::internals::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
+use slackline::internals::transport::shm::ShmEndpoint;
+use slackline::internals::transport::{
+    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, WorkRequest,
 };
+use slackline::{Address, Instant, Shm, Transport};
 
 const BYTES: usize = 64 << 10;
 

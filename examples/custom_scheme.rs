@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use slackline::clock::Clock;
-use slackline::node::{Error, Server, ServerOptions, Worker, WorkerOptions};
-use slackline::scheme::*;
-use slackline::table::{ElementType, Table};
-use slackline::time::Instant;
-use slackline::transport::{Address, Transport, shm::Shm};
+use slackline::{
+    Address, Clock, ElementType, Error, Instant, Server, ServerOptions, Shm, Table, Transport, Worker,
+    WorkerOptions, scheme::*,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const NAME: &str = "shrinking-ssp";

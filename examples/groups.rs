@@ -4,8 +4,7 @@
 
 use std::time::Duration;
 
-use slackline::node::{Error, GroupListener, GroupMember, GroupOptions};
-use slackline::transport::{Address, shm::Shm};
+use slackline::{Address, Error, GroupListener, GroupMember, GroupOptions, Shm};
 
 const WORKERS: usize = 4;
 const ELEMENTS: usize = 1000;

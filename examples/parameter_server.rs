@@ -9,10 +9,7 @@
 
 use std::error::Error;
 
-use slackline::job::{Job, JobPlan, Role};
-use slackline::node::{ServerOptions, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
+use slackline::{ElementType, Job, JobPlan, Role, ServerOptions, Table, WorkerOptions, scheme::Config};
 
 const COLUMNS: usize = 16;
 const BATCH: usize = 32;

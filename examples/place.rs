@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use slackline::job::env::{Flags, environment, place};
+use slackline::Placement;
 
 fn main() -> ExitCode {
-    match place(&Flags::default(), environment()) {
+    match Placement::from_env() {
         Ok(Some(placement)) => {
             let meet = placement.meeting_point.map_or("nowhere".into(), |point| point.to_string());
             let (rank, world, source) = (placement.rank, placement.world, placement.source);

@@ -4,10 +4,9 @@
 
 use std::time::Duration;
 
-use slackline::clock::Version;
-use slackline::node::{Error, Publisher, PublisherOptions, Reader, ReaderOptions};
-use slackline::table::{ElementType, Table};
-use slackline::transport::{Address, shm::Shm};
+use slackline::{
+    Address, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table, Version,
+};
 
 const ELEMENTS: usize = 100_000;
 const VERSIONS: u64 = 50;

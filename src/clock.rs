@@ -32,6 +32,7 @@ impl Clock {
 
     /// The smallest clock that every worker must have reached so that a reader at this clock keeps a bound of
     /// `staleness`: `max(0, clock - staleness)`.
+    #[doc(hidden)]
     pub const fn needed(self, staleness: u64) -> Clock {
         Clock(self.0.saturating_sub(staleness))
     }
@@ -48,6 +49,7 @@ impl Version {
     }
 
     /// How many versions `self` is behind `latest`; zero if it is not.
+    #[doc(hidden)]
     pub const fn behind(self, latest: Version) -> u64 {
         latest.0.saturating_sub(self.0)
     }
@@ -58,7 +60,8 @@ impl Version {
 /// The smallest clock never moves back: a worker that joins later starts at it (see [`ClockTable::join`]).
 ///
 /// ```
-/// use slackline::clock::{Clock, ClockTable, WorkerId};
+/// use slackline::internals::clock::{ClockTable, WorkerId};
+/// use slackline::Clock;
 /// let mut table = ClockTable::default();
 /// table.join(WorkerId(0));
 /// table.join(WorkerId(1));

@@ -3,18 +3,17 @@
 //!
 //! | processes | transport | memory is reached by |
 //! | --- | --- | --- |
-//! | on one host | [`transport::shm`] | loads and stores in mapped memory |
-//! | on hosts with InfiniBand, RoCE or soft-RoCE | [`transport::verbs`] | RDMA reads, writes and atomics |
-//! | on any hosts | [`transport::tcp`] | a thread of the other process, without its code |
+//! | on one host | [`Shm`] | loads and stores in mapped memory |
+//! | on hosts with InfiniBand, RoCE or soft-RoCE | [`Verbs`] | RDMA reads, writes and atomics |
+//! | on any hosts | [`Tcp`] | a thread of the other process, without its code |
 //!
-//! Begin with [`job`] for a program of many processes, on one host or many: it reads the launcher's environment, meets
+//! [`Mixed`] has all of them side by side.
+//!
+//! Begin with [`Job`] for a program of many processes, on one host or many: it reads the launcher's environment, meets
 //! the others and chooses a transport for each pair. All processes run this program:
 //!
 //! ```no_run
-//! use slackline::job::{Job, JobPlan, Role};
-//! use slackline::node::{ServerOptions, WorkerOptions};
-//! use slackline::scheme::Config;
-//! use slackline::table::{ElementType, Table};
+//! use slackline::{ElementType, Job, JobPlan, Role, ServerOptions, Table, WorkerOptions, scheme::Config};
 //!
 //! # fn loss_and_gradient(parameters: &[f32], gradient: &mut [f32]) -> f32 { 0.0 }
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -39,9 +38,9 @@
 //! # }
 //! ```
 //!
-//! Go on with [`node`]: [`node::Server`] and [`node::Worker`] for parameter servers whose addresses a program knows,
-//! [`node::Publisher`] and [`node::Reader`] for one process that publishes versions and many that read them,
-//! [`node::GroupMember`] for workers that average their parameters in groups.
+//! Go on with [`Server`] and [`Worker`] for parameter servers whose addresses a program knows, [`Publisher`] and
+//! [`Reader`] for one process that publishes versions and many that read them, and [`GroupMember`] for workers that
+//! average their parameters in groups. [`scheme`] has the schemes, and the traits by which you write your own.
 //!
 //! # Guarantees and limits
 //!
@@ -55,35 +54,35 @@
 //!
 //! # Terms
 //!
-//! A *table* ([`table`]) is a list of named tensors in one flat space, cut into *shards*, one per server. A server
+//! A *table* ([`Table`]) is a list of named tensors in one flat space, cut into *shards*, one per server. A server
 //! holds whole copies of its shard, *frames*, each at one *version*; workers write gradients into their *slots*. A
 //! worker's *clock* counts the gradients it has published. *Staleness* is how far behind something is: a copy in
 //! versions, a gradient in clocks. A *scheme* ([`scheme`]) decides how stale is too stale.
 //!
-//! # Layers
-//!
-//! | module | what | may hold `unsafe` |
-//! | --- | --- | --- |
-//! | [`job`] | many processes: environment, rendezvous, choice of transports, servers and workers of a job | no |
-//! | `sim` (with the feature of this name) | whole jobs in virtual time | only the stacks of its nodes |
-//! | [`node`] | servers, workers, publishers, readers | no |
-//! | [`scheme`] | when to wait and what to fold in; pure | no |
-//! | [`param`] | control page, frames, slots; pull, publish, push, pin | no |
-//! | [`kernel`] | sum and step in one pass, conversions, checksums | yes |
-//! | [`transport`] | the contract with whatever carries bytes; [`transport::shm`] | only `shm` |
-//! | [`mem`] | memory that others may be writing | yes |
-//! | [`table`], [`clock`], [`time`] | plain numbers and names | no |
-//!
-//! # Memory that others write
-//!
-//! Registered memory is never lent as `&[u8]` or `&mut [u8]` while a peer may write it: [`mem::VolatileSlice`] loads
-//! and stores words atomically and copies ranges. What a copy brings out is some mixture of bytes; that it is one
-//! version is proved by the protocol in [`param`], not assumed.
-//!
 //! # Waiting
 //!
-//! Every node has a `poll` that never waits, for trainers and simulators with a loop of their own, and blocking calls
-//! that take a timeout. Nothing here waits without one.
+//! Servers, workers, publishers and group members have a `poll` that never waits, for trainers and simulators with a
+//! loop of their own. Every call that blocks takes a timeout.
+//!
+//! # Environment
+//!
+//! | variable | what it sets |
+//! | --- | --- |
+//! | `SLACKLINE_RANK`, `_WORLD_SIZE`, `_LOCAL_RANK` | place of this process, where no launcher sets it |
+//! | `SLACKLINE_RENDEZVOUS` | `HOST:PORT` at which rank 0 listens for the other processes |
+//! | `SLACKLINE_SECRET_FILE`, `SLACKLINE_SECRET` | the secret of the job; needed beyond one host |
+//! | `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU` | the RDMA device and its settings, instead of the best |
+//!
+//! [`Job::from_env`] also reads the variables of torchrun, Slurm, Open MPI, MPICH and indexed Jobs of Kubernetes.
+//!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! | --- | --- | --- |
+//! | `sim` | off | the module `sim`: whole jobs in virtual time |
+//! | `oracle` | off | nothing for users: a test of this repository links the system's libibverbs |
+//!
+//! libibverbs is opened at run time: to build the library takes neither its headers nor an RDMA device.
 
 // Under the model checker there are no nodes, and what only they use lies idle.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
@@ -145,13 +144,11 @@ pub use job::{Job, JobError, JobPlan, JobStep, JobWorker, Published, Resume, Rol
 pub use kernel::{AdamParameters, Optimizer};
 #[cfg(not(loom))]
 pub use node::{
-    Absence, Averaged, Checkpoint, CheckpointError, CheckpointOptions, Departure, Error, Eviction, Fresh,
-    GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram, Idle, LinkStatus,
-    NonFinite, PeerStatus, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, Server,
-    ServerOptions, ServerStatus, ShardOptions, Step, View, Worker, WorkerOptions, WorkerStatistics, now,
+    Averaged, Checkpoint, CheckpointError, CheckpointOptions, Error, Eviction, Fresh, GroupError,
+    GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram, Idle, NonFinite, Publisher,
+    PublisherOptions, ReadMode, Reader, ReaderOptions, Server, ServerOptions, ServerStatus, ShardOptions,
+    Step, View, Worker, WorkerOptions, WorkerStatistics, now,
 };
-#[cfg(not(loom))]
-pub use param::PinnedFrame;
 pub use table::{ElementType, Table, TableBuilder, TableError, Tensor};
 pub use time::Instant;
 pub use transport::{Address, AddressError, ConnectError, Transport, TransportKind};
@@ -165,7 +162,8 @@ pub use transport::{
 
 /// The modules behind the public face, for the tests, benchmarks, fuzz targets and tools of this repository.
 ///
-/// **Not an interface.** Nothing here is covered by semantic versioning: any release may change or remove it.
+/// **Not an interface.** Semantic versioning does not cover what stands here, nor any other item that the documentation
+/// leaves out: each release may change or remove it.
 #[doc(hidden)]
 pub mod internals {
     /// Opens modules of the same names.

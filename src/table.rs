@@ -115,14 +115,14 @@ pub enum TableError {
 /// is one dense array.
 ///
 /// ```
-/// use slackline::table::{ElementType, Table};
+/// use slackline::{ElementType, Table};
 /// let table = Table::builder()
 ///     .tensor("linear.weight", &[10, 64], ElementType::F32)
 ///     .tensor("linear.bias", &[10], ElementType::F32)
 ///     .build()?;
 /// assert_eq!(table.bytes(), 650 * 4);
 /// assert_eq!(table.tensors()[1].range(), 2560..2600);
-/// # Ok::<(), slackline::table::TableError>(())
+/// # Ok::<(), slackline::TableError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Tensor>", into = "Vec<Tensor>")]
@@ -153,12 +153,14 @@ impl Table {
     }
 
     /// The element type, if all tensors have the same.
+    #[doc(hidden)]
     pub fn uniform_element(&self) -> Option<ElementType> {
         let first = self.tensors.first()?.element;
         self.tensors.iter().all(|tensor| tensor.element == first).then_some(first)
     }
 
     /// The byte range of each of `shards` shards: equal to within a cache line, in order, none empty.
+    #[doc(hidden)]
     pub fn shards(&self, shards: usize) -> Result<Vec<Range<u64>>, TableError> {
         let lines = self.bytes.div_ceil(SHARD_ALIGN);
         if shards == 0 || shards as u64 > lines {

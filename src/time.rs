@@ -16,11 +16,14 @@ pub struct Instant(u64);
 
 impl Instant {
     /// The origin itself.
+    #[doc(hidden)]
     pub const ORIGIN: Instant = Instant(0);
     /// The end of time: a deadline that is never reached.
+    #[doc(hidden)]
     pub const FAR_FUTURE: Instant = Instant(u64::MAX);
 
     /// The moment `nanos` nanoseconds after the origin.
+    #[doc(hidden)]
     pub const fn from_nanos(nanos: u64) -> Self {
         Instant(nanos)
     }
@@ -31,6 +34,7 @@ impl Instant {
     }
 
     /// The time from `earlier` to here; zero if `earlier` lies later.
+    #[doc(hidden)]
     pub fn saturating_since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

@@ -15,10 +15,7 @@ mod group {
 }
 
 use group::fixture::Fixture;
-use slackline::transport::Address;
-use slackline::transport::mixed::Mixed;
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
+use slackline::{Address, Mixed, Shm, Tcp};
 
 struct ShmFixture;
 

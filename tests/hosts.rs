@@ -37,9 +37,7 @@ use litmus::over_network::{self, Place, TCP_SIZES};
 use litmus::writing::first_process;
 use network::far::Far;
 use network::namespaces::{Host, Hosts};
-use slackline::channel::Secret;
-use slackline::transport::Address;
-use slackline::transport::tcp::Tcp;
+use slackline::{Address, Secret, Tcp};
 use transport::fixture::Fixture;
 use transport::process::second_process;
 

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use slackline::job::{Job, JobError, JobPlan};
+use slackline::{Job, JobError, JobPlan};
 
 #[path = "../examples/parameter_server.rs"]
 mod parameter_server;

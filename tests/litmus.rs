@@ -18,12 +18,11 @@ use std::time::Instant;
 use litmus::over_network::{self, Place, TCP_SIZES};
 use litmus::reading::{Tally, all_are, check_floats, pull, say};
 use litmus::writing::{Fill, Kind, Second, Spec, TIMEOUT, first_process};
-use slackline::clock::Version;
-use slackline::node::{ReaderOptions, Worker, WorkerOptions};
-use slackline::param::Consistency;
-use slackline::scheme::{Bound, Config};
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
+use slackline::internals::param::Consistency;
+use slackline::{
+    Address, ReaderOptions, Shm, Version, Worker, WorkerOptions,
+    scheme::{Bound, Config},
+};
 
 // ---------------------------------------------------------------------- the claims
 

@@ -18,18 +18,15 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use slackline::clock::Version;
-use slackline::kernel::Optimizer;
-use slackline::mem::{Access, HostMemory, MemoryRegion};
-use slackline::node::{
-    Error, GroupMember, GroupOptions, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
-    ServerOptions, Worker, WorkerOptions,
+use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
+use slackline::internals::transport::shm::{ShmConnecting, ShmEndpoint, ShmListener};
+use slackline::internals::transport::{Capabilities, Offer, RegisterError};
+use slackline::{
+    Address, ConnectError, ElementType, Error, GroupMember, GroupOptions, Optimizer, Publisher,
+    PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Shm, Table, Tcp, Transport, Version,
+    Worker, WorkerOptions,
+    scheme::{Bound, Config},
 };
-use slackline::scheme::{Bound, Config};
-use slackline::table::{ElementType, Table};
-use slackline::transport::shm::{Shm, ShmConnecting, ShmEndpoint, ShmListener};
-use slackline::transport::tcp::Tcp;
-use slackline::transport::{Address, Capabilities, ConnectError, Offer, RegisterError, Transport};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -150,7 +147,7 @@ fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
     let optimizers = [
         Optimizer::Sgd { weight_decay: 0.0 },
         Optimizer::Momentum { momentum: 0.9, weight_decay: 0.01 },
-        Optimizer::AdamW(slackline::kernel::AdamParameters::new(0.1)),
+        Optimizer::AdamW(slackline::AdamParameters::new(0.1)),
     ];
     for optimizer in optimizers {
         for threads in [1, 3] {
@@ -265,8 +262,7 @@ fn a_borrowed_slot_and_a_read_in_place_copy_nothing_and_give_the_same_numbers() 
             assert!(server.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
             server.parameters().unwrap()
         });
-        let options =
-            WorkerOptions { read: slackline::node::ReadMode::InPlace, ..WorkerOptions::new(Config::Bsp) };
+        let options = WorkerOptions { read: slackline::ReadMode::InPlace, ..WorkerOptions::new(Config::Bsp) };
         let mut worker = Worker::connect(Shm::new(), &[address], options, TIMEOUT).unwrap();
         let mut values = vec![0u8; 4000];
         for _ in 0..3 {
@@ -440,7 +436,7 @@ fn beside_a_publisher<T: Transport + Clone>(
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(SeqCst) {
-                publisher.lock().unwrap().poll(slackline::node::now());
+                publisher.lock().unwrap().poll(slackline::now());
                 std::thread::yield_now();
             }
         });

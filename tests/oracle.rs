@@ -4,7 +4,7 @@
 //!
 //! `cargo xtask test bindings` runs this.
 
-use slackline::transport::verbs_bindings as ours;
+use slackline::internals::transport::verbs_bindings as ours;
 use std::mem::{align_of, offset_of, size_of};
 
 // ---------------------------------------------------------------------- how to compare

@@ -6,14 +6,10 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use slackline::channel::Secret;
-use slackline::clock::Version;
-use slackline::node::{Error, ReadMode, Server, ServerOptions, Worker, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
-use slackline::transport::{Address, Transport};
+use slackline::{
+    Address, ElementType, Error, ReadMode, Secret, Server, ServerOptions, Shm, Table, Tcp, Transport,
+    Version, Worker, WorkerOptions, scheme::Config,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 

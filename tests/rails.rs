@@ -35,9 +35,7 @@ use std::process::{Command, Stdio};
 
 use litmus::over_network::{self, Place, Size};
 use litmus::writing::{DEVICES, first_process};
-use slackline::channel::Secret;
-use slackline::transport::Address;
-use slackline::transport::verbs::{Verbs, VerbsOptions};
+use slackline::{Address, Secret, Verbs, VerbsOptions};
 use transport::fixture::Fixture;
 
 fn environment(name: &str) -> String {

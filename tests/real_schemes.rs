@@ -7,12 +7,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use slackline::node::{Server, ServerOptions, View, Worker, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::scheme::dbw::Choice;
-use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
+use slackline::{
+    Address, ElementType, Server, ServerOptions, Shm, Table, View, Worker, WorkerOptions,
+    scheme::{Config, dbw::Choice},
+};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const WORKERS: usize = 4;

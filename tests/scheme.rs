@@ -3,13 +3,13 @@
 #[path = "scheme/limits.rs"]
 mod limits;
 
-use slackline::clock::{Clock, Version, WorkerId};
+use slackline::internals::clock::WorkerId;
+use slackline::{Clock, Version};
 use slackline::scheme::{
     Bound, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
     WorkerEvent,
 };
-use slackline::sim::Random;
-use slackline::time::Instant;
+use slackline::{Instant, sim::Random};
 
 const NOW: Instant = Instant::ORIGIN;
 

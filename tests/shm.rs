@@ -9,13 +9,12 @@ use std::process::Command;
 use std::task::Poll;
 use std::time::Duration;
 
-use slackline::mem::Access;
-use slackline::time::Instant;
-use slackline::transport::shm::{Shm, ShmListener};
-use slackline::transport::{
-    Address, ConnectError, Connecting, Endpoint, HANDSHAKE_TIMEOUT, Incoming, Listener,
-    MAX_PENDING_HANDSHAKES, Offer, Transport,
+use slackline::internals::mem::Access;
+use slackline::internals::transport::shm::ShmListener;
+use slackline::internals::transport::{
+    Connecting, Endpoint, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer,
 };
+use slackline::{Address, ConnectError, Instant, Shm, Transport};
 
 const NOW: Instant = Instant::ORIGIN;
 

@@ -2,14 +2,10 @@
 
 use std::time::Duration;
 
-use slackline::clock::Version;
-use slackline::node::{
-    Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions,
+use slackline::{
+    Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Table,
+    Tcp, Version, Worker, WorkerOptions, scheme::Config,
 };
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
-use slackline::transport::tcp::Tcp;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const LEARNING_RATE: f32 = 0.1;

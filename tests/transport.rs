@@ -20,10 +20,7 @@ mod transport {
     pub(crate) mod service;
 }
 
-use slackline::sim::fabric::SimTransport;
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
+use slackline::{Address, Shm, Tcp, sim::fabric::SimTransport};
 use transport::apart::Apart;
 use transport::fixture::Fixture;
 

@@ -49,9 +49,7 @@ use std::process::{Child, Command, Stdio};
 
 use litmus::over_network::{self, Place, Size};
 use litmus::writing::first_process;
-use slackline::channel::Secret;
-use slackline::transport::Address;
-use slackline::transport::verbs::{Verbs, VerbsOptions};
+use slackline::{Address, Secret, Verbs, VerbsOptions};
 use transport::apart::{Apart, own_address, process_of};
 use transport::fixture::Fixture;
 use transport::here::this_process;

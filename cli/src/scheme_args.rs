@@ -137,6 +137,14 @@ pub(crate) fn option_of(setting: &str) -> &str {
     if setting == "seed" { "delay-seed" } else { setting }
 }
 
+/// The text of an error of the library with a semicolon before the remedy that it ends in.
+pub(crate) fn with_help(text: &str, remedy: Option<&str>) -> String {
+    match remedy.and_then(|remedy| Some((text.strip_suffix(remedy)?, remedy))) {
+        Some((what, remedy)) => format!("{}; {remedy}", what.trim_end_matches([' ', ':', ';'])),
+        None => text.to_owned(),
+    }
+}
+
 /// The option, what is wrong with it, and what to do.
 pub(crate) fn refused(error: &ConfigError) -> Failure {
     let option = match error {
@@ -145,10 +153,5 @@ pub(crate) fn refused(error: &ConfigError) -> Failure {
         _ => "scheme",
     };
     let option = option_of(option);
-    let text = error.to_string();
-    let text = match text.rsplit_once(": ") {
-        Some((what, remedy)) => format!("{what}; {remedy}"),
-        None => text,
-    };
-    Failure::usage(format!("--{option}: {text}"))
+    Failure::usage(format!("--{option}: {}", with_help(&error.to_string(), error.remedy().as_deref())))
 }

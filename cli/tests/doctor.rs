@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use slackline::transport::verbs::{Verbs, VerbsOptions};
+use slackline::{Verbs, VerbsOptions};
 
 fn doctor(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));

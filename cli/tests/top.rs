@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
-use slackline::transport::TransportKind;
+use slackline::TransportKind;
 use slackline_cli::metrics::{
     MetricsServer, NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics,
     listen_address,

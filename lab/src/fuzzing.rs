@@ -1,6 +1,6 @@
-//! The decoders of this package, for `fuzz/` to feed; see `slackline::fuzzing`, which exists in the same builds.
+//! The decoders of this package, for `fuzz/` to feed; see `slackline::internals::fuzzing`, which exists in the same builds.
 
-use slackline::fuzzing::Target;
+use slackline::internals::fuzzing::Target;
 
 use crate::{data, model};
 

@@ -35,7 +35,8 @@
 //! ```
 //!
 //! ```
-//! use slackline::channel::{Channel, Identity, Purpose, Secret, Terms};
+//! use slackline::internals::channel::{Channel, Identity, Purpose, Terms};
+//! use slackline::Secret;
 //! use std::net::TcpListener;
 //!
 //! let terms = Terms { secret: Some(Secret::random()?), ..Terms::new(Purpose::Rendezvous) };

@@ -114,6 +114,7 @@ impl Secret {
     }
 
     /// One that nobody has.
+    #[doc(hidden)]
     pub fn random() -> Result<Secret, SecretError> {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).map_err(|error| SecretError::NoRandom(error.to_string()))?;
@@ -122,6 +123,7 @@ impl Secret {
     }
 
     /// The text, to be handed to one's own child processes and to nobody else.
+    #[doc(hidden)]
     pub fn expose(&self) -> &str {
         &self.text
     }

@@ -1,5 +1,6 @@
 //! The errors of a job.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use super::env::LaunchError;
@@ -19,14 +20,10 @@ pub enum JobError {
     #[error(transparent)]
     Secret(#[from] SecretError),
     /// No launcher has started this process.
-    #[error(
-        "no launcher has started this process, and a job needs a server and a worker; start the program with \
-         torchrun, srun, mpirun or `slackline launch -n 3 -- PROGRAM`, or set SLACKLINE_RANK, SLACKLINE_WORLD_SIZE and \
-         SLACKLINE_RENDEZVOUS"
-    )]
+    #[error("no launcher has started this process, and a job needs a server and a worker; {}", self.help())]
     NotLaunched,
     /// The job has more processes than one job can have.
-    #[error("a job of {world} processes is too large; start at most {}", rendezvous::MAX_MEMBERS)]
+    #[error("a job of {world} processes is too large; {}", self.remedy().unwrap_or_default())]
     TooLarge {
         /// The number of processes.
         world: u32,
@@ -36,8 +33,7 @@ pub enum JobError {
     Resume(String),
     /// The plan does not fit the number of processes.
     #[error(
-        "a job of {world} processes with {servers} servers has no worker; start at least {} processes",
-        servers + 1
+        "a job of {world} processes with {servers} servers has no worker; {}", self.remedy().unwrap_or_default()
     )]
     NoWorker {
         /// The number of processes.
@@ -46,16 +42,16 @@ pub enum JobError {
         servers: u32,
     },
     /// The plan has no server.
-    #[error("a plan of 0 servers has no server to connect to; use JobPlan::servers(1), or Job::group")]
+    #[error("a plan of 0 servers has no server to connect to; {}", self.help())]
     NoServer,
     /// The plan has servers, and the call is for workers alone.
-    #[error("Job::group is for plans without a server, and this one has {servers}; use JobPlan::servers(0)")]
+    #[error("Job::group is for plans without a server, and this one has {servers}; {}", self.help())]
     HasServers {
         /// The number of servers in the plan.
         servers: u32,
     },
     /// The call is for the other role.
-    #[error("this process is {role}, and {call} is for a {wanted}; branch on Job::role")]
+    #[error("this process is {role}, and {call} is for a {wanted}; {}", self.help())]
     OtherRole {
         /// The role of this process, for people.
         role: String,
@@ -80,7 +76,7 @@ pub enum JobError {
     #[error("RDMA is required and not available: {0}")]
     NoRdma(String),
     /// The initial values are not those of the table.
-    #[error("the table has {elements} elements and {values} initial values were given; give one for each")]
+    #[error("the table has {elements} elements and {values} initial values were given; {}", self.help())]
     InitialValues {
         /// Elements of the table.
         elements: u64,
@@ -88,9 +84,7 @@ pub enum JobError {
         values: usize,
     },
     /// The servers did not come back.
-    #[error(
-        "the servers did not come back within {waited:?}: {last}; start them again sooner, or use a longer timeout"
-    )]
+    #[error("the servers did not come back within {waited:?}: {last}; {}", self.help())]
     NotBack {
         /// The length of the wait.
         waited: Duration,
@@ -100,6 +94,64 @@ pub enum JobError {
     /// An operation of the server or of the worker has failed.
     #[error(transparent)]
     Node(#[from] node::Error),
+}
+
+impl JobError {
+    /// The operation that failed, in a few words.
+    pub fn operation(&self) -> &'static str {
+        match self {
+            JobError::Node(error) => error.operation(),
+            JobError::Launch(_) | JobError::NotLaunched | JobError::Secret(_) => "reading the environment",
+            JobError::TooLarge { .. } | JobError::NoWorker { .. } | JobError::Rendezvous(_) => {
+                "joining the job"
+            }
+            JobError::Resume(_) | JobError::InitialValues { .. } => "starting the server",
+            JobError::NoServer | JobError::HasServers { .. } | JobError::OtherRole { .. } => {
+                "checking the role"
+            }
+            JobError::Wait(_) | JobError::NoRdma(_) => "reaching the other processes",
+            JobError::NotBack { .. } => "reconnecting",
+            JobError::Failed(_) | JobError::Lost(_) => "running the job",
+        }
+    }
+
+    /// The remedy in a few words, where there is one apart from the cause.
+    pub fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            JobError::Node(error) => error.remedy(),
+            JobError::TooLarge { .. } => Some(format!("start at most {}", rendezvous::MAX_MEMBERS).into()),
+            JobError::NoWorker { servers, .. } => {
+                Some(format!("start at least {} processes", servers + 1).into())
+            }
+            error => Some(error.help()).filter(|text| !text.is_empty()).map(Cow::from),
+        }
+    }
+
+    /// True if the same may succeed later with the same program and the same options.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            JobError::Node(error) => error.is_retryable(),
+            JobError::Wait(error) => matches!(error, WaitError::Deadline { .. }),
+            JobError::NotBack { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// The remedy, where it is the same for all errors of a kind.
+    fn help(&self) -> &'static str {
+        match self {
+            JobError::NotLaunched { .. } => {
+                "start the program with torchrun, srun, mpirun or `slackline launch -n 3 -- PROGRAM`, or set \
+                 SLACKLINE_RANK, SLACKLINE_WORLD_SIZE and SLACKLINE_RENDEZVOUS"
+            }
+            JobError::NoServer { .. } => "use JobPlan::servers(1), or Job::group",
+            JobError::HasServers { .. } => "use JobPlan::servers(0)",
+            JobError::OtherRole { .. } => "branch on Job::role",
+            JobError::InitialValues { .. } => "give one for each",
+            JobError::NotBack { .. } => "start them again sooner, or use a longer timeout",
+            _ => "",
+        }
+    }
 }
 
 impl End {

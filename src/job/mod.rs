@@ -34,7 +34,7 @@ pub use worker::{JobStep, JobWorker, Published};
 
 use crate::channel::Secret;
 use coordinator::Coordinator;
-use env::{Flags, Placement};
+use env::Placement;
 use member::JobMember;
 use messages::{FromMember, Listener, encode};
 use rendezvous::{Host, Hub, HubOptions, Introduction, MemberRole};
@@ -66,8 +66,7 @@ impl Job {
     /// # Errors
     /// [`JobError::NotLaunched`] if no launcher has; otherwise as [`join`](Self::join).
     pub fn from_env(plan: JobPlan) -> Result<Job, JobError> {
-        let placement = env::place(&Flags::default(), env::environment())?;
-        let placement = placement.ok_or(JobError::NotLaunched)?;
+        let placement = Placement::from_env()?.ok_or(JobError::NotLaunched)?;
         Job::join(plan, &placement, Secret::from_environment()?)
     }
 
@@ -124,6 +123,7 @@ impl Job {
     }
 
     /// True at rank 0, which keeps the meeting point.
+    #[doc(hidden)]
     pub fn is_coordinator(&self) -> bool {
         self.coordinator.is_some()
     }

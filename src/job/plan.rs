@@ -15,7 +15,7 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 ///
 /// ```
 /// use std::time::Duration;
-/// use slackline::job::JobPlan;
+/// use slackline::JobPlan;
 ///
 /// let plan = JobPlan::servers(2).clocks(1000).timeout(Duration::from_secs(300));
 /// assert_eq!(plan.server_count(), 2);
@@ -98,6 +98,7 @@ impl JobPlan {
     }
 
     /// The number of servers.
+    #[doc(hidden)]
     pub fn server_count(&self) -> u32 {
         self.servers
     }

@@ -15,7 +15,8 @@ const PIECE: usize = 8 << 10;
 /// core reads).
 ///
 /// ```
-/// use slackline::{kernel::crc64, mem::VolatileSlice};
+/// use slackline::internals::kernel::crc64;
+/// use slackline::internals::mem::VolatileSlice;
 /// assert_eq!(crc64(VolatileSlice::from_ref(b"123456789"), 0), 0xae8b_1486_0a79_9888);
 /// let half = crc64(VolatileSlice::from_ref(b"1234"), 0);
 /// assert_eq!(crc64(VolatileSlice::from_ref(b"56789"), half), 0xae8b_1486_0a79_9888);

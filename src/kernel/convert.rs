@@ -15,8 +15,9 @@ const PIECE: usize = 2048;
 /// Writes `from` to `to` in the given encoding, rounding to nearest, ties to even.
 ///
 /// ```
-/// use slackline::kernel::{decode, encode};
-/// use slackline::{mem::VolatileSlice, table::ElementType};
+/// use slackline::internals::kernel::{decode, encode};
+/// use slackline::internals::mem::VolatileSlice;
+/// use slackline::ElementType;
 /// let mut bytes = [0; 4];
 /// encode(&[1.0, -2.5], VolatileSlice::from_mut(&mut bytes), ElementType::Bf16);
 /// let mut values = [0.0; 2];

@@ -10,7 +10,9 @@ const PIECE: usize = 8 << 10;
 /// counts as infinite.
 ///
 /// ```
-/// use slackline::{kernel::largest_magnitude, mem::VolatileSlice, table::ElementType};
+/// use slackline::internals::kernel::largest_magnitude;
+/// use slackline::internals::mem::VolatileSlice;
+/// use slackline::ElementType;
 /// let bytes: Vec<u8> = [1.0f32, -2.5, 0.25].iter().flat_map(|value| value.to_le_bytes()).collect();
 /// assert_eq!(largest_magnitude(VolatileSlice::from_ref(&bytes), ElementType::F32), 2.5);
 /// ```

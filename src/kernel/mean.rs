@@ -12,7 +12,8 @@ const TURN: usize = 64;
 /// section 3).
 ///
 /// ```
-/// use slackline::{kernel::mean, mem::VolatileSlice};
+/// use slackline::internals::kernel::mean;
+/// use slackline::internals::mem::VolatileSlice;
 /// let (one, two, mut to) = (1f32.to_le_bytes(), 2f32.to_le_bytes(), [0; 4]);
 /// let parts = [VolatileSlice::from_ref(&one), VolatileSlice::from_ref(&two)];
 /// mean(&parts, VolatileSlice::from_mut(&mut to));

@@ -84,9 +84,9 @@ impl Fold<'_> {
     /// Results are in place, streamed ones too, and ordered before every later store when this returns.
     ///
     /// ```
-    /// use slackline::kernel::{Fold, Gradient, Optimizer, Pass};
-    /// use slackline::mem::HostMemory;
-    /// use slackline::table::ElementType;
+    /// use slackline::internals::kernel::{Fold, Gradient, Pass};
+    /// use slackline::internals::mem::HostMemory;
+    /// use slackline::{ElementType, Optimizer};
     ///
     /// let memory = HostMemory::anonymous(4096)?;
     /// let [from, to, gradient] = [0, 1024, 2048].map(|at| memory.as_volatile().subslice(at, 4));

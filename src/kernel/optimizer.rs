@@ -30,6 +30,7 @@ pub enum Optimizer {
 
 impl Optimizer {
     /// Its name in lower case, without its constants.
+    #[doc(hidden)]
     pub fn name(&self) -> &'static str {
         match self {
             Optimizer::Sgd { .. } => "sgd",
@@ -62,6 +63,7 @@ impl AdamParameters {
 
 impl Optimizer {
     /// Arrays of state beside the parameters: none, the momentum, or two moments. All begin as zeros.
+    #[doc(hidden)]
     pub const fn states(&self) -> usize {
         match self {
             Optimizer::Sgd { .. } => 0,

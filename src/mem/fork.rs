@@ -20,7 +20,7 @@ static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 /// Asking costs a load: it may be done on the data path.
 ///
 /// ```
-/// use slackline::mem::ForkGuard;
+/// use slackline::internals::mem::ForkGuard;
 /// assert!(!ForkGuard::new().is_inherited());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,11 +25,11 @@ enum Backing {
 /// One mapping of host memory; unmapped when dropped.
 ///
 /// ```
-/// use slackline::mem::HostMemory;
+/// use slackline::internals::mem::HostMemory;
 /// let memory = HostMemory::anonymous(4096)?;
 /// memory.as_volatile().store_u64(8, 42);
 /// assert_eq!(memory.as_volatile().load_u64(8), 42);
-/// # Ok::<(), slackline::mem::MemoryError>(())
+/// # Ok::<(), slackline::internals::mem::MemoryError>(())
 /// ```
 #[derive(Debug)]
 pub struct HostMemory {

@@ -40,7 +40,7 @@ impl<'a> VolatileSlice<'a> {
     /// copy into the same bytes would race. Each thread makes its own slice of memory that may be shared.
     ///
     /// ```compile_fail,E0277
-    /// use slackline::mem::VolatileSlice;
+    /// use slackline::internals::mem::VolatileSlice;
     ///
     /// let mut bytes = [0; 64];
     /// let slice = VolatileSlice::from_mut(&mut bytes);

@@ -1,5 +1,6 @@
 //! What a node tells its user when something fails for good.
 
+use std::borrow::Cow;
 use std::io::ErrorKind;
 use std::time::Duration;
 
@@ -12,7 +13,9 @@ use crate::scheme::{self, Bound};
 use crate::table::{ElementType, TableError};
 use crate::transport::{Address, ConnectError, Disconnected, PostError, RegisterError};
 
-/// An operation of a node failed. Each variant names the operation, the cause and the remedy.
+/// An operation of a node failed. The text names the operation, the cause and the remedy;
+/// [`operation`](Self::operation), [`remedy`](Self::remedy) and [`is_retryable`](Self::is_retryable) say them to
+/// programs. The other errors of the library become one by `from`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -34,13 +37,13 @@ pub enum Error {
         source: HandshakeError,
     },
     /// The servers given do not hold the shards of one table.
-    #[error("the servers do not hold one table: {reason}; give each shard's server once, in any order")]
+    #[error("the servers do not hold one table: {reason}; {}", self.help())]
     Shards {
         /// What is wrong.
         reason: String,
     },
     /// The deadline passed.
-    #[error("{operation} did not end within {:?}: {}", whole_ms(*.waited), Lack(.needed, .seen))]
+    #[error("{operation} did not end within {:?}: {}; {}", whole_ms(*.waited), Lack(.needed, .seen), self.help())]
     Deadline {
         /// What was waited for.
         operation: &'static str,
@@ -52,7 +55,7 @@ pub enum Error {
         seen: Bound,
     },
     /// A server is gone.
-    #[error("lost shard {shard} of {shards} at {address}: {source}; connect again once it is back")]
+    #[error("lost shard {shard} of {shards} at {address}: {source}; {}", self.help())]
     ServerLost {
         /// Which shard.
         shard: u16,
@@ -64,7 +67,7 @@ pub enum Error {
         source: Disconnected,
     },
     /// The server took this peer for dead, or found its gradients wrong.
-    #[error("the server of shard {shard} evicted this peer: {why}; connect again")]
+    #[error("the server of shard {shard} evicted this peer: {why}; {}", self.help())]
     Evicted {
         /// Which shard.
         shard: u16,
@@ -72,7 +75,7 @@ pub enum Error {
         why: Eviction,
     },
     /// The owner of a shard has come to the last version.
-    #[error("version {} is the last that fits the protocol's words: begin a new job with these parameters", .version.0)]
+    #[error("version {} is the last that fits the protocol's words: {}", .version.0, self.help())]
     LastVersion {
         /// The version.
         version: Version,
@@ -111,8 +114,8 @@ pub enum Error {
     },
     /// All frames but the latest are pinned by readers.
     #[error(
-        "cannot write version {}: readers pin all other frames for {waited:?}; use more frames (readers + 2)",
-        .version.0
+        "cannot write version {}: readers pin all other frames for {waited:?}; {}",
+        .version.0, self.help()
     )]
     Pinned {
         /// The version that could not be written.
@@ -132,9 +135,7 @@ pub enum Error {
         expected: usize,
     },
     /// Memory is lent to a request that has not ended.
-    #[error(
-        "the {what} is still in use by a request in flight: finish or retry the operation that failed first"
-    )]
+    #[error("the {what} is still in use by a request in flight: {}", self.help())]
     InFlight {
         /// Which memory.
         what: &'static str,
@@ -148,7 +149,7 @@ pub enum Error {
         reason: &'static str,
     },
     /// Gradients are in another encoding.
-    #[error("the worker's gradients are {encoding:?}, not f32: use `encode`")]
+    #[error("the worker's gradients are {encoding:?}, not f32: {}", self.help())]
     Encoding {
         /// What they are.
         encoding: ElementType,
@@ -165,7 +166,7 @@ pub enum Error {
     #[error(transparent)]
     SchemeConfig(#[from] scheme::ConfigError),
     /// The system has no room for another thread.
-    #[error("cannot start a thread for {what}: {source}; raise the limit on processes (ulimit -u)")]
+    #[error("cannot start a thread for {what}: {source}; {}", self.help())]
     Thread {
         /// What it is for.
         what: &'static str,
@@ -173,7 +174,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A thread that folds gradients panicked: the version at hand cannot be completed.
-    #[error("a thread that folds gradients panicked: {cause}; this is a bug, please report it")]
+    #[error("a thread that folds gradients panicked: {cause}; {}", self.help())]
     FoldPanicked {
         /// What the panic said.
         cause: String,
@@ -203,6 +204,82 @@ pub enum Error {
 }
 
 impl Error {
+    /// The operation that failed, in a few words.
+    pub fn operation(&self) -> &'static str {
+        match self {
+            Error::Deadline { operation, .. } | Error::OutOfTurn { operation, .. } => operation,
+            Error::Register(_) => "registering memory",
+            Error::Connect(_) | Error::Handshake { .. } | Error::Shards { .. } => "connecting",
+            Error::Table(_) => "laying out the table",
+            Error::ServerLost { .. } | Error::Evicted { .. } | Error::Post { .. } => "talking to a server",
+            Error::Pull { .. } | Error::Bounds(_) => "reading parameters",
+            Error::Pin { .. } => "reading in place",
+            Error::Publish { .. } | Error::Encoding { .. } => "publishing a gradient",
+            Error::LastVersion { .. }
+            | Error::Pinned { .. }
+            | Error::Fold(_)
+            | Error::FoldPanicked { .. } => "writing a version",
+            Error::Checkpoint(_) => "writing or reading a checkpoint",
+            Error::Group(_) => "averaging in a group",
+            Error::InFlight { .. } => "reusing memory",
+            Error::NotF32 | Error::Length { .. } | Error::Option { .. } | Error::Thread { .. } => "starting",
+            Error::Scheme { .. } | Error::SchemeConfig(_) => "making the scheme",
+        }
+    }
+
+    /// The remedy in a few words, which the text of the error ends in, where there is one.
+    pub fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Error::Connect(error) => error.remedy().map(Cow::from),
+            Error::SchemeConfig(error) => error.remedy(),
+            Error::Register(RegisterError::Device { remedy, .. }) => Some(remedy.into()),
+            Error::Option { reason, .. } => Some((*reason).into()),
+            Error::Checkpoint(error) => error.remedy().map(Cow::from),
+            Error::Group(error) => error.remedy().map(Cow::from),
+            error => Some(error.help()).filter(|text| !text.is_empty()).map(Cow::from),
+        }
+    }
+
+    /// True if the same may succeed later with the same program and the same options: call again after a deadline or a
+    /// pinned version, connect again after the loss of a server or an eviction.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::Deadline { .. } | Error::ServerLost { .. } | Error::Evicted { .. } => true,
+            Error::Pinned { .. } | Error::Thread { .. } => true,
+            Error::Connect(error) => error.is_retryable(),
+            Error::Post { source, .. } => {
+                matches!(source, PostError::Disconnected(_) | PostError::QueueFull { .. })
+            }
+            Error::Group(error) => matches!(error, GroupError::Deadline { .. } | GroupError::Absent { .. }),
+            _ => false,
+        }
+    }
+
+    /// The remedy, where it is the same for all errors of a kind.
+    fn help(&self) -> &'static str {
+        match self {
+            Error::Deadline { needed, .. } if *needed != Bound::NONE => {
+                "a worker may be slow or gone, or the timeout too short"
+            }
+            Error::Deadline { seen, .. } if *seen != Bound::NONE => {
+                "a worker or the server may be slow or gone, or the timeout too short"
+            }
+            Error::Deadline { .. } => "see that its owner calls progress or drive, or use a longer timeout",
+            Error::Shards { .. } => "give each shard's server once, in any order",
+            Error::ServerLost { .. } => "connect again once it is back",
+            Error::Evicted { .. } => "connect again",
+            Error::LastVersion { .. } => "begin a new job with these parameters",
+            Error::Pinned { .. } => "use more frames (readers + 2)",
+            Error::InFlight { .. } => "finish or retry the operation that failed first",
+            Error::Encoding { .. } => "use `encode`",
+            Error::Thread { .. } => "raise the limit on processes (ulimit -u)",
+            Error::FoldPanicked { .. } => "this is a bug, please report it",
+            _ => "",
+        }
+    }
+}
+
+impl Error {
     /// True if no process listened at the address.
     pub(super) fn is_no_listener(&self) -> bool {
         let is_absent = |kind| matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::NotFound);
@@ -219,7 +296,7 @@ impl std::fmt::Display for Show<'_> {
     }
 }
 
-/// What was missing at a deadline, and what to do about it.
+/// What was missing at a deadline.
 struct Lack<'a>(&'a Bound, &'a Bound);
 
 impl std::fmt::Display for Lack<'_> {
@@ -228,20 +305,9 @@ impl std::fmt::Display for Lack<'_> {
         let (is_bound, is_answered) = (**needed != Bound::NONE, **seen != Bound::NONE);
         let (needed, seen) = (Show(needed), Show(seen));
         match (is_bound, is_answered) {
-            (false, false) => f.write_str(
-                "the server accepted the connection but does not answer; see that its owner calls progress or drive, \
-                 or use a longer timeout",
-            ),
-            (false, true) => write!(
-                f,
-                "the server has {seen} and comes no further; \
-                 a worker or the server may be slow or gone, or the timeout too short"
-            ),
-            (true, _) => write!(
-                f,
-                "needed {needed}, the server has {seen}; \
-                 a worker may be slow or gone, or the timeout too short"
-            ),
+            (false, false) => f.write_str("the server accepted the connection but does not answer"),
+            (false, true) => write!(f, "the server has {seen} and comes no further"),
+            (true, _) => write!(f, "needed {needed}, the server has {seen}"),
         }
     }
 }
@@ -256,6 +322,41 @@ fn whole_ms(time: Duration) -> Duration {
 mod tests {
     use super::*;
     use crate::clock::Clock;
+
+    #[test]
+    fn the_text_of_an_error_ends_in_its_remedy() {
+        let (operation, waited, none) = ("connecting", Duration::from_secs(4), Bound::NONE);
+        let version = Version(3);
+        let errors = [
+            Error::Deadline { operation, waited, needed: none, seen: none },
+            Error::Deadline { operation, waited, needed: Bound::version(version), seen: none },
+            Error::Evicted { shard: 0, why: Eviction::Silent },
+            Error::LastVersion { version },
+            Error::Pinned { version, waited },
+            Error::Option { option: "threads", value: "0".into(), reason: "use at least 1" },
+            GroupError::Disagree { rank: 1, round: 2 }.into(),
+            CheckpointError::Missing { file: "shard-0".into() }.into(),
+            ConnectError::NeedsSecret { address: Address::random() }.into(),
+            "ssp(x)".parse::<scheme::Config>().unwrap_err().into(),
+        ];
+        for error in errors {
+            let remedy = error.remedy().expect("there is a remedy").into_owned();
+            assert!(error.to_string().ends_with(&remedy), "{error} / {remedy}");
+            assert!(!remedy.is_empty() && !error.operation().is_empty());
+        }
+        assert_eq!(Error::NotF32.remedy(), None);
+    }
+
+    #[test]
+    fn what_may_pass_can_be_tried_again_and_mistakes_cannot() {
+        let (address, reason) = (Address::random(), "full".to_owned());
+        let refused = ConnectError::Refused { address: address.clone(), reason };
+        assert!(Error::from(refused).is_retryable());
+        assert!(Error::Evicted { shard: 0, why: Eviction::Silent }.is_retryable());
+        assert!(!Error::from(ConnectError::NeedsSecret { address }).is_retryable());
+        assert!(!Error::NotF32.is_retryable());
+        assert!(!Error::LastVersion { version: Version(1) }.is_retryable());
+    }
 
     #[test]
     fn a_deadline_tells_of_bounds_only_where_one_was_waited_for() {

@@ -23,8 +23,7 @@ pub struct PublisherOptions {
 /// long calls it in between.
 ///
 /// ```
-/// use slackline::node::{Publisher, PublisherOptions, Reader, ReaderOptions};
-/// use slackline::{table::{ElementType, Table}, transport::{Address, shm::Shm}};
+/// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table};
 /// use std::time::Duration;
 ///
 /// let (address, timeout) = (Address::random(), Duration::from_secs(10));
@@ -32,7 +31,7 @@ pub struct PublisherOptions {
 /// let mut publisher = Publisher::new(Shm::new(), &address, table, PublisherOptions::default())?;
 /// let reading = std::thread::spawn(move || {
 ///     let mut reader = Reader::connect(Shm::new(), &address, ReaderOptions::default(), timeout)?;
-///     let fresh = reader.refresh_to(slackline::clock::Version(1), timeout)?;
+///     let fresh = reader.refresh_to(slackline::Version(1), timeout)?;
 ///     Ok::<_, slackline::Error>((fresh.version.0, reader.bytes()?.to_vec()))
 /// });
 /// publisher.publish(&[7; 32], timeout)?;
@@ -73,6 +72,7 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// This life of the publisher.
+    #[doc(hidden)]
     pub fn epoch(&self) -> u64 {
         self.shard.frames.epoch()
     }
@@ -123,6 +123,7 @@ impl<T: Transport> Publisher<T> {
     /// `fill` gets it; every byte that is not written stays as it was there.
     ///
     /// Waits, up to `timeout`, only if readers pin all other frames.
+    #[doc(hidden)]
     pub fn publish_with(
         &mut self,
         timeout: Duration,
@@ -138,6 +139,7 @@ impl<T: Transport> Publisher<T> {
     /// there; any other publishing call writes over it.
     ///
     /// Waits, up to `timeout`, only if readers pin all other frames.
+    #[doc(hidden)]
     pub fn publish_begin(&mut self, timeout: Duration) -> Result<VolatileSlice<'_>, Error> {
         let frame = match self.draft {
             Some((frame, _)) => frame,
@@ -154,6 +156,7 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// Publishes the frame that [`publish_begin`](Self::publish_begin) lent.
+    #[doc(hidden)]
     pub fn publish_commit(&mut self) -> Result<Version, Error> {
         let (frame, version) = self
             .draft

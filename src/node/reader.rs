@@ -73,16 +73,19 @@ impl<T: Transport> Reader<T> {
     }
 
     /// The bytes of the table that this reader reads.
+    #[doc(hidden)]
     pub fn range(&self) -> std::ops::Range<u64> {
         self.link.welcome.range().unwrap_or_default()
     }
 
     /// Bytes of one version.
+    #[doc(hidden)]
     pub fn payload_bytes(&self) -> usize {
         self.link.welcome.geometry.payload_bytes as usize
     }
 
     /// The owner's life.
+    #[doc(hidden)]
     pub fn epoch(&self) -> u64 {
         self.link.welcome.epoch
     }
@@ -148,6 +151,7 @@ impl<T: Transport> Reader<T> {
 
     /// Pulls the newest version that satisfies `bound` into registered memory of the caller's, waiting at most
     /// `timeout`.
+    #[doc(hidden)]
     pub fn pull(&mut self, into: &LocalSlice, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
         self.pull_within(into, bound, timeout, timeout)
     }
@@ -238,27 +242,32 @@ impl<T: Transport> Reader<T> {
 
     /// Reads the newest version that satisfies `bound` in place, waiting at most `timeout`; nothing is copied. The
     /// owner leaves the frame alone while the result lives.
+    #[doc(hidden)]
     pub fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
         self.link.pin(bound, timeout)
     }
 
     /// As [`pin`](Self::pin), until [`release`](Self::release) or the next call that pins, pulls or refreshes.
     /// [`held`](Self::held) lends the bytes.
+    #[doc(hidden)]
     pub fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
         self.link.hold(bound, timeout)
     }
 
     /// The bytes that [`hold`](Self::hold) has pinned, in place.
+    #[doc(hidden)]
     pub fn held(&self) -> Option<VolatileSlice<'_>> {
         self.link.pins.as_ref().and_then(Pins::bytes)
     }
 
     /// True if the bytes that are held are still what was pinned, as [`Pins::is_intact`].
+    #[doc(hidden)]
     pub fn is_intact(&self) -> bool {
         self.link.pins.as_ref().is_some_and(Pins::is_intact)
     }
 
     /// Lets go of what [`hold`](Self::hold) has pinned.
+    #[doc(hidden)]
     pub fn release(&mut self) {
         if let Some(pins) = self.link.pins.as_mut().filter(|pins| pins.held().is_some()) {
             pins.release();
@@ -308,6 +317,7 @@ impl<T: Transport> Reader<T> {
     }
 
     /// Reads whatever is there, possibly a mixture of versions: see [`Consistency::Mixture`].
+    #[doc(hidden)]
     pub fn set_consistency(&mut self, consistency: Consistency) {
         self.options.pull.consistency = consistency;
     }

@@ -89,8 +89,7 @@ struct Work {
 /// Driven by [`poll`](Self::poll), which never waits; [`drive`](Self::drive) wraps it.
 ///
 /// ```
-/// use slackline::node::{Server, ServerOptions, Worker, WorkerOptions};
-/// use slackline::{scheme, table::{ElementType, Table}, transport::{Address, shm::Shm}};
+/// use slackline::{Address, ElementType, Server, ServerOptions, Shm, Table, Worker, WorkerOptions, scheme};
 /// use std::time::Duration;
 ///
 /// let address = Address::random();
@@ -272,6 +271,7 @@ impl<T: Transport> Server<T> {
     }
 
     /// This life of the server.
+    #[doc(hidden)]
     pub fn epoch(&self) -> u64 {
         self.shard.frames.epoch()
     }
@@ -282,6 +282,7 @@ impl<T: Transport> Server<T> {
     }
 
     /// The bytes of the table that this server holds.
+    #[doc(hidden)]
     pub fn range(&self) -> std::ops::Range<u64> {
         self.shard.range().clone()
     }
@@ -307,6 +308,7 @@ impl<T: Transport> Server<T> {
     }
 
     /// Those who are in.
+    #[doc(hidden)]
     pub fn peers(&self) -> impl Iterator<Item = PeerStatus> + '_ {
         let present = self.shard.peers.iter().enumerate();
         present.filter_map(|(index, peer)| {

@@ -14,6 +14,7 @@ impl Histogram {
     const BUCKETS: usize = 256;
 
     /// Counts one more of `value`.
+    #[doc(hidden)]
     pub fn record(&mut self, value: u64) {
         let bucket = usize::try_from(value).map_or(Self::BUCKETS - 1, |value| value.min(Self::BUCKETS - 1));
         self.buckets[bucket] += 1;

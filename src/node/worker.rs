@@ -294,6 +294,7 @@ impl<T: Transport> Worker<T> {
     }
 
     /// The scheme that the servers and this worker keep.
+    #[doc(hidden)]
     pub fn scheme(&self) -> &AnyScheme {
         &self.kind
     }
@@ -309,6 +310,7 @@ impl<T: Transport> Worker<T> {
     }
 
     /// The connections to the servers, in order of their shards.
+    #[doc(hidden)]
     pub fn links(&self) -> impl Iterator<Item = LinkStatus> + '_ {
         self.parts.iter().map(|part| LinkStatus {
             shard: part.link.welcome.shard,
@@ -341,6 +343,7 @@ impl<T: Transport> Worker<T> {
     }
 
     /// Returns to the step that was left by [`Step::suspend`].
+    #[doc(hidden)]
     pub fn resume(&mut self) -> Result<Step<'_, T>, Error> {
         match self.phase {
             Phase::Computing => {
@@ -356,6 +359,7 @@ impl<T: Transport> Worker<T> {
     }
 
     /// The bytes of the table that each shard holds, in order.
+    #[doc(hidden)]
     pub fn shards(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
         self.parts.iter().map(|part| part.begin..part.begin + part.bytes)
     }
@@ -416,6 +420,7 @@ impl<T: Transport> Worker<T> {
     }
 
     /// True while a gradient is being written.
+    #[doc(hidden)]
     pub fn is_publishing(&self) -> bool {
         self.phase == Phase::Publishing
     }
@@ -449,6 +454,7 @@ impl<T: Transport> Worker<T> {
 
     /// Pins the newest version of one shard in place if it satisfies `bound`, waiting at most `timeout`; outside of
     /// the scheme, and nothing is copied.
+    #[doc(hidden)]
     pub fn pin(&mut self, shard: usize, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
         let out_of_turn = |reason| Error::OutOfTurn { operation: "pin", reason };
         if self.options.read == ReadMode::InPlace {

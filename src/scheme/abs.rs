@@ -29,6 +29,7 @@ pub enum WaitFor {
 
 impl WaitFor {
     /// How many at the beginning.
+    #[doc(hidden)]
     pub const fn k(self) -> u16 {
         match self {
             WaitFor::Fixed(k) | WaitFor::LossRatio(k) => k,

@@ -23,6 +23,7 @@ pub enum Damping {
 impl Damping {
     /// What the weight of a gradient is multiplied by that is folded into a version that it is so many versions older
     /// than the newest before.
+    #[doc(hidden)]
     pub fn factor(self, staleness: u64) -> f32 {
         match self {
             Damping::None => 1.0,
@@ -33,6 +34,7 @@ impl Damping {
 
 /// This scheme with its shares scaled by their staleness in versions, at the moment they are handed out to be applied.
 /// `newest` is the version that the server begins with.
+#[doc(hidden)]
 pub fn damped(server: Box<dyn ServerScheme>, damping: Damping, newest: Version) -> Box<dyn ServerScheme> {
     match damping {
         Damping::None => server,

@@ -37,6 +37,7 @@ mod abs;
 mod bsp;
 mod config;
 mod damping;
+#[doc(hidden)]
 pub mod dbw;
 mod delay;
 mod gate;
@@ -49,8 +50,11 @@ mod vap;
 pub use abs::{Shrink, WaitFor};
 pub use config::{Config, ConfigError, DEFAULT_STALENESS};
 pub use damping::{Damping, damped};
+#[doc(inline)]
 pub use dbw::{Choice, Delivery};
-pub use groups::{Groups, Partition};
+#[doc(hidden)]
+pub use groups::Groups;
+pub use groups::Partition;
 pub(crate) use open::is_text;
 pub use open::{AnyScheme, Make, Needs, Registry, Scheme, Start};
 pub use vap::Strength;

@@ -11,7 +11,7 @@ use crate::clock::{Clock, Version};
 /// A scheme with its settings: makes both halves, and says what they need of those who run them.
 ///
 /// [`Config`] holds the built-in ones. One that is written outside of this crate runs under a real
-/// [`Server`](crate::node::Server) and in a [`Cluster`](crate::sim::Cluster) like them. Its name and settings travel to
+/// [`Server`](crate::node::Server) and in a `sim::Cluster` like them. Its name and settings travel to
 /// the workers as text, and a worker makes it again by the [`Registry`] in its options.
 pub trait Scheme: Any + Send + Sync {
     /// The name, without settings; that of no built-in scheme.
@@ -131,9 +131,11 @@ pub struct AnyScheme(Arc<dyn Scheme>);
 
 impl AnyScheme {
     /// Most bytes of the text.
+    #[doc(hidden)]
     pub const TEXT_MAX: usize = 256;
 
     /// The built-in scheme, if it is one.
+    #[doc(hidden)]
     pub fn built_in(&self) -> Option<Config> {
         (&*self.0 as &dyn Any).downcast_ref().copied()
     }
@@ -226,6 +228,7 @@ impl Registry {
 
     /// Makes the scheme of this text, which may have come from a server. An unknown name is
     /// [`ConfigError::Unregistered`].
+    #[doc(hidden)]
     pub fn make(&self, text: &str) -> Result<AnyScheme, ConfigError> {
         let malformed = || ConfigError::Malformed { text: text.to_owned() };
         let (name, settings) = match text.split_once('(') {

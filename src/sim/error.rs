@@ -1,5 +1,7 @@
 //! Why a simulation came to nothing.
 
+use std::borrow::Cow;
+
 use super::law::LawError;
 use crate::kernel::FoldError;
 use crate::scheme::ConfigError;
@@ -56,4 +58,16 @@ pub enum Error {
         /// Who waits for what.
         what: String,
     },
+}
+
+impl Error {
+    /// The remedy in a few words, which the text of the error ends in, where there is one.
+    pub fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Error::Setting { remedy, .. } => Some((*remedy).into()),
+            Error::Law(error) => error.remedy().map(Cow::from),
+            Error::Scheme(error) => error.remedy(),
+            Error::Fold { .. } | Error::Broken { .. } | Error::Stuck { .. } => None,
+        }
+    }
 }

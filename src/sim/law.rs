@@ -70,10 +70,7 @@ pub struct Trace {
 #[non_exhaustive]
 pub enum LawError {
     /// Not the form of any law.
-    #[error(
-        "no law of times is written {text:?}: use constant(SECONDS), exp(MEAN), shifted-exp(SHIFT, MEAN), \
-         pareto(SHAPE, SCALE), uniform(FROM, TO) or trace:FILE"
-    )]
+    #[error("no law of times is written {text:?}: {}", self.help())]
     Unknown {
         /// What was given.
         text: String,
@@ -93,14 +90,33 @@ pub enum LawError {
     Trace(#[from] TraceError),
 }
 
+impl LawError {
+    /// The remedy in a few words, which the text of the error ends in.
+    pub(super) fn remedy(&self) -> Option<&'static str> {
+        match self {
+            LawError::Parameters { remedy, .. } => Some(remedy),
+            LawError::Trace(error) => Some(error.help()).filter(|text| !text.is_empty()),
+            error => Some(error.help()),
+        }
+    }
+
+    /// The remedy, where it is the same for all errors of a kind.
+    fn help(&self) -> &'static str {
+        match self {
+            LawError::Unknown { .. } => {
+                "use constant(SECONDS), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO) or trace:FILE"
+            }
+            _ => "",
+        }
+    }
+}
+
 /// A file of times that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
     /// It cannot be read.
-    #[error(
-        "cannot read the trace {file}: {source}; give a text file with one number of seconds in each line"
-    )]
+    #[error("cannot read the trace {file}: {source}; {}", self.help())]
     Unreadable {
         /// Which.
         file: String,
@@ -108,15 +124,13 @@ pub enum TraceError {
         source: std::io::Error,
     },
     /// No number in it.
-    #[error("the trace {file} holds no time: give one number of seconds in each line")]
+    #[error("the trace {file} holds no time: {}", self.help())]
     Empty {
         /// Which.
         file: String,
     },
     /// A line that is no number.
-    #[error(
-        "line {line} of the trace {file} is {text:?}: give one number of seconds, such as 0.25, in each line"
-    )]
+    #[error("line {line} of the trace {file} is {text:?}: {}", self.help())]
     NotANumber {
         /// Which.
         file: String,
@@ -136,11 +150,24 @@ pub enum TraceError {
         seconds: f64,
     },
     /// Nothing but zeros.
-    #[error("all times of the trace {file} are 0, so nothing would ever take time: give some that are not")]
+    #[error("all times of the trace {file} are 0, so nothing would ever take time: {}", self.help())]
     AllZero {
         /// Which.
         file: String,
     },
+}
+
+impl TraceError {
+    /// The remedy, where it is the same for all errors of a kind.
+    fn help(&self) -> &'static str {
+        match self {
+            TraceError::Unreadable { .. } => "give a text file with one number of seconds in each line",
+            TraceError::Empty { .. } => "give one number of seconds in each line",
+            TraceError::NotANumber { .. } => "give one number of seconds, such as 0.25, in each line",
+            TraceError::AllZero { .. } => "give some that are not",
+            _ => "",
+        }
+    }
 }
 
 impl Law {

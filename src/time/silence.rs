@@ -12,7 +12,8 @@ const LOOKS: u32 = 16;
 /// peer did meanwhile. It therefore takes no peer for dead before it has listened sixteen times after such a pause.
 ///
 /// ```
-/// use slackline::time::{Duration, Instant, Silence};
+/// use slackline::internals::time::{Duration, Silence};
+/// use slackline::Instant;
 ///
 /// let (lease, mut silence) = (Duration::from_secs(3), Silence::new(7));
 /// let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);

@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 /// (RDMA). Names and paths cannot hold a comma.
 ///
 /// ```
-/// use slackline::transport::Address;
+/// use slackline::Address;
 /// let address: Address = "@job-7".parse()?;
 /// assert_eq!(address.to_string(), "@job-7");
 /// let address: Address = "[::1]:7000".parse()?;
 /// assert_eq!(address.to_string(), "[::1]:7000");
-/// # Ok::<(), slackline::transport::AddressError>(())
+/// # Ok::<(), slackline::AddressError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

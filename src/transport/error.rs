@@ -64,8 +64,8 @@ pub enum ConnectError {
     },
     /// The socket belongs to another user.
     #[error(
-        "the peer at {address} runs as user {theirs}, this process as user {ours}: \
-         shared memory is passed only between processes of one user; start both as the same user"
+        "the peer at {address} runs as user {theirs}, this process as user {ours}: shared memory is passed \
+         only between processes of one user; {}", self.help()
     )]
     AnotherUser {
         /// The address.
@@ -77,8 +77,7 @@ pub enum ConnectError {
     },
     /// Without a secret, the listener could be reached by processes that it must not let in.
     #[error(
-        "cannot listen at {address}: without a secret only loopback addresses are served; \
-         give all processes of the job one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)"
+        "cannot listen at {address}: without a secret only loopback addresses are served; {}", self.help()
     )]
     NeedsSecret {
         /// The address.
@@ -126,13 +125,41 @@ pub enum ConnectError {
         source: crate::channel::ChannelError,
     },
     /// The peer went away in the middle of the handshake.
-    #[error(
-        "the peer at {address} closed the connection during the handshake; look at its log for the reason"
-    )]
+    #[error("the peer at {address} closed the connection during the handshake; {}", self.help())]
     Closed {
         /// The address.
         address: Address,
     },
+}
+
+impl ConnectError {
+    /// The remedy, where there is one.
+    pub(crate) fn remedy(&self) -> Option<&str> {
+        match self {
+            ConnectError::System { remedy, .. } => Some(remedy),
+            error => Some(error.help()).filter(|text| !text.is_empty()),
+        }
+    }
+
+    /// True if the other side may be there later, or let this one in.
+    pub(crate) fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            ConnectError::System { .. } | ConnectError::Refused { .. } | ConnectError::Closed { .. }
+        )
+    }
+
+    /// The remedy, where it is the same for all errors of a kind.
+    fn help(&self) -> &'static str {
+        match self {
+            ConnectError::AnotherUser { .. } => "start both as the same user",
+            ConnectError::NeedsSecret { .. } => {
+                "give all processes of the job one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)"
+            }
+            ConnectError::Closed { .. } => "look at its log for the reason",
+            _ => "",
+        }
+    }
 }
 
 #[cfg(not(loom))]

@@ -119,31 +119,40 @@ pub struct Received {
 /// A way to reach peers.
 pub trait Transport: Send + Sync + 'static {
     /// One connected peer.
+    #[doc(hidden)]
     type Endpoint: Endpoint;
     /// Where peers arrive.
+    #[doc(hidden)]
     type Listener: Listener<Endpoint = Self::Endpoint>;
     /// A connection in the making.
+    #[doc(hidden)]
     type Connecting: Connecting<Endpoint = Self::Endpoint>;
 
     /// What this transport can do.
+    #[doc(hidden)]
     fn capabilities(&self) -> Capabilities;
 
     /// Registers memory, so that requests may use it and, as `access` allows, peers may reach it once it is granted.
+    #[doc(hidden)]
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError>;
 
     /// Allocates `bytes` of zeroed memory of the kind this transport serves best, and registers it.
+    #[doc(hidden)]
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError>;
 
     /// Begins to listen at `address`.
+    #[doc(hidden)]
     fn listen(&self, address: &Address) -> Result<Self::Listener, ConnectError>;
 
     /// How often peers have reached for memory that they were not granted, as far as this side was told. Each time it
     /// was the end of their connection. Always 0 where a processor carries requests out without asking.
+    #[doc(hidden)]
     fn trespasses(&self) -> u64 {
         0
     }
 
     /// Begins to connect to a listener, saying and granting `offer`. Never blocks; poll the result.
+    #[doc(hidden)]
     fn connect(&self, address: &Address, offer: Offer) -> Result<Self::Connecting, ConnectError>;
 }
 

@@ -1,10 +1,8 @@
 //! Gradients that hold a NaN or an infinity: counted, and left out where the options say so.
 
-use slackline::clock::Version;
-use slackline::node::{CheckpointError, NonFinite, Server, ServerOptions, Worker};
-use slackline::scheme::Config;
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
+use slackline::{
+    Address, CheckpointError, NonFinite, Server, ServerOptions, Shm, Version, Worker, scheme::Config,
+};
 
 use super::job::{PATIENCE, Serving, checkpointing, table, worker};
 
@@ -90,5 +88,5 @@ fn a_server_that_has_diverged_writes_no_checkpoint_over_a_good_one() {
     let why = server.finish_checkpoint(PATIENCE).unwrap_err();
     let slackline::Error::Checkpoint(why) = why else { panic!("{why}") };
     assert!(matches!(why, CheckpointError::NotFinite { since: 2, .. }), "{why}");
-    assert_eq!(slackline::node::Checkpoint::read(&path).unwrap().version(), Version(1));
+    assert_eq!(slackline::Checkpoint::read(&path).unwrap().version(), Version(1));
 }

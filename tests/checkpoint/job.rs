@@ -6,15 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use slackline::Error;
-use slackline::clock::Clock;
-use slackline::node::{
-    Checkpoint, CheckpointOptions, Server, ServerOptions, ServerStatus, View, Worker, WorkerOptions,
+use slackline::{
+    Address, Checkpoint, CheckpointOptions, Clock, ElementType, Error, Server, ServerOptions, ServerStatus,
+    Shm, Table, View, Worker, WorkerOptions, scheme::Config,
 };
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
 
 /// How long any wait may take. Far more than any of them needs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);

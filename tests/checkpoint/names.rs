@@ -2,12 +2,7 @@
 
 use std::time::Duration;
 
-use slackline::Error;
-use slackline::clock::Clock;
-use slackline::node::{Server, ServerOptions, Worker, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
+use slackline::{Address, Clock, Error, Server, ServerOptions, Shm, Worker, WorkerOptions, scheme::Config};
 
 use super::job::{PATIENCE, Serving, checkpointing, resume, table};
 

@@ -1,18 +1,17 @@
 //! A worker that went in the middle of its clock and joined again: what it had written is applied once or not at all.
 
-use slackline::clock::{Clock, Version};
-use slackline::mem::Access;
-use slackline::node::{Server, ServerOptions, Worker};
-use slackline::param::{Hello, Publish, Remarks, Role, Source, Welcome};
-use slackline::scheme::Config;
-use slackline::table::ElementType;
-use slackline::transport::shm::{Shm, ShmEndpoint};
-use slackline::transport::{Address, Connecting, Endpoint, Offer, Received, Transport};
+use slackline::internals::mem::Access;
+use slackline::internals::param::{Hello, Publish, Remarks, Role, Source, Welcome};
+use slackline::internals::transport::shm::ShmEndpoint;
+use slackline::internals::transport::{Connecting, Endpoint, Offer, Received};
+use slackline::{
+    Address, Clock, ElementType, Server, ServerOptions, Shm, Transport, Version, Worker, scheme::Config,
+};
 
 use super::job::{PATIENCE, table, wait_for, worker};
 
 fn poll(server: &mut Server<Shm>) {
-    server.poll(slackline::node::now()).unwrap();
+    server.poll(slackline::now()).unwrap();
 }
 
 /// Polls the server until `work`, in another thread, has ended.
@@ -100,7 +99,7 @@ fn join(address: &Address, scheme: Config) -> (ShmEndpoint, Welcome, Received) {
     let role = Role::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity: 0 };
     let message = Hello { role: role.clone(), push: None, resume: None }.encode();
     let mut connecting = Shm::new().connect(address, Offer { message, grants: Vec::new() }).unwrap();
-    let (endpoint, received) = wait_for("an answer", || match connecting.poll(slackline::node::now()) {
+    let (endpoint, received) = wait_for("an answer", || match connecting.poll(slackline::now()) {
         std::task::Poll::Ready(answer) => Some(answer.unwrap()),
         std::task::Poll::Pending => None,
     });

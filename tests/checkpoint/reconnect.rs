@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use slackline::Error;
-use slackline::clock::{Clock, Version};
-use slackline::node::{ReadMode, ServerOptions, Worker, WorkerOptions, now};
-use slackline::param::{Hello, Resume, Role};
-use slackline::scheme::Config;
-use slackline::table::ElementType;
-use slackline::transport::shm::Shm;
-use slackline::transport::{ConnectError, Connecting, Offer, Transport};
+use slackline::internals::param::{Hello, Resume, Role};
+use slackline::internals::transport::{Connecting, Offer};
+use slackline::{
+    Clock, ConnectError, ElementType, Error, ReadMode, ServerOptions, Shm, Transport, Version, Worker,
+    WorkerOptions, now, scheme::Config,
+};
 
 use super::job::{PATIENCE, Serving, checkpointing, new, resume, schemes, train, wait_for, worker};
 
@@ -209,7 +207,7 @@ fn a_reconnect_that_fails_is_told_by_every_call_until_one_succeeds() {
     let errors = [
         worker.step(SHORT).err(),
         worker.resume().err(),
-        worker.poll(slackline::node::now()).err(),
+        worker.poll(slackline::now()).err(),
         worker.flush(SHORT).err(),
         worker.reconnect(&[], SHORT).err(),
     ];
@@ -247,9 +245,9 @@ fn a_server_that_comes_late_is_waited_for() {
         }
     });
     std::thread::sleep(3 * SHORT);
-    let checkpoint = slackline::node::Checkpoint::read(&path).unwrap();
+    let checkpoint = slackline::Checkpoint::read(&path).unwrap();
     let table = super::job::table(ELEMENTS);
-    let server = slackline::node::Server::resume(Shm::new(), &address, table, checkpoint, options).unwrap();
+    let server = slackline::Server::resume(Shm::new(), &address, table, checkpoint, options).unwrap();
     let serving = Serving::start(server);
     returning.join().unwrap();
     serving.stop();

@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use slackline::Error;
-use slackline::clock::{Clock, Version};
-use slackline::kernel::{AdamParameters, Optimizer};
-use slackline::node::{Checkpoint, CheckpointError, CheckpointOptions, Server, ServerOptions};
-use slackline::scheme::Config;
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
+use slackline::{
+    AdamParameters, Address, Checkpoint, CheckpointError, CheckpointOptions, Clock, Error, Optimizer, Server,
+    ServerOptions, Shm, Version, scheme::Config,
+};
 
 use super::job::{PATIENCE, Serving, bits, checkpointing, new, resume, table, train, wait_for, worker};
 
@@ -119,7 +116,7 @@ fn a_checkpoint_is_written_every_so_many_versions_and_on_request() {
     let mut server = serving.stop();
     // The second is wanted while the first may be under way, and is not forgotten.
     server.request_checkpoint().unwrap();
-    server.poll(slackline::node::now()).unwrap();
+    server.poll(slackline::now()).unwrap();
     server.request_checkpoint().unwrap();
     let serving =
         Serving::start(server).until("its request", |status| status.checkpointed == Some(Version(5)));

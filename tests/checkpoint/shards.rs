@@ -4,12 +4,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use slackline::Error;
-use slackline::clock::Clock;
-use slackline::node::{Checkpoint, Server, ServerOptions, ServerStatus, Worker, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
+use slackline::{
+    Address, Checkpoint, Clock, Error, Server, ServerOptions, ServerStatus, Shm, Worker, WorkerOptions,
+    scheme::Config,
+};
 
 use super::job::{PATIENCE, Serving, checkpointing, schemes, table, train, wait_for};
 

@@ -4,12 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use slackline::mem::{Access, HostMemory, MemoryRegion};
-use slackline::node::{Server, ServerOptions, now};
-use slackline::scheme::Config;
-use slackline::time::Instant;
-use slackline::transport::shm::{Shm, ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
-use slackline::transport::{Address, Capabilities, ConnectError, Listener, Offer, RegisterError, Transport};
+use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
+use slackline::internals::transport::shm::{ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
+use slackline::internals::transport::{Capabilities, Listener, Offer, RegisterError};
+use slackline::{Address, ConnectError, Instant, Server, ServerOptions, Shm, Transport, now, scheme::Config};
 
 use super::raw::{Raw, worker_role};
 use super::second::table;

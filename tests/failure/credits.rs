@@ -2,15 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::Error;
-use slackline::clock::{Clock, Version};
-use slackline::mem::{Access, MemoryRegion};
-use slackline::node::{Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions};
-use slackline::param::{Eviction, Publish, PublishError, Remarks, Role, Source};
-use slackline::scheme::{Bound, Config};
-use slackline::table::ElementType;
-use slackline::transport::shm::Shm;
-use slackline::transport::{Endpoint, Transport};
+use slackline::internals::mem::{Access, MemoryRegion};
+use slackline::internals::param::{Publish, PublishError, Remarks, Role, Source};
+use slackline::internals::transport::Endpoint;
+use slackline::{
+    Clock, ElementType, Error, Eviction, Reader, ReaderOptions, Server, ServerOptions, Shm, Transport,
+    Version, Worker, WorkerOptions,
+    scheme::{Bound, Config},
+};
 
 use super::raw::{Raw, worker_role};
 use super::second::{PATIENCE, drive, server, train};
@@ -143,7 +142,7 @@ impl Zombie {
 }
 
 fn poll(server: &mut Server<Shm>) {
-    server.poll(slackline::node::now()).unwrap();
+    server.poll(slackline::now()).unwrap();
 }
 
 /// A server with two frames, of which a reader holds one: the third gradient of the zombie is bound and cannot be

@@ -2,17 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::Error;
-use slackline::clock::{Clock, Version};
-use slackline::mem::Access;
-use slackline::node::{
-    Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions,
+use slackline::internals::mem::Access;
+use slackline::internals::param::{ControlLayout, Desk, FrameGeometry, Frames, Latest, Welcome};
+use slackline::internals::transport::{Incoming, Listener, Offer};
+use slackline::{
+    Address, Clock, ConnectError, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
+    ServerOptions, Shm, Tcp, Transport, Version, Worker, WorkerOptions,
+    scheme::{Bound, Config},
 };
-use slackline::param::{ControlLayout, Desk, FrameGeometry, Frames, Latest, Welcome};
-use slackline::scheme::{Bound, Config};
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
-use slackline::transport::{Address, ConnectError, Incoming, Listener, Offer, Transport};
 
 use super::raw::{Raw, worker_role};
 use super::second::{NOTICE, PATIENCE, drive, server, table, train, wait_for, worker};
@@ -187,7 +184,7 @@ fn a_begin_that_finishes_a_publish_takes(timeout: Duration) -> Duration {
         connecting.join().unwrap()
     });
     let _publishes_nothing = Raw::join(&address, worker_role(scheme), || {
-        server.poll(slackline::node::now()).unwrap();
+        server.poll(slackline::now()).unwrap();
     });
     for _ in 0..2 {
         train(&mut worker, 1.0).unwrap();
@@ -203,7 +200,7 @@ fn a_begin_that_finishes_a_publish_takes(timeout: Duration) -> Duration {
         });
         std::thread::sleep(timeout * 4 / 5);
         // Slots, but not the other worker's clock 0, which clock 3 waits for.
-        server.poll(slackline::node::now()).unwrap();
+        server.poll(slackline::now()).unwrap();
         let (error, took) = waiting.join().unwrap();
         assert!(matches!(error, Error::Deadline { .. }), "{error}");
         took
@@ -250,7 +247,7 @@ fn an_owner_whose_control_page_contradicts_itself_holds_nobody_past_the_deadline
             let error = reader.refresh_to(Version(0), PATIENCE).unwrap_err();
             assert!(matches!(error, Error::Pull { .. }), "{error}");
         });
-        let incoming = wait_for("a reader", || listener.poll(slackline::node::now()));
+        let incoming = wait_for("a reader", || listener.poll(slackline::now()));
         let grants = vec![control.whole(), payload.whole(), page.whole()];
         let _endpoint = incoming.accept(Offer { message: welcome.encode(), grants }).unwrap();
         reading.join().unwrap();

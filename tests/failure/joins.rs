@@ -2,13 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use slackline::clock::{Clock, Version};
-use slackline::node::{Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions};
-use slackline::param::{Hello, Role};
-use slackline::scheme::{Bound, Config};
-use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
+use slackline::internals::param::{Hello, Role};
+use slackline::{
+    Address, Clock, ElementType, Reader, ReaderOptions, Server, ServerOptions, Shm, Table, Version, Worker,
+    WorkerOptions,
+    scheme::{Bound, Config},
+};
 
 use super::raw::say;
 use super::second::{PATIENCE, SCHEMES, Second, drive, scheme, server, table, told, train, worker};
@@ -66,7 +65,7 @@ fn a_late_joiner_of_two_shards_that_stand_at_different_clocks_goes_on() {
         .collect();
     let mut poll = |which: &[usize]| {
         for index in which {
-            servers[*index].poll(slackline::node::now()).unwrap();
+            servers[*index].poll(slackline::now()).unwrap();
         }
         servers.iter().map(|server| server.status()).collect::<Vec<_>>()
     };
@@ -190,7 +189,7 @@ fn inquirers_that_stay_do_not_keep_others_from_asking() {
     let hello = Hello { role: Role::Inquirer, push: None, resume: None }.encode();
     let mut inquirers = Vec::new();
     for number in 0..100 {
-        let answer = say(&address, hello.clone(), || _ = server.poll(slackline::node::now()).unwrap());
+        let answer = say(&address, hello.clone(), || _ = server.poll(slackline::now()).unwrap());
         inquirers.push(answer.unwrap_or_else(|error| panic!("inquirer {number}: {error}")));
     }
 }

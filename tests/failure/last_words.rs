@@ -3,13 +3,9 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use slackline::Error;
-use slackline::clock::Version;
-use slackline::node::{Server, ServerOptions, Worker, WorkerOptions, now};
-use slackline::param::Eviction;
-use slackline::scheme::Config;
-use slackline::transport::Address;
-use slackline::transport::tcp::Tcp;
+use slackline::{
+    Address, Error, Eviction, Server, ServerOptions, Tcp, Version, Worker, WorkerOptions, now, scheme::Config,
+};
 
 use super::second::{EVICTED, PATIENCE, SERVER_LOST, Second, table, told};
 

@@ -2,16 +2,12 @@
 
 use std::time::Duration;
 
-use slackline::Error;
-use slackline::clock::Version;
-use slackline::node::{
-    Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions,
+use slackline::internals::param::{HandshakeError, Hello, Role};
+use slackline::internals::transport::{Incoming, Inline, Listener, Offer};
+use slackline::{
+    Address, ConnectError, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
+    ServerOptions, Shm, Table, Transport, Version, Worker, WorkerOptions, scheme::Config,
 };
-use slackline::param::{HandshakeError, Hello, Role};
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::shm::Shm;
-use slackline::transport::{Address, ConnectError, Incoming, Inline, Listener, Offer, Transport};
 
 use super::raw::{Raw, say, worker_role};
 use super::second::{PATIENCE, drive, server, table, train, worker};
@@ -35,7 +31,7 @@ fn evicted_and_nothing_applied(what: &str, misbehave: impl FnOnce(&mut Raw, u64)
         });
         drive(&mut server, "the good worker", |server| server.status().joined == 1);
         let mut raw = Raw::join(&address, worker_role(ASP), || {
-            server.poll(slackline::node::now()).unwrap();
+            server.poll(slackline::now()).unwrap();
         });
         misbehave(&mut raw, epoch);
         drive(&mut server, what, |server| server.status().left == 1);
@@ -86,14 +82,14 @@ fn a_worker_that_publishes_without_credit_is_evicted() {
     let mut server = server(4, options);
     let (address, epoch) = (server.address(), server.epoch());
     let mut raw = Raw::join(&address, worker_role(Config::Bsp), || {
-        server.poll(slackline::node::now()).unwrap();
+        server.poll(slackline::now()).unwrap();
     });
     let gradient = |clock| [clock, 0, epoch, 16, 0, 0, 0, 0];
     for clock in 0..2 {
         raw.write_header(clock as usize % 2, gradient(clock));
         raw.announce(clock + 1);
         for _ in 0..100 {
-            server.poll(slackline::node::now()).unwrap();
+            server.poll(slackline::now()).unwrap();
         }
     }
     assert_eq!(server.status().left, 0, "two gradients fit two slots");
@@ -120,7 +116,7 @@ fn a_worker_that_has_no_heartbeat_is_evicted_and_one_that_counts_chunks_it_never
         });
         drive(&mut server, "the good worker", |server| server.status().joined == 1);
         let mut raw = Raw::join(&address, worker_role(Config::Bsp), || {
-            server.poll(slackline::node::now()).unwrap();
+            server.poll(slackline::now()).unwrap();
         });
         // All chunks of clock 0 are there, it says, and announces nothing.
         raw.write(8, Inline::word(0xFF_FFFF));
@@ -169,7 +165,7 @@ fn random_bytes_for_a_first_message_are_refused_with_a_reason() {
             message.extend([0xFF; 8]);
         }
         let said = say(&address, message, || {
-            server.poll(slackline::node::now()).unwrap();
+            server.poll(slackline::now()).unwrap();
         });
         let reason = refusal(said);
         let expected =
@@ -185,7 +181,7 @@ fn peers_of_different_layout_versions_name_both() {
     let mut hello = Hello { role: worker_role(ASP), push: None, resume: None }.encode();
     hello[8] = 99;
     let said = say(&server.address(), hello.clone(), || {
-        server.poll(slackline::node::now()).unwrap();
+        server.poll(slackline::now()).unwrap();
     });
     let reason = refusal(said);
     assert!(reason.contains("layout version 99") && reason.contains("version 5"), "{reason}");
@@ -196,7 +192,7 @@ fn peers_of_different_layout_versions_name_both() {
     std::thread::scope(|scope| {
         let connecting =
             scope.spawn(|| Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).err());
-        let incoming = super::second::wait_for("a reader", || listener.poll(slackline::node::now()));
+        let incoming = super::second::wait_for("a reader", || listener.poll(slackline::now()));
         let _endpoint = incoming.accept(Offer { message: hello, grants: Vec::new() }).unwrap();
         let error = connecting.join().unwrap().unwrap();
         let version = |source: &HandshakeError| matches!(source, HandshakeError::Version { theirs: 99 });
@@ -211,7 +207,7 @@ fn connect(server: &mut Server<Shm>, options: WorkerOptions) -> Result<Worker<Sh
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| Worker::connect(Shm::new(), &[address], options, PATIENCE));
         while !connecting.is_finished() {
-            server.poll(slackline::node::now()).unwrap();
+            server.poll(slackline::now()).unwrap();
         }
         connecting.join().unwrap()
     })
@@ -269,7 +265,7 @@ fn a_publisher_takes_no_workers_and_says_so() {
         Publisher::new(Shm::new(), &Address::random(), table(4), PublisherOptions::default()).unwrap();
     let hello = Hello { role: worker_role(ASP), push: None, resume: None }.encode();
     let said = say(&publisher.address(), hello, || {
-        publisher.poll(slackline::node::now());
+        publisher.poll(slackline::now());
     });
     let reason = refusal(said);
     assert!(reason.contains("it takes readers, not workers"), "{reason}");
@@ -295,7 +291,7 @@ fn a_reader_of_a_server_needs_no_scheme_and_costs_no_place_once_it_has_gone() {
     let mut server = server(4, options);
     for round in 0..5 {
         let raw = Raw::join(&server.address(), Role::Reader, || {
-            server.poll(slackline::node::now()).unwrap();
+            server.poll(slackline::now()).unwrap();
         });
         assert_eq!((server.status().readers, raw.welcome.peer), (1, 0), "{round}");
         drop(raw);

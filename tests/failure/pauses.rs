@@ -3,15 +3,12 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use slackline::Error;
-use slackline::clock::Version;
-use slackline::node::{Publisher, PublisherOptions, Reader, ReaderOptions, ServerOptions, ShardOptions, now};
-use slackline::param::Role;
-use slackline::scheme::Config;
-use slackline::time::Instant;
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
-use slackline::transport::{Address, Inline, Transport};
+use slackline::internals::param::Role;
+use slackline::internals::transport::Inline;
+use slackline::{
+    Address, Error, Instant, Publisher, PublisherOptions, Reader, ReaderOptions, ServerOptions, ShardOptions,
+    Shm, Tcp, Transport, Version, now, scheme::Config,
+};
 
 use super::raw::{Raw, worker_role};
 use super::second::{EVICTED, PATIENCE, Second, retry, server, table, told};

@@ -3,15 +3,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
-use slackline::clock::{Clock, Version};
-use slackline::mem::{Access, LocalSlice, MemoryRegion};
-use slackline::param::{ControlLayout, FrameGeometry, Hello, PushGrant, Resume, Role, Welcome};
-use slackline::scheme::Config;
-use slackline::table::ElementType;
-use slackline::transport::shm::{Shm, ShmEndpoint};
-use slackline::transport::{
-    Address, ConnectError, Connecting, Endpoint, Inline, Offer, Operation, Received, Transport, WorkRequest,
+use slackline::internals::mem::{Access, LocalSlice, MemoryRegion};
+use slackline::internals::param::{ControlLayout, FrameGeometry, Hello, PushGrant, Resume, Role, Welcome};
+use slackline::internals::transport::shm::ShmEndpoint;
+use slackline::internals::transport::{
+    Connecting, Endpoint, Inline, Offer, Operation, Received, WorkRequest,
 };
+use slackline::{Address, Clock, ConnectError, ElementType, Shm, Transport, Version, scheme::Config};
 
 use super::second::wait_for;
 
@@ -47,7 +45,7 @@ fn make(
     let mut connecting = Shm::new().connect(address, offer)?;
     wait_for("an answer", || {
         meanwhile();
-        match connecting.poll(slackline::node::now()) {
+        match connecting.poll(slackline::now()) {
             Poll::Ready(result) => Some(result),
             Poll::Pending => None,
         }

@@ -5,14 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use slackline::Error;
-use slackline::clock::{Clock, Version};
-use slackline::node::{
-    Checkpoint, CheckpointOptions, Eviction, Server, ServerOptions, Worker, WorkerOptions,
+use slackline::{
+    Address, Checkpoint, CheckpointOptions, Clock, Error, Eviction, Server, ServerOptions, Shm, Version,
+    Worker, WorkerOptions, scheme::Config,
 };
-use slackline::scheme::Config;
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
 
 use super::second::{PATIENCE, SCHEMES, Second, drive, scheme, server, table, told, train, wait_for, worker};
 
@@ -170,7 +166,7 @@ fn a_server_that_is_killed_again_and_again_loses_at_most_what_came_after_its_las
     let scheme = Config::Ssp { staleness: 1 };
     let connect = || {
         super::second::retry(|| {
-            let options = slackline::node::WorkerOptions::new(scheme);
+            let options = slackline::WorkerOptions::new(scheme);
             Worker::connect(Shm::new(), std::slice::from_ref(&address), options, PATIENCE)
         })
     };

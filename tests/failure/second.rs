@@ -4,13 +4,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use slackline::Error;
-use slackline::clock::Clock;
-use slackline::node::{Server, ServerOptions, Worker, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
+use slackline::{
+    Address, Clock, ElementType, Error, Server, ServerOptions, Shm, Table, Worker, WorkerOptions,
+    scheme::Config,
+};
 
 /// How long any wait may take. Far more than any of them needs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);

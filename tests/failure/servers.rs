@@ -2,12 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::Error;
-use slackline::clock::Version;
-use slackline::node::{Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Worker};
-use slackline::scheme::{Bound, Config};
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
+use slackline::{
+    Address, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Shm, Version,
+    Worker,
+    scheme::{Bound, Config},
+};
 
 use super::second::{
     LONG_LEASE, NOTICE, PATIENCE, SCHEMES, Second, drive, retry, scheme, server, table, told, train,
@@ -40,7 +39,7 @@ fn every_worker_of_a_killed_server_is_told_so_in_time_and_again() {
                     let address = address.clone();
                     let (trained, has_trained) = std::sync::mpsc::channel();
                     let handle = scope.spawn(move || {
-                        let options = slackline::node::WorkerOptions::new(scheme);
+                        let options = slackline::WorkerOptions::new(scheme);
                         let addresses = std::slice::from_ref(&address);
                         let mut worker =
                             retry(|| Worker::connect(Shm::new(), addresses, options.clone(), PATIENCE));

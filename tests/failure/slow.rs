@@ -6,14 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::sleep;
 use std::time::Duration;
 
-use slackline::mem::{Access, HostMemory, LocalSlice, MemoryRegion};
-use slackline::node::{Server, ServerOptions};
-use slackline::scheme::Config;
-use slackline::time::Instant;
-use slackline::transport::shm::{Shm, ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
-use slackline::transport::{
-    Address, Capabilities, ConnectError, Incoming, Listener, Offer, Received, RegisterError, Transport,
-};
+use slackline::internals::mem::{Access, HostMemory, LocalSlice, MemoryRegion};
+use slackline::internals::transport::shm::{ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
+use slackline::internals::transport::{Capabilities, Incoming, Listener, Offer, Received, RegisterError};
+use slackline::{Address, ConnectError, Instant, Server, ServerOptions, Shm, Transport, scheme::Config};
 
 use super::second::{PATIENCE, table, train, wait_for, worker};
 
@@ -153,10 +149,10 @@ fn a_server_serves_the_others_while_it_registers_memory_for_a_newcomer() {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     joining.store(true, SeqCst);
-                    let gone = slackline::node::Worker::connect(
+                    let gone = slackline::Worker::connect(
                         Shm::new(),
                         std::slice::from_ref(&address),
-                        slackline::node::WorkerOptions::new(scheme),
+                        slackline::WorkerOptions::new(scheme),
                         4 * LEASE,
                     );
                     assert!(gone.is_err(), "it takes a quarter of an hour to register");
@@ -182,13 +178,9 @@ fn a_place_that_is_being_prepared_is_taken() {
         std::thread::scope(|scope| {
             let first = scope.spawn(|| worker(address, Config::Asp));
             sleep(LEASE);
-            let options = slackline::node::WorkerOptions::new(Config::Asp);
-            let second = slackline::node::Worker::connect(
-                Shm::new(),
-                std::slice::from_ref(address),
-                options,
-                PATIENCE,
-            );
+            let options = slackline::WorkerOptions::new(Config::Asp);
+            let second =
+                slackline::Worker::connect(Shm::new(), std::slice::from_ref(address), options, PATIENCE);
             let refusal = second.err().expect("there is one place").to_string();
             assert!(refusal.contains("all 1 places are taken"), "{refusal}");
             first.join().unwrap()
@@ -205,13 +197,13 @@ fn a_newcomer_that_a_busy_listener_drops_asks_again() {
     let listening = Shm::new().listen(&address).unwrap();
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| {
-            let options = slackline::node::WorkerOptions::new(Config::Asp);
-            slackline::node::Worker::connect(Shm::new(), std::slice::from_ref(&address), options, LEASE)
+            let options = slackline::WorkerOptions::new(Config::Asp);
+            slackline::Worker::connect(Shm::new(), std::slice::from_ref(&address), options, LEASE)
         });
         let mut listening = listening;
         let mut dropped = 0;
         while !asking.is_finished() {
-            dropped += u32::from(listening.poll(slackline::node::now()).is_some());
+            dropped += u32::from(listening.poll(slackline::now()).is_some());
         }
         let error = asking.join().unwrap().err().expect("nobody lets it in");
         assert!(matches!(error, slackline::Error::Connect(ConnectError::Closed { .. })), "{error}");

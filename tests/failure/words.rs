@@ -1,12 +1,12 @@
 //! What a worker writes in its desk, taken back or spoilt at any moment: the worker harms itself alone.
 
 use proptest::prelude::*;
-use slackline::clock::Version;
-use slackline::node::{Server, ServerOptions};
-use slackline::param::FrameGeometry;
-use slackline::scheme::{Choice, Config, Damping, Delivery, Shrink, Strength, WaitFor};
-use slackline::transport::Inline;
-use slackline::transport::shm::Shm;
+use slackline::internals::param::FrameGeometry;
+use slackline::internals::transport::Inline;
+use slackline::{
+    Server, ServerOptions, Shm, Version,
+    scheme::{Choice, Config, Damping, Delivery, Shrink, Strength, WaitFor},
+};
 
 use super::raw::{Raw, worker_role};
 use super::second::{PATIENCE, server, wait_for};
@@ -49,7 +49,7 @@ fn schemes() -> Vec<Config> {
 }
 
 fn poll(server: &mut Server<Shm>) {
-    server.poll(slackline::node::now()).unwrap();
+    server.poll(slackline::now()).unwrap();
 }
 
 /// A worker by hand that keeps the protocol.

@@ -5,14 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
-use slackline::clock::Version;
-use slackline::kernel::Optimizer;
-use slackline::mem::Access;
-use slackline::node::{Server, ServerOptions};
-use slackline::param::{Publish, Remarks, Source};
-use slackline::scheme::Config;
-use slackline::transport::shm::Shm;
-use slackline::transport::{Address, Endpoint, Transport};
+use slackline::internals::mem::Access;
+use slackline::internals::param::{Publish, Remarks, Source};
+use slackline::internals::transport::Endpoint;
+use slackline::{Address, Optimizer, Server, ServerOptions, Shm, Transport, Version, scheme::Config};
 
 use super::raw::{Raw, worker_role};
 use super::second::{
@@ -192,13 +188,8 @@ fn nothing_shows_of_a_gradient_whose_worker_died_before_it_was_announced() {
         std::thread::scope(|scope| {
             let surviving = scope.spawn(|| {
                 let mut worker = retry(|| {
-                    let options = slackline::node::WorkerOptions::new(Config::Bsp);
-                    slackline::node::Worker::connect(
-                        Shm::new(),
-                        std::slice::from_ref(&address),
-                        options,
-                        NOTICE,
-                    )
+                    let options = slackline::WorkerOptions::new(Config::Bsp);
+                    slackline::Worker::connect(Shm::new(), std::slice::from_ref(&address), options, NOTICE)
                 });
                 for clock in 0..5 {
                     let mut step = worker.step(super::second::PATIENCE).unwrap();

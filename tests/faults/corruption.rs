@@ -3,13 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use slackline::Error;
-use slackline::clock::Version;
-use slackline::node::{Publisher, PublisherOptions, Reader, ReaderOptions, ShardOptions};
-use slackline::param::PullOptions;
-use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
-use slackline::transport::tcp::Tcp;
+use slackline::internals::param::PullOptions;
+use slackline::{
+    Address, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, ShardOptions, Table,
+    Tcp, Version,
+};
 
 use super::job::{Job, PATIENCE, SCHEMES, alone, multiple, timed};
 use super::proxy::{Fault, Proxy, Towards};

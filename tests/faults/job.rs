@@ -4,12 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use slackline::Error;
-use slackline::node::{Server, ServerOptions, ServerStatus, View, Worker, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
-use slackline::transport::tcp::Tcp;
+use slackline::{
+    Address, ElementType, Error, Server, ServerOptions, ServerStatus, Table, Tcp, View, Worker,
+    WorkerOptions, scheme::Config,
+};
 
 /// How long any wait may take. Far more than any of them needs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);

@@ -3,12 +3,10 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use slackline::Error;
-use slackline::clock::Version;
-use slackline::node::{Publisher, PublisherOptions, Reader, ReaderOptions};
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::tcp::Tcp;
+use slackline::{
+    ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Table, Tcp, Version,
+    scheme::Config,
+};
 
 use super::job::{Job, PATIENCE, SCHEMES, alone, multiple, timed, wait_for};
 use super::proxy::{Fault, Proxy};

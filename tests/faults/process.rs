@@ -5,12 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use slackline::channel::Secret;
-use slackline::node::{Server, ServerOptions, ServerStatus, Worker, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
-use slackline::transport::tcp::Tcp;
+use slackline::{
+    Address, ElementType, Secret, Server, ServerOptions, ServerStatus, Table, Tcp, Worker, WorkerOptions,
+    scheme::Config,
+};
 
 use super::job::{PATIENCE, pattern, wait_for};
 

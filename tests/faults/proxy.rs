@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use slackline::transport::Address;
+use slackline::Address;
 use socket2::{SockFilter, SockRef};
 
 use super::random::Random;

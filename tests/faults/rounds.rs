@@ -5,11 +5,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use slackline::channel::Secret;
-use slackline::node::{Reader, ReaderOptions, Worker, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::transport::Address;
-use slackline::transport::tcp::Tcp;
+use slackline::{Address, Reader, ReaderOptions, Secret, Tcp, Worker, WorkerOptions, scheme::Config};
 use socket2::SockRef;
 
 use super::job::{PATIENCE, alone, wait_for};

@@ -4,11 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use slackline::channel::{Channel, Purpose, Secret, Terms};
-use slackline::node::{Reader, ReaderOptions};
-use slackline::scheme::Config;
-use slackline::transport::Address;
-use slackline::transport::tcp::Tcp;
+use slackline::internals::channel::{Channel, Purpose, Terms};
+use slackline::{Address, Reader, ReaderOptions, Secret, Tcp, scheme::Config};
 
 use super::job::{PATIENCE, alone, multiple, wait_for};
 use super::process::{self, ServerProcess};

@@ -2,9 +2,9 @@
 
 use std::sync::Barrier;
 
-use slackline::Error;
-use slackline::node::{Absence, GroupError, GroupOptions};
-use slackline::param::GroupArea;
+use slackline::internals::node::Absence;
+use slackline::internals::param::GroupArea;
+use slackline::{Error, GroupError, GroupOptions};
 
 use super::fixture::{Fixture, Member, PATIENCE, assert_mean, each, fill, meet, turn, wait_for};
 use super::raw::{header, meet_raw, patient};
@@ -223,7 +223,7 @@ pub(crate) fn parts_that_break_the_protocol_cost_their_author_its_membership<F: 
                     right.checksum = right.checksum_of(summand.as_volatile());
                     raw.write(to, GroupArea::Summand, right, &summand);
                 }
-                raw.write(to, area, slackline::param::PartHeader { checksum, ..wrong }, &payload);
+                raw.write(to, area, slackline::internals::param::PartHeader { checksum, ..wrong }, &payload);
             }
             threads.into_iter().for_each(|thread| thread.join().unwrap());
         });

@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::Error;
-use slackline::node::{GroupListener, GroupMember, GroupOptions};
-use slackline::transport::{Address, Transport};
+use slackline::{Address, Error, GroupListener, GroupMember, GroupOptions, Transport};
 
 /// How long any wait may take. Far more than any of them needs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -60,7 +58,7 @@ pub(crate) fn each<F: Fixture, R: Send>(
 
 /// One turn of a member that is driven by hand.
 pub(crate) fn turn<F: Fixture>(member: &mut Member<F>) -> Result<bool, Error> {
-    member.poll(slackline::node::now())
+    member.poll(slackline::now())
 }
 
 /// Calls `step` until it returns something.

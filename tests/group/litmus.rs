@@ -4,8 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use slackline::Error;
-use slackline::node::{GroupError, GroupOptions};
+use slackline::{Error, GroupError, GroupOptions};
 
 use super::fixture::{Fixture, PATIENCE, each, meet, turn, wait_for};
 

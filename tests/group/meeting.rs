@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use slackline::Error;
-use slackline::node::{GroupError, GroupListener, GroupOptions};
-use slackline::param::{Hello, Role};
-use slackline::transport::ConnectError;
+use slackline::internals::param::{Hello, Role};
+use slackline::{ConnectError, Error, GroupError, GroupListener, GroupOptions};
 
 use super::fixture::{Fixture, PATIENCE, assert_mean, fill, listen, meet, turn, wait_for};
 use super::raw::{hello, patient, say};
@@ -44,8 +42,8 @@ pub(crate) fn who_does_not_come_is_named_at_the_deadline<F: Fixture>() {
 }
 
 /// What `said` is answered with.
-fn refusal<F: Fixture>(address: &slackline::transport::Address, message: Vec<u8>, elements: usize) -> String {
-    let layout = slackline::param::GroupLayout { elements: elements as u64 };
+fn refusal<F: Fixture>(address: &slackline::Address, message: Vec<u8>, elements: usize) -> String {
+    let layout = slackline::internals::param::GroupLayout { elements: elements as u64 };
     match say::<F>(&F::transport(), address, message, layout) {
         Err(ConnectError::Refused { reason, .. }) => reason,
         other => panic!("{:?}", other.err()),

@@ -5,9 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use slackline::Error;
-use slackline::node::{Averaged, GroupError, GroupListener, GroupMember, GroupOptions};
-use slackline::transport::Address;
+use slackline::{Address, Averaged, Error, GroupError, GroupListener, GroupMember, GroupOptions};
 
 use super::fixture::{Fixture, Listening, Member, PATIENCE, listen, wait_for};
 

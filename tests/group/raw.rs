@@ -3,14 +3,12 @@
 use std::task::Poll;
 use std::time::Duration;
 
-use slackline::mem::{Access, LocalSlice};
-use slackline::node::{GroupListener, GroupOptions};
-use slackline::param::{
+use slackline::internals::mem::{Access, LocalSlice};
+use slackline::internals::param::{
     GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, PartHeader, Ranks, ranks_word,
 };
-use slackline::transport::{
-    Address, ConnectError, Connecting, Endpoint, Offer, PostError, Received, Transport,
-};
+use slackline::internals::transport::{Connecting, Endpoint, Offer, PostError, Received};
+use slackline::{Address, ConnectError, GroupListener, GroupOptions, Transport};
 
 use super::fixture::{Fixture, Member, PATIENCE, listen, wait_for};
 
@@ -51,7 +49,7 @@ pub(crate) fn say<F: Fixture>(
     let areas = transport.allocate(2 * layout.area_bytes(), Access::REMOTE_WRITE).unwrap();
     let inbox = GroupInbox::new(page, areas, layout);
     let mut connecting = transport.connect(address, Offer { message, grants: inbox.grants() })?;
-    let (endpoint, received) = wait_for("an answer", || match connecting.poll(slackline::node::now()) {
+    let (endpoint, received) = wait_for("an answer", || match connecting.poll(slackline::now()) {
         Poll::Ready(result) => Some(result),
         Poll::Pending => None,
     })?;

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use slackline::Error;
-use slackline::node::{GroupError, GroupOptions};
-use slackline::scheme::{Groups, Partition};
+use slackline::{
+    Error, GroupError, GroupOptions,
+    scheme::{Groups, Partition},
+};
 
 use super::fixture::{
     Fixture, Member, PATIENCE, assert_mean, bits, each, fill, meet, pattern, turn, wait_for,

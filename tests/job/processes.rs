@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use slackline::channel::Secret;
-use slackline::job::env::MeetingPoint;
+use slackline::{MeetingPoint, Secret};
 
 /// The longest time that a job may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

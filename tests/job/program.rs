@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use slackline::job::{Job, JobPlan, Resume, Role};
-use slackline::node::{CheckpointOptions, GroupOptions, ServerOptions, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::TransportKind;
+use slackline::{
+    CheckpointOptions, ElementType, GroupOptions, Job, JobPlan, Resume, Role, ServerOptions, Table,
+    TransportKind, WorkerOptions, scheme::Config,
+};
 
 use super::parameter_server;
 use super::processes::PROGRAM;

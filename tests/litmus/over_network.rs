@@ -5,11 +5,8 @@ use std::io;
 use std::process::{Child, Command};
 use std::time::Instant;
 
-use slackline::clock::Version;
-use slackline::node::{ReaderOptions, Worker, WorkerOptions};
-use slackline::param::Consistency;
-use slackline::scheme::Config;
-use slackline::transport::Address;
+use slackline::internals::param::Consistency;
+use slackline::{Address, ReaderOptions, Version, Worker, WorkerOptions, scheme::Config};
 
 use super::reading::{Tally, all_are, check_floats, pull, pull_to, say};
 use super::writing::{Fill, Kind, Second, Spec, TIMEOUT, transport_for};

@@ -3,9 +3,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use slackline::clock::Version;
-use slackline::node::{Fresh, Reader};
-use slackline::transport::Transport;
+use slackline::{Fresh, Reader, Transport, Version};
 
 use super::writing::TIMEOUT;
 

@@ -5,19 +5,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use slackline::channel::Secret;
-use slackline::clock::Version;
-use slackline::mem::{Streaming, VolatileSlice};
-use slackline::node::{
-    Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Worker, WorkerOptions,
+use slackline::internals::mem::{Streaming, VolatileSlice};
+use slackline::{
+    Address, ElementType, Mixed, Publisher, PublisherOptions, Reader, ReaderOptions, Secret, Server,
+    ServerOptions, Shm, Table, Tcp, Transport, Verbs, VerbsOptions, Version, Worker, WorkerOptions,
+    scheme::Config,
 };
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::mixed::Mixed;
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
-use slackline::transport::verbs::{Verbs, VerbsOptions};
-use slackline::transport::{Address, Transport};
 
 /// How long a single wait may take.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -227,7 +220,7 @@ impl Spec {
                 Err(slackline::Error::Deadline { .. }) => {}
                 Err(error) => panic!("{error}"),
             }
-            server.poll(slackline::node::now()).unwrap();
+            server.poll(slackline::now()).unwrap();
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use loom::thread;
-use slackline::clock::{Clock, Version};
-use slackline::mem::Access;
+use slackline::internals::mem::Access;
+use slackline::{Clock, Version};
 
 use super::world::{Reader, endpoint_to, explore, fill, shard, words};
 

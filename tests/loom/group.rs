@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use loom::thread;
-use slackline::mem::Access;
-use slackline::param::{GroupArea, GroupInbox, GroupLayout, GroupOutbox, PartHeader};
-use slackline::transport::{Endpoint, LocalEndpoint};
+use slackline::internals::mem::Access;
+use slackline::internals::param::{GroupArea, GroupInbox, GroupLayout, GroupOutbox, PartHeader};
+use slackline::internals::transport::{Endpoint, LocalEndpoint};
 
 use super::nic::Nic;
 use super::world::{FRAMES, PAGE, explore, fill, region, remote};
@@ -37,7 +37,7 @@ fn a_part_that_a_nic_wrote_is_taken_whole_or_not_at_all() {
 
 fn taken<E: Endpoint>(
     accepted: &std::sync::atomic::AtomicUsize,
-    connect: impl Fn([slackline::mem::MemoryRegion; 2]) -> E,
+    connect: impl Fn([slackline::internals::mem::MemoryRegion; 2]) -> E,
 ) {
     let regions = [region(GroupLayout::PAGE_BYTES), region(2 * LAYOUT.area_bytes())];
     let grants = [remote(PAGE, &regions[0]), remote(FRAMES, &regions[1])];

@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 
-use slackline::mem::{LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, fence};
-use slackline::transport::{
+use slackline::internals::mem::{LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, fence};
+use slackline::internals::transport::{
     Beacon, Disconnected, Endpoint, Flags, Operation, PostError, WorkCompletion, WorkRequest,
 };
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

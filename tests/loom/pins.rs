@@ -6,10 +6,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
-use slackline::clock::{Clock, Version};
-use slackline::mem::Access;
-use slackline::param::{Desk, FrameSource, Frames, Pins};
-use slackline::scheme::Bound;
+use slackline::internals::mem::Access;
+use slackline::internals::param::{Desk, FrameSource, Frames, Pins};
+use slackline::{Clock, Version, scheme::Bound};
 
 use super::world::{PAGE, endpoint_to, explore, fill, region, remote, shard};
 

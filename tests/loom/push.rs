@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use loom::thread;
-use slackline::clock::{Clock, Version};
-use slackline::mem::Access;
-use slackline::param::{FrameHeader, Push, PushGrant};
-use slackline::transport::Endpoint;
+use slackline::internals::mem::Access;
+use slackline::internals::param::{FrameHeader, Push, PushGrant};
+use slackline::internals::transport::Endpoint;
+use slackline::{Clock, Version};
 
 use super::world::{EPOCH, Reader, endpoint_to, explore, fill, region, shard, words};
 
@@ -20,7 +20,7 @@ fn a_pushed_version_is_pulled_whole_or_not_at_all() {
 /// Pushes versions 1 and 2 through the endpoint that `connect` makes.
 pub(crate) fn pushed<E: Endpoint>(
     accepted: &std::sync::atomic::AtomicUsize,
-    connect: impl Fn(&slackline::param::Frames) -> E,
+    connect: impl Fn(&slackline::internals::param::Frames) -> E,
 ) {
     let (frames, source) = shard(2, 16);
     let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));

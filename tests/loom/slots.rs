@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
-use slackline::clock::{Clock, Version};
-use slackline::mem::{Access, LocalSlice, MemoryRegion};
-use slackline::param::{Desk, Frames, Publish, Remarks, SlotGeometry, Source, Welcome};
-use slackline::table::{ElementType, Table};
-use slackline::transport::{Endpoint, LocalEndpoint};
+use slackline::internals::mem::{Access, LocalSlice, MemoryRegion};
+use slackline::internals::param::{Desk, Frames, Publish, Remarks, SlotGeometry, Source, Welcome};
+use slackline::internals::transport::{Endpoint, LocalEndpoint};
+use slackline::{Clock, ElementType, Table, Version};
 
 use super::world::{CONTROL, EPOCH, FRAMES, PAGE, SLOTS, explore, fill, region, remote, shard, words};
 
@@ -95,7 +94,7 @@ pub(crate) fn announced<E: Endpoint + 'static>(
 }
 
 /// What a worker is granted: control page, page, slots.
-pub(crate) type Grants = [(slackline::mem::RemoteKey, MemoryRegion, Access); 3];
+pub(crate) type Grants = [(slackline::internals::mem::RemoteKey, MemoryRegion, Access); 3];
 
 fn local(grants: &Grants) -> LocalEndpoint {
     let mut endpoint = LocalEndpoint::new(16);

@@ -3,11 +3,14 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loom::model::Builder;
-use slackline::clock::Version;
-use slackline::mem::{Access, HostMemory, LocalKey, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice};
-use slackline::param::{ControlLayout, FrameGeometry, FrameSource, Frames, Pull, PullOptions, Pulled};
-use slackline::scheme::Bound;
-use slackline::transport::{Endpoint, LocalEndpoint};
+use slackline::internals::mem::{
+    Access, HostMemory, LocalKey, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice,
+};
+use slackline::internals::param::{
+    ControlLayout, FrameGeometry, FrameSource, Frames, Pull, PullOptions, Pulled,
+};
+use slackline::internals::transport::{Endpoint, LocalEndpoint};
+use slackline::{Version, scheme::Bound};
 
 pub(crate) const EPOCH: u64 = 77;
 

@@ -5,14 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use slackline::channel::Secret;
-use slackline::job::rendezvous::{Host, Hub, HubOptions, Introduction, MemberRole, Membership};
-use slackline::node::{Server, ServerOptions, Worker, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
-use slackline::transport::{Address, Transport};
+use slackline::internals::job::rendezvous::{Host, Hub, HubOptions, Introduction, MemberRole, Membership};
+use slackline::{
+    Address, ElementType, Secret, Server, ServerOptions, Shm, Table, Tcp, Transport, Worker, WorkerOptions,
+    scheme::Config,
+};
 
 /// Parameters of the job.
 const ELEMENTS: usize = 16 << 10;

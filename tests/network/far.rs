@@ -4,11 +4,9 @@
 
 use std::task::Poll;
 
-use slackline::mem::{Access, HostMemory, MemoryRegion};
-use slackline::time::Instant;
-use slackline::transport::{
-    Address, Capabilities, ConnectError, Connecting, Offer, Received, RegisterError, Transport,
-};
+use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
+use slackline::internals::transport::{Capabilities, Connecting, Offer, Received, RegisterError};
+use slackline::{Address, ConnectError, Instant, Transport};
 
 use super::namespaces::Host;
 

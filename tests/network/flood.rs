@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::JoinHandle;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
-use slackline::transport::Address;
+use slackline::Address;
 
 /// Connections that the flood holds open at a time: more than a listener keeps.
 const OPEN: usize = 256;

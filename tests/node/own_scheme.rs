@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use slackline::clock::Clock;
-use slackline::node::{Checkpoint, CheckpointOptions, Error, Server, ServerOptions, Worker, WorkerOptions};
-use slackline::scheme::{AnyScheme, Config, ConfigError, Registry};
-use slackline::sim::{Cluster, Law};
-use slackline::table::{ElementType, Table};
-use slackline::transport::{Address, ConnectError, shm::Shm, tcp::Tcp};
+use slackline::{
+    Address, Checkpoint, CheckpointOptions, Clock, ConnectError, ElementType, Error, Server, ServerOptions,
+    Shm, Table, Tcp, Worker, WorkerOptions,
+    scheme::{AnyScheme, Config, ConfigError, Registry},
+    sim::{Cluster, Law},
+};
 
 use crate::custom_scheme::{NAME, SCHEME, ShrinkingSsp, train};
 
@@ -30,7 +30,7 @@ fn connect(servers: Vec<(Server<Shm>, Address)>, options: WorkerOptions) -> Resu
         let connecting = scope.spawn(|| Worker::connect(Shm::new(), &addresses, options, TIMEOUT));
         while !connecting.is_finished() {
             for server in &mut servers {
-                server.poll(slackline::node::now()).unwrap();
+                server.poll(slackline::now()).unwrap();
             }
             std::thread::yield_now();
         }

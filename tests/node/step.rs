@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use slackline::node::{Error, Server, ServerOptions, Step, Worker, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::{Address, shm::Shm};
+use slackline::{
+    Address, ElementType, Error, Server, ServerOptions, Shm, Step, Table, Worker, WorkerOptions,
+    scheme::Config,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const ELEMENTS: usize = 1000;

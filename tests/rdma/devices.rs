@@ -2,9 +2,10 @@
 
 use std::net::IpAddr;
 
-use slackline::mem::Access;
-use slackline::transport::verbs::{DeviceInfo, Verbs, VerbsOptions, devices};
-use slackline::transport::{Offer, Transport};
+use slackline::internals::mem::Access;
+use slackline::internals::transport::Offer;
+use slackline::internals::transport::verbs::{DeviceInfo, devices};
+use slackline::{Transport, Verbs, VerbsOptions};
 
 use super::ends::{Pair, connect};
 use crate::RailsFixture;

@@ -2,7 +2,8 @@
 
 use std::task::Poll;
 
-use slackline::transport::{Connecting, Endpoint, Incoming, Listener, Offer, Received, Transport};
+use slackline::Transport;
+use slackline::internals::transport::{Connecting, Endpoint, Incoming, Listener, Offer, Received};
 
 use crate::transport::fixture::{EndpointOf, Fixture, ListenerOf, now, wait_for};
 

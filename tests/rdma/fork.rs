@@ -1,8 +1,9 @@
 //! Forked children, which inherit memory that a device reads and writes, and the device's file.
 #![allow(unsafe_code)]
 
-use slackline::mem::{Access, RemoteSlice};
-use slackline::transport::{Endpoint, Inline, Listener, Offer, Operation, PostError, Transport, WorkRequest};
+use slackline::Transport;
+use slackline::internals::mem::{Access, RemoteSlice};
+use slackline::internals::transport::{Endpoint, Inline, Listener, Offer, Operation, PostError, WorkRequest};
 
 use super::target::{Client, Target};
 use crate::VerbsFixture;
@@ -15,7 +16,7 @@ const BYTES: usize = 1 << 20;
 struct Inherited {
     client: Client<VerbsFixture>,
     target: Target<VerbsFixture>,
-    local: slackline::mem::LocalSlice,
+    local: slackline::internals::mem::LocalSlice,
 }
 
 /// The process id of a new child, or none in it.

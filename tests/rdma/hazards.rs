@@ -2,14 +2,12 @@
 
 use std::process::Command;
 
-use slackline::channel::{Channel, Purpose, Secret, Terms};
-use slackline::mem::{Access, HostMemory};
-use slackline::transport::shm::Shm;
-use slackline::transport::verbs::{Verbs, VerbsOptions};
-use slackline::transport::{
-    AtomicDomain, CompletionError, Endpoint, Inline, Listener, Offer, Operation, PostError, Transport,
-    WorkRequest,
+use slackline::internals::channel::{Channel, Purpose, Terms};
+use slackline::internals::mem::{Access, HostMemory};
+use slackline::internals::transport::{
+    AtomicDomain, CompletionError, Endpoint, Inline, Listener, Offer, Operation, PostError, WorkRequest,
 };
+use slackline::{Secret, Shm, Transport, Verbs, VerbsOptions};
 
 use super::ends::{Pair, connect};
 use super::target::{Client, Target};
@@ -29,7 +27,9 @@ fn a_key_of_an_earlier_connection_opens_nothing_and_who_tries_is_counted() {
     let before = target.transport.trespasses();
     for (tries, offence) in [
         |stale, _| write_word(stale),
-        |_, own: slackline::mem::RemoteSlice| write_word(slackline::mem::RemoteSlice { offset: 4092, ..own }),
+        |_, own: slackline::internals::mem::RemoteSlice| {
+            write_word(slackline::internals::mem::RemoteSlice { offset: 4092, ..own })
+        },
     ]
     .into_iter()
     .enumerate()
@@ -53,7 +53,7 @@ fn a_key_of_an_earlier_connection_opens_nothing_and_who_tries_is_counted() {
 fn who_trespasses_and_never_looks_at_what_came_of_it_is_found_out_all_the_same() {
     let mut target = Target::<VerbsFixture>::new(4096, ALL);
     let Client { mut endpoint, remote, mut server } = target.client();
-    let beyond = slackline::mem::RemoteSlice { offset: 1 << 40, ..remote };
+    let beyond = slackline::internals::mem::RemoteSlice { offset: 1 << 40, ..remote };
     endpoint.post(&[WorkRequest::unsignalled(1, write_word(beyond))]).unwrap();
     wait_until_gone(&mut server);
     assert_eq!(target.transport.trespasses(), 1);
@@ -66,7 +66,7 @@ fn a_whole_queue_that_fails_comes_back_whole_though_nobody_polled() {
     let mut target = Target::<VerbsFixture>::new(4096, ALL);
     let depth = target.transport.capabilities().queue_depth;
     let Client { mut endpoint, remote, server: _server } = target.client();
-    let beyond = write_word(slackline::mem::RemoteSlice { offset: 1 << 40, ..remote });
+    let beyond = write_word(slackline::internals::mem::RemoteSlice { offset: 1 << 40, ..remote });
     let first = WorkRequest::unsignalled(0, beyond);
     let rest = (1..depth as u64).map(|id| WorkRequest::unsignalled(id, write_word(remote)));
     let batch: Vec<WorkRequest> = std::iter::once(first).chain(rest).collect();
@@ -105,9 +105,7 @@ fn a_batch_as_long_as_the_queue_fits_once_what_nobody_hears_of_is_done() {
 #[test]
 fn strangers_who_say_nothing_keep_nobody_out() {
     let mut target = Target::<VerbsFixture>::new(4096, ALL);
-    let slackline::transport::Address::Verbs(address) = target.listener.address() else {
-        panic!("an address")
-    };
+    let slackline::Address::Verbs(address) = target.listener.address() else { panic!("an address") };
     let strangers: Vec<_> = (0..100).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
     for _ in 0..3 {
         drop(target.client());
@@ -121,8 +119,8 @@ fn atomics_of_this_device_work() {
     assert_ne!(VerbsFixture::transport().capabilities().atomics, AtomicDomain::None);
 }
 
-fn write_word(remote: slackline::mem::RemoteSlice) -> Operation {
-    let remote = slackline::mem::RemoteSlice { len: 8, ..remote };
+fn write_word(remote: slackline::internals::mem::RemoteSlice) -> Operation {
+    let remote = slackline::internals::mem::RemoteSlice { len: 8, ..remote };
     Operation::WriteInline { data: Inline::word(7), remote }
 }
 
@@ -164,7 +162,7 @@ fn requests_longer_than_the_device_takes_are_carried_out_in_parts() {
     run(&mut endpoint, read(back.clone(), remote)).unwrap();
     assert!(bytes_of(&back) == new);
     // A part that is refused is told once, by the name of the whole.
-    let request = read(back, slackline::mem::RemoteSlice { offset: 4096, ..remote });
+    let request = read(back, slackline::internals::mem::RemoteSlice { offset: 4096, ..remote });
     let behind = Operation::WriteInline { data: Inline::word(1), remote: remote.slice(0, 8).unwrap() };
     endpoint.post(&[WorkRequest::unsignalled(5, request), WorkRequest::unsignalled(6, behind)]).unwrap();
     let mut next = || wait_for("a completion", || endpoint.poll());
@@ -208,8 +206,11 @@ fn a_hundred_rounds_of_connecting_leave_no_object_of_the_device_behind_whoever_e
             1 => drop(server),
             _ => {
                 assert!(
-                    run(&mut endpoint, write_word(slackline::mem::RemoteSlice { offset: 1 << 40, ..remote }))
-                        .is_err()
+                    run(
+                        &mut endpoint,
+                        write_word(slackline::internals::mem::RemoteSlice { offset: 1 << 40, ..remote })
+                    )
+                    .is_err()
                 );
                 wait_until_gone(&mut server);
             }
@@ -222,7 +223,7 @@ fn a_hundred_rounds_of_connecting_leave_no_object_of_the_device_behind_whoever_e
 fn a_peer_of_another_version_is_told_both_versions() {
     let target = Target::<VerbsFixture>::new(4096, ALL);
     let mut listener = target.listener;
-    let slackline::transport::Address::Verbs(address) = listener.address() else { panic!("an address") };
+    let slackline::Address::Verbs(address) = listener.address() else { panic!("an address") };
     let secret = Secret::from_text("both processes know this", "this test").unwrap();
     let terms = Terms { secret: Some(secret), ..Terms::new(Purpose::Verbs) };
     let mut channel = Channel::connect(address, &terms).unwrap();

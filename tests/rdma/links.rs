@@ -7,11 +7,12 @@ use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-use slackline::mem::{Access, MemoryRegion, RemoteSlice};
-use slackline::transport::verbs::{Verbs, VerbsListener, VerbsOptions};
-use slackline::transport::{
-    CompletionError, Endpoint, Inline, Listener, Offer, Operation, PostError, Transport, WorkRequest,
+use slackline::internals::mem::{Access, MemoryRegion, RemoteSlice};
+use slackline::internals::transport::verbs::VerbsListener;
+use slackline::internals::transport::{
+    CompletionError, Endpoint, Inline, Listener, Offer, Operation, PostError, WorkRequest,
 };
+use slackline::{Transport, Verbs, VerbsOptions};
 
 use crate::VerbsFixture;
 use crate::rdma::ends::{Pair, connect};

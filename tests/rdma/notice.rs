@@ -4,8 +4,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use slackline::mem::{Access, RemoteSlice};
-use slackline::transport::{Endpoint, Flags, Inline, Listener, Operation, WorkRequest};
+use slackline::internals::mem::{Access, RemoteSlice};
+use slackline::internals::transport::{Endpoint, Flags, Inline, Listener, Operation, WorkRequest};
 
 use super::objects::objects;
 use super::target::{Client, Target};
@@ -107,9 +107,7 @@ fn no_notice_is_lost_between_the_last_look_and_the_sleep() {
 #[test]
 fn a_newcomer_wakes_who_sleeps() {
     let mut target = sleeper();
-    let slackline::transport::Address::Verbs(address) = target.listener.address() else {
-        panic!("an address")
-    };
+    let slackline::Address::Verbs(address) = target.listener.address() else { panic!("an address") };
     let knocking = std::thread::spawn(move || {
         std::thread::sleep(NAP);
         std::net::TcpStream::connect(address).unwrap()

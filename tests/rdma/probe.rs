@@ -2,11 +2,11 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
-use slackline::mem::Access;
-use slackline::transport::verbs::VerbsOptions;
-use slackline::transport::{
-    AtomicDomain, CompletionError, Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest,
+use slackline::internals::mem::Access;
+use slackline::internals::transport::{
+    AtomicDomain, CompletionError, Endpoint, Inline, Offer, Operation, PostError, WorkRequest,
 };
+use slackline::{Transport, VerbsOptions};
 
 use super::ends::{Pair, connect};
 use super::log::Log;

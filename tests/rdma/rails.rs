@@ -3,11 +3,11 @@
 use std::process::Command;
 use std::time::Duration;
 
-use slackline::mem::{Access, MemoryRegion, RemoteKey, RemoteSlice};
-use slackline::transport::verbs::{Verbs, VerbsOptions};
-use slackline::transport::{
-    CompletionError, Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest,
+use slackline::internals::mem::{Access, MemoryRegion, RemoteKey, RemoteSlice};
+use slackline::internals::transport::{
+    CompletionError, Endpoint, Inline, Offer, Operation, PostError, WorkRequest,
 };
+use slackline::{Transport, Verbs, VerbsOptions};
 
 use super::ends::{Pair, connect};
 use crate::rdma::objects;

@@ -1,8 +1,8 @@
 //! Two sides that were opened with unequal settings.
 
-use slackline::mem::{Access, MemoryRegion};
-use slackline::transport::verbs::{Verbs, VerbsOptions};
-use slackline::transport::{Endpoint, Inline, Offer, Operation, Transport, WorkRequest};
+use slackline::internals::mem::{Access, MemoryRegion};
+use slackline::internals::transport::{Endpoint, Inline, Offer, Operation, WorkRequest};
+use slackline::{Transport, Verbs, VerbsOptions};
 
 use super::ends::{Pair, connect};
 use crate::VerbsFixture;

@@ -1,7 +1,8 @@
 //! A server that is in this process and at hand, with one region of memory, and clients of it.
 
-use slackline::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice};
-use slackline::transport::{Incoming, Listener, Offer, Transport};
+use slackline::Transport;
+use slackline::internals::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice};
+use slackline::internals::transport::{Incoming, Listener, Offer};
 
 use super::ends::connect;
 use crate::transport::fixture::{EndpointOf, Fixture, ListenerOf, local, now, wait_for};

@@ -11,12 +11,11 @@ use std::task::Poll;
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
-use slackline::channel::Secret;
-use slackline::mem::{Access, MemoryRegion, RemoteSlice};
-use slackline::transport::verbs::{Verbs, VerbsOptions};
-use slackline::transport::{
-    Address, Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, Transport, WorkRequest,
+use slackline::internals::mem::{Access, MemoryRegion, RemoteSlice};
+use slackline::internals::transport::{
+    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, WorkRequest,
 };
+use slackline::{Address, Secret, Transport, Verbs, VerbsOptions};
 
 use crate::transport::fixture::{Fixture, now, post, read, run, wait_for, wait_until_gone};
 use crate::transport::process::{Second, second_process};

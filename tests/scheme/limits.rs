@@ -1,9 +1,9 @@
 //! The schemes that count versions, values or groups.
 
-use slackline::clock::{Clock, Version};
 use slackline::scheme::{
     Config, Damping, Groups, Partition, ServerAction, ServerEvent, Share, WorkerAction, WorkerEvent, damped,
 };
+use slackline::{Clock, Version};
 
 use slackline::sim::Random;
 
@@ -156,8 +156,10 @@ fn strong_vap_takes_no_base_for_the_newest_version() {
     server.handle_event(NOW, applied(6));
     server.handle_event(NOW, computed(0, 1, 6, 2.0));
     assert_eq!(server.poll_action(&mut shares), None, "the other worker has not seen version 6");
-    server
-        .handle_event(NOW, ServerEvent::Seen { worker: slackline::clock::WorkerId(1), version: Version(6) });
+    server.handle_event(
+        NOW,
+        ServerEvent::Seen { worker: slackline::internals::clock::WorkerId(1), version: Version(6) },
+    );
     assert_eq!(server.poll_action(&mut shares), Some(ServerAction::Apply));
 }
 

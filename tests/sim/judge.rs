@@ -1,12 +1,14 @@
 //! The judge: lets pass what keeps its promises, whatever happens, and nothing else.
 
-use slackline::clock::Clock;
+use slackline::Clock;
 use slackline::scheme::{
     self, Choice, Config, Delivery, ServerAction, ServerEvent, ServerScheme, Share, Shrink, Strength,
     WaitFor, WorkerAction, WorkerEvent, WorkerScheme,
 };
-use slackline::sim::{Cluster, Direction, Error, Law, Partition, Quadratic, Random, Until};
-use slackline::time::Instant;
+use slackline::{
+    Instant,
+    sim::{Cluster, Direction, Error, Law, Partition, Quadratic, Random, Until},
+};
 
 use super::loosened::Loosened;
 

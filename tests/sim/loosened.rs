@@ -1,7 +1,9 @@
 //! A worker that takes a copy one clock older than its scheme would.
 
-use slackline::scheme::{Bound, WorkerAction, WorkerEvent, WorkerScheme};
-use slackline::time::Instant;
+use slackline::{
+    Instant,
+    scheme::{Bound, WorkerAction, WorkerEvent, WorkerScheme},
+};
 
 pub(crate) struct Loosened(pub(crate) Box<dyn WorkerScheme>);
 

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command};
 
-use slackline::transport::Address;
+use slackline::Address;
 
 use super::fixture::{Fixture, PATIENCE, wait_for};
 use super::here::{Answer, Ask, Here, Serving, this_process};

@@ -6,12 +6,11 @@ use std::sync::LazyLock;
 use std::task::Poll;
 use std::time::Duration;
 
-use slackline::mem::{Access, LocalSlice, RemoteSlice, Streaming};
-use slackline::time::Instant;
-use slackline::transport::{
-    Address, CompletionError, ConnectError, Connecting, Endpoint, Operation, PostError, Transport,
-    WorkCompletion, WorkRequest,
+use slackline::internals::mem::{Access, LocalSlice, RemoteSlice, Streaming};
+use slackline::internals::transport::{
+    CompletionError, Connecting, Endpoint, Operation, PostError, WorkCompletion, WorkRequest,
 };
+use slackline::{Address, ConnectError, Instant, Transport};
 
 use super::here::{Here, Serving};
 

@@ -1,7 +1,8 @@
 //! Registering, listening, connecting, being refused, going away.
 
-use slackline::mem::{Access, RemoteSlice};
-use slackline::transport::{ConnectError, Connecting, Endpoint, MAX_MESSAGE_BYTES, Offer, Transport};
+use slackline::internals::mem::{Access, RemoteSlice};
+use slackline::internals::transport::{Connecting, Endpoint, MAX_MESSAGE_BYTES, Offer};
+use slackline::{ConnectError, Transport};
 
 use super::fixture::{
     Fixture, bytes_of, connect_error, local, noise, now, read, run, wait_for, wait_until_gone,
@@ -142,9 +143,9 @@ pub(crate) fn registered_memory_has_the_rights_asked_for_and_is_zero<F: Fixture>
         assert!(region.len() >= 10_000);
         assert!(bytes_of(&region.whole()).iter().all(|byte| *byte == 0));
     }
-    let memory = slackline::mem::HostMemory::shared(4096).unwrap();
+    let memory = slackline::internals::mem::HostMemory::shared(4096).unwrap();
     assert_eq!(transport.register(memory, all).unwrap().access(), all);
-    let memory = slackline::mem::HostMemory::anonymous(4096).unwrap();
+    let memory = slackline::internals::mem::HostMemory::anonymous(4096).unwrap();
     assert_eq!(transport.register(memory, Access::LOCAL).unwrap().len(), 4096);
 }
 

@@ -5,8 +5,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use slackline::mem::{Access, MemoryRegion, RemoteKey, RemoteSlice};
-use slackline::transport::{Endpoint, Incoming, Listener, Offer, Transport};
+use slackline::Transport;
+use slackline::internals::mem::{Access, MemoryRegion, RemoteKey, RemoteSlice};
+use slackline::internals::transport::{Endpoint, Incoming, Listener, Offer};
 
 use super::fixture::{EndpointOf, Fixture, ListenerOf, bytes_of, now, read, run};
 use super::ordering::watch;

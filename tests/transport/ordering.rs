@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use slackline::mem::{Access, MemoryRegion, RemoteSlice};
-use slackline::transport::{AtomicDomain, Endpoint, Inline, Operation, Transport, WorkRequest};
+use slackline::Transport;
+use slackline::internals::mem::{Access, MemoryRegion, RemoteSlice};
+use slackline::internals::transport::{AtomicDomain, Endpoint, Inline, Operation, WorkRequest};
 
 use super::fixture::{Fixture, PATIENCE, completion, now, post, read, run, wait_for, wait_until_gone, write};
 use super::process::{Second, connect_to, second_process};

@@ -3,7 +3,8 @@
 use std::process::{Child, Command, Stdio};
 use std::task::Poll;
 
-use slackline::transport::{Address, Connecting, Offer, Received, Transport};
+use slackline::internals::transport::{Connecting, Offer, Received};
+use slackline::{Address, Transport};
 
 use super::fixture::{EndpointOf, Fixture, now, wait_for};
 

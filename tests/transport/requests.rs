@@ -1,8 +1,9 @@
 //! What requests do, and how the queue behaves.
 
-use slackline::mem::{Access, RemoteSlice};
-use slackline::transport::{
-    AtomicDomain, Endpoint, Flags, Inline, Operation, PostError, Transport, WorkRequest,
+use slackline::Transport;
+use slackline::internals::mem::{Access, RemoteSlice};
+use slackline::internals::transport::{
+    AtomicDomain, Endpoint, Flags, Inline, Operation, PostError, WorkRequest,
 };
 
 use super::fixture::{Fixture, bytes_of, completion, noise, read, run, wait_for, write};

@@ -1,8 +1,9 @@
 //! What was not granted is refused, and only the one who tried suffers.
 
-use slackline::mem::{Access, RemoteKey, RemoteSlice};
-use slackline::transport::{
-    AtomicDomain, CompletionError, Endpoint, Inline, Operation, PostError, Transport, WorkRequest,
+use slackline::Transport;
+use slackline::internals::mem::{Access, RemoteKey, RemoteSlice};
+use slackline::internals::transport::{
+    AtomicDomain, CompletionError, Endpoint, Inline, Operation, PostError, WorkRequest,
 };
 
 use super::fixture::{Fixture, completion, read, run, wait_until_gone, write};

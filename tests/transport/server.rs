@@ -8,8 +8,9 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use slackline::mem::{Access, RemoteKey, RemoteSlice};
-use slackline::transport::{Address, Received};
+use slackline::Address;
+use slackline::internals::mem::{Access, RemoteKey, RemoteSlice};
+use slackline::internals::transport::Received;
 
 use super::fixture::{Fixture, wait_for};
 use super::here::{Answer, Ask, NOBODY, Part, Serving};

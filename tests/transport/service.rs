@@ -2,8 +2,9 @@
 
 use std::task::Poll;
 
-use slackline::mem::{Access, LocalSlice, RemoteSlice};
-use slackline::transport::{Connecting, Offer, Received, Transport};
+use slackline::Transport;
+use slackline::internals::mem::{Access, LocalSlice, RemoteSlice};
+use slackline::internals::transport::{Connecting, Offer, Received};
 
 use super::fixture::{EndpointOf, Fixture, local, now, wait_for};
 use super::here::Part;

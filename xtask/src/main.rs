@@ -16,6 +16,7 @@ mod miri;
 mod mutants;
 mod needs;
 mod passed;
+mod public_api;
 mod repeat;
 mod site;
 mod softroce;
@@ -46,6 +47,7 @@ const COMMANDS: &[Command] = &[
     install::COMMAND,
     softroce::COMMAND,
     bindgen::COMMAND,
+    public_api::COMMAND,
 ];
 
 fn main() -> ExitCode {
@@ -109,6 +111,7 @@ mod tests {
         assert_eq!(exit_code(&["bench", "--fast"]), 2);
         assert_eq!(exit_code(&["bench", "--json"]), 2);
         assert_eq!(exit_code(&["bindgen", "--chek"]), 2);
+        assert_eq!(exit_code(&["public-api", "--chek"]), 2);
         assert_eq!(exit_code(&["install"]), 2);
         assert_eq!(exit_code(&["install", "--prefix"]), 2);
         assert_eq!(exit_code(&["softroce", "no-such-run"]), 2);

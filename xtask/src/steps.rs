@@ -9,6 +9,7 @@ use crate::install;
 use crate::loom;
 use crate::mutants;
 use crate::needs::{self, Need};
+use crate::public_api;
 use crate::site::Site;
 use crate::softroce;
 
@@ -30,6 +31,8 @@ pub(crate) struct Step {
 pub(crate) enum Feature {
     /// A network that delays and loses packets, made by the kernel (`sch_netem`).
     Netem,
+    /// A rustdoc that writes the JSON out of which the public items are listed.
+    RustdocJson,
     /// Programs that can be installed on some machines and not on others: installed where they can be.
     Installed(Need),
 }
@@ -47,6 +50,7 @@ impl Feature {
                     .is_none()
                     .then(|| "this kernel has no netem (sch_netem), which delays and loses packets".into())
             }
+            Feature::RustdocJson => public_api::missing(site),
             Feature::Installed(need) => needs::ensure(site, &[need]).err().map(|failure| failure.to_string()),
         }
     }
@@ -196,6 +200,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             Cmd::new("cargo", &["doc", "--workspace", "--no-deps"]).flags("RUSTDOCFLAGS", "-D warnings"),
         ],
     });
+    steps.push(public_api::step());
     steps.push(bindgen::step());
     steps.push(install::step());
     steps.push(asan::step(site));

@@ -9,8 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use slackline::channel::Secret;
-use slackline::job::env::MeetingPoint;
+use slackline::{MeetingPoint, Secret};
 
 use crate::failure::Failure;
 
@@ -20,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Start the processes of a job on this host.
 ///
 /// Starts PROGRAM N times with the variables SLACKLINE_RANK, _WORLD_SIZE, _LOCAL_RANK, _RENDEZVOUS and _SECRET, which
-/// `slackline::job::Job::from_env` reads, and waits for all of them. If one fails, the others go on: the job itself
+/// `slackline::Job::from_env` reads, and waits for all of them. If one fails, the others go on: the job itself
 /// decides whether it can. SIGINT, SIGTERM and SIGHUP are passed on to all of them; a second signal kills them.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\

@@ -3,7 +3,7 @@
 use super::parse::parse;
 use super::server::{REQUEST_MAX, answer};
 use super::{NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics, render};
-use slackline::transport::TransportKind;
+use slackline::TransportKind;
 use std::time::Duration;
 
 /// Reads `bytes` as metrics, and checks that quantiles agree with the samples.

@@ -20,8 +20,7 @@ mod tests;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use slackline::node::{ServerStatus, WorkerStatistics};
-use slackline::transport::TransportKind;
+use slackline::{ServerStatus, TransportKind, WorkerStatistics};
 
 pub use address::{Args, listen_address};
 pub use parse::{ParseError, Sample, Samples, parse};

@@ -3,8 +3,10 @@
 use crate::plot::{Axis, Figure, Panel, Series};
 use crate::problem::Digits;
 use serde_json::json;
-use slackline::kernel::{AdamParameters, Optimizer};
-use slackline::sim::{Cluster, Law, Until};
+use slackline::{
+    AdamParameters, Optimizer,
+    sim::{Cluster, Law, Until},
+};
 
 use super::{Check, Error, Findings, Recipe, mean, scheme, simulate};
 use crate::table::{Table, number};

@@ -4,9 +4,11 @@ use crate::model::ModelKind;
 use crate::plot::{Axis, Figure, Panel, Series};
 use crate::problem::Digits;
 use serde_json::json;
-use slackline::kernel::Optimizer;
-use slackline::scheme::{Groups, Partition};
-use slackline::sim::{Cluster, Law, Random, Report, Until};
+use slackline::{
+    Optimizer,
+    scheme::{Groups, Partition},
+    sim::{Cluster, Law, Random, Report, Until},
+};
 
 use super::{Check, Error, Findings, Recipe, mean, scheme, simulate};
 use crate::table::{Table, number};

@@ -60,6 +60,7 @@ impl MeetingPoint {
     ///
     /// # Errors
     /// The address is not of this host, or a hundred ports were taken.
+    #[doc(hidden)]
     pub fn free(host: IpAddr) -> io::Result<MeetingPoint> {
         let mut last = io::Error::from(io::ErrorKind::AddrInUse);
         for _ in 0..100 {

@@ -53,6 +53,16 @@ pub struct Placement {
     pub source: Source,
 }
 
+impl Placement {
+    /// The place of this process, as the environment says; `None` if no launcher started it.
+    ///
+    /// # Errors
+    /// The variables contradict each other or are incomplete.
+    pub fn from_env() -> Result<Option<Placement>, LaunchError> {
+        place(&Flags::default(), environment())
+    }
+}
+
 /// Who tells a process where it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -89,7 +99,7 @@ impl fmt::Display for Source {
 /// Finds out where this process stands; none if no launcher started it and no flag says so.
 ///
 /// ```
-/// use slackline::job::env::{Flags, place};
+/// use slackline::internals::job::env::{Flags, place};
 ///
 /// let under_srun = |name: &str| {
 ///     let value = match name {
@@ -106,7 +116,7 @@ impl fmt::Display for Source {
 /// let placement = place(&Flags::default(), under_srun)?.unwrap();
 /// assert_eq!((placement.rank, placement.world), (2, 8));
 /// assert_eq!(placement.meeting_point.unwrap().to_string(), "node003:22080");
-/// # Ok::<(), slackline::job::env::LaunchError>(())
+/// # Ok::<(), slackline::LaunchError>(())
 /// ```
 pub fn place(flags: &Flags, env: impl Fn(&str) -> Option<String>) -> Result<Option<Placement>, LaunchError> {
     // `NAME= command` is how a shell takes a variable away for one command.

@@ -1,16 +1,16 @@
 //! Where the processes of a job find each other.
 //!
 //! One of them, rank 0, keeps the meeting point: a [`Hub`]. Everybody else [joins](Membership::join) it over an
-//! authenticated [`channel`](crate::channel), says what it is and on which host, and is told who else is in and where
+//! authenticated channel, says what it is and on which host, and is told who else is in and where
 //! they listen. From that, [`choose`](super::choose::choose) picks for each pair the best way to reach each other. The
 //! job's own messages (its configuration, how it gets on) travel on the same channels. Members may join late and leave;
 //! one that returns has a new generation. No other service is needed.
 //!
 //! ```
 //! use std::time::Duration;
-//! use slackline::job::rendezvous::{Host, Hub, HubEvent, HubOptions, Introduction};
-//! use slackline::job::rendezvous::{MemberEvent, MemberRole, Membership};
-//! use slackline::transport::Address;
+//! use slackline::internals::job::rendezvous::{Host, Hub, HubEvent, HubOptions, Introduction};
+//! use slackline::internals::job::rendezvous::{MemberEvent, MemberRole, Membership};
+//! use slackline::Address;
 //!
 //! let timeout = Duration::from_secs(10);
 //! let mut hub = Hub::listen("127.0.0.1:0".parse()?, HubOptions::default())?;
@@ -21,7 +21,7 @@
 //!     membership.announce(vec![Address::random()])?;
 //!     loop {
 //!         if let Some(MemberEvent::Said(message)) = membership.poll()? {
-//!             return Ok::<_, slackline::job::rendezvous::Error>(message);
+//!             return Ok::<_, slackline::internals::job::rendezvous::Error>(message);
 //!         }
 //!     }
 //! });

@@ -8,16 +8,13 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The path ends in no file name.
-    #[error("{}: names no file; add a file name, such as shard-0.safetensors", file.display())]
+    #[error("{}: names no file; {}", file.display(), self.help())]
     NoName {
         /// Which.
         file: PathBuf,
     },
     /// The operating system would not write it.
-    #[error(
-        "{}: the checkpoint cannot be written: {source}; check the folder, its permissions and the space left (the \
-         last one stands as it was)", file.display()
-    )]
+    #[error("{}: the checkpoint cannot be written: {source}; {}", file.display(), self.help())]
     Write {
         /// Which.
         file: PathBuf,
@@ -26,8 +23,8 @@ pub enum CheckpointError {
     },
     /// The parameters are not finite: the checkpoint would be of no use, and would take the place of one that is.
     #[error(
-        "{}: the checkpoint is not written: the parameters are not finite since version {since}; go on from the last \
-         one, with a smaller learning rate", file.display()
+        "{}: the checkpoint is not written: the parameters are not finite since version {since}; {}",
+        file.display(), self.help()
     )]
     NotFinite {
         /// Which.
@@ -37,8 +34,8 @@ pub enum CheckpointError {
     },
     /// The table's description is longer than the format allows.
     #[error(
-        "{}: the checkpoint's header would take {bytes} bytes, and safetensors allows {most}; use fewer tensors or \
-         shorter names", file.display()
+        "{}: the checkpoint's header would take {bytes} bytes, and safetensors allows {most}; {}",
+        file.display(), self.help()
     )]
     Header {
         /// Which.
@@ -49,13 +46,13 @@ pub enum CheckpointError {
         most: usize,
     },
     /// There is no such file.
-    #[error("{}: no such checkpoint; check the path, or start the job from its initial values", file.display())]
+    #[error("{}: no such checkpoint; {}", file.display(), self.help())]
     Missing {
         /// Which.
         file: PathBuf,
     },
     /// The operating system would not open or read it.
-    #[error("{}: cannot be read: {source}; check its permissions and the disk it is on", file.display())]
+    #[error("{}: cannot be read: {source}; {}", file.display(), self.help())]
     Unreadable {
         /// Which.
         file: PathBuf,
@@ -63,7 +60,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// Something else than a checkpoint of ours.
-    #[error("{}: not a checkpoint of a server: {reason}; check the path", file.display())]
+    #[error("{}: not a checkpoint of a server: {reason}; {}", file.display(), self.help())]
     Foreign {
         /// Which.
         file: PathBuf,
@@ -72,8 +69,7 @@ pub enum CheckpointError {
     },
     /// Another version of the format.
     #[error(
-        "{}: a checkpoint of format {found}, and this library reads format {supported}; use the slackline that \
-         wrote it", file.display()
+        "{}: a checkpoint of format {found}, and this library reads format {supported}; {}", file.display(), self.help()
     )]
     Format {
         /// Which.
@@ -85,8 +81,7 @@ pub enum CheckpointError {
     },
     /// It was a checkpoint once.
     #[error(
-        "{}: a damaged checkpoint: {reason}, and no earlier one beside it can be read; restore the file from a copy, \
-         or start the job from its initial values", file.display()
+        "{}: a damaged checkpoint: {reason}, and no earlier one beside it can be read; {}", file.display(), self.help()
     )]
     Damaged {
         /// Which.
@@ -104,8 +99,7 @@ pub enum CheckpointError {
     },
     /// A good checkpoint, of something else.
     #[error(
-        "{}: a checkpoint of another {what}: it holds {found}, the job has {expected}; give each server its own file, \
-         and the options that the job began with", file.display()
+        "{}: a checkpoint of another {what}: it holds {found}, the job has {expected}; {}", file.display(), self.help()
     )]
     OtherJob {
         /// Which.
@@ -117,4 +111,34 @@ pub enum CheckpointError {
         /// What the job has.
         expected: String,
     },
+}
+
+impl CheckpointError {
+    /// The remedy, where there is one.
+    pub(crate) fn remedy(&self) -> Option<&'static str> {
+        Some(self.help()).filter(|text| !text.is_empty())
+    }
+
+    /// The remedy, where it is the same for all errors of a kind.
+    fn help(&self) -> &'static str {
+        match self {
+            CheckpointError::NoName { .. } => "add a file name, such as shard-0.safetensors",
+            CheckpointError::Write { .. } => {
+                "check the folder, its permissions and the space left (the last one stands as it was)"
+            }
+            CheckpointError::NotFinite { .. } => "go on from the last one, with a smaller learning rate",
+            CheckpointError::Header { .. } => "use fewer tensors or shorter names",
+            CheckpointError::Missing { .. } => "check the path, or start the job from its initial values",
+            CheckpointError::Unreadable { .. } => "check its permissions and the disk it is on",
+            CheckpointError::Foreign { .. } => "check the path",
+            CheckpointError::Format { .. } => "use the slackline that wrote it",
+            CheckpointError::Damaged { .. } => {
+                "restore the file from a copy, or start the job from its initial values"
+            }
+            CheckpointError::OtherJob { .. } => {
+                "give each server its own file, and the options that the job began with"
+            }
+            _ => "",
+        }
+    }
 }

@@ -48,6 +48,7 @@ impl CheckpointOptions {
     ///
     /// # Errors
     /// [`CheckpointError::Write`] if any of it fails, as it would at the first checkpoint.
+    #[doc(hidden)]
     pub fn try_folder(&self) -> Result<(), CheckpointError> {
         file::try_folder(&self.path)
     }
@@ -81,11 +82,13 @@ impl Checkpoint {
     }
 
     /// The error of the newest file, if this is the checkpoint before it.
+    #[doc(hidden)]
     pub fn instead_of(&self) -> Option<&CheckpointError> {
         self.instead_of.as_deref()
     }
 
     /// The file that it was read from.
+    #[doc(hidden)]
     pub fn file(&self) -> &Path {
         &self.file
     }
@@ -96,6 +99,7 @@ impl Checkpoint {
     }
 
     /// Which shard of the table this is, and of how many.
+    #[doc(hidden)]
     pub fn shard(&self) -> (u16, u16) {
         (self.header.shard, self.header.shards)
     }
@@ -106,16 +110,19 @@ impl Checkpoint {
     }
 
     /// It holds all gradients of clocks before this one, of every worker that was in.
+    #[doc(hidden)]
     pub fn smallest_clock(&self) -> Clock {
         self.header.smallest_clock
     }
 
     /// For each worker that was in: it holds all its gradients of clocks before this one.
+    #[doc(hidden)]
     pub fn clocks(&self) -> &[Clock] {
         &self.header.clocks
     }
 
     /// Gradients that were folded in until then, in all lives of the server; 0 in a file from before this was kept.
+    #[doc(hidden)]
     pub fn folded(&self) -> u64 {
         self.header.folded
     }
@@ -126,16 +133,19 @@ impl Checkpoint {
     }
 
     /// The life of the server that wrote it.
+    #[doc(hidden)]
     pub fn epoch(&self) -> u64 {
         self.header.epoch
     }
 
     /// The text of the scheme that the server ran.
+    #[doc(hidden)]
     pub fn scheme(&self) -> &str {
         &self.header.scheme
     }
 
     /// The optimiser that the server ran.
+    #[doc(hidden)]
     pub fn optimizer(&self) -> Optimizer {
         self.header.optimizer
     }
@@ -146,6 +156,7 @@ impl Checkpoint {
     }
 
     /// The optimiser's state, as many arrays as [`Optimizer::states`] says.
+    #[doc(hidden)]
     pub fn states(&self) -> &[Vec<f32>] {
         &self.states
     }

@@ -31,8 +31,7 @@ pub enum GroupError {
     },
     /// The deadline passed. The round is still under way.
     #[error(
-        "round {round} did not end within {waited:?}: members {missing:?} are alive and late; \
-         call again to go on waiting, or abandon the round"
+        "round {round} did not end within {waited:?}: members {missing:?} are alive and late; {}", self.help()
     )]
     Deadline {
         /// The round.
@@ -63,13 +62,27 @@ pub enum GroupError {
         rank: usize,
     },
     /// Another member was told of another group.
-    #[error(
-        "member {rank} averages round {round} in another group than this one: give all members of a group the same list"
-    )]
+    #[error("member {rank} averages round {round} in another group than this one: {}", self.help())]
     Disagree {
         /// Which one.
         rank: usize,
         /// The round.
         round: u64,
     },
+}
+
+impl GroupError {
+    /// The remedy, where there is one.
+    pub(crate) fn remedy(&self) -> Option<&'static str> {
+        Some(self.help()).filter(|text| !text.is_empty())
+    }
+
+    /// The remedy, where it is the same for all errors of a kind.
+    fn help(&self) -> &'static str {
+        match self {
+            GroupError::Deadline { .. } => "call again to go on waiting, or abandon the round",
+            GroupError::Disagree { .. } => "give all members of a group the same list",
+            _ => "",
+        }
+    }
 }

@@ -79,15 +79,14 @@ pub struct GroupStatistics {
 /// something.
 ///
 /// ```
-/// use slackline::node::{GroupMember, GroupOptions};
-/// use slackline::transport::{Address, shm::Shm};
+/// use slackline::{Address, GroupMember, GroupOptions, Shm};
 /// use std::time::Duration;
 ///
 /// let timeout = Duration::from_secs(20);
 /// let listen = |rank| GroupMember::listen(Shm::new(), &Address::random(), rank, 2, 1000, GroupOptions::default());
 /// let listeners = [listen(0)?, listen(1)?];
 /// let addresses = listeners.each_ref().map(|listener| listener.address());
-/// let run = |(rank, listener): (usize, slackline::node::GroupListener<Shm>)| {
+/// let run = |(rank, listener): (usize, slackline::GroupListener<Shm>)| {
 ///     let addresses = addresses.clone();
 ///     std::thread::spawn(move || {
 ///         let mut member = listener.connect(&addresses, timeout)?;
@@ -185,16 +184,19 @@ impl<T: Transport> GroupMember<T> {
     }
 
     /// How many members there were at the begin.
+    #[doc(hidden)]
     pub fn members(&self) -> usize {
         self.peers.len()
     }
 
     /// The ranks of those who are there, this member among them, in order.
+    #[doc(hidden)]
     pub fn alive(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.members()).filter(|rank| !self.gone.contains(*rank))
     }
 
     /// Why a member is gone, if it is.
+    #[doc(hidden)]
     pub fn absence(&self, rank: usize) -> Option<&Absence> {
         self.peers.get(rank)?.as_ref()?.absence.as_ref()
     }
@@ -244,6 +246,7 @@ impl<T: Transport> GroupMember<T> {
 
     /// [`average`](Self::average) with the group that this member is in by `groups`: what carries out a
     /// [`WorkerAction::Average`](crate::scheme::WorkerAction::Average).
+    #[doc(hidden)]
     pub fn average_round(
         &mut self,
         groups: &Groups,
@@ -310,6 +313,7 @@ impl<T: Transport> GroupMember<T> {
 
     /// Gives up the round that is under way, and tells the others; the parameters are as before, unless the round had
     /// ended. They can be changed as soon as nobody is still being sent them.
+    #[doc(hidden)]
     pub fn abandon(&mut self) -> Result<Option<Averaged>, Error> {
         if self.round.phase == Phase::Averaging {
             self.end(true);

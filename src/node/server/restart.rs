@@ -90,6 +90,7 @@ impl<T: Transport> Server<T> {
 
     /// Takes the reason why the last checkpoint that failed could not be written, once for each that failed or for
     /// several together.
+    #[doc(hidden)]
     pub fn checkpoint_failure(&mut self) -> Option<CheckpointError> {
         self.checkpoints.as_ref()?.failure()
     }

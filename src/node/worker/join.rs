@@ -110,12 +110,7 @@ pub(super) fn clock<E: Endpoint>(links: &[Link<E>]) -> Clock {
 /// True if a worker that comes back may get in later: the server may not listen yet, and the old place may not be free
 /// yet.
 fn may_pass(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Connect(
-            ConnectError::System { .. } | ConnectError::Refused { .. } | ConnectError::Closed { .. }
-        )
-    )
+    matches!(error, Error::Connect(error) if error.is_retryable())
 }
 
 /// True if the server has not noticed yet that an earlier process of this worker has ended.

@@ -34,6 +34,7 @@ impl<'a, T: Transport> Step<'a, T> {
     }
 
     /// The worker, to look at.
+    #[doc(hidden)]
     pub fn worker(&self) -> &Worker<T> {
         self.worker
     }
@@ -70,6 +71,7 @@ impl<'a, T: Transport> Step<'a, T> {
 
     /// The parameters of one shard in the server's memory, which the server leaves as they are during this step. Only
     /// for workers that are connected with [`ReadMode::InPlace`](super::ReadMode::InPlace).
+    #[doc(hidden)]
     pub fn in_place(&self, shard: usize) -> Result<VolatileSlice<'_>, Error> {
         let pins = self.worker.parts.get(shard).and_then(|part| part.link.pins.as_ref());
         pins.and_then(|pins| pins.bytes()).ok_or(Error::OutOfTurn {
@@ -110,6 +112,7 @@ impl<'a, T: Transport> Step<'a, T> {
     /// Waits for a free slot at every server, at most `timeout`, and lends them, one per shard in order: the worker
     /// computes straight into them, and [`publish_slots`](Self::publish_slots) announces them. No other process writes
     /// them, and the server reads them only once they are announced.
+    #[doc(hidden)]
     pub fn borrow_slots(
         &mut self,
         timeout: Duration,
@@ -124,6 +127,7 @@ impl<'a, T: Transport> Step<'a, T> {
     }
 
     /// Publishes the slots that were borrowed. Nothing is copied.
+    #[doc(hidden)]
     pub fn publish_slots(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
         let sources = self.worker.parts.iter().map(|_| Source::Slot).collect();
         self.worker.start_sources(sources, loss)?;
@@ -153,6 +157,7 @@ impl<'a, T: Transport> Step<'a, T> {
 
     /// Leaves this step open without the borrow of the worker, for callers that cannot hold one, such as a handle of a
     /// C program. [`Worker::resume`] returns to it.
+    #[doc(hidden)]
     pub fn suspend(self) -> View {
         let view = self.view;
         // It owns nothing: only its `drop`, which abandons the step, is left out.

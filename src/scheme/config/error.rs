@@ -1,5 +1,7 @@
 //! What can be wrong with a scheme's settings.
 
+use std::borrow::Cow;
+
 use super::{Config, text};
 
 /// A scheme cannot be made as asked.
@@ -7,22 +9,19 @@ use super::{Config, text};
 #[non_exhaustive]
 pub enum ConfigError {
     /// No scheme has this name.
-    #[error("no scheme is named {name:?}: use one of {}", Config::NAMES.join(", "))]
+    #[error("no scheme is named {name:?}: {}", self.remedy().unwrap_or_default())]
     UnknownName {
         /// The name.
         name: String,
     },
     /// A text that is not a name with settings.
-    #[error(
-        "cannot read {text:?} as a scheme: write a name, or a name with settings, such as ssp(3) or \
-         abs(k=4, staleness=2)"
-    )]
+    #[error("cannot read {text:?} as a scheme: {}", self.help())]
     Malformed {
         /// The text.
         text: String,
     },
     /// A setting was given to a scheme that does not take it.
-    #[error("{scheme} takes no {setting}, and {value} was given: {}", text::remedy(scheme, setting))]
+    #[error("{scheme} takes no {setting}, and {value} was given: {}", self.remedy().unwrap_or_default())]
     UnknownSetting {
         /// The scheme.
         scheme: &'static str,
@@ -32,7 +31,7 @@ pub enum ConfigError {
         value: String,
     },
     /// A setting was given twice.
-    #[error("{setting} of {scheme} was given twice: give it once")]
+    #[error("{setting} of {scheme} was given twice: {}", self.help())]
     GivenTwice {
         /// The scheme.
         scheme: &'static str,
@@ -40,7 +39,7 @@ pub enum ConfigError {
         setting: String,
     },
     /// A setting cannot have this value.
-    #[error("{setting} of {scheme} cannot be {value:?}: use {expected}")]
+    #[error("{setting} of {scheme} cannot be {value:?}: {}", self.remedy().unwrap_or_default())]
     BadValue {
         /// The scheme.
         scheme: &'static str,
@@ -52,7 +51,7 @@ pub enum ConfigError {
         expected: &'static str,
     },
     /// A setting that does not fit the number of workers.
-    #[error("{setting} of {scheme} cannot be {value} with {workers} workers: use {remedy}")]
+    #[error("{setting} of {scheme} cannot be {value} with {workers} workers: {}", self.remedy().unwrap_or_default())]
     Workers {
         /// The scheme.
         scheme: &'static str,
@@ -66,7 +65,7 @@ pub enum ConfigError {
         remedy: &'static str,
     },
     /// A server runs a scheme that this process cannot make.
-    #[error("this process knows no scheme named {name:?}: add it to the registry in its options")]
+    #[error("this process knows no scheme named {name:?}: {}", self.help())]
     Unregistered {
         /// The name.
         name: String,
@@ -80,9 +79,37 @@ pub enum ConfigError {
         reason: String,
     },
     /// A server was asked for, and the scheme has none.
-    #[error("{scheme} has no server, its workers average among themselves: run it without one")]
+    #[error("{scheme} has no server, its workers average among themselves: {}", self.help())]
     NoServer {
         /// The scheme.
         scheme: &'static str,
     },
+}
+
+impl ConfigError {
+    /// The remedy in a few words, which the text of the error ends in.
+    pub fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            ConfigError::UnknownName { .. } => {
+                Some(format!("use one of {}", Config::NAMES.join(", ")).into())
+            }
+            ConfigError::UnknownSetting { scheme, setting, .. } => Some(text::remedy(scheme, setting).into()),
+            ConfigError::BadValue { expected, .. } => Some(format!("use {expected}").into()),
+            ConfigError::Workers { remedy, .. } => Some(format!("use {remedy}").into()),
+            error => Some(error.help()).filter(|text| !text.is_empty()).map(Cow::from),
+        }
+    }
+
+    /// The remedy, where it is the same for all errors of a kind.
+    fn help(&self) -> &'static str {
+        match self {
+            ConfigError::Malformed { .. } => {
+                "write a name, or a name with settings, such as ssp(3) or abs(k=4, staleness=2)"
+            }
+            ConfigError::GivenTwice { .. } => "give it once",
+            ConfigError::Unregistered { .. } => "add it to the registry in its options",
+            ConfigError::NoServer { .. } => "run it without one",
+            _ => "",
+        }
+    }
 }

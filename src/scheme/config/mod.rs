@@ -20,6 +20,7 @@ use crate::clock::{Clock, Version};
 
 /// The staleness of schemes that take one, where none is given: enough to hide jitter, small enough to hardly cost
 /// iterations. No staleness hides a worker that is always slow.
+#[doc(hidden)]
 pub const DEFAULT_STALENESS: u64 = 3;
 
 /// A scheme with its settings. Both halves are made from it, so peers that agree on it agree on the scheme.
@@ -113,9 +114,11 @@ pub enum Config {
 
 impl Config {
     /// The names that can be written.
+    #[doc(hidden)]
     pub const NAMES: [&'static str; text::NAMES.len()] = text::NAMES;
 
     /// How many clocks workers may run ahead where each costs them a slot at the server.
+    #[doc(hidden)]
     pub const RUN_AHEAD_MAX: u64 = 1024;
 
     /// The scheme of this name (or text) with these settings beside those that the text itself has: for command lines,
@@ -128,6 +131,7 @@ impl Config {
     /// let error = Config::from_settings("bsp", &[("staleness", "2")]).unwrap_err();
     /// assert!(error.to_string().starts_with("bsp takes no staleness, and 2 was given: leave it out, or use ssp"));
     /// ```
+    #[doc(hidden)]
     pub fn from_settings(name: &str, settings: &[(&str, &str)]) -> Result<Config, ConfigError> {
         text::parse(name, settings)
     }
@@ -197,6 +201,7 @@ impl Config {
     }
 
     /// How many clocks a copy may be behind its reader; `None` if no number of clocks bounds it.
+    #[doc(hidden)]
     pub const fn staleness(&self) -> Option<u64> {
         match *self {
             Config::Bsp => Some(0),
@@ -209,6 +214,7 @@ impl Config {
 
     /// How many slots each worker needs: one that is being folded in, one that is being written, and one for each
     /// clock that its gradients may wait at the server.
+    #[doc(hidden)]
     pub const fn slots(&self) -> u16 {
         match *self {
             // What no clock bounds goes as far as there is room.
@@ -222,28 +228,33 @@ impl Config {
     }
 
     /// True if the server pushes copies, so that workers must hold frames to receive them.
+    #[doc(hidden)]
     pub const fn pushes(&self) -> bool {
         matches!(self, Config::Essp { .. } | Config::Dbw { delivery: Delivery::Wait, .. })
     }
 
     /// True if servers are to be told which version each worker holds: see
     /// [`ServerEvent::Seen`](super::ServerEvent::Seen).
+    #[doc(hidden)]
     pub const fn reports_reads(&self) -> bool {
         matches!(self, Config::Vap { strength: Strength::Strong, .. })
     }
 
     /// True if workers are to measure the largest magnitude of their gradients.
+    #[doc(hidden)]
     pub const fn measures_magnitude(&self) -> bool {
         matches!(self, Config::Vap { .. })
     }
 
     /// True if servers are to measure norm and variance of the gradients that they fold. Losses they report whenever
     /// they came.
+    #[doc(hidden)]
     pub const fn measures_moments(&self) -> bool {
         matches!(self, Config::Dbw { choice: Choice::Dynamic { .. }, .. })
     }
 
     /// True if servers may ask a worker to abandon what it computes, so that asking whether they did is worth while.
+    #[doc(hidden)]
     pub const fn interrupts(&self) -> bool {
         matches!(
             self,
@@ -253,6 +264,7 @@ impl Config {
 
     /// True if every gradient is folded in, each worker's in order, and with one part in the number of workers, so that
     /// a worker knows what its own will do before the server has done it.
+    #[doc(hidden)]
     pub const fn folds_all_in_order(&self) -> bool {
         matches!(
             self,
@@ -266,6 +278,7 @@ impl Config {
     }
 
     /// How many steps a worker makes on its own copy for each gradient that it publishes, which is their sum.
+    #[doc(hidden)]
     pub const fn local_steps(&self) -> u16 {
         match *self {
             Config::Abs { local_steps, .. } => local_steps,
@@ -274,6 +287,7 @@ impl Config {
     }
 
     /// False if workers average their parameters among themselves, without a server.
+    #[doc(hidden)]
     pub const fn has_server(&self) -> bool {
         !matches!(self, Config::DsSync { .. })
     }
@@ -282,6 +296,7 @@ impl Config {
     /// those of two have nothing to do with each other. Also where a version waits for several workers, whichever come
     /// first, and workers wait for their own: two shards that choose differently could wait for ever for workers that
     /// wait for the other.
+    #[doc(hidden)]
     pub const fn counts_versions(&self) -> bool {
         matches!(
             self,
@@ -297,12 +312,14 @@ impl Config {
     /// different workers have joined. From then on workers come and go as they like.
     ///
     /// An error if [`check`](Self::check) says so, or if the scheme has no server.
+    #[doc(hidden)]
     pub fn server(&self, workers: usize) -> Result<Box<dyn ServerScheme>, ConfigError> {
         self.server_at(workers, Clock(0), Version(0))
     }
 
     /// As [`server`](Self::server), for a job that goes on from `clock` and `newest`: the smallest clock begins there,
     /// and this is the version that workers find.
+    #[doc(hidden)]
     pub fn server_at(
         &self,
         workers: usize,
@@ -336,6 +353,7 @@ impl Config {
     }
 
     /// The worker's half.
+    #[doc(hidden)]
     pub fn worker(&self) -> Box<dyn WorkerScheme> {
         match *self {
             Config::Bsp => Box::new(Reader::fresh(Some(0))),

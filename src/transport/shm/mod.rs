@@ -16,11 +16,10 @@
 //!
 //! ```
 //! use std::task::Poll;
-//! use slackline::mem::Access;
-//! use slackline::time::Instant;
-//! use slackline::transport::shm::Shm;
-//! use slackline::transport::{Address, Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation};
-//! use slackline::transport::{Transport, WorkRequest};
+//! use slackline::internals::mem::Access;
+//! use slackline::internals::transport::{Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation};
+//! use slackline::internals::transport::WorkRequest;
+//! use slackline::{Address, Instant, Shm, Transport};
 //!
 //! let shm = Shm::new();
 //! let mut listener = shm.listen(&Address::random())?;
@@ -93,6 +92,7 @@ impl Shm {
     }
 
     /// Shared memory whose endpoints hold up to `queue_depth` completions that were not polled yet.
+    #[doc(hidden)]
     pub fn with_queue_depth(queue_depth: usize) -> Self {
         Shm { queue_depth, user: rustix::process::geteuid().as_raw() }
     }

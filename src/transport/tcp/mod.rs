@@ -33,11 +33,10 @@
 //!
 //! ```
 //! use std::task::Poll;
-//! use slackline::mem::Access;
-//! use slackline::time::Instant;
-//! use slackline::transport::tcp::Tcp;
-//! use slackline::transport::{Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation};
-//! use slackline::transport::{Transport, WorkRequest};
+//! use slackline::internals::mem::Access;
+//! use slackline::internals::transport::{Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation};
+//! use slackline::internals::transport::WorkRequest;
+//! use slackline::{Instant, Tcp, Transport};
 //!
 //! let tcp = Tcp::new();
 //! let mut listener = tcp.listen(&"127.0.0.1:0".parse()?)?;
@@ -127,6 +126,7 @@ impl Tcp {
     }
 
     /// The same with queues of `queue_depth` requests.
+    #[doc(hidden)]
     pub fn with_queue_depth(self, queue_depth: usize) -> Self {
         Tcp { queue_depth, ..self }
     }

@@ -14,6 +14,7 @@ impl Verbs {
     ///
     /// # Errors
     /// What the device, its driver, the kernel or the library lacks ([`RegisterError::Device`]).
+    #[doc(hidden)]
     pub fn try_dma_buf(&self, buffer: BorrowedFd<'_>, bytes: usize) -> Result<(), RegisterError> {
         self.register_dma_buf(buffer, bytes).map_err(|source| {
             let remedy = match source.raw_os_error() {

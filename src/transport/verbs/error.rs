@@ -95,6 +95,7 @@ pub enum OpenError {
 
 impl OpenError {
     /// The device that cannot be used, where it is about one.
+    #[doc(hidden)]
     pub fn device(&self) -> Option<&str> {
         match self {
             OpenError::Library(_) | OpenError::NoDevice => None,

@@ -36,7 +36,7 @@
 //! parent. A child that wants RDMA opens the device itself.
 //!
 //! ```
-//! use slackline::transport::verbs::{OpenError, Verbs, VerbsOptions};
+//! use slackline::{OpenError, Verbs, VerbsOptions};
 //! match Verbs::open(VerbsOptions::default()) {
 //!     Ok(verbs) => println!("RDMA by {}: {}", verbs.device(), verbs.reason()),
 //!     Err(error) => println!("no RDMA: {error}"),
@@ -250,16 +250,19 @@ impl Verbs {
     }
 
     /// The names of all devices that are used, and the port of each.
+    #[doc(hidden)]
     pub fn rails(&self) -> impl Iterator<Item = (&str, u8)> {
         self.shared.rails.iter().map(|rail| (rail.info.name.as_str(), rail.port.number))
     }
 
     /// What the device is and has.
+    #[doc(hidden)]
     pub fn info(&self) -> &DeviceInfo {
         &self.shared.first().info
     }
 
     /// The port that is used.
+    #[doc(hidden)]
     pub fn port(&self) -> &Port {
         &self.shared.first().port
     }
@@ -270,16 +273,19 @@ impl Verbs {
     }
 
     /// Largest packet in bytes; less towards a peer that carries less.
+    #[doc(hidden)]
     pub fn mtu(&self) -> u16 {
         self.shared.first().mtu
     }
 
     /// The address that is spoken from towards `peer`, and why, as the port was when the device was opened.
+    #[doc(hidden)]
     pub fn gid_towards(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
         self.shared.first().choose_gid(peer)
     }
 
     /// Why atomics are not used although the device says that it has them: what happened when they were tried.
+    #[doc(hidden)]
     pub fn atomics_fault(&self) -> Option<&str> {
         self.shared.atomics_fault.as_deref()
     }

@@ -10,9 +10,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         .omit_auto_trait_impls(true)
         .omit_auto_derived_impls(true)
         .build()?;
-    if api.missing_item_ids().next().is_some() {
-        return Err("rustdoc left out items that others name".into());
-    }
     print!("{api}");
     Ok(())
 }

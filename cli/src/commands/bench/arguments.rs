@@ -6,9 +6,7 @@ use std::rc::Rc;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use slackline::channel::Secret;
-use slackline::job::env::MeetingPoint;
-use slackline::transport::verbs::Verbs;
+use slackline::{MeetingPoint, Secret, Verbs};
 
 use super::BenchError;
 use super::carrier::Carrier;

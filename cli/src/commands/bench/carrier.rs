@@ -2,10 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
-use slackline::transport::verbs::Verbs;
-use slackline::transport::{Address, Transport};
+use slackline::{Address, Shm, Tcp, Transport, Verbs};
 
 use super::BenchError;
 use super::means::Means;

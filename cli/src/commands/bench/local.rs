@@ -3,11 +3,9 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use slackline::kernel::{Fold, Gradient, Optimizer, Pass, triad as run_triad};
-use slackline::mem::{Access, HostMemory, Streaming, VolatileSlice, streaming_threshold};
-use slackline::table::ElementType;
-use slackline::transport::Transport;
-use slackline::transport::shm::Shm;
+use slackline::internals::kernel::{Fold, Gradient, Pass, triad as run_triad};
+use slackline::internals::mem::{Access, HostMemory, Streaming, VolatileSlice, streaming_threshold};
+use slackline::{ElementType, Optimizer, Shm, Transport};
 
 use super::BenchError;
 use super::arguments::Settings;

@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
-use slackline::channel::Secret;
-use slackline::transport::verbs::VerbsOptions;
+use slackline::{Secret, VerbsOptions};
 
 use super::BenchError;
 use super::arguments::TransportName;

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use slackline::kernel::ticks;
+use slackline::internals::kernel::ticks;
 
 use super::BenchError;
 use super::arguments::Settings;

@@ -29,9 +29,7 @@ pub(crate) use peer::PeerArgs;
 use remote::Remote;
 use report::Measured;
 pub(crate) use report::{duration, rate, size};
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
-use slackline::transport::verbs::Verbs;
+use slackline::{Shm, Tcp, Verbs};
 
 use crate::failure::Failure;
 
@@ -43,29 +41,29 @@ pub(crate) enum BenchError {
     #[error(transparent)]
     Node(#[from] slackline::Error),
     #[error(transparent)]
-    Open(#[from] slackline::transport::verbs::OpenError),
+    Open(#[from] slackline::OpenError),
     #[error("the atomics of this RDMA device do not work; there is nothing to measure")]
     NoAtomics,
     #[error("validation failed: {0}")]
     Invalid(String),
     #[error(transparent)]
-    Register(#[from] slackline::transport::RegisterError),
+    Register(#[from] slackline::internals::transport::RegisterError),
     #[error(transparent)]
-    Connect(#[from] slackline::transport::ConnectError),
+    Connect(#[from] slackline::ConnectError),
     #[error(transparent)]
-    Post(#[from] slackline::transport::PostError),
+    Post(#[from] slackline::internals::transport::PostError),
     #[error("the target is gone: {0}; it says why itself")]
-    Disconnected(#[from] slackline::transport::Disconnected),
+    Disconnected(#[from] slackline::internals::transport::Disconnected),
     #[error("a request failed: {0}")]
-    Completion(#[from] slackline::transport::CompletionError),
+    Completion(#[from] slackline::internals::transport::CompletionError),
     #[error(transparent)]
-    Memory(#[from] slackline::mem::MemoryError),
+    Memory(#[from] slackline::internals::mem::MemoryError),
     #[error(transparent)]
-    Range(#[from] slackline::mem::OutOfBounds),
+    Range(#[from] slackline::internals::mem::OutOfBounds),
     #[error(transparent)]
-    Table(#[from] slackline::table::TableError),
+    Table(#[from] slackline::TableError),
     #[error(transparent)]
-    Fold(#[from] slackline::kernel::FoldError),
+    Fold(#[from] slackline::internals::kernel::FoldError),
     #[error("cannot {operation}: {source}")]
     System { operation: &'static str, source: std::io::Error },
     #[error("the other process failed: {0}")]

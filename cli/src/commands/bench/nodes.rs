@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::mem::{Access, VolatileSlice};
-use slackline::node::{Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, Worker, WorkerOptions};
-use slackline::scheme::{Bound, Config};
-use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
+use slackline::internals::mem::{Access, VolatileSlice};
+use slackline::{
+    Address, ElementType, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, Table, Worker,
+    WorkerOptions,
+    scheme::{Bound, Config},
+};
 
 use super::BenchError;
 use super::arguments::Settings;

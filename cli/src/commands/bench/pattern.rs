@@ -1,6 +1,6 @@
 //! Payload that can be told from any other: what arrives is compared with what was sent.
 
-use slackline::mem::VolatileSlice;
+use slackline::internals::mem::VolatileSlice;
 
 use super::BenchError;
 

@@ -13,10 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
-use slackline::transport::verbs::Verbs;
+use slackline::{Address, Shm, Tcp, Verbs};
 
 use super::arguments::{Op, TransportName};
 use super::carrier::Carrier;

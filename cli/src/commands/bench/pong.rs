@@ -8,11 +8,11 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use slackline::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
-use slackline::node::now;
-use slackline::transport::{
-    Address, Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, WorkRequest,
+use slackline::internals::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
+use slackline::internals::transport::{
+    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, WorkRequest,
 };
+use slackline::{Address, now};
 
 use super::BenchError;
 use super::arguments::Op;

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use slackline::channel::{Channel, ChannelError, Purpose, Secret, Terms};
+use slackline::Secret;
+use slackline::internals::channel::{Channel, ChannelError, Purpose, Terms};
 
 use super::BenchError;
 use super::arguments::TransportName;

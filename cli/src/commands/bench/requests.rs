@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use slackline::mem::Streaming;
-use slackline::transport::{AtomicDomain, Endpoint, Operation, PostError, WorkRequest};
+use slackline::internals::mem::Streaming;
+use slackline::internals::transport::{AtomicDomain, Endpoint, Operation, PostError, WorkRequest};
 
 use super::arguments::{Op, Settings};
 use super::carrier::Carrier;

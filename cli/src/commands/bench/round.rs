@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use slackline::node::{ReadMode, Server, ServerOptions, Worker, WorkerOptions};
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
+use slackline::{ElementType, ReadMode, Server, ServerOptions, Table, Worker, WorkerOptions, scheme::Config};
 
 use super::BenchError;
 use super::arguments::Settings;

@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use slackline::transport::verbs::{ForkSafety, fork_safety};
+use slackline::internals::transport::verbs::{ForkSafety, fork_safety};
 
 use crate::commands::bench::size;
 

@@ -7,11 +7,14 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use slackline::mem::{Access, HostMemory, MemoryRegion, PAGE_SIZE, RemoteSlice, Streaming, VolatileSlice};
-use slackline::transport::{
-    Address, AtomicDomain, Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, PostError,
-    RegisterError, Transport, WorkRequest,
+use slackline::internals::mem::{
+    Access, HostMemory, MemoryRegion, PAGE_SIZE, RemoteSlice, Streaming, VolatileSlice,
 };
+use slackline::internals::transport::{
+    AtomicDomain, Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, PostError,
+    RegisterError, WorkRequest,
+};
+use slackline::{Address, Transport};
 
 use super::check::{Check, Figure, Problem, Progress};
 
@@ -216,7 +219,7 @@ impl<'a, T: Transport> Loopback<'a, T> {
         let mut wait = Wait::new();
         let origin = Instant::now();
         let (server, (client, received)) = loop {
-            let now = slackline::time::Instant::from_nanos(origin.elapsed().as_nanos() as u64);
+            let now = slackline::Instant::from_nanos(origin.elapsed().as_nanos() as u64);
             if let Some(incoming) = listener.poll(now)
                 && let Some(offer) = offer.take()
             {

@@ -14,9 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use slackline::transport::Address;
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
+use slackline::{Address, Shm, Tcp};
 
 use crate::failure::Failure;
 use crate::output;

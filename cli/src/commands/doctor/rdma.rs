@@ -7,9 +7,10 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Instant;
 
-use slackline::mem::HostMemory;
-use slackline::transport::verbs::{DeviceInfo, OpenError, Verbs, VerbsOptions, devices};
-use slackline::transport::{Address, RegisterError, Transport};
+use slackline::internals::mem::HostMemory;
+use slackline::internals::transport::RegisterError;
+use slackline::internals::transport::verbs::{DeviceInfo, devices};
+use slackline::{Address, OpenError, Transport, Verbs, VerbsOptions};
 
 use super::check::{Check, Figure, Problem, Progress};
 use super::loopback::try_all;

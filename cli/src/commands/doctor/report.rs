@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 use serde_json::Value;
-use slackline::transport::AtomicDomain;
-use slackline::transport::verbs::{DeviceInfo, Gid, GidChoice, Port};
+use slackline::internals::transport::AtomicDomain;
+use slackline::internals::transport::verbs::{DeviceInfo, Gid, GidChoice, Port};
 
 use super::check::{Check, Problem, Status};
 use super::gpu::Gpu;

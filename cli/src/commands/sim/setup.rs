@@ -156,9 +156,6 @@ pub(super) fn failure(error: &sim::Error) -> Failure {
             };
             Failure::usage(format!("{option}: {setting} cannot be {value}; {remedy}"))
         }
-        _ => Failure::usage(match text.rsplit_once(": ") {
-            Some((what, remedy)) => format!("{what}; {remedy}"),
-            None => text,
-        }),
+        _ => Failure::usage(scheme_args::with_help(&text, error.remedy().as_deref())),
     }
 }
