@@ -35,7 +35,7 @@ const MODULES: &[Row] = &[
     row("scheme", &["clock", "time"], true),
     row("param", &["transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
     row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
-    row("job", &["node", "channel", "transport", "table", "clock", "time"], true),
+    row("job", &["node", "channel", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
     row("sim", &["node", "param", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], false),
     row("fuzzing", &["job", "node", "param", "channel", "transport"], true),
 ];

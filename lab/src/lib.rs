@@ -5,6 +5,7 @@
 //! memory.
 #![forbid(unsafe_code)]
 
+pub mod compute;
 pub mod data;
 #[cfg(fuzzing)]
 #[doc(hidden)]

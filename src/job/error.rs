@@ -31,6 +31,9 @@ pub enum JobError {
     /// An earlier run left a checkpoint, or there is none to go on from.
     #[error("{0}")]
     Resume(String),
+    /// The coordinator sent an order that does not fit this process.
+    #[error("{0}; run the same slackline everywhere")]
+    Order(&'static str),
     /// The plan does not fit the number of processes.
     #[error(
         "a job of {world} processes with {servers} servers has no worker; {}", self.remedy().unwrap_or_default()
@@ -90,6 +93,16 @@ pub enum JobError {
         waited: Duration,
         /// The error of the last attempt.
         last: String,
+    },
+    /// A round of averaging did not end.
+    #[error("round {round} did not end within {waited:?}: workers {workers:?} are alive and late; use a longer timeout")]
+    Late {
+        /// The number of the round.
+        round: u64,
+        /// The length of the wait.
+        waited: Duration,
+        /// The workers whose parts are missing.
+        workers: Vec<usize>,
     },
     /// An operation of the server or of the worker has failed.
     #[error(transparent)]

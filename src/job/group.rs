@@ -1,8 +1,13 @@
 //! Jobs without a server: all processes are workers that average their parameters in groups.
 
+use std::time::{Duration, Instant};
+
 use super::transports::flatten;
-use super::{Job, JobError, MemberRole};
-use crate::node::{GroupMember, GroupOptions};
+use super::{Job, JobError, LocalOptimizer, MemberRole};
+use crate::clock::Clock;
+use crate::kernel::Optimizer;
+use crate::node::{Error, GroupMember, GroupOptions, now};
+use crate::scheme::{Config, Groups, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::transport::mixed::Mixed;
 
 impl Job {
@@ -25,5 +30,124 @@ impl Job {
         self.member.announce(flatten(listener.address()));
         let addresses = self.reach(MemberRole::Worker, workers, self.plan.timeout)?;
         listener.connect(&addresses, self.plan.timeout).map_err(|error| self.cause(error))
+    }
+}
+
+/// The training of one worker by DS-Sync: steps of an optimiser of its own, and averages with the group of each round.
+pub struct GroupTrainer {
+    member: GroupMember<Mixed>,
+    scheme: Box<dyn WorkerScheme>,
+    groups: Groups,
+    optimizer: LocalOptimizer,
+    gradient: Vec<f32>,
+    next: Option<WorkerAction>,
+    clock: u64,
+    compute: Duration,
+}
+
+/// One advance of a [`GroupTrainer`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Advance {
+    /// The parameters have made a step.
+    Stepped {
+        /// The loss before the step.
+        loss: f32,
+    },
+    /// The parameters are their group's mean.
+    Averaged {
+        /// The number of the round.
+        round: u64,
+    },
+}
+
+impl GroupTrainer {
+    /// A trainer at clock 0, whose parameters are those of `member`.
+    ///
+    /// # Errors
+    /// The scheme is not DS-Sync or cannot run with so many members, or the system has no memory for the states of the
+    /// optimiser.
+    pub fn new(
+        member: GroupMember<Mixed>,
+        scheme: Config,
+        optimizer: Optimizer,
+        learning_rate: f32,
+    ) -> Result<GroupTrainer, Error> {
+        let Config::DsSync { group, partition } = scheme else {
+            return Err(Error::Scheme { scheme: scheme.into(), reason: "has servers; use ds-sync in a group" });
+        };
+        let groups = Groups::new(member.members(), group, partition)?;
+        let elements = member.parameters()?.len();
+        let mut scheme = scheme.worker();
+        scheme.handle_event(now(), WorkerEvent::Joined { clock: Clock(0) });
+        let next = scheme.poll_action();
+        Ok(GroupTrainer {
+            member,
+            scheme,
+            groups,
+            optimizer: LocalOptimizer::new(optimizer, learning_rate, elements)?,
+            gradient: vec![0.0; elements],
+            next,
+            clock: 0,
+            compute: Duration::ZERO,
+        })
+    }
+
+    /// Makes a step or an average, whichever is next. `compute` is given the clock, the parameters and the memory for
+    /// the gradient, and returns the loss; it is not called where an average is next.
+    ///
+    /// # Errors
+    /// Those of `compute`; the average does not end within `timeout`, after which the call can be repeated, or this
+    /// member is cut off.
+    pub fn advance(
+        &mut self,
+        compute: impl FnOnce(u64, &[f32], &mut [f32]) -> Result<f32, Error>,
+        timeout: Duration,
+    ) -> Result<Advance, Error> {
+        let (event, advance) = match self.next {
+            Some(WorkerAction::Compute) => {
+                let begun = Instant::now();
+                let loss = compute(self.clock, self.member.parameters()?, &mut self.gradient)?;
+                self.optimizer.step(&self.gradient, self.member.parameters_mut()?)?;
+                self.compute += begun.elapsed();
+                self.clock += 1;
+                (WorkerEvent::Published { magnitude: None }, Advance::Stepped { loss })
+            }
+            Some(WorkerAction::Average { round }) => {
+                self.member.average_round(&self.groups, round, timeout)?;
+                (WorkerEvent::Averaged { round }, Advance::Averaged { round })
+            }
+            Some(WorkerAction::Refresh { .. }) | None => {
+                let reason = "the scheme asks for what a group does not do";
+                return Err(Error::OutOfTurn { operation: "advance", reason });
+            }
+        };
+        self.scheme.handle_event(now(), event);
+        self.next = self.scheme.poll_action();
+        Ok(advance)
+    }
+
+    /// True if an average is next: a worker that has made all its steps makes it before it leaves.
+    pub fn averages_next(&self) -> bool {
+        matches!(self.next, Some(WorkerAction::Average { .. }))
+    }
+
+    /// The number of steps made.
+    pub fn clock(&self) -> Clock {
+        Clock(self.clock)
+    }
+
+    /// The time spent on steps.
+    pub fn compute_time(&self) -> Duration {
+        self.compute
+    }
+
+    /// The member of the group, with the parameters and the counters.
+    pub fn member(&self) -> &GroupMember<Mixed> {
+        &self.member
+    }
+
+    /// Ends the training and hands the member back, to leave the group.
+    pub fn into_member(self) -> GroupMember<Mixed> {
+        self.member
     }
 }

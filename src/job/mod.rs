@@ -12,10 +12,12 @@
 #![forbid(unsafe_code)]
 
 pub mod choose;
+pub mod coordinated;
 mod coordinator;
 pub mod env;
 mod error;
 mod group;
+mod local;
 pub mod member;
 mod messages;
 mod plan;
@@ -28,16 +30,19 @@ use std::net::ToSocketAddrs;
 use std::sync::atomic::AtomicBool;
 
 pub use error::JobError;
+pub use group::{Advance, GroupTrainer};
+pub use local::{LocalOptimizer, LocalSteps};
 pub use plan::{JobPlan, Resume, Role};
 pub use server::Served;
 pub use worker::{JobStep, JobWorker, Published};
 
-use crate::channel::Secret;
+pub use crate::channel::{Secret, SecretError};
 use coordinator::Coordinator;
 use env::Placement;
 use member::JobMember;
 use messages::{FromMember, Listener, encode};
-use rendezvous::{Host, Hub, HubOptions, Introduction, MemberRole};
+pub use rendezvous::MemberRole;
+use rendezvous::{Host, Hub, HubOptions, Introduction};
 
 /// One process's part in a job. Dropping it leaves the job; at rank 0 it ends the job.
 pub struct Job {

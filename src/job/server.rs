@@ -142,7 +142,12 @@ impl Job {
         };
         let file = options.checkpoint.as_ref().map(|checkpoint| checkpoint.path.clone());
         let transports = self.member.transports.open();
-        match file.map(|file| self.checkpoint(&file)).transpose()?.flatten() {
+        // A process that replaces one that was lost goes on where that one was.
+        let resume = match self.plan.resume {
+            Resume::Never if self.member.generation > 0 => Resume::IfThere,
+            resume => resume,
+        };
+        match file.map(|file| resume_from(&file, resume)).transpose()?.flatten() {
             Some(checkpoint) => {
                 // Workers that are lost for good never join: those that are here are all that it can wait for.
                 options.workers = self.member.count(MemberRole::Worker).clamp(1, self.workers());
@@ -154,25 +159,21 @@ impl Job {
             None => Ok((Server::new(transports, &address, table, &initial[own], options)?, None)),
         }
     }
+}
 
-    /// The checkpoint to begin with, if any.
-    fn checkpoint(&self, file: &Path) -> Result<Option<Checkpoint>, JobError> {
-        let (name, exists) = (file.display(), Checkpoint::exists(file));
-        let is_back = self.member.generation > 0;
-        match self.plan.resume {
-            Resume::Never if exists && !is_back => {
-                return Err(JobError::Resume(format!(
-                    "an earlier run left {name}; say JobPlan::resume to go on from it, or name another folder"
-                )));
-            }
-            Resume::Required if !exists => {
-                return Err(JobError::Resume(format!(
-                    "there is no checkpoint {name} to go on from; use the folder and the number of servers of the \
-                     run that wrote it, or Resume::Never"
-                )));
-            }
-            Resume::Never | Resume::IfThere | Resume::Required => {}
+/// The checkpoint to begin with, if any.
+pub(super) fn resume_from(file: &Path, resume: Resume) -> Result<Option<Checkpoint>, JobError> {
+    let (name, exists) = (file.display(), Checkpoint::exists(file));
+    match resume {
+        Resume::Never if exists => Err(JobError::Resume(format!(
+            "an earlier run left {name}; resume from it, or name another folder"
+        ))),
+        Resume::Required if !exists => Err(JobError::Resume(format!(
+            "there is no checkpoint {name} to go on from; use the folder and the number of servers of the run that \
+             wrote it, or do not resume"
+        ))),
+        Resume::Never | Resume::IfThere | Resume::Required => {
+            Ok(exists.then(|| Checkpoint::read(file)).transpose().map_err(node::Error::from)?)
         }
-        Ok(exists.then(|| Checkpoint::read(file)).transpose().map_err(node::Error::from)?)
     }
 }

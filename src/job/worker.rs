@@ -250,7 +250,7 @@ impl JobWorker<'_> {
 
     /// Keeps the loss of a server for [`recover`](Self::recover), or gives up.
     fn lose(&mut self, error: Error) -> Result<(), JobError> {
-        if !self.job.plan.reconnect || !is_loss(&error) {
+        if !self.job.plan.reconnect || !error.is_loss() {
             let error = self.job.cause(error);
             self.job.fail(&error);
             return Err(error);
@@ -324,7 +324,7 @@ impl JobStep<'_> {
     pub fn publish(self, loss: Option<f32>) -> Result<Published, JobError> {
         match self.step.publish(loss, self.job.plan.timeout) {
             Ok(()) => Ok(Published::Delivered),
-            Err(error) if self.job.plan.reconnect && is_loss(&error) => {
+            Err(error) if self.job.plan.reconnect && error.is_loss() => {
                 *self.lost = Some(error);
                 Ok(Published::Unknown)
             }
@@ -335,9 +335,5 @@ impl JobStep<'_> {
 
 /// True if the error may pass once a server is replaced, or comes of the end of the job.
 fn is_passing(error: &Error) -> bool {
-    is_loss(error) || matches!(error, Error::Deadline { .. } | Error::Connect(_))
-}
-
-fn is_loss(error: &Error) -> bool {
-    matches!(error, Error::ServerLost { .. } | Error::Evicted { .. })
+    error.is_loss() || matches!(error, Error::Deadline { .. } | Error::Connect(_))
 }

@@ -280,6 +280,11 @@ impl Error {
 }
 
 impl Error {
+    /// True if a server is lost to this peer: it is gone, or took the peer for dead. Connecting again may help.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, Error::ServerLost { .. } | Error::Evicted { .. })
+    }
+
     /// True if no process listened at the address.
     pub(super) fn is_no_listener(&self) -> bool {
         let is_absent = |kind| matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::NotFound);

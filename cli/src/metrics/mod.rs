@@ -11,6 +11,7 @@
 mod address;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod observe;
 mod parse;
 mod render;
 mod server;

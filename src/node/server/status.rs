@@ -1,5 +1,7 @@
 //! What a server is told, and what it tells of itself.
 
+use serde::{Deserialize, Serialize};
+
 use crate::clock::{Clock, Version};
 use crate::kernel::Optimizer;
 use crate::node::{CheckpointOptions, ShardOptions};
@@ -37,7 +39,7 @@ pub struct ServerOptions {
 /// What becomes of gradients that hold a NaN or an infinity. They are counted in any case
 /// ([`ServerStatus::non_finite`]). To notice them costs no pass over memory; a fold that has one is done again without
 /// it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NonFinite {
     /// They are folded in as they are, and the parameters are not finite from then on ([`ServerStatus::diverged`]).
     #[default]

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
 use slackline::node::NonFinite;
 use slackline::scheme::{Config, ConfigError};
 use slackline_lab::model::ModelKind;
@@ -242,8 +241,7 @@ pub(crate) enum Idle {
 }
 
 /// What becomes of gradients that hold a NaN or an infinity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum NonFiniteName {
     /// They are folded in, and end the run, as the parameters are not finite from then on
     Allow,

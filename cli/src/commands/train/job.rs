@@ -6,15 +6,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use slackline::channel::Secret;
 use slackline::job::env::{self, Placement};
-use slackline::job::rendezvous::{Host, Introduction, MemberRole as Role};
+use slackline::job::{MemberRole as Role, Secret};
 
+use super::part::Part;
 use super::place::PlaceArgs;
-use super::seat::Seat;
 use crate::failure::Failure;
 use crate::metrics::{self, MetricsServer, NodeMetrics, Registry};
 
@@ -141,62 +139,6 @@ fn meeting_point(args: &JobArgs) -> Result<(String, Option<Placement>), Failure>
         )
     })?;
     Ok((meeting_point.to_string(), placement))
-}
-
-/// A part in a job.
-pub(super) struct Part {
-    pub(super) role: Role,
-    pub(super) place: Option<u32>,
-    /// Where to meet.
-    pub(super) address: String,
-    pub(super) rank: Option<u32>,
-    pub(super) metrics: Option<SocketAddr>,
-    pub(super) timeout: Duration,
-    /// Somebody else tells what goes wrong.
-    pub(super) quiet: bool,
-}
-
-impl Part {
-    /// Takes part until the job is over.
-    pub(super) fn take(self, args: &JobArgs) -> ExitCode {
-        let secret = match args.secret() {
-            Ok(secret) => secret,
-            Err(failure) => return failure.report(),
-        };
-        let Part { role, place, rank, timeout, .. } = self;
-        // Every process of a job may be sent the signal, and it is no reason to die.
-        let wanted = match checkpoint_requests() {
-            Ok(wanted) => wanted,
-            Err(failure) => return failure.report(),
-        };
-        let node = match role {
-            Role::Server => metrics::Role::Server,
-            Role::Worker | Role::Reader => metrics::Role::Worker,
-        };
-        let node = NodeMetrics { role: node, rank: rank.unwrap_or_default(), ..NodeMetrics::default() };
-        let (registry, _served) = match serve_metrics(self.metrics, node) {
-            Ok(served) => served,
-            Err(failure) => return failure.report(),
-        };
-        let introduction = Introduction { place, rank, ..Introduction::new(role, Host::own()) };
-        let seat = match Seat::take(&self.address, introduction, secret, wanted, timeout, self.quiet) {
-            Ok(seat) => seat,
-            // Nobody else could tell.
-            Err(error) => return Failure::failed(error).report(),
-        };
-        if !self.quiet {
-            eprintln!(
-                "joined the job at {} as {role} {}; waiting for it to begin",
-                self.address,
-                seat.place()
-            );
-        }
-        let result = match role {
-            Role::Server => super::serve::serve(&seat, registry.as_ref(), timeout),
-            Role::Worker | Role::Reader => super::work::work(&seat, registry.as_ref(), timeout),
-        };
-        result.map_or_else(|error| seat.give_up(&error), |()| ExitCode::SUCCESS)
-    }
 }
 
 /// True once somebody has sent SIGUSR1, and wants a checkpoint: batch systems do before they take a host away.

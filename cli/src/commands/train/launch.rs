@@ -3,13 +3,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
-use slackline::channel::Secret;
 use slackline::job::env::{self, MeetingPoint};
-use slackline::job::rendezvous::MemberRole;
+use slackline::job::{MemberRole, Role, Secret};
 use slackline::transport::TransportKind;
 
 use super::args::Args;
-use super::{Who, job};
+use super::part;
 use crate::failure::Failure;
 
 /// A job as its coordinator sees it.
@@ -35,7 +34,7 @@ pub(super) enum Starts {
 /// What a process has to do.
 pub(super) enum Part {
     Coordinate(Job),
-    Take(job::Part),
+    Take(part::Part),
 }
 
 /// Finds out which part this process has.
@@ -91,7 +90,7 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
         true => (MemberRole::Server, rank),
         false => (MemberRole::Worker, rank - servers as u32),
     };
-    Ok(Part::Take(job::Part {
+    Ok(Part::Take(part::Part {
         role,
         place: Some(place),
         address: meeting_point.to_string(),
@@ -131,31 +130,23 @@ impl Job {
         }
     }
 
-    /// Whether the coordinator starts this server itself.
-    pub(super) fn starts_server(&self, shard: usize) -> bool {
-        match self.starts {
-            Starts::All => true,
-            Starts::First { .. } => shard == 0,
-            Starts::None => false,
-        }
-    }
-
-    /// Whether the coordinator of so many servers starts this worker itself.
-    pub(super) fn starts_worker(&self, worker: usize, servers: usize) -> bool {
-        match self.starts {
-            Starts::All => true,
-            Starts::First { .. } => servers == 0 && worker == 0,
-            Starts::None => false,
+    /// Whether the coordinator of so many servers starts this process itself.
+    pub(super) fn starts(&self, role: Role, servers: usize) -> bool {
+        match (self.starts, role) {
+            (Starts::All, _) => true,
+            (Starts::First { .. }, Role::Server(shard)) => shard == 0,
+            (Starts::First { .. }, Role::Worker(worker)) => servers == 0 && worker == 0,
+            (Starts::None, _) => false,
         }
     }
 
     /// How far above the coordinator's port the metrics of a process that it starts are.
-    pub(super) fn metrics_offset(&self, servers: usize, who: Who) -> u32 {
-        match (self.starts, who) {
+    pub(super) fn metrics_offset(&self, servers: usize, role: Role) -> u32 {
+        match (self.starts, role) {
             // The ranks of this host have taken those in between.
             (Starts::First { local_world, .. }, _) => local_world.unwrap_or(1),
-            (_, Who::Server(shard)) => 1 + shard as u32,
-            (_, Who::Worker(worker)) => 1 + (servers + worker) as u32,
+            (_, Role::Server(shard)) => 1 + shard,
+            (_, Role::Worker(worker)) => 1 + servers as u32 + worker,
         }
     }
 

@@ -10,23 +10,19 @@
 //! `--coordinate` people start `serve` and `work` wherever they like. The rest is the same in all three.
 
 mod args;
-mod compute;
 mod coordinate;
 mod evaluate;
 mod fit;
 mod job;
 mod launch;
-mod messages;
+mod measure;
+mod part;
 mod place;
 mod plan;
-mod process;
+mod program;
 mod report;
-mod seat;
-mod serve;
 mod show;
 mod stop;
-mod sync;
-mod work;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -39,29 +35,9 @@ pub(crate) use job::{ServeArgs, WorkArgs, serve, work};
 use crate::failure::Failure;
 use crate::output;
 use coordinate::Outcome;
-use evaluate::{Final, Judged};
 use launch::Part;
 use plan::Plan;
 use show::Display;
-
-/// One of the processes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Who {
-    /// By its shard.
-    Server(usize),
-    /// By its number.
-    Worker(usize),
-}
-
-/// What the evaluating thread tells the coordinator.
-#[derive(Debug)]
-enum Event {
-    Judged(Judged),
-    Final(Result<Final, String>),
-}
-
-/// Anything that makes a process give up.
-type Trouble = Box<dyn std::error::Error>;
 
 /// Runs `slackline train`.
 pub(crate) fn run(args: Args) -> ExitCode {
@@ -97,7 +73,7 @@ fn train(plan: &Plan) -> Result<(), Failure> {
     let outcome = coordinate::run(plan, &mut display)?;
     drop(display);
     keep(plan, &outcome)?;
-    match &outcome.checkpoint_error {
+    match &outcome.job.checkpoint_error {
         Some(error) if plan.strict_checkpoints => Err(Failure::failed(error)),
         _ => Ok(()),
     }

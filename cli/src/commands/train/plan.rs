@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use slackline::job::Resume;
+use slackline::job::coordinated::{CheckpointOrder, Coordination, GroupOrder, ServerOrder, WorkerOrder};
 use slackline::kernel::Optimizer;
 use slackline::node::{Checkpoint, CheckpointOptions};
 use slackline::scheme;
@@ -15,14 +17,14 @@ use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
 
 use super::args::{Args, Encoding, Idle, NonFiniteName, Transport};
 use super::launch::Job;
-use super::messages::{CheckpointConfig, Resume};
+use super::program::Program;
 use crate::failure::Failure;
 use crate::optimizer_name::OptimizerName;
 use crate::output;
 use crate::scheme_args;
 
 /// Places that each server has: for workers, and for the one reader that evaluates.
-pub(super) const PEERS: u16 = 256;
+const PEERS: u16 = 256;
 
 /// Most workers of one run.
 const WORKERS_MAX: usize = PEERS as usize - 1;
@@ -43,7 +45,7 @@ pub(super) struct Plan {
     pub(super) threads: usize,
     /// Servers sleep while they wait.
     pub(super) sleeps: bool,
-    pub(super) checkpoint: Option<CheckpointConfig>,
+    pub(super) checkpoint: Option<CheckpointOrder>,
     /// A checkpoint that cannot be written ends the run.
     pub(super) strict_checkpoints: bool,
     /// How often a lost process is started again.
@@ -57,11 +59,9 @@ pub(super) struct Plan {
     pub(super) timeout: Duration,
     pub(super) spec: ModelSpec,
     pub(super) table: Table,
-    /// Bytes of the table that each server holds.
-    pub(super) shards: Vec<std::ops::Range<u64>>,
     pub(super) data: Option<PathBuf>,
     pub(super) split: Arc<Split>,
-    pub(super) initial: Vec<f32>,
+    pub(super) initial: Arc<[f32]>,
     pub(super) seed: u64,
     pub(super) epochs: u32,
     pub(super) batch: usize,
@@ -153,12 +153,10 @@ impl Plan {
         let gradients = together.then(|| (steps * workers as u64).div_ceil(local_steps));
         let (spec, loaded) = spec(&args, &split)?;
         let table = table(&spec)?;
-        let shards = table.shards(servers.max(1)).map_err(|error| {
-            Failure::usage(format!("--servers: {}", error.to_string().replace(": ", "; ")))
-        })?;
+        table.shards(servers.max(1)).map_err(|error| refused("--servers", &error))?;
         let needs = Needs { scheme, workers, optimizer, encoding, read_my_writes: args.read_my_writes };
         check_memory(&spec, needs)?;
-        let initial = loaded.unwrap_or_else(|| spec.initialise(args.seed));
+        let initial = loaded.unwrap_or_else(|| spec.initialise(args.seed)).into();
         Ok(Plan {
             scheme,
             job,
@@ -176,7 +174,6 @@ impl Plan {
             timeout,
             spec,
             table,
-            shards,
             data: args.data,
             split: Arc::new(split),
             initial,
@@ -199,6 +196,66 @@ impl Plan {
             save: args.save,
             json: args.json,
         })
+    }
+
+    /// What the library is to conduct.
+    pub(super) fn coordination(&self) -> Coordination {
+        let listen = self.job.listen_over(self.require);
+        let server = (self.servers > 0).then(|| ServerOrder {
+            listen: listen.clone(),
+            table: self.table.clone(),
+            shard: (0, self.servers as u16),
+            scheme: self.scheme,
+            damping: self.damping,
+            workers: self.workers,
+            peers: PEERS,
+            optimizer: self.optimizer,
+            learning_rate: self.learning_rate,
+            threads: self.threads,
+            sleeps: self.sleeps,
+            checksums: self.checksums,
+            checkpoint: self.checkpoint.clone(),
+            moments: self.moments,
+            non_finite: self.non_finite.into(),
+            lease: self.lease,
+            gradients: self.gradients,
+        });
+        let run = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
+        let group = (self.servers == 0).then(|| GroupOrder {
+            listen,
+            table: self.table.clone(),
+            optimizer: self.optimizer,
+            lease: self.lease,
+            run,
+        });
+        let worker = WorkerOrder {
+            servers: self.servers,
+            workers: self.workers,
+            worker: 0,
+            transport: self.require,
+            reconnect: self.checkpoint.is_some(),
+            scheme: self.scheme,
+            encoding: self.encoding,
+            checksums: self.checksums,
+            clocks: self.gradients.is_none().then_some(self.steps),
+            learning_rate: self.learning_rate,
+            own_step: self.own_step,
+            timeout: self.timeout,
+            group,
+            program: String::new(),
+        };
+        Coordination {
+            listen: self.job.listen,
+            secret: self.job.secret.clone(),
+            server,
+            worker,
+            programs: (0..self.workers).map(|worker| Program::of(self, worker).to_text()).collect(),
+            initial: Arc::clone(&self.initial),
+            timeout: self.timeout,
+            restarts: self.restarts,
+            strict_checkpoints: self.strict_checkpoints,
+            awaits_others: !self.job.is_local(),
+        }
     }
 
     /// The end of a run whose parameters are not finite any more.
@@ -239,7 +296,7 @@ fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
 }
 
 /// Where checkpoints go. What an earlier run left there is taken up or left alone, never written over.
-fn checkpoint(args: &Args, servers: usize, local: bool) -> Result<Option<CheckpointConfig>, Failure> {
+fn checkpoint(args: &Args, servers: usize, local: bool) -> Result<Option<CheckpointOrder>, Failure> {
     let Some(folder) = &args.checkpoint else { return Ok(None) };
     let wrong = |what: String| Failure::usage(format!("--checkpoint {}: {what}", folder.display()));
     if args.checkpoint_every == 0 {
@@ -254,8 +311,8 @@ fn checkpoint(args: &Args, servers: usize, local: bool) -> Result<Option<Checkpo
     std::fs::create_dir_all(folder)
         .map_err(|error| wrong(format!("{error}; name a folder that can be made and written to")))?;
     let folder = folder.canonicalize().map_err(|error| wrong(error.to_string()))?;
-    let resume = if args.resume { Resume::Always } else { Resume::Never };
-    let config = CheckpointConfig::new(folder, args.checkpoint_every, resume);
+    let resume = if args.resume { Resume::Required } else { Resume::Never };
+    let config = CheckpointOrder::new(folder, args.checkpoint_every, resume);
     if !local {
         // The folders are those of the servers' hosts: each server looks for itself.
         return Ok(Some(config));

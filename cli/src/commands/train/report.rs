@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::Serialize;
+use slackline::job::coordinated::{PathTaken, ServerReport, WorkerOutcome, WorkerReport};
 use slackline::table::ElementType;
 
-use super::coordinate::{Loss, Outcome, WorkerOutcome};
-use super::messages::{PathTaken, Report, Status};
+use super::coordinate::Outcome;
 use super::plan::Plan;
 
 /// Heights of a histogram's bars.
@@ -67,7 +67,7 @@ struct Json<'a> {
     checkpoints_failed: u64,
     checkpoint_error: Option<&'a str>,
     /// What each server last said of itself.
-    server_status: &'a [Status],
+    server_status: &'a [ServerReport],
     workers: Vec<JsonWorker<'a>>,
 }
 
@@ -92,12 +92,12 @@ struct JsonWorker<'a> {
     paths: &'a [PathTaken],
     /// Of a worker that was lost: as far as it had told.
     #[serde(flatten)]
-    report: &'a Report,
+    report: &'a WorkerReport,
 }
 
 /// One line of JSON.
 pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
-    let workers = outcome.workers.iter().zip(&plan.factors).enumerate();
+    let workers = outcome.job.workers.iter().zip(&plan.factors).enumerate();
     let json = Json {
         model: plan.spec.kind().to_string(),
         hidden: plan.spec.hidden(),
@@ -131,18 +131,18 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         versions_per_s: rate(outcome),
         saved: plan.save.as_ref().map(|path| path.display().to_string()),
         evicted: lost(outcome),
-        server_restarts: &outcome.restarts,
-        lost_updates: outcome.lost_updates,
-        checkpoints_failed: outcome.checkpoints_failed,
-        checkpoint_error: outcome.checkpoint_error.as_deref(),
-        server_status: &outcome.servers,
+        server_restarts: &outcome.job.restarts,
+        lost_updates: outcome.job.lost_updates,
+        checkpoints_failed: outcome.job.checkpoints_failed,
+        checkpoint_error: outcome.job.checkpoint_error.as_deref(),
+        server_status: &outcome.job.servers,
         workers: workers
             .map(|(worker, (outcome, factor))| JsonWorker {
                 worker,
                 straggler_factor: *factor,
                 evicted: outcome.lost.is_some(),
-                lost: outcome.lost.as_ref().map(Loss::text),
-                restarts: outcome.restarts,
+                lost: outcome.lost.as_deref(),
+                restarts: outcome.returns,
                 paths: &outcome.paths,
                 report: &outcome.report,
             })
@@ -155,7 +155,7 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
 }
 
 fn ways(outcome: &Outcome) -> String {
-    let taken = outcome.workers.iter().flat_map(|worker| &worker.paths).map(|taken| taken.path);
+    let taken = outcome.job.workers.iter().flat_map(|worker| &worker.paths).map(|taken| taken.path);
     let ways: Vec<_> = taken.collect::<BTreeSet<_>>().into_iter().map(|path| path.to_string()).collect();
     ways.join("+")
 }
@@ -179,18 +179,18 @@ fn rate(outcome: &Outcome) -> f64 {
 
 /// Versions that this run made.
 fn done(outcome: &Outcome) -> u64 {
-    outcome.versions.saturating_sub(outcome.began)
+    outcome.versions.saturating_sub(outcome.job.began)
 }
 
 fn lost(outcome: &Outcome) -> usize {
-    outcome.workers.iter().filter(|worker| worker.lost.is_some()).count()
+    outcome.job.workers.iter().filter(|worker| worker.lost.is_some()).count()
 }
 
 /// The closing table, at most 100 columns wide unless numbers are out of all proportion.
 pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
     let header = ["worker", "clocks", "compute", "wait", "published", "pulled", "retries", "staleness"];
     let mut rows = vec![header.map(String::from).to_vec()];
-    let shown = outcome.workers.iter().zip(&plan.factors).enumerate().take(ROWS_MAX);
+    let shown = outcome.job.workers.iter().zip(&plan.factors).enumerate().take(ROWS_MAX);
     for (worker, (outcome, factor)) in shown {
         rows.push(row(worker, *factor, outcome, plan.gradients.is_none()));
     }
@@ -219,7 +219,7 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
         text.truncate(text.trim_end_matches(' ').len());
         text.push('\n');
     }
-    if let Some(more @ [_, ..]) = outcome.workers.get(ROWS_MAX..) {
+    if let Some(more @ [_, ..]) = outcome.job.workers.get(ROWS_MAX..) {
         let _ = writeln!(text, "and {} more workers (--json FILE has them all)", more.len());
     }
     let Outcome { evaluation, versions, wall, .. } = outcome;
@@ -230,7 +230,7 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
          {versions} versions{} in {:.2} s{}\n",
         100.0 * evaluation.accuracy,
         evaluation.loss,
-        if outcome.began > 0 { format!(", {} of them", done(outcome)) } else { String::new() },
+        if outcome.job.began > 0 { format!(", {} of them", done(outcome)) } else { String::new() },
         wall.as_secs_f64(),
         // Of nothing, or of a moment, it says nothing.
         match done(outcome) > 0 && *wall >= RATE_OVER {
@@ -246,8 +246,8 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
             local.loss
         );
     }
-    if let (Some(_), [status]) = (plan.gradients, &outcome.servers[..]) {
-        let Status { folded, dropped, voided, version, .. } = *status;
+    if let (Some(_), [status]) = (plan.gradients, &outcome.job.servers[..]) {
+        let ServerReport { folded, dropped, voided, version, .. } = *status;
         let each = folded as f64 / version.max(1) as f64;
         let _ = write!(text, "{folded} gradients, {each:.2} in a version");
         let _ = match dropped {
@@ -276,8 +276,8 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
                 writeln!(text, "{lost} workers were lost on the way; their figures are the last they told");
         }
     }
-    if let Some(error) = &outcome.checkpoint_error {
-        let failed = outcome.checkpoints_failed;
+    if let Some(error) = &outcome.job.checkpoint_error {
+        let failed = outcome.job.checkpoints_failed;
         let s = if failed == 1 { "" } else { "s" };
         let _ = writeln!(text, "warning: {failed} checkpoint{s} could not be written: {error}");
     }
@@ -313,7 +313,7 @@ fn row(worker: usize, factor: f64, outcome: &WorkerOutcome, by_clock: bool) -> V
 
 /// A column of the computations that each worker abandoned.
 fn interrupts(outcome: &Outcome) -> impl Iterator<Item = String> {
-    let counts = outcome.workers.iter().map(|worker| worker.report.interrupts.to_string());
+    let counts = outcome.job.workers.iter().map(|worker| worker.report.interrupts.to_string());
     std::iter::once("stopped".to_owned()).chain(counts)
 }
 

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::failure::split;
-
 /// Most different causes in one message; the rest is counted.
 const CAUSES_MAX: usize = 3;
 
@@ -12,7 +10,7 @@ const NAMED_MAX: usize = 4;
 
 /// Why a worker is lost.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::commands::train) enum Loss {
+pub(super) enum Loss {
     /// The way in which its process or its connection ended, as a predicate: "was killed by signal 9".
     Ended(String),
     /// The error that it told.
@@ -24,7 +22,7 @@ impl Loss {
         Loss::Ended(how.into())
     }
 
-    pub(in crate::commands::train) fn text(&self) -> &str {
+    pub(super) fn text(&self) -> &str {
         match self {
             Loss::Ended(text) | Loss::Said(text) => text,
         }
@@ -97,6 +95,16 @@ impl fmt::Display for Cause {
             Some(rest) if self.workers.len() > 1 => write!(f, "{} were {rest}", self.who()),
             _ => write!(f, "{} {}", self.who(), self.message),
         }
+    }
+}
+
+/// The message of an error and its remedy, which follows the last semicolon. One line each, whatever a file name or a
+/// process may have put into it.
+pub(super) fn split(text: &str) -> (String, Option<String>) {
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    match text.rsplit_once("; ") {
+        Some((message, remedy)) => (message.to_owned(), Some(remedy.to_owned())),
+        None => (text, None),
     }
 }
 

@@ -2,15 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::job::rendezvous::{HubEvent, MemberRole};
+use super::super::rendezvous::{HubEvent, MemberRole};
+use super::LAST_CHECKPOINT_WITHIN;
+use super::caller::{Caller, CoordinatorError};
+use super::coordinator::Coordinator;
+use super::orders::{Body, Message, Order, json, read};
+use super::places::ServerPlace;
+use super::reports::Origin;
 
-use super::{Body, Coordinator, Message, Order, TICK, json, read};
-use crate::commands::train::messages::Origin;
-use crate::commands::train::stop::{self, LAST_CHECKPOINT_WITHIN};
-use crate::failure::Failure;
+/// The time between two looks at servers that write their last checkpoints.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// What is known of one server's checkpoints.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Disk {
     /// The version that its life began at, from a checkpoint.
     began: Option<u64>,
@@ -22,18 +26,20 @@ pub(super) struct Disk {
     closed: bool,
 }
 
-impl Coordinator<'_> {
+impl<C: Caller> Coordinator<C> {
+    pub(super) fn keeps_checkpoints(&self) -> bool {
+        self.plan.server.as_ref().is_some_and(|order| order.checkpoint.is_some())
+    }
+
     pub(super) fn ask_for_checkpoints(&mut self) {
-        if self.plan.checkpoint.is_none() {
-            return self
-                .display
-                .warn("asked for a checkpoint (SIGUSR1), and this run was given no --checkpoint");
+        if !self.keeps_checkpoints() {
+            return self.caller.warn("asked for a checkpoint, and the servers of this job keep none");
         }
         let order = json(&Order::Checkpoint);
-        for member in self.servers.iter().filter_map(|shard| shard.member) {
+        for member in self.servers.iter().filter_map(|place| place.member) {
             self.hub.say(member, &order);
         }
-        self.display.tell("checkpoints are written, as was asked for (SIGUSR1)");
+        self.caller.tell("checkpoints are written, as was asked for");
     }
 
     /// A server says what it begins with.
@@ -44,26 +50,26 @@ impl Coordinator<'_> {
         match origin {
             Some(Origin { version, clock, instead_of }) => {
                 if let Some(error) = instead_of {
-                    self.display.warn(&format!("{error}; shard {shard} takes the checkpoint before it"));
+                    self.caller.warn(&format!("{error}; shard {shard} takes the checkpoint before it"));
                 }
-                self.display.tell(&format!(
+                self.caller.tell(&format!(
                     "shard {shard} goes on from its checkpoint at version {version} (clock {clock})"
                 ));
             }
-            None if server.restarts > 0 => self.display.warn(&format!(
+            None if server.restarts > 0 => self.caller.warn(&format!(
                 "shard {shard} begins again from the initial values: no checkpoint of it was written"
             )),
             None => {}
         }
     }
 
-    pub(super) fn tell_lost_updates(&self, shard: usize, lost: u64) {
+    pub(super) fn tell_lost_updates(&mut self, shard: usize, lost: u64) {
         let from = match self.servers[shard].disk.began {
             Some(version) => format!("after version {version}"),
             None => "after the initial values".into(),
         };
         let (s, are) = if lost == 1 { ("", "is") } else { ("s", "are") };
-        self.display.tell(&format!("shard {shard}: at least {lost} update{s} {from} {are} lost"));
+        self.caller.tell(&format!("shard {shard}: at least {lost} update{s} {from} {are} lost"));
     }
 
     /// A server could not write checkpoints. The first is told at once, and then each time that they have doubled.
@@ -74,7 +80,7 @@ impl Coordinator<'_> {
         if disk.failed >= 2 * disk.told {
             disk.told = disk.failed;
             let times = if disk.failed == 1 { String::new() } else { format!(" ({} times)", disk.failed) };
-            self.display.warn(&format!("shard {shard}{times}: {error}"));
+            self.caller.warn(&format!("shard {shard}{times}: {error}"));
         }
     }
 
@@ -82,13 +88,15 @@ impl Coordinator<'_> {
     pub(super) fn hear_close(&mut self, shard: usize, newest: Option<u64>) {
         let server = &mut self.servers[shard];
         server.disk.closed = true;
-        server.status.checkpointed = newest;
+        server.report.checkpointed = newest;
     }
 
-    /// An error if a checkpoint could not be written and that is to end the run.
-    pub(super) fn strict_checkpoints(&self) -> Result<(), Failure> {
+    /// An error if a checkpoint could not be written and that is to end the job.
+    pub(super) fn strict_checkpoints(&mut self) -> Result<(), C::Error> {
         match self.failed_checkpoints() {
-            (_, Some(error)) if self.plan.strict_checkpoints => Err(Failure::failed(error)),
+            (_, Some(error)) if self.plan.strict_checkpoints => {
+                Err(self.caller.explain(CoordinatorError::Checkpoint(error)))
+            }
             _ => Ok(()),
         }
     }
@@ -105,9 +113,10 @@ impl Coordinator<'_> {
         (disks().map(|disk| disk.failed).sum(), disks().find_map(|disk| disk.error.clone()))
     }
 
-    /// Has all servers write their last checkpoint, and waits for that.
-    pub(super) fn close_servers(&mut self, within: Duration) {
-        if self.plan.checkpoint.is_none() {
+    /// Has all servers write their last checkpoint, and waits for that, at most `within`. Checkpoints that are not
+    /// written count as failed.
+    pub fn close(&mut self, within: Duration) {
+        if !self.keeps_checkpoints() {
             return;
         }
         let order = json(&Order::Close);
@@ -120,7 +129,7 @@ impl Coordinator<'_> {
         let open =
             |run: &Self| run.servers.iter().position(|server| server.member.is_some() && !server.disk.closed);
         while open(self).is_some() && Instant::now() < deadline {
-            self.hub.wait(TICK);
+            self.hub.wait(LOOK_EVERY);
             while let Some(event) = self.hub.poll() {
                 self.hear_closing(event);
             }
@@ -162,26 +171,23 @@ impl Coordinator<'_> {
         }
     }
 
-    /// A signal asked this process to end: servers write their last checkpoints first.
-    pub(super) fn stopped(&mut self, signal: i32) -> Failure {
-        self.close_servers(self.plan.timeout.min(LAST_CHECKPOINT_WITHIN));
+    /// The caller wishes the end: servers write their last checkpoints first.
+    pub(super) fn stopped(&mut self) -> C::Error {
+        self.close(self.plan.timeout.min(LAST_CHECKPOINT_WITHIN));
         let disks: Vec<_> = (0..self.servers.len()).map(|shard| self.newest_on_disk(shard)).collect();
-        let remedy = match self.can_resume() {
-            true => "start the run again with --resume to go on from there",
-            false => "start the run again without --resume",
-        };
-        Failure::stopped(signal, format!("stopped by {}: {}; {remedy}", stop::name(signal), disks.join(", ")))
+        let (newest, resumable) = (disks.join(", "), self.can_resume());
+        self.caller.explain(CoordinatorError::Stopped { newest, resumable })
     }
 
     /// True if every shard has a checkpoint, as far as is known.
     pub(super) fn can_resume(&self) -> bool {
-        let known = |server: &super::Shard| server.status.checkpointed.or(server.disk.began).is_some();
-        self.plan.checkpoint.is_some() && self.servers.iter().all(known)
+        let known = |server: &ServerPlace| server.report.checkpointed.or(server.disk.began).is_some();
+        self.keeps_checkpoints() && self.servers.iter().all(known)
     }
 
     fn newest_on_disk(&self, shard: usize) -> String {
         let server = &self.servers[shard];
-        match server.status.checkpointed.or(server.disk.began) {
+        match server.report.checkpointed.or(server.disk.began) {
             Some(version) => format!("the newest checkpoint of shard {shard} is of version {version}"),
             None => format!("no checkpoint of shard {shard} was written"),
         }

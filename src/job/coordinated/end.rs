@@ -1,26 +1,29 @@
 //! The end of a job: what was missing for its beginning, and the last message to all of its processes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use slackline::job::rendezvous::MemberId;
-
-use super::causes::sentence;
-use super::{Coordinator, LAST_WORDS, State, TICK};
-use crate::commands::train::Who;
-use crate::commands::train::messages::{Order, json};
-use crate::failure::{Failure, split};
+use super::super::plan::Role;
+use super::super::rendezvous::MemberId;
+use super::caller::Caller;
+use super::causes::{sentence, split};
+use super::coordinator::{Coordinator, LAST_WORDS};
+use super::orders::{Order, json};
+use super::places::State;
 
 /// Most missing processes that are named; more of them are counted.
 const MISSING_MAX: usize = 8;
 
-impl Coordinator<'_> {
-    /// Who is not there yet, who is there no more, and who came but was turned away.
+/// The time between two looks at the members that are to leave.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+impl<C: Caller> Coordinator<C> {
+    /// The processes that are not there yet, that are there no more, and that came but were turned away.
     pub(super) fn missing(&self) -> String {
-        let servers = self.servers.iter().enumerate().filter(|(_, shard)| shard.address.is_none());
-        let servers = servers.map(|(shard, _)| Who::Server(shard).to_string());
-        let workers = self.workers.iter().enumerate().filter(|(_, place)| place.state == State::Starting);
-        let workers = workers.map(|(worker, _)| Who::Worker(worker).to_string());
-        let mut missing: Vec<_> = servers.chain(workers).collect();
+        let servers = (0..).map(Role::Server).zip(&self.servers);
+        let servers = servers.filter(|(_, place)| place.address.is_none()).map(|(role, _)| role);
+        let workers = (0..).map(Role::Worker).zip(&self.workers);
+        let workers = workers.filter(|(_, place)| place.state == State::Starting).map(|(role, _)| role);
+        let mut missing: Vec<_> = servers.chain(workers).map(|role| role.to_string()).collect();
         if missing.len() > MISSING_MAX {
             let more = missing.len() - MISSING_MAX;
             missing.truncate(MISSING_MAX);
@@ -43,20 +46,21 @@ impl Coordinator<'_> {
     }
 
     /// Ends all processes in good order: workers before their servers.
-    pub(super) fn leave(mut self) {
+    pub fn leave(mut self) {
         let leave = json(&Order::Leave);
         let workers: Vec<_> = self.workers.iter().filter_map(|place| place.member).collect();
         self.dismiss(&workers, &leave);
         self.workers.iter_mut().filter_map(|place| place.process.as_mut()).for_each(|p| drop(p.wait()));
         let Coordinator { hub, mut servers, .. } = self;
         hub.close(&leave, LAST_WORDS);
-        servers.iter_mut().filter_map(|shard| shard.process.as_mut()).for_each(|p| drop(p.wait()));
+        servers.iter_mut().filter_map(|place| place.process.as_mut()).for_each(|p| drop(p.wait()));
     }
 
     /// Ends a job that failed: every process is told the cause before its connection closes.
-    pub(super) fn abort(self, failure: &Failure) {
-        let Coordinator { hub, .. } = self;
-        hub.close(&json(&Order::Abort(format!("the job failed: {}", failure.text()))), LAST_WORDS);
+    pub fn abort(self, cause: &str) {
+        // Bound to the end of the call: processes that this one started are killed after they were told.
+        let Coordinator { hub, servers: _servers, workers: _workers, .. } = self;
+        hub.close(&json(&Order::Abort(format!("the job failed: {cause}"))), LAST_WORDS);
     }
 
     /// Asks members to leave, and waits a moment for them to be gone.
@@ -65,7 +69,7 @@ impl Coordinator<'_> {
         let deadline = Instant::now() + LAST_WORDS;
         while self.hub.members().any(|member| members.contains(&member.id)) && Instant::now() < deadline {
             while self.hub.poll().is_some() {}
-            self.hub.wait(TICK);
+            self.hub.wait(LOOK_EVERY);
         }
     }
 }

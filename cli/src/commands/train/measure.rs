@@ -1,0 +1,46 @@
+//! What is served of the coordinator for scrapers of metrics.
+
+use std::time::{Duration, Instant};
+
+use slackline::job::Role;
+use slackline::job::coordinated::{Members, Peer, Presence};
+
+use crate::metrics::{self, PeerMetrics, PeerState, Registry};
+
+/// How often what is served of this process is brought up to date.
+const MEASURE_EVERY: Duration = Duration::from_millis(100);
+
+/// The coordinator's metrics.
+pub(super) struct Measure {
+    registry: Registry,
+    measured: Instant,
+}
+
+impl Measure {
+    pub(super) fn new(registry: Registry) -> Measure {
+        Measure { registry, measured: Instant::now() }
+    }
+
+    /// Brings up to date what is served of this process.
+    pub(super) fn update(&mut self, members: &Members<'_>) {
+        if self.measured.elapsed() < MEASURE_EVERY {
+            return;
+        }
+        self.measured = Instant::now();
+        let peers = members.peers().map(peer).collect();
+        self.registry.update(|metrics| metrics.peers = peers);
+    }
+}
+
+fn peer(peer: Peer) -> PeerMetrics {
+    let (name, role) = match peer.role {
+        Role::Server(shard) => (format!("server {shard}"), metrics::Role::Server),
+        Role::Worker(worker) => (format!("worker {worker}"), metrics::Role::Worker),
+    };
+    let state = match peer.presence {
+        Presence::Up => PeerState::Up,
+        Presence::Joining => PeerState::Joining,
+        Presence::Absent => PeerState::Lost,
+    };
+    PeerMetrics { name, role, state, path: peer.transport, bytes_in: 0, bytes_out: peer.bytes_told }
+}

@@ -1,0 +1,248 @@
+//! A process's part in a job: it joins, does what the coordinator says, and ends with the job.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use slackline::job::coordinated::{CoordinatedMember, MemberOptions, ServeEnd, WorkerOrder};
+use slackline::job::member::{End, WaitError};
+use slackline::job::{JobError, LocalSteps, MemberRole as Role};
+
+use super::job::{JobArgs, checkpoint_requests, serve_metrics};
+use super::program::Program;
+use super::stop::{self, Stop};
+use crate::failure::Failure;
+use crate::metrics::{self, MetricsServer, NodeMetrics, Registry};
+
+/// Anything that makes a process give up.
+pub(super) type Trouble = Box<dyn std::error::Error>;
+
+/// A part in a job.
+pub(super) struct Part {
+    pub(super) role: Role,
+    pub(super) place: Option<u32>,
+    /// Where to meet.
+    pub(super) address: String,
+    pub(super) rank: Option<u32>,
+    pub(super) metrics: Option<SocketAddr>,
+    pub(super) timeout: Duration,
+    /// Somebody else tells what goes wrong.
+    pub(super) quiet: bool,
+}
+
+/// The part once it is taken.
+struct Taken {
+    member: CoordinatedMember,
+    registry: Option<Registry>,
+    _served: Option<MetricsServer>,
+    quiet: bool,
+    /// A thread has begun to end this process: it tells the user why, and no other does.
+    ending: Arc<AtomicBool>,
+}
+
+impl Part {
+    /// Takes part until the job is over.
+    pub(super) fn take(self, args: &JobArgs) -> ExitCode {
+        let role = self.role;
+        let taken = match self.join(args) {
+            Ok(taken) => taken,
+            // Nobody else could tell.
+            Err(failure) => return failure.report(),
+        };
+        let result = match role {
+            Role::Server => taken.serve(),
+            Role::Worker | Role::Reader => taken.work(),
+        };
+        match result {
+            Ok(end) => taken.end(end),
+            Err(error) => taken.give_up(&error),
+        }
+    }
+
+    fn join(self, args: &JobArgs) -> Result<Taken, Failure> {
+        let Part { role, place, address, rank, metrics, timeout, quiet } = self;
+        let secret = args.secret()?;
+        // Every process of a job may be sent the signal, and it is no reason to die.
+        let checkpoint = checkpoint_requests()?;
+        let node = match role {
+            Role::Server => metrics::Role::Server,
+            Role::Worker | Role::Reader => metrics::Role::Worker,
+        };
+        let node = NodeMetrics { role: node, rank: rank.unwrap_or_default(), ..NodeMetrics::default() };
+        let (registry, _served) = serve_metrics(metrics, node)?;
+        let options = MemberOptions { role, place, rank, secret, checkpoint, timeout };
+        let member = CoordinatedMember::join(&address, options).map_err(Failure::failed)?;
+        if !quiet {
+            let place = member.place();
+            eprintln!("joined the job at {address} as {role} {place}; waiting for it to begin");
+        }
+        Ok(Taken { member, registry, _served, quiet, ending: Arc::default() })
+    }
+}
+
+impl Taken {
+    /// Serves a shard.
+    fn serve(&self) -> Result<End, Trouble> {
+        let order = self.member.server_order()?;
+        let stop = order.checkpoint.is_some().then(Stop::listen).transpose();
+        let stop = stop.map_err(|failure| failure.to_string())?;
+        let asked = || stop.as_ref().and_then(Stop::asked);
+        let ended = self.member.serve(
+            order,
+            |server| {
+                if let Some(registry) = &self.registry {
+                    registry.update(|metrics| metrics.of_server(server));
+                }
+            },
+            || asked().is_some(),
+        );
+        let ServeEnd { end, checkpoint_error } = ended?;
+        if let Some(error) = checkpoint_error {
+            eprintln!("warning: the last checkpoint is not written: {error}");
+        }
+        if let Some(end) = end {
+            return Ok(end);
+        }
+        let signal = asked().unwrap_or_default();
+        // As a parent expects it of a process that a signal asked to end.
+        signal_hook::low_level::emulate_default_handler(signal)?;
+        Err(format!("stopped by {}", stop::name(signal)).into())
+    }
+
+    /// Trains as a worker.
+    fn work(&self) -> Result<End, Trouble> {
+        let order = self.member.worker_order()?;
+        let mut computer = Program::computer(&order)?;
+        if order.group.is_some() {
+            let mut work = self.member.meet(order)?;
+            self.end_with_the_job()?;
+            let mut compute = |clock, parameters: &[f32], gradient: &mut [f32]| {
+                Ok(computer.gradient(clock, parameters, gradient))
+            };
+            return Ok(work.run(&mut compute, &mut |work, loss| {
+                if let Some(registry) = &self.registry {
+                    registry.update(|metrics| metrics.of_group(work, loss));
+                }
+            })?);
+        }
+        let WorkerOrder { scheme, learning_rate, .. } = order;
+        let steps = u64::from(scheme.local_steps());
+        let is_plain = !scheme.interrupts() && steps == 1;
+        let mut local = LocalSteps::new(steps, learning_rate);
+        let (mut base, mut gradient) = (Vec::new(), vec![0.0; computer.parameters()]);
+        let mut work = self.member.connect(order)?;
+        self.end_with_the_job()?;
+        Ok(work.run(
+            &mut |step| {
+                let clock = step.view().clock.0;
+                let loss = if is_plain {
+                    Some(computer.gradient(clock, step.parameters()?, &mut gradient))
+                } else {
+                    base.clear();
+                    base.extend_from_slice(step.parameters()?);
+                    let compute = |number, parameters: &[f32], gradient: &mut [f32]| {
+                        let batch = clock * steps + number;
+                        computer.gradient_unless(batch, parameters, gradient, &mut || step.should_stop())
+                    };
+                    local.gradient(&base, &mut gradient, compute)?
+                };
+                if loss.is_some() {
+                    step.encode(&gradient)?;
+                }
+                Ok(loss)
+            },
+            &mut |worker, loss| {
+                if let Some(registry) = &self.registry {
+                    registry.update(|metrics| metrics.of_worker(worker, loss));
+                }
+            },
+        )?)
+    }
+
+    /// Ends this process with the job, also in the middle of a step. Nothing is lost by that: servers drop what was not
+    /// announced.
+    fn end_with_the_job(&self) -> Result<(), JobError> {
+        let (ending, quiet) = (Arc::clone(&self.ending), self.quiet);
+        self.member.when_over(move |end| {
+            // The main thread ends this process, with this end or an error of its own.
+            if !ending.swap(true, Ordering::SeqCst) {
+                std::process::exit(tell(end, quiet));
+            }
+        })
+    }
+
+    /// Ends this process as its job has ended.
+    fn end(&self, end: End) -> ExitCode {
+        self.be_the_end();
+        ExitCode::from(tell(end, self.quiet) as u8)
+    }
+
+    /// Tells the coordinator why this process gives up, and the user, unless the coordinator does.
+    fn give_up(&self, error: &Trouble) -> ExitCode {
+        let own = words(error);
+        self.be_the_end();
+        let end = self.member.give_up(own.clone());
+        if self.quiet {
+            return ExitCode::FAILURE;
+        }
+        let is_loss = |error: &JobError| matches!(error, JobError::Node(error) if error.is_loss());
+        match end {
+            Some(End::Told(why)) if error.downcast_ref().is_some_and(is_loss) => {
+                Failure::failed(why).report()
+            }
+            _ => Failure::failed(own).report(),
+        }
+    }
+
+    /// Goes on only if no other thread ends this process.
+    fn be_the_end(&self) {
+        if self.ending.swap(true, Ordering::SeqCst) {
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+}
+
+/// Tells the user how the job has ended, unless somebody else does. The exit code.
+fn tell(end: End, quiet: bool) -> i32 {
+    match end {
+        End::Dismissed => 0,
+        End::Told(why) | End::Lost(why) => {
+            if !quiet {
+                eprintln!("{}", Failure::failed(why));
+            }
+            1
+        }
+    }
+}
+
+/// An error in the words of this command's options.
+fn words(error: &Trouble) -> String {
+    match error.downcast_ref() {
+        Some(JobError::Wait(WaitError::Deadline { what, waited })) => {
+            format!("waited {waited:?} for {what}; use a longer --timeout")
+        }
+        Some(JobError::Late { round, waited, workers }) => format!(
+            "round {round} did not end within {waited:?}: workers {workers:?} are alive and late; use a longer \
+             --timeout"
+        ),
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_too_long_for_the_others_is_told_of_an_option() {
+        let late = JobError::Late { round: 3, waited: Duration::from_secs(2), workers: vec![1] };
+        assert_eq!(
+            words(&late.into()),
+            "round 3 did not end within 2s: workers [1] are alive and late; use a longer --timeout"
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! The caller of a coordinator, and the errors that it is to explain.
+
+use std::io;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::Duration;
+
+use super::super::plan::Role;
+use super::super::rendezvous;
+use super::places::Members;
+use crate::table::TableError;
+
+/// The program that runs a [`Coordinator`](super::Coordinator): it starts processes, tells people how the job gets on,
+/// and puts errors into the words of its own options.
+pub trait Caller {
+    /// The error with which the coordinator's calls fail.
+    type Error;
+
+    /// Puts an error of the coordinator into the caller's words.
+    fn explain(&mut self, error: CoordinatorError) -> Self::Error;
+
+    /// The command that starts the process which is to have this role and meets the others at `meeting_point`; `None`
+    /// if somebody else starts it.
+    ///
+    /// # Errors
+    /// The cause and the remedy, for people: there can be no such command.
+    fn command(&mut self, role: Role, meeting_point: SocketAddr) -> Result<Option<Command>, String>;
+
+    /// Tells people something, in one line.
+    fn tell(&mut self, line: &str);
+
+    /// Tells people of something that should not happen but does not end the job, in one line.
+    fn warn(&mut self, line: &str);
+
+    /// Called about a hundred times a second, with what is known of the members.
+    ///
+    /// # Errors
+    /// The caller gives up, and the job fails.
+    fn turn(&mut self, members: &Members<'_>) -> Result<Wish, Self::Error>;
+}
+
+/// The wish of a caller at the end of its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Nothing changes.
+    GoOn,
+    /// The job has reached its aim: workers need not finish.
+    Enough,
+    /// Servers write a checkpoint now.
+    Checkpoint,
+    /// Servers write their last checkpoints, and the job ends with [`CoordinatorError::Stopped`].
+    Stop,
+}
+
+/// A job has failed at its coordinator.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CoordinatorError {
+    /// The meeting point cannot be opened.
+    #[error(transparent)]
+    Rendezvous(#[from] rendezvous::Error),
+    /// The table cannot be cut into the shards of the plan.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// RDMA is required, and this process has none.
+    #[error("{0}")]
+    NoRdma(String),
+    /// The caller has no command for a process that it should have one for: the cause, as it told.
+    #[error("{0}")]
+    Command(String),
+    /// A process cannot be started.
+    #[error("cannot start {role}: {source}; look at the limits on processes and open files (ulimit -u, -n)")]
+    Start {
+        /// The role that it was to have.
+        role: Role,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The others did not come in time.
+    #[error("waited {waited:?} for {what}{missing}; use a longer timeout")]
+    Waited {
+        /// The length of the wait.
+        waited: Duration,
+        /// The subject of the wait.
+        what: &'static str,
+        /// The processes that are missing, lost or turned away, after a colon; may be empty.
+        missing: String,
+    },
+    /// Workers ended before they had joined.
+    #[error("{0}")]
+    NeverJoined(String),
+    /// All workers are lost: the causes.
+    #[error("all workers are lost: {0}")]
+    AllLost(String),
+    /// A server is lost for good.
+    #[error("lost shard {shard} of {shards}: its server {how}; start the job again{}", if *.resumable {
+        " from its checkpoints"
+    } else {
+        ""
+    })]
+    LostServer {
+        /// The number of its shard.
+        shard: usize,
+        /// The number of shards.
+        shards: usize,
+        /// The end of the server as a predicate, and what a worker saw of it.
+        how: String,
+        /// There is a checkpoint of each shard.
+        resumable: bool,
+    },
+    /// A server has failed, and told why.
+    #[error("{server} failed: {message}")]
+    Server {
+        /// The server.
+        server: Role,
+        /// Its error.
+        message: String,
+    },
+    /// Parameters are NaN or infinite.
+    #[error("parameters are not finite after {version} versions; use a smaller learning rate")]
+    Diverged {
+        /// The first version with such a parameter.
+        version: u64,
+    },
+    /// A checkpoint cannot be written, and the plan says that this ends the job.
+    #[error("{0}")]
+    Checkpoint(String),
+    /// The caller wished the job to stop.
+    #[error("stopped: {newest}; start the job again{}", if *.resumable { " from its checkpoints" } else { "" })]
+    Stopped {
+        /// The newest checkpoint of each shard.
+        newest: String,
+        /// There is a checkpoint of each shard.
+        resumable: bool,
+    },
+}

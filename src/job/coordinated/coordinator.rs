@@ -1,0 +1,437 @@
+//! The coordinator: keeps the meeting point, starts processes or waits for them, and follows them to the end.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::super::choose::{Choice, PathError, choose};
+use super::super::plan::{Resume, Role};
+use super::super::rendezvous::{Host, Hub, HubEvent, HubOptions, Member, MemberId, MemberRole};
+use super::super::transports::Transports;
+use super::causes::Loss;
+use super::caller::{Caller, CoordinatorError, Wish};
+use super::orders::{Body, Message, Order, VALUES_PER_MESSAGE, json, read, values};
+use super::places::{Members, ServerPlace, State, WorkerPlace};
+use super::reports::{ServerReport, WorkerReport};
+use super::{Coordination, Outcome};
+use crate::transport::{Address, TransportKind};
+use crate::transport::mixed::Mixed;
+
+/// The time for which the coordinator waits for its members at once.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Bytes of initial values on their way to one server.
+const ON_THE_WAY: usize = 8 << 20;
+
+/// The longest time for which survivors are listened to once a server is lost: they notice within a fraction of it.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// The addresses at which the parameters are read: of the servers, by shard, or of the workers' own copies.
+pub type Addresses = Arc<Mutex<Vec<Address>>>;
+
+/// The coordinator of a job. Whatever happens, no process that it started is left when it is dropped.
+///
+/// [`open`](Self::open) it, [`start`](Self::start) the job, [`follow`](Self::follow) it until its workers have
+/// finished, read the parameters with a [`Gather`](super::Gather) while it takes [turns](Self::turn),
+/// [`close`](Self::close) the servers' checkpoints, and [`leave`](Self::leave); or [`abort`](Self::abort), which tells
+/// every process why. It belongs to one thread: processes that it starts may be made to end with that thread.
+pub struct Coordinator<C: Caller> {
+    pub(super) plan: Coordination,
+    pub(super) caller: C,
+    pub(super) hub: Hub,
+    pub(super) addresses: Addresses,
+    transports: Transports,
+    shards: Vec<std::ops::Range<u64>>,
+    pub(super) servers: Vec<ServerPlace>,
+    pub(super) workers: Vec<WorkerPlace>,
+    /// The caller has what it wanted of the job.
+    is_enough: bool,
+}
+
+impl<C: Caller> Coordinator<C> {
+    /// Opens the meeting point of a job.
+    ///
+    /// # Errors
+    /// Nobody can be met at the address, RDMA is required and missing, or the table cannot be cut into so many shards.
+    pub fn open(plan: Coordination, mut caller: C) -> Result<Coordinator<C>, C::Error> {
+        let transports = Transports::new(plan.secret.clone(), Some(plan.listen.ip()), 0);
+        let opened = (|| {
+            if plan.worker.transport == Some(TransportKind::Verbs) {
+                transports.rdma().map_err(CoordinatorError::NoRdma)?;
+            }
+            let shards = match &plan.server {
+                Some(order) => order.table.shards(plan.servers())?,
+                None => Vec::new(),
+            };
+            let places = vec![
+                (MemberRole::Server, plan.servers() as u32),
+                (MemberRole::Worker, plan.workers() as u32),
+                (MemberRole::Reader, 0),
+            ];
+            let options = HubOptions { secret: plan.secret.clone(), places };
+            Ok((Hub::listen(plan.listen, options)?, shards))
+        })();
+        let (hub, shards) = opened.map_err(|error| caller.explain(error))?;
+        let (servers, workers) = (plan.servers(), plan.workers());
+        Ok(Coordinator {
+            plan,
+            caller,
+            hub,
+            addresses: Arc::default(),
+            transports,
+            shards,
+            servers: (0..servers).map(|_| ServerPlace::default()).collect(),
+            workers: (0..workers).map(|_| WorkerPlace::default()).collect(),
+            is_enough: false,
+        })
+    }
+
+    /// The caller, and the members as they are now.
+    pub fn parts(&mut self) -> (&mut C, Members<'_>) {
+        (&mut self.caller, Members { servers: &self.servers, workers: &self.workers })
+    }
+
+    /// The addresses at which the parameters are read, which change when a server comes back.
+    pub fn addresses(&self) -> Addresses {
+        Arc::clone(&self.addresses)
+    }
+
+    /// The transports of this process.
+    pub fn transports(&self) -> Mixed {
+        self.transports.open()
+    }
+
+    /// Follows the job until every worker has finished or is lost, all gradients are folded in that the order of the
+    /// servers names, or the caller says [`Wish::Enough`].
+    ///
+    /// # Errors
+    /// All workers are lost, a server is lost for good, or the caller gives up.
+    pub fn follow(&mut self) -> Result<(), C::Error> {
+        loop {
+            self.turn()?;
+            self.let_go_of_the_silent();
+            self.announce_losses(false);
+            if !self.workers.iter().any(WorkerPlace::is_open) {
+                break;
+            }
+            if self.is_enough || self.has_all_gradients() {
+                // They go on until they are told to leave, and it counts for nothing.
+                let running = self.workers.iter_mut().filter(|place| place.state == State::Running);
+                running.for_each(|place| place.state = State::Finished);
+                break;
+            }
+        }
+        if !self.workers.iter().any(|place| place.state == State::Finished) {
+            // Where they all died of a lost server, that is what to tell.
+            self.hear_out(LAST_WORDS / 4)?;
+            return Err(self.all_lost());
+        }
+        // Servers notice within a moment who is gone; it is no reason to stay if they do not.
+        let deadline = Instant::now() + LAST_WORDS;
+        while self.announce_losses(false) > 0 && Instant::now() < deadline {
+            self.turn()?;
+        }
+        self.announce_losses(true);
+        Ok(())
+    }
+
+    /// True once the servers have folded in all gradients that their order names.
+    pub fn has_all_gradients(&self) -> bool {
+        let gradients = self.plan.server.as_ref().and_then(|order| order.gradients);
+        gradients.is_some_and(|all| self.servers.iter().all(|place| place.report.folded >= all))
+    }
+
+    /// Waits a moment for servers to report the version `versions`: a run that is shorter than the time between two
+    /// reports is known by that.
+    ///
+    /// # Errors
+    /// As for [`turn`](Self::turn).
+    pub fn hear_servers_out(&mut self, versions: u64) -> Result<(), C::Error> {
+        let deadline = Instant::now() + LAST_WORDS;
+        let is_behind = |place: &ServerPlace| place.report.version < versions;
+        while !self.has_all_gradients() && self.servers.iter().any(is_behind) && Instant::now() < deadline {
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    /// The result of the job so far.
+    pub fn outcome(&self) -> Outcome {
+        let (checkpoints_failed, checkpoint_error) = self.failed_checkpoints();
+        Outcome {
+            workers: self.workers.iter().map(WorkerPlace::outcome).collect(),
+            servers: self.servers.iter().map(|place| place.report).collect(),
+            restarts: self.servers.iter().map(|place| place.restarts).collect(),
+            lost_updates: self.servers.iter().filter_map(|place| place.lost_updates).sum(),
+            began: self.first_version(),
+            checkpoints_failed,
+            checkpoint_error,
+        }
+    }
+
+    /// Takes the events that there are, waiting a moment for the first.
+    ///
+    /// # Errors
+    /// A server is lost for good or has failed, or the caller gives up.
+    pub fn turn(&mut self) -> Result<(), C::Error> {
+        self.tell_values();
+        self.hub.wait(TICK);
+        // Asked first: a signal that stops this process may have reached its servers as well, which are then not lost.
+        let members = Members { servers: &self.servers, workers: &self.workers };
+        match self.caller.turn(&members)? {
+            Wish::GoOn => {}
+            Wish::Enough => self.is_enough = true,
+            Wish::Checkpoint => self.ask_for_checkpoints(),
+            Wish::Stop => return Err(self.stopped()),
+        }
+        while let Some(event) = self.hub.poll() {
+            self.meet(event)?;
+        }
+        self.reap()
+    }
+
+    /// Tells servers (workers, where there are none) their initial values, as fast as they take them.
+    fn tell_values(&mut self) {
+        let initial = &self.plan.initial;
+        for (place, range) in self.servers.iter_mut().zip(&self.shards) {
+            let own = &initial[range.start as usize / 4..range.end as usize / 4];
+            tell(&mut self.hub, place.member, own, &mut place.told);
+        }
+        for place in self.workers.iter_mut().filter(|_| self.plan.server.is_none()) {
+            tell(&mut self.hub, place.member, initial, &mut place.told);
+        }
+    }
+
+    pub(super) fn meet(&mut self, event: HubEvent) -> Result<(), C::Error> {
+        match event {
+            // A group that has lost a member goes on without it, for good.
+            HubEvent::Joined(member) if member.generation > 0 && self.plan.server.is_none() => {
+                let why = "the group of this job has begun and takes nobody in, nor back; wait for the next job, \
+                           and start all its workers together";
+                self.hub.say(member.id, &json(&Order::Refuse(why.into())));
+                self.hub.dismiss(member.id);
+            }
+            HubEvent::Joined(member) => self.welcome(&member),
+            HubEvent::Announced(member) => {
+                if let Role::Server(shard) = role(&member) {
+                    self.learn_address(shard as usize, &member);
+                }
+            }
+            HubEvent::Said(id, message) => {
+                let member = self.hub.members().find(|member| member.id == id).map(role);
+                match (member, read(&message)) {
+                    (None, _) => {}
+                    (Some(who), Ok(Body::Json(message))) => self.said(who, id, message)?,
+                    (Some(Role::Server(shard)), _) => {
+                        return Err(self.lost_server(shard as usize, Some("said something that is no message")));
+                    }
+                    (Some(Role::Worker(worker)), _) => {
+                        let worker = worker as usize;
+                        let lost = &mut self.workers[worker].lost;
+                        lost.get_or_insert(Loss::ended("said something that is no message"));
+                        self.let_go(worker);
+                    }
+                }
+            }
+            HubEvent::Left { member, reason } => match role(&member) {
+                Role::Server(shard) if self.servers[shard as usize].member == Some(member.id) => {
+                    self.servers[shard as usize].member = None;
+                    self.lose_server(shard as usize, &reason)?;
+                }
+                Role::Worker(worker) if self.workers[worker as usize].member == Some(member.id) => {
+                    let worker = worker as usize;
+                    self.workers[worker].member = None;
+                    if self.workers[worker].address.take().is_some() {
+                        self.tell_addresses();
+                    }
+                    self.close_worker(worker, &reason);
+                }
+                Role::Server(_) | Role::Worker(_) => {}
+            },
+        }
+        Ok(())
+    }
+
+    /// Tells a member that has joined its order.
+    fn welcome(&mut self, member: &Member) {
+        let returns = member.generation > 0;
+        let order = match role(member) {
+            Role::Server(shard) => {
+                let place = &mut self.servers[shard as usize];
+                (place.member, place.told, place.gone) = (Some(member.id), 0, None);
+                self.serve_order(shard as usize, returns)
+            }
+            Role::Worker(worker) => {
+                let place = &mut self.workers[worker as usize];
+                (place.member, place.heard) = (Some(member.id), place.heard + 1);
+                if returns {
+                    self.take_back(worker as usize);
+                }
+                self.work_order(worker as usize)
+            }
+        };
+        self.hub.say(member.id, &json(&order));
+        self.tell_values();
+    }
+
+    fn serve_order(&self, shard: usize, returns: bool) -> Order {
+        let plan = &self.plan;
+        let Some(mut order) = plan.server.clone() else {
+            return Order::Refuse("this job has no server; start workers only".into());
+        };
+        if let Some(checkpoint) = order.checkpoint.as_mut().filter(|_| returns) {
+            checkpoint.resume = Resume::IfThere;
+        }
+        // A server that returns does not wait for workers that are gone for good.
+        let is_in = |place: &&WorkerPlace| !matches!(place.state, State::Lost { .. });
+        order.workers =
+            if returns { self.workers.iter().filter(is_in).count().max(1) } else { plan.workers() };
+        order.shard = (shard as u16, plan.servers() as u16);
+        Order::Serve(Box::new(order))
+    }
+
+    fn work_order(&self, worker: usize) -> Order {
+        let (servers, workers) = (self.plan.servers(), self.plan.workers());
+        let program = self.plan.programs[worker].clone();
+        Order::Work(Box::new(super::WorkerOrder {
+            servers,
+            workers,
+            worker,
+            program,
+            ..self.plan.worker.clone()
+        }))
+    }
+
+    /// Learns where this process reaches a server.
+    fn learn_address(&mut self, shard: usize, server: &Member) {
+        match self.choose(server) {
+            Ok(choice) => self.servers[shard].address = Some(choice.address),
+            // Workers may reach it all the same, but nobody could bring the result home.
+            Err(error) => tracing::warn!(%error, "cannot reach a server"),
+        }
+        let addresses: Option<Vec<_>> = self.servers.iter().map(|place| place.address.clone()).collect();
+        if let Some(addresses) = addresses {
+            *self.addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
+        }
+    }
+
+    /// Chooses the way over which this process reads a member's memory: RDMA only if nothing else is allowed.
+    fn choose(&self, member: &Member) -> Result<Choice, PathError> {
+        let require = self.plan.worker.transport;
+        let rdma = || match require {
+            Some(TransportKind::Verbs) => self.transports.rdma(),
+            _ => Err("a coordinator takes it only where it is required".into()),
+        };
+        choose(&Host::own(), member, require, &rdma)
+    }
+
+    /// Learns where this process reads a worker's own parameters.
+    fn learn_copy(&mut self, worker: usize, id: MemberId, addresses: Vec<Address>) {
+        let member = self.hub.members().find(|member| member.id == id).cloned();
+        let Some(member) = member.map(|member| Member { addresses, ..member }) else { return };
+        match self.choose(&member) {
+            Ok(choice) => self.workers[worker].address = Some(choice.address),
+            Err(error) => tracing::warn!(%error, "cannot reach a worker"),
+        }
+        self.tell_addresses();
+    }
+
+    /// Tells readers whose own parameters there are.
+    fn tell_addresses(&self) {
+        let addresses = self.workers.iter().filter_map(|place| place.address.clone()).collect();
+        *self.addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
+    }
+
+    fn said(&mut self, who: Role, id: MemberId, message: Message) -> Result<(), C::Error> {
+        match (who, message) {
+            (Role::Server(shard), Message::Status(report)) => {
+                self.hear_server(shard as usize, report);
+                if let Some(version) = report.diverged {
+                    return Err(self.caller.explain(CoordinatorError::Diverged { version }));
+                }
+            }
+            (Role::Server(shard), Message::Began(origin)) => self.hear_origin(shard as usize, origin),
+            (Role::Server(shard), Message::CheckpointFailed { count, error }) => {
+                self.hear_failure(shard as usize, count, &error);
+                self.strict_checkpoints()?;
+            }
+            (Role::Server(shard), Message::Closed(newest)) => self.hear_close(shard as usize, newest),
+            (Role::Server(_), Message::Failed { message }) => {
+                return Err(self.caller.explain(CoordinatorError::Server { server: who, message }));
+            }
+            (Role::Server(_), other) => {
+                let message = format!("it said what only workers say: {other:?}");
+                return Err(self.caller.explain(CoordinatorError::Server { server: who, message }));
+            }
+            (Role::Worker(worker), Message::Publishes(addresses)) => {
+                self.learn_copy(worker as usize, id, addresses);
+            }
+            (Role::Worker(worker), message) => {
+                if matches!(message, Message::Failed { .. }) {
+                    // It waits for this before it ends.
+                    self.hub.dismiss(id);
+                }
+                self.hear(worker as usize, message);
+            }
+        }
+        Ok(())
+    }
+
+    fn hear_server(&mut self, shard: usize, report: ServerReport) {
+        // It goes on counting, and nothing changes any more.
+        if self.has_all_gradients() {
+            return;
+        }
+        let known = std::mem::replace(&mut self.servers[shard].report, report).lost_updates;
+        if let Some(lost) = report.lost_updates.filter(|lost| known.is_none_or(|known| known < *lost)) {
+            *self.servers[shard].lost_updates.get_or_insert_default() += lost - known.unwrap_or(0);
+            self.tell_lost_updates(shard, lost);
+        }
+    }
+
+    fn hear(&mut self, worker: usize, message: Message) {
+        let place = &mut self.workers[worker];
+        place.heard += 1;
+        match (place.state, message) {
+            (State::Starting | State::Running, Message::Joined(paths)) => {
+                place.state = State::Running;
+                place.paths = paths;
+            }
+            (State::Running, Message::Progress(report)) => {
+                let loss = report.loss.or(place.report.loss);
+                place.report = WorkerReport { loss, ..report.after(&place.earlier) };
+            }
+            (State::Running, Message::Finished(report)) => {
+                let loss = place.report.loss;
+                place.report = WorkerReport { loss, ..report.after(&place.earlier) };
+                place.state = State::Finished;
+            }
+            (_, Message::Failed { message }) => place.lost = Some(Loss::Said(message)),
+            // What a life that is over had said before.
+            (State::Lost { .. }, _) => {}
+            // The reporting thread may speak once more after the end.
+            (State::Finished, _) => {}
+            (_, other) => {
+                place.lost = Some(Loss::ended(format!("said what it should not: {other:?}")));
+                self.let_go(worker);
+            }
+        }
+    }
+}
+
+/// Tells a member more of its initial values.
+fn tell(hub: &mut Hub, member: Option<MemberId>, all: &[f32], told: &mut usize) {
+    let Some(member) = member else { return };
+    while *told < all.len() && hub.backlog(member) < ON_THE_WAY {
+        let piece = &all[*told..all.len().min(*told + VALUES_PER_MESSAGE)];
+        hub.say(member, &values(piece));
+        *told += piece.len();
+    }
+}
+
+/// The part of a member. Readers have no places in this job.
+pub(super) fn role(member: &Member) -> Role {
+    match member.role {
+        MemberRole::Server => Role::Server(member.place),
+        MemberRole::Worker | MemberRole::Reader => Role::Worker(member.place),
+    }
+}

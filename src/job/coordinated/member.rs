@@ -1,0 +1,232 @@
+//! A process of a coordinated job: its membership, over which the coordinator tells it what to do and hears how it gets
+//! on.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::super::JobError;
+use super::super::member::{Conversation, End, JobMember};
+use super::super::rendezvous::{self, Host, Introduction, MemberRole};
+use super::orders::{Body, Message, Order, json, read};
+use super::reports::{PathTaken, WorkerReport};
+use super::{ServerOrder, WorkerOrder};
+use crate::channel::Secret;
+use crate::transport::{Address, TransportKind};
+
+/// The time between two reports of a worker.
+const REPORT_EVERY: Duration = Duration::from_millis(100);
+
+/// The longest time in which last words are to be heard.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// The longest time between two looks at a membership that may last for days.
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// The settings with which a process joins a coordinated job.
+#[derive(Clone, Debug)]
+pub struct MemberOptions {
+    /// Server or worker.
+    pub role: MemberRole,
+    /// The number of its shard, or of the worker; the first that is free if `None`.
+    pub place: Option<u32>,
+    /// Its rank as its launcher counts.
+    pub rank: Option<u32>,
+    /// The secret that all processes of the job share.
+    pub secret: Option<Secret>,
+    /// Set by whoever wants a checkpoint of this server now, such as a handler of a signal.
+    pub checkpoint: Arc<AtomicBool>,
+    /// The longest time to join, and to wait for the order.
+    pub timeout: Duration,
+}
+
+/// A process of a coordinated job. It leaves when the last clone is dropped.
+#[derive(Clone)]
+pub struct CoordinatedMember {
+    pub(super) member: Arc<JobMember<Talk>>,
+    pub(super) timeout: Duration,
+    wanted: Arc<AtomicBool>,
+}
+
+/// The conversation with the coordinator.
+pub(super) struct Talk {
+    orders: VecDeque<Order>,
+    values: Vec<f32>,
+    report: Option<WorkerReport>,
+    reported: Instant,
+    wanted: Arc<AtomicBool>,
+    /// The last checkpoint is asked for.
+    closing: bool,
+}
+
+impl Conversation for Talk {
+    fn receive(&mut self, message: Vec<u8>) -> Option<End> {
+        match read::<Order>(&message) {
+            Ok(Body::Json(Order::Leave)) => return Some(End::Dismissed),
+            Ok(Body::Json(Order::Refuse(why) | Order::Abort(why))) => return Some(End::Told(why)),
+            Ok(Body::Json(Order::Checkpoint)) => self.wanted.store(true, Ordering::Relaxed),
+            Ok(Body::Json(Order::Close)) => self.closing = true,
+            Ok(Body::Json(order)) => self.orders.push_back(order),
+            Ok(Body::Values(values)) => self.values.extend(values),
+            Err(error) => {
+                return Some(End::Lost(format!(
+                    "the coordinator said what cannot be understood ({error}); run the same slackline everywhere"
+                )));
+            }
+        }
+        None
+    }
+
+    fn due(&mut self, now: Instant) -> Option<Vec<u8>> {
+        if now.saturating_duration_since(self.reported) < REPORT_EVERY {
+            return None;
+        }
+        let report = self.report.as_mut()?;
+        let message = json(&Message::Progress(report.clone()));
+        report.loss = None;
+        self.reported = now;
+        Some(message)
+    }
+}
+
+impl CoordinatedMember {
+    /// Joins the job whose coordinator is met at `address` (`HOST:PORT`).
+    ///
+    /// # Errors
+    /// The coordinator cannot be reached in time, the secrets differ, or the place is taken.
+    pub fn join(address: &str, options: MemberOptions) -> Result<CoordinatedMember, JobError> {
+        let MemberOptions { role, place, rank, secret, checkpoint, timeout } = options;
+        let introduction = Introduction { place, rank, ..Introduction::new(role, Host::own()) };
+        let talk = Talk {
+            orders: VecDeque::new(),
+            values: Vec::new(),
+            report: None,
+            reported: Instant::now(),
+            wanted: Arc::clone(&checkpoint),
+            closing: false,
+        };
+        let member = Arc::new(JobMember::join(address, introduction, secret, talk, timeout)?);
+        Ok(CoordinatedMember { member, timeout, wanted: checkpoint })
+    }
+
+    /// The number of its shard, or of the worker.
+    pub fn place(&self) -> u32 {
+        self.member.place
+    }
+
+    /// Waits for the order of a server.
+    ///
+    /// # Errors
+    /// The job ends before, or the timeout passes.
+    pub fn server_order(&self) -> Result<ServerOrder, JobError> {
+        match self.order()? {
+            Order::Serve(order) => Ok(*order),
+            _ => Err(JobError::Order("the coordinator takes this server for a worker")),
+        }
+    }
+
+    /// Waits for the order of a worker.
+    ///
+    /// # Errors
+    /// The job ends before, or the timeout passes.
+    pub fn worker_order(&self) -> Result<WorkerOrder, JobError> {
+        match self.order()? {
+            Order::Work(order) => Ok(*order),
+            _ => Err(JobError::Order("the coordinator takes this worker for a server")),
+        }
+    }
+
+    fn order(&self) -> Result<Order, JobError> {
+        Ok(self.member.wait(self.timeout, "an order", |talk| talk.orders.pop_front())?)
+    }
+
+    /// Waits for so many values, which follow an order.
+    pub(super) fn values(&self, count: usize, timeout: Duration) -> Result<Vec<f32>, JobError> {
+        let all = |talk: &mut Talk| (talk.values.len() >= count).then(|| std::mem::take(&mut talk.values));
+        Ok(self.member.wait(timeout, "the initial values", all)?)
+    }
+
+    /// Waits until all `count` members of a role can be reached, and chooses the transport to each, in order of their
+    /// places.
+    pub(super) fn reach(
+        &self,
+        role: MemberRole,
+        count: usize,
+        require: Option<TransportKind>,
+        timeout: Duration,
+    ) -> Result<(Vec<Address>, Vec<PathTaken>), JobError> {
+        let choices = self.member.reach(role, count, require, timeout)?;
+        let (mut addresses, mut taken) = (Vec::new(), Vec::new());
+        for (place, choice) in (0..).zip(choices) {
+            let (server, worker) = match role {
+                MemberRole::Server => (Some(place), None),
+                MemberRole::Worker | MemberRole::Reader => (None, Some(place)),
+            };
+            addresses.push(choice.address);
+            taken.push(PathTaken { server, worker, path: choice.kind, reason: choice.reason });
+        }
+        Ok((addresses, taken))
+    }
+
+    /// Returns true if a checkpoint was asked for since the last look.
+    pub(super) fn wants_checkpoint(&self) -> bool {
+        self.wanted.swap(false, Ordering::Relaxed)
+    }
+
+    /// Returns true if the last checkpoint was asked for since the last look.
+    pub(super) fn closes(&self) -> bool {
+        self.member.with(|talk| std::mem::take(&mut talk.closing))
+    }
+
+    /// The end of the membership, if it has ended.
+    pub fn end(&self) -> Option<End> {
+        self.member.end()
+    }
+
+    /// Calls `then` in a thread of its own once the job is over, has failed or has lost its coordinator. A worker in the
+    /// middle of a computation may end its process there: servers drop what was not announced.
+    ///
+    /// # Errors
+    /// The system has no room for another thread.
+    pub fn when_over(&self, then: impl FnOnce(End) + Send + 'static) -> Result<(), JobError> {
+        let member = Arc::clone(&self.member);
+        let wait = move || {
+            loop {
+                if let Some(end) = member.wait_for_the_end(DAY) {
+                    return then(end);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("slackline-end".into()).spawn(wait);
+        thread.map(|_detached| ()).map_err(|source| rendezvous::Error::Thread(source).into())
+    }
+
+    /// Tells the coordinator why this process gives up, and waits a moment for the answer, which ends the membership:
+    /// a peer that is lost may be gone because the job has failed, and the coordinator knows why.
+    pub fn give_up(&self, why: String) -> Option<End> {
+        self.say(Message::Failed { message: why });
+        self.member.wait_for_the_end(LAST_WORDS)
+    }
+
+    /// Waits a moment until everything that was said is on its way.
+    pub fn flush(&self) {
+        self.member.flush(LAST_WORDS);
+    }
+
+    /// Tells the coordinator something.
+    pub(super) fn say(&self, message: Message) {
+        self.member.send(json(&message));
+    }
+
+    /// Replaces the report that is sent ten times a second.
+    pub(super) fn report(&self, report: WorkerReport) {
+        self.member.with(|talk| talk.report = Some(report));
+    }
+
+    /// Sends the last report.
+    pub(super) fn finish(&self, report: WorkerReport) {
+        self.member.with(|talk| talk.report = None);
+        self.say(Message::Finished(report));
+    }
+}

@@ -1,0 +1,121 @@
+//! Jobs whose coordinator tells every other process what to do.
+//!
+//! The processes of a [`Job`](super::Job) run one program with one plan. Here only the coordinator knows the plan: the
+//! others are started bare, know nothing but where to meet, and are told their orders. A worker's order carries a text
+//! of the caller's own, such as the model to train and the data.
+//!
+//! ```text
+//! Coordinator ──┬── CoordinatedMember, a server    joins, is told its order, reports ten times a second,
+//!               └── CoordinatedMember, a worker    and ends with the job
+//! ```
+//!
+//! A [`Coordinator`] keeps the meeting point, starts processes or waits for them, starts lost ones again, has servers
+//! keep checkpoints, and names the first cause of a failure. A [`Gather`] reads the parameters meanwhile. `slackline
+//! train` is such a coordinator, `slackline serve` and `slackline work` are such members.
+
+mod caller;
+mod causes;
+mod checkpoints;
+mod child;
+mod coordinator;
+mod end;
+mod gather;
+mod group;
+mod losses;
+mod member;
+mod orders;
+mod places;
+mod reports;
+mod serve;
+mod start;
+mod work;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use caller::{Caller, CoordinatorError, Wish};
+pub use coordinator::{Addresses, Coordinator};
+pub use gather::{Gather, GatherError, Gathered, Parts};
+pub use group::GroupWork;
+pub use member::{CoordinatedMember, MemberOptions};
+pub use orders::{CheckpointOrder, GroupOrder, ServerOrder, WorkerOrder};
+pub use places::{Members, Peer, Presence};
+pub use reports::{Origin, PathTaken, ServerReport, WorkerReport};
+pub use serve::ServeEnd;
+pub use work::ServerWork;
+
+use crate::channel::Secret;
+
+/// The longest time that a process which was asked to end takes for its last checkpoint: batch systems kill 30 s after
+/// they ask.
+pub const LAST_CHECKPOINT_WITHIN: Duration = Duration::from_secs(20);
+
+/// The plan of a coordinated job, which its coordinator alone knows.
+#[derive(Clone, Debug)]
+pub struct Coordination {
+    /// The address of the meeting point; port 0 takes any that is free.
+    pub listen: SocketAddr,
+    /// The secret that all processes of the job share; without one only loopback addresses are served.
+    pub secret: Option<Secret>,
+    /// The order of each server. Without one there is no server, and workers average among themselves.
+    pub server: Option<ServerOrder>,
+    /// The order of each worker.
+    pub worker: WorkerOrder,
+    /// The caller's own order for each worker.
+    pub programs: Vec<String>,
+    /// The initial values of the whole table, one for each element, in the order of its tensors.
+    pub initial: Arc<[f32]>,
+    /// The longest wait for processes to join, for a lost server to come back and for last checkpoints.
+    pub timeout: Duration,
+    /// The number of times that each process which the coordinator started is started again.
+    pub restarts: u32,
+    /// A checkpoint that cannot be written ends the job.
+    pub strict_checkpoints: bool,
+    /// Some processes are started by somebody else: the coordinator tells where it waits for them.
+    pub awaits_others: bool,
+}
+
+impl Coordination {
+    /// The number of servers.
+    pub fn servers(&self) -> usize {
+        if self.server.is_some() { self.worker.servers } else { 0 }
+    }
+
+    /// The number of workers.
+    pub fn workers(&self) -> usize {
+        self.programs.len()
+    }
+}
+
+/// The result of a coordinated job.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The result of each worker.
+    pub workers: Vec<WorkerOutcome>,
+    /// The last report of each server.
+    pub servers: Vec<ServerReport>,
+    /// The number of times that each server was started again.
+    pub restarts: Vec<u32>,
+    /// Updates that were lost with servers, as far as any worker has seen them.
+    pub lost_updates: u64,
+    /// The version at which the job began: 0, unless it went on from checkpoints.
+    pub began: u64,
+    /// Checkpoints that could not be written.
+    pub checkpoints_failed: u64,
+    /// The error of the last checkpoint that could not be written.
+    pub checkpoint_error: Option<String>,
+}
+
+/// The result of a worker.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerOutcome {
+    /// Its last report, with the counters of its earlier lives.
+    pub report: WorkerReport,
+    /// The cause of its loss, if it did not finish.
+    pub lost: Option<String>,
+    /// The ways over which it reached the servers, or the other workers.
+    pub paths: Vec<PathTaken>,
+    /// The number of times that it came back.
+    pub returns: u32,
+}

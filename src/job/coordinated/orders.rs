@@ -1,0 +1,261 @@
+//! The messages between the coordinator and the other processes of a coordinated job.
+//!
+//! A message is one letter and a body: `J` and JSON, or `V` and values, which are little-endian `f32`s.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::super::plan::Resume;
+use super::super::rendezvous::MAX_MESSAGE_BYTES;
+use super::reports::{Origin, PathTaken, ServerReport, WorkerReport};
+use crate::kernel::Optimizer;
+use crate::node::NonFinite;
+use crate::scheme;
+use crate::table::{ElementType, Table};
+use crate::transport::{Address, TransportKind};
+
+/// A message of the coordinator.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Order {
+    /// Serve a shard; its values follow.
+    Serve(Box<ServerOrder>),
+    /// Train.
+    Work(Box<WorkerOrder>),
+    /// Write a checkpoint now.
+    Checkpoint,
+    /// Write the last checkpoint, and say [`Message::Closed`].
+    Close,
+    /// There is nothing to do for this process: the reason and the remedy.
+    Refuse(String),
+    /// The job failed: the cause and the remedy.
+    Abort(String),
+    /// The job is over.
+    Leave,
+}
+
+/// The order of a server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ServerOrder {
+    /// The transports over which it is reached.
+    pub listen: Vec<TransportKind>,
+    /// The table, of which it holds one shard.
+    pub table: Table,
+    /// The number of its shard and the number of shards, which the coordinator fills in.
+    pub shard: (u16, u16),
+    /// The scheme.
+    pub scheme: scheme::Config,
+    /// The effect of a gradient's staleness on its weight.
+    pub damping: scheme::Damping,
+    /// The number of workers, which the coordinator fills in.
+    pub workers: usize,
+    /// Workers and readers that it has memory for.
+    pub peers: u16,
+    /// The optimiser.
+    pub optimizer: Optimizer,
+    /// Step size.
+    pub learning_rate: f32,
+    /// Threads that fold.
+    pub threads: usize,
+    /// It sleeps while it waits, instead of looking again and again.
+    pub sleeps: bool,
+    /// Gradients and parameters carry checksums.
+    pub checksums: bool,
+    /// Its checkpoints, if it keeps any.
+    pub checkpoint: Option<CheckpointOrder>,
+    /// Measure norm and variance of gradients though the scheme has no use for them.
+    pub moments: bool,
+    /// The fate of gradients that hold a NaN or an infinity.
+    pub non_finite: NonFinite,
+    /// The longest silence of a worker.
+    pub lease: Duration,
+    /// Gradients to fold in; after them nothing moves any more. `None`: as many as there are.
+    pub gradients: Option<u64>,
+}
+
+/// The folder in which servers keep their shards, and the number of versions between two checkpoints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointOrder {
+    /// Bytes that need not be text: JSON keeps an `OsString` as it is, and refuses such a path.
+    folder: OsString,
+    /// Versions between two checkpoints.
+    pub every: u64,
+    /// Whether a server begins with the checkpoint that it finds.
+    pub resume: Resume,
+}
+
+impl CheckpointOrder {
+    /// Checkpoints in this folder.
+    pub fn new(folder: PathBuf, every: u64, resume: Resume) -> CheckpointOrder {
+        CheckpointOrder { folder: folder.into_os_string(), every, resume }
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        Path::new(&self.folder)
+    }
+
+    /// The file of one shard.
+    pub fn file(&self, shard: u16, shards: u16) -> PathBuf {
+        self.folder().join(format!("shard-{shard}-of-{shards}.safetensors"))
+    }
+}
+
+/// The order of a worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkerOrder {
+    /// The number of servers; 0 if workers average among themselves.
+    pub servers: usize,
+    /// The number of workers.
+    pub workers: usize,
+    /// The number of this worker, which the coordinator fills in.
+    pub worker: usize,
+    /// The one transport that must be used.
+    pub transport: Option<TransportKind>,
+    /// Wait for a server that is lost, and connect again.
+    pub reconnect: bool,
+    /// The scheme.
+    pub scheme: scheme::Config,
+    /// The encoding of its gradients.
+    pub encoding: ElementType,
+    /// Gradients and parameters carry checksums.
+    pub checksums: bool,
+    /// Clocks after which it has finished; `None` if it goes on until the job is over.
+    pub clocks: Option<u64>,
+    /// Step size: of the server, for steps on a worker's own copy, or of its own optimiser.
+    pub learning_rate: f32,
+    /// The effect of one gradient of its own on the parameters, where it is to see that at once.
+    pub own_step: Option<f32>,
+    /// The longest wait.
+    pub timeout: Duration,
+    /// What else it needs where there is no server; its initial values follow.
+    pub group: Option<GroupOrder>,
+    /// The caller's own order for this worker, as text; the coordinator fills it in.
+    pub program: String,
+}
+
+/// The order of a worker that trains parameters of its own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct GroupOrder {
+    /// The transports over which it is reached.
+    pub listen: Vec<TransportKind>,
+    /// The table.
+    pub table: Table,
+    /// Its optimiser.
+    pub optimizer: Optimizer,
+    /// The longest silence of another worker.
+    pub lease: Duration,
+    /// The name of the job among those of its workers: a number that no other job has.
+    pub run: u64,
+}
+
+/// A message of a member.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Message {
+    /// The counters of a server.
+    Status(ServerReport),
+    /// The checkpoint that a server goes on from, or none if it begins with the initial values. Said by servers that
+    /// keep checkpoints.
+    Began(Option<Origin>),
+    /// Checkpoints could not be written: how many since the last such message, and why the last could not.
+    CheckpointFailed {
+        /// How many.
+        count: u64,
+        /// Why.
+        error: String,
+    },
+    /// A server has written its last checkpoint, or has said why it could not; the newest version on the disk.
+    Closed(Option<u64>),
+    /// A worker is connected to all servers, or to all other workers, and how.
+    Joined(Vec<PathTaken>),
+    /// The addresses at which a worker's own parameters can be read.
+    Publishes(Vec<Address>),
+    /// The counters of a worker; said at least ten times a second, whatever it computes.
+    Progress(WorkerReport),
+    /// All gradients of a worker are folded in.
+    Finished(WorkerReport),
+    /// A process gives up.
+    Failed {
+        /// Why.
+        message: String,
+    },
+}
+
+/// Values in one message: a message less its letter, in whole values.
+pub(super) const VALUES_PER_MESSAGE: usize = (MAX_MESSAGE_BYTES - 1) / 4;
+
+/// A body of JSON as a message.
+pub(super) fn json(body: &impl Serialize) -> Vec<u8> {
+    let mut message = vec![b'J'];
+    // Plain data with names as keys: there is nothing that JSON cannot hold.
+    serde_json::to_writer(&mut message, body).expect("messages always serialise");
+    message
+}
+
+/// Values as a message, at most [`VALUES_PER_MESSAGE`].
+pub(super) fn values(values: &[f32]) -> Vec<u8> {
+    let mut message = Vec::with_capacity(1 + 4 * values.len());
+    message.push(b'V');
+    message.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    message
+}
+
+/// The content of a message.
+#[derive(Debug, PartialEq)]
+pub(super) enum Body<M> {
+    Json(M),
+    Values(Vec<f32>),
+}
+
+/// Reads a message; rubbish is an error.
+pub(super) fn read<M: DeserializeOwned>(message: &[u8]) -> Result<Body<M>, String> {
+    match message.split_first() {
+        Some((b'J', body)) => serde_json::from_slice(body).map(Body::Json).map_err(|error| error.to_string()),
+        Some((b'V', body)) => match body.as_chunks() {
+            (values, []) => Ok(Body::Values(values.iter().map(|value| f32::from_le_bytes(*value)).collect())),
+            _ => Err("values that are cut short".into()),
+        },
+        _ => Err("a message of an unknown kind".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_round_trip_and_rubbish_is_an_error() {
+        let report = WorkerReport { clocks: 3, staleness_histogram: vec![1, 2], ..WorkerReport::default() };
+        let message = json(&Message::Progress(report.clone()));
+        match read::<Message>(&message) {
+            Ok(Body::Json(Message::Progress(read))) => assert_eq!(read, report),
+            other => panic!("{other:?}"),
+        }
+        let numbers = [0.0, -1.5, f32::MAX];
+        assert_eq!(read::<WorkerReport>(&values(&numbers)), Ok(Body::Values(numbers.to_vec())));
+        assert!(values(&vec![0.0; VALUES_PER_MESSAGE]).len() <= MAX_MESSAGE_BYTES);
+        for rubbish in [&b""[..], b"J", b"J{", b"V123", b"X", b"J{\"leave\":3}"] {
+            assert!(read::<Message>(rubbish).is_err(), "{rubbish:?}");
+        }
+    }
+
+    #[test]
+    fn a_folder_whose_name_is_no_text_arrives_as_it_was_sent() {
+        use std::os::unix::ffi::OsStringExt;
+        let folder = PathBuf::from(OsString::from_vec(b"/tmp/\xFF\xFEck".to_vec()));
+        let order = CheckpointOrder::new(folder, 5, Resume::IfThere);
+        assert_eq!(read::<CheckpointOrder>(&json(&order)), Ok(Body::Json(order)));
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_told_as_none() {
+        let message = json(&WorkerReport { loss: Some(f64::NAN), ..WorkerReport::default() });
+        let Ok(Body::Json(report)) = read::<WorkerReport>(&message) else { panic!() };
+        assert_eq!(report.loss, None);
+    }
+}

@@ -1,0 +1,156 @@
+//! The coordinator's knowledge of each of its members.
+
+use std::time::Instant;
+
+use super::super::plan::Role;
+use super::super::rendezvous::MemberId;
+use super::WorkerOutcome;
+use super::causes::Loss;
+use super::checkpoints::Disk;
+use super::child::Process;
+use super::reports::{PathTaken, ServerReport, WorkerReport};
+use crate::time::Silence;
+use crate::transport::{Address, TransportKind};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) enum State {
+    #[default]
+    Starting,
+    Running,
+    Finished,
+    Lost {
+        announced: bool,
+    },
+}
+
+/// A worker.
+#[derive(Default)]
+pub(super) struct WorkerPlace {
+    /// Its process, if the coordinator started it.
+    pub(super) process: Option<Process>,
+    pub(super) member: Option<MemberId>,
+    /// Initial values that were told to it, where there are no servers.
+    pub(super) told: usize,
+    /// The address of its own parameters, where there are no servers.
+    pub(super) address: Option<Address>,
+    /// Starts after the first, and returns, whoever started it.
+    pub(super) restarts: u32,
+    pub(super) returns: u32,
+    /// Counters of its earlier lives.
+    pub(super) earlier: WorkerReport,
+    pub(super) state: State,
+    pub(super) report: WorkerReport,
+    pub(super) lost: Option<Loss>,
+    pub(super) paths: Vec<PathTaken>,
+    /// Messages from it, and the time without any while this process listened.
+    pub(super) heard: u64,
+    pub(super) silence: Silence,
+}
+
+impl WorkerPlace {
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.state, State::Starting | State::Running)
+    }
+
+    pub(super) fn never_joined(&self) -> bool {
+        self.lost.is_some() && self.paths.is_empty()
+    }
+
+    pub(super) fn outcome(&self) -> WorkerOutcome {
+        WorkerOutcome {
+            report: self.report.clone(),
+            lost: self.lost.as_ref().map(|lost| lost.text().to_owned()),
+            paths: self.paths.clone(),
+            returns: self.returns,
+        }
+    }
+}
+
+/// A server.
+#[derive(Default)]
+pub(super) struct ServerPlace {
+    pub(super) process: Option<Process>,
+    pub(super) member: Option<MemberId>,
+    /// Initial values that were told to it.
+    pub(super) told: usize,
+    pub(super) address: Option<Address>,
+    pub(super) report: ServerReport,
+    pub(super) restarts: u32,
+    pub(super) lost_updates: Option<u64>,
+    pub(super) disk: Disk,
+    /// The time since which it is gone, if it may come back.
+    pub(super) gone: Option<Instant>,
+}
+
+/// The members of a job as its coordinator knows them.
+#[derive(Clone, Copy)]
+pub struct Members<'a> {
+    pub(super) servers: &'a [ServerPlace],
+    pub(super) workers: &'a [WorkerPlace],
+}
+
+/// The presence of a member at the coordinator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// It is not here, or no more.
+    Absent,
+    /// It has joined and is not ready.
+    Joining,
+    /// It serves, or trains.
+    Up,
+}
+
+/// One member as its coordinator sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its part.
+    pub role: Role,
+    /// Its presence.
+    pub presence: Presence,
+    /// The transport over which the coordinator reaches it.
+    pub transport: TransportKind,
+    /// Bytes of initial values that were sent to it.
+    pub bytes_told: u64,
+}
+
+impl<'a> Members<'a> {
+    /// The last report of each server, by shard.
+    pub fn server_reports(&self) -> impl Iterator<Item = &'a ServerReport> + use<'a> {
+        self.servers.iter().map(|place| &place.report)
+    }
+
+    /// The last report of each worker, by number, with the counters of its earlier lives.
+    pub fn worker_reports(&self) -> impl Iterator<Item = &'a WorkerReport> + use<'a> {
+        self.workers.iter().map(|place| &place.report)
+    }
+
+    /// The ways that workers have taken, as they told.
+    pub fn paths(&self) -> impl Iterator<Item = &'a PathTaken> + use<'a> {
+        self.workers.iter().flat_map(|place| &place.paths)
+    }
+
+    /// All members, servers first.
+    pub fn peers(&self) -> impl Iterator<Item = Peer> + use<'a> {
+        let presence = |member: Option<MemberId>, up: bool| match (member, up) {
+            (Some(_), true) => Presence::Up,
+            (Some(_), false) => Presence::Joining,
+            (None, _) => Presence::Absent,
+        };
+        let server = move |(shard, place): (u32, &ServerPlace)| Peer {
+            role: Role::Server(shard),
+            presence: presence(place.member, place.address.is_some()),
+            transport: match place.address {
+                Some(Address::Tcp(_)) => TransportKind::Tcp,
+                _ => TransportKind::Shm,
+            },
+            bytes_told: 4 * place.told as u64,
+        };
+        let worker = move |(worker, place): (u32, &WorkerPlace)| Peer {
+            role: Role::Worker(worker),
+            presence: presence(place.member, matches!(place.state, State::Running | State::Finished)),
+            transport: TransportKind::Tcp,
+            bytes_told: 4 * place.told as u64,
+        };
+        (0..).zip(self.servers).map(server).chain((0..).zip(self.workers).map(worker))
+    }
+}

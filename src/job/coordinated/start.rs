@@ -1,0 +1,81 @@
+//! The beginning of a job: the processes that a coordinator starts itself, and the wait for all.
+
+use std::time::Instant;
+
+use super::super::plan::Role;
+use super::caller::{Caller, CoordinatorError};
+use super::child::Process;
+use super::coordinator::{Coordinator, LAST_WORDS};
+use super::places::{State, WorkerPlace};
+
+/// Workers that are started before the first of them have joined. Listeners keep 64 handshakes and drop others: more
+/// at a time would push each other out, again and again where each waits long for its turn of a processor.
+const JOINING_MAX: usize = 32;
+
+impl<C: Caller> Coordinator<C> {
+    /// Starts the servers and then the workers that the caller has commands for, and waits until all have joined, also
+    /// those that somebody else starts.
+    ///
+    /// # Errors
+    /// A process cannot be started or does not join within the plan's timeout, or ends before.
+    pub fn start(&mut self) -> Result<(), C::Error> {
+        for shard in 0..self.servers.len() {
+            self.servers[shard].process = self.start_process(Role::Server(shard as u32)).map_err(|e| self.caller.explain(e))?;
+        }
+        self.wait_for("the servers to listen", |job| job.servers.iter().all(|place| place.address.is_some()))?;
+        for worker in 0..self.workers.len() {
+            if self.joining() >= JOINING_MAX {
+                self.wait_for("the workers to join", |job| job.joining() < JOINING_MAX)?;
+            }
+            self.workers[worker].process = self.start_process(Role::Worker(worker as u32)).map_err(|e| self.caller.explain(e))?;
+        }
+        self.wait_for("the workers to join", |job| {
+            job.workers.iter().all(|place| place.state != State::Starting)
+        })
+    }
+
+    /// Starts a process, if the caller has a command for it.
+    pub(super) fn start_process(&mut self, role: Role) -> Result<Option<Process>, CoordinatorError> {
+        let command = self.caller.command(role, self.hub.address()).map_err(CoordinatorError::Command)?;
+        let start = |command| Process::start(role, command);
+        command.map(start).transpose().map_err(|source| CoordinatorError::Start { role, source })
+    }
+
+    /// Counts the workers that were started and are in the middle of a handshake.
+    fn joining(&self) -> usize {
+        let joining = |place: &&WorkerPlace| match self.plan.server {
+            // There all say that they have joined once the last one is there.
+            None => place.member.is_none(),
+            Some(_) => place.state == State::Starting,
+        };
+        self.workers.iter().filter(|place| place.process.is_some()).filter(joining).count()
+    }
+
+    fn wait_for(&mut self, what: &'static str, until: impl Fn(&Self) -> bool) -> Result<(), C::Error> {
+        let deadline = Instant::now() + self.plan.timeout;
+        if self.plan.awaits_others && !until(self) {
+            let line = format!("waiting at {} for {what}{}", self.hub.address(), self.missing());
+            self.caller.tell(&line);
+        }
+        while !until(self) {
+            if Instant::now() >= deadline {
+                let (waited, missing) = (self.plan.timeout, self.missing());
+                return Err(self.caller.explain(CoordinatorError::Waited { waited, what, missing }));
+            }
+            self.turn()?;
+            // One that had joined and is lost, maybe for want of those who are missing, is no reason to wait no longer.
+            if self.workers.iter().any(WorkerPlace::never_joined) {
+                // The others may fail for a cause of their own, and have it to tell.
+                self.listen_on(LAST_WORDS, |job| {
+                    let is_settled =
+                        |place: &WorkerPlace| place.state != State::Starting || place.never_joined();
+                    job.workers.iter().all(is_settled)
+                })?;
+                if self.workers.iter().any(WorkerPlace::never_joined) {
+                    return Err(self.lost_at_start());
+                }
+            }
+        }
+        Ok(())
+    }
+}

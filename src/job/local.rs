@@ -1,0 +1,146 @@
+//! What a worker does to parameters of its own: steps between two gradients, and the steps of an optimiser.
+
+use smallvec::SmallVec;
+
+use crate::kernel::{self, Fold, Gradient, Optimizer, Pass};
+use crate::mem::{HostMemory, VolatileSlice};
+use crate::node::Error;
+use crate::table::ElementType;
+use crate::transport::RegisterError;
+
+/// Several steps of plain SGD on a worker's own copy of the parameters, which count as one gradient, as ABS has it
+/// (`scheme::Config::local_steps`).
+///
+/// The gradient is what the steps moved the parameters by, over the size of a step: the server's own step then does to
+/// its parameters what the steps did to the copy.
+///
+/// ```
+/// use slackline::job::LocalSteps;
+///
+/// // The loss is half the square of the one parameter: each step at a rate of 0.5 halves it.
+/// let mut steps = LocalSteps::new(2, 0.5);
+/// let half_square = |_step: u64, parameters: &[f32], gradient: &mut [f32]| {
+///     gradient.copy_from_slice(parameters);
+///     Ok::<_, std::convert::Infallible>(Some(parameters[0] * parameters[0] / 2.0))
+/// };
+/// let mut gradient = [0.0];
+/// let loss = steps.gradient(&[4.0], &mut gradient, half_square)?;
+/// assert_eq!(gradient, [(4.0 - 1.0) / 0.5]); // from 4 to 2 to 1
+/// assert_eq!(loss, Some((8.0 + 2.0) / 2.0)); // the mean of both
+/// # Ok::<(), std::convert::Infallible>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct LocalSteps {
+    count: u64,
+    learning_rate: f32,
+    own: Vec<f32>,
+}
+
+impl LocalSteps {
+    /// So many steps for each gradient (at least one), at the learning rate of the server.
+    pub fn new(count: u64, learning_rate: f32) -> LocalSteps {
+        LocalSteps { count: count.max(1), learning_rate, own: Vec::new() }
+    }
+
+    /// Makes the steps from `parameters` and writes their gradient. Returns the mean loss of the steps.
+    ///
+    /// `compute` is given the number of the step from 0, the parameters to compute on and the memory for their
+    /// gradient; it returns the loss, or `None` to give all steps up, in which case the result is `None` and `gradient`
+    /// holds nothing of use. A single step is passed on as it is, without a copy.
+    ///
+    /// # Errors
+    /// Those of `compute`.
+    pub fn gradient<E>(
+        &mut self,
+        parameters: &[f32],
+        gradient: &mut [f32],
+        mut compute: impl FnMut(u64, &[f32], &mut [f32]) -> Result<Option<f32>, E>,
+    ) -> Result<Option<f32>, E> {
+        if self.count == 1 {
+            return compute(0, parameters, gradient);
+        }
+        self.own.clear();
+        self.own.extend_from_slice(parameters);
+        let mut loss = 0.0;
+        for step in 0..self.count {
+            let Some(of_step) = compute(step, &self.own, gradient)? else { return Ok(None) };
+            loss += of_step / self.count as f32;
+            for (value, gradient) in self.own.iter_mut().zip(&*gradient) {
+                *value -= self.learning_rate * gradient;
+            }
+        }
+        for ((gradient, before), after) in gradient.iter_mut().zip(parameters).zip(&self.own) {
+            *gradient = (before - after) / self.learning_rate;
+        }
+        Ok(Some(loss))
+    }
+}
+
+/// An optimiser whose state never leaves this process, for workers that move parameters of their own.
+///
+/// ```
+/// use slackline::job::LocalOptimizer;
+/// use slackline::kernel::Optimizer;
+///
+/// let mut optimizer = LocalOptimizer::new(Optimizer::Sgd { weight_decay: 0.0 }, 0.5, 2)?;
+/// let mut parameters = [1.0, 2.0];
+/// optimizer.step(&[2.0, -2.0], &mut parameters)?;
+/// assert_eq!(parameters, [0.0, 3.0]);
+/// # Ok::<(), slackline::Error>(())
+/// ```
+pub struct LocalOptimizer {
+    optimizer: Optimizer,
+    learning_rate: f32,
+    steps: u64,
+    /// The parameters before and after, the gradient, and each state before and after, one after the other.
+    memory: HostMemory,
+    elements: usize,
+}
+
+impl LocalOptimizer {
+    /// An optimiser of so many elements, whose states are all 0.
+    ///
+    /// # Errors
+    /// The system has no memory for the states.
+    pub fn new(optimizer: Optimizer, learning_rate: f32, elements: usize) -> Result<LocalOptimizer, Error> {
+        let memory = HostMemory::anonymous(4 * elements * (3 + 2 * optimizer.states()));
+        let memory = memory.map_err(|source| Error::Register(RegisterError::Memory(source)))?;
+        Ok(LocalOptimizer { optimizer, learning_rate, steps: 0, memory, elements })
+    }
+
+    /// Moves `parameters` by one step along `gradient`.
+    ///
+    /// # Errors
+    /// One of the two has another length than the optimiser was made for.
+    pub fn step(&mut self, gradient: &[f32], parameters: &mut [f32]) -> Result<(), Error> {
+        for elements in [gradient.len(), parameters.len()] {
+            if elements != self.elements {
+                return Err(Error::Length { given: elements, expected: self.elements });
+            }
+        }
+        self.steps += 1;
+        kernel::encode(parameters, self.part(0), ElementType::F32);
+        kernel::encode(gradient, self.part(2), ElementType::F32);
+        let odd = (self.steps % 2) as usize;
+        let state = |state| Pass { from: self.part(3 + 2 * state + odd), to: self.part(4 + 2 * state - odd) };
+        let states: SmallVec<[_; 2]> = (0..self.optimizer.states()).map(state).collect();
+        let fold = Fold {
+            gradients: &[Gradient { elements: self.part(2), weight: 1.0 }],
+            encoding: ElementType::F32,
+            optimizer: self.optimizer,
+            learning_rate: self.learning_rate,
+            step: self.steps,
+            parameters: Pass { from: self.part(0), to: self.part(1) },
+            states: &states,
+            streaming: false,
+        };
+        fold.run()?;
+        kernel::decode(self.part(1), ElementType::F32, parameters);
+        Ok(())
+    }
+
+    fn part(&self, index: usize) -> VolatileSlice<'_> {
+        let bytes = 4 * self.elements;
+        self.memory.as_volatile().subslice(index * bytes, bytes)
+    }
+}
