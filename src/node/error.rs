@@ -66,6 +66,17 @@ pub enum Error {
         /// Why.
         source: Disconnected,
     },
+    /// The server that decides for this one is another life of it, whose versions are not those of this one's.
+    #[error(
+        "shard {shard} cannot go on after its connection to {address} was lost: the server of shard 0 began anew, or \
+         decided more than it keeps; begin this server anew, from its checkpoint if there is one"
+    )]
+    AnotherLife {
+        /// The shard of the server that follows.
+        shard: u16,
+        /// The server that decides.
+        address: Address,
+    },
     /// The server took this peer for dead, or found its gradients wrong.
     #[error("the server of shard {shard} evicted this peer: {why}; {}", self.help())]
     Evicted {

@@ -138,7 +138,7 @@ impl<E: Endpoint> Link<E> {
 
     /// Shakes hands with an owner. One that drops the connection before it has answered is asked again: it may be so
     /// busy, or so many may have come at once, that this peer was among those that had to go.
-    fn shake_hands<T: Transport<Endpoint = E>>(
+    pub(super) fn shake_hands<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
         hello: Hello,

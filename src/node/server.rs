@@ -1,7 +1,9 @@
 //! The server: one shard, and the gradients that are folded into it as the scheme says.
 
+mod arrivals;
 mod driving;
 mod finite;
+mod follow;
 mod restart;
 mod status;
 
@@ -12,14 +14,15 @@ use smallvec::SmallVec;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
 use super::aggregate::{Aggregator, Input, Job, Measured, Stage};
 use super::checkpoint::{Checkpointer, Identity};
-use super::shard::{Departure, Peer, Shard, ShardConfig, ShardEvent};
+use super::shard::{Peer, Shard, ShardConfig, ShardEvent};
 use super::surroundings::{self, Published};
 use super::taken::{Applied, Taken};
 use super::{Error, PeerStatus};
+use self::follow::Following;
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
 use crate::mem::{Access, MemoryRegion, streaming_threshold};
-use crate::param::{Desk, FrameHeader, Resume, SlotHeader};
+use crate::param::{Desk, FrameHeader};
 use crate::scheme::{self, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
 use crate::table::{ElementType, Table};
 use crate::time::Instant;
@@ -60,11 +63,22 @@ impl WorkerState {
 }
 
 /// Where a gradient that is folded comes from, kept though its worker may leave meanwhile.
+#[derive(Clone)]
 struct Source {
     desk: Desk,
     /// Those of the worker.
     generation: u64,
     identity: u64,
+    session: u64,
+    /// The clock that the worker began at.
+    began: Clock,
+}
+
+impl Source {
+    fn of<E>(peer: &Peer<E>) -> Source {
+        let Peer { generation, identity, session, began, .. } = *peer;
+        Source { desk: peer.desk.clone(), generation, identity, session, began }
+    }
 }
 
 /// A fold that was begun, for certain or in hope.
@@ -120,6 +134,8 @@ pub struct Server<T: Transport> {
     /// What the scheme asks for: measured folds, and to be told what each worker holds.
     pub(super) measures_moments: bool,
     pub(super) reports_reads: bool,
+    /// Of a shard for which another server decides.
+    following: Option<Following<T::Endpoint>>,
     aggregator: Aggregator,
     optimizer: Optimizer,
     learning_rate: f32,
@@ -196,10 +212,6 @@ impl<T: Transport> Server<T> {
             newest: start.version,
         })?;
         let scheme = scheme::damped(scheme, options.damping, start.version);
-        if needs.counts_versions && options.shard.1 > 1 {
-            let reason = "counts versions, or chooses whom to wait for, and two shards would differ: use one";
-            return Err(Error::Scheme { scheme: options.scheme, reason });
-        }
         let learning_rate = check_learning_rate(options.learning_rate)?;
         let aggregator = Aggregator::new(options.threads)?;
         let (shard, shards) = options.shard;
@@ -232,6 +244,14 @@ impl<T: Transport> Server<T> {
         let places = shard.peers.len();
         shard.begin_at(start.version, start.smallest_clock);
         shard.taken = Taken::new(&start.applied);
+        // One of several decides for all: where each decided for itself, they could wait for ever for workers that wait
+        // for another.
+        let is_decided = needs.counts_versions && options.shard.1 > 1;
+        if is_decided && options.shard.0 == 0 {
+            shard.decide(start.version)?;
+        }
+        let following = (is_decided && options.shard.0 > 0)
+            .then(|| Following::new(&options.scheme, start.smallest_clock));
         let checkpoints = options.checkpoint.map(|checkpoint| {
             let identity = Identity {
                 table: shard.table().clone(),
@@ -246,7 +266,8 @@ impl<T: Transport> Server<T> {
         let server = Server {
             scheme,
             measures_moments: options.measure_moments || needs.measures_moments,
-            reports_reads: needs.reports_reads,
+            reports_reads: needs.reports_reads && following.is_none(),
+            following,
             aggregator,
             optimizer: options.optimizer,
             learning_rate,
@@ -294,25 +315,25 @@ impl<T: Transport> Server<T> {
             version: self.shard.frames.latest().version,
             smallest_clock: self.announced_clock,
             workers: peers().filter(|peer| peer.worker).count(),
-            readers: peers().filter(|peer| !peer.worker).count(),
+            readers: peers().filter(|peer| !peer.worker && peer.follows.is_none()).count(),
             refused: self.shard.refused,
             trespasses: self.shard.transport().trespasses(),
             misbehaved: self.shard.misbehaved,
             lost_updates: self.shard.lost_updates,
-            waits_for: self.scheme.waits_for(),
-            staleness_bound: self.scheme.staleness_bound(),
+            waits_for: self.scheme.waits_for().filter(|_| self.following.is_none()),
+            staleness_bound: self.scheme.staleness_bound().filter(|_| self.following.is_none()),
             checkpointed: self.checkpoints.as_ref().and_then(Checkpointer::written),
             checkpoints_failed: self.checkpoints.as_ref().map_or(0, Checkpointer::failed),
             ..self.status
         }
     }
 
-    /// Those who are in.
+    /// The workers and readers that are in.
     #[doc(hidden)]
     pub fn peers(&self) -> impl Iterator<Item = PeerStatus> + '_ {
         let present = self.shard.peers.iter().enumerate();
         present.filter_map(|(index, peer)| {
-            let peer = peer.as_ref()?;
+            let peer = peer.as_ref().filter(|peer| peer.follows.is_none())?;
             let gradients = peer.desk.published().0.saturating_sub(peer.began.0);
             let slot = peer.desk.slot_geometry().map_or(0, |slots| slots.payload_bytes());
             Some(PeerStatus {
@@ -341,7 +362,12 @@ impl<T: Transport> Server<T> {
     /// Does whatever there is to do without waiting: takes peers in, notices who is gone, folds gradients that have
     /// come, publishes versions. True if it got anywhere.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
-        let mut progress = self.shard.poll(now, self.scheme.smallest_clock(), &mut self.events);
+        // Decisions first: the gradients that they name were announced here before.
+        let mut progress = self.hear(now)?;
+        if !self.is_ready() {
+            return Ok(progress);
+        }
+        progress |= self.shard.poll(now, self.smallest_clock(), &mut self.events);
         self.take_events(now);
         progress |= self.take_arrivals(now);
         if self.scheme.poll_timeout().is_some_and(|at| at <= now) {
@@ -349,7 +375,7 @@ impl<T: Transport> Server<T> {
             progress = true;
         }
         loop {
-            progress |= self.take_actions();
+            progress |= self.take_actions(now)?;
             let (moved, made) = self.fold(now)?;
             progress |= moved;
             if !made {
@@ -357,143 +383,17 @@ impl<T: Transport> Server<T> {
             }
         }
         self.announce_clock();
+        progress |= self.tell(now);
         self.push();
         self.checkpoint();
         Ok(progress)
     }
 
-    fn take_events(&mut self, now: Instant) {
-        let moved = !self.events.is_empty();
-        for event in std::mem::take(&mut self.events) {
-            match event {
-                ShardEvent::Joined { peer, worker: true, clock } => {
-                    let (arrived, consumed, consumed_early) = (clock, clock, SmallVec::new());
-                    let state = WorkerState { arrived, consumed, consumed_early, held: None };
-                    self.workers[usize::from(peer)] = Some(state);
-                    self.status.joined += 1;
-                    self.scheme.handle_event(now, ServerEvent::Joined { worker: WorkerId(peer), clock });
-                }
-                ShardEvent::Left { peer, worker: true, published, slots } => {
-                    let state = self.workers[usize::from(peer)].take();
-                    self.status.left += 1;
-                    if let Some(state) = state {
-                        // A fold that counts already is finished.
-                        let is_own = |share: &&Share| share.gradient.worker == WorkerId(peer);
-                        let folding = match self.work.bound {
-                            true => self.work.shares.iter().filter(is_own).count() as u64,
-                            false => 0,
-                        };
-                        let open = state.unconsumed(published).min(slots);
-                        self.status.voided += open.saturating_sub(folding);
-                    }
-                    if self.work.shares.iter().any(|share| share.gradient.worker == WorkerId(peer)) {
-                        // A fold that counts already is finished: its gradients were announced whole, and the
-                        // desks hold their memory. One in hope is thrown away.
-                        if self.work.bound {
-                            // Its line says no more of its slots to a process that takes itself for this worker.
-                            self.shard.withheld.push(peer);
-                        } else {
-                            self.abandon();
-                        }
-                    }
-                    self.scheme.handle_event(now, ServerEvent::Left { worker: WorkerId(peer) });
-                }
-                ShardEvent::Joined { .. } | ShardEvent::Left { .. } => {}
-            }
-        }
-        if moved {
-            self.shard.frames.set_workers(self.workers.iter().flatten().count());
-        }
-    }
-
-    /// Tells the scheme of gradients that were announced since the last time, and of what their workers hold.
-    fn take_arrivals(&mut self, now: Instant) -> bool {
-        let mut progress = false;
-        for index in 0..self.workers.len() {
-            // Read first: a worker says what it holds before it announces what it made of that.
-            let Some(peer) = &self.shard.peers[index] else { continue };
-            let published = peer.desk.published();
-            progress |= self.take_held(index, now);
-            while let (Some(state), Some(peer)) = (&self.workers[index], &self.shard.peers[index]) {
-                if published <= state.arrived {
-                    break;
-                }
-                progress = true;
-                let clock = state.arrived;
-                match self.believe(peer, state.consumed, clock) {
-                    Ok(header) => {
-                        if let Some(state) = &mut self.workers[index] {
-                            state.arrived = clock.next();
-                        }
-                        let gradient = GradientId { worker: WorkerId(index as u16), clock };
-                        // What is no magnitude is told as the largest one: no bound is kept by it.
-                        let magnitude = header.magnitude.map(|m| if m >= 0.0 { m } else { f32::INFINITY });
-                        let (base, loss) = (header.base, header.loss);
-                        let event = ServerEvent::Arrived { gradient, base, loss, magnitude };
-                        self.scheme.handle_event(now, event);
-                    }
-                    Err(reason) => {
-                        let departure = Departure::Misbehaved(reason);
-                        self.shard.dismiss(index as u16, departure, &mut self.events);
-                        self.take_events(now);
-                        break;
-                    }
-                }
-            }
-        }
-        progress
-    }
-
-    /// The header of the gradient of `clock`, which was announced, or how that broke the protocol.
-    fn believe(&self, peer: &Peer<T::Endpoint>, consumed: Clock, clock: Clock) -> Result<SlotHeader, String> {
-        // Without this a worker that ignores its credits could have one slot folded under two names.
-        let slots = peer.desk.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
-        if clock.0 >= consumed.0.saturating_add(slots) {
-            return Err("it published more than it has slots for".into());
-        }
-        if clock >= Resume::CLOCK_MAX {
-            return Err("it published past the last clock that there is".into());
-        }
-        let header = peer.desk.header(clock, self.shard.frames.epoch()).map_err(|fault| fault.to_string())?;
-        // The commit of a version comes before all that a worker computes on it.
-        if header.base > self.shard.frames.latest().version {
-            return Err("its gradient is computed on a version that there is not".into());
-        }
-        Ok(header)
-    }
-
-    /// Tells the scheme that a worker holds a newer version than before.
-    fn take_held(&mut self, index: usize, now: Instant) -> bool {
-        if !self.reports_reads {
-            return false;
-        }
-        let (Some(state), Some(peer)) = (&mut self.workers[index], &self.shard.peers[index]) else {
-            return false;
-        };
-        let Some(version) = peer.desk.held() else { return false };
-        if state.held.is_some_and(|held| version <= held) {
-            return false;
-        }
-        if version > self.shard.frames.latest().version {
-            let departure = Departure::Misbehaved("it holds a version that there is not".into());
-            self.shard.dismiss(index as u16, departure, &mut self.events);
-            self.take_events(now);
-            return true;
-        }
-        state.held = Some(version);
-        self.scheme.handle_event(now, ServerEvent::Seen { worker: WorkerId(index as u16), version });
-        true
-    }
-
     /// Carries out what the scheme wants, up to a fold that must end first.
-    fn take_actions(&mut self) -> bool {
+    fn take_actions(&mut self, now: Instant) -> Result<bool, Error> {
         let mut progress = false;
         while !self.work.bound {
-            self.shares.clear();
-            let mut shares = std::mem::take(&mut self.shares);
-            let action = self.scheme.poll_action(&mut shares);
-            self.shares = shares;
-            let Some(action) = action else { break };
+            let Some(action) = self.next_action(now)? else { break };
             progress = true;
             match action {
                 ServerAction::Expect => self.plan(),
@@ -501,7 +401,7 @@ impl<T: Transport> Server<T> {
                     if self.work.shares != self.shares {
                         self.plan();
                     }
-                    self.work.bound = true;
+                    self.bind();
                     if self.aggregator.is_running() {
                         self.aggregator.bind();
                     }
@@ -511,6 +411,7 @@ impl<T: Transport> Server<T> {
                 }
                 ServerAction::Drop { gradient } => {
                     self.status.dropped += 1;
+                    self.say_dropped(gradient);
                     if let Some(state) =
                         self.workers.get_mut(usize::from(gradient.worker.0)).and_then(Option::as_mut)
                     {
@@ -532,7 +433,22 @@ impl<T: Transport> Server<T> {
                 }
             }
         }
-        progress
+        Ok(progress)
+    }
+
+    /// What the scheme wants next, with its shares.
+    fn next_action(&mut self, now: Instant) -> Result<Option<ServerAction>, Error> {
+        self.shares.clear();
+        if self.following.is_some() {
+            return self.next_decided(now);
+        }
+        if !self.may_decide() {
+            return Ok(None);
+        }
+        let mut shares = std::mem::take(&mut self.shares);
+        let action = self.scheme.poll_action(&mut shares);
+        self.shares = shares;
+        Ok(action)
     }
 
     /// Asks a worker to abandon what it computes on any version before the latest. Where copies are pushed the latest
@@ -551,13 +467,15 @@ impl<T: Transport> Server<T> {
         self.abandon();
         std::mem::swap(&mut self.work.shares, &mut self.shares);
         // A share of a worker that is not in has nothing to be folded.
-        let peers = &self.shard.peers;
-        self.work.shares.retain(|share| {
-            let Some(Some(peer)) = peers.get(usize::from(share.gradient.worker.0)) else { return false };
-            let (generation, identity) = (peer.generation, peer.identity);
-            self.work.sources.push(Source { desk: peer.desk.clone(), generation, identity });
-            true
+        let (mut shares, mut sources) =
+            (std::mem::take(&mut self.work.shares), std::mem::take(&mut self.work.sources));
+        shares.retain(|share| {
+            let source = self.source(share.gradient.worker.0);
+            let is_in = source.is_some();
+            sources.extend(source);
+            is_in
         });
+        (self.work.shares, self.work.sources) = (shares, sources);
     }
 
     /// Throws away the fold that was begun. Its frame is written again by the next.
@@ -635,10 +553,12 @@ impl<T: Transport> Server<T> {
         let progress = frames.progress(frame);
         let chunk_bytes = frames.geometry().chunk_bytes as usize;
         let streaming = frames.geometry().payload_bytes as usize >= streaming_threshold();
-        let (optimizer, learning_rate, current) = (self.optimizer, self.learning_rate, self.current);
+        if !self.work.bound {
+            self.work.learning_rate = self.learning_rate;
+        }
+        let (optimizer, learning_rate, current) = (self.optimizer, self.work.learning_rate, self.current);
         let chunks = frames.geometry().chunks();
         let measures = self.measures_moments;
-        self.work.learning_rate = learning_rate;
         // All workers of a server publish in one encoding: others are not admitted.
         let geometry = |source: &Source| source.desk.slot_geometry().map(|slots| slots.encoding);
         let encoding = self.work.sources.iter().find_map(geometry).unwrap_or(ElementType::F32);
@@ -696,7 +616,7 @@ impl<T: Transport> Server<T> {
         // The scheme learns of it first, so that the frame can say which clocks it holds; nobody else can see the
         // version before the commit, and nothing is asked of the scheme in between.
         self.scheme.handle_event(now, ServerEvent::Applied { version, statistics });
-        let clock = self.scheme.smallest_clock();
+        let clock = self.smallest_clock();
         for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
             match self.work.left_out.contains(&share.gradient) {
                 true => self.status.dropped += 1,
@@ -728,10 +648,11 @@ impl<T: Transport> Server<T> {
                 });
             }
         }
-        self.shard.withheld.clear();
+        self.say_clock(clock);
         self.announced_clock = clock;
         self.current = 1 - self.current;
         self.work.bound = false;
+        self.release_places();
         // Their slots, once what they held can be read.
         for share in &self.work.shares {
             let worker = share.gradient.worker.0;
@@ -742,6 +663,10 @@ impl<T: Transport> Server<T> {
         self.work.shares.clear();
         self.work.sources.clear();
         self.work.left_out.clear();
+        if self.following.is_some() {
+            // Which versions the decider pushes is not told, and whoever has got one of them waits for it here.
+            self.shard.peers.iter_mut().flatten().for_each(|peer| peer.wants_push = peer.push.is_some());
+        }
     }
 
     /// Mean of the losses in the headers of the gradients at hand.
@@ -755,8 +680,9 @@ impl<T: Transport> Server<T> {
 
     /// The smallest clock can move without a version: when a worker leaves, or a gradient is dropped.
     fn announce_clock(&mut self) {
-        let clock = self.scheme.smallest_clock();
+        let clock = self.smallest_clock();
         if clock != self.announced_clock && !self.work.bound {
+            self.say_clock(clock);
             self.announced_clock = clock;
             self.shard.frames.set_smallest_clock(clock);
         }

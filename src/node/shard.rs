@@ -1,19 +1,21 @@
 //! One shard in the hands of its owner: frames, the peers that read them, and who of them is alive.
 
+mod decider;
 mod joining;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(super) use self::decider::Decider;
 use self::joining::{Joining, Newcomer};
 use super::taken::{Applied, Taken};
 use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
 use crate::mem::Access;
 use crate::param::{
-    ControlLayout, Desk, Eviction, FrameGeometry, Frames, Hello, IDENTITY_TAKEN, Latest, Push, Resume, Role,
-    SlotGeometry, Welcome,
+    ControlLayout, DECISIONS_BYTES, Decisions, Desk, Eviction, FrameGeometry, Frames, Hello, IDENTITY_TAKEN, Latest, Push, Resume, Role,
+    SHARD_TAKEN, SlotGeometry, Welcome,
 };
 use crate::scheme;
 use crate::table::{ElementType, Table};
@@ -109,14 +111,26 @@ pub(super) enum ShardEvent {
         worker: bool,
         clock: Clock,
     },
-    /// `published` and `slots` are those of a worker: gradients of clocks before it were announced, and there was room
-    /// for so many.
     Left {
         peer: u16,
-        worker: bool,
-        published: Clock,
-        slots: u64,
+        gone: Gone,
     },
+}
+
+/// A peer that is gone.
+#[derive(Clone, Debug)]
+pub(super) struct Gone {
+    pub(super) worker: bool,
+    /// Its gradients of clocks before this one were announced, and there was room for so many.
+    pub(super) published: Clock,
+    pub(super) slots: u64,
+    /// What it wrote counts: it did not break the protocol.
+    pub(super) is_honest: bool,
+    pub(super) desk: Desk,
+    pub(super) began: Clock,
+    pub(super) generation: u64,
+    pub(super) identity: u64,
+    pub(super) session: u64,
 }
 
 /// What of a table an owner holds, and for whom.
@@ -149,6 +163,10 @@ pub(super) struct Peer<E> {
     pub(super) worker: bool,
     /// Of a worker; 0 for others.
     pub(super) identity: u64,
+    /// Of a worker's connections to all shards together.
+    pub(super) session: u64,
+    /// The shard of a server that follows this one's decisions.
+    pub(super) follows: Option<u16>,
     /// The clock that it began at.
     pub(super) began: Clock,
     /// Tells this peer from others that had its place before.
@@ -193,6 +211,8 @@ pub(super) struct Shard<T: Transport> {
     /// The version that this life began at.
     begun_at: Version,
     pub(super) lost_updates: Option<u64>,
+    /// Of a server that decides for the shards of others.
+    pub(super) decider: Option<Decider>,
 }
 
 fn option_error(option: &'static str, value: impl ToString, reason: &'static str) -> Error {
@@ -268,7 +288,15 @@ impl<T: Transport> Shard<T> {
             misbehaved: 0,
             begun_at: Version(0),
             lost_updates: None,
+            decider: None,
         })
+    }
+
+    /// Decides for all shards from here on.
+    pub(super) fn decide(&mut self, version: Version) -> Result<(), Error> {
+        let region = self.transport.allocate(DECISIONS_BYTES, Access::REMOTE_READ)?;
+        self.decider = Some(Decider::new(Decisions::new(region), version, self.config.shards));
+        Ok(())
     }
 
     /// Completes the first version, whose payload is in place: `version` of the job.
@@ -317,7 +345,7 @@ impl<T: Transport> Shard<T> {
                 .retain_mut(|(endpoint, since)| endpoint.check().is_ok() && now - *since < HANDSHAKE_TIMEOUT);
             let lease = self.config.options.lease;
             // Asked where it matters alone: the answer may cost a system call and wake a thread.
-            let is_in_doubt = self.peers.iter().flatten().any(|peer| peer.silence.is_long(lease));
+            let is_in_doubt = self.peers.iter().flatten().any(|peer| peer.follows.is_none() && peer.silence.is_long(lease));
             let listens = !is_in_doubt || self.listener.has_caught_up();
             for peer in 0..self.peers.len() as u16 {
                 if let Some(departure) = self.departure(peer, now, listens) {
@@ -357,7 +385,8 @@ impl<T: Transport> Shard<T> {
         if !listens {
             peer.silence.skip(now, beat);
         }
-        let is_silent = listens && peer.silence.observe(now, beat, lease);
+        // A server that stands still is waited for, as workers wait for it.
+        let is_silent = peer.follows.is_none() && listens && peer.silence.observe(now, beat, lease);
         if now - peer.checked >= CHECK_EVERY {
             peer.checked = now;
             if let Err(gone) = peer.endpoint.check() {
@@ -380,9 +409,13 @@ impl<T: Transport> Shard<T> {
             _ => tracing::warn!(peer, reason = %departure, "peer evicted"),
         }
         let slots = gone.desk.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
-        events.push(ShardEvent::Left { peer, worker: gone.worker, published: gone.desk.published(), slots });
+        let Peer { endpoint, desk, worker, began, generation, identity, session, .. } = gone;
+        let (published, is_honest) = (desk.published(), !matches!(departure, Departure::Misbehaved(_)));
+        let gone =
+            Gone { worker, published, slots, is_honest, desk, began, generation, identity, session };
+        events.push(ShardEvent::Left { peer, gone });
         // Where the end of the connection keeps the peer from reading its line, this tells it the same.
-        gone.endpoint.close(departure.eviction().state());
+        endpoint.close(departure.eviction().state());
     }
 
     /// The version after the latest, if it fits the words that name it.
@@ -424,7 +457,9 @@ impl<T: Transport> Shard<T> {
             Err(reason) => self.refuse(incoming, &reason),
             Ok((_, slots)) => {
                 let shared = [self.frames.control().whole(), self.frames.region().whole()];
-                self.joining.begin(&self.transport, incoming, hello, shared, slots);
+                let is_follower = matches!(hello.role, Role::Follower { .. });
+                let decisions = self.decider.as_ref().filter(|_| is_follower).map(Decider::region);
+                self.joining.begin(&self.transport, incoming, hello, (shared, decisions), slots);
             }
         }
     }
@@ -440,9 +475,13 @@ impl<T: Transport> Shard<T> {
     ) {
         let Newcomer { incoming, hello, desk, grants } = newcomer;
         let smallest = clock;
-        let (worker, identity) = match hello.role {
-            Role::Worker { identity, .. } => (true, identity),
-            _ => (false, 0),
+        let (worker, identity, session) = match hello.role {
+            Role::Worker { identity, session, .. } => (true, identity, session),
+            _ => (false, 0, 0),
+        };
+        let follows = match hello.role {
+            Role::Follower { shard, followed, .. } => Some((shard, followed)),
+            _ => None,
         };
         if worker && self.peers.iter().flatten().any(|peer| peer.worker && peer.identity == identity) {
             return self.refuse(incoming, &format!("{IDENTITY_TAKEN} (it is {identity:#x})"));
@@ -466,7 +505,11 @@ impl<T: Transport> Shard<T> {
                 let desk = Desk::new(page, payloads.zip(slots), clock);
                 self.generations = self.generations.wrapping_add(1);
                 self.frames.open_line(peer, clock, self.generations);
-                let message = self.welcome(peer, clock, slots).encode();
+                let mut welcome = self.welcome(peer, clock, slots);
+                if let (Some((shard, followed)), Some(decider)) = (follows, &self.decider) {
+                    welcome.decided = Some(decider.begin(shard, followed, self.frames.epoch()));
+                }
+                let message = welcome.encode();
                 let theirs = incoming.received().grants.clone();
                 match incoming.accept(Offer { message, grants }) {
                     Err(error) => {
@@ -482,6 +525,8 @@ impl<T: Transport> Shard<T> {
                             desk,
                             worker,
                             identity,
+                            session,
+                            follows: follows.map(|(shard, _)| shard),
                             began: clock,
                             generation,
                             push,
@@ -491,6 +536,11 @@ impl<T: Transport> Shard<T> {
                         });
                         if worker {
                             self.taken.join(identity, smallest);
+                        }
+                        if let (Some((shard, _)), Some(decider), Some(from)) =
+                            (follows, &mut self.decider, welcome.decided)
+                        {
+                            decider.follow(shard, from.next);
                         }
                         tracing::info!(peer, worker, clock = clock.0, "peer joined");
                         if let Some(resume) = &hello.resume {
@@ -562,9 +612,28 @@ impl<T: Transport> Shard<T> {
                 }
                 Some(self.slot_geometry(*encoding, *slots))
             }
+            (Role::Follower { scheme, shard, .. }, ours) => {
+                let ours = ours.as_ref().map_or("no scheme", |kept| kept.text.as_str());
+                if self.decider.is_none() || scheme != ours {
+                    return Err(format!("this server keeps {ours} and decides for no server of {scheme}"));
+                }
+                if !(1..self.config.shards).contains(shard) {
+                    let shards = self.config.shards;
+                    return Err(format!("of {shards} shards, shard {shard} does not follow another"));
+                }
+                if self.followers().any(|follower| follower == *shard) {
+                    return Err(format!("{SHARD_TAKEN} (it is {shard})"));
+                }
+                None
+            }
             _ => None,
         };
         Ok((peer, slots))
+    }
+
+    /// The shards of the servers that follow this one.
+    pub(super) fn followers(&self) -> impl Iterator<Item = u16> + '_ {
+        self.peers.iter().flatten().filter_map(|peer| peer.follows)
     }
 
     /// What the workers that are in have agreed to publish.
@@ -592,7 +661,18 @@ impl<T: Transport> Shard<T> {
             slots,
             lease_ns: u64::try_from(self.config.options.lease.as_nanos()).unwrap_or(u64::MAX),
             scheme: self.config.scheme.as_ref().map(|kept| kept.text.clone()),
+            decided: None,
         }
+    }
+
+    /// Which shard of the table this is.
+    pub(super) fn number(&self) -> u16 {
+        self.config.shard
+    }
+
+    /// How many shards the table has.
+    pub(super) fn shards(&self) -> u16 {
+        self.config.shards
     }
 
     pub(super) fn range(&self) -> &Range<u64> {

@@ -386,11 +386,9 @@ impl<T: Transport> Worker<T> {
             self.statistics.compute += now() - since;
         }
         self.magnitude = None;
-        for (part, source) in self.parts.iter_mut().zip(sources) {
-            let shard = part.link.welcome.shard;
-            let mut magnitude = None;
+        for (part, source) in self.parts.iter_mut().zip(&sources) {
             if self.measures_magnitude || self.own.is_some() {
-                let payload = match &source {
+                let payload = match source {
                     Source::Memory(memory) => Some(memory.clone()),
                     Source::Slot => part.link.borrowed_slot(),
                 };
@@ -399,14 +397,22 @@ impl<T: Transport> Worker<T> {
                 }
                 let encoding = self.options.encoding;
                 let payload = payload.filter(|_| self.measures_magnitude);
-                magnitude = payload.map(|payload| largest_magnitude(payload.as_volatile(), encoding));
+                let magnitude = payload.map(|payload| largest_magnitude(payload.as_volatile(), encoding));
                 if let Some(magnitude) = magnitude {
                     self.magnitude = Some(self.magnitude.map_or(magnitude, |most| most.max(magnitude)));
                 }
             }
+        }
+        // That of the whole gradient, for a server may decide on all of it.
+        let remarks = Remarks { loss, magnitude: self.magnitude };
+        // The copy is as old as its oldest part, where one server decides for all.
+        let base = self.is_decided().then(|| self.view_of_parts().version);
+        for (index, (part, source)) in self.parts.iter_mut().zip(sources).enumerate() {
+            let shard = part.link.welcome.shard;
             if let Some(publish) = &mut part.link.publish {
+                publish.hold(base.is_some() && index == 0);
                 publish
-                    .start(source, part.version, Remarks { loss, magnitude })
+                    .start(source, base.unwrap_or(part.version), remarks)
                     .map_err(|source| Error::Publish { shard, source })?;
             }
             part.published = false;
@@ -545,6 +551,7 @@ impl<T: Transport> Worker<T> {
                 for part in &mut self.parts {
                     part.published |= part.link.publish.as_mut().is_none_or(|publish| publish.take());
                 }
+                self.release_first();
                 if self.parts.iter().all(|part| part.published) {
                     self.clock = self.clock.next();
                     self.statistics.clocks += 1;
@@ -576,9 +583,6 @@ impl<T: Transport> Worker<T> {
             if let Some(included) = pulled.included {
                 part.shows = included.min(part.link.published());
             }
-            if self.reports_reads {
-                part.link.say_held(part.version);
-            }
             self.retries += pulled.retries;
             self.statistics.pull_retries += pulled.retries;
             if self.options.read == ReadMode::Copy && !part.link.is_pushed() {
@@ -593,8 +597,17 @@ impl<T: Transport> Worker<T> {
                 // It was amended while some shards had come already.
                 return self.start_refresh(bound);
             }
+            if self.level(bound)? {
+                return Ok(());
+            }
             let view = self.view_of_parts();
             let (version, smallest_clock) = (view.version, view.smallest_clock);
+            if self.reports_reads {
+                let is_decided = self.is_decided();
+                for part in &mut self.parts {
+                    part.link.say_held(if is_decided { version } else { part.version });
+                }
+            }
             self.scheme.handle_event(now, WorkerEvent::Holds { version, smallest_clock });
             self.phase = Phase::Deciding;
         }

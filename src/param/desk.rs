@@ -84,6 +84,12 @@ impl Desk {
         word.checked_sub(1).map(Version)
     }
 
+    /// How many decisions the follower says it has taken: whatever stands there.
+    pub(crate) fn followed(&self) -> u64 {
+        // Acquire: the follower's reads of the entries come before they are overwritten.
+        self.page.as_volatile().load(desk::FOLLOWED, ordering!("followed_acquire", Acquire))
+    }
+
     /// The peer's heartbeat: changes while the peer lives.
     pub fn heartbeat(&self) -> u64 {
         self.page.as_volatile().load(desk::HEARTBEAT, Relaxed)

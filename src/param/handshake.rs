@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::decisions::{DECISIONS_BYTES, DecidedFrom, Followed};
 use super::layout::{ControlLayout, FrameGeometry, LAYOUT_VERSION, MAGIC, SlotGeometry};
 use crate::clock::{Clock, Version};
 use crate::mem::RemoteSlice;
@@ -18,6 +19,10 @@ pub type Epoch = u64;
 /// its old connection has ended, and tries again.
 pub const IDENTITY_TAKEN: &str = "a worker of this identity is connected: give each worker a rank of its own; one \
     that was started again is taken in as soon as the end of its old connection is noticed, within the lease";
+
+/// Begins the refusal of a follower whose shard has one. One that connects again hears it until the end of its old
+/// connection is noticed, and tries again.
+pub(crate) const SHARD_TAKEN: &str = "another server of this shard follows already: give each shard one server";
 
 /// A message that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,6 +59,17 @@ pub enum Role {
         /// Names the worker across its connections: its rank, or a random number with the highest bit set. Its
         /// gradients are applied at most once under this name.
         identity: u64,
+        /// Names the connections that it makes to all shards together: a random number.
+        session: u64,
+    },
+    /// Serves another shard, and follows the decisions of this one.
+    Follower {
+        /// The text of its scheme; must be the decider's.
+        scheme: String,
+        /// Its shard.
+        shard: u16,
+        /// Where it was, if it has followed before.
+        followed: Option<Followed>,
     },
     /// Reads parameters.
     Reader,
@@ -101,7 +117,7 @@ pub struct Hello {
 }
 
 /// The owner's answer. Grants that go with it, in this order: the control page, the frames, the peer's page and, for a
-/// worker, its slots; none for an inquirer.
+/// worker, its slots, or for a follower, the decisions; none for an inquirer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
     /// This life of the owner.
@@ -128,6 +144,8 @@ pub struct Welcome {
     pub lease_ns: u64,
     /// The text of the scheme that the owner keeps, if it takes workers.
     pub scheme: Option<String>,
+    /// Where a follower begins.
+    pub decided: Option<DecidedFrom>,
 }
 
 pub(super) fn encode(body: &impl Serialize) -> Vec<u8> {
@@ -171,7 +189,7 @@ impl Hello {
     /// From bytes and grants that a stranger sent: everything that is computed with later is checked here.
     pub fn decode(bytes: &[u8], grants: &[RemoteSlice]) -> Result<Hello, HandshakeError> {
         let hello: Hello = decode(bytes)?;
-        if let Role::Worker { scheme, .. } = &hello.role {
+        if let Role::Worker { scheme, .. } | Role::Follower { scheme, .. } = &hello.role {
             check(scheme::is_text(scheme), "a scheme that cannot be")?;
         }
         if let Some(resume) = &hello.resume {
@@ -223,11 +241,17 @@ impl Welcome {
         }
         check(grants.iter().all(is_aligned), "a grant that does not begin at a cache line")?;
         let wants_slots = matches!(role, Role::Worker { .. });
-        check(grants.len() == 3 + usize::from(wants_slots), "another number of grants than there should be")?;
+        let follows = matches!(role, Role::Follower { .. });
+        check(grants.len() == 3 + usize::from(wants_slots || follows), "another number of grants than there should be")?;
         check(grants[0].len >= welcome.layout.bytes() as u64, "a control page too short")?;
         check(grants[1].len >= welcome.geometry.bytes(), "frames too short")?;
         let count = welcome.slots.map_or(0, |slots| slots.slots);
         check(grants[2].len >= super::Desk::page_bytes(count) as u64, "a peer's page too short")?;
+        if follows {
+            let from = welcome.decided.ok_or(HandshakeError::Damaged { reason: "no begin for a follower" })?;
+            check(from.version <= super::Latest::VERSION_MAX, "a version past the last one")?;
+            check(grants[3].len >= DECISIONS_BYTES as u64, "decisions too short")?;
+        }
         if let Role::Worker { encoding, .. } = role {
             let slots = welcome.slots.ok_or(HandshakeError::Damaged { reason: "no slots for a worker" })?;
             check(slots.is_sound() && slots.encoding == *encoding, "slots that cannot be")?;
@@ -262,9 +286,10 @@ fn take_apart(bytes: &[u8]) -> (Role, Vec<RemoteSlice>, &[u8]) {
         grants.push(RemoteSlice { key: crate::mem::RemoteKey(grants.len() as u64), offset, len });
         rest = behind;
     }
-    let worker = |encoding| Role::Worker { encoding, scheme: "bsp".into(), identity: 1 };
-    let role = match role % 5 {
+    let worker = |encoding| Role::Worker { encoding, scheme: "bsp".into(), identity: 1, session: 2 };
+    let role = match role % 6 {
         0 => Role::Reader,
+        5 => Role::Follower { scheme: "bsp".into(), shard: 1, followed: None },
         1 => Role::Inquirer,
         2 => worker(ElementType::F32),
         3 => worker(ElementType::Bf16),
@@ -320,6 +345,9 @@ pub(crate) fn fuzz_welcome(bytes: &[u8]) {
         assert!(welcome.layout.peer_line(welcome.peer) < welcome.layout.frame_header(0));
         assert_holds(&grants[1], geometry.frames.into(), geometry.payload_bytes, geometry.stride());
     }
+    if matches!(role, Role::Follower { .. }) {
+        assert!(grants[3].len >= DECISIONS_BYTES as u64 && welcome.decided.is_some());
+    }
     if matches!(role, Role::Worker { .. }) {
         let slots = welcome.slots.expect("a worker has slots");
         assert_holds(&grants[3], slots.slots.into(), slots.payload_bytes(), slots.stride());
@@ -337,11 +365,21 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let layout = ControlLayout { peers: 0, frames: 2 };
     let geometry = FrameGeometry { frames: 2, payload_bytes: 400, chunk_bytes: 128 };
     let scheme = "ssp(3)".into();
-    let role = Role::Worker { encoding: ElementType::Bf16, scheme, identity: u64::MAX };
+    let role = Role::Worker { encoding: ElementType::Bf16, scheme, identity: u64::MAX, session: 3 };
     let resume = Resume { clock: Clock(5), epoch: 6, version: Version(7) };
     let plain = Hello { role: Role::Reader, push: None, resume: None };
     let full = Hello { role, push: Some(PushGrant { layout, geometry }), resume: Some(resume) };
-    vec![put_together(0, &[], &plain.encode()), put_together(0, &[4096, 2 * 4096], &full.encode())]
+    let role = Role::Follower {
+        scheme: "dbw".into(),
+        shard: 1,
+        followed: Some(Followed { epoch: 6, next: 8 }),
+    };
+    let follower = Hello { role, push: None, resume: None };
+    vec![
+        put_together(0, &[], &plain.encode()),
+        put_together(0, &[], &follower.encode()),
+        put_together(0, &[4096, 2 * 4096], &full.encode()),
+    ]
 }
 
 /// To a reader.
@@ -360,10 +398,11 @@ fn welcome_sample() -> Welcome {
         slots: None,
         lease_ns: 1,
         scheme: Some("bsp".into()),
+        decided: None,
     }
 }
 
-/// Welcomes that are taken, by a reader, an inquirer and two workers.
+/// Welcomes that are taken, by a reader, an inquirer, two workers and a follower.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
     let welcome = welcome_sample();
@@ -373,7 +412,10 @@ pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
         let welcome = Welcome { slots: Some(slots), ..welcome.clone() };
         put_together(role, &[4096, 3 * 4096, 4096, 2 * 4096], &welcome.encode())
     };
-    vec![read_by(0), read_by(1), worked_by(2, ElementType::F32), worked_by(3, ElementType::Bf16)]
+    let decided = Some(DecidedFrom { next: 5, version: Version(4), goes_on: false });
+    let followed = Welcome { decided, ..welcome.clone() };
+    let followed = put_together(5, &[4096, 3 * 4096, 4096, DECISIONS_BYTES as u64], &followed.encode());
+    vec![read_by(0), read_by(1), worked_by(2, ElementType::F32), worked_by(3, ElementType::Bf16), followed]
 }
 
 #[cfg(test)]
@@ -403,7 +445,7 @@ mod tests {
         bytes[8] = 9;
         let error = Hello::decode(&bytes, &[]).unwrap_err();
         assert_eq!(error, HandshakeError::Version { theirs: 9 });
-        assert!(error.to_string().contains("layout version 9, this process version 5"));
+        assert!(error.to_string().contains("layout version 9, this process version 6"));
     }
 
     #[test]
@@ -437,7 +479,7 @@ mod tests {
             let (welcome, grants) = welcome();
             let welcome = Welcome { scheme: Some(scheme.into()), ..welcome };
             let heard = Welcome::decode(&welcome.encode(), &Role::Reader, &grants).is_ok();
-            let role = Role::Worker { encoding: ElementType::F32, scheme: scheme.into(), identity: 0 };
+            let role = Role::Worker { encoding: ElementType::F32, scheme: scheme.into(), identity: 0, session: 0 };
             let hello = Hello { role, push: None, resume: None };
             assert_eq!(Hello::decode(&hello.encode(), &[]).is_ok(), heard, "{scheme:?}");
             heard
@@ -466,7 +508,7 @@ mod tests {
             if good {
                 bytes.splice(0..0, [MAGIC.to_le_bytes(), LAYOUT_VERSION.to_le_bytes()].concat());
             }
-            for role in 0..5 {
+            for role in 0..6 {
                 for grants in 0..5 {
                     let bytes = put_together(role, &[u64::MAX; 4][..grants], &bytes);
                     fuzz_hello(&bytes);

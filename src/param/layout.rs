@@ -9,7 +9,7 @@ use crate::clock::{Clock, Version};
 use crate::table::ElementType;
 
 /// Version of the layout and of the handshake. Peers of different versions refuse each other.
-pub const LAYOUT_VERSION: u64 = 5;
+pub const LAYOUT_VERSION: u64 = 6;
 
 /// First word of a control page: "SLACKLIN" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"SLACKLIN");
@@ -124,6 +124,7 @@ pub(super) mod peer_line {
 ///
 /// ```text
 /// line 0      published clock, landed chunks, held version + 1      worker
+///             decisions taken                                       follower
 /// line 1      heartbeat                                             worker
 /// line 2      pin                                                   reader
 /// line 3+d    header of slot d                                      worker
@@ -134,6 +135,7 @@ pub(super) mod desk {
     pub(crate) const PUBLISHED: usize = 0;
     pub(crate) const LANDED: usize = 8;
     pub(crate) const HELD: usize = 16;
+    pub(crate) const FOLLOWED: usize = 24;
     pub(crate) const HEARTBEAT: usize = LINE;
     pub(crate) const PIN: usize = 2 * LINE;
 

@@ -5,6 +5,7 @@
 //! the byte and the argument for each fence.
 #![forbid(unsafe_code)]
 
+mod decisions;
 mod desk;
 mod frames;
 mod group;
@@ -20,6 +21,8 @@ mod publish;
 mod pull;
 mod push;
 
+pub(crate) use decisions::{DECISIONS_BYTES, Decision, Decisions, Follow, FollowError};
+pub use decisions::{DecidedFrom, Followed};
 pub use desk::{Desk, SlotFault};
 pub use frames::{Frames, Pinned, Progress};
 pub use group::{
@@ -28,6 +31,7 @@ pub use group::{
 };
 #[cfg(any(test, fuzzing))]
 pub(crate) use group::{fuzz_group_hello, group_hello_samples};
+pub(crate) use handshake::SHARD_TAKEN;
 pub use handshake::{Epoch, HandshakeError, Hello, IDENTITY_TAKEN, PushGrant, Resume, Role, Welcome};
 #[cfg(any(test, fuzzing))]
 pub(crate) use handshake::{fuzz_hello, fuzz_welcome, hello_samples, welcome_samples};

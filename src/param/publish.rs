@@ -118,6 +118,8 @@ pub struct Publish {
     reserving: bool,
     /// Look at the consumed clock again and again while nothing is being published.
     watching: bool,
+    /// The payload may be written, and nothing be announced.
+    is_held: bool,
     clock: Clock,
     consumed: Clock,
     /// What is to be written once a slot is free.
@@ -152,6 +154,7 @@ impl Publish {
             checksums: false,
             reserving: false,
             watching: false,
+            is_held: false,
             clock: welcome.clock,
             consumed: welcome.clock,
             pending: None,
@@ -257,6 +260,11 @@ impl Publish {
     /// Looks at the consumed clock again and again while idle, for [`consumed`](Self::consumed) to follow.
     pub fn watch_consumed(&mut self, on: bool) {
         self.watching = on;
+    }
+
+    /// Holds announcements back: the payload is written, its header and its clock are not before this is switched off.
+    pub(crate) fn hold(&mut self, on: bool) {
+        self.is_held = on;
     }
 
     /// Grows whenever a publish gets nearer to its end, as [`Pull::gains`](super::Pull::gains).
@@ -382,7 +390,8 @@ impl Publish {
         Ok(())
     }
 
-    /// Posts the next batch: chunks, and after the last of them the header and the announcement.
+    /// Posts the next batch: chunks, and after the last of them, unless it is held back, the header and the
+    /// announcement.
     fn write(
         &mut self,
         endpoint: &mut impl Endpoint,
@@ -390,16 +399,20 @@ impl Publish {
         first: usize,
     ) -> Result<bool, PublishError> {
         let chunks = self.geometry.chunks();
+        if self.is_held && first == chunks {
+            return Ok(false);
+        }
         let end = chunks.min(first + CHUNKS_PER_BATCH);
+        let is_last = end == chunks && !self.is_held;
         let mut batch = std::mem::take(&mut self.batch);
         batch.clear();
-        let built = self.build(&mut batch, header, first..end);
+        let built = self.build(&mut batch, header, first..end, is_last);
         let posted = built.and_then(|()| self.post(endpoint, &batch));
         batch.clear();
         self.batch = batch;
         if posted? {
             self.gains += 1;
-            self.state = if end == chunks { State::Flushing } else { State::Writing { header, chunk: end } };
+            self.state = if is_last { State::Flushing } else { State::Writing { header, chunk: end } };
             return Ok(true);
         }
         Ok(false)
@@ -410,9 +423,10 @@ impl Publish {
         batch: &mut Vec<WorkRequest>,
         header: SlotHeader,
         range: std::ops::Range<usize>,
+        is_last: bool,
     ) -> Result<(), PublishError> {
         let geometry = &self.geometry;
-        let (chunks, last) = (geometry.chunks(), range.end);
+        let chunks = geometry.chunks();
         let (slot, total_bytes) = (self.slot()?, geometry.payload_bytes() as usize);
         if let Some((Source::Memory(memory), _)) = &self.pending {
             for chunk in range {
@@ -441,7 +455,7 @@ impl Publish {
                 }
             }
         }
-        if last == chunks {
+        if is_last {
             let header_at = desk::slot_header(geometry.slot_of(header.clock)) as u64;
             batch.push(self.inline(self.page.slice(header_at, 64)?, Inline::line(header.to_words())));
             let announced = Inline::word(header.clock.next().0);

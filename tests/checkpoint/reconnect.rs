@@ -257,7 +257,7 @@ fn a_server_that_comes_late_is_waited_for() {
 fn a_clock_that_nobody_can_have_reached_is_refused_and_moves_nothing() {
     let mut server = new(ELEMENTS, ServerOptions::new(Config::Asp, 1, 0.1));
     let address = server.address();
-    let role = Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 0 };
+    let role = Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 0, session: 0 };
     let mut say = |clock: u64| {
         let resume = Some(Resume { clock: Clock(clock), epoch: 1, version: Version(0) });
         let message = Hello { role: role.clone(), push: None, resume }.encode();

@@ -94,7 +94,7 @@ fn a_fold_that_waits_for_a_frame_outlives_its_worker_and_leaves_the_next_one_its
         // Another place, for the fold still reads the desk of this one.
         assert_eq!((next.welcome.peer, server.status().version), (2, Version(2)));
         assert_eq!(next.welcome.clock, Clock(2), "it is another worker");
-        let role = Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 7 };
+        let role = Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 7, session: 0 };
         let again = Raw::join(&address, role, || {
             poll(&mut server);
         });

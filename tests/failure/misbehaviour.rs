@@ -184,7 +184,7 @@ fn peers_of_different_layout_versions_name_both() {
         server.poll(slackline::now()).unwrap();
     });
     let reason = refusal(said);
-    assert!(reason.contains("layout version 99") && reason.contains("version 5"), "{reason}");
+    assert!(reason.contains("layout version 99") && reason.contains("version 6"), "{reason}");
 
     // The other way round: an owner that answers in another version.
     let address = Address::random();
@@ -198,7 +198,7 @@ fn peers_of_different_layout_versions_name_both() {
         let version = |source: &HandshakeError| matches!(source, HandshakeError::Version { theirs: 99 });
         assert!(matches!(&error, Error::Handshake { source, .. } if version(source)), "{error}");
         let text = error.to_string();
-        assert!(text.contains("layout version 99") && text.contains("version 5"), "{text}");
+        assert!(text.contains("layout version 99") && text.contains("version 6"), "{text}");
     });
 }
 

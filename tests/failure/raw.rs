@@ -24,7 +24,7 @@ pub(super) struct Raw {
 pub(super) fn worker_role(scheme: Config) -> Role {
     static WORKERS: AtomicU64 = AtomicU64::new(1 << 63);
     let identity = WORKERS.fetch_add(1, Ordering::Relaxed);
-    Role::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity }
+    Role::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity, session: 0 }
 }
 
 /// Says `message`, and hears what the listener answers; `meanwhile` drives the listener.

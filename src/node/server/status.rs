@@ -20,11 +20,12 @@ pub struct ServerOptions {
     pub workers: usize,
     /// How gradients move parameters.
     pub optimizer: Optimizer,
-    /// Step size.
+    /// Step size. A server that follows another one's decisions makes its steps with that one's.
     pub learning_rate: f32,
     /// Threads that fold, the caller's own among them.
     pub threads: usize,
-    /// Which shard of the table this is, and of how many.
+    /// Which shard of the table this is, and of how many. Under a scheme that counts versions the server of shard 0
+    /// decides for all, and the others [`follow`](super::Server::follow) it.
     pub shard: (u16, u16),
     /// How its memory is made.
     pub memory: ShardOptions,
@@ -96,6 +97,9 @@ pub struct ServerStatus {
     pub dropped: u64,
     /// Gradients that were announced, and void because their worker left before they were folded in or dropped.
     pub voided: u64,
+    /// Gradients in the decider's versions that this server, which follows it, does not have: it was lost and began anew
+    /// after they were announced.
+    pub missing: u64,
     /// Gradients that held a NaN or an infinity, whatever became of them.
     pub non_finite: u64,
     /// The first version with a parameter that is NaN or infinite. From then on no checkpoint is written.

@@ -49,14 +49,14 @@ impl<I: Incoming + 'static> Joining<I> {
         self.len() == 0
     }
 
-    /// Begins to prepare for a peer: memory of its own with these slots, and that together with `shared` registered for
-    /// it.
+    /// Begins to prepare for a peer: memory of its own with these slots, and that together with the memory of all peers
+    /// registered for it, and for a follower, the decisions.
     pub(super) fn begin<T: Transport>(
         &mut self,
         transport: &Arc<T>,
         mut incoming: I,
         hello: Hello,
-        shared: [LocalSlice; 2],
+        (shared, decisions): ([LocalSlice; 2], Option<LocalSlice>),
         slots: Option<SlotGeometry>,
     ) {
         let transport = Arc::clone(transport);
@@ -65,6 +65,7 @@ impl<I: Incoming + 'static> Joining<I> {
             let mut grants = Vec::from(shared);
             if let Ok((page, payloads)) = &desk {
                 grants.extend([page].into_iter().chain(payloads).map(MemoryRegion::whole));
+                grants.extend(decisions);
                 if !mutant!("prepare") {
                     incoming.prepare(&grants);
                 }

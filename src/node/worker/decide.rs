@@ -37,9 +37,13 @@ impl<T: Transport> Worker<T> {
     }
 
     pub(super) fn start_refresh(&mut self, bound: Bound) -> Result<(), Error> {
+        self.refresh_those(|_| true, bound)
+    }
+
+    fn refresh_those(&mut self, which: impl Fn(&Part<T>) -> bool, bound: Bound) -> Result<(), Error> {
         let options =
             PullOptions { follow: true, checksum: self.options.checksums, ..PullOptions::default() };
-        for part in &mut self.parts {
+        for part in self.parts.iter_mut().filter(|part| which(part)) {
             part.refreshed = false;
             let bound = part.bound(bound);
             match &mut self.parameters {
@@ -55,6 +59,39 @@ impl<T: Transport> Worker<T> {
             }
         }
         Ok(())
+    }
+
+    /// True if one server decides for all shards.
+    pub(super) fn is_decided(&self) -> bool {
+        self.needs.counts_versions && self.parts.len() > 1
+    }
+
+    /// Where one server decides for all, brings each part to the version of the deciding one's, or a later one: the copy
+    /// then is of that version, and as long as that is the newest, of that alone. True if a part lacked.
+    pub(super) fn level(&mut self, bound: Bound) -> Result<bool, Error> {
+        let decided = match &self.parts[..] {
+            [first, ..] if self.is_decided() => first.version,
+            _ => return Ok(false),
+        };
+        let lacks = |part: &Part<T>| part.version < decided;
+        if !self.parts.iter().any(lacks) {
+            return Ok(false);
+        }
+        for part in self.parts.iter_mut().filter(|part| lacks(part)) {
+            part.least = part.least.max(decided);
+        }
+        self.refresh_those(lacks, bound)?;
+        Ok(true)
+    }
+
+    /// Announces a gradient to the server that decides once all others have it: what it decides on is then everywhere.
+    pub(super) fn release_first(&mut self) {
+        if let [first, others @ ..] = &mut self.parts[..]
+            && others.iter().all(|part| part.published)
+            && let Some(publish) = &mut first.link.publish
+        {
+            publish.hold(false);
+        }
     }
 
     /// What is being brought is to satisfy another bound. Shards that were brought already satisfied the one before:

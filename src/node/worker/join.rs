@@ -3,6 +3,7 @@
 use super::{ReadMode, WorkerOptions};
 use crate::clock::{Clock, Version};
 use crate::node::link::Link;
+use crate::node::shard::random_word;
 use crate::node::wait::{retry, sleep};
 use crate::node::{Error, now};
 use crate::param::{Epoch, IDENTITY_TAKEN, PinError, Resume, Role};
@@ -82,7 +83,8 @@ pub(super) fn join<T: Transport>(
     reached: Option<Reached<'_>>,
     timeout: Duration,
 ) -> Result<Vec<Link<T::Endpoint>>, Error> {
-    let role = Role::Worker { encoding: options.encoding, scheme: scheme.to_string(), identity };
+    let session = random_word();
+    let role = Role::Worker { encoding: options.encoding, scheme: scheme.to_string(), identity, session };
     let Needs { pushes: wants_push, staleness, .. } = scheme.needs();
     let joining = Joining { transport, role, wants_push, deadline: now() + timeout, timeout };
     let may_pass_first =

@@ -1,0 +1,143 @@
+//! Workers that come and go, and the gradients that they announce.
+
+use smallvec::SmallVec;
+
+use super::{Server, WorkerState};
+use crate::clock::{Clock, WorkerId};
+use crate::node::shard::{Departure, Gone, ShardEvent};
+use crate::param::{Desk, Resume, SlotHeader};
+use crate::scheme::{GradientId, ServerEvent, Share};
+use crate::time::Instant;
+use crate::transport::Transport;
+
+impl<T: Transport> Server<T> {
+    pub(super) fn take_events(&mut self, now: Instant) {
+        let moved = !self.events.is_empty();
+        for event in std::mem::take(&mut self.events) {
+            match event {
+                ShardEvent::Joined { peer, worker: true, clock } => {
+                    let (arrived, consumed, consumed_early) = (clock, clock, SmallVec::new());
+                    let state = WorkerState { arrived, consumed, consumed_early, held: None };
+                    self.workers[usize::from(peer)] = Some(state);
+                    self.status.joined += 1;
+                    self.say_joined(peer);
+                    self.scheme.handle_event(now, ServerEvent::Joined { worker: WorkerId(peer), clock });
+                }
+                ShardEvent::Joined { peer, worker: false, .. } => self.say_who_is_in(peer),
+                ShardEvent::Left { peer, gone } if gone.worker => {
+                    let state = self.workers[usize::from(peer)].take();
+                    let Gone { published, slots, session, .. } = gone;
+                    self.status.left += 1;
+                    self.say_left(session);
+                    if let Some(state) = &state {
+                        self.keep_departed(peer, gone, state);
+                    }
+                    if let Some(state) = state {
+                        // A fold that counts already is finished.
+                        let is_own = |share: &&Share| share.gradient.worker == WorkerId(peer);
+                        let folding = match self.work.bound {
+                            true => self.work.shares.iter().filter(is_own).count() as u64,
+                            false => 0,
+                        };
+                        let open = state.unconsumed(published).min(slots);
+                        self.status.voided += open.saturating_sub(folding);
+                    }
+                    if self.work.shares.iter().any(|share| share.gradient.worker == WorkerId(peer)) {
+                        // A fold that counts already is finished: its gradients were announced whole, and the
+                        // desks hold their memory. One in hope is thrown away.
+                        if self.work.bound {
+                            // Its line says no more of its slots to a process that takes itself for this worker.
+                            self.shard.withheld.push(peer);
+                        } else {
+                            self.abandon();
+                        }
+                    }
+                    self.scheme.handle_event(now, ServerEvent::Left { worker: WorkerId(peer) });
+                }
+                ShardEvent::Left { .. } => {}
+            }
+        }
+        if moved {
+            self.shard.frames.set_workers(self.workers.iter().flatten().count());
+        }
+    }
+
+    /// Tells the scheme of gradients that were announced since the last time, and of what their workers hold.
+    pub(super) fn take_arrivals(&mut self, now: Instant) -> bool {
+        let mut progress = false;
+        for index in 0..self.workers.len() {
+            // Read first: a worker says what it holds before it announces what it made of that.
+            let Some(peer) = &self.shard.peers[index] else { continue };
+            let published = peer.desk.published();
+            progress |= self.take_held(index, now);
+            while let (Some(state), Some(peer)) = (&self.workers[index], &self.shard.peers[index]) {
+                if published <= state.arrived {
+                    break;
+                }
+                progress = true;
+                let clock = state.arrived;
+                match self.believe(&peer.desk, state.consumed, clock) {
+                    Ok(header) => {
+                        if let Some(state) = &mut self.workers[index] {
+                            state.arrived = clock.next();
+                        }
+                        let gradient = GradientId { worker: WorkerId(index as u16), clock };
+                        // What is no magnitude is told as the largest one: no bound is kept by it.
+                        let magnitude = header.magnitude.map(|m| if m >= 0.0 { m } else { f32::INFINITY });
+                        let (base, loss) = (header.base, header.loss);
+                        let event = ServerEvent::Arrived { gradient, base, loss, magnitude };
+                        self.scheme.handle_event(now, event);
+                    }
+                    Err(reason) => {
+                        let departure = Departure::Misbehaved(reason);
+                        self.shard.dismiss(index as u16, departure, &mut self.events);
+                        self.take_events(now);
+                        break;
+                    }
+                }
+            }
+        }
+        progress
+    }
+
+    /// The header of the gradient of `clock`, which was announced, or how that broke the protocol.
+    pub(super) fn believe(&self, desk: &Desk, consumed: Clock, clock: Clock) -> Result<SlotHeader, String> {
+        // Without this a worker that ignores its credits could have one slot folded under two names.
+        let slots = desk.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
+        if clock.0 >= consumed.0.saturating_add(slots) {
+            return Err("it published more than it has slots for".into());
+        }
+        if clock >= Resume::CLOCK_MAX {
+            return Err("it published past the last clock that there is".into());
+        }
+        let header = desk.header(clock, self.shard.frames.epoch()).map_err(|fault| fault.to_string())?;
+        // The commit of a version comes before all that a worker computes on it.
+        if header.base > self.shard.frames.latest().version {
+            return Err("its gradient is computed on a version that there is not".into());
+        }
+        Ok(header)
+    }
+
+    /// Tells the scheme that a worker holds a newer version than before.
+    fn take_held(&mut self, index: usize, now: Instant) -> bool {
+        if !self.reports_reads {
+            return false;
+        }
+        let (Some(state), Some(peer)) = (&mut self.workers[index], &self.shard.peers[index]) else {
+            return false;
+        };
+        let Some(version) = peer.desk.held() else { return false };
+        if state.held.is_some_and(|held| version <= held) {
+            return false;
+        }
+        if version > self.shard.frames.latest().version {
+            let departure = Departure::Misbehaved("it holds a version that there is not".into());
+            self.shard.dismiss(index as u16, departure, &mut self.events);
+            self.take_events(now);
+            return true;
+        }
+        state.held = Some(version);
+        self.scheme.handle_event(now, ServerEvent::Seen { worker: WorkerId(index as u16), version });
+        true
+    }
+}

@@ -1,0 +1,422 @@
+//! Several servers of which one decides: the server of shard 0 runs the scheme, and the others make their versions of
+//! the same gradients.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::{Server, Source, WorkerState};
+use crate::clock::{Clock, WorkerId};
+use crate::mem::Access;
+use crate::node::link::Link;
+use crate::node::shard::{Departure, Gone};
+use crate::node::wait::retry;
+use crate::node::{Error, now};
+use crate::param::{Decision, Epoch, Follow, FollowError, Followed, Hello, Role, SHARD_TAKEN};
+use crate::scheme::{AnyScheme, GradientId, ServerAction, Share};
+use crate::time::{Duration, Instant};
+use crate::transport::{Address, ConnectError, Disconnected, Endpoint, Transport};
+
+/// How often the connection to the decider is asked whether it still stands.
+const CHECK_EVERY: Duration = Duration::from_millis(20);
+
+/// Of a server for which another one decides.
+pub(super) struct Following<E> {
+    scheme: String,
+    link: Option<Decided<E>>,
+    /// Where it was when it lost its connection. `None` before the first.
+    position: Option<(Epoch, u64)>,
+    /// The decider's smallest clock, as of the newest version here.
+    clock: Clock,
+    /// Sessions of the workers that the decider has let in.
+    sessions: BTreeSet<u64>,
+    /// Workers that have left with gradients on which the decider may still decide.
+    departed: Vec<Departed>,
+    /// Decisions that were read and not carried out.
+    queue: VecDeque<Decision>,
+    /// Shares of the version that is decided next.
+    shares: Vec<(u64, u64, f32)>,
+}
+
+/// The connection to the decider.
+struct Decided<E> {
+    endpoint: E,
+    follow: Follow,
+    address: Address,
+    shards: u16,
+    checked: Instant,
+}
+
+/// A worker that has left, in whose desk gradients lie. Its place stays empty.
+struct Departed {
+    place: u16,
+    source: Source,
+    /// Its gradients of clocks before this one are whole.
+    arrived: Clock,
+    /// Once all decisions up to this look are read, the decider knows its session or never will.
+    look: u64,
+}
+
+impl<E> Following<E> {
+    pub(super) fn new(scheme: &AnyScheme, clock: Clock) -> Following<E> {
+        Following {
+            scheme: scheme.to_string(),
+            link: None,
+            position: None,
+            clock,
+            sessions: BTreeSet::new(),
+            departed: Vec::new(),
+            queue: VecDeque::new(),
+            shares: Vec::new(),
+        }
+    }
+}
+
+impl<T: Transport> Server<T> {
+    /// True if another server decides for this one: it serves nobody until [`follow`](Self::follow) has connected it.
+    pub fn follows(&self) -> bool {
+        self.following.is_some()
+    }
+
+    /// Connects this server to the one of shard 0 at `decider`, which decides for all shards: under schemes that count
+    /// versions or choose whom to wait for ([`Needs::counts_versions`](crate::scheme::Needs::counts_versions)), where
+    /// there are several servers. Waits at most `timeout` for that server, which may not listen yet.
+    ///
+    /// To be called before the first [`poll`](Self::poll), and again after an [`Error::ServerLost`] of shard 0. This
+    /// server then goes on where it was. If it was away for another life of the decider, that is
+    /// [`Error::AnotherLife`]: begin this server anew, from its checkpoint if there is one. At its begin it takes over
+    /// the decider's version; updates that its checkpoint lacks are lost, and counted in
+    /// [`ServerStatus::lost_updates`](super::ServerStatus::lost_updates).
+    pub fn follow(&mut self, decider: &Address, timeout: Duration) -> Result<(), Error> {
+        let Some(following) = &mut self.following else {
+            let reason = "this server decides for itself: see `follows`";
+            return Err(Error::OutOfTurn { operation: "follow another server", reason });
+        };
+        following.link = None;
+        let shard = self.shard.number();
+        let followed = following.position.map(|(epoch, next)| Followed { epoch, next });
+        let role = Role::Follower { scheme: following.scheme.clone(), shard, followed };
+        let transport = self.shard.transport();
+        let deadline = now() + timeout;
+        let connect = || {
+            let hello = Hello { role: role.clone(), push: None, resume: None };
+            Link::<T::Endpoint>::shake_hands(transport, decider, hello, Vec::new(), deadline, timeout)
+        };
+        let (endpoint, received, welcome) = retry(deadline, may_pass, connect)?;
+        let wrong = |what: &str| Error::Shards { reason: format!("{decider} {what}") };
+        let is_ours = welcome.table == *self.shard.table() && welcome.shards == self.shard.shards();
+        if welcome.shard != 0 || !is_ours {
+            return Err(wrong("does not hold shard 0 of this server's table"));
+        }
+        let scratch = transport.allocate(Follow::SCRATCH_BYTES, Access::LOCAL)?;
+        let follow = Follow::new(&welcome, &received.grants, scratch.whole())
+            .map_err(|error| wrong(&format!("granted too little: {error}")))?;
+        let (Some(follow), Some(from)) = (follow, welcome.decided) else {
+            return Err(wrong("does not decide for others"));
+        };
+        match following.position {
+            None => {
+                let own = self.shard.frames.latest().version;
+                following.clock = welcome.clock;
+                self.announced_clock = welcome.clock;
+                self.shard.begin_at(from.version, welcome.clock);
+                if own < from.version {
+                    let lost = own.behind(from.version);
+                    tracing::warn!(shard, updates = lost, "this shard lacks updates that the decider has");
+                    self.shard.lost_updates = self.shard.lost_updates.max(Some(lost));
+                }
+            }
+            Some(_) if from.goes_on => {}
+            Some(_) => return Err(Error::AnotherLife { shard, address: decider.clone() }),
+        }
+        let Some(following) = &mut self.following else { return Ok(()) };
+        following.position = Some(follow.position());
+        tracing::info!(%decider, shard, version = from.version.0, goes_on = from.goes_on, "following");
+        let (address, shards, checked) = (decider.clone(), welcome.shards, now());
+        following.link = Some(Decided { endpoint, follow, address, shards, checked });
+        Ok(())
+    }
+
+    /// False before a server for which another decides has found it.
+    pub(super) fn is_ready(&self) -> bool {
+        self.following.as_ref().is_none_or(|following| following.position.is_some())
+    }
+
+    /// The smallest clock, as the scheme says or the decider said.
+    pub(super) fn smallest_clock(&self) -> Clock {
+        self.following.as_ref().map_or_else(|| self.scheme.smallest_clock(), |following| following.clock)
+    }
+
+    // ------------------------------------------------------------------ the server that follows
+
+    /// Reads what the decider has decided. An error once its connection has ended.
+    pub(super) fn hear(&mut self, now: Instant) -> Result<bool, Error> {
+        let Some(following) = &mut self.following else { return Ok(false) };
+        let Some(link) = &mut following.link else { return Ok(false) };
+        match link.hear(now, &mut following.queue) {
+            Ok(progress) => {
+                following.position = Some(link.follow.position());
+                Ok(progress)
+            }
+            Err(error) => {
+                let (address, shards) = (link.address.clone(), link.shards);
+                following.link = None;
+                Err(error.into_error(address, shards))
+            }
+        }
+    }
+
+    /// The next decision that is to be carried out, with its shares.
+    pub(super) fn next_decided(&mut self, now: Instant) -> Result<Option<ServerAction>, Error> {
+        self.forget_strangers();
+        while let Some(following) = &mut self.following
+            && let Some(decision) = following.queue.pop_front()
+        {
+            match decision {
+                Decision::Joined { session } => {
+                    following.sessions.insert(session);
+                }
+                Decision::Left { session } => {
+                    following.sessions.remove(&session);
+                    following.departed.retain(|departed| departed.source.session != session);
+                    self.release_places();
+                }
+                Decision::Clock { clock } => following.clock = following.clock.max(clock),
+                Decision::Share { session, ordinal, weight } => {
+                    following.shares.push((session, ordinal, weight));
+                }
+                Decision::Drop { session, ordinal } => {
+                    if let Some(gradient) = self.find(session, ordinal, now) {
+                        return Ok(Some(ServerAction::Drop { gradient }));
+                    }
+                }
+                Decision::Apply { version, learning_rate } => {
+                    let next = self.shard.next_version()?;
+                    if version != next {
+                        let reason = format!("shard 0 decides on version {} after {}", version.0, next.0 - 1);
+                        return Err(Error::Shards { reason });
+                    }
+                    let named = std::mem::take(&mut following.shares);
+                    for (session, ordinal, weight) in &named {
+                        match self.find(*session, *ordinal, now) {
+                            Some(gradient) => self.shares.push(Share { gradient, weight: *weight }),
+                            None => self.status.missing += 1,
+                        }
+                    }
+                    if let Some(following) = &mut self.following {
+                        following.shares = named;
+                        following.shares.clear();
+                    }
+                    self.learning_rate = learning_rate;
+                    return Ok(Some(ServerAction::Apply));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The gradient of this name, if it has come. Its worker announces it to the decider last: one that is in, and whose
+    /// gradient is not here, broke the protocol.
+    fn find(&mut self, session: u64, ordinal: u64, now: Instant) -> Option<GradientId> {
+        let peers = self.shard.peers.iter().zip(&self.workers).zip(0..);
+        let found = peers.filter_map(|((peer, state), place)| Some((peer.as_ref()?, state.as_ref()?, place)));
+        let found = found.map(|(peer, state, place)| (peer.session, peer.began, state.arrived, place));
+        let departed = self.following.iter().flat_map(|following| &following.departed);
+        let departed = departed.map(|gone| (gone.source.session, gone.source.began, gone.arrived, gone.place));
+        let (_, began, arrived, place) = departed.chain(found).find(|(own, ..)| *own == session)?;
+        let clock = Clock(began.0.saturating_add(ordinal));
+        if clock < arrived {
+            return Some(GradientId { worker: WorkerId(place), clock });
+        }
+        let reason = "it announced a gradient to shard 0 before it announced it here".to_owned();
+        self.shard.dismiss(place, Departure::Misbehaved(reason), &mut self.events);
+        self.take_events(now);
+        None
+    }
+
+    /// Keeps what a worker has announced that has left, until the decider lets it go as well.
+    pub(super) fn keep_departed(&mut self, place: u16, gone: Gone, state: &WorkerState) {
+        if self.following.is_none() || !gone.is_honest {
+            return;
+        }
+        let mut arrived = state.arrived;
+        while arrived < gone.published && self.believe(&gone.desk, state.consumed, arrived).is_ok() {
+            arrived = arrived.next();
+        }
+        let Some(following) = &mut self.following else { return };
+        if state.unconsumed(arrived) == 0 {
+            return;
+        }
+        let Gone { desk, generation, identity, session, began, .. } = gone;
+        let source = Source { desk, generation, identity, session, began };
+        let look = following.link.as_ref().map_or(0, |link| link.follow.next_look());
+        following.departed.push(Departed { place, source, arrived, look });
+        self.release_places();
+    }
+
+    /// Lets go of workers that have left and that the decider has never let in, or not for long.
+    fn forget_strangers(&mut self) {
+        let Some(Following { departed, link: Some(link), sessions, queue, .. }) = &mut self.following else {
+            return;
+        };
+        let before = departed.len();
+        if queue.is_empty() {
+            departed.retain(|gone| {
+                sessions.contains(&gone.source.session) || !link.follow.has_settled(gone.look)
+            });
+        }
+        if departed.len() < before {
+            self.release_places();
+        }
+    }
+
+    /// Gives the places of workers that have left to others, once nothing of theirs is to be folded any more.
+    pub(super) fn release_places(&mut self) {
+        let is_folding = |place: u16| {
+            self.work.bound && self.work.shares.iter().any(|share| share.gradient.worker.0 == place)
+        };
+        self.shard.withheld.retain(|place| is_folding(*place));
+        let kept = self.following.iter().flat_map(|following| &following.departed);
+        self.shard.withheld.extend(kept.map(|departed| departed.place));
+    }
+
+    /// Where a gradient lies whose worker may have left.
+    pub(super) fn source(&self, place: u16) -> Option<Source> {
+        let mut departed = self.following.iter().flat_map(|following| &following.departed);
+        if let Some(gone) = departed.find(|gone| gone.place == place) {
+            return Some(gone.source.clone());
+        }
+        self.shard.peers.get(usize::from(place))?.as_ref().map(Source::of)
+    }
+
+    // ------------------------------------------------------------------ the server that decides
+
+    /// Whether the scheme may be asked: others hear of what it says, and all of them are there.
+    pub(super) fn may_decide(&mut self) -> bool {
+        let followers = self.shard.followers().count();
+        self.shard.decider.as_mut().is_none_or(|decider| {
+            decider.flush();
+            decider.has_room() && followers == decider.followers()
+        })
+    }
+
+    fn say(&mut self, decision: Decision) {
+        if let Some(decider) = &mut self.shard.decider {
+            decider.say(decision);
+        }
+    }
+
+    pub(super) fn say_joined(&mut self, place: u16) {
+        if let Some(peer) = &self.shard.peers[usize::from(place)] {
+            let session = peer.session;
+            self.say(Decision::Joined { session });
+        }
+    }
+
+    /// Tells a follower that has come, and so all, which workers are in.
+    pub(super) fn say_who_is_in(&mut self, place: u16) {
+        if self.shard.peers[usize::from(place)].as_ref().is_some_and(|peer| peer.follows.is_some()) {
+            for place in 0..self.workers.len() as u16 {
+                if self.workers[usize::from(place)].is_some() {
+                    self.say_joined(place);
+                }
+            }
+        }
+    }
+
+    pub(super) fn say_left(&mut self, session: u64) {
+        self.say(Decision::Left { session });
+    }
+
+    pub(super) fn say_dropped(&mut self, gradient: GradientId) {
+        if let Some(Some(peer)) = self.shard.peers.get(usize::from(gradient.worker.0)) {
+            let ordinal = gradient.clock.0.saturating_sub(peer.began.0);
+            let session = peer.session;
+            self.say(Decision::Drop { session, ordinal });
+        }
+    }
+
+    pub(super) fn say_clock(&mut self, clock: Clock) {
+        if clock != self.announced_clock {
+            self.say(Decision::Clock { clock });
+        }
+    }
+
+    /// The planned fold counts from here on, with the step size of now unless it runs already.
+    pub(super) fn bind(&mut self) {
+        if !self.aggregator.is_running() {
+            self.work.learning_rate = self.learning_rate;
+        }
+        self.work.bound = true;
+        let Some(decider) = &mut self.shard.decider else { return };
+        for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
+            let ordinal = share.gradient.clock.0.saturating_sub(source.began.0);
+            decider.say(Decision::Share { session: source.session, ordinal, weight: share.weight });
+        }
+        let version = self.shard.frames.latest().version.next();
+        decider.say(Decision::Apply { version, learning_rate: self.work.learning_rate });
+    }
+
+    /// Hands decisions out, and learns how far the others are.
+    pub(super) fn tell(&mut self, now: Instant) -> bool {
+        let Some(decider) = &mut self.shard.decider else { return false };
+        let mut liar = None;
+        for (place, peer) in (0..).zip(&self.shard.peers) {
+            if let Some(peer) = peer
+                && let Some(shard) = peer.follows
+                && !decider.learn(shard, peer.desk.followed())
+            {
+                liar = Some(place);
+            }
+        }
+        let progress = decider.flush();
+        if let Some(place) = liar {
+            let departure = Departure::Misbehaved("it has taken decisions that there are not".into());
+            self.shard.dismiss(place, departure, &mut self.events);
+            self.take_events(now);
+        }
+        progress
+    }
+}
+
+impl<E: Endpoint> Decided<E> {
+    fn hear(&mut self, now: Instant, queue: &mut VecDeque<Decision>) -> Result<bool, FollowError> {
+        let mut progress = false;
+        loop {
+            while let Some(completion) = self.endpoint.poll() {
+                self.follow.complete(completion);
+            }
+            // What was read is carried out before more of it is asked for.
+            let stepped = self.follow.advance(&mut self.endpoint, |decision| queue.push_back(decision))?;
+            progress |= stepped;
+            if !stepped {
+                break;
+            }
+        }
+        if now - self.checked >= CHECK_EVERY {
+            self.checked = now;
+            self.endpoint.check().map_err(FollowError::Disconnected)?;
+        }
+        Ok(progress)
+    }
+}
+
+impl FollowError {
+    fn into_error(self, address: Address, shards: u16) -> Error {
+        let lost = |reason| Error::ServerLost { shard: 0, shards, address: address.clone(), source: reason };
+        match self {
+            FollowError::Disconnected(gone) => lost(gone),
+            FollowError::Completion(_) => lost(Disconnected { reason: "a read of its decisions failed" }),
+            FollowError::Evicted(why) => Error::Evicted { shard: 0, why },
+            FollowError::Post(source) => Error::Post { shard: 0, source },
+            FollowError::Impossible => Error::Shards { reason: "shard 0 decides what cannot be".into() },
+            FollowError::Grants(error) => Error::Shards { reason: format!("shard 0 granted too little: {error}") },
+        }
+    }
+}
+
+/// True if the decider may let this server follow later.
+fn may_pass(error: &Error) -> bool {
+    let is_taken = |error: &Error| {
+        matches!(error, Error::Connect(ConnectError::Refused { reason, .. }) if reason.contains(SHARD_TAKEN))
+    };
+    error.is_no_listener() || is_taken(error)
+}

@@ -1,0 +1,349 @@
+//! Decisions of the server that decides for all shards, and how the servers of the other shards read them.
+//!
+//! The server of shard 0 appends entries to a ring in its own memory and then announces how many there are. A follower
+//! reads the count, then the entries, and says in its desk how many it has taken. The owner overwrites no entry that a
+//! follower still has to take.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+use super::layout::{LINE, desk};
+use super::own_page::{Eviction, own_words, read_line};
+use super::{Epoch, Latest, Welcome};
+use crate::clock::{Clock, Version};
+use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming, fence};
+use crate::transport::{
+    CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
+};
+
+/// Entries in the ring.
+const ENTRIES: u64 = 1024;
+
+const ENTRY_WORDS: usize = 4;
+const ENTRY: usize = ENTRY_WORDS * 8;
+
+/// Bytes of the region: the line with the count, and the ring.
+pub(crate) const DECISIONS_BYTES: usize = LINE + ENTRIES as usize * ENTRY;
+
+/// Entries that are read at a time.
+const BATCH: u64 = 32;
+
+/// One decision. A worker is named by the random number of its session, and its gradients are counted from 0 in each
+/// session, so that shards at which a worker began at different clocks agree on the names.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Decision {
+    /// The decider has let the worker of this session in.
+    Joined { session: u64 },
+    /// No gradient of this session is decided on from here on.
+    Left { session: u64 },
+    /// The next version holds this gradient with this weight.
+    Share { session: u64, ordinal: u64, weight: f32 },
+    /// The shares since the last version make this one, with this step size.
+    Apply { version: Version, learning_rate: f32 },
+    /// The gradient is consumed without being folded in.
+    Drop { session: u64, ordinal: u64 },
+    /// All gradients of earlier clocks are in the newest version, or were dropped.
+    Clock { clock: Clock },
+}
+
+impl Decision {
+    fn to_words(self) -> [u64; ENTRY_WORDS] {
+        match self {
+            Decision::Joined { session } => [1, session, 0, 0],
+            Decision::Left { session } => [2, session, 0, 0],
+            Decision::Share { session, ordinal, weight } => [3, session, ordinal, weight.to_bits().into()],
+            Decision::Apply { version, learning_rate } => [4, version.0, 0, learning_rate.to_bits().into()],
+            Decision::Drop { session, ordinal } => [5, session, ordinal, 0],
+            Decision::Clock { clock } => [6, clock.0, 0, 0],
+        }
+    }
+
+    /// `None` if no decider has written it.
+    fn from_words([kind, name, ordinal, bits]: [u64; ENTRY_WORDS]) -> Option<Decision> {
+        let number = f32::from_bits(bits as u32);
+        Some(match kind {
+            1 => Decision::Joined { session: name },
+            2 => Decision::Left { session: name },
+            3 => Decision::Share { session: name, ordinal, weight: number },
+            4 if name <= Latest::VERSION_MAX.0 => {
+                Decision::Apply { version: Version(name), learning_rate: number }
+            }
+            5 => Decision::Drop { session: name, ordinal },
+            6 if name <= super::Resume::CLOCK_MAX.0 => Decision::Clock { clock: Clock(name) },
+            _ => return None,
+        })
+    }
+}
+
+/// The ring in the hands of the decider, the only writer of every word of it.
+#[derive(Debug)]
+pub(crate) struct Decisions {
+    region: MemoryRegion,
+    end: u64,
+}
+
+impl Decisions {
+    /// Over zeroed memory of [`DECISIONS_BYTES`].
+    ///
+    /// # Panics
+    /// If the region is shorter; it is the owner's own.
+    pub(crate) fn new(region: MemoryRegion) -> Decisions {
+        assert!(region.len() >= DECISIONS_BYTES, "region too short");
+        Decisions { region, end: 0 }
+    }
+
+    pub(crate) fn region(&self) -> &MemoryRegion {
+        &self.region
+    }
+
+    /// The number of entries that were ever appended.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Appends an entry, unless that overwrites one that is still to be taken: all before `taken` are taken.
+    pub(crate) fn append(&mut self, decision: Decision, taken: u64) -> bool {
+        if self.end.saturating_sub(taken) >= ENTRIES {
+            return false;
+        }
+        let at = LINE + (self.end % ENTRIES) as usize * ENTRY;
+        // A follower that was let go may still read what is overwritten here. It looks at its line after that, and whoever
+        // finds a word of this entry finds there that it is no member any more.
+        fence(Release);
+        let memory = self.region.as_volatile();
+        for (index, word) in decision.to_words().into_iter().enumerate() {
+            memory.store(at + 8 * index, word, Relaxed);
+        }
+        self.end += 1;
+        true
+    }
+
+    /// Announces all entries. They are whole before they are counted.
+    pub(crate) fn announce(&self) {
+        self.region.as_volatile().store(0, self.end, ordering!("decided_release", Release));
+    }
+}
+
+/// Why decisions can no longer be read.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum FollowError {
+    Disconnected(Disconnected),
+    Completion(CompletionError),
+    Post(PostError),
+    /// The decider has let this follower go.
+    Evicted(Eviction),
+    /// The decider has written what it cannot have.
+    Impossible,
+    Grants(OutOfBounds),
+}
+
+impl From<OutOfBounds> for FollowError {
+    fn from(error: OutOfBounds) -> FollowError {
+        FollowError::Grants(error)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// Ask for the count next.
+    Idle,
+    Counting,
+    /// So many entries are wanted.
+    Wanted(u64),
+    Reading(u64),
+}
+
+/// Reads a decider's decisions in order: a state machine, driven as [`Pull`](super::Pull) is.
+#[derive(Debug)]
+pub(crate) struct Follow {
+    decisions: RemoteSlice,
+    line: RemoteSlice,
+    page: RemoteSlice,
+    generation: u64,
+    epoch: Epoch,
+    scratch: LocalSlice,
+    /// Entries before this one were read.
+    next: u64,
+    /// The decider was told that entries before this one were taken.
+    said: u64,
+    state: State,
+    outstanding: u32,
+    failed: Option<CompletionError>,
+    /// Looks that were begun, and the latest of those that found nothing new.
+    looks: u64,
+    settled: u64,
+}
+
+impl Follow {
+    /// Bytes of local memory that it needs for itself.
+    pub(crate) const SCRATCH_BYTES: usize = 2 * LINE + BATCH as usize * ENTRY;
+
+    /// From a decider's answer to a follower and what it granted. `None` if the answer was not to a follower.
+    pub(crate) fn new(
+        welcome: &Welcome,
+        grants: &[RemoteSlice],
+        scratch: LocalSlice,
+    ) -> Result<Option<Follow>, OutOfBounds> {
+        let ([.., decisions], Some(from)) = (grants, welcome.decided) else { return Ok(None) };
+        let words = own_words(welcome, grants)?;
+        Ok(Some(Follow {
+            decisions: *decisions,
+            line: words.line,
+            page: words.page,
+            generation: welcome.generation,
+            epoch: welcome.epoch,
+            scratch,
+            next: from.next,
+            said: from.next,
+            state: State::Idle,
+            outstanding: 0,
+            failed: None,
+            looks: 0,
+            settled: 0,
+        }))
+    }
+
+    /// Where it stands: the life of the decider, and the entry that comes next.
+    pub(crate) fn position(&self) -> (Epoch, u64) {
+        (self.epoch, self.next)
+    }
+
+    /// The number of the next look at the count.
+    pub(crate) fn next_look(&self) -> u64 {
+        self.looks + 1
+    }
+
+    /// True if this look, or a later one, found that all entries had been read.
+    pub(crate) fn has_settled(&self, look: u64) -> bool {
+        self.settled >= look
+    }
+
+    /// Takes a completion of one of its own requests.
+    pub(crate) fn complete(&mut self, completion: WorkCompletion) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+        if let Err(error) = completion.result {
+            self.failed = Some(error);
+        }
+    }
+
+    /// Goes as far as it can without waiting, and hands what it has read to `take`. True if it got anywhere.
+    pub(crate) fn advance(
+        &mut self,
+        endpoint: &mut impl Endpoint,
+        mut take: impl FnMut(Decision),
+    ) -> Result<bool, FollowError> {
+        if let Some(error) = self.failed.take() {
+            return Err(FollowError::Completion(error));
+        }
+        if self.outstanding > 0 {
+            return Ok(false);
+        }
+        match self.state {
+            State::Idle => {
+                if self.said < self.next {
+                    return self.say_taken(endpoint);
+                }
+                let operation = self.read(0, self.decisions.slice(0, 8)?)?;
+                if self.post(endpoint, &[WorkRequest::signalled(FOLLOW_TAG, operation)])? {
+                    self.looks += 1;
+                    self.state = State::Counting;
+                }
+                // Looking is no progress; a change is.
+                Ok(false)
+            }
+            State::Counting => {
+                let end = self.scratch.as_volatile().load_u64(0);
+                let new = end.saturating_sub(self.next);
+                if new > ENTRIES {
+                    return Err(FollowError::Impossible);
+                }
+                self.state = if new > 0 { State::Wanted(new) } else { State::Idle };
+                if new == 0 {
+                    self.settled = self.looks;
+                }
+                Ok(new > 0)
+            }
+            State::Wanted(new) => {
+                // Up to the end of the ring at most: what lies behind it comes with the next look.
+                let first = self.next % ENTRIES;
+                let count = new.min(BATCH).min(ENTRIES - first);
+                let at = LINE as u64 + first * ENTRY as u64;
+                let entries = self.read(2 * LINE, self.decisions.slice(at, count * ENTRY as u64)?)?;
+                // The line last: while it speaks to this follower, nothing that it had to take was overwritten.
+                let mut line = WorkRequest::signalled(FOLLOW_TAG, self.read(LINE, self.line)?);
+                line.flags |= Flags::FENCE;
+                if !self.post(endpoint, &[WorkRequest::unsignalled(FOLLOW_TAG, entries), line])? {
+                    return Ok(false);
+                }
+                self.state = State::Reading(count);
+                Ok(true)
+            }
+            State::Reading(count) => {
+                let memory = self.scratch.as_volatile();
+                let line = read_line(&memory.subslice(LINE, LINE), self.generation);
+                if let Some(why) = line.evicted {
+                    return Err(FollowError::Evicted(why));
+                }
+                for index in 0..count as usize {
+                    let at = 2 * LINE + index * ENTRY;
+                    let words = std::array::from_fn(|word| memory.load_u64(at + 8 * word));
+                    take(Decision::from_words(words).ok_or(FollowError::Impossible)?);
+                }
+                self.next += count;
+                self.state = State::Idle;
+                Ok(true)
+            }
+        }
+    }
+
+    fn say_taken(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, FollowError> {
+        let remote = self.page.slice(desk::FOLLOWED as u64, 8)?;
+        let operation = Operation::WriteInline { data: Inline::word(self.next), remote };
+        let mut request = WorkRequest::signalled(FOLLOW_TAG, operation);
+        request.flags |= Flags::NOTIFY;
+        let posted = self.post(endpoint, &[request])?;
+        if posted {
+            self.said = self.next;
+        }
+        Ok(posted)
+    }
+
+    fn read(&self, at: usize, remote: RemoteSlice) -> Result<Operation, OutOfBounds> {
+        let local = self.scratch.slice(at, remote.len as usize)?;
+        Ok(Operation::Read { local, remote, streaming: Streaming::Never })
+    }
+
+    fn post(&mut self, endpoint: &mut impl Endpoint, requests: &[WorkRequest]) -> Result<bool, FollowError> {
+        match endpoint.post(requests) {
+            Ok(()) => {
+                self.outstanding += 1;
+                Ok(true)
+            }
+            Err(PostError::QueueFull { .. }) => Ok(false),
+            Err(PostError::Disconnected(gone)) => Err(FollowError::Disconnected(gone)),
+            Err(error) => Err(FollowError::Post(error)),
+        }
+    }
+}
+
+/// Ids of a follower's requests have this bit.
+const FOLLOW_TAG: u64 = 1 << 58;
+
+/// What a follower's first message says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Followed {
+    /// The decider's life that it followed before, if any.
+    pub epoch: Epoch,
+    /// The entry of that life that it wants next.
+    pub next: u64,
+}
+
+/// Where a follower begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DecidedFrom {
+    /// The entry that it reads first.
+    pub next: u64,
+    /// The version that all entries before that have decided.
+    pub version: Version,
+    /// The follower goes on where it was: it has missed nothing.
+    pub goes_on: bool,
+}
