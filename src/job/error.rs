@@ -32,7 +32,7 @@ pub enum JobError {
     #[error("{0}")]
     Resume(String),
     /// The coordinator sent an order that does not fit this process.
-    #[error("{0}; run the same slackline everywhere")]
+    #[error("{_0}; {}", self.help())]
     Order(&'static str),
     /// The plan does not fit the number of processes.
     #[error(
@@ -95,7 +95,7 @@ pub enum JobError {
         last: String,
     },
     /// A round of averaging did not end.
-    #[error("round {round} did not end within {waited:?}: workers {workers:?} are alive and late; use a longer timeout")]
+    #[error("round {round} did not end within {waited:?}: workers {workers:?} are alive and late; {}", self.help())]
     Late {
         /// The number of the round.
         round: u64,
@@ -124,7 +124,8 @@ impl JobError {
             }
             JobError::Wait(_) | JobError::NoRdma(_) => "reaching the other processes",
             JobError::NotBack { .. } => "reconnecting",
-            JobError::Failed(_) | JobError::Lost(_) => "running the job",
+            JobError::Failed(_) | JobError::Lost(_) | JobError::Order(_) => "running the job",
+            JobError::Late { .. } => "averaging in a group",
         }
     }
 
@@ -145,7 +146,7 @@ impl JobError {
         match self {
             JobError::Node(error) => error.is_retryable(),
             JobError::Wait(error) => matches!(error, WaitError::Deadline { .. }),
-            JobError::NotBack { .. } => true,
+            JobError::NotBack { .. } | JobError::Late { .. } => true,
             _ => false,
         }
     }
@@ -161,6 +162,8 @@ impl JobError {
             JobError::HasServers { .. } => "use JobPlan::servers(0)",
             JobError::OtherRole { .. } => "branch on Job::role",
             JobError::InitialValues { .. } => "give one for each",
+            JobError::Order(_) => "run the same version of slackline everywhere",
+            JobError::Late { .. } => "use a longer timeout",
             JobError::NotBack { .. } => "start them again sooner, or use a longer timeout",
             _ => "",
         }

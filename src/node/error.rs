@@ -69,7 +69,7 @@ pub enum Error {
     /// The server that decides for this one is another life of it, whose versions are not those of this one's.
     #[error(
         "shard {shard} cannot go on after its connection to {address} was lost: the server of shard 0 began anew, or \
-         decided more than it keeps; begin this server anew, from its checkpoint if there is one"
+         decided more than it keeps; {}", self.help()
     )]
     AnotherLife {
         /// The shard of the server that follows.
@@ -223,6 +223,7 @@ impl Error {
             Error::Connect(_) | Error::Handshake { .. } | Error::Shards { .. } => "connecting",
             Error::Table(_) => "laying out the table",
             Error::ServerLost { .. } | Error::Evicted { .. } | Error::Post { .. } => "talking to a server",
+            Error::AnotherLife { .. } => "following the decisions of shard 0",
             Error::Pull { .. } | Error::Bounds(_) => "reading parameters",
             Error::Pin { .. } => "reading in place",
             Error::Publish { .. } | Error::Encoding { .. } => "publishing a gradient",
@@ -279,6 +280,7 @@ impl Error {
             Error::Shards { .. } => "give each shard's server once, in any order",
             Error::ServerLost { .. } => "connect again once it is back",
             Error::Evicted { .. } => "connect again",
+            Error::AnotherLife { .. } => "begin this server anew, from its checkpoint if there is one",
             Error::LastVersion { .. } => "begin a new job with these parameters",
             Error::Pinned { .. } => "use more frames (readers + 2)",
             Error::InFlight { .. } => "finish or retry the operation that failed first",

@@ -257,7 +257,11 @@ mod tests {
         let mut server = late(Version(0), last);
         let (encoding, scheme) = (ElementType::F32, Config::Asp);
         let scheme = scheme.to_string();
-        let hello = Hello { role: Role::Worker { encoding, scheme, identity: 1, session: 0 }, push: None, resume: None };
+        let hello = Hello {
+            role: Role::Worker { encoding, scheme, identity: 1, session: 0 },
+            push: None,
+            resume: None,
+        };
         let offer = Offer { message: hello.encode(), grants: Vec::new() };
         let mut connecting = Shm::new().connect(&server.address(), offer).unwrap();
         let deadline = now() + PATIENCE;
