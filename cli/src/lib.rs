@@ -9,6 +9,7 @@ mod failure;
 pub mod fuzzing;
 pub mod metrics;
 mod optimizer_name;
+mod place_args;
 mod output;
 mod scheme_args;
 
