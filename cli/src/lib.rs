@@ -9,8 +9,8 @@ mod failure;
 pub mod fuzzing;
 pub mod metrics;
 mod optimizer_name;
-mod place_args;
 mod output;
+mod place_args;
 mod scheme_args;
 
 pub use cli::run;

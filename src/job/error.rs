@@ -105,7 +105,9 @@ pub enum JobError {
         last: String,
     },
     /// A round of averaging did not end.
-    #[error("round {round} did not end within {waited:?}: workers {workers:?} are alive and late; use a longer timeout")]
+    #[error(
+        "round {round} did not end within {waited:?}: workers {workers:?} are alive and late; use a longer timeout"
+    )]
     Late {
         /// The number of the round.
         round: u64,

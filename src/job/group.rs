@@ -73,7 +73,10 @@ impl GroupTrainer {
         learning_rate: f32,
     ) -> Result<GroupTrainer, Error> {
         let Config::DsSync { group, partition } = scheme else {
-            return Err(Error::Scheme { scheme: scheme.into(), reason: "has servers; use ds-sync in a group" });
+            return Err(Error::Scheme {
+                scheme: scheme.into(),
+                reason: "has servers; use ds-sync in a group",
+            });
         };
         let groups = Groups::new(member.members(), group, partition)?;
         let elements = member.parameters()?.len();

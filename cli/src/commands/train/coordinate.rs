@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use slackline::job::Role;
 use slackline::job::coordinated::{
-    self, Caller, Coordinator, CoordinatorError, Gather, Gathered, Members, Parts, WorkerReport, Wish,
+    self, Caller, Coordinator, CoordinatorError, Gather, Gathered, Members, Parts, Wish, WorkerReport,
 };
 use slackline_lab::model::Evaluation;
 
-use super::evaluate::{Evaluator, Event, Judged};
+use super::evaluate::{Evaluator, Event};
 use super::job::{checkpoint_requests, serve_metrics};
 use super::measure::Measure;
 use super::plan::Plan;
@@ -72,8 +72,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
     let (registry, _served) = serve_metrics(address, node)?;
     let metrics = registry.map(Measure::new);
     let (is_training, evaluation, reached, last) = (false, None, None, None);
-    let run =
-        Run { plan, display, events, metrics, wanted, stop, is_training, evaluation, reached, last };
+    let run = Run { plan, display, events, metrics, wanted, stop, is_training, evaluation, reached, last };
     let mut job = Coordinator::open(plan.coordination(), run)?;
     match conduct(plan, &mut job, sender) {
         Ok(outcome) => {
@@ -234,7 +233,7 @@ impl Caller for Run<'_> {
     fn turn(&mut self, members: &Members<'_>) -> Result<Wish, Failure> {
         while let Ok(event) = self.events.try_recv() {
             match event {
-                Event::Judged(Judged { evaluation, at }) => {
+                Event::Judged(evaluation, at) => {
                     self.evaluation = Some(evaluation);
                     if self.plan.target.is_some_and(|target| evaluation.accuracy >= target) {
                         self.reached.get_or_insert(at);
