@@ -47,6 +47,15 @@ const NAMES_BACKENDS: &[&str] =
 /// The backends of `transport`, besides every folder under `src/transport/` but the one that they share.
 const BACKENDS: &[&str] = &["shm", "tcp", "verbs"];
 
+/// The folder of the command that trains, a caller of `slackline::job`: it names nothing that is below that.
+const CALLER_OF_JOBS: &str = "cli/src/commands/train/";
+
+/// The names below `slackline::job`, besides those of the backends.
+const BELOW_JOBS: &[&str] = &["rendezvous", "channel", "mixed", "Hub", "Mixed"];
+
+/// Most lines of that folder.
+const CALLER_LINES_MAX: usize = 2600;
+
 /// The places where the word `unsafe` may stand in code.
 const UNSAFE_PLACES: &[&str] = &[
     "src/mem/",
@@ -74,6 +83,16 @@ const GENERATED: &str = "/bindings.rs";
 fn every_module_has_a_row_and_names_only_what_its_row_allows() {
     let backends = backends();
     hold(&[".rs"], |file, text| imports(file, text, &backends));
+}
+
+#[test]
+fn the_command_that_trains_names_nothing_below_jobs_and_stays_small() {
+    let backends = backends();
+    hold(&[".rs"], |file, text| below_jobs(file, text, &backends));
+    let own = |(file, _): &(String, String)| file.starts_with(CALLER_OF_JOBS);
+    let lines: usize =
+        files(".rs").iter().filter(|file| own(file)).map(|(_, text)| text.lines().count()).sum();
+    assert!((1..CALLER_LINES_MAX).contains(&lines), "{lines} lines in {CALLER_OF_JOBS}");
 }
 
 #[test]
@@ -147,6 +166,15 @@ fn imports(file: &str, text: &str, backends: &[String]) -> Vec<String> {
     }
     offences.dedup();
     offences
+}
+
+fn below_jobs(file: &str, text: &str, backends: &[String]) -> Vec<String> {
+    if !file.starts_with(CALLER_OF_JOBS) {
+        return Vec::new();
+    }
+    let is_below = |word: &Word| BELOW_JOBS.contains(&word.text.as_str()) || backends.contains(&word.text);
+    let found = words(text).into_iter().filter(is_below);
+    found.map(|word| format!("{file}:{}: names `{}`, which is below `job`", word.line, word.text)).collect()
 }
 
 fn misplaced_unsafe(file: &str, text: &str) -> Vec<String> {
@@ -588,6 +616,22 @@ mod the_checks {
         ] {
             assert_eq!(import(file, text).len(), 1, "{file}: {text}");
         }
+    }
+
+    #[test]
+    fn catch_a_command_that_goes_past_the_job_layer() {
+        let below = |file, text| below_jobs(file, text, &["shm".into(), "tcp".into()]).len();
+        for text in [
+            "use slackline::job::rendezvous::Host;",
+            "use slackline::channel::Secret;",
+            "use slackline::transport::{Address, tcp::Tcp};",
+            "fn f(server: &Server<Mixed>) {}",
+        ] {
+            assert_eq!(below("cli/src/commands/train/x.rs", text), 1, "{text}");
+            assert_eq!(below("cli/src/commands/bench/x.rs", text), 0, "{text}");
+        }
+        let allowed = "use slackline::job::Secret; const S: &str = \"--rendezvous\"; // channel";
+        assert_eq!(below("cli/src/commands/train/x.rs", allowed), 0);
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod fuzzing;
 pub mod metrics;
 mod optimizer_name;
 mod output;
+mod place_args;
 mod scheme_args;
 
 pub use cli::run;

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use super::env::LaunchError;
+use super::env::{LaunchError, Source};
 use super::member::{End, WaitError};
 use super::rendezvous;
 use crate::channel::SecretError;
@@ -43,6 +43,16 @@ pub enum JobError {
         world: u32,
         /// The number of servers in the plan.
         servers: u32,
+    },
+    /// The plan has another number of servers than the launcher started.
+    #[error("the plan has {servers} servers, and {launcher} started {launched}; make the two the same")]
+    OtherServers {
+        /// The number of servers in the plan.
+        servers: u32,
+        /// The number of servers that the launcher says.
+        launched: u32,
+        /// The launcher.
+        launcher: Source,
     },
     /// The plan has no server.
     #[error("a plan of 0 servers has no server to connect to; {}", self.help())]

@@ -82,6 +82,9 @@ impl Job {
     pub fn join(plan: JobPlan, placement: &Placement, secret: Option<Secret>) -> Result<Job, JobError> {
         let Placement { rank, world, .. } = *placement;
         let servers = plan.servers;
+        if let Some(launched) = placement.servers.filter(|launched| *launched != servers) {
+            return Err(JobError::OtherServers { servers, launched, launcher: placement.source });
+        }
         let workers = world.checked_sub(servers).filter(|workers| *workers > 0);
         let workers = workers.ok_or(JobError::NoWorker { world, servers })?;
         if world as usize > rendezvous::MAX_MEMBERS {

@@ -86,6 +86,35 @@ impl Coordination {
     pub fn workers(&self) -> usize {
         self.programs.len()
     }
+
+    /// Estimates the memory of all processes together, in bytes, without the caller's own.
+    pub fn memory(&self) -> u128 {
+        let WorkerOrder { scheme, encoding, own_step, .. } = &self.worker;
+        let own = 4 * self.initial.len() as u128;
+        let workers = self.workers() as u128;
+        // Initial and final parameters, and the reader's.
+        let coordinator = 3 * own;
+        let Some(server) = &self.server else {
+            let states = self.worker.group.as_ref().map_or(0, |group| group.optimizer.states()) as u128;
+            // From each of the others come two parts, of half the parameters each at most. The parameters and the next
+            // mean; frames for who reads them; what a step takes, and the gradient. And all copies at the reader.
+            let worker = own * (workers - 1 + 2 + 3 + (3 + 2 * states) + 1);
+            return workers * (worker + 2 * own) + coordinator;
+        };
+        // Frames, and two of each array of state.
+        let servers = own * (3 + 2 * server.optimizer.states() as u128);
+        let published = self.initial.len() as u128 * encoding.bytes() as u128;
+        let pushed = if scheme.pushes() { 3 * own } else { 0 };
+        let slots = u128::from(scheme.slots());
+        let kept = match own_step {
+            // As many gradients as a copy may lack, and the one that is made.
+            Some(_) => slots.max(u128::from(scheme.staleness().unwrap_or(0))) + 1,
+            None => 0,
+        };
+        // Slots at the server and one source; parameters and gradient.
+        let worker = (slots + 1 + kept) * published + 2 * own + pushed;
+        servers + workers * worker + coordinator
+    }
 }
 
 /// The result of a coordinated job.

@@ -99,6 +99,7 @@ pub(super) fn settle(
     if let Some(claim) = pmix(&claims, told.world, env)? {
         claims.push(claim);
     }
+    claims.extend(super::dmlc::claim(env)?);
     match believe(&claims)? {
         Some(claim) => told.beside(claim, env),
         None => told.alone(env),
@@ -260,14 +261,19 @@ impl Told {
             return self.alone(env);
         }
         let names = LAUNCHERS.iter().find(|names| names.source == claim.source);
-        let name = |pick: fn(&Names) -> &'static str| names.map_or("PMIX_RANK", pick);
+        // PMIx has no size of its own, and ps-lite counts each role apart.
+        let (rank, size) = match claim.source {
+            Source::Dmlc => ("the rank of DMLC_ROLE", "DMLC_NUM_SERVER + DMLC_NUM_WORKER"),
+            _ => ("PMIX_RANK", "SLURM_NTASKS"),
+        };
+        let name = |pick: fn(&Names) -> &'static str| names.map_or(rank, pick);
         let world = |names: &Names| {
             let name = names.world.iter().find(|name| env(name).is_some());
             name.copied().unwrap_or(names.world[0])
         };
         let launched = [
             (self.rank, Some(claim.rank), name(|names| names.rank)),
-            (self.world, Some(claim.world), names.map_or("SLURM_NTASKS", world)),
+            (self.world, Some(claim.world), names.map_or(size, world)),
             (self.local_rank, claim.local_rank, name(|names| names.local_rank)),
         ];
         for (told, value, name) in launched {

@@ -14,6 +14,14 @@ pub enum LaunchError {
         /// What is not.
         missing: &'static str,
     },
+    /// A value that has no counterpart here.
+    #[error("{present} has no counterpart in a job: {reason}")]
+    Unmapped {
+        /// The variable, with its value.
+        present: String,
+        /// The reason and the remedy.
+        reason: &'static str,
+    },
     /// No number where one must be.
     #[error("{name}={value} is no whole number from 0 to 4294967295; correct it, or take it away")]
     Number {

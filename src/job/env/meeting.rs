@@ -88,6 +88,9 @@ pub(super) fn find(
     claim: &Claim,
     env: &impl Fn(&str) -> Option<String>,
 ) -> Result<MeetingPoint, LaunchError> {
+    if claim.source == Source::Dmlc {
+        return super::dmlc::meeting_point(env);
+    }
     Ok(MeetingPoint { host: host(claim, env)?, port: port(claim, env)? })
 }
 
@@ -125,7 +128,7 @@ fn port(claim: &Claim, env: &impl Fn(&str) -> Option<String>) -> Result<u16, Lau
     let identity = match named("SLACKLINE_JOB_ID") {
         Some(id) => Some(id),
         None => match claim.source {
-            Source::Flags | Source::Kubernetes => None,
+            Source::Flags | Source::Kubernetes | Source::Dmlc => None,
             Source::Torchrun => number("MASTER_PORT", env)?.map(u64::from),
             Source::Slurm => slurm_step()?,
             Source::OpenMpi => named("PMIX_NAMESPACE").or_else(|| named("OMPI_MCA_ess_base_jobid")),

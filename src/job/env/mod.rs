@@ -9,7 +9,9 @@
 //! 5. Open MPI: `OMPI_COMM_WORLD_RANK`, `.._SIZE`, `.._LOCAL_RANK`, `.._LOCAL_SIZE`;
 //! 6. PMI, as MPICH's Hydra and Intel MPI set it: `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`;
 //! 7. PMIx: `PMIX_RANK`, which comes without a size;
-//! 8. an indexed Job of Kubernetes: `JOB_COMPLETION_INDEX`, beside `SLACKLINE_WORLD_SIZE` and `SLACKLINE_RENDEZVOUS`.
+//! 8. ps-lite, as MXNet, BytePS and dmlc-core's trackers set it: `DMLC_ROLE`, `DMLC_NUM_SERVER`, `DMLC_NUM_WORKER`,
+//!    `DMLC_SERVER_ID` or `DMLC_WORKER_ID` (or `DMLC_TASK_ID`), `DMLC_PS_ROOT_URI`, `DMLC_PS_ROOT_PORT`;
+//! 9. an indexed Job of Kubernetes: `JOB_COMPLETION_INDEX`, beside `SLACKLINE_WORLD_SIZE` and `SLACKLINE_RENDEZVOUS`.
 //!
 //! A process inherits the variables of every launcher above it. Slurm is always the outer one: whoever else is there
 //! was started within its allocation, and wins. A launcher that started a single process (`srun --pty bash`) says
@@ -19,6 +21,7 @@
 //! `docs/launchers.md` has the recipes, and which of these variables were seen under which launcher.
 
 mod claims;
+mod dmlc;
 mod error;
 mod flags;
 mod meeting;
@@ -49,6 +52,8 @@ pub struct Placement {
     pub local_world: Option<u32>,
     /// Where rank 0 can be met by all. None only for a process that is alone in its job.
     pub meeting_point: Option<MeetingPoint>,
+    /// The number of servers, if the launcher says it: they have the first ranks.
+    pub servers: Option<u32>,
     /// Who said so.
     pub source: Source,
 }
@@ -78,6 +83,8 @@ pub enum Source {
     Pmi,
     /// A process manager that speaks PMIx.
     Pmix,
+    /// Whoever sets the variables of ps-lite.
+    Dmlc,
     /// An indexed Job of Kubernetes.
     Kubernetes,
 }
@@ -91,6 +98,7 @@ impl fmt::Display for Source {
             Source::OpenMpi => "Open MPI (mpirun)",
             Source::Pmi => "PMI (Hydra)",
             Source::Pmix => "PMIx",
+            Source::Dmlc => "ps-lite (DMLC_ROLE)",
             Source::Kubernetes => "Kubernetes (indexed Job)",
         })
     }
@@ -129,5 +137,6 @@ pub fn place(flags: &Flags, env: impl Fn(&str) -> Option<String>) -> Result<Opti
         None if world == 1 => None,
         None => Some(meeting::find(&claim, &env)?),
     };
-    Ok(Some(Placement { rank, world, local_rank, local_world, meeting_point, source }))
+    let servers = if source == Source::Dmlc { dmlc::servers(&env)? } else { None };
+    Ok(Some(Placement { rank, world, local_rank, local_world, meeting_point, servers, source }))
 }

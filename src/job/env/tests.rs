@@ -20,7 +20,7 @@ fn refused(variables: &str) -> String {
 }
 
 fn summary(placement: &Placement) -> String {
-    let Placement { rank, world, local_rank, local_world, meeting_point, source } = placement;
+    let Placement { rank, world, local_rank, local_world, meeting_point, source, .. } = placement;
     let number = |number: &Option<u32>| number.map_or("?".into(), |number| number.to_string());
     let meet = meeting_point.as_ref().map_or("nowhere".into(), ToString::to_string);
     format!("{source}: {rank}/{world}, here {}/{}, {meet}", number(local_rank), number(local_world))
@@ -218,6 +218,45 @@ fn a_pod_of_an_indexed_job_takes_its_index_for_a_rank_beside_a_size() {
     let torchrun = "JOB_COMPLETION_INDEX=1 RANK=5 WORLD_SIZE=8 MASTER_ADDR=a MASTER_PORT=29500";
     assert!(summary(&placed(torchrun)).starts_with("torchrun: 5/8"));
     assert!(summary(&placed(&format!("{pod} SLACKLINE_RANK=1"))).starts_with("flags: 1/4"));
+}
+
+/// As BytePS and MXNet set them for the second of three workers beside two servers.
+const DMLC: &str = "DMLC_ROLE=worker DMLC_WORKER_ID=1 DMLC_NUM_WORKER=3 DMLC_NUM_SERVER=2 \
+    DMLC_PS_ROOT_URI=node1 DMLC_PS_ROOT_PORT=9091";
+
+#[test]
+fn processes_of_ps_lite_are_placed_with_servers_first() {
+    let worker = placed(DMLC);
+    assert_eq!(summary(&worker), "ps-lite (DMLC_ROLE): 3/5, here ?/?, node1:9091");
+    assert_eq!(worker.servers, Some(2));
+    let server = placed(&DMLC.replace("ROLE=worker", "ROLE=server").replace("WORKER_ID", "SERVER_ID"));
+    assert_eq!(summary(&server), "ps-lite (DMLC_ROLE): 1/5, here ?/?, node1:9091");
+    // The trackers of dmlc-core number the processes of each role.
+    assert_eq!(placed(&DMLC.replace("WORKER_ID", "TASK_ID")), worker);
+    // The only one of its role needs no number.
+    let alone = DMLC.replace("DMLC_WORKER_ID=1 DMLC_NUM_WORKER=3", "DMLC_NUM_WORKER=1");
+    assert_eq!((placed(&alone).rank, placed(&alone).world), (2, 3));
+    assert_eq!(placed(&format!("{DMLC} SLACKLINE_RENDEZVOUS=a:1")).meeting_point.unwrap().port, 1);
+}
+
+#[test]
+fn what_ps_lite_says_and_a_job_does_not_have_is_refused_by_name() {
+    let cases = [
+        (DMLC.replace("ROLE=worker", "ROLE=scheduler"), "DMLC_ROLE=scheduler", "start no scheduler"),
+        (DMLC.replace("ROLE=worker", "ROLE=joint"), "DMLC_ROLE=joint", "set DMLC_ROLE to one of the two"),
+        (format!("{DMLC} BYTEPS_LOCAL_SIZE=8"), "BYTEPS_LOCAL_SIZE=8", "set it to 1"),
+        (DMLC.replace("DMLC_WORKER_ID=1", ""), "DMLC_ROLE=worker", "set DMLC_WORKER_ID"),
+        (DMLC.replace("DMLC_NUM_SERVER=2", ""), "DMLC_ROLE=worker", "set DMLC_NUM_SERVER"),
+        (DMLC.replace("_ID=1", "_ID=3"), "DMLC_WORKER_ID=3", "ranks count from 0"),
+        (DMLC.replace("URI=node1", "URI="), "ps-lite (DMLC_ROLE)", "set DMLC_PS_ROOT_URI"),
+        (DMLC.replace("PORT=9091", "PORT=x"), "DMLC_PS_ROOT_URI node1:x", "the port is no number"),
+        (format!("{DMLC} SLACKLINE_RANK=1"), "SLACKLINE_RANK=1", "the rank of DMLC_ROLE=3"),
+        (format!("{DMLC} {TORCHRUN}"), "torchrun says rank 1 of 3", "ps-lite (DMLC_ROLE) says rank 3 of 5"),
+    ];
+    for (variables, what, remedy) in cases {
+        let error = refused(&variables);
+        assert!(error.contains(what) && error.contains(remedy), "{variables}: {error}");
+    }
 }
 
 #[test]

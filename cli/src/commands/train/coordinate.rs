@@ -13,7 +13,7 @@ use slackline::job::coordinated::{
 };
 use slackline_lab::model::Evaluation;
 
-use super::evaluate::{Evaluator, Event, Judged};
+use super::evaluate::{Evaluator, Event};
 use super::job::{checkpoint_requests, serve_metrics};
 use super::measure::Measure;
 use super::plan::Plan;
@@ -233,7 +233,7 @@ impl Caller for Run<'_> {
     fn turn(&mut self, members: &Members<'_>) -> Result<Wish, Failure> {
         while let Ok(event) = self.events.try_recv() {
             match event {
-                Event::Judged(Judged { evaluation, at }) => {
+                Event::Judged(evaluation, at) => {
                     self.evaluation = Some(evaluation);
                     if self.plan.target.is_some_and(|target| evaluation.accuracy >= target) {
                         self.reached.get_or_insert(at);

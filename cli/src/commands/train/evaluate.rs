@@ -1,7 +1,7 @@
 //! Judging the model while it is trained: a thread of its own, off the workers' path.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender, SyncSender};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 use slackline::job::coordinated::{Gather, Gathered};
@@ -19,21 +19,14 @@ const MEASURE_EVERY: Duration = Duration::from_millis(10);
 /// What the evaluating thread tells the coordinator.
 #[derive(Debug)]
 pub(super) enum Event {
-    Judged(Judged),
+    /// How good the parameters were, which were read then.
+    Judged(Evaluation, Instant),
     Final(Result<Gathered, String>),
-}
-
-/// How good the parameters were.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Judged {
-    pub(super) evaluation: Evaluation,
-    /// When they were read.
-    pub(super) at: Instant,
 }
 
 /// The thread. It ends when this is dropped.
 pub(super) struct Evaluator {
-    commands: Sender<()>,
+    commands: SyncSender<()>,
 }
 
 impl Evaluator {
@@ -42,7 +35,7 @@ impl Evaluator {
         plan: &Plan,
         events: SyncSender<Event>,
     ) -> Result<Evaluator, Failure> {
-        let (commands, orders) = mpsc::channel();
+        let (commands, orders) = mpsc::sync_channel(1);
         let (spec, split, timeout) = (plan.spec.clone(), Arc::clone(&plan.split), plan.timeout);
         let at_most = if plan.target.is_some() { MEASURE_EVERY } else { EVALUATE_EVERY };
         let body = move || {
@@ -63,7 +56,7 @@ impl Evaluator {
                 let Ok(now) = gather.collect(timeout, false) else { continue };
                 let at = Instant::now();
                 let evaluation = spec.evaluate(&now.parameters, &split.test);
-                if events.send(Event::Judged(Judged { evaluation, at })).is_err() {
+                if events.send(Event::Judged(evaluation, at)).is_err() {
                     return;
                 }
                 interval = at_most.max(10 * begun.elapsed());

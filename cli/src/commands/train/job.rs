@@ -12,9 +12,9 @@ use slackline::job::env::{self, Placement};
 use slackline::job::{MemberRole as Role, Secret};
 
 use super::part::Part;
-use super::place::PlaceArgs;
 use crate::failure::Failure;
 use crate::metrics::{self, MetricsServer, NodeMetrics, Registry};
+use crate::place_args::PlaceArgs;
 
 /// What every process of a job can be told.
 #[derive(clap::Args, Clone, Debug)]

@@ -74,6 +74,12 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
     let meeting_point = placement.meeting_point.ok_or_else(|| {
         Failure::usage("nothing says where to meet; add --rendezvous HOST:PORT, the same for all ranks")
     })?;
+    if let Some(launched) = placement.servers.filter(|launched| u64::from(*launched) != servers) {
+        return Err(Failure::usage(format!(
+            "{} started {launched} servers, and this run has {servers}; use --servers {launched}",
+            placement.source
+        )));
+    }
     let workers = u64::from(world).checked_sub(servers).filter(|workers| *workers > 0).ok_or_else(|| {
         Failure::usage(format!(
             "{} started {world} processes, and {servers} servers leave no worker; start at least {}",

@@ -17,7 +17,6 @@ mod job;
 mod launch;
 mod measure;
 mod part;
-mod place;
 mod plan;
 mod program;
 mod report;

@@ -154,10 +154,9 @@ impl Plan {
         let (spec, loaded) = spec(&args, &split)?;
         let table = table(&spec)?;
         table.shards(servers.max(1)).map_err(|error| refused("--servers", &error))?;
-        let needs = Needs { scheme, workers, optimizer, encoding, read_my_writes: args.read_my_writes };
-        check_memory(&spec, needs)?;
+        probe_memory(&spec)?;
         let initial = loaded.unwrap_or_else(|| spec.initialise(args.seed)).into();
-        Ok(Plan {
+        let plan = Plan {
             scheme,
             job,
             workers,
@@ -195,7 +194,28 @@ impl Plan {
             lease,
             save: args.save,
             json: args.json,
-        })
+        };
+        plan.check_memory()?;
+        Ok(plan)
+    }
+
+    /// Asks the system whether there is room for all processes together. It may change its mind later, but most runs
+    /// that are far too large end here and not with a process killed in the middle.
+    fn check_memory(&self) -> Result<(), Failure> {
+        let needed = self.coordination().memory();
+        let Some(available) = available_memory().filter(|available| needed > u128::from(*available)) else {
+            return Ok(());
+        };
+        let fewer =
+            if self.own_step.is_some() { "less staleness, or fewer workers" } else { "fewer workers" };
+        Err(Failure::failed(format!(
+            "{} with {} workers needs about {}, and {} of memory are available; \
+             use {fewer}, hidden units or columns",
+            self.spec,
+            self.workers,
+            gigabytes(needed),
+            gigabytes(u128::from(available))
+        )))
     }
 
     /// What the library is to conduct.
@@ -461,68 +481,16 @@ fn table(spec: &ModelSpec) -> Result<Table, Failure> {
     table.build().map_err(Failure::usage)
 }
 
-/// Asks the system whether there is room for all processes together. It may change its mind later, but most runs that
-/// are far too large end here and not with a process killed in the middle.
-fn check_memory(spec: &ModelSpec, needs: Needs) -> Result<(), Failure> {
-    let parameters = spec.parameters() as u128;
-    let needed = needs.bytes(parameters);
-    if let Some(available) = available_memory().filter(|available| needed > u128::from(*available)) {
-        let fewer = if needs.read_my_writes { "less staleness, or fewer workers" } else { "fewer workers" };
-        return Err(Failure::failed(format!(
-            "{spec} with {} workers needs about {}, and {} of memory are available; \
-             use {fewer}, hidden units or columns",
-            needs.workers,
-            gigabytes(needed),
-            gigabytes(u128::from(available))
-        )));
-    }
-    // A limit on this process (ulimit -v) shows here, before an allocation that cannot fail politely.
+/// A limit on this process (ulimit -v) shows here, before an allocation that cannot fail politely.
+fn probe_memory(spec: &ModelSpec) -> Result<(), Failure> {
+    let parameters = spec.parameters();
     let mut probe: Vec<f32> = Vec::new();
-    probe.try_reserve_exact(3 * parameters as usize).map_err(|_| {
+    probe.try_reserve_exact(3 * parameters).map_err(|_| {
         Failure::failed(format!(
             "the system refuses {} of memory for {spec}; raise the limit (ulimit -v) or use a smaller model",
-            gigabytes(3 * 4 * parameters)
+            gigabytes(3 * 4 * parameters as u128)
         ))
     })
-}
-
-/// What decides how much memory a run takes.
-#[derive(Clone, Copy)]
-struct Needs {
-    scheme: scheme::Config,
-    workers: usize,
-    optimizer: Optimizer,
-    encoding: ElementType,
-    read_my_writes: bool,
-}
-
-impl Needs {
-    /// Bytes for all processes together, for so many parameters.
-    fn bytes(&self, parameters: u128) -> u128 {
-        let Needs { scheme, workers, optimizer, encoding, read_my_writes } = *self;
-        let (own, workers, states) = (4 * parameters, workers as u128, optimizer.states() as u128);
-        // Initial and final parameters, and the reader's.
-        let coordinator = 3 * own;
-        if !scheme.has_server() {
-            // From each of the others come two parts, of half the parameters each at most. The parameters and the next
-            // mean; frames for who reads them; what a step takes, and the gradient. And all copies at the reader.
-            let worker = own * (workers - 1 + 2 + 3 + (3 + 2 * states) + 1);
-            return workers * (worker + 2 * own) + coordinator;
-        }
-        // Frames, and two of each array of state.
-        let servers = own * (3 + 2 * states);
-        let published = parameters * encoding.bytes() as u128;
-        let pushed = if scheme.pushes() { 3 * own } else { 0 };
-        let slots = u128::from(scheme.slots());
-        let kept = match read_my_writes {
-            // As many gradients as a copy may lack, and the one that is made.
-            true => slots.max(u128::from(scheme.staleness().unwrap_or(0))) + 1,
-            false => 0,
-        };
-        // Slots at the server and one source; parameters and gradient.
-        let worker = (slots + 1 + kept) * published + 2 * own + pushed;
-        servers + workers * worker + coordinator
-    }
 }
 
 fn gigabytes(bytes: u128) -> String {

@@ -2,15 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
 use crate::failure::Failure;
-
-/// Longest that a process which was asked to end takes for its last checkpoint: batch systems kill 30 s after they ask.
-pub(super) const LAST_CHECKPOINT_WITHIN: Duration = Duration::from_secs(20);
 
 /// Remembers the first such signal; the second ends the process at once.
 pub(super) struct Stop(Arc<AtomicUsize>);

@@ -25,7 +25,7 @@ pub(crate) struct PlaceArgs {
 
 impl PlaceArgs {
     /// The options as the library takes them.
-    pub(super) fn flags(&self) -> Flags {
+    pub(crate) fn flags(&self) -> Flags {
         let PlaceArgs { rank, world_size, local_rank, rendezvous } = self.clone();
         Flags { rank, world_size, local_rank, rendezvous }
     }

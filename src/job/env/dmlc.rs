@@ -1,0 +1,73 @@
+//! The variables of ps-lite, which MXNet, BytePS and the trackers of dmlc-core set.
+//!
+//! Servers have the first ranks and workers the rest. ps-lite's scheduler has no counterpart: the server of shard 0 is
+//! rank 0, and keeps the meeting point at the scheduler's address.
+
+use super::claims::{Claim, number};
+use super::{LaunchError, MeetingPoint, Source};
+
+const HOST: &str = "DMLC_PS_ROOT_URI";
+const PORT: &str = "DMLC_PS_ROOT_PORT";
+const SERVERS: &str = "DMLC_NUM_SERVER";
+const WORKERS: &str = "DMLC_NUM_WORKER";
+
+/// The position of this process and the number of servers, if ps-lite's variables are there.
+pub(super) fn claim(env: &impl Fn(&str) -> Option<String>) -> Result<Option<Claim>, LaunchError> {
+    let Some(role) = env("DMLC_ROLE") else { return Ok(None) };
+    let present = format!("DMLC_ROLE={role}");
+    let is_server = match role.as_str() {
+        "server" => true,
+        "worker" => false,
+        "scheduler" => {
+            let reason = "the server of shard 0 keeps the meeting point; start no scheduler, and that server on the \
+                          host that DMLC_PS_ROOT_URI names";
+            return Err(LaunchError::Unmapped { present, reason });
+        }
+        _ => {
+            let reason = "a process is a server or a worker; set DMLC_ROLE to one of the two";
+            return Err(LaunchError::Unmapped { present, reason });
+        }
+    };
+    if let Some(local @ 2..) = number("BYTEPS_LOCAL_SIZE", env)? {
+        let present = format!("BYTEPS_LOCAL_SIZE={local}");
+        let reason = "servers are not told how many workers a host has; set it to 1, and DMLC_NUM_WORKER to all workers";
+        return Err(LaunchError::Unmapped { present, reason });
+    }
+    let count = |name| {
+        let missing = LaunchError::Partial { present: present.clone(), missing: name };
+        number(name, env)?.ok_or(missing)
+    };
+    let (servers, workers) = (count(SERVERS)?, count(WORKERS)?);
+    let (own, of) = if is_server { ("DMLC_SERVER_ID", servers) } else { ("DMLC_WORKER_ID", workers) };
+    let place = match number(own, env)?.or(number("DMLC_TASK_ID", env)?) {
+        Some(place) => place,
+        // The only one of its role needs no number.
+        None if of == 1 => 0,
+        None => return Err(LaunchError::Partial { present, missing: own }),
+    };
+    if place >= of {
+        let (rank, world) = (format!("{own}={place}"), format!("the number of its role, {of}"));
+        return Err(LaunchError::Rank { rank, world });
+    }
+    let rank = if is_server { place } else { servers.saturating_add(place) };
+    let world = servers.saturating_add(workers);
+    Ok(Some(Claim { rank, world, local_rank: None, local_world: None, source: Source::Dmlc }))
+}
+
+/// The number of servers, where these variables have placed the process.
+pub(super) fn servers(env: &impl Fn(&str) -> Option<String>) -> Result<Option<u32>, LaunchError> {
+    number(SERVERS, env)
+}
+
+/// The meeting point: the address that ps-lite's scheduler would have.
+pub(super) fn meeting_point(env: &impl Fn(&str) -> Option<String>) -> Result<MeetingPoint, LaunchError> {
+    let (Some(host), Some(port)) = (env(HOST), env(PORT)) else {
+        return Err(LaunchError::NowhereToMeet {
+            launcher: Source::Dmlc,
+            what: "where the server of shard 0 is",
+            remedy: "set DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT to its host and a free port on it",
+        });
+    };
+    let value = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    value.parse().map_err(|reason| LaunchError::MeetingPoint { name: HOST, value, reason })
+}
