@@ -12,7 +12,7 @@ use besieged::{Besieged, Job};
 use flood::Flood;
 
 /// Generous: what is asked for takes a second or two.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 fn work_goes_on(besieged: Besieged) {
     let job = Job::start(besieged);

@@ -11,7 +11,7 @@ use slackline_cli::metrics;
 mod common;
 use common::Run;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Ports of this test, one process after the other, at which nobody listens.
 fn ports(count: u16) -> Vec<String> {

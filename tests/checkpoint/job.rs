@@ -12,7 +12,7 @@ use slackline::{
 };
 
 /// How long any wait may take. Far more than any of them needs.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(180);
 
 pub(super) fn schemes() -> [Config; 4] {
     [Config::Bsp, Config::Asp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }]

@@ -10,7 +10,7 @@ use slackline::{
 };
 
 /// How long any wait may take. Far more than any of them needs.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A dead process is noticed within this, on a machine however busy, and long before its lease is over.
 pub(super) const NOTICE: Duration = Duration::from_secs(30);

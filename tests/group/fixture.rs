@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use slackline::{Address, Error, GroupListener, GroupMember, GroupOptions, Transport};
 
 /// How long any wait may take. Far more than any of them needs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A transport under test.
 pub(crate) trait Fixture: 'static {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use slackline::{MeetingPoint, Secret};
 
 /// The longest time that a job may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Names the program that a process of a job runs; the test's other processes do not have it.
 pub(crate) const PROGRAM: &str = "SLACKLINE_TEST_PROGRAM";

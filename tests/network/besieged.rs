@@ -21,7 +21,7 @@ const WORKERS: usize = 2;
 const COMPUTING: Duration = Duration::from_millis(1);
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A listener of a job.
 #[derive(Clone, Copy, Debug)]

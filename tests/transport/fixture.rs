@@ -15,7 +15,7 @@ use slackline::{Address, ConnectError, Instant, Transport};
 use super::here::{Here, Serving};
 
 /// How long any wait in this suite may take. Far more than any of them needs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A transport under test.
 pub(crate) trait Fixture: Sized + 'static {

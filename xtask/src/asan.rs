@@ -7,7 +7,7 @@
 use crate::cmd::Cmd;
 use crate::needs::Need;
 use crate::site::Site;
-use crate::steps::Step;
+use crate::steps::{Step, many_at_once};
 
 /// What runs under AddressSanitizer: a package, and which of its test targets.
 ///
@@ -39,7 +39,7 @@ fn command(site: &Site, package: &str, targets: &[&str]) -> Cmd {
     let arguments = [&["test", "-p", package], targets].concat();
     if site.nightly {
         // `--target` keeps the sanitizer out of build scripts and procedural macros.
-        Cmd::nightly("cargo", &arguments)
+        many_at_once(Cmd::nightly("cargo", &arguments))
             .arg("--target")
             .arg(&site.host)
             .flags("RUSTFLAGS", "-Zsanitizer=address")

@@ -86,6 +86,11 @@ impl Slow {
     }
 }
 
+/// Tests that run at a time where many of them sleep most of the time: twice as many as CI has processors.
+pub(crate) fn many_at_once(tests: Cmd) -> Cmd {
+    tests.env("RUST_TEST_THREADS", "4")
+}
+
 /// The slow suites. Nothing is ignored: what plain `cargo test` leaves out stands here.
 ///
 /// To add one, write `tests/litmus.rs` of a package, keep it out of plain `cargo test` in that package's
@@ -177,7 +182,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             about: "unit tests, integration tests, doctests",
             needs: vec![Need::Cc],
             feature: None,
-            commands: vec![Cmd::new("cargo", &["test", "--workspace"])],
+            commands: vec![many_at_once(Cmd::new("cargo", &["test", "--workspace"]))],
         },
     ];
     steps.extend(SLOW.iter().map(|slow| Step {
