@@ -4,11 +4,11 @@
 mod limits;
 
 use slackline::internals::clock::WorkerId;
-use slackline::{Clock, Version};
 use slackline::scheme::{
     Bound, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
     WorkerEvent,
 };
+use slackline::{Clock, Version};
 use slackline::{Instant, sim::Random};
 
 const NOW: Instant = Instant::ORIGIN;

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
-use slackline::{MeetingPoint, Secret};
 use slackline::internals::channel::{Channel, Purpose, Terms};
 use slackline::internals::job::rendezvous::{Host, Introduction, MemberRole, Membership};
+use slackline::{MeetingPoint, Secret};
 use tempfile::TempDir;
 
 #[path = "../../tests/network/stranger.rs"]

@@ -65,9 +65,9 @@ impl Computer {
         let begun = computed();
         let rows = self.batches.rows(batch);
         let (train, scratch) = (&self.train, &mut self.scratch);
-        let answer = self.spec.loss_and_gradient_unless(
-            parameters, train, rows, gradient, scratch, PIECE, &mut *stop,
-        )?;
+        let answer = self
+            .spec
+            .loss_and_gradient_unless(parameters, train, rows, gradient, scratch, PIECE, &mut *stop)?;
         let Some(loss) = answer else { return Ok(None) };
         let is_whole = sleep_unless(self.pace.lag(begun), stop)?;
         Ok(is_whole.then_some(loss))

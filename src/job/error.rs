@@ -95,7 +95,9 @@ pub enum JobError {
         last: String,
     },
     /// A round of averaging did not end.
-    #[error("round {round} did not end within {waited:?}: workers {workers:?} are alive and late; use a longer timeout")]
+    #[error(
+        "round {round} did not end within {waited:?}: workers {workers:?} are alive and late; use a longer timeout"
+    )]
     Late {
         /// The number of the round.
         round: u64,
@@ -124,7 +126,7 @@ impl JobError {
             }
             JobError::Wait(_) | JobError::NoRdma(_) => "reaching the other processes",
             JobError::NotBack { .. } => "reconnecting",
-            JobError::Failed(_) | JobError::Lost(_) => "running the job",
+            _ => "running the job",
         }
     }
 

@@ -73,7 +73,10 @@ impl GroupTrainer {
         learning_rate: f32,
     ) -> Result<GroupTrainer, Error> {
         let Config::DsSync { group, partition } = scheme else {
-            return Err(Error::Scheme { scheme: scheme.into(), reason: "has servers; use ds-sync in a group" });
+            return Err(Error::Scheme {
+                scheme: scheme.into(),
+                reason: "has servers; use ds-sync in a group",
+            });
         };
         let groups = Groups::new(member.members(), group, partition)?;
         let elements = member.parameters()?.len();
@@ -127,6 +130,7 @@ impl GroupTrainer {
     }
 
     /// True if an average is next: a worker that has made all its steps makes it before it leaves.
+    #[doc(hidden)]
     pub fn averages_next(&self) -> bool {
         matches!(self.next, Some(WorkerAction::Average { .. }))
     }
@@ -137,11 +141,13 @@ impl GroupTrainer {
     }
 
     /// The time spent on steps.
+    #[doc(hidden)]
     pub fn compute_time(&self) -> Duration {
         self.compute
     }
 
     /// The member of the group, with the parameters and the counters.
+    #[doc(hidden)]
     pub fn member(&self) -> &GroupMember<Mixed> {
         &self.member
     }

@@ -387,7 +387,8 @@ mod tests {
             let _most_likely_well = worker.poll(now());
             server.script.hear(|event| matches!(event, ServerEvent::Left { .. }).then_some(()));
             // It takes the same place, at a later clock: all before that is consumed, for it.
-            let role = Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 0, session: 0 };
+            let role =
+                Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 0, session: 0 };
             let resume = Some(Resume { clock: Clock(9), epoch: 1, version: Version(0) });
             let other = Link::connect(&Shm::new(), &server.address, (role, false), resume, PATIENCE).unwrap();
             assert_eq!((other.welcome.peer, other.welcome.clock), (0, Clock(9)));

@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 
 use smallvec::SmallVec;
 
+use self::follow::Following;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
 use super::aggregate::{Aggregator, Input, Job, Measured, Stage};
 use super::checkpoint::{Checkpointer, Identity};
@@ -18,7 +19,6 @@ use super::shard::{Peer, Shard, ShardConfig, ShardEvent};
 use super::surroundings::{self, Published};
 use super::taken::{Applied, Taken};
 use super::{Error, PeerStatus};
-use self::follow::Following;
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
 use crate::mem::{Access, MemoryRegion, streaming_threshold};

@@ -14,8 +14,8 @@ use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
 use crate::mem::Access;
 use crate::param::{
-    ControlLayout, DECISIONS_BYTES, Decisions, Desk, Eviction, FrameGeometry, Frames, Hello, IDENTITY_TAKEN, Latest, Push, Resume, Role,
-    SHARD_TAKEN, SlotGeometry, Welcome,
+    ControlLayout, DECISIONS_BYTES, Decisions, Desk, Eviction, FrameGeometry, Frames, Hello, IDENTITY_TAKEN,
+    Latest, Push, Resume, Role, SHARD_TAKEN, SlotGeometry, Welcome,
 };
 use crate::scheme;
 use crate::table::{ElementType, Table};
@@ -47,6 +47,7 @@ pub struct ShardOptions {
 
 /// What an owner does while there is nothing to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Idle {
     /// Look for something again and again, standing back a little in between: what comes is seen at once, for a
     /// processor's time.
@@ -106,15 +107,8 @@ impl std::fmt::Display for Departure {
 /// What happened to the peers of a shard.
 #[derive(Clone, Debug)]
 pub(super) enum ShardEvent {
-    Joined {
-        peer: u16,
-        worker: bool,
-        clock: Clock,
-    },
-    Left {
-        peer: u16,
-        gone: Gone,
-    },
+    Joined { peer: u16, worker: bool, clock: Clock },
+    Left { peer: u16, gone: Gone },
 }
 
 /// A peer that is gone.
@@ -345,7 +339,8 @@ impl<T: Transport> Shard<T> {
                 .retain_mut(|(endpoint, since)| endpoint.check().is_ok() && now - *since < HANDSHAKE_TIMEOUT);
             let lease = self.config.options.lease;
             // Asked where it matters alone: the answer may cost a system call and wake a thread.
-            let is_in_doubt = self.peers.iter().flatten().any(|peer| peer.follows.is_none() && peer.silence.is_long(lease));
+            let is_in_doubt =
+                self.peers.iter().flatten().any(|peer| peer.follows.is_none() && peer.silence.is_long(lease));
             let listens = !is_in_doubt || self.listener.has_caught_up();
             for peer in 0..self.peers.len() as u16 {
                 if let Some(departure) = self.departure(peer, now, listens) {
@@ -411,8 +406,7 @@ impl<T: Transport> Shard<T> {
         let slots = gone.desk.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
         let Peer { endpoint, desk, worker, began, generation, identity, session, .. } = gone;
         let (published, is_honest) = (desk.published(), !matches!(departure, Departure::Misbehaved(_)));
-        let gone =
-            Gone { worker, published, slots, is_honest, desk, began, generation, identity, session };
+        let gone = Gone { worker, published, slots, is_honest, desk, began, generation, identity, session };
         events.push(ShardEvent::Left { peer, gone });
         // Where the end of the connection keeps the peer from reading its line, this tells it the same.
         endpoint.close(departure.eviction().state());

@@ -22,7 +22,8 @@ pub const IDENTITY_TAKEN: &str = "a worker of this identity is connected: give e
 
 /// Begins the refusal of a follower whose shard has one. One that connects again hears it until the end of its old
 /// connection is noticed, and tries again.
-pub(crate) const SHARD_TAKEN: &str = "another server of this shard follows already: give each shard one server";
+pub(crate) const SHARD_TAKEN: &str =
+    "another server of this shard follows already: give each shard one server";
 
 /// A message that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -242,13 +243,17 @@ impl Welcome {
         check(grants.iter().all(is_aligned), "a grant that does not begin at a cache line")?;
         let wants_slots = matches!(role, Role::Worker { .. });
         let follows = matches!(role, Role::Follower { .. });
-        check(grants.len() == 3 + usize::from(wants_slots || follows), "another number of grants than there should be")?;
+        check(
+            grants.len() == 3 + usize::from(wants_slots || follows),
+            "another number of grants than there should be",
+        )?;
         check(grants[0].len >= welcome.layout.bytes() as u64, "a control page too short")?;
         check(grants[1].len >= welcome.geometry.bytes(), "frames too short")?;
         let count = welcome.slots.map_or(0, |slots| slots.slots);
         check(grants[2].len >= super::Desk::page_bytes(count) as u64, "a peer's page too short")?;
         if follows {
-            let from = welcome.decided.ok_or(HandshakeError::Damaged { reason: "no begin for a follower" })?;
+            let from =
+                welcome.decided.ok_or(HandshakeError::Damaged { reason: "no begin for a follower" })?;
             check(from.version <= super::Latest::VERSION_MAX, "a version past the last one")?;
             check(grants[3].len >= DECISIONS_BYTES as u64, "decisions too short")?;
         }
@@ -369,11 +374,8 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let resume = Resume { clock: Clock(5), epoch: 6, version: Version(7) };
     let plain = Hello { role: Role::Reader, push: None, resume: None };
     let full = Hello { role, push: Some(PushGrant { layout, geometry }), resume: Some(resume) };
-    let role = Role::Follower {
-        scheme: "dbw".into(),
-        shard: 1,
-        followed: Some(Followed { epoch: 6, next: 8 }),
-    };
+    let role =
+        Role::Follower { scheme: "dbw".into(), shard: 1, followed: Some(Followed { epoch: 6, next: 8 }) };
     let follower = Hello { role, push: None, resume: None };
     vec![
         put_together(0, &[], &plain.encode()),
@@ -479,7 +481,8 @@ mod tests {
             let (welcome, grants) = welcome();
             let welcome = Welcome { scheme: Some(scheme.into()), ..welcome };
             let heard = Welcome::decode(&welcome.encode(), &Role::Reader, &grants).is_ok();
-            let role = Role::Worker { encoding: ElementType::F32, scheme: scheme.into(), identity: 0, session: 0 };
+            let role =
+                Role::Worker { encoding: ElementType::F32, scheme: scheme.into(), identity: 0, session: 0 };
             let hello = Hello { role, push: None, resume: None };
             assert_eq!(Hello::decode(&hello.encode(), &[]).is_ok(), heard, "{scheme:?}");
             heard

@@ -96,7 +96,8 @@ fn a_gradient_that_was_applied_before_its_worker_left_is_not_applied_to_the_next
 
 /// A worker by hand, which can stop anywhere.
 fn join(address: &Address, scheme: Config) -> (ShmEndpoint, Welcome, Received) {
-    let role = Role::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity: 0, session: 0 };
+    let role =
+        Role::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity: 0, session: 0 };
     let message = Hello { role: role.clone(), push: None, resume: None }.encode();
     let mut connecting = Shm::new().connect(address, Offer { message, grants: Vec::new() }).unwrap();
     let (endpoint, received) = wait_for("an answer", || match connecting.poll(slackline::now()) {

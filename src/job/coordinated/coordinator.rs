@@ -7,14 +7,14 @@ use super::super::choose::{Choice, PathError, choose};
 use super::super::plan::{Resume, Role};
 use super::super::rendezvous::{Host, Hub, HubEvent, HubOptions, Member, MemberId, MemberRole};
 use super::super::transports::Transports;
-use super::causes::Loss;
 use super::caller::{Caller, CoordinatorError, Wish};
+use super::causes::Loss;
 use super::orders::{Body, Message, Order, VALUES_PER_MESSAGE, json, read, values};
 use super::places::{Members, ServerPlace, State, WorkerPlace};
 use super::reports::{ServerReport, WorkerReport};
 use super::{Coordination, Outcome};
-use crate::transport::{Address, TransportKind};
 use crate::transport::mixed::Mixed;
+use crate::transport::{Address, TransportKind};
 
 /// The time for which the coordinator waits for its members at once.
 const TICK: Duration = Duration::from_millis(10);
@@ -222,7 +222,9 @@ impl<C: Caller> Coordinator<C> {
                     (None, _) => {}
                     (Some(who), Ok(Body::Json(message))) => self.said(who, id, message)?,
                     (Some(Role::Server(shard)), _) => {
-                        return Err(self.lost_server(shard as usize, Some("said something that is no message")));
+                        return Err(
+                            self.lost_server(shard as usize, Some("said something that is no message"))
+                        );
                     }
                     (Some(Role::Worker(worker)), _) => {
                         let worker = worker as usize;

@@ -205,9 +205,8 @@ mod tests {
         // The long one comes first: by its length all would be judged.
         let mut publishers = [7, 5, 3, 5].map(publisher);
         let addresses = publishers.each_ref().map(Publisher::address).to_vec();
-        let readers = |addresses| {
-            Gather::new(Arc::new(Mutex::new(addresses)), transports.clone(), Parts::Copies, 5)
-        };
+        let readers =
+            |addresses| Gather::new(Arc::new(Mutex::new(addresses)), transports.clone(), Parts::Copies, 5);
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

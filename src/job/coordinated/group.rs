@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use super::super::JobError;
 use super::super::group::{Advance, GroupTrainer};
 use super::super::member::End;
 use super::super::rendezvous::MemberRole;
 use super::super::transports::flatten;
-use super::super::JobError;
 use super::WorkerOrder;
 use super::member::CoordinatedMember;
 use super::orders::Message;

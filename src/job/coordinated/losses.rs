@@ -226,7 +226,11 @@ impl<C: Caller> Coordinator<C> {
     }
 
     /// Takes events for a while, or until `until`. Servers that are gone and results that come meanwhile add nothing.
-    pub(super) fn listen_on(&mut self, time: Duration, until: impl Fn(&Self) -> bool) -> Result<(), C::Error> {
+    pub(super) fn listen_on(
+        &mut self,
+        time: Duration,
+        until: impl Fn(&Self) -> bool,
+    ) -> Result<(), C::Error> {
         let deadline = Instant::now() + time;
         while !until(self) && Instant::now() < deadline {
             self.hub.wait(LOOK_EVERY);

@@ -20,14 +20,18 @@ impl<C: Caller> Coordinator<C> {
     /// A process cannot be started or does not join within the plan's timeout, or ends before.
     pub fn start(&mut self) -> Result<(), C::Error> {
         for shard in 0..self.servers.len() {
-            self.servers[shard].process = self.start_process(Role::Server(shard as u32)).map_err(|e| self.caller.explain(e))?;
+            self.servers[shard].process =
+                self.start_process(Role::Server(shard as u32)).map_err(|e| self.caller.explain(e))?;
         }
-        self.wait_for("the servers to listen", |job| job.servers.iter().all(|place| place.address.is_some()))?;
+        self.wait_for("the servers to listen", |job| {
+            job.servers.iter().all(|place| place.address.is_some())
+        })?;
         for worker in 0..self.workers.len() {
             if self.joining() >= JOINING_MAX {
                 self.wait_for("the workers to join", |job| job.joining() < JOINING_MAX)?;
             }
-            self.workers[worker].process = self.start_process(Role::Worker(worker as u32)).map_err(|e| self.caller.explain(e))?;
+            self.workers[worker].process =
+                self.start_process(Role::Worker(worker as u32)).map_err(|e| self.caller.explain(e))?;
         }
         self.wait_for("the workers to join", |job| {
             job.workers.iter().all(|place| place.state != State::Starting)

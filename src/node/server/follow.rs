@@ -220,7 +220,8 @@ impl<T: Transport> Server<T> {
         let found = peers.filter_map(|((peer, state), place)| Some((peer.as_ref()?, state.as_ref()?, place)));
         let found = found.map(|(peer, state, place)| (peer.session, peer.began, state.arrived, place));
         let departed = self.following.iter().flat_map(|following| &following.departed);
-        let departed = departed.map(|gone| (gone.source.session, gone.source.began, gone.arrived, gone.place));
+        let departed =
+            departed.map(|gone| (gone.source.session, gone.source.began, gone.arrived, gone.place));
         let (_, began, arrived, place) = departed.chain(found).find(|(own, ..)| *own == session)?;
         let clock = Clock(began.0.saturating_add(ordinal));
         if clock < arrived {
@@ -408,15 +409,15 @@ impl FollowError {
             FollowError::Evicted(why) => Error::Evicted { shard: 0, why },
             FollowError::Post(source) => Error::Post { shard: 0, source },
             FollowError::Impossible => Error::Shards { reason: "shard 0 decides what cannot be".into() },
-            FollowError::Grants(error) => Error::Shards { reason: format!("shard 0 granted too little: {error}") },
+            FollowError::Grants(error) => {
+                Error::Shards { reason: format!("shard 0 granted too little: {error}") }
+            }
         }
     }
 }
 
 /// True if the decider may let this server follow later.
 fn may_pass(error: &Error) -> bool {
-    let is_taken = |error: &Error| {
-        matches!(error, Error::Connect(ConnectError::Refused { reason, .. }) if reason.contains(SHARD_TAKEN))
-    };
+    let is_taken = |error: &Error| matches!(error, Error::Connect(ConnectError::Refused { reason, .. }) if reason.contains(SHARD_TAKEN));
     error.is_no_listener() || is_taken(error)
 }

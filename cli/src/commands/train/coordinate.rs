@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
-use slackline::job::Role;
-use slackline::job::coordinated::{
-    self, Caller, Coordinator, CoordinatorError, Gather, Gathered, Members, Parts, WorkerReport, Wish,
+use slackline::Role;
+use slackline::internals::job::coordinated::{
+    self, Caller, Coordinator, CoordinatorError, Gather, Gathered, Members, Parts, Wish, WorkerReport,
 };
 use slackline_lab::model::Evaluation;
 
@@ -72,8 +72,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
     let (registry, _served) = serve_metrics(address, node)?;
     let metrics = registry.map(Measure::new);
     let (is_training, evaluation, reached, last) = (false, None, None, None);
-    let run =
-        Run { plan, display, events, metrics, wanted, stop, is_training, evaluation, reached, last };
+    let run = Run { plan, display, events, metrics, wanted, stop, is_training, evaluation, reached, last };
     let mut job = Coordinator::open(plan.coordination(), run)?;
     match conduct(plan, &mut job, sender) {
         Ok(outcome) => {
