@@ -32,7 +32,7 @@ pub enum JobError {
     #[error("{0}")]
     Resume(String),
     /// The coordinator sent an order that does not fit this process.
-    #[error("{0}; run the same slackline everywhere")]
+    #[error("{_0}; {}", self.help())]
     Order(&'static str),
     /// The plan does not fit the number of processes.
     #[error(
@@ -95,9 +95,7 @@ pub enum JobError {
         last: String,
     },
     /// A round of averaging did not end.
-    #[error(
-        "round {round} did not end within {waited:?}: workers {workers:?} are alive and late; use a longer timeout"
-    )]
+    #[error("round {round} did not end within {waited:?}: workers {workers:?} are alive and late; {}", self.help())]
     Late {
         /// The number of the round.
         round: u64,
@@ -147,7 +145,7 @@ impl JobError {
         match self {
             JobError::Node(error) => error.is_retryable(),
             JobError::Wait(error) => matches!(error, WaitError::Deadline { .. }),
-            JobError::NotBack { .. } => true,
+            JobError::NotBack { .. } | JobError::Late { .. } => true,
             _ => false,
         }
     }
@@ -159,6 +157,8 @@ impl JobError {
                 "start the program with torchrun, srun, mpirun or `slackline launch -n 3 -- PROGRAM`, or set \
                  SLACKLINE_RANK, SLACKLINE_WORLD_SIZE and SLACKLINE_RENDEZVOUS"
             }
+            JobError::Order { .. } => "run the same slackline everywhere",
+            JobError::Late { .. } => "use a longer timeout",
             JobError::NoServer { .. } => "use JobPlan::servers(1), or Job::group",
             JobError::HasServers { .. } => "use JobPlan::servers(0)",
             JobError::OtherRole { .. } => "branch on Job::role",

@@ -69,7 +69,7 @@ pub enum Error {
     /// The server that decides for this one is another life of it, whose versions are not those of this one's.
     #[error(
         "shard {shard} cannot go on after its connection to {address} was lost: the server of shard 0 began anew, or \
-         decided more than it keeps; begin this server anew, from its checkpoint if there is one"
+         decided more than it keeps; {}", self.help()
     )]
     AnotherLife {
         /// The shard of the server that follows.
@@ -222,7 +222,10 @@ impl Error {
             Error::Register(_) => "registering memory",
             Error::Connect(_) | Error::Handshake { .. } | Error::Shards { .. } => "connecting",
             Error::Table(_) => "laying out the table",
-            Error::ServerLost { .. } | Error::Evicted { .. } | Error::Post { .. } => "talking to a server",
+            Error::ServerLost { .. }
+            | Error::AnotherLife { .. }
+            | Error::Evicted { .. }
+            | Error::Post { .. } => "talking to a server",
             Error::Pull { .. } | Error::Bounds(_) => "reading parameters",
             Error::Pin { .. } => "reading in place",
             Error::Publish { .. } | Error::Encoding { .. } => "publishing a gradient",
@@ -278,6 +281,7 @@ impl Error {
             Error::Deadline { .. } => "see that its owner calls progress or drive, or use a longer timeout",
             Error::Shards { .. } => "give each shard's server once, in any order",
             Error::ServerLost { .. } => "connect again once it is back",
+            Error::AnotherLife { .. } => "begin this server anew, from its checkpoint if there is one",
             Error::Evicted { .. } => "connect again",
             Error::LastVersion { .. } => "begin a new job with these parameters",
             Error::Pinned { .. } => "use more frames (readers + 2)",
