@@ -105,34 +105,23 @@ macro_rules! ordering {
 }
 
 #[cfg(not(loom))]
-#[doc(hidden)]
-pub mod channel;
-#[doc(hidden)]
-pub mod clock;
+mod channel;
+mod clock;
 #[cfg(all(any(test, fuzzing), not(loom)))]
-#[doc(hidden)]
-pub mod fuzzing;
+mod fuzzing;
 #[cfg(not(loom))]
-#[doc(hidden)]
-pub mod job;
-#[doc(hidden)]
-pub mod kernel;
-#[doc(hidden)]
-pub mod mem;
+mod job;
+mod kernel;
+mod mem;
 #[cfg(not(loom))]
-#[doc(hidden)]
-pub mod node;
-#[doc(hidden)]
-pub mod param;
+mod node;
+mod param;
 pub mod scheme;
 #[cfg(all(feature = "sim", not(loom)))]
 pub mod sim;
-#[doc(hidden)]
-pub mod table;
-#[doc(hidden)]
-pub mod time;
-#[doc(hidden)]
-pub mod transport;
+mod table;
+mod time;
+mod transport;
 
 #[cfg(not(loom))]
 pub use channel::{Secret, SecretError};
@@ -140,7 +129,10 @@ pub use clock::{Clock, Version};
 #[cfg(not(loom))]
 pub use job::env::{LaunchError, MeetingPoint, Placement};
 #[cfg(not(loom))]
-pub use job::{Job, JobError, JobPlan, JobStep, JobWorker, Published, Resume, Role, Served};
+pub use job::{
+    Advance, GroupTrainer, Job, JobError, JobPlan, JobStep, JobWorker, LocalOptimizer, LocalSteps, Published,
+    Resume, Role, Served,
+};
 pub use kernel::{AdamParameters, Optimizer};
 #[cfg(not(loom))]
 pub use node::{

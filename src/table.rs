@@ -15,6 +15,7 @@ pub const SHARD_ALIGN: u64 = 64;
 
 /// Type of one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum ElementType {
     /// IEEE 754 single precision.
     F32,

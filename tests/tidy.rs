@@ -121,6 +121,11 @@ fn nothing_is_left_to_do_and_the_library_prints_nothing() {
 }
 
 #[test]
+fn examples_use_public_names_only() {
+    hold(&[".rs"], hidden_in_examples);
+}
+
+#[test]
 fn no_line_holds_a_tab_or_ends_in_a_blank() {
     hold(&[".rs", ".md", ".toml"], blanks);
 }
@@ -271,6 +276,16 @@ fn left_behind(file: &str, text: &str) -> Vec<String> {
         }
     }
     offences
+}
+
+/// Users copy the examples: none of them goes through the hidden door.
+fn hidden_in_examples(file: &str, text: &str) -> Vec<String> {
+    if !file.starts_with("examples/") {
+        return Vec::new();
+    }
+    let hidden = |word: &&Word| word.text == "internals";
+    let line = |word: &Word| format!("{file}:{}: `internals` is no interface", word.line);
+    words(text).iter().filter(hidden).map(line).collect()
 }
 
 fn blanks(file: &str, text: &str) -> Vec<String> {
@@ -723,6 +738,8 @@ mod the_checks {
         assert_eq!(left_behind("tests/x.rs", "unimplemented!(); dbg!(x)").len(), 2);
         assert_eq!(left_behind("src/x.rs", "println!(); eprintln!(); print!(); eprint!()").len(), 4);
         assert!(left_behind("cli/src/main.rs", "println!()").is_empty());
+        assert_eq!(hidden_in_examples("examples/x.rs", "use slackline::internals::mem;").len(), 1);
+        assert!(hidden_in_examples("tests/x.rs", "use slackline::internals::mem;").is_empty());
         assert!(left_behind("src/x.rs", "/// println!()\nfn f() { writeln!(x) }").is_empty());
     }
 

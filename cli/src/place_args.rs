@@ -1,6 +1,6 @@
 //! The options that say which process of the job this is.
 
-use slackline::job::env::Flags;
+use slackline::internals::job::env::Flags;
 
 /// A process's position in its job. Only the values that no launcher gives are needed.
 #[derive(clap::Args, Clone, Debug, Default)]

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use rustix::process::Signal;
-use slackline::job::env::MeetingPoint;
+use slackline::MeetingPoint;
 
 mod common;
 use common::{Run, kill};

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use slackline::job::env::MeetingPoint;
+use slackline::MeetingPoint;
 use slackline_cli::metrics;
 
 mod common;

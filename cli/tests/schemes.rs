@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use slackline::job::env::MeetingPoint;
+use slackline::MeetingPoint;
 use slackline_lab::data;
 use slackline_lab::model::load;
 use tempfile::TempDir;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use slackline::job::env::MeetingPoint;
+use slackline::MeetingPoint;
 use slackline_lab::data;
 use slackline_lab::model::{self, Batches, ModelKind, ModelSpec, Scratch};
 use tempfile::TempDir;

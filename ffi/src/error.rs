@@ -3,11 +3,11 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char};
 
-use slackline::channel::ChannelError;
-use slackline::node::CheckpointError;
-use slackline::param::{PinError, PublishError, PullError};
-use slackline::transport::{AddressError, ConnectError, PostError, RegisterError};
-use slackline::{Error, scheme, table};
+use slackline::internals::channel::ChannelError;
+use slackline::internals::param::{PinError, PublishError, PullError};
+use slackline::internals::table;
+use slackline::internals::transport::{PostError, RegisterError};
+use slackline::{AddressError, CheckpointError, ConnectError, Error, scheme};
 
 /// What every function answers. Numbers are permanent: none is ever given another meaning, and the number of a
 /// status that is retired stays reserved.
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_wrong_or_missing_secret_is_refused_and_no_bug() {
-        let address: slackline::transport::Address = "192.0.2.1:7".parse().unwrap();
+        let address: slackline::Address = "192.0.2.1:7".parse().unwrap();
         let failure = |source| {
             Failure::from(Error::Connect(ConnectError::Channel { address: address.clone(), source }))
         };

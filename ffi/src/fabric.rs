@@ -3,13 +3,10 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
-use slackline::channel::{Secret, SecretError};
-use slackline::job::transports::rdma_options;
-use slackline::transport::mixed::Mixed;
-use slackline::transport::shm::Shm;
-use slackline::transport::tcp::Tcp;
-use slackline::transport::verbs::{OpenError, Verbs, VerbsOptions};
-use slackline::transport::{Address, AddressError};
+use slackline::internals::job::transports::rdma_options;
+use slackline::{
+    Address, AddressError, Mixed, OpenError, Secret, SecretError, Shm, Tcp, Verbs, VerbsOptions,
+};
 
 use crate::error::{Failure, slackline_status as Status};
 

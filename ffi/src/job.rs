@@ -1,13 +1,12 @@
-//! The job: see [`slackline::job`].
+//! The job: see [`slackline::Job`].
 
 use std::ffi::c_char;
 use std::ptr::null;
 use std::time::Duration;
 
-use slackline::job::member::WaitError;
-use slackline::job::rendezvous;
-use slackline::job::{Job, JobError, JobPlan, Role};
-use slackline::transport::TransportKind;
+use slackline::internals::job::member::WaitError;
+use slackline::internals::job::rendezvous;
+use slackline::{Job, JobError, JobPlan, Role, TransportKind};
 
 use crate::error::{Failure, slackline_status};
 use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice, text, with};

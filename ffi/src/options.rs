@@ -6,16 +6,12 @@ use std::path::Path;
 use std::ptr::null;
 use std::time::Duration;
 
-use slackline::job::Resume;
-use slackline::kernel::{AdamParameters, Optimizer};
-use slackline::node::{
-    Checkpoint, CheckpointOptions, NonFinite, PublisherOptions, ReaderOptions, ServerOptions, ShardOptions,
-    WorkerOptions,
+use slackline::internals::param::PullOptions;
+use slackline::{
+    AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, NonFinite, Optimizer,
+    PublisherOptions, ReaderOptions, Resume, ServerOptions, ShardOptions, Table, WorkerOptions,
+    scheme::Config,
 };
-use slackline::param::PullOptions;
-use slackline::scheme::Config;
-use slackline::table::{ElementType, Table};
-use slackline::transport::Address;
 
 use crate::error::Failure;
 use crate::fabric;

@@ -1,10 +1,9 @@
-//! The publisher: see [`slackline::node::Publisher`].
+//! The publisher: see [`slackline::Publisher`].
 
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
-use slackline::node::{Publisher, now};
-use slackline::transport::Address;
+use slackline::{Address, Publisher, now};
 
 use crate::error::slackline_status;
 use crate::fabric::{Fabric, fabric};

@@ -1,12 +1,10 @@
-//! The reader: see [`slackline::node::Reader`].
+//! The reader: see [`slackline::Reader`].
 
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use slackline::clock::Version;
-use slackline::node::{Fresh, Reader};
-use slackline::param::Pulled;
-use slackline::scheme::Bound;
+use slackline::internals::param::Pulled;
+use slackline::{Fresh, Reader, Version, scheme::Bound};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};

@@ -1,10 +1,9 @@
-//! The server: see [`slackline::node::Server`].
+//! The server: see [`slackline::Server`].
 
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use slackline::node::{Server, ServerStatus, now};
-use slackline::transport::Address;
+use slackline::{Address, Server, ServerStatus, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};

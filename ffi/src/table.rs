@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use slackline::table::{ElementType, Table};
+use slackline::{ElementType, Table};
 
 use crate::error::{Failure, slackline_status};
 use crate::handle::{Out, call};
@@ -35,6 +35,11 @@ impl Tensors {
                 ElementType::F32 => slackline_element::F32,
                 ElementType::Bf16 => slackline_element::Bf16,
                 ElementType::F16 => slackline_element::F16,
+                other => {
+                    let message =
+                        format!("C has no name for elements of type {other:?}: update this library");
+                    return Err(Failure::new(slackline_status::Unsupported, message));
+                }
             };
             tensors.push(slackline_tensor {
                 name: name.as_ptr(),

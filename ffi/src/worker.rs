@@ -1,9 +1,9 @@
-//! The worker: see [`slackline::node::Worker`].
+//! The worker: see [`slackline::Worker`].
 
 use std::ffi::c_char;
 use std::time::Duration;
 
-use slackline::node::{Step, Worker};
+use slackline::{Step, Worker};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use slackline::job::env::MeetingPoint;
+use slackline::MeetingPoint;
 
 /// The example as a program, compiled once.
 fn example() -> &'static Path {

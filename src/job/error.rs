@@ -45,7 +45,7 @@ pub enum JobError {
         servers: u32,
     },
     /// The plan has another number of servers than the launcher started.
-    #[error("the plan has {servers} servers, and {launcher} started {launched}; make the two the same")]
+    #[error("the plan has {servers} servers, and {launcher} started {launched}; {}", self.help())]
     OtherServers {
         /// The number of servers in the plan.
         servers: u32,
@@ -129,7 +129,10 @@ impl JobError {
                 "joining the job"
             }
             JobError::Resume(_) | JobError::InitialValues { .. } => "starting the server",
-            JobError::NoServer | JobError::HasServers { .. } | JobError::OtherRole { .. } => {
+            JobError::NoServer
+            | JobError::OtherServers { .. }
+            | JobError::HasServers { .. }
+            | JobError::OtherRole { .. } => {
                 "checking the role"
             }
             JobError::Wait(_) | JobError::NoRdma(_) => "reaching the other processes",
@@ -168,7 +171,10 @@ impl JobError {
                 "start the program with torchrun, srun, mpirun or `slackline launch -n 3 -- PROGRAM`, or set \
                  SLACKLINE_RANK, SLACKLINE_WORLD_SIZE and SLACKLINE_RENDEZVOUS"
             }
+            JobError::Order { .. } => "run the same slackline everywhere",
+            JobError::Late { .. } => "use a longer timeout",
             JobError::NoServer { .. } => "use JobPlan::servers(1), or Job::group",
+            JobError::OtherServers { .. } => "make the two the same",
             JobError::HasServers { .. } => "use JobPlan::servers(0)",
             JobError::OtherRole { .. } => "branch on Job::role",
             JobError::InitialValues { .. } => "give one for each",

@@ -130,6 +130,7 @@ impl GroupTrainer {
     }
 
     /// True if an average is next: a worker that has made all its steps makes it before it leaves.
+    #[doc(hidden)]
     pub fn averages_next(&self) -> bool {
         matches!(self.next, Some(WorkerAction::Average { .. }))
     }
@@ -140,11 +141,13 @@ impl GroupTrainer {
     }
 
     /// The time spent on steps.
+    #[doc(hidden)]
     pub fn compute_time(&self) -> Duration {
         self.compute
     }
 
     /// The member of the group, with the parameters and the counters.
+    #[doc(hidden)]
     pub fn member(&self) -> &GroupMember<Mixed> {
         &self.member
     }

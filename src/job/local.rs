@@ -15,7 +15,7 @@ use crate::transport::RegisterError;
 /// its parameters what the steps did to the copy.
 ///
 /// ```
-/// use slackline::job::LocalSteps;
+/// use slackline::LocalSteps;
 ///
 /// // The loss is half the square of the one parameter: each step at a rate of 0.5 halves it.
 /// let mut steps = LocalSteps::new(2, 0.5);
@@ -79,8 +79,7 @@ impl LocalSteps {
 /// An optimiser whose state never leaves this process, for workers that move parameters of their own.
 ///
 /// ```
-/// use slackline::job::LocalOptimizer;
-/// use slackline::kernel::Optimizer;
+/// use slackline::{LocalOptimizer, Optimizer};
 ///
 /// let mut optimizer = LocalOptimizer::new(Optimizer::Sgd { weight_decay: 0.0 }, 0.5, 2)?;
 /// let mut parameters = [1.0, 2.0];

@@ -32,6 +32,7 @@ pub struct JobPlan {
 
 /// The beginning of a server that keeps checkpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Resume {
     /// The initial values. A checkpoint that an earlier run left is an error, and is not replaced.
     #[default]
@@ -109,7 +110,8 @@ impl JobPlan {
     }
 }
 
-/// The part of one process in its job.
+/// The part of one process in its job. A program answers each of them, so that a new one is a change that it must see:
+/// a process that ignored its part would stop the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Holds the shard of this number.

@@ -60,6 +60,7 @@ impl Job {
     /// # Errors
     /// The options, the values or the checkpoint do not fit the table, RDMA is required and missing, or this process is
     /// a worker ([`JobError::OtherRole`]). The job fails with the same cause.
+    #[doc(hidden)]
     pub fn server(
         &self,
         table: Table,
@@ -78,6 +79,7 @@ impl Job {
     /// # Errors
     /// [`JobError::Failed`] with the cause if the job failed, [`JobError::Lost`] if rank 0 is gone; the error of the
     /// server if it cannot go on, with which the job fails.
+    #[doc(hidden)]
     pub fn drive(&self, server: &mut Server<Mixed>, timeout: Duration) -> Result<bool, JobError> {
         let deadline = Instant::now() + timeout;
         let end = loop {

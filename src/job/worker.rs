@@ -29,6 +29,7 @@ pub struct JobWorker<'a> {
 
 /// The fate of a gradient at the end of [`JobStep::publish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Published {
     /// All servers have the gradient.
     Delivered,
@@ -54,6 +55,7 @@ impl Job {
     /// # Errors
     /// The servers do not come up in time, refuse the worker, or the job fails meanwhile; [`JobError::OtherRole`] if
     /// this process is a server. Rank 0 hears the error.
+    #[doc(hidden)]
     pub fn connect(&self, options: WorkerOptions) -> Result<Worker<Mixed>, JobError> {
         let Role::Worker(number) = self.role else {
             return Err(self.other_role("Job::worker", "worker"));
@@ -73,6 +75,7 @@ impl Job {
     ///
     /// # Errors
     /// [`JobError::NotBack`] if they are not up in time, [`JobError::Failed`] if the job failed meanwhile.
+    #[doc(hidden)]
     pub fn reconnect(&self, worker: &mut Worker<Mixed>) -> Result<(), JobError> {
         let reconnect = |addresses: &[Address], left| worker.reconnect(addresses, left);
         match self.with_servers(reconnect) {
@@ -116,6 +119,7 @@ impl Job {
     /// [`JobError::Failed`] if the job failed, [`JobError::Lost`] if rank 0 is gone. [`Error::ServerLost`] if a server
     /// is lost: [`reconnect`](Self::reconnect), and train on from the worker's clock, since a server that comes back
     /// waits for all workers and may lack this one's last gradients.
+    #[doc(hidden)]
     pub fn finish(&self, worker: &mut Worker<Mixed>, timeout: Duration) -> Result<bool, JobError> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -149,6 +153,7 @@ impl Job {
 
     /// Fails with the cause if the job has failed or rank 0 is gone: for callers of [`connect`](Self::connect) to whom
     /// an error of the worker tells only that a server is gone.
+    #[doc(hidden)]
     pub fn check(&self) -> Result<(), JobError> {
         self.member.end().map_or(Ok(()), End::into_result)
     }

@@ -47,6 +47,7 @@ pub struct ShardOptions {
 
 /// What an owner does while there is nothing to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Idle {
     /// Look for something again and again, standing back a little in between: what comes is seen at once, for a
     /// processor's time.

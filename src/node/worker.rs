@@ -24,6 +24,7 @@ use crate::transport::{Address, Endpoint, Transport};
 
 /// How a worker reads parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ReadMode {
     /// Into memory of its own.
     #[default]

@@ -267,6 +267,7 @@ impl Bound {
     }
 
     /// True if a copy of `version` that holds all clocks before `smallest_clock` satisfies it.
+    #[doc(hidden)]
     pub fn is_met_by(&self, version: Version, smallest_clock: Clock) -> bool {
         version >= self.version && smallest_clock >= self.smallest_clock
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 /// A transport between two processes, the cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum TransportKind {
     /// Shared memory, on one host.
     Shm,

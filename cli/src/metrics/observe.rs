@@ -1,8 +1,8 @@
 //! What the nodes of the library tell of themselves, as metrics.
 
-use slackline::job::coordinated::GroupWork;
-use slackline::node::{LinkStatus, Server, Worker};
-use slackline::transport::{Transport, TransportKind};
+use slackline::internals::job::coordinated::GroupWork;
+use slackline::internals::node::LinkStatus;
+use slackline::{Server, Transport, TransportKind, Worker};
 
 use super::{NodeMetrics, PeerMetrics, PeerState, Role, ServerMetrics, WorkerMetrics};
 

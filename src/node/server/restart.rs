@@ -43,6 +43,7 @@ impl<T: Transport> Server<T> {
 
     /// Asks for a checkpoint of the newest version, to be begun by the next [`poll`](Self::poll), or once one that is
     /// being written has ended. [`ServerStatus::checkpointed`](super::ServerStatus::checkpointed) tells of its end.
+    #[doc(hidden)]
     pub fn request_checkpoint(&mut self) -> Result<(), Error> {
         self.writer()?.request();
         Ok(())
@@ -50,6 +51,7 @@ impl<T: Transport> Server<T> {
 
     /// Serves until the version that is the newest now, or a later one, is safely on the disk, at most `timeout`; the
     /// last thing before a clean end. Returns the version.
+    #[doc(hidden)]
     pub fn finish_checkpoint(&mut self, timeout: Duration) -> Result<Version, Error> {
         let newest = self.shard.frames.latest().version;
         let deadline = now() + timeout;

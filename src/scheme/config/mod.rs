@@ -137,6 +137,7 @@ impl Config {
     }
 
     /// Its name, without settings.
+    #[doc(hidden)]
     pub const fn name(&self) -> &'static str {
         match self {
             Config::Bsp => "bsp",
@@ -153,6 +154,7 @@ impl Config {
     }
 
     /// Whether a job of `workers` can run it, and if not, why.
+    #[doc(hidden)]
     pub fn check(&self, workers: usize) -> Result<(), ConfigError> {
         match *self {
             Config::Bsp | Config::Asp | Config::Ssp { .. } | Config::Essp { .. } => Ok(()),

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use slackline::node::NonFinite;
-use slackline::scheme::{Config, ConfigError};
+use slackline::{
+    NonFinite,
+    scheme::{Config, ConfigError},
+};
 use slackline_lab::model::ModelKind;
 
 use crate::failure::Failure;

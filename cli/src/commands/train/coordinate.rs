@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
-use slackline::job::Role;
-use slackline::job::coordinated::{
+use slackline::Role;
+use slackline::internals::job::coordinated::{
     self, Caller, Coordinator, CoordinatorError, Gather, Gathered, Members, Parts, Wish, WorkerReport,
 };
 use slackline_lab::model::Evaluation;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
-use slackline::job::coordinated::{Gather, Gathered};
+use slackline::internals::job::coordinated::{Gather, Gathered};
 use slackline_lab::model::Evaluation;
 
 use super::plan::Plan;

@@ -1,8 +1,9 @@
 //! What a scheme cannot do, found out before any process is started.
 
-use slackline::kernel::Optimizer;
-use slackline::scheme::{Config, Damping};
-use slackline::table::ElementType;
+use slackline::{
+    ElementType, Optimizer,
+    scheme::{Config, Damping},
+};
 
 use super::args::{Args, Idle, Transport};
 use crate::failure::Failure;

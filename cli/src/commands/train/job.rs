@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use slackline::job::env::{self, Placement};
-use slackline::job::{MemberRole as Role, Secret};
+use slackline::internals::job::MemberRole as Role;
+use slackline::internals::job::env;
+use slackline::{Placement, Secret};
 
 use super::part::Part;
 use crate::failure::Failure;

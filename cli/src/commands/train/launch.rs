@@ -3,9 +3,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
-use slackline::job::env::{self, MeetingPoint};
-use slackline::job::{MemberRole, Role, Secret};
-use slackline::transport::TransportKind;
+use slackline::internals::job::MemberRole;
+use slackline::internals::job::env;
+use slackline::{MeetingPoint, Role, Secret, TransportKind};
 
 use super::args::Args;
 use super::part;

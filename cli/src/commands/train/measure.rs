@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::job::Role;
-use slackline::job::coordinated::{Members, Peer, Presence};
+use slackline::Role;
+use slackline::internals::job::coordinated::{Members, Peer, Presence};
 
 use crate::metrics::{self, PeerMetrics, PeerState, Registry};
 

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slackline::job::coordinated::{CoordinatedMember, MemberOptions, ServeEnd, WorkerOrder};
-use slackline::job::member::{End, WaitError};
-use slackline::job::{JobError, LocalSteps, MemberRole as Role};
+use slackline::internals::job::MemberRole as Role;
+use slackline::internals::job::coordinated::{CoordinatedMember, MemberOptions, ServeEnd, WorkerOrder};
+use slackline::internals::job::member::{End, WaitError};
+use slackline::{JobError, LocalSteps};
 
 use super::job::{JobArgs, checkpoint_requests, serve_metrics};
 use super::program::Program;

@@ -4,14 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use slackline::job::Resume;
-use slackline::job::coordinated::{CheckpointOrder, Coordination, GroupOrder, ServerOrder, WorkerOrder};
-use slackline::kernel::Optimizer;
-use slackline::node::{Checkpoint, CheckpointOptions};
-use slackline::scheme;
-use slackline::sim::Law;
-use slackline::table::{ElementType, Table};
-use slackline::transport::TransportKind;
+use slackline::internals::job::coordinated::{
+    CheckpointOrder, Coordination, GroupOrder, ServerOrder, WorkerOrder,
+};
+use slackline::{
+    Checkpoint, CheckpointOptions, ElementType, Optimizer, Resume, Table, TransportKind, scheme, sim::Law,
+};
 use slackline_lab::data::{self, Split};
 use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
 

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use slackline::job::coordinated::WorkerOrder;
+use slackline::internals::job::coordinated::WorkerOrder;
 use slackline_lab::compute::{Computer, Pace};
 use slackline_lab::data::{self, Dataset};
 use slackline_lab::model::{Batches, ModelKind, ModelSpec};

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::Serialize;
-use slackline::job::coordinated::{PathTaken, ServerReport, WorkerOutcome, WorkerReport};
-use slackline::table::ElementType;
+use slackline::ElementType;
+use slackline::internals::job::coordinated::{PathTaken, ServerReport, WorkerOutcome, WorkerReport};
 
 use super::coordinate::Outcome;
 use super::plan::Plan;
@@ -170,6 +170,7 @@ fn encoding(encoding: ElementType) -> &'static str {
         ElementType::F32 => "f32",
         ElementType::Bf16 => "bf16",
         ElementType::F16 => "f16",
+        _ => "other",
     }
 }
 
