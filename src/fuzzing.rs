@@ -39,7 +39,7 @@ pub const TARGETS: &[Target] = &[
     target("wireup", fuzz_wireup, wireup_samples),
 ];
 
-/// Whatever the bytes are, they are a message of no transport, or of one or more of them.
+/// Decodes the bytes as a message of each transport.
 fn fuzz_wireup(bytes: &[u8]) {
     shm::fuzz_handshake(bytes);
     tcp::fuzz_hello(bytes);

@@ -75,7 +75,7 @@ pub use stream::Channel;
 /// Version of everything that a channel says.
 pub const CHANNEL_VERSION: u32 = 2;
 
-/// What a connection is for. A client that reached the wrong kind of port is told so.
+/// The use of a connection. A client that reached the wrong kind of port is told so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// The meeting point of a job.
@@ -91,9 +91,9 @@ pub enum Purpose {
 /// One side of a conversation, as it calls itself. Encrypted on its way, and authenticated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// What it is; the layer above numbers the roles, 0 is none.
+    /// Its role; the layer above numbers the roles, 0 is none.
     pub role: u32,
-    /// Which one of its job, where that is known.
+    /// Its rank in its job, where that is known.
     pub rank: Option<u32>,
     /// One life of it: a random number, 0 is none.
     pub epoch: u64,
@@ -102,11 +102,11 @@ pub struct Identity {
 /// On which terms a connection is made.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// What both sides know. Without one, only loopback addresses are dialled and accepted.
+    /// The secret that both sides know. Without one, only loopback addresses are dialled and accepted.
     pub secret: Option<Secret>,
-    /// What it is for.
+    /// The use of the connection.
     pub purpose: Purpose,
-    /// Who this side is.
+    /// This side, as it calls itself.
     pub identity: Identity,
     /// Longest message that is accepted, in bytes.
     pub limit: usize,

@@ -29,7 +29,7 @@ pub struct Channel {
     outbox: Vec<u8>,
     /// How much of the outbox is sent.
     sent: usize,
-    /// Messages said before the greeting was over.
+    /// Messages said before the handshake was over.
     early: Vec<Vec<u8>>,
     inbox: Vec<u8>,
     limit: usize,
@@ -253,7 +253,7 @@ impl Channel {
         matches!(self.state, State::Open { .. })
     }
 
-    /// How far a client has come: the messages of the greeting that it has sent and this side has taken.
+    /// The number of messages of the handshake that a client has sent and this side has taken.
     pub(crate) fn greetings(&self) -> u8 {
         match &self.state {
             State::Greeting(greeting) => greeting.taken(),
@@ -262,7 +262,7 @@ impl Channel {
         }
     }
 
-    /// Who the other side said it is, once that is proved.
+    /// The other side, as it calls itself, once both have proved that they know the secret.
     pub fn peer(&self) -> Option<Identity> {
         match self.state {
             State::Open { peer, .. } => Some(peer),

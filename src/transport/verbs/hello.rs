@@ -76,7 +76,7 @@ pub(crate) struct Ports {
     pub(super) receives: u16,
 }
 
-/// What the sides say besides an offer and its answer.
+/// The messages besides an offer and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Note {
     /// The connector's queue pairs are ready.

@@ -12,7 +12,7 @@ use crate::transport::{HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES};
 
 /// A connection that has not finished its handshake.
 pub(crate) trait Newcomer {
-    /// What it says once, before its listener decides about it.
+    /// The message after which its listener decides about it.
     type Said;
 
     /// Takes what is there, without waiting; an error is the reason of a refusal.
@@ -134,7 +134,7 @@ impl<N: Newcomer> Newcomers<N> {
         self.cannot_accept
     }
 
-    /// Those that are there now.
+    /// The newcomers that are there now.
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &N> {
         self.waiting.iter().map(|waiting| &waiting.newcomer)
     }
@@ -161,7 +161,7 @@ const LOG_EVERY: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(crate) struct Refusals {
     total: u64,
-    /// Those that no line of the log has told of yet.
+    /// The refused connections that no line of the log has told of yet.
     unlogged: u64,
     /// The reason of the last one. It keeps its room, so that a flood allocates nothing here.
     reason: String,
