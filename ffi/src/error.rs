@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char};
 
 use slackline::channel::ChannelError;
-use slackline::node::CheckpointError;
+use slackline::node::{CheckpointError, GroupError};
 use slackline::param::{PinError, PublishError, PullError};
 use slackline::transport::{AddressError, ConnectError, PostError, RegisterError};
 use slackline::{Error, scheme, table};
@@ -180,6 +180,18 @@ fn status_of(error: &Error) -> Status {
         Error::InFlight { .. } | Error::OutOfTurn { .. } => Status::OutOfTurn,
         Error::Checkpoint(error) => checkpoint_status(error),
         Error::Bounds(_) => Status::Protocol,
+        Error::Group(error) => group_status(error),
+        _ => Status::Internal,
+    }
+}
+
+fn group_status(error: &GroupError) -> Status {
+    match error {
+        GroupError::Absent { .. } | GroupError::Deadline { .. } | GroupError::Unheard { .. } => {
+            Status::Deadline
+        }
+        GroupError::CutOff { .. } => Status::Evicted,
+        GroupError::Foreign { .. } | GroupError::Disagree { .. } => Status::BadArgument,
         _ => Status::Internal,
     }
 }
