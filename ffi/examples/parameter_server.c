@@ -82,8 +82,7 @@ static void work(struct slackline_job *job, unsigned number)
     struct slackline_worker_options options = { .size = sizeof options };
     struct slackline_worker *worker;
     slackline_status status;
-    unsigned seed = number + 1;
-    int clock;
+    unsigned seed = number + 1, clock;
 
     check(slackline_worker_options_init(&options)); /* the scheme is the servers' */
     check(slackline_job_worker(job, &options, &worker));

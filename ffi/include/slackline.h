@@ -22,10 +22,11 @@
  * options, or SLACKLINE_SECRET_FILE (a file of mode 600) or SLACKLINE_SECRET in the environment. Shared memory serves
  * processes of the same user and needs no secret.
  *
- * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader) are known by
- * pointer only. Each has a function that makes it and one that destroys it. An object is used by one thread at a time; it may wander
- * from thread to thread. Different objects are independent. An object that a forked child inherits is of no use
- * there: fork first, then create. Functions that take no object may be called by several threads at once.
+ * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader, slackline_group)
+ * are known by pointer only. Each has a function that makes it and one that destroys it. An object is used by one thread
+ * at a time; it may wander from thread to thread. Different objects are independent. An object that a forked child
+ * inherits is of no use there: fork first, then create. Functions that take no object may be called by several threads
+ * at once.
  *
  * Structs whose first field is `size` are versioned by it: set it to the sizeof of the struct before the call. Such
  * structs only ever grow at their end, so that a program runs with an older or a newer library than the one it was
@@ -160,6 +161,31 @@ typedef uint32_t slackline_status;
 #endif // __cplusplus
 
 /**
+ * What a gradient's staleness does to its weight, for the field called `damping`.
+ */
+enum slackline_damping
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint64_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Nothing.
+     */
+    SLACKLINE_DAMPING_NONE = 0,
+    /**
+     * It is divided by the staleness, where that is more than 1.
+     */
+    SLACKLINE_DAMPING_INVERSE = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_damping slackline_damping;
+#else
+typedef uint64_t slackline_damping;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Types of elements, for the fields called `element` and `encoding`.
  */
 enum slackline_element
@@ -185,6 +211,31 @@ enum slackline_element
 typedef enum slackline_element slackline_element;
 #else
 typedef uint32_t slackline_element;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What an owner does while there is nothing to do, for the field called `idle`.
+ */
+enum slackline_idle
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint64_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * It looks for something again and again: what comes is seen at once, for a processor's time.
+     */
+    SLACKLINE_IDLE_POLL = 0,
+    /**
+     * It sleeps until a peer wakes it, or for 20 ms at most, over RDMA; over other transports it polls.
+     */
+    SLACKLINE_IDLE_SLEEP = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_idle slackline_idle;
+#else
+typedef uint64_t slackline_idle;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -288,6 +339,61 @@ typedef uint32_t slackline_optimizer;
 #endif // __cplusplus
 
 /**
+ * The partitions of workers into groups, for the parameter called `partition`.
+ */
+enum slackline_partition
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * The number of workers is a power of the group's size; after as many rounds as the power says everybody has the
+     * mean of all.
+     */
+    SLACKLINE_PARTITION_DIGITS = 0,
+    /**
+     * The two partitions of 4 workers into pairs that the code of DS-Sync's authors has.
+     */
+    SLACKLINE_PARTITION_AUTHORS = 1,
+    /**
+     * Any number of workers: as digits, with groups that lack the ranks that do not exist.
+     */
+    SLACKLINE_PARTITION_UNEVEN = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_partition slackline_partition;
+#else
+typedef uint32_t slackline_partition;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * How a worker reads parameters, for the field called `read`.
+ */
+enum slackline_read
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint64_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Into memory of its own: `slackline_worker_parameters`.
+     */
+    SLACKLINE_READ_COPY = 0,
+    /**
+     * Where they lie, holding a pin while it computes, over shared memory only: `slackline_worker_in_place`.
+     */
+    SLACKLINE_READ_IN_PLACE = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_read slackline_read;
+#else
+typedef uint64_t slackline_read;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * If a server goes on from its checkpoint, for the field called `resume`.
  */
 enum slackline_resume
@@ -342,6 +448,16 @@ typedef uint32_t slackline_role;
 #endif // __cplusplus
 
 /**
+ * One member of a group whose members all hold all parameters and average them in rounds, without a server. One round
+ * is: change the parameters, then average. A thread of its own tells the others that it lives, however long it
+ * computes.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+ */
+typedef struct slackline_group slackline_group;
+
+/**
  * One process's part in a job of many processes that one launcher has started: torchrun, Slurm, Open MPI, MPICH or
  * `slackline launch`. At rank 0 a thread keeps the meeting point of the job. The secret of the job comes from
  * SLACKLINE_SECRET_FILE or SLACKLINE_SECRET.
@@ -353,7 +469,7 @@ typedef struct slackline_job slackline_job;
 
 /**
  * Publishes versions of a table that its owner made itself. It has no thread that looks after readers: it does while
- * `slackline_publisher_progress` or `slackline_publisher_publish` is called, which must be more often than the lease.
+ * `slackline_publisher_progress`, `serve` or `publish` is called, which must be more often than the lease.
  *
  * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
  * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
@@ -410,6 +526,107 @@ typedef struct slackline_tensor {
      */
     uint32_t element;
 } slackline_tensor;
+
+/**
+ * How a group works, the same in all its members. Set `size`, call `slackline_group_options_init`, change what should
+ * differ.
+ */
+typedef struct slackline_group_options {
+    /**
+     * `sizeof(struct slackline_group_options)`.
+     */
+    size_t size;
+    /**
+     * How long a member may be silent before it is taken for dead; by default 3000.
+     */
+    uint64_t lease_ms;
+    /**
+     * Not 0: each part carries a checksum. By default 0.
+     */
+    uint64_t checksums;
+    /**
+     * Names the job: members of different ones refuse each other. By default 0.
+     */
+    uint64_t run;
+    /**
+     * The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+     * beyond this host. By default NULL: see `secret_file`.
+     */
+    const char *secret;
+    /**
+     * The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+     * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+     */
+    const char *secret_file;
+} slackline_group_options;
+
+/**
+ * How a round ended. Set `size` before it is asked.
+ */
+typedef struct slackline_averaged {
+    /**
+     * `sizeof(struct slackline_averaged)`.
+     */
+    size_t size;
+    /**
+     * The round.
+     */
+    uint64_t round;
+    /**
+     * How many members' parameters are in the mean, this one's among them.
+     */
+    uint64_t members;
+    /**
+     * 1 if there is no mean, because somebody died or gave up in the middle of it: the parameters are as before.
+     */
+    uint64_t skipped;
+} slackline_averaged;
+
+/**
+ * What a member of a group says about itself. Set `size` before it is asked.
+ */
+typedef struct slackline_group_status {
+    /**
+     * `sizeof(struct slackline_group_status)`.
+     */
+    size_t size;
+    /**
+     * This member's rank.
+     */
+    uint64_t rank;
+    /**
+     * How many members there were at the begin.
+     */
+    uint64_t members;
+    /**
+     * How many of them are there, this one among them.
+     */
+    uint64_t alive;
+    /**
+     * Rounds that ended, skipped ones among them.
+     */
+    uint64_t rounds;
+    /**
+     * Rounds without a mean.
+     */
+    uint64_t skipped;
+    /**
+     * How often a round began anew without a member that was gone.
+     */
+    uint64_t restarts;
+    /**
+     * Parts that were written anew while they were read.
+     */
+    uint64_t retries;
+    /**
+     * Bytes of parameters written to others.
+     */
+    uint64_t bytes;
+    /**
+     * Nanoseconds in rounds.
+     */
+    uint64_t wait_ns;
+} slackline_group_status;
 
 /**
  * The plan of a job, the same in all its processes. Set `size`, call `slackline_job_options_init`, change what should
@@ -555,6 +772,18 @@ typedef struct slackline_server_options {
      * One of `enum slackline_resume`; by default never.
      */
     uint64_t resume;
+    /**
+     * One of `enum slackline_damping`; by default none.
+     */
+    uint64_t damping;
+    /**
+     * One of `enum slackline_idle`; by default it polls.
+     */
+    uint64_t idle;
+    /**
+     * Not 0: norm and variance of gradients are measured, though the scheme has no use for them. By default 0.
+     */
+    uint64_t measure_moments;
 } slackline_server_options;
 
 /**
@@ -591,6 +820,22 @@ typedef struct slackline_worker_options {
      * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
      */
     const char *secret_file;
+    /**
+     * One of `enum slackline_read`; by default it copies.
+     */
+    uint64_t read;
+    /**
+     * A number from 1 to 4294967295 that names this worker among those of its servers. A worker that is started again
+     * with the same number is the same worker to the servers: no gradient of one clock of it is applied twice. By
+     * default 0: a random name that no other worker has. `slackline_job_worker` does not look at it.
+     */
+    uint64_t identity;
+    /**
+     * What one of this worker's own gradients does to the parameters: `parameters -= own_step * gradient`. Its view
+     * then holds all that it has published, at once; for plain SGD it is the learning rate over the number of workers.
+     * By default 0: the view is what the servers have.
+     */
+    double own_step;
 } slackline_worker_options;
 
 /**
@@ -638,6 +883,10 @@ typedef struct slackline_publisher_options {
      * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
      */
     const char *secret_file;
+    /**
+     * One of `enum slackline_idle`; by default it polls.
+     */
+    uint64_t idle;
 } slackline_publisher_options;
 
 /**
@@ -660,6 +909,10 @@ typedef struct slackline_publisher_status {
      * Readers that ever joined.
      */
     uint64_t joined;
+    /**
+     * This life of the publisher: another number after it was started anew.
+     */
+    uint64_t epoch;
 } slackline_publisher_status;
 
 /**
@@ -784,6 +1037,40 @@ typedef struct slackline_server_status {
      * Interrupts sent to workers: see `slackline_worker_should_stop`.
      */
     uint64_t interrupts;
+    /**
+     * This life of the server: another number after it was started anew.
+     */
+    uint64_t epoch;
+    /**
+     * Gradients in the newest version.
+     */
+    uint64_t gradients;
+    /**
+     * The first version with a parameter that is NaN or infinite; `SLACKLINE_NO_VERSION` if there is none. From then on
+     * no checkpoint is written.
+     */
+    uint64_t diverged;
+    /**
+     * Peers that were evicted because what they wrote broke the protocol.
+     */
+    uint64_t misbehaved;
+    /**
+     * Updates that were lost with the life before, as workers that came back tell it.
+     */
+    uint64_t lost_updates;
+    /**
+     * How many gradients the next version waits for; 0 where the scheme does not choose that.
+     */
+    uint64_t waits_for;
+    /**
+     * Squared Euclidean norm of the mean gradient of the newest version that has told one; NaN if none has, as where
+     * neither the scheme nor `measure_moments` asks for it.
+     */
+    double mean_norm_squared;
+    /**
+     * Trace of the covariance of one gradient, as `mean_norm_squared`.
+     */
+    double variance;
 } slackline_server_status;
 
 /**
@@ -819,6 +1106,56 @@ typedef struct slackline_view {
      */
     uint64_t retries;
 } slackline_view;
+
+/**
+ * What a worker says about itself. Set `size` before it is asked.
+ */
+typedef struct slackline_worker_status {
+    /**
+     * `sizeof(struct slackline_worker_status)`.
+     */
+    size_t size;
+    /**
+     * Its next gradient belongs to this clock.
+     */
+    uint64_t clock;
+    /**
+     * Gradients published.
+     */
+    uint64_t published;
+    /**
+     * Computations abandoned.
+     */
+    uint64_t abandoned;
+    /**
+     * Bytes of gradients written to servers; none for those that were computed in a slot.
+     */
+    uint64_t bytes_published;
+    /**
+     * Bytes of parameters copied from servers; none for those that were read in place.
+     */
+    uint64_t bytes_pulled;
+    /**
+     * Copies begun anew because a frame changed under them.
+     */
+    uint64_t retries;
+    /**
+     * Waits that ended at their deadline.
+     */
+    uint64_t timeouts;
+    /**
+     * How often it has connected again.
+     */
+    uint64_t reconnects;
+    /**
+     * Nanoseconds between the end of begin and the call of publish or abandon.
+     */
+    uint64_t compute_ns;
+    /**
+     * Nanoseconds in begin, publish and flush.
+     */
+    uint64_t wait_ns;
+} slackline_worker_status;
 
 #ifdef __cplusplus
 extern "C" {
@@ -856,6 +1193,118 @@ slackline_status slackline_shard_range(const struct slackline_tensor *tensors,
                                        uint16_t shards,
                                        uint64_t *begin,
                                        uint64_t *end);
+
+/**
+ * Sets all options but `size`, which the caller has set, to their defaults.
+ */
+slackline_status slackline_group_options_init(struct slackline_group_options *options);
+
+/**
+ * Begins to listen at `address`, which is as for a server, as the member `rank` of `members`, each with `elements`
+ * parameters, all zero at first. Then `slackline_group_connect` meets the others. `options` may be NULL. The group is
+ * the caller's, to be destroyed; on failure it is NULL.
+ */
+slackline_status slackline_group_listen(const char *address,
+                                        size_t rank,
+                                        size_t members,
+                                        size_t elements,
+                                        const struct slackline_group_options *options,
+                                        struct slackline_group **group);
+
+/**
+ * Meets all workers of a job without servers (`servers` 0 in its options), each with `elements` parameters. The rank of
+ * this member is the number of this worker. `options` may be NULL; `secret` and `secret_file` in it are not looked at:
+ * they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has returned. The group is
+ * the caller's, to be destroyed before the job is; on failure it is NULL.
+ */
+slackline_status slackline_job_group(const struct slackline_job *job,
+                                     size_t elements,
+                                     const struct slackline_group_options *options,
+                                     struct slackline_group **group);
+
+/**
+ * Where the others reach this member; empty for a member of a job. Valid until the group is destroyed.
+ */
+slackline_status slackline_group_address(const struct slackline_group *group, const char **address);
+
+/**
+ * Meets the other members, who may start in any order: `addresses` are those of all members, in order of rank, of the
+ * transports that this member listens at. After a failure the group can only be destroyed.
+ */
+slackline_status slackline_group_connect(struct slackline_group *group,
+                                         const char *const *addresses,
+                                         size_t address_count,
+                                         uint64_t timeout_ms);
+
+/**
+ * The parameters of this member, `len` values, to be read and changed in place: its own, or the mean since the last
+ * round. Valid until the next average, leave or destroy; they lie elsewhere after each round. While a round is under way
+ * it is out of turn.
+ */
+slackline_status slackline_group_parameters(struct slackline_group *group,
+                                            float **parameters,
+                                            size_t *len);
+
+/**
+ * Averages the parameters with those of the members `ranks`, in order and this member's among them, the same list at
+ * all of them. Rounds are numbered upwards, the same everywhere; numbers may be left out. Members that are gone are left
+ * out of the mean. `averaged`, unless NULL, is told how it ended; `averaged->size` must be set.
+ *
+ * After `SLACKLINE_STATUS_DEADLINE` it may be called again for the same round and goes on where it was; with a
+ * `timeout_ms` of 0 it does what there is to do and never waits. `SLACKLINE_STATUS_EVICTED` says that the others took
+ * this member for dead and go on without it.
+ */
+slackline_status slackline_group_average(struct slackline_group *group,
+                                         uint64_t round,
+                                         const size_t *ranks,
+                                         size_t rank_count,
+                                         uint64_t timeout_ms,
+                                         struct slackline_averaged *averaged);
+
+/**
+ * Gives up the round that is under way, and tells the others: the parameters are as before, unless the round had ended.
+ * `averaged`, unless NULL, is told how it ended, with 0 `members` if none was under way; `averaged->size` must be set.
+ */
+slackline_status slackline_group_abandon(struct slackline_group *group,
+                                         struct slackline_averaged *averaged);
+
+/**
+ * Sets `alive` to 1 if the member `rank` is there, and to 0 if it is gone.
+ */
+slackline_status slackline_group_is_alive(const struct slackline_group *group, size_t rank, uint32_t *alive);
+
+/**
+ * Writes the present state to `status`. `status->size` must be set.
+ */
+slackline_status slackline_group_get_status(const struct slackline_group *group,
+                                            struct slackline_group_status *status);
+
+/**
+ * Leaves in order: the others go on without this member, and do not take it for an accident. Gives up a round that is
+ * under way. `SLACKLINE_STATUS_DEADLINE` says that some have not heard of it; they find out by themselves. Copy the
+ * parameters first; afterwards the group can only be destroyed.
+ */
+slackline_status slackline_group_leave(struct slackline_group *group,
+                                       uint64_t timeout_ms);
+
+/**
+ * Frees the member. One that has not left is gone to the others as soon as they find its connection closed. NULL does
+ * nothing.
+ */
+void slackline_group_destroy(struct slackline_group *group);
+
+/**
+ * Finds who averages with the member `rank` of `workers` in a round of DS-Sync with groups of `group`, by a `partition`
+ * of `enum slackline_partition`. Writes the ranks, in order and `rank` among them, to `ranks`, which has room for
+ * `group`, and how many they are to `count`.
+ */
+slackline_status slackline_group_ranks(size_t workers,
+                                       uint16_t group,
+                                       uint32_t partition,
+                                       size_t rank,
+                                       uint64_t round,
+                                       size_t *ranks,
+                                       size_t *count);
 
 /**
  * Sets all options but `size`, which the caller has set, to their defaults.
@@ -919,7 +1368,7 @@ slackline_status slackline_job_reconnect(const struct slackline_job *job,
 
 /**
  * Says that this worker has finished, and waits until all others have. Flush the worker first, and destroy it
- * afterwards. `SLACKLINE_STATUS_SERVER_LOST`: call `slackline_job_reconnect`, and train on from the clock that begin
+ * afterwards; in a job without servers, leave the group first, and `worker` is NULL. `SLACKLINE_STATUS_SERVER_LOST`: call `slackline_job_reconnect`, and train on from the clock that begin
  * tells. After `timeout_ms` that is `SLACKLINE_STATUS_DEADLINE`: call it again.
  * `SLACKLINE_STATUS_JOB_FAILED` says that the job has failed; the message has the cause.
  */
@@ -1000,6 +1449,15 @@ slackline_status slackline_publisher_commit(struct slackline_publisher *publishe
  * happened and 0 if not.
  */
 slackline_status slackline_publisher_progress(struct slackline_publisher *publisher, uint32_t *progressed);
+
+/**
+ * Looks after readers until `until_joined` in all have joined since the publisher was created and `until_left` of them
+ * have left, or `timeout_ms` has passed: that is `SLACKLINE_STATUS_DEADLINE`.
+ */
+slackline_status slackline_publisher_serve(struct slackline_publisher *publisher,
+                                           uint64_t until_joined,
+                                           uint64_t until_left,
+                                           uint64_t timeout_ms);
 
 /**
  * Writes the present state to `status`. `status->size` must be set.
@@ -1190,32 +1648,6 @@ slackline_status slackline_server_checkpoint(struct slackline_server *server,
 void slackline_server_destroy(struct slackline_server *server);
 
 /**
- * Finds which bytes of a table's flat space tensor number `tensor` is.
- */
-slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
-                                        size_t tensor_count,
-                                        size_t tensor,
-                                        uint64_t *begin,
-                                        uint64_t *end);
-
-/**
- * Sets all options but `size`, which the caller has set, to their defaults.
- */
-slackline_status slackline_worker_options_init(struct slackline_worker_options *options);
-
-/**
- * Connects to the servers of all shards, given in any order. Where no process listens at an address it waits for one;
- * if none comes within `timeout_ms` that is `SLACKLINE_STATUS_SYSTEM`. `SLACKLINE_STATUS_DEADLINE` says that a server
- * accepted the connection and did not answer: its owner has to call progress or serve. After either, call again. The
- * worker is the caller's, to be destroyed; on failure it is NULL.
- */
-slackline_status slackline_worker_connect(const char *const *addresses,
-                                          size_t address_count,
-                                          const struct slackline_worker_options *options,
-                                          uint64_t timeout_ms,
-                                          struct slackline_worker **worker);
-
-/**
  * Brings the parameters for the next gradient, waiting as the scheme says. `view`, unless NULL, is told what they are;
  * `view->size` must be set. After `SLACKLINE_STATUS_DEADLINE` it may be called again and goes on where it was.
  */
@@ -1257,6 +1689,36 @@ slackline_status slackline_worker_publish(struct slackline_worker *worker,
                                           uint64_t timeout_ms);
 
 /**
+ * The parameters of one shard in its server's own memory, `len` values: nothing is copied. Only for workers that are
+ * connected with `SLACKLINE_READ_IN_PLACE`, which is over shared memory. To be read only; the server leaves them as they
+ * are until the next begin or publish of this worker, abandon, or destroy.
+ */
+slackline_status slackline_worker_in_place(const struct slackline_worker *worker,
+                                           uint16_t shard,
+                                           const float **parameters,
+                                           size_t *len);
+
+/**
+ * Where to write the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a worker
+ * that computes straight into it and calls `slackline_worker_publish_slots` copies nothing. Only over shared memory;
+ * elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. Waits for a free slot at every server. It holds some old gradient.
+ * Valid until the next begin or publish of this worker, abandon, or destroy.
+ */
+slackline_status slackline_worker_slot(struct slackline_worker *worker,
+                                       uint16_t shard,
+                                       uint64_t timeout_ms,
+                                       void **gradient,
+                                       size_t *len);
+
+/**
+ * Publishes what was written to the slots that `slackline_worker_slot` lent, of all servers; otherwise as
+ * `slackline_worker_publish`.
+ */
+slackline_status slackline_worker_publish_slots(struct slackline_worker *worker,
+                                                const float *loss,
+                                                uint64_t timeout_ms);
+
+/**
  * Sets `stop` to 1 if a server has asked that this worker abandon what it computes, because newer parameters are worth
  * more (schemes "dbw" and "abs"), and to 0 if not. Never waits and costs next to nothing over shared memory, so that
  * it can be asked in the midst of a computation; over TCP and RDMA a request is heard of with the second question
@@ -1270,6 +1732,65 @@ slackline_status slackline_worker_should_stop(struct slackline_worker *worker,
  * same clock that are no older than the servers asked for.
  */
 slackline_status slackline_worker_abandon(struct slackline_worker *worker);
+
+/**
+ * Finds which bytes of a table's flat space tensor number `tensor` is.
+ */
+slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
+                                        size_t tensor_count,
+                                        size_t tensor,
+                                        uint64_t *begin,
+                                        uint64_t *end);
+
+/**
+ * Sets all options but `size`, which the caller has set, to their defaults.
+ */
+slackline_status slackline_worker_options_init(struct slackline_worker_options *options);
+
+/**
+ * Connects to the servers of all shards, given in any order. Where no process listens at an address it waits for one;
+ * if none comes within `timeout_ms` that is `SLACKLINE_STATUS_SYSTEM`. `SLACKLINE_STATUS_DEADLINE` says that a server
+ * accepted the connection and did not answer: its owner has to call progress or serve. After either, call again. The
+ * worker is the caller's, to be destroyed; on failure it is NULL.
+ */
+slackline_status slackline_worker_connect(const char *const *addresses,
+                                          size_t address_count,
+                                          const struct slackline_worker_options *options,
+                                          uint64_t timeout_ms,
+                                          struct slackline_worker **worker);
+
+/**
+ * Leaves all servers and connects again, to those of all shards in any order: after `SLACKLINE_STATUS_SERVER_LOST` or
+ * `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It keeps trying while a server is not there
+ * yet. The worker goes on at the clock at which the servers are; begin tells it. A gradient whose publishing had not
+ * returned was applied once or not at all, and is never sent again. After a failure every call is out of turn until
+ * this one succeeds. A worker of a job calls `slackline_job_reconnect` instead.
+ */
+slackline_status slackline_worker_reconnect(struct slackline_worker *worker,
+                                            const char *const *addresses,
+                                            size_t address_count,
+                                            uint64_t timeout_ms);
+
+/**
+ * Lends the table of the servers, `count` tensors with their names and shapes. Valid, and unchanging, until this
+ * worker is destroyed.
+ */
+slackline_status slackline_worker_table(const struct slackline_worker *worker,
+                                        const struct slackline_tensor **tensors,
+                                        size_t *count);
+
+/**
+ * Lends the name of the scheme that the servers and this worker keep, with its settings, as the field `scheme` takes
+ * it. Valid until this worker is destroyed.
+ */
+slackline_status slackline_worker_scheme(const struct slackline_worker *worker,
+                                         const char **scheme);
+
+/**
+ * Writes the present state to `status`. `status->size` must be set.
+ */
+slackline_status slackline_worker_get_status(const struct slackline_worker *worker,
+                                             struct slackline_worker_status *status);
 
 /**
  * Waits until every server has folded in, or dropped, all that this worker has published: call it before a worker

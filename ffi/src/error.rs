@@ -7,7 +7,7 @@ use slackline::internals::channel::ChannelError;
 use slackline::internals::param::{PinError, PublishError, PullError};
 use slackline::internals::table;
 use slackline::internals::transport::{PostError, RegisterError};
-use slackline::{AddressError, CheckpointError, ConnectError, Error, scheme};
+use slackline::{AddressError, CheckpointError, ConnectError, Error, GroupError, scheme};
 
 /// What every function answers. Numbers are permanent: none is ever given another meaning, and the number of a
 /// status that is retired stays reserved.
@@ -180,6 +180,18 @@ fn status_of(error: &Error) -> Status {
         Error::InFlight { .. } | Error::OutOfTurn { .. } => Status::OutOfTurn,
         Error::Checkpoint(error) => checkpoint_status(error),
         Error::Bounds(_) => Status::Protocol,
+        Error::Group(error) => group_status(error),
+        _ => Status::Internal,
+    }
+}
+
+fn group_status(error: &GroupError) -> Status {
+    match error {
+        GroupError::Absent { .. } | GroupError::Deadline { .. } | GroupError::Unheard { .. } => {
+            Status::Deadline
+        }
+        GroupError::CutOff { .. } => Status::Evicted,
+        GroupError::Foreign { .. } | GroupError::Disagree { .. } => Status::BadArgument,
         _ => Status::Internal,
     }
 }

@@ -15,7 +15,7 @@ use crate::options::{
 };
 use crate::server::{Serving, slackline_server};
 use crate::sized::{Measured, SizedOut, sized};
-use crate::worker::slackline_worker;
+use crate::worker::{Working, slackline_worker};
 
 /// The part of a process in its job, for the parameter called `role`.
 #[repr(u32)]
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn slackline_job_worker(
         // SAFETY: the contract.
         let options = unsafe { sized(options, "options")?.translate()? };
         // SAFETY: the contract.
-        place.set(give(unsafe { with(job, |job| Ok(job.connect(options)?))? }));
+        place.set(give(unsafe { with(job, |job| Working::new(job.connect(options)?))? }));
         Ok(())
     })
 }
@@ -249,14 +249,17 @@ pub unsafe extern "C" fn slackline_job_reconnect(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        unsafe { with(job, |job| with(worker, |worker| Ok(job.reconnect(worker)?))) }
+        unsafe {
+            with(job, |job| with(worker, |working| working.reconnect(|worker| Ok(job.reconnect(worker)?))))
+        }
     })
 }
 
 /// Says that this worker has finished, and waits until all others have. Flush the worker first, and destroy it
-/// afterwards. `SLACKLINE_STATUS_SERVER_LOST`: call `slackline_job_reconnect`, and train on from the clock that begin
-/// tells. After `timeout_ms` that is `SLACKLINE_STATUS_DEADLINE`: call it again.
-/// `SLACKLINE_STATUS_JOB_FAILED` says that the job has failed; the message has the cause.
+/// afterwards; in a job without servers, leave the group first, and `worker` is NULL. `SLACKLINE_STATUS_SERVER_LOST`:
+/// call `slackline_job_reconnect`, and train on from the clock that begin tells. After `timeout_ms` that is
+/// `SLACKLINE_STATUS_DEADLINE`: call it again. `SLACKLINE_STATUS_JOB_FAILED` says that the job has failed; the message
+/// has the cause.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_job_finish(
     job: *const slackline_job,
@@ -265,8 +268,13 @@ pub unsafe extern "C" fn slackline_job_finish(
 ) -> slackline_status {
     call(|| {
         let timeout = Duration::from_millis(timeout_ms);
+        let finish = |job: &mut Job| match worker.is_null() {
+            true => Ok(job.end(timeout)?),
+            // SAFETY: the contract.
+            false => unsafe { with(worker, |working| Ok(job.finish(&mut working.worker, timeout)?)) },
+        };
         // SAFETY: the contract.
-        let is_over = unsafe { with(job, |job| with(worker, |worker| Ok(job.finish(worker, timeout)?)))? };
+        let is_over = unsafe { with(job, finish)? };
         over(is_over, "waiting for the end of the job", timeout)
     })
 }

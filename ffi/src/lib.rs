@@ -21,6 +21,7 @@
 
 mod error;
 mod fabric;
+mod group;
 mod handle;
 mod job;
 mod log;
@@ -29,23 +30,31 @@ mod publisher;
 mod reader;
 mod server;
 mod sized;
+mod status;
+mod step;
 mod table;
 mod worker;
 
 use std::ffi::{CStr, c_char};
 
 pub use error::slackline_status;
+pub use group::*;
 pub use job::*;
 pub use log::*;
 pub use options::{
-    SLACKLINE_NO_STALENESS, SLACKLINE_NO_VERSION, slackline_element, slackline_fresh, slackline_non_finite,
-    slackline_optimizer, slackline_publisher_options, slackline_publisher_status, slackline_reader_options,
-    slackline_resume, slackline_server_options, slackline_server_status, slackline_tensor, slackline_view,
+    SLACKLINE_NO_STALENESS, SLACKLINE_NO_VERSION, slackline_damping, slackline_element, slackline_idle,
+    slackline_non_finite, slackline_optimizer, slackline_publisher_options, slackline_read,
+    slackline_reader_options, slackline_resume, slackline_server_options, slackline_tensor,
     slackline_worker_options,
 };
 pub use publisher::*;
 pub use reader::*;
 pub use server::*;
+pub use status::{
+    slackline_fresh, slackline_publisher_status, slackline_server_status, slackline_view,
+    slackline_worker_status,
+};
+pub use step::*;
 pub use table::slackline_tensor_range;
 pub use worker::*;
 
@@ -55,8 +64,8 @@ use handle::{Out, call};
 pub const SLACKLINE_VERSION_MAJOR: u32 = 0;
 /// The minor version of this header. While the major version is 0, a new minor version may change the ABI.
 pub const SLACKLINE_VERSION_MINOR: u32 = 1;
-/// The patch version of this header.
-pub const SLACKLINE_VERSION_PATCH: u32 = 0;
+/// The patch version of this header. It grows with every addition to the ABI.
+pub const SLACKLINE_VERSION_PATCH: u32 = 1;
 /// The version of this header as one number that grows with it.
 pub const SLACKLINE_VERSION_NUMBER: u32 =
     SLACKLINE_VERSION_MAJOR * 1000000 + SLACKLINE_VERSION_MINOR * 1000 + SLACKLINE_VERSION_PATCH;

@@ -7,10 +7,10 @@ use std::ptr::null;
 use std::time::Duration;
 
 use slackline::internals::param::PullOptions;
+use slackline::scheme::{Config, Damping};
 use slackline::{
-    AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, NonFinite, Optimizer,
-    PublisherOptions, ReaderOptions, Resume, ServerOptions, ShardOptions, Table, WorkerOptions,
-    scheme::Config,
+    AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, Idle, NonFinite, Optimizer,
+    PublisherOptions, ReadMode, ReaderOptions, Resume, ServerOptions, ShardOptions, Table, WorkerOptions,
 };
 
 use crate::error::Failure;
@@ -89,6 +89,36 @@ pub enum slackline_resume {
     Required = 2,
 }
 
+/// How a worker reads parameters, for the field called `read`.
+#[repr(u64)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum slackline_read {
+    /// Into memory of its own: `slackline_worker_parameters`.
+    Copy = 0,
+    /// Where they lie, holding a pin while it computes, over shared memory only: `slackline_worker_in_place`.
+    InPlace = 1,
+}
+
+/// What a gradient's staleness does to its weight, for the field called `damping`.
+#[repr(u64)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum slackline_damping {
+    /// Nothing.
+    None = 0,
+    /// It is divided by the staleness, where that is more than 1.
+    Inverse = 1,
+}
+
+/// What an owner does while there is nothing to do, for the field called `idle`.
+#[repr(u64)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum slackline_idle {
+    /// It looks for something again and again: what comes is seen at once, for a processor's time.
+    Poll = 0,
+    /// It sleeps until a peer wakes it, or for 20 ms at most, over RDMA; over other transports it polls.
+    Sleep = 1,
+}
+
 /// How a server works. Set `size`, call `slackline_server_options_init`, change what should differ.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -150,6 +180,12 @@ pub struct slackline_server_options {
     pub checkpoint_every: u64,
     /// One of `enum slackline_resume`; by default never.
     pub resume: u64,
+    /// One of `enum slackline_damping`; by default none.
+    pub damping: u64,
+    /// One of `enum slackline_idle`; by default it polls.
+    pub idle: u64,
+    /// Not 0: norm and variance of gradients are measured, though the scheme has no use for them. By default 0.
+    pub measure_moments: u64,
 }
 
 /// How a worker works. Set `size`, call `slackline_worker_options_init`, change what should differ.
@@ -172,6 +208,16 @@ pub struct slackline_worker_options {
     /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
     /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
     pub secret_file: *const c_char,
+    /// One of `enum slackline_read`; by default it copies.
+    pub read: u64,
+    /// A number from 1 to 4294967295 that names this worker among those of its servers. A worker that is started again
+    /// with the same number is the same worker to the servers: no gradient of one clock of it is applied twice. By
+    /// default 0: a random name that no other worker has. `slackline_job_worker` does not look at it.
+    pub identity: u64,
+    /// What one of this worker's own gradients does to the parameters: `parameters -= own_step * gradient`. Its view
+    /// then holds all that it has published, at once; for plain SGD it is the learning rate over the number of workers.
+    /// By default 0: the view is what the servers have.
+    pub own_step: f64,
 }
 
 /// How a publisher works. Set `size`, call `slackline_publisher_options_init`, change what should differ.
@@ -196,6 +242,8 @@ pub struct slackline_publisher_options {
     /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
     /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
     pub secret_file: *const c_char,
+    /// One of `enum slackline_idle`; by default it polls.
+    pub idle: u64,
 }
 
 /// How a reader reads. Set `size`, call `slackline_reader_options_init`, change what should differ.
@@ -214,96 +262,6 @@ pub struct slackline_reader_options {
     pub secret_file: *const c_char,
 }
 
-/// What a server says about itself. Set `size` before it is asked.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct slackline_server_status {
-    /// `sizeof(struct slackline_server_status)`.
-    pub size: usize,
-    /// The newest version.
-    pub version: u64,
-    /// All gradients of clocks before this one are in it.
-    pub smallest_clock: u64,
-    /// Workers that are in.
-    pub workers: u64,
-    /// Readers that are in.
-    pub readers: u64,
-    /// Workers that ever joined.
-    pub joined: u64,
-    /// Workers that left or were evicted.
-    pub left: u64,
-    /// Peers that were turned away.
-    pub refused: u64,
-    /// Gradients that were folded in.
-    pub folded: u64,
-    /// Gradients that were consumed without being folded in.
-    pub dropped: u64,
-    /// Mean of the losses that came with the gradients of the newest version; NaN until one came.
-    pub loss: f64,
-    /// Gradients that were announced, and void because their worker left before they were folded in or dropped.
-    pub voided: u64,
-    /// Gradients that held a NaN or an infinity, whatever became of them.
-    pub non_finite: u64,
-    /// The version of the newest checkpoint that is safely on the disk; `SLACKLINE_NO_VERSION` before the first.
-    pub checkpointed: u64,
-    /// Checkpoints that could not be written.
-    pub checkpoints_failed: u64,
-    /// Interrupts sent to workers: see `slackline_worker_should_stop`.
-    pub interrupts: u64,
-}
-
-/// The parameters that a worker computes on next. Set `size` before it is asked.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct slackline_view {
-    /// `sizeof(struct slackline_view)`.
-    pub size: usize,
-    /// The worker's clock: the gradient belongs to it.
-    pub clock: u64,
-    /// Version of the parameters; over several servers, the smallest.
-    pub version: u64,
-    /// They hold all gradients of clocks before this one; over several servers, the smallest.
-    pub smallest_clock: u64,
-    /// By how many clocks they are stale: `clock` less `smallest_clock`, or 0.
-    pub staleness: u64,
-    /// By how many versions they were behind the newest when they were read.
-    pub behind: u64,
-    /// Copies begun anew because a frame changed under them.
-    pub retries: u64,
-}
-
-/// What a publisher says about itself. Set `size` before it is asked.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct slackline_publisher_status {
-    /// `sizeof(struct slackline_publisher_status)`.
-    pub size: usize,
-    /// The newest version.
-    pub version: u64,
-    /// Readers that are in.
-    pub readers: u64,
-    /// Readers that ever joined.
-    pub joined: u64,
-}
-
-/// What a reader holds after a refresh. Set `size` before it is asked.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub struct slackline_fresh {
-    /// `sizeof(struct slackline_fresh)`.
-    pub size: usize,
-    /// Its version.
-    pub version: u64,
-    /// How many versions it is behind the newest.
-    pub behind: u64,
-    /// The owner's life: another number after it was started anew.
-    pub epoch: u64,
-    /// Copies begun anew because the frame changed under them.
-    pub retries: u64,
-    /// 0 if the copy at hand was fresh enough and nothing was read but its age.
-    pub copied: u32,
-}
-
 impl Measured for slackline_server_options {
     const FIRST: usize = 104;
 }
@@ -315,18 +273,6 @@ impl Measured for slackline_publisher_options {
 }
 impl Measured for slackline_reader_options {
     const FIRST: usize = 16;
-}
-impl Measured for slackline_server_status {
-    const FIRST: usize = 104;
-}
-impl Measured for slackline_view {
-    const FIRST: usize = 56;
-}
-impl Measured for slackline_publisher_status {
-    const FIRST: usize = 32;
-}
-impl Measured for slackline_fresh {
-    const FIRST: usize = 48;
 }
 
 impl Default for slackline_server_options {
@@ -359,6 +305,9 @@ impl Default for slackline_server_options {
             checkpoint_folder: null(),
             checkpoint_every: 0,
             resume: slackline_resume::Never as u64,
+            damping: slackline_damping::None as u64,
+            idle: slackline_idle::Poll as u64,
+            measure_moments: 0,
         }
     }
 }
@@ -375,6 +324,9 @@ impl Default for slackline_worker_options {
             checksums: 0,
             secret: null(),
             secret_file: null(),
+            read: slackline_read::Copy as u64,
+            identity: 0,
+            own_step: 0.0,
         }
     }
 }
@@ -391,6 +343,7 @@ impl Default for slackline_publisher_options {
             lease_ms: milliseconds(lease),
             secret: null(),
             secret_file: null(),
+            idle: slackline_idle::Poll as u64,
         }
     }
 }
@@ -412,7 +365,7 @@ impl slackline_server_options {
     /// The texts are as for [`text`].
     pub(crate) unsafe fn translate(&self) -> Result<ServerOptions, Failure> {
         Ok(ServerOptions {
-            damping: slackline::scheme::Damping::None,
+            damping: named(DAMPINGS, self.damping, "setting of damping")?,
             // SAFETY: the caller's promise.
             scheme: unsafe { scheme(self.scheme, self.staleness)? }.into(),
             workers: self.workers,
@@ -426,11 +379,11 @@ impl slackline_server_options {
                 chunk_bytes: self.chunk_bytes,
                 lease: Duration::from_millis(self.lease_ms),
                 checksums: self.checksums != 0,
-                ..ShardOptions::default()
+                idle: idle(self.idle)?,
             },
             // SAFETY: the caller's promise.
             checkpoint: unsafe { self.checkpoint()? },
-            measure_moments: false,
+            measure_moments: self.measure_moments != 0,
             non_finite: self.non_finite()?,
         })
     }
@@ -467,14 +420,11 @@ impl slackline_server_options {
 
     fn non_finite(&self) -> Result<NonFinite, Failure> {
         let known = [
-            (slackline_non_finite::Allow, NonFinite::Allow),
-            (slackline_non_finite::Drop, NonFinite::Drop),
-            (slackline_non_finite::Refuse, NonFinite::Refuse),
+            (slackline_non_finite::Allow as u64, NonFinite::Allow),
+            (slackline_non_finite::Drop as u64, NonFinite::Drop),
+            (slackline_non_finite::Refuse as u64, NonFinite::Refuse),
         ];
-        let found = known.into_iter().find(|(number, _)| *number as u32 == self.non_finite);
-        found.map(|(_, non_finite)| non_finite).ok_or_else(|| {
-            Failure::bad_argument(format!("no setting of non_finite has the number {}", self.non_finite))
-        })
+        named(known, self.non_finite.into(), "setting of non_finite")
     }
 
     fn optimizer(&self) -> Result<Optimizer, Failure> {
@@ -482,15 +432,15 @@ impl slackline_server_options {
         let adam =
             AdamParameters { beta1: self.beta1, beta2: self.beta2, epsilon: self.epsilon, weight_decay };
         let known = [
-            (slackline_optimizer::Sgd, Optimizer::Sgd { weight_decay }),
-            (slackline_optimizer::Momentum, Optimizer::Momentum { momentum: self.momentum, weight_decay }),
-            (slackline_optimizer::Adam, Optimizer::Adam(adam)),
-            (slackline_optimizer::Adamw, Optimizer::AdamW(adam)),
+            (slackline_optimizer::Sgd as u64, Optimizer::Sgd { weight_decay }),
+            (
+                slackline_optimizer::Momentum as u64,
+                Optimizer::Momentum { momentum: self.momentum, weight_decay },
+            ),
+            (slackline_optimizer::Adam as u64, Optimizer::Adam(adam)),
+            (slackline_optimizer::Adamw as u64, Optimizer::AdamW(adam)),
         ];
-        let found = known.into_iter().find(|(number, _)| *number as u32 == self.optimizer);
-        found
-            .map(|(_, optimizer)| optimizer)
-            .ok_or_else(|| Failure::bad_argument(format!("no optimizer has the number {}", self.optimizer)))
+        named(known, self.optimizer.into(), "optimizer")
     }
 }
 
@@ -504,22 +454,33 @@ impl slackline_worker_options {
             // SAFETY: the caller's promise.
             false => WorkerOptions::new(unsafe { scheme(self.scheme, self.staleness)? }),
         };
-        let encoding = element(self.encoding)?;
-        Ok(WorkerOptions { encoding, checksums: self.checksums != 0, waits_for_server: true, ..named })
+        let identity = u32::try_from(self.identity).map_err(|_| {
+            let given = self.identity;
+            Failure::bad_argument(format!("options->identity cannot be {given}: it has 32 bits"))
+        })?;
+        Ok(WorkerOptions {
+            encoding: element(self.encoding)?,
+            identity: (identity > 0).then_some(identity),
+            read: read_mode(self.read)?,
+            checksums: self.checksums != 0,
+            waits_for_server: true,
+            own_step: (self.own_step != 0.0).then_some(self.own_step as f32),
+            ..named
+        })
     }
 }
 
 impl slackline_publisher_options {
-    pub(crate) fn translate(&self) -> PublisherOptions {
+    pub(crate) fn translate(&self) -> Result<PublisherOptions, Failure> {
         let memory = ShardOptions {
             peers: self.peers,
             frames: self.frames,
             chunk_bytes: self.chunk_bytes,
             lease: Duration::from_millis(self.lease_ms),
             checksums: self.checksums != 0,
-            ..ShardOptions::default()
+            idle: idle(self.idle)?,
         };
-        PublisherOptions { memory }
+        Ok(PublisherOptions { memory })
     }
 }
 
@@ -600,32 +561,52 @@ pub(crate) unsafe fn table(tensors: *const slackline_tensor, count: usize) -> Re
     Ok(builder.build()?)
 }
 
+const DAMPINGS: [(u64, Damping); 2] =
+    [(slackline_damping::None as u64, Damping::None), (slackline_damping::Inverse as u64, Damping::Inverse)];
+
 /// The library's name of a number of [`slackline_resume`].
 pub(crate) fn resume_of(number: u64) -> Result<Resume, Failure> {
     let known = [
-        (slackline_resume::Never, Resume::Never),
-        (slackline_resume::IfThere, Resume::IfThere),
-        (slackline_resume::Required, Resume::Required),
+        (slackline_resume::Never as u64, Resume::Never),
+        (slackline_resume::IfThere as u64, Resume::IfThere),
+        (slackline_resume::Required as u64, Resume::Required),
     ];
-    let found = known.into_iter().find(|(name, _)| *name as u64 == number);
-    found
-        .map(|(_, resume)| resume)
-        .ok_or_else(|| Failure::bad_argument(format!("no setting of resume has the number {number}")))
+    named(known, number, "setting of resume")
+}
+
+fn idle(number: u64) -> Result<Idle, Failure> {
+    let known = [(slackline_idle::Poll as u64, Idle::Poll), (slackline_idle::Sleep as u64, Idle::Sleep)];
+    named(known, number, "setting of idle")
+}
+
+fn read_mode(number: u64) -> Result<ReadMode, Failure> {
+    let known =
+        [(slackline_read::Copy as u64, ReadMode::Copy), (slackline_read::InPlace as u64, ReadMode::InPlace)];
+    named(known, number, "setting of read")
 }
 
 fn element(number: u32) -> Result<ElementType, Failure> {
     let known = [
-        (slackline_element::F32, ElementType::F32),
-        (slackline_element::Bf16, ElementType::Bf16),
-        (slackline_element::F16, ElementType::F16),
+        (slackline_element::F32 as u64, ElementType::F32),
+        (slackline_element::Bf16 as u64, ElementType::Bf16),
+        (slackline_element::F16 as u64, ElementType::F16),
     ];
-    let found = known.into_iter().find(|(name, _)| *name as u32 == number);
-    found
-        .map(|(_, element)| element)
-        .ok_or_else(|| Failure::bad_argument(format!("no element type has the number {number}")))
+    named(known, number.into(), "element type")
 }
 
-fn milliseconds(duration: Duration) -> u64 {
+/// The value that C knows by this number.
+pub(crate) fn named<T, const COUNT: usize>(
+    known: [(u64, T); COUNT],
+    number: u64,
+    what: &str,
+) -> Result<T, Failure> {
+    let found = known.into_iter().find(|(name, _)| *name == number);
+    found
+        .map(|(_, value)| value)
+        .ok_or_else(|| Failure::bad_argument(format!("no {what} has the number {number}")))
+}
+
+pub(crate) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -641,7 +622,7 @@ mod tests {
         // SAFETY: the scheme's name is a literal.
         let worker = unsafe { slackline_worker_options::default().translate() }.unwrap();
         assert_eq!(worker, WorkerOptions { waits_for_server: true, ..WorkerOptions::default() });
-        assert_eq!(slackline_publisher_options::default().translate(), PublisherOptions::default());
+        assert_eq!(slackline_publisher_options::default().translate().unwrap(), PublisherOptions::default());
         let reader = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
         assert_eq!(slackline_reader_options::default().translate(), reader);
     }
@@ -651,6 +632,8 @@ mod tests {
         assert!(element(3).is_err());
         assert!(slackline_server_options { optimizer: 4, ..Default::default() }.optimizer().is_err());
         assert!(slackline_server_options { non_finite: 3, ..Default::default() }.non_finite().is_err());
+        assert!(idle(2).is_err() && read_mode(2).is_err() && resume_of(3).is_err());
+        assert!(named(DAMPINGS, 2, "setting of damping").is_err());
         let drop = slackline_server_options { non_finite: 1, ..Default::default() };
         assert_eq!(drop.non_finite().unwrap(), NonFinite::Drop);
         let adamw = slackline_server_options { optimizer: 3, beta1: 0.5, ..Default::default() };

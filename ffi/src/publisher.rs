@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use slackline::{Address, Publisher, now};
 
-use crate::error::slackline_status;
+use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice, with};
-use crate::options::{self, slackline_publisher_options, slackline_publisher_status, slackline_tensor};
+use crate::options::{self, slackline_publisher_options, slackline_tensor};
 use crate::sized::{SizedOut, sized_or_default};
+use crate::status::slackline_publisher_status;
 
 /// Publishes versions of a table that its owner made itself. It has no thread that looks after readers: it does while
-/// `slackline_publisher_progress` or `slackline_publisher_publish` is called, which must be more often than the lease.
+/// `slackline_publisher_progress`, `serve` or `publish` is called, which must be more often than the lease.
 ///
 /// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
 /// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
@@ -70,7 +71,7 @@ pub unsafe extern "C" fn slackline_publisher_create(
         // SAFETY: the contract.
         let secret = unsafe { options::secret(options.secret, options.secret_file)? };
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
-        let publisher = Publisher::new(fabric, &address, table, options.translate())?;
+        let publisher = Publisher::new(fabric, &address, table, options.translate()?)?;
         let address = CString::new(publisher.address().to_string()).unwrap_or_default();
         place.set(give(Publishing { publisher, address }));
         Ok(())
@@ -182,6 +183,39 @@ pub unsafe extern "C" fn slackline_publisher_progress(
     })
 }
 
+/// Looks after readers until `until_joined` in all have joined since the publisher was created and `until_left` of them
+/// have left, or `timeout_ms` has passed: that is `SLACKLINE_STATUS_DEADLINE`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_serve(
+    publisher: *mut slackline_publisher,
+    until_joined: u64,
+    until_left: u64,
+    timeout_ms: u64,
+) -> slackline_status {
+    call(|| {
+        let timeout = Duration::from_millis(timeout_ms);
+        let left = |publisher: &Publisher<Fabric>| publisher.joined() - publisher.readers() as u64;
+        let until = |publisher: &Publisher<Fabric>| {
+            publisher.joined() >= until_joined && left(publisher) >= until_left
+        };
+        let serve = |publishing: &mut Publishing| {
+            let publisher = &mut publishing.publisher;
+            if publisher.drive(until, timeout)? {
+                return Ok(());
+            }
+            let message = format!(
+                "waiting until {until_joined} readers have joined and {until_left} have left did not end within \
+                 {timeout:?}: {} have joined, {} have left; call again",
+                publisher.joined(),
+                left(publisher)
+            );
+            Err(Failure::new(slackline_status::Deadline, message))
+        };
+        // SAFETY: the contract.
+        unsafe { with(publisher, serve) }
+    })
+}
+
 /// Writes the present state to `status`. `status->size` must be set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_get_status(
@@ -198,6 +232,7 @@ pub unsafe extern "C" fn slackline_publisher_get_status(
                 version: publisher.version().0,
                 readers: publisher.readers() as u64,
                 joined: publisher.joined(),
+                epoch: publisher.epoch(),
             })
         };
         // SAFETY: the contract.

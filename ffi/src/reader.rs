@@ -9,8 +9,9 @@ use slackline::{Fresh, Reader, Version, scheme::Bound};
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice_mut, with};
-use crate::options::{self, slackline_fresh, slackline_reader_options, slackline_tensor};
+use crate::options::{self, slackline_reader_options, slackline_tensor};
 use crate::sized::{SizedOut, sized_or_default};
+use crate::status::slackline_fresh;
 use crate::table::Tensors;
 
 /// Reads versions of one publisher's table, or of one server's shard. A thread of its own tells the owner that it

@@ -3,15 +3,14 @@
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use slackline::{Address, Server, ServerStatus, now};
+use slackline::{Address, Server, ServerStatus, Version, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Opaque, Out, call, copy_out, destroy, give, slice, with};
-use crate::options::{
-    self, SLACKLINE_NO_VERSION, slackline_server_options, slackline_server_status, slackline_tensor,
-};
+use crate::options::{self, SLACKLINE_NO_VERSION, slackline_server_options, slackline_tensor};
 use crate::sized::{SizedOut, sized};
+use crate::status::slackline_server_status;
 
 /// Holds one shard of the parameters and folds workers' gradients into it. It has no thread that looks after peers: it
 /// works while `slackline_server_progress` or `slackline_server_serve` is called, which must be far more often than
@@ -169,7 +168,9 @@ pub unsafe extern "C" fn slackline_server_get_status(
         // SAFETY: the contract.
         let place = unsafe { SizedOut::new(status, "status")? };
         // SAFETY: the contract.
-        let status = unsafe { with(server, |serving| Ok(serving.server.status()))? };
+        let (status, epoch) =
+            unsafe { with(server, |serving| Ok((serving.server.status(), serving.server.epoch())))? };
+        let version = |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, |version| version.0);
         place.set(slackline_server_status {
             size: size_of::<slackline_server_status>(),
             version: status.version.0,
@@ -184,9 +185,17 @@ pub unsafe extern "C" fn slackline_server_get_status(
             loss: status.loss.unwrap_or(f64::NAN),
             voided: status.voided,
             non_finite: status.non_finite,
-            checkpointed: status.checkpointed.map_or(SLACKLINE_NO_VERSION, |version| version.0),
+            checkpointed: version(status.checkpointed),
             checkpoints_failed: status.checkpoints_failed,
             interrupts: status.interrupts,
+            epoch,
+            gradients: status.gradients,
+            diverged: version(status.diverged),
+            misbehaved: status.misbehaved,
+            lost_updates: status.lost_updates.unwrap_or(0),
+            waits_for: status.waits_for.unwrap_or(0),
+            mean_norm_squared: status.mean_norm_squared.unwrap_or(f64::NAN),
+            variance: status.variance.unwrap_or(f64::NAN),
         });
         Ok(())
     })

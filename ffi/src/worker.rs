@@ -1,50 +1,101 @@
 //! The worker: see [`slackline::Worker`].
 
-use std::ffi::c_char;
+use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use slackline::{Step, Worker};
+use slackline::{Address, Step, Worker};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
-use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice, value, with};
-use crate::options::{self, slackline_view, slackline_worker_options};
+use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice, with};
+use crate::options::{self, slackline_tensor, slackline_worker_options};
 use crate::sized::{SizedOut, sized};
+use crate::status::slackline_worker_status;
+use crate::table::Tensors;
 
 /// Reads parameters and publishes gradients. One clock is: begin, compute on the parameters, write the gradient,
 /// publish. A thread of its own tells the servers that it lives, however long it computes.
 ///
 /// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
 /// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
-pub struct slackline_worker(Handle<Worker<Fabric>>);
+pub struct slackline_worker(Handle<Working>);
+
+/// A worker, with its servers' table and scheme as C reads them.
+pub(crate) struct Working {
+    pub(crate) worker: Worker<Fabric>,
+    /// The step of this clock, as far as C knows.
+    pub(crate) open: Open,
+    tensors: Tensors,
+    scheme: CString,
+}
+
+/// Whether a step is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Open {
+    /// None is: it was published or abandoned, or none was begun.
+    No,
+    Yes,
+    /// And the slots for its gradient are lent.
+    WithSlots,
+}
+
+impl Working {
+    pub(crate) fn new(worker: Worker<Fabric>) -> Result<Working, Failure> {
+        let tensors = Tensors::of(worker.table())?;
+        let scheme = CString::new(worker.scheme().to_string()).unwrap_or_default();
+        Ok(Working { worker, open: Open::No, tensors, scheme })
+    }
+
+    /// The open step. What is done to it may end it.
+    pub(crate) fn resume(&mut self) -> Result<Step<'_, Fabric>, Failure> {
+        match self.open {
+            Open::No => {
+                let message = "cannot go on with a step: no step is open: begin one first";
+                Err(Failure::new(slackline_status::OutOfTurn, message))
+            }
+            Open::Yes | Open::WithSlots => Ok(self.worker.resume()?),
+        }
+    }
+
+    /// The open step, to be published or abandoned: it is open no more.
+    pub(crate) fn finish(&mut self) -> Result<Step<'_, Fabric>, Failure> {
+        let open = std::mem::replace(&mut self.open, Open::No);
+        if open == Open::No {
+            return self.resume();
+        }
+        Ok(self.worker.resume()?)
+    }
+
+    pub(crate) fn reconnect(
+        &mut self,
+        connect: impl FnOnce(&mut Worker<Fabric>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        self.open = Open::No;
+        connect(&mut self.worker)
+    }
+}
 
 impl Opaque for slackline_worker {
-    type Value = Worker<Fabric>;
-    fn wrap(handle: Handle<Worker<Fabric>>) -> Self {
+    type Value = Working;
+    fn wrap(handle: Handle<Working>) -> Self {
         slackline_worker(handle)
     }
-    fn handle(&self) -> &Handle<Worker<Fabric>> {
+    fn handle(&self) -> &Handle<Working> {
         &self.0
     }
 }
 
-/// Lends the open step of the worker to `operation`. It stays open: the state of a C program's step is in the worker.
-///
 /// # Safety
 ///
-/// As for [`with`].
-unsafe fn with_step<R>(
-    worker: *const slackline_worker,
-    operation: impl FnOnce(&mut Step<'_, Fabric>) -> Result<R, Failure>,
-) -> Result<R, Failure> {
-    let in_step = |worker: &mut Worker<Fabric>| {
-        let mut step = worker.resume()?;
-        let result = operation(&mut step);
-        step.suspend();
-        result
-    };
-    // SAFETY: the contract.
-    unsafe { with(worker, in_step) }
+/// `addresses` is as for [`slice`], and each is as for [`handle::text`](crate::handle::text).
+pub(crate) unsafe fn read_addresses(
+    addresses: *const *const c_char,
+    count: usize,
+) -> Result<Vec<Address>, Failure> {
+    // SAFETY: the caller's promise.
+    let addresses = unsafe { slice(addresses, count, "the array of addresses")? };
+    // SAFETY: the caller's promise.
+    addresses.iter().map(|address| unsafe { options::address(*address) }).collect()
 }
 
 /// Sets all options but `size`, which the caller has set, to their defaults.
@@ -80,154 +131,91 @@ pub unsafe extern "C" fn slackline_worker_connect(
         // SAFETY: the contract.
         let (secret, options) =
             unsafe { (options::secret(options.secret, options.secret_file)?, options.translate()?) };
-        let mut servers = Vec::new();
         // SAFETY: the contract.
-        for address in unsafe { slice(addresses, address_count, "the array of addresses")? } {
-            // SAFETY: the contract.
-            servers.push(unsafe { options::address(*address)? });
-        }
+        let servers = unsafe { read_addresses(addresses, address_count)? };
         let timeout = Duration::from_millis(timeout_ms);
-        place.set(give(Worker::connect(fabric(secret, &servers)?, &servers, options, timeout)?));
+        let worker = Worker::connect(fabric(secret, &servers)?, &servers, options, timeout)?;
+        place.set(give(Working::new(worker)?));
         Ok(())
     })
 }
 
-/// Brings the parameters for the next gradient, waiting as the scheme says. `view`, unless NULL, is told what they are;
-/// `view->size` must be set. After `SLACKLINE_STATUS_DEADLINE` it may be called again and goes on where it was.
+/// Leaves all servers and connects again, to those of all shards in any order: after `SLACKLINE_STATUS_SERVER_LOST` or
+/// `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It keeps trying while a server is not
+/// there yet. The worker goes on at the clock at which the servers are; begin tells it. A gradient whose publishing had
+/// not returned was applied once or not at all, and is never sent again. After a failure every call is out of turn
+/// until this one succeeds. A worker of a job calls `slackline_job_reconnect` instead.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn slackline_worker_begin(
+pub unsafe extern "C" fn slackline_worker_reconnect(
     worker: *mut slackline_worker,
-    view: *mut slackline_view,
+    addresses: *const *const c_char,
+    address_count: usize,
     timeout_ms: u64,
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { SizedOut::wanted(view, "view")? };
+        let servers = unsafe { read_addresses(addresses, address_count)? };
         let timeout = Duration::from_millis(timeout_ms);
         // SAFETY: the contract.
-        let view = unsafe { with(worker, |worker| Ok(worker.step(timeout)?.suspend()))? };
-        if let Some(place) = place {
-            place.set(slackline_view {
-                size: size_of::<slackline_view>(),
-                clock: view.clock.0,
-                version: view.version.0,
-                smallest_clock: view.smallest_clock.0,
-                staleness: view.staleness(),
-                behind: view.behind,
-                retries: view.retries,
-            });
+        unsafe {
+            with(worker, |working| working.reconnect(|worker| Ok(worker.reconnect(&servers, timeout)?)))
         }
-        Ok(())
     })
 }
 
-/// The parameters that `slackline_worker_begin` brought, as one flat array of the whole table; `len` is how many.
-/// Valid, and unchanging, until the next begin, publish, flush or destroy of this worker.
+/// Lends the table of the servers, `count` tensors with their names and shapes. Valid, and unchanging, until this
+/// worker is destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn slackline_worker_parameters(
+pub unsafe extern "C" fn slackline_worker_table(
     worker: *const slackline_worker,
-    parameters: *mut *const f32,
-    len: *mut usize,
+    tensors: *mut *const slackline_tensor,
+    count: *mut usize,
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
+        let (place, count) = unsafe { (Out::new(tensors, "tensors")?, Out::new(count, "count")?) };
         // The array is memory of its own behind the worker: other calls that borrow the worker do not touch it.
-        let lend = |step: &mut Step<'_, Fabric>| {
-            let parameters = step.parameters()?;
-            let whole = (step.worker().table().bytes() / 4) as usize;
-            Ok((parameters.as_ptr(), parameters.len().min(whole)))
+        let lend = |working: &mut Working| {
+            let tensors = working.tensors.as_slice();
+            Ok((tensors.as_ptr(), tensors.len()))
         };
         // SAFETY: the contract.
-        let (pointer, count) = unsafe { with_step(worker, lend)? };
+        let (pointer, len) = unsafe { with(worker, lend)? };
         place.set(pointer);
-        len.set(count);
+        count.set(len);
         Ok(())
     })
 }
 
-/// Where to write the gradient of the whole table, if it travels as f32; `len` is how many values. It holds what was
-/// written there last. Call it after begin. Valid until the next begin, publish, flush or destroy of this worker.
+/// Lends the name of the scheme that the servers and this worker keep, with its settings, as the field `scheme` takes
+/// it. Valid until this worker is destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn slackline_worker_gradient(
-    worker: *mut slackline_worker,
-    gradient: *mut *mut f32,
-    len: *mut usize,
+pub unsafe extern "C" fn slackline_worker_scheme(
+    worker: *const slackline_worker,
+    scheme: *mut *const c_char,
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, len) = unsafe { (Out::new(gradient, "gradient")?, Out::new(len, "len")?) };
-        let lend = |step: &mut Step<'_, Fabric>| {
-            let whole = (step.worker().table().bytes() / 4) as usize;
-            let gradient = step.gradient()?;
-            Ok((gradient.as_mut_ptr(), gradient.len().min(whole)))
-        };
+        let place = unsafe { Out::new(scheme, "scheme")? };
         // SAFETY: the contract.
-        let (pointer, count) = unsafe { with_step(worker, lend)? };
-        place.set(pointer);
-        len.set(count);
+        place.set(unsafe { with(worker, |working| Ok(working.scheme.as_ptr()))? });
         Ok(())
     })
 }
 
-/// Rounds a gradient of the whole table, `len` values, to the worker's encoding, ready to be published: instead of
-/// writing to `slackline_worker_gradient`. It is copied.
+/// Writes the present state to `status`. `status->size` must be set.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn slackline_worker_encode(
-    worker: *mut slackline_worker,
-    gradient: *const f32,
-    len: usize,
+pub unsafe extern "C" fn slackline_worker_get_status(
+    worker: *const slackline_worker,
+    status: *mut slackline_worker_status,
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let gradient = unsafe { slice(gradient, len, "gradient")? };
+        let place = unsafe { SizedOut::new(status, "status")? };
         // SAFETY: the contract.
-        unsafe { with_step(worker, |step| Ok(step.encode(gradient)?)) }
-    })
-}
-
-/// Publishes the gradient, waiting for free slots. `loss` is told to the servers, unless NULL. When it returns
-/// `SLACKLINE_STATUS_OK`, every server has the gradient whole. After `SLACKLINE_STATUS_DEADLINE` it is still on its
-/// way: the next begin finishes it, and publishing again before that is out of turn.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn slackline_worker_publish(
-    worker: *mut slackline_worker,
-    loss: *const f32,
-    timeout_ms: u64,
-) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let loss = unsafe { value(loss, "loss")? };
-        let timeout = Duration::from_millis(timeout_ms);
-        // SAFETY: the contract.
-        unsafe { with(worker, |worker| Ok(worker.resume()?.publish(loss, timeout)?)) }
-    })
-}
-
-/// Sets `stop` to 1 if a server has asked that this worker abandon what it computes, because newer parameters are worth
-/// more (schemes "dbw" and "abs"), and to 0 if not. Never waits and costs next to nothing over shared memory, so that
-/// it can be asked in the midst of a computation; over TCP and RDMA a request is heard of with the second question
-/// after it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn slackline_worker_should_stop(
-    worker: *mut slackline_worker,
-    stop: *mut u32,
-) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let place = unsafe { Out::new(stop, "stop")? };
-        // SAFETY: the contract.
-        place.set(unsafe { with_step(worker, |step| Ok(step.should_stop()?))? }.into());
+        place.set(unsafe { with(worker, |working| Ok(slackline_worker_status::of(&working.worker)))? });
         Ok(())
     })
-}
-
-/// Abandons the computation of this clock: nothing of it is published, and the next begin brings parameters for the
-/// same clock that are no older than the servers asked for.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn slackline_worker_abandon(worker: *mut slackline_worker) -> slackline_status {
-    // SAFETY: the contract.
-    call(|| unsafe { with(worker, |worker| Ok(worker.resume()?.abandon()?)) })
 }
 
 /// Waits until every server has folded in, or dropped, all that this worker has published: call it before a worker
@@ -240,7 +228,7 @@ pub unsafe extern "C" fn slackline_worker_flush(
     call(|| {
         let timeout = Duration::from_millis(timeout_ms);
         // SAFETY: the contract.
-        unsafe { with(worker, |worker| Ok(worker.flush(timeout)?)) }
+        unsafe { with(worker, |working| Ok(working.worker.flush(timeout)?)) }
     })
 }
 

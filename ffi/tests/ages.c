@@ -38,6 +38,66 @@ static void an_older_program_s_struct_is_neither_overrun_nor_refused(void)
     EXPECT(SYSTEM, slackline_worker_connect(&address, 1, (struct slackline_worker_options *)&older.options, 0, &worker));
 }
 
+/* A struct of a program of any age: of each size that it ever had, and of some that it has yet to get. */
+typedef slackline_status fill_function(void *object, void *memory);
+
+static void fill_at_every_age(fill_function *fill, void *object, size_t first, size_t now)
+{
+    union {
+        size_t size;
+        unsigned char bytes[512];
+    } memory;
+    size_t size, index;
+
+    for (size = first; size <= now + 16; size += 8) {
+        memset(&memory, 0xee, sizeof memory);
+        memory.size = size;
+        OK(fill(object, &memory));
+        CHECK(memory.size == size);
+        for (index = size; index < sizeof memory; index++)
+            CHECK(memory.bytes[index] == 0xee);
+        for (index = now; index < size; index++)
+            CHECK(memory.bytes[index] == 0);
+    }
+    memory.size = first - 8;
+    EXPECT(BAD_ARGUMENT, fill(object, &memory));
+}
+
+#define FILL(name, call) \
+    static slackline_status name(void *object, void *memory) { (void)object; return call; }
+FILL(job_options, slackline_job_options_init(memory))
+FILL(server_options_of, slackline_server_options_init(memory))
+FILL(worker_options_of, slackline_worker_options_init(memory))
+FILL(publisher_options, slackline_publisher_options_init(memory))
+FILL(reader_options, slackline_reader_options_init(memory))
+FILL(group_options, slackline_group_options_init(memory))
+FILL(server_status, slackline_server_get_status(object, memory))
+FILL(publisher_status, slackline_publisher_get_status(object, memory))
+
+/* The sizes are those of release 0.1.0. */
+static void structs_of_every_age_are_filled_and_not_overrun(void)
+{
+    struct slackline_server_options options = server_options();
+    struct slackline_publisher *publisher;
+    struct slackline_server *server;
+    struct slackline_tensor tensors[2];
+    static const float values[ELEMENTS];
+
+    fill_at_every_age(job_options, NULL, 48, sizeof(struct slackline_job_options));
+    fill_at_every_age(server_options_of, NULL, 104, sizeof(struct slackline_server_options));
+    fill_at_every_age(worker_options_of, NULL, 32, sizeof(struct slackline_worker_options));
+    fill_at_every_age(publisher_options, NULL, 32, sizeof(struct slackline_publisher_options));
+    fill_at_every_age(reader_options, NULL, 16, sizeof(struct slackline_reader_options));
+    fill_at_every_age(group_options, NULL, 48, sizeof(struct slackline_group_options));
+    layer(tensors);
+    OK(slackline_server_create(NULL, tensors, 2, values, ELEMENTS, &options, &server));
+    fill_at_every_age(server_status, server, 104, sizeof(struct slackline_server_status));
+    slackline_server_destroy(server);
+    OK(slackline_publisher_create(NULL, tensors, 2, NULL, &publisher));
+    fill_at_every_age(publisher_status, publisher, 32, sizeof(struct slackline_publisher_status));
+    slackline_publisher_destroy(publisher);
+}
+
 static void a_newer_program_s_fields_are_refused_only_if_they_are_set(void)
 {
     struct {
@@ -221,6 +281,7 @@ int main(void)
 {
     alarm(300);
     an_older_program_s_struct_is_neither_overrun_nor_refused();
+    structs_of_every_age_are_filled_and_not_overrun();
     a_newer_program_s_fields_are_refused_only_if_they_are_set();
     the_version_is_a_macro_a_number_and_a_text();
     the_message_stays_in_one_place_and_in_its_thread();

@@ -132,9 +132,7 @@ impl JobError {
             JobError::NoServer
             | JobError::OtherServers { .. }
             | JobError::HasServers { .. }
-            | JobError::OtherRole { .. } => {
-                "checking the role"
-            }
+            | JobError::OtherRole { .. } => "checking the role",
             JobError::Wait(_) | JobError::NoRdma(_) => "reaching the other processes",
             JobError::NotBack { .. } => "reconnecting",
             JobError::Failed(_) | JobError::Lost(_) | JobError::Order(_) => "running the job",

@@ -1,0 +1,481 @@
+//! Workers that average their parameters without a server: see [`slackline::GroupMember`].
+
+use std::ffi::{CString, c_char};
+use std::time::Duration;
+
+use slackline::Address;
+use slackline::scheme::{Groups, Partition};
+use slackline::{Averaged, GroupListener, GroupMember, GroupOptions};
+
+use crate::error::{Failure, slackline_status};
+use crate::fabric::{Fabric, fabric};
+use crate::handle::{Handle, Opaque, Out, call, copy_out, destroy, give, slice, with};
+use crate::job::slackline_job;
+use crate::options::{self, milliseconds, named};
+use crate::sized::{Measured, SizedOut, sized_or_default};
+use crate::status::nanoseconds;
+use crate::worker::read_addresses;
+
+/// One member of a group whose members all hold all parameters and average them in rounds, without a server. One round
+/// is: change the parameters, then average. A thread of its own tells the others that it lives, however long it
+/// computes.
+///
+/// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+/// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+pub struct slackline_group(Handle<Grouping>);
+
+/// A member, and its address as C reads it.
+pub(crate) struct Grouping {
+    state: State,
+    address: CString,
+    elements: usize,
+}
+
+enum State {
+    Listening(GroupListener<Fabric>),
+    Member(GroupMember<Fabric>),
+    /// It has left, or could not meet the others.
+    Over,
+}
+
+impl Grouping {
+    fn member(&mut self) -> Result<&mut GroupMember<Fabric>, Failure> {
+        match &mut self.state {
+            State::Member(member) => Ok(member),
+            State::Listening(_) => {
+                Err(out_of_turn("it has not met the others: call slackline_group_connect"))
+            }
+            State::Over => Err(out_of_turn("it has left, or did not meet the others: destroy it")),
+        }
+    }
+}
+
+fn out_of_turn(reason: &str) -> Failure {
+    Failure::new(slackline_status::OutOfTurn, format!("this member of a group cannot do that now: {reason}"))
+}
+
+impl Opaque for slackline_group {
+    type Value = Grouping;
+    fn wrap(handle: Handle<Grouping>) -> Self {
+        slackline_group(handle)
+    }
+    fn handle(&self) -> &Handle<Grouping> {
+        &self.0
+    }
+}
+
+/// The partitions of workers into groups, for the parameter called `partition`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum slackline_partition {
+    /// The number of workers is a power of the group's size; after as many rounds as the power says everybody has the
+    /// mean of all.
+    Digits = 0,
+    /// The two partitions of 4 workers into pairs that the code of DS-Sync's authors has.
+    Authors = 1,
+    /// Any number of workers: as digits, with groups that lack the ranks that do not exist.
+    Uneven = 2,
+}
+
+/// How a group works, the same in all its members. Set `size`, call `slackline_group_options_init`, change what should
+/// differ.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_group_options {
+    /// `sizeof(struct slackline_group_options)`.
+    pub size: usize,
+    /// How long a member may be silent before it is taken for dead; by default 3000.
+    pub lease_ms: u64,
+    /// Not 0: each part carries a checksum. By default 0.
+    pub checksums: u64,
+    /// Names the job: members of different ones refuse each other. By default 0.
+    pub run: u64,
+    /// The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+    /// beyond this host. By default NULL: see `secret_file`.
+    pub secret: *const c_char,
+    /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+    /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+    pub secret_file: *const c_char,
+}
+
+impl Default for slackline_group_options {
+    fn default() -> Self {
+        let GroupOptions { lease, checksums, run } = GroupOptions::default();
+        slackline_group_options {
+            size: size_of::<Self>(),
+            lease_ms: milliseconds(lease),
+            checksums: checksums.into(),
+            run,
+            secret: std::ptr::null(),
+            secret_file: std::ptr::null(),
+        }
+    }
+}
+
+impl slackline_group_options {
+    fn translate(&self) -> GroupOptions {
+        GroupOptions {
+            lease: Duration::from_millis(self.lease_ms),
+            checksums: self.checksums != 0,
+            run: self.run,
+        }
+    }
+}
+
+/// How a round ended. Set `size` before it is asked.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct slackline_averaged {
+    /// `sizeof(struct slackline_averaged)`.
+    pub size: usize,
+    /// The round.
+    pub round: u64,
+    /// How many members' parameters are in the mean, this one's among them.
+    pub members: u64,
+    /// 1 if there is no mean, because somebody died or gave up in the middle of it: the parameters are as before.
+    pub skipped: u64,
+}
+
+impl slackline_averaged {
+    fn of(averaged: Averaged) -> Self {
+        slackline_averaged {
+            size: size_of::<Self>(),
+            round: averaged.round,
+            members: averaged.members as u64,
+            skipped: averaged.skipped.into(),
+        }
+    }
+}
+
+/// What a member of a group says about itself. Set `size` before it is asked.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct slackline_group_status {
+    /// `sizeof(struct slackline_group_status)`.
+    pub size: usize,
+    /// This member's rank.
+    pub rank: u64,
+    /// How many members there were at the begin.
+    pub members: u64,
+    /// How many of them are there, this one among them.
+    pub alive: u64,
+    /// Rounds that ended, skipped ones among them.
+    pub rounds: u64,
+    /// Rounds without a mean.
+    pub skipped: u64,
+    /// How often a round began anew without a member that was gone.
+    pub restarts: u64,
+    /// Parts that were written anew while they were read.
+    pub retries: u64,
+    /// Bytes of parameters written to others.
+    pub bytes: u64,
+    /// Nanoseconds in rounds.
+    pub wait_ns: u64,
+}
+
+impl Measured for slackline_group_options {
+    const FIRST: usize = 48;
+}
+impl Measured for slackline_averaged {
+    const FIRST: usize = 32;
+}
+impl Measured for slackline_group_status {
+    const FIRST: usize = 80;
+}
+
+/// Sets all options but `size`, which the caller has set, to their defaults.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_options_init(
+    options: *mut slackline_group_options,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        unsafe { SizedOut::new(options, "options")? }.set(slackline_group_options::default());
+        Ok(())
+    })
+}
+
+/// Begins to listen at `address`, which is as for a server, as the member `rank` of `members`, each with `elements`
+/// parameters, all zero at first. Then `slackline_group_connect` meets the others. `options` may be NULL. The group is
+/// the caller's, to be destroyed; on failure it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_listen(
+    address: *const c_char,
+    rank: usize,
+    members: usize,
+    elements: usize,
+    options: *const slackline_group_options,
+    group: *mut *mut slackline_group,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(group, "group")? };
+        place.set(std::ptr::null_mut());
+        // SAFETY: the contract.
+        let (address, options) = unsafe {
+            let address = if address.is_null() { Address::random() } else { options::address(address)? };
+            (address, sized_or_default(options, "options")?)
+        };
+        // SAFETY: the contract.
+        let secret = unsafe { options::secret(options.secret, options.secret_file)? };
+        let fabric = fabric(secret, std::slice::from_ref(&address))?;
+        let listener = GroupMember::listen(fabric, &address, rank, members, elements, options.translate())?;
+        let address = CString::new(listener.address().to_string()).unwrap_or_default();
+        place.set(give(Grouping { state: State::Listening(listener), address, elements }));
+        Ok(())
+    })
+}
+
+/// Meets all workers of a job without servers (`servers` 0 in its options), each with `elements` parameters. The rank
+/// of this member is the number of this worker. `options` may be NULL; `secret` and `secret_file` in it are not looked
+/// at: they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has returned. The
+/// group is the caller's, to be destroyed before the job is; on failure it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_group(
+    job: *const slackline_job,
+    elements: usize,
+    options: *const slackline_group_options,
+    group: *mut *mut slackline_group,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(group, "group")? };
+        place.set(std::ptr::null_mut());
+        // SAFETY: the contract.
+        let options = unsafe { sized_or_default(options, "options")? }.translate();
+        // SAFETY: the contract.
+        let member = unsafe { with(job, |job| Ok(job.group(elements, options)?))? };
+        let address = CString::default();
+        place.set(give(Grouping { state: State::Member(member), address, elements }));
+        Ok(())
+    })
+}
+
+/// Where the others reach this member; empty for a member of a job. Valid until the group is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_address(
+    group: *const slackline_group,
+    address: *mut *const c_char,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(address, "address")? };
+        // SAFETY: the contract.
+        place.set(unsafe { with(group, |grouping| Ok(grouping.address.as_ptr()))? });
+        Ok(())
+    })
+}
+
+/// Meets the other members, who may start in any order: `addresses` are those of all members, in order of rank, of the
+/// transports that this member listens at. After a failure the group can only be destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_connect(
+    group: *mut slackline_group,
+    addresses: *const *const c_char,
+    address_count: usize,
+    timeout_ms: u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let addresses = unsafe { read_addresses(addresses, address_count)? };
+        let timeout = Duration::from_millis(timeout_ms);
+        let connect = |grouping: &mut Grouping| match std::mem::replace(&mut grouping.state, State::Over) {
+            State::Listening(listener) => {
+                grouping.state = State::Member(listener.connect(&addresses, timeout)?);
+                Ok(())
+            }
+            state => {
+                grouping.state = state;
+                Err(out_of_turn("it has met the others before"))
+            }
+        };
+        // SAFETY: the contract.
+        unsafe { with(group, connect) }
+    })
+}
+
+/// The parameters of this member, `len` values, to be read and changed in place: its own, or the mean since the last
+/// round. Valid until the next average, leave or destroy; they lie elsewhere after each round. While a round is under
+/// way it is out of turn.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_parameters(
+    group: *mut slackline_group,
+    parameters: *mut *mut f32,
+    len: *mut usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (place, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
+        // The array is memory of its own behind the member: other calls but average do not touch it.
+        let lend = |grouping: &mut Grouping| {
+            let elements = grouping.elements;
+            let parameters = grouping.member()?.parameters_mut()?;
+            Ok((parameters.as_mut_ptr(), parameters.len().min(elements)))
+        };
+        // SAFETY: the contract.
+        let (pointer, count) = unsafe { with(group, lend)? };
+        place.set(pointer);
+        len.set(count);
+        Ok(())
+    })
+}
+
+/// Averages the parameters with those of the members `ranks`, in order and this member's among them, the same list at
+/// all of them. Rounds are numbered upwards, the same everywhere; numbers may be left out. Members that are gone are
+/// left out of the mean. `averaged`, unless NULL, is told how it ended; `averaged->size` must be set.
+///
+/// After `SLACKLINE_STATUS_DEADLINE` it may be called again for the same round and goes on where it was; with a
+/// `timeout_ms` of 0 it does what there is to do and never waits. `SLACKLINE_STATUS_EVICTED` says that the others took
+/// this member for dead and go on without it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_average(
+    group: *mut slackline_group,
+    round: u64,
+    ranks: *const usize,
+    rank_count: usize,
+    timeout_ms: u64,
+    averaged: *mut slackline_averaged,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (ranks, place) =
+            unsafe { (slice(ranks, rank_count, "ranks")?, SizedOut::wanted(averaged, "averaged")?) };
+        let timeout = Duration::from_millis(timeout_ms);
+        let average = |grouping: &mut Grouping| Ok(grouping.member()?.average(round, ranks, timeout)?);
+        // SAFETY: the contract.
+        let averaged = unsafe { with(group, average)? };
+        place.into_iter().for_each(|place| place.set(slackline_averaged::of(averaged)));
+        Ok(())
+    })
+}
+
+/// Gives up the round that is under way, and tells the others: the parameters are as before, unless the round had
+/// ended. `averaged`, unless NULL, is told how it ended, with 0 `members` if none was under way; `averaged->size` must
+/// be set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_abandon(
+    group: *mut slackline_group,
+    averaged: *mut slackline_averaged,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { SizedOut::wanted(averaged, "averaged")? };
+        // SAFETY: the contract.
+        let averaged = unsafe { with(group, |grouping| Ok(grouping.member()?.abandon()?))? };
+        let averaged = averaged.map(slackline_averaged::of).unwrap_or_default();
+        place.into_iter().for_each(|place| place.set(averaged));
+        Ok(())
+    })
+}
+
+/// Sets `alive` to 1 if the member `rank` is there, and to 0 if it is gone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_is_alive(
+    group: *const slackline_group,
+    rank: usize,
+    alive: *mut u32,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(alive, "alive")? };
+        let is_alive = |grouping: &mut Grouping| Ok(grouping.member()?.alive().any(|alive| alive == rank));
+        // SAFETY: the contract.
+        place.set(unsafe { with(group, is_alive)? }.into());
+        Ok(())
+    })
+}
+
+/// Writes the present state to `status`. `status->size` must be set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_get_status(
+    group: *const slackline_group,
+    status: *mut slackline_group_status,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { SizedOut::new(status, "status")? };
+        let ask = |grouping: &mut Grouping| {
+            let member = grouping.member()?;
+            let statistics = member.statistics();
+            Ok(slackline_group_status {
+                size: size_of::<slackline_group_status>(),
+                rank: member.rank() as u64,
+                members: member.members() as u64,
+                alive: member.alive().count() as u64,
+                rounds: statistics.rounds,
+                skipped: statistics.skipped,
+                restarts: statistics.restarts,
+                retries: statistics.retries,
+                bytes: statistics.bytes,
+                wait_ns: nanoseconds(statistics.wait),
+            })
+        };
+        // SAFETY: the contract.
+        place.set(unsafe { with(group, ask)? });
+        Ok(())
+    })
+}
+
+/// Leaves in order: the others go on without this member, and do not take it for an accident. Gives up a round that is
+/// under way. `SLACKLINE_STATUS_DEADLINE` says that some have not heard of it; they find out by themselves. Copy the
+/// parameters first; afterwards the group can only be destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_leave(
+    group: *mut slackline_group,
+    timeout_ms: u64,
+) -> slackline_status {
+    call(|| {
+        let timeout = Duration::from_millis(timeout_ms);
+        let leave = |grouping: &mut Grouping| {
+            grouping.member()?;
+            match std::mem::replace(&mut grouping.state, State::Over) {
+                State::Member(member) => Ok(member.leave(timeout)?),
+                State::Listening(_) | State::Over => Ok(()),
+            }
+        };
+        // SAFETY: the contract.
+        unsafe { with(group, leave) }
+    })
+}
+
+/// Frees the member. One that has not left is gone to the others as soon as they find its connection closed. NULL does
+/// nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_destroy(group: *mut slackline_group) {
+    // SAFETY: the contract.
+    unsafe { destroy(group) };
+}
+
+/// Finds who averages with the member `rank` of `workers` in a round of DS-Sync with groups of `group`, by a
+/// `partition` of `enum slackline_partition`. Writes the ranks, in order and `rank` among them, to `ranks`, which has
+/// room for `group`, and how many they are to `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_group_ranks(
+    workers: usize,
+    group: u16,
+    partition: u32,
+    rank: usize,
+    round: u64,
+    ranks: *mut usize,
+    count: *mut usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let place = unsafe { Out::new(count, "count")? };
+        let known = [
+            (slackline_partition::Digits as u64, Partition::Digits),
+            (slackline_partition::Authors as u64, Partition::Authors),
+            (slackline_partition::Uneven as u64, Partition::Uneven),
+        ];
+        let groups = Groups::new(workers, group, named(known, partition.into(), "partition")?)?;
+        if rank >= workers {
+            let message = format!("there is no rank {rank} of {workers}: they count from 0");
+            return Err(Failure::bad_argument(message));
+        }
+        let members: Vec<usize> = groups.members(rank, round).collect();
+        // SAFETY: the contract; the list is memory of this call.
+        unsafe { copy_out(&members, ranks, members.len(), "ranks")? };
+        place.set(members.len());
+        Ok(())
+    })
+}

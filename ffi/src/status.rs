@@ -1,0 +1,185 @@
+//! What objects say about themselves, as C reads it.
+
+use std::time::Duration;
+
+use slackline::Worker;
+
+use crate::fabric::Fabric;
+use crate::sized::Measured;
+
+/// What a server says about itself. Set `size` before it is asked.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct slackline_server_status {
+    /// `sizeof(struct slackline_server_status)`.
+    pub size: usize,
+    /// The newest version.
+    pub version: u64,
+    /// All gradients of clocks before this one are in it.
+    pub smallest_clock: u64,
+    /// Workers that are in.
+    pub workers: u64,
+    /// Readers that are in.
+    pub readers: u64,
+    /// Workers that ever joined.
+    pub joined: u64,
+    /// Workers that left or were evicted.
+    pub left: u64,
+    /// Peers that were turned away.
+    pub refused: u64,
+    /// Gradients that were folded in.
+    pub folded: u64,
+    /// Gradients that were consumed without being folded in.
+    pub dropped: u64,
+    /// Mean of the losses that came with the gradients of the newest version; NaN until one came.
+    pub loss: f64,
+    /// Gradients that were announced, and void because their worker left before they were folded in or dropped.
+    pub voided: u64,
+    /// Gradients that held a NaN or an infinity, whatever became of them.
+    pub non_finite: u64,
+    /// The version of the newest checkpoint that is safely on the disk; `SLACKLINE_NO_VERSION` before the first.
+    pub checkpointed: u64,
+    /// Checkpoints that could not be written.
+    pub checkpoints_failed: u64,
+    /// Interrupts sent to workers: see `slackline_worker_should_stop`.
+    pub interrupts: u64,
+    /// This life of the server: another number after it was started anew.
+    pub epoch: u64,
+    /// Gradients in the newest version.
+    pub gradients: u64,
+    /// The first version with a parameter that is NaN or infinite; `SLACKLINE_NO_VERSION` if there is none. From then
+    /// on no checkpoint is written.
+    pub diverged: u64,
+    /// Peers that were evicted because what they wrote broke the protocol.
+    pub misbehaved: u64,
+    /// Updates that were lost with the life before, as workers that came back tell it.
+    pub lost_updates: u64,
+    /// How many gradients the next version waits for; 0 where the scheme does not choose that.
+    pub waits_for: u64,
+    /// Squared Euclidean norm of the mean gradient of the newest version that has told one; NaN if none has, as where
+    /// neither the scheme nor `measure_moments` asks for it.
+    pub mean_norm_squared: f64,
+    /// Trace of the covariance of one gradient, as `mean_norm_squared`.
+    pub variance: f64,
+}
+
+/// What a worker says about itself. Set `size` before it is asked.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct slackline_worker_status {
+    /// `sizeof(struct slackline_worker_status)`.
+    pub size: usize,
+    /// Its next gradient belongs to this clock.
+    pub clock: u64,
+    /// Gradients published.
+    pub published: u64,
+    /// Computations abandoned.
+    pub abandoned: u64,
+    /// Bytes of gradients written to servers; none for those that were computed in a slot.
+    pub bytes_published: u64,
+    /// Bytes of parameters copied from servers; none for those that were read in place.
+    pub bytes_pulled: u64,
+    /// Copies begun anew because a frame changed under them.
+    pub retries: u64,
+    /// Waits that ended at their deadline.
+    pub timeouts: u64,
+    /// How often it has connected again.
+    pub reconnects: u64,
+    /// Nanoseconds between the end of begin and the call of publish or abandon.
+    pub compute_ns: u64,
+    /// Nanoseconds in begin, publish and flush.
+    pub wait_ns: u64,
+}
+
+/// The parameters that a worker computes on next. Set `size` before it is asked.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct slackline_view {
+    /// `sizeof(struct slackline_view)`.
+    pub size: usize,
+    /// The worker's clock: the gradient belongs to it.
+    pub clock: u64,
+    /// Version of the parameters; over several servers, the smallest.
+    pub version: u64,
+    /// They hold all gradients of clocks before this one; over several servers, the smallest.
+    pub smallest_clock: u64,
+    /// By how many clocks they are stale: `clock` less `smallest_clock`, or 0.
+    pub staleness: u64,
+    /// By how many versions they were behind the newest when they were read.
+    pub behind: u64,
+    /// Copies begun anew because a frame changed under them.
+    pub retries: u64,
+}
+
+/// What a publisher says about itself. Set `size` before it is asked.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct slackline_publisher_status {
+    /// `sizeof(struct slackline_publisher_status)`.
+    pub size: usize,
+    /// The newest version.
+    pub version: u64,
+    /// Readers that are in.
+    pub readers: u64,
+    /// Readers that ever joined.
+    pub joined: u64,
+    /// This life of the publisher: another number after it was started anew.
+    pub epoch: u64,
+}
+
+/// What a reader holds after a refresh. Set `size` before it is asked.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct slackline_fresh {
+    /// `sizeof(struct slackline_fresh)`.
+    pub size: usize,
+    /// Its version.
+    pub version: u64,
+    /// How many versions it is behind the newest.
+    pub behind: u64,
+    /// The owner's life: another number after it was started anew.
+    pub epoch: u64,
+    /// Copies begun anew because the frame changed under them.
+    pub retries: u64,
+    /// 0 if the copy at hand was fresh enough and nothing was read but its age.
+    pub copied: u32,
+}
+
+impl Measured for slackline_server_status {
+    const FIRST: usize = 104;
+}
+impl Measured for slackline_worker_status {
+    const FIRST: usize = 88;
+}
+impl Measured for slackline_view {
+    const FIRST: usize = 56;
+}
+impl Measured for slackline_publisher_status {
+    const FIRST: usize = 32;
+}
+impl Measured for slackline_fresh {
+    const FIRST: usize = 48;
+}
+
+impl slackline_worker_status {
+    pub(crate) fn of(worker: &Worker<Fabric>) -> Self {
+        let statistics = worker.statistics();
+        slackline_worker_status {
+            size: size_of::<Self>(),
+            clock: worker.clock().0,
+            published: statistics.clocks,
+            abandoned: statistics.abandoned,
+            bytes_published: statistics.bytes_published,
+            bytes_pulled: statistics.bytes_pulled,
+            retries: statistics.pull_retries,
+            timeouts: statistics.timeouts,
+            reconnects: statistics.reconnects,
+            compute_ns: nanoseconds(statistics.compute),
+            wait_ns: nanoseconds(statistics.wait),
+        }
+    }
+}
+
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
