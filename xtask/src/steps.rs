@@ -109,7 +109,7 @@ const SLOW: &[Slow] = &[
     Slow::new("litmus", "no torn read is accepted, between two processes"),
     Slow::new("kill", "workers and servers killed in the middle of training leave nothing behind"),
     Slow {
-        at_once: Some("8"),
+        at_once: Some("4"),
         ..Slow::new(
             "pauses",
             "processes of a run that are paused for longer than the lease harm none of the others",
@@ -117,7 +117,7 @@ const SLOW: &[Slow] = &[
     },
     Slow::new("starve", "a run on a machine that is far too busy for it loses nobody"),
     Slow {
-        at_once: Some("8"),
+        at_once: Some("4"),
         ..Slow::new("restart", "workers and servers killed in the middle of training come back and go on")
     },
     Slow {
