@@ -254,6 +254,7 @@ pub struct Bound {
 
 impl Bound {
     /// Anything that was ever published.
+    #[doc(hidden)]
     pub const NONE: Bound = Bound { smallest_clock: Clock(0), version: Version(0) };
 
     /// All gradients of clocks before `clock`.
