@@ -130,8 +130,8 @@ pub use clock::{Clock, Version};
 pub use job::env::{LaunchError, MeetingPoint, Placement};
 #[cfg(not(loom))]
 pub use job::{
-    Advance, GroupTrainer, Job, JobError, JobPlan, JobStep, JobWorker, LocalOptimizer, LocalSteps, Published,
-    Resume, Role, Served,
+    Advance, GroupTrainer, Job, JobError, JobPlan, JobStep, JobWorker, LocalSteps, Published, Resume, Role,
+    Served,
 };
 pub use kernel::{AdamParameters, Optimizer};
 #[cfg(not(loom))]

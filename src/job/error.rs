@@ -165,19 +165,17 @@ impl JobError {
     /// The remedy, where it is the same for all errors of a kind.
     fn help(&self) -> &'static str {
         match self {
-            JobError::NotLaunched { .. } => {
+            JobError::NotLaunched => {
                 "start the program with torchrun, srun, mpirun or `slackline launch -n 3 -- PROGRAM`, or set \
                  SLACKLINE_RANK, SLACKLINE_WORLD_SIZE and SLACKLINE_RENDEZVOUS"
             }
             JobError::Order { .. } => "run the same slackline everywhere",
             JobError::Late { .. } => "use a longer timeout",
-            JobError::NoServer { .. } => "use JobPlan::servers(1), or Job::group",
+            JobError::NoServer => "use JobPlan::servers(1), or Job::group",
             JobError::OtherServers { .. } => "make the two the same",
             JobError::HasServers { .. } => "use JobPlan::servers(0)",
             JobError::OtherRole { .. } => "branch on Job::role",
             JobError::InitialValues { .. } => "give one for each",
-            JobError::Order(_) => "run the same version of slackline everywhere",
-            JobError::Late { .. } => "use a longer timeout",
             JobError::NotBack { .. } => "start them again sooner, or use a longer timeout",
             _ => "",
         }

@@ -59,7 +59,8 @@ pub(crate) use open::is_text;
 pub use open::{AnyScheme, Make, Needs, Registry, Scheme, Start};
 pub use vap::Strength;
 
-use crate::clock::{Clock, Version, WorkerId};
+pub use crate::clock::WorkerId;
+use crate::clock::{Clock, Version};
 use crate::time::Instant;
 
 /// Names one gradient within one life of a server.
@@ -254,6 +255,7 @@ pub struct Bound {
 
 impl Bound {
     /// Anything that was ever published.
+    #[doc(hidden)]
     pub const NONE: Bound = Bound { smallest_clock: Clock(0), version: Version(0) };
 
     /// All gradients of clocks before `clock`.

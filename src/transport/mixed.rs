@@ -172,7 +172,6 @@ impl Listener for MixedListener {
 }
 
 /// A peer that has said its part, over one of them.
-#[expect(clippy::large_enum_variant, reason = "it lives for the moment of being greeted")]
 pub enum MixedIncoming {
     /// Over shared memory.
     Shm(ShmIncoming),

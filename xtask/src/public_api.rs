@@ -114,7 +114,7 @@ fn list(site: &Site) -> Result<String, Failure> {
     unstable(rustdoc).target(TARGET).run(site)?;
     let json = site.target.join(TARGET).join("doc/slackline.json");
     let lister = Cmd::new("cargo", &["run", "--quiet", "--locked", "--manifest-path", LISTER, "--"]);
-    lister.arg(&json.to_string_lossy()).answer(site)
+    lister.arg(&json.to_string_lossy()).target(TARGET).answer(site)
 }
 
 /// The number of items that the list declares.

@@ -268,6 +268,7 @@ impl Verbs {
     }
 
     /// Why this device and port were chosen, for people.
+    #[doc(hidden)]
     pub fn reason(&self) -> &str {
         &self.shared.first().reason
     }
