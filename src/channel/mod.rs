@@ -3,10 +3,11 @@
 //!
 //! Both sides know a [`Secret`]. The handshake is that of the Noise protocol framework, by the crate `snow`:
 //! `Noise_NNpsk0_25519_ChaChaPoly_SHA256` with the SHA-256 of the secret as its pre-shared key. The client's first
-//! message proves that it knows the secret, the server's answer that it does too, and the client's confirmation that its
-//! first message was not a recorded one. From then on every message is encrypted under keys that only this conversation
-//! has, and what was damaged, cut, repeated, moved or sent back is noticed. The keys come from fresh Diffie-Hellman keys
-//! as well as from the secret: who records a conversation and learns the secret later cannot read it.
+//! message proves that it knows the secret, the server's answer that it does too, and the client's confirmation that
+//! its first message was not a recorded one. From then on every message is encrypted under keys that only this
+//! conversation has, and what was damaged, cut, repeated, moved or sent back is noticed. The keys come from fresh
+//! Diffie-Hellman keys as well as from the secret: who records a conversation and learns the secret later cannot read
+//! it.
 //!
 //! Without a secret both ends must be loopback addresses: every process of the host is let in, and no other one. No
 //! listener listens beyond loopback then. The same handshake runs with a pre-shared key of zeros, which everybody
