@@ -1,24 +1,26 @@
 //! Channels: framed, encrypted and mutually authenticated messages over TCP. Nothing is said before both sides have
 //! proved that they may talk.
 //!
-//! Both sides know a [`Secret`]. The handshake is that of the Noise protocol framework, `Noise_NNpsk0_25519_ChaChaPoly_SHA256`
-//! with the SHA-256 of the secret as its pre-shared key, by the crate `snow`. The client's first message proves that it
-//! knows the secret, the server's answer that it does too, and the client's confirmation that its first message was not
-//! a recorded one. From then on every message is encrypted under keys that only this conversation has, and what was
-//! damaged, cut, repeated, moved or sent back is noticed. The keys come from fresh Diffie-Hellman keys as well as from
-//! the secret: who records a conversation and learns the secret later cannot read it.
+//! Both sides know a [`Secret`]. The handshake is that of the Noise protocol framework, by the crate `snow`:
+//! `Noise_NNpsk0_25519_ChaChaPoly_SHA256` with the SHA-256 of the secret as its pre-shared key. The client's first
+//! message proves that it knows the secret, the server's answer that it does too, and the client's confirmation that
+//! its first message was not a recorded one. From then on every message is encrypted under keys that only this
+//! conversation has, and what was damaged, cut, repeated, moved or sent back is noticed. The keys come from fresh
+//! Diffie-Hellman keys as well as from the secret: who records a conversation and learns the secret later cannot read
+//! it.
 //!
 //! Without a secret both ends must be loopback addresses: every process of the host is let in, and no other one. No
-//! listener listens beyond loopback then. The same handshake runs with a pre-shared key of zeros, which everybody knows:
-//! it authenticates nobody, and a process of this host that stands between the two sides can read and change all.
+//! listener listens beyond loopback then. The same handshake runs with a pre-shared key of zeros, which everybody
+//! knows: it authenticates nobody, and a process of this host that stands between the two sides can read and change
+//! all.
 //!
 //! Tag, version and purpose are sent in the clear, at the same place in every version, so that peers of different
 //! versions refuse each other by name; they are the prologue of the handshake, so that nobody can change them unseen.
 //! Version 1 had a challenge and response of its own, and encrypted nothing.
 //!
-//! All that a stranger can make this side hold is one message of 64 bytes, and one who does not know the secret costs it
-//! a few hashes and no Diffie-Hellman operation. How long a stranger may take, and how many may be under way, is for the
-//! listener to bound.
+//! All that a stranger can make this side hold is one message of 64 bytes, and one who does not know the secret costs
+//! it a few hashes and no Diffie-Hellman operation. How long a stranger may take, and how many may be under way, is for
+//! the listener to bound.
 //!
 //! ```text
 //! prefix, 16 bytes, in the clear      0  tag         "slk-hail" "slk-well" "slk-nope"

@@ -1,4 +1,4 @@
-//! The bytes of a handshake over shared memory: a frame, and in it a message of the [wire-up](crate::transport::wireup).
+//! The bytes of a handshake over shared memory: a frame around a message of the [wire-up](crate::transport::wireup).
 //!
 //! ```text
 //! frame     0  magic "slkl-shm"
