@@ -1071,6 +1071,15 @@ typedef struct slackline_server_status {
      * Trace of the covariance of one gradient, as `mean_norm_squared`.
      */
     double variance;
+    /**
+     * 1 if the server of shard 0 decides for this one: see `slackline_server_follow`.
+     */
+    uint64_t follows;
+    /**
+     * Gradients in the decider's versions that this server, which follows it, does not have: it was lost and began
+     * anew after they were announced.
+     */
+    uint64_t missing;
 } slackline_server_status;
 
 /**
@@ -1600,6 +1609,15 @@ slackline_status slackline_server_create(const char *address,
  * Where workers and readers reach this server. Valid until it is destroyed.
  */
 slackline_status slackline_server_address(const struct slackline_server *server, const char **address);
+
+/**
+ * Connects this server to the one of shard 0 at `decider`, which decides for all shards under a scheme that counts
+ * versions, such as "dbw" and "abs". Until then it serves nobody: call it before the first progress or serve if
+ * `follows` in the status is not 0, and again after `SLACKLINE_STATUS_SERVER_LOST`.
+ */
+slackline_status slackline_server_follow(struct slackline_server *server,
+                                         const char *decider,
+                                         uint64_t timeout_ms);
 
 /**
  * Does whatever there is to do without waiting: takes peers in, notices who is gone, folds gradients that have come,

@@ -160,7 +160,7 @@ fn status_of(error: &Error) -> Status {
         Error::Connect(error) => connect_status(error),
         Error::Handshake { .. } => Status::Protocol,
         Error::Deadline { .. } => Status::Deadline,
-        Error::ServerLost { .. } => Status::ServerLost,
+        Error::ServerLost { .. } | Error::AnotherLife { .. } => Status::ServerLost,
         Error::Evicted { .. } => Status::Evicted,
         Error::Pull { source, .. } => pull_status(source),
         Error::Publish { source, .. } => publish_status(source),

@@ -3,9 +3,8 @@
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use slackline::Address;
 use slackline::scheme::{Groups, Partition};
-use slackline::{Averaged, GroupListener, GroupMember, GroupOptions};
+use slackline::{Address, Averaged, GroupListener, GroupMember, GroupOptions};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};

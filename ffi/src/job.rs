@@ -325,11 +325,11 @@ impl From<JobError> for Failure {
                 | rendezvous::Error::Refused { .. }
                 | rendezvous::Error::Channel { .. },
             ) => Status::Refused,
-            JobError::Rendezvous(rendezvous::Error::Protocol { .. }) => Status::Protocol,
+            JobError::Rendezvous(rendezvous::Error::Protocol { .. }) | JobError::Order(_) => Status::Protocol,
             JobError::Rendezvous(rendezvous::Error::Timeout { .. }) => Status::Deadline,
             JobError::Rendezvous(_) => Status::System,
             JobError::Wait(WaitError::Path(_)) => Status::Unsupported,
-            JobError::Wait(_) => Status::Deadline,
+            JobError::Wait(_) | JobError::Late { .. } => Status::Deadline,
             JobError::Failed(_) | JobError::Lost(_) => Status::JobFailed,
             JobError::NoRdma(_) => Status::Unsupported,
             JobError::NotBack { .. } => Status::ServerLost,

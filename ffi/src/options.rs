@@ -7,10 +7,10 @@ use std::ptr::null;
 use std::time::Duration;
 
 use slackline::internals::param::PullOptions;
-use slackline::scheme::{Config, Damping};
 use slackline::{
     AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, Idle, NonFinite, Optimizer,
     PublisherOptions, ReadMode, ReaderOptions, Resume, ServerOptions, ShardOptions, Table, WorkerOptions,
+    scheme::{Config, Damping},
 };
 
 use crate::error::Failure;

@@ -110,6 +110,24 @@ pub unsafe extern "C" fn slackline_server_address(
     })
 }
 
+/// Connects this server to the one of shard 0 at `decider`, which decides for all shards under a scheme that counts
+/// versions, such as "dbw" and "abs". Until then it serves nobody: call it before the first progress or serve if
+/// `follows` in the status is not 0, and again after `SLACKLINE_STATUS_SERVER_LOST`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_server_follow(
+    server: *mut slackline_server,
+    decider: *const c_char,
+    timeout_ms: u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let decider = unsafe { options::address(decider)? };
+        let timeout = Duration::from_millis(timeout_ms);
+        // SAFETY: the contract.
+        unsafe { with(server, |serving| Ok(serving.server.follow(&decider, timeout)?)) }
+    })
+}
+
 /// Does whatever there is to do without waiting: takes peers in, notices who is gone, folds gradients that have come,
 /// publishes versions. `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
 #[unsafe(no_mangle)]
@@ -168,8 +186,9 @@ pub unsafe extern "C" fn slackline_server_get_status(
         // SAFETY: the contract.
         let place = unsafe { SizedOut::new(status, "status")? };
         // SAFETY: the contract.
-        let (status, epoch) =
-            unsafe { with(server, |serving| Ok((serving.server.status(), serving.server.epoch())))? };
+        let (status, epoch, follows) = unsafe {
+            with(server, |Serving { server, .. }| Ok((server.status(), server.epoch(), server.follows())))?
+        };
         let version = |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, |version| version.0);
         place.set(slackline_server_status {
             size: size_of::<slackline_server_status>(),
@@ -196,6 +215,8 @@ pub unsafe extern "C" fn slackline_server_get_status(
             waits_for: status.waits_for.unwrap_or(0),
             mean_norm_squared: status.mean_norm_squared.unwrap_or(f64::NAN),
             variance: status.variance.unwrap_or(f64::NAN),
+            follows: follows.into(),
+            missing: status.missing,
         });
         Ok(())
     })

@@ -61,6 +61,11 @@ pub struct slackline_server_status {
     pub mean_norm_squared: f64,
     /// Trace of the covariance of one gradient, as `mean_norm_squared`.
     pub variance: f64,
+    /// 1 if the server of shard 0 decides for this one: see `slackline_server_follow`.
+    pub follows: u64,
+    /// Gradients in the decider's versions that this server, which follows it, does not have: it was lost and began
+    /// anew after they were announced.
+    pub missing: u64,
 }
 
 /// What a worker says about itself. Set `size` before it is asked.

@@ -48,21 +48,17 @@ impl Working {
 
     /// The open step. What is done to it may end it.
     pub(crate) fn resume(&mut self) -> Result<Step<'_, Fabric>, Failure> {
-        match self.open {
-            Open::No => {
-                let message = "cannot go on with a step: no step is open: begin one first";
-                Err(Failure::new(slackline_status::OutOfTurn, message))
-            }
-            Open::Yes | Open::WithSlots => Ok(self.worker.resume()?),
+        if self.open == Open::No {
+            let message = "cannot go on with a step: no step is open: begin one first";
+            return Err(Failure::new(slackline_status::OutOfTurn, message));
         }
+        Ok(self.worker.resume()?)
     }
 
-    /// The open step, to be published or abandoned: it is open no more.
+    /// The open step, to be published or abandoned.
     pub(crate) fn finish(&mut self) -> Result<Step<'_, Fabric>, Failure> {
-        let open = std::mem::replace(&mut self.open, Open::No);
-        if open == Open::No {
-            return self.resume();
-        }
+        self.resume()?.suspend();
+        self.open = Open::No;
         Ok(self.worker.resume()?)
     }
 

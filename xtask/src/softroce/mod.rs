@@ -43,9 +43,9 @@ pub(crate) const COMMAND: Command = Command {
 };
 
 /// What runs in guests needs.
-const NEEDS: &[Need] = &[Need::Qemu, Need::GuestTools, Need::Iproute2, Need::Perftest];
+const NEEDS: &[Need] = &[Need::Qemu, Need::GuestTools, Need::Iproute2, Need::Perftest, Need::Cc];
 /// What runs on this host needs.
-const HOST_NEEDS: &[Need] = &[Need::Iproute2, Need::Perftest];
+const HOST_NEEDS: &[Need] = &[Need::Iproute2, Need::Perftest, Need::Cc];
 
 /// The step: every run.
 pub(crate) fn step() -> Step {

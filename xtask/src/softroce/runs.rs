@@ -119,6 +119,15 @@ pub(super) const RUNS: &[Run] = &[
         timeout: Duration::from_secs(200),
     },
     Run {
+        name: "job-c",
+        about: "C programs through the job layer, also with a server in Rust, by RDMA in one guest",
+        guests: Guests::One,
+        devices: 1,
+        parts_links: false,
+        job: Job::Tests { target: "c_job_rdma", release: false, filters: &["by_rdma"] },
+        timeout: Duration::from_secs(300),
+    },
+    Run {
         name: "doctor",
         about: "`slackline doctor` says what works and what is wrong, in one guest",
         guests: Guests::One,
