@@ -227,6 +227,7 @@ fn an_owner_whose_control_page_contradicts_itself_holds_nobody_past_the_deadline
         slots: None,
         lease_ns: 1_000_000_000,
         scheme: None,
+        decided: None,
     };
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| {

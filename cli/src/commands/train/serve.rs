@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use slackline::Error;
+use slackline::job::rendezvous::MemberRole;
 use slackline::node::{
     Checkpoint, CheckpointOptions, Idle, Server, ServerOptions, ServerStatus, ShardOptions,
 };
@@ -19,6 +21,9 @@ use slackline::transport::mixed::Mixed;
 /// How often a server tells how it is getting on.
 const STATUS_EVERY: Duration = Duration::from_millis(100);
 
+/// How long one attempt to reach the server that decides may take.
+const FOLLOW_TRY: Duration = Duration::from_millis(500);
+
 /// How long a server may wait for one event before it looks whether the job is over.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -30,6 +35,7 @@ pub(super) fn serve(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) 
     let keeps = config.checkpoint.is_some();
     let stop = keeps.then(Stop::listen).transpose().map_err(|failure| failure.to_string())?;
     let mut gradients = config.gradients;
+    let (shards, require) = (usize::from(config.shard.1), only(&config.listen));
     let (mut server, origin) = start(seat, *config, timeout)?;
     if keeps {
         seat.say(Message::Began(origin));
@@ -50,13 +56,20 @@ pub(super) fn serve(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) 
         let asked = || stop.as_ref().and_then(Stop::asked);
         let mut waited = Duration::ZERO;
         while waited < STATUS_EVERY && seat.end().is_none() && asked().is_none() {
+            if !server.is_following() {
+                follow(&mut server, seat, shards, require)?;
+            }
             let has_all = |status: &ServerStatus| gradients.is_some_and(|all| status.folded >= all);
             let until = |server: &Server<Mixed>| {
                 let status = server.status();
                 status.left != before.left || has_all(&status)
             };
-            if server.drive(until, LOOK_EVERY)? {
-                break;
+            match server.drive(until, LOOK_EVERY) {
+                Ok(true) => break,
+                Ok(false) => {}
+                // The coordinator decides what becomes of a job that has lost a server.
+                Err(Error::ServerLost { .. } | Error::Evicted { .. }) if server.follows() => {}
+                Err(error) => return Err(error.into()),
             }
             waited += LOOK_EVERY;
         }
@@ -111,6 +124,38 @@ pub(super) fn serve(seat: &Seat, metrics: Option<&Registry>, timeout: Duration) 
             signal_hook::low_level::emulate_default_handler(signal)?;
             Err(format!("stopped by {}", stop::name(signal)).into())
         }
+    }
+}
+
+/// The one transport that is to be used, if there is but one.
+fn only(transports: &[TransportKind]) -> Option<TransportKind> {
+    <[TransportKind; 1]>::try_from(transports).ok().map(|[one]| one)
+}
+
+/// Connects a server to the one that decides for all shards, if that one is up within a moment. After another life of
+/// it this process ends, and is started again from its checkpoint like one that was lost.
+fn follow(
+    server: &mut Server<Mixed>,
+    seat: &Seat,
+    shards: usize,
+    require: Option<TransportKind>,
+) -> Result<(), Trouble> {
+    let Ok((addresses, _)) = seat.reach(MemberRole::Server, shards, require, FOLLOW_TRY) else {
+        return Ok(());
+    };
+    match server.follow(&addresses[0], FOLLOW_TRY) {
+        Err(error @ Error::AnotherLife { .. }) => {
+            tracing::warn!(%error, "ending");
+            seat.flush();
+            std::process::exit(1)
+        }
+        Err(error @ Error::Shards { .. }) => Err(error.into()),
+        // It may still be about to listen, or be gone.
+        Err(error) => {
+            tracing::debug!(%error, "not following yet");
+            Ok(())
+        }
+        Ok(()) => Ok(()),
     }
 }
 
