@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use super::super::JobError;
 use super::super::member::End;
+use super::super::rendezvous::MemberRole;
 use super::super::server::resume_from;
 use super::super::transports::flatten;
 use super::member::CoordinatedMember;
 use super::orders::Message;
 use super::reports::{Origin, ServerReport};
 use super::{LAST_CHECKPOINT_WITHIN, ServerOrder};
-use crate::node::{CheckpointOptions, Idle, Server, ServerOptions, ServerStatus, ShardOptions};
+use crate::node::{CheckpointOptions, Error, Idle, Server, ServerOptions, ServerStatus, ShardOptions};
+use crate::transport::TransportKind;
 use crate::transport::mixed::Mixed;
 
 /// The time between two reports of a server.
@@ -18,6 +20,9 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// The longest time for which a server waits for one event before it looks whether the job is over.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// The longest time that one attempt to reach the server that decides may take.
+const FOLLOW_TRY: Duration = Duration::from_millis(500);
 
 /// The end of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +40,8 @@ impl CoordinatedMember {
     /// `observe` is called about ten times a second, `stop` every 20 ms.
     ///
     /// # Errors
-    /// The server cannot begin, or cannot go on.
+    /// The server cannot begin, or cannot go on. After [`Error::AnotherLife`] a process that is started again goes on
+    /// from its checkpoint.
     pub fn serve(
         &self,
         order: ServerOrder,
@@ -44,6 +50,8 @@ impl CoordinatedMember {
     ) -> Result<ServeEnd, JobError> {
         let keeps = order.checkpoint.is_some();
         let mut gradients = order.gradients;
+        let shards = usize::from(order.shard.1);
+        let only = <[TransportKind; 1]>::try_from(&order.listen[..]).ok().map(|[only]| only);
         let (mut server, origin) = self.start_server(order)?;
         if keeps {
             self.say(Message::Began(origin));
@@ -68,8 +76,15 @@ impl CoordinatedMember {
                     let status = server.status();
                     status.left != before.left || has_all(&status)
                 };
-                if server.drive(until, LOOK_EVERY)? {
-                    break;
+                if !server.is_following() {
+                    self.follow(&mut server, shards, only)?;
+                }
+                match server.drive(until, LOOK_EVERY) {
+                    Ok(true) => break,
+                    Ok(false) => {}
+                    // The coordinator decides about a job that has lost a server.
+                    Err(error) if server.follows() && error.is_loss() => {}
+                    Err(error) => return Err(error.into()),
                 }
                 waited += LOOK_EVERY;
             }
@@ -97,6 +112,27 @@ impl CoordinatedMember {
         }
         self.flush();
         Ok(ServeEnd { end, checkpoint_error })
+    }
+
+    /// Connects a server to the one that decides for all shards, if that one is up within a moment.
+    fn follow(
+        &self,
+        server: &mut Server<Mixed>,
+        shards: usize,
+        only: Option<TransportKind>,
+    ) -> Result<(), JobError> {
+        let Ok((addresses, _)) = self.reach(MemberRole::Server, shards, only, FOLLOW_TRY) else {
+            return Ok(());
+        };
+        match server.follow(&addresses[0], FOLLOW_TRY) {
+            Err(error @ (Error::AnotherLife { .. } | Error::Shards { .. })) => Err(error.into()),
+            // It may still be about to listen, or be gone.
+            Err(error) => {
+                tracing::debug!(%error, "not following yet");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Writes the last checkpoint and tells the coordinator of it. The error, if it could not be written.
