@@ -23,10 +23,10 @@
  * processes of the same user and needs no secret.
  *
  * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader, slackline_group)
- * are known by pointer only. Each has a function that makes it and one that destroys it. An object is used by one thread
- * at a time; it may wander from thread to thread. Different objects are independent. An object that a forked child
- * inherits is of no use there: fork first, then create. Functions that take no object may be called by several threads
- * at once.
+ * are known by pointer only. Each has a function that makes it and one that destroys it. An object is used by one
+ * thread at a time; it may wander from thread to thread. Different objects are independent. An object that a forked
+ * child inherits is of no use there: fork first, then create. Functions that take no object may be called by several
+ * threads at once.
  *
  * Structs whose first field is `size` are versioned by it: set it to the sizeof of the struct before the call. Such
  * structs only ever grow at their end, so that a program runs with an older or a newer library than the one it was
@@ -56,9 +56,9 @@
 #define SLACKLINE_VERSION_MINOR 1
 
 /**
- * The patch version of this header.
+ * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 0
+#define SLACKLINE_VERSION_PATCH 1
 
 /**
  * The version of this header as one number that grows with it.
@@ -1046,8 +1046,8 @@ typedef struct slackline_server_status {
      */
     uint64_t gradients;
     /**
-     * The first version with a parameter that is NaN or infinite; `SLACKLINE_NO_VERSION` if there is none. From then on
-     * no checkpoint is written.
+     * The first version with a parameter that is NaN or infinite; `SLACKLINE_NO_VERSION` if there is none. From then
+     * on no checkpoint is written.
      */
     uint64_t diverged;
     /**
@@ -1221,10 +1221,10 @@ slackline_status slackline_group_listen(const char *address,
                                         struct slackline_group **group);
 
 /**
- * Meets all workers of a job without servers (`servers` 0 in its options), each with `elements` parameters. The rank of
- * this member is the number of this worker. `options` may be NULL; `secret` and `secret_file` in it are not looked at:
- * they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has returned. The group is
- * the caller's, to be destroyed before the job is; on failure it is NULL.
+ * Meets all workers of a job without servers (`servers` 0 in its options), each with `elements` parameters. The rank
+ * of this member is the number of this worker. `options` may be NULL; `secret` and `secret_file` in it are not looked
+ * at: they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has returned. The
+ * group is the caller's, to be destroyed before the job is; on failure it is NULL.
  */
 slackline_status slackline_job_group(const struct slackline_job *job,
                                      size_t elements,
@@ -1247,8 +1247,8 @@ slackline_status slackline_group_connect(struct slackline_group *group,
 
 /**
  * The parameters of this member, `len` values, to be read and changed in place: its own, or the mean since the last
- * round. Valid until the next average, leave or destroy; they lie elsewhere after each round. While a round is under way
- * it is out of turn.
+ * round. Valid until the next average, leave or destroy; they lie elsewhere after each round. While a round is under
+ * way it is out of turn.
  */
 slackline_status slackline_group_parameters(struct slackline_group *group,
                                             float **parameters,
@@ -1256,8 +1256,8 @@ slackline_status slackline_group_parameters(struct slackline_group *group,
 
 /**
  * Averages the parameters with those of the members `ranks`, in order and this member's among them, the same list at
- * all of them. Rounds are numbered upwards, the same everywhere; numbers may be left out. Members that are gone are left
- * out of the mean. `averaged`, unless NULL, is told how it ended; `averaged->size` must be set.
+ * all of them. Rounds are numbered upwards, the same everywhere; numbers may be left out. Members that are gone are
+ * left out of the mean. `averaged`, unless NULL, is told how it ended; `averaged->size` must be set.
  *
  * After `SLACKLINE_STATUS_DEADLINE` it may be called again for the same round and goes on where it was; with a
  * `timeout_ms` of 0 it does what there is to do and never waits. `SLACKLINE_STATUS_EVICTED` says that the others took
@@ -1271,8 +1271,9 @@ slackline_status slackline_group_average(struct slackline_group *group,
                                          struct slackline_averaged *averaged);
 
 /**
- * Gives up the round that is under way, and tells the others: the parameters are as before, unless the round had ended.
- * `averaged`, unless NULL, is told how it ended, with 0 `members` if none was under way; `averaged->size` must be set.
+ * Gives up the round that is under way, and tells the others: the parameters are as before, unless the round had
+ * ended. `averaged`, unless NULL, is told how it ended, with 0 `members` if none was under way; `averaged->size` must
+ * be set.
  */
 slackline_status slackline_group_abandon(struct slackline_group *group,
                                          struct slackline_averaged *averaged);
@@ -1303,9 +1304,9 @@ slackline_status slackline_group_leave(struct slackline_group *group,
 void slackline_group_destroy(struct slackline_group *group);
 
 /**
- * Finds who averages with the member `rank` of `workers` in a round of DS-Sync with groups of `group`, by a `partition`
- * of `enum slackline_partition`. Writes the ranks, in order and `rank` among them, to `ranks`, which has room for
- * `group`, and how many they are to `count`.
+ * Finds who averages with the member `rank` of `workers` in a round of DS-Sync with groups of `group`, by a
+ * `partition` of `enum slackline_partition`. Writes the ranks, in order and `rank` among them, to `ranks`, which has
+ * room for `group`, and how many they are to `count`.
  */
 slackline_status slackline_group_ranks(size_t workers,
                                        uint16_t group,
@@ -1377,9 +1378,10 @@ slackline_status slackline_job_reconnect(const struct slackline_job *job,
 
 /**
  * Says that this worker has finished, and waits until all others have. Flush the worker first, and destroy it
- * afterwards; in a job without servers, leave the group first, and `worker` is NULL. `SLACKLINE_STATUS_SERVER_LOST`: call `slackline_job_reconnect`, and train on from the clock that begin
- * tells. After `timeout_ms` that is `SLACKLINE_STATUS_DEADLINE`: call it again.
- * `SLACKLINE_STATUS_JOB_FAILED` says that the job has failed; the message has the cause.
+ * afterwards; in a job without servers, leave the group first, and `worker` is NULL. `SLACKLINE_STATUS_SERVER_LOST`:
+ * call `slackline_job_reconnect`, and train on from the clock that begin tells. After `timeout_ms` that is
+ * `SLACKLINE_STATUS_DEADLINE`: call it again. `SLACKLINE_STATUS_JOB_FAILED` says that the job has failed; the message
+ * has the cause.
  */
 slackline_status slackline_job_finish(const struct slackline_job *job,
                                       struct slackline_worker *worker,
@@ -1708,8 +1710,8 @@ slackline_status slackline_worker_publish(struct slackline_worker *worker,
 
 /**
  * The parameters of one shard in its server's own memory, `len` values: nothing is copied. Only for workers that are
- * connected with `SLACKLINE_READ_IN_PLACE`, which is over shared memory. To be read only; the server leaves them as they
- * are until the next begin or publish of this worker, abandon, or destroy.
+ * connected with `SLACKLINE_READ_IN_PLACE`, which is over shared memory. To be read only; the server leaves them as
+ * they are until the next begin or publish of this worker, abandon, or destroy.
  */
 slackline_status slackline_worker_in_place(const struct slackline_worker *worker,
                                            uint16_t shard,
@@ -1779,10 +1781,10 @@ slackline_status slackline_worker_connect(const char *const *addresses,
 
 /**
  * Leaves all servers and connects again, to those of all shards in any order: after `SLACKLINE_STATUS_SERVER_LOST` or
- * `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It keeps trying while a server is not there
- * yet. The worker goes on at the clock at which the servers are; begin tells it. A gradient whose publishing had not
- * returned was applied once or not at all, and is never sent again. After a failure every call is out of turn until
- * this one succeeds. A worker of a job calls `slackline_job_reconnect` instead.
+ * `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It keeps trying while a server is not
+ * there yet. The worker goes on at the clock at which the servers are; begin tells it. A gradient whose publishing had
+ * not returned was applied once or not at all, and is never sent again. After a failure every call is out of turn
+ * until this one succeeds. A worker of a job calls `slackline_job_reconnect` instead.
  */
 slackline_status slackline_worker_reconnect(struct slackline_worker *worker,
                                             const char *const *addresses,

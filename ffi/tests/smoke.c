@@ -228,6 +228,14 @@ static void null_is_answered_everywhere(void)
     EXPECT(BAD_ARGUMENT, slackline_server_progress(NULL, NULL));
     CHECK(said("NULL"));
     EXPECT(BAD_ARGUMENT, slackline_server_serve(NULL, 1, 0));
+    EXPECT(BAD_ARGUMENT, slackline_server_follow(NULL, "@smoke-decider", 0));
+    EXPECT(BAD_ARGUMENT, slackline_worker_reconnect(NULL, &address, 0, 0));
+    EXPECT(BAD_ARGUMENT, slackline_worker_table(NULL, &tensors, &len));
+    EXPECT(BAD_ARGUMENT, slackline_worker_scheme(NULL, &address));
+    EXPECT(BAD_ARGUMENT, slackline_worker_in_place(NULL, 0, &parameters, &len));
+    EXPECT(BAD_ARGUMENT, slackline_worker_slot(NULL, 0, 0, &room, &len));
+    EXPECT(BAD_ARGUMENT, slackline_worker_publish_slots(NULL, NULL, 0));
+    EXPECT(BAD_ARGUMENT, slackline_publisher_serve(NULL, 0, 0, 0));
     EXPECT(BAD_ARGUMENT, slackline_server_get_status(NULL, &server_status));
     EXPECT(BAD_ARGUMENT, slackline_server_set_learning_rate(NULL, value));
     EXPECT(BAD_ARGUMENT, slackline_server_parameters(NULL, &value, 1));
