@@ -153,6 +153,64 @@ static void a_slow_worker_hears_that_it_should_stop(int tcp)
     CHECK(close(has_begun[0]) == 0 && close(has_begun[1]) == 0);
 }
 
+/* ------------------------------------------------------------------ a server that follows another */
+
+static struct slackline_server *shard_of_two(uint16_t shard, const char *address, const char *scheme)
+{
+    struct slackline_server_options options = server_options();
+    struct slackline_server *server;
+    struct slackline_tensor tensors[2];
+    static const float values[ELEMENTS];
+    uint64_t begin, end;
+
+    layer(tensors);
+    options.scheme = scheme;
+    options.shard = shard;
+    options.shards = 2;
+    OK(slackline_shard_range(tensors, 2, shard, 2, &begin, &end));
+    OK(slackline_server_create(address, tensors, 2, values, (end - begin) / sizeof *values, &options, &server));
+    return server;
+}
+
+static uint64_t follows(struct slackline_server *server)
+{
+    struct slackline_server_status status;
+    status.size = sizeof status;
+    OK(slackline_server_get_status(server, &status));
+    return status.follows;
+}
+
+static void follow(const char *decider)
+{
+    struct slackline_server *server = shard_of_two(1, NULL, "dbw(1)");
+
+    CHECK(follows(server) == 1);
+    EXPECT(BAD_ARGUMENT, slackline_server_follow(server, "nowhere", TIMEOUT_MS));
+    OK(slackline_server_follow(server, decider, TIMEOUT_MS));
+    slackline_server_destroy(server);
+}
+
+static void under_a_scheme_that_counts_versions_one_server_decides(void)
+{
+    struct slackline_server *server;
+    char address[ADDRESS_SIZE];
+    pid_t child;
+    int ended;
+
+    own_address(address, "decider", 0);
+    child = in_a_child(follow, address);
+    server = shard_of_two(0, address, "dbw(1)");
+    CHECK(follows(server) == 0);
+    EXPECT(OUT_OF_TURN, slackline_server_follow(server, address, TIMEOUT_MS));
+    while (waitpid(child, &ended, WNOHANG) == 0)
+        EXPECT(DEADLINE, slackline_server_serve(server, 1, 5));
+    CHECK(WIFEXITED(ended) && WEXITSTATUS(ended) == 0);
+    slackline_server_destroy(server);
+    server = shard_of_two(1, NULL, "ssp(2)");
+    CHECK(follows(server) == 0);
+    slackline_server_destroy(server);
+}
+
 /* ------------------------------------------------------------------ reading and writing in place */
 
 enum { BYTES = 2 * ELEMENTS };
@@ -356,6 +414,7 @@ int main(void)
     a_worker_may_come_before_its_server();
     a_slow_worker_hears_that_it_should_stop(0);
     a_slow_worker_hears_that_it_should_stop(1);
+    under_a_scheme_that_counts_versions_one_server_decides();
     versions_are_written_in_place_and_read_in_every_way(0);
     versions_are_written_in_place_and_read_in_every_way(1);
     a_server_goes_on_from_its_checkpoint();
