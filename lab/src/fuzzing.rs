@@ -1,4 +1,5 @@
-//! The decoders of this package, for `fuzz/` to feed; see `slackline::internals::fuzzing`, which exists in the same builds.
+//! The decoders of this package, for `fuzz/` to feed; see `internals::fuzzing` of the library, which exists in the same
+//! builds.
 
 use slackline::internals::fuzzing::Target;
 

@@ -104,8 +104,8 @@ impl LawError {
     fn help(&self) -> &'static str {
         match self {
             LawError::Unknown { .. } => {
-                "use constant(SECONDS), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO) or \
-                 trace:FILE"
+                "use constant(SECONDS), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO) \
+                 or trace:FILE"
             }
             _ => "",
         }

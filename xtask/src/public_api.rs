@@ -41,7 +41,7 @@ pub(crate) fn step() -> Step {
     }
 }
 
-/// Why the list cannot be made here, if it cannot: rustdoc's JSON is not stable, and the lister reads one version of it.
+/// Why the list cannot be made here, if it cannot: rustdoc's JSON is not stable, and the lister reads one version.
 pub(crate) fn missing(site: &Site) -> Option<String> {
     let folder = site.target.join(TARGET);
     let script = format!(
@@ -53,8 +53,8 @@ pub(crate) fn missing(site: &Site) -> Option<String> {
     match format(&probe) {
         Some(FORMAT) => None,
         found => Some(format!(
-            "rustdoc writes JSON of format {}, and the lister reads {FORMAT}: use Rust 1.95, or another `public-api` in \
-             {LISTER}",
+            "rustdoc writes JSON of format {}, and the lister reads {FORMAT}: use Rust 1.95, or another `public-api` \
+             in {LISTER}",
             found.unwrap_or("unknown")
         )),
     }
