@@ -53,10 +53,10 @@ fn a_scheme_that_is_asked_for_is_the_one_that_runs() {
     let values = [Strength::Weak, Strength::Strong].map(|strength| Config::Vap { bound: 10.0, strength });
     let schemes = [Config::Bsp, Config::Asp].into_iter().chain(bounded).chain(values).chain(others);
     for scheme in schemes {
-        let options = Options { scheme: Some(scheme), ..Options::default() };
+        let options = Options { scheme: Some(scheme.into()), ..Options::default() };
         for seed in 0..10 {
             let report = fabric::run(seed, &options).unwrap_or_else(|failure| panic!("{failure}"));
-            assert_eq!(report.scheme, scheme);
+            assert_eq!(report.scheme.built_in(), Some(scheme));
         }
     }
 }

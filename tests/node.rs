@@ -1,6 +1,7 @@
 //! Servers, workers, publishers and readers over shared memory, in one process.
 
 mod node {
+    mod decided;
     mod own_scheme;
     mod step;
 }

@@ -73,9 +73,11 @@ fn a_paused_server_loses_none_of_its_workers() {
 #[test]
 fn a_paused_server_of_two_loses_none_of_its_workers() {
     by_each_transport(|transport| {
-        let run = start("bsp", "2", transport, &["--servers", "2"]);
-        pause(&[run.server(1)], LONGER);
-        lost_nobody(run);
+        for (scheme, paused) in [("bsp", 1), ("dbw(k=2)", 0), ("dbw(k=2)", 1)] {
+            let run = start(scheme, "2", transport, &["--servers", "2"]);
+            pause(&[run.server(paused)], LONGER);
+            lost_nobody(run);
+        }
     });
 }
 

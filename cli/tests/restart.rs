@@ -57,6 +57,26 @@ fn a_killed_server_goes_on_from_its_checkpoint_and_training_ends_as_if_undisturb
     }
 }
 
+/// Whichever is killed, the others begin anew with it or it with them; nobody is left behind.
+#[test]
+fn a_killed_server_of_two_of_which_one_decides_comes_back() {
+    for (killed, transport) in [(0, "auto"), (1, "tcp")] {
+        let folder = TempDir::new().unwrap();
+        let folder = folder.path().to_str().unwrap();
+        let job = arguments("dbw(k=2)", &["--servers", "2", "--transport", transport]);
+        let keep = ["--checkpoint", folder, "--checkpoint-every", "50", "--restarts", "3"];
+        let run = Run::of(&[&job[..], &keep].concat());
+        run.wait_for("epoch");
+        std::thread::sleep(Duration::from_millis(500));
+        kill(run.server(killed), Signal::KILL);
+        run.wait_for(&format!("warning: the server of shard {killed} was killed by signal 9; start"));
+        run.wait_for(&format!("shard {killed} goes on from its checkpoint at version"));
+        let (json, said) = end(run);
+        assert!(json["server_restarts"][killed].as_u64() >= Some(1), "{said}");
+        assert!(accuracy(&json) >= 0.9, "{json}");
+    }
+}
+
 #[test]
 fn a_killed_worker_is_started_again_and_its_old_gradients_are_not_applied_twice() {
     for (scheme, transport) in [("bsp", "auto"), ("ssp", "tcp"), ("asp", "auto"), ("essp", "tcp")] {

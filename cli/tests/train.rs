@@ -251,8 +251,6 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
     misused(&["--batch", "719"], "2 workers with batches of 719", "smaller batch");
     for (options, error, help) in [
         (&["--scheme", "dbw", "--k", "3"][..], "--k: k of dbw cannot be 3 with 2 workers", "at most as many"),
-        (&["--scheme", "abs", "--servers", "2"], "--servers 2: abs counts versions", "--servers 1"),
-        (&["--scheme", "k-async(2)", "--servers", "2"], "or chooses whom to wait for", "--servers 1"),
         (&["--scheme", "ds-sync", "--damping", "inverse"], "--damping: ds-sync has no server", "leave"),
         (
             &["--optimizer", "sgd", "--read-my-writes", "--damping", "inverse"],

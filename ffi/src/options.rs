@@ -364,10 +364,17 @@ impl slackline_server_options {
     ///
     /// The texts are as for [`text`].
     pub(crate) unsafe fn translate(&self) -> Result<ServerOptions, Failure> {
+        // SAFETY: the caller's promise.
+        let scheme = unsafe { scheme(self.scheme, self.staleness)? };
+        if scheme.counts_versions() && self.shards > 1 {
+            return Err(Failure::bad_argument(format!(
+                "{} takes one server that the others follow, for which this interface has no call: use one server",
+                scheme.name()
+            )));
+        }
         Ok(ServerOptions {
             damping: named(DAMPINGS, self.damping, "setting of damping")?,
-            // SAFETY: the caller's promise.
-            scheme: unsafe { scheme(self.scheme, self.staleness)? }.into(),
+            scheme: scheme.into(),
             workers: self.workers,
             optimizer: self.optimizer()?,
             learning_rate: self.learning_rate,

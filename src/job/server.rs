@@ -15,6 +15,9 @@ use crate::transport::mixed::Mixed;
 /// The longest time for which a server waits for one event before it looks whether the job is over.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// The longest time that one attempt to reach the server that decides may take.
+const FOLLOW_TRY: Duration = Duration::from_millis(500);
+
 /// The longest time that the last message of a process may take.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -90,9 +93,17 @@ impl Job {
             if time.is_zero() {
                 return Ok(false);
             }
+            if !server.is_following() {
+                self.follow(server, time)?;
+            }
             let left = server.status().left;
-            let driven = server.drive(|server| server.status().left != left, time.min(LOOK_EVERY));
-            driven.map_err(JobError::from).inspect_err(|error| self.fail(error))?;
+            match server.drive(|server| server.status().left != left, time.min(LOOK_EVERY)) {
+                // The job is over, or that server comes back, or rank 0 tells that it is lost.
+                Err(node::Error::ServerLost { .. } | node::Error::Evicted { .. }) if server.follows() => {}
+                driven => {
+                    driven.map_err(JobError::from).inspect_err(|error| self.fail(error))?;
+                }
+            }
         };
         let written = match server.keeps_checkpoints() {
             true => server.finish_checkpoint(self.plan.timeout).map(|_version| ()),
@@ -106,6 +117,27 @@ impl Job {
         end.into_result()?;
         written?;
         Ok(true)
+    }
+
+    /// Connects a server to the one that decides for it, if that one is up within a moment.
+    fn follow(&self, server: &mut Server<Mixed>, left: Duration) -> Result<(), JobError> {
+        let attempt = left.min(FOLLOW_TRY);
+        let Ok(addresses) = self.reach(MemberRole::Server, self.plan.servers as usize, attempt) else {
+            return Ok(());
+        };
+        match server.follow(&addresses[0], attempt) {
+            Err(error @ (node::Error::AnotherLife { .. } | node::Error::Shards { .. })) => {
+                let error = JobError::from(error);
+                self.fail(&error);
+                Err(error)
+            }
+            // It may still be about to listen, or be gone.
+            Err(error) => {
+                tracing::debug!(%error, "not following yet");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Tells rank 0 why this process gives up.

@@ -427,9 +427,7 @@ impl<T: Transport> Server<T> {
                 }
                 ServerAction::Interrupt { worker } => self.interrupt(worker),
                 ServerAction::Push => {
-                    for peer in self.shard.peers.iter_mut().flatten() {
-                        peer.wants_push = peer.push.is_some();
-                    }
+                    (0..self.shard.peers.len() as u16).for_each(|place| self.push_to(place));
                 }
             }
         }
@@ -665,7 +663,14 @@ impl<T: Transport> Server<T> {
         self.work.left_out.clear();
         if self.following.is_some() {
             // Which versions the decider pushes is not told, and whoever has got one of them waits for it here.
-            self.shard.peers.iter_mut().flatten().for_each(|peer| peer.wants_push = peer.push.is_some());
+            (0..self.shard.peers.len() as u16).for_each(|place| self.push_to(place));
+        }
+    }
+
+    /// Has the newest version pushed to a peer that takes pushes.
+    fn push_to(&mut self, place: u16) {
+        if let Some(peer) = &mut self.shard.peers[usize::from(place)] {
+            peer.wants_push = peer.push.is_some();
         }
     }
 

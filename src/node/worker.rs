@@ -411,7 +411,7 @@ impl<T: Transport> Worker<T> {
         for (index, (part, source)) in self.parts.iter_mut().zip(sources).enumerate() {
             let shard = part.link.welcome.shard;
             if let Some(publish) = &mut part.link.publish {
-                publish.hold(base.is_some() && index == 0);
+                publish.hold(base.is_some() && index == 0 && !mutant!("decider_last"));
                 publish
                     .start(source, base.unwrap_or(part.version), remarks)
                     .map_err(|source| Error::Publish { shard, source })?;

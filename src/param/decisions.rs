@@ -15,14 +15,14 @@ use crate::transport::{
     CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
 };
 
-/// Entries in the ring.
-const ENTRIES: u64 = 1024;
+/// Entries in the ring. The model checker watches each word, and so has two.
+const ENTRIES: u64 = if cfg!(loom) { 2 } else { 1024 };
 
 const ENTRY_WORDS: usize = 4;
 const ENTRY: usize = ENTRY_WORDS * 8;
 
 /// Bytes of the region: the line with the count, and the ring.
-pub(crate) const DECISIONS_BYTES: usize = LINE + ENTRIES as usize * ENTRY;
+pub const DECISIONS_BYTES: usize = LINE + ENTRIES as usize * ENTRY;
 
 /// Entries that are read at a time.
 const BATCH: u64 = 32;
@@ -30,19 +30,45 @@ const BATCH: u64 = 32;
 /// One decision. A worker is named by the random number of its session, and its gradients are counted from 0 in each
 /// session, so that shards at which a worker began at different clocks agree on the names.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Decision {
-    /// The decider has let the worker of this session in.
-    Joined { session: u64 },
-    /// No gradient of this session is decided on from here on.
-    Left { session: u64 },
-    /// The next version holds this gradient with this weight.
-    Share { session: u64, ordinal: u64, weight: f32 },
-    /// The shares since the last version make this one, with this step size.
-    Apply { version: Version, learning_rate: f32 },
+pub enum Decision {
+    /// The decider has let a worker in.
+    Joined {
+        /// Its session.
+        session: u64,
+    },
+    /// No gradient of a worker is decided on from here on.
+    Left {
+        /// Its session.
+        session: u64,
+    },
+    /// The next version holds this gradient.
+    Share {
+        /// The session of its worker.
+        session: u64,
+        /// Its number in the session.
+        ordinal: u64,
+        /// Its weight.
+        weight: f32,
+    },
+    /// The shares since the last version make this one.
+    Apply {
+        /// The version.
+        version: Version,
+        /// The step size.
+        learning_rate: f32,
+    },
     /// The gradient is consumed without being folded in.
-    Drop { session: u64, ordinal: u64 },
+    Drop {
+        /// The session of its worker.
+        session: u64,
+        /// Its number in the session.
+        ordinal: u64,
+    },
     /// All gradients of earlier clocks are in the newest version, or were dropped.
-    Clock { clock: Clock },
+    Clock {
+        /// The first clock that is not.
+        clock: Clock,
+    },
 }
 
 impl Decision {
@@ -76,7 +102,7 @@ impl Decision {
 
 /// The ring in the hands of the decider, the only writer of every word of it.
 #[derive(Debug)]
-pub(crate) struct Decisions {
+pub struct Decisions {
     region: MemoryRegion,
     end: u64,
 }
@@ -86,22 +112,23 @@ impl Decisions {
     ///
     /// # Panics
     /// If the region is shorter; it is the owner's own.
-    pub(crate) fn new(region: MemoryRegion) -> Decisions {
+    pub fn new(region: MemoryRegion) -> Decisions {
         assert!(region.len() >= DECISIONS_BYTES, "region too short");
         Decisions { region, end: 0 }
     }
 
-    pub(crate) fn region(&self) -> &MemoryRegion {
+    /// The memory that followers are granted.
+    pub fn region(&self) -> &MemoryRegion {
         &self.region
     }
 
     /// The number of entries that were ever appended.
-    pub(crate) fn end(&self) -> u64 {
+    pub fn end(&self) -> u64 {
         self.end
     }
 
     /// Appends an entry, unless that overwrites one that is still to be taken: all before `taken` are taken.
-    pub(crate) fn append(&mut self, decision: Decision, taken: u64) -> bool {
+    pub fn append(&mut self, decision: Decision, taken: u64) -> bool {
         if self.end.saturating_sub(taken) >= ENTRIES {
             return false;
         }
@@ -118,21 +145,25 @@ impl Decisions {
     }
 
     /// Announces all entries. They are whole before they are counted.
-    pub(crate) fn announce(&self) {
+    pub fn announce(&self) {
         self.region.as_volatile().store(0, self.end, ordering!("decided_release", Release));
     }
 }
 
 /// Why decisions can no longer be read.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum FollowError {
+pub enum FollowError {
+    /// The connection has ended.
     Disconnected(Disconnected),
+    /// A request failed.
     Completion(CompletionError),
+    /// A request could not be posted.
     Post(PostError),
     /// The decider has let this follower go.
     Evicted(Eviction),
     /// The decider has written what it cannot have.
     Impossible,
+    /// The decider's grants do not cover the layout.
     Grants(OutOfBounds),
 }
 
@@ -154,7 +185,7 @@ enum State {
 
 /// Reads a decider's decisions in order: a state machine, driven as [`Pull`](super::Pull) is.
 #[derive(Debug)]
-pub(crate) struct Follow {
+pub struct Follow {
     decisions: RemoteSlice,
     line: RemoteSlice,
     page: RemoteSlice,
@@ -175,10 +206,10 @@ pub(crate) struct Follow {
 
 impl Follow {
     /// Bytes of local memory that it needs for itself.
-    pub(crate) const SCRATCH_BYTES: usize = 2 * LINE + BATCH as usize * ENTRY;
+    pub const SCRATCH_BYTES: usize = 2 * LINE + BATCH as usize * ENTRY;
 
     /// From a decider's answer to a follower and what it granted. `None` if the answer was not to a follower.
-    pub(crate) fn new(
+    pub fn new(
         welcome: &Welcome,
         grants: &[RemoteSlice],
         scratch: LocalSlice,
@@ -203,22 +234,22 @@ impl Follow {
     }
 
     /// Where it stands: the life of the decider, and the entry that comes next.
-    pub(crate) fn position(&self) -> (Epoch, u64) {
+    pub fn position(&self) -> (Epoch, u64) {
         (self.epoch, self.next)
     }
 
     /// The number of the next look at the count.
-    pub(crate) fn next_look(&self) -> u64 {
+    pub fn next_look(&self) -> u64 {
         self.looks + 1
     }
 
     /// True if this look, or a later one, found that all entries had been read.
-    pub(crate) fn has_settled(&self, look: u64) -> bool {
+    pub fn has_settled(&self, look: u64) -> bool {
         self.settled >= look
     }
 
     /// Takes a completion of one of its own requests.
-    pub(crate) fn complete(&mut self, completion: WorkCompletion) {
+    pub fn complete(&mut self, completion: WorkCompletion) {
         self.outstanding = self.outstanding.saturating_sub(1);
         if let Err(error) = completion.result {
             self.failed = Some(error);
@@ -226,7 +257,7 @@ impl Follow {
     }
 
     /// Goes as far as it can without waiting, and hands what it has read to `take`. True if it got anywhere.
-    pub(crate) fn advance(
+    pub fn advance(
         &mut self,
         endpoint: &mut impl Endpoint,
         mut take: impl FnMut(Decision),
@@ -242,8 +273,10 @@ impl Follow {
                 if self.said < self.next {
                     return self.say_taken(endpoint);
                 }
-                let operation = self.read(0, self.decisions.slice(0, 8)?)?;
-                if self.post(endpoint, &[WorkRequest::signalled(FOLLOW_TAG, operation)])? {
+                let count = self.read(0, self.decisions.slice(0, 8)?)?;
+                if self
+                    .post(endpoint, &[WorkRequest::unsignalled(FOLLOW_TAG, count), self.look_at_line()?])?
+                {
                     self.looks += 1;
                     self.state = State::Counting;
                 }
@@ -251,6 +284,7 @@ impl Follow {
                 Ok(false)
             }
             State::Counting => {
+                self.check_line()?;
                 let end = self.scratch.as_volatile().load_u64(0);
                 let new = end.saturating_sub(self.next);
                 if new > ENTRIES {
@@ -268,21 +302,17 @@ impl Follow {
                 let count = new.min(BATCH).min(ENTRIES - first);
                 let at = LINE as u64 + first * ENTRY as u64;
                 let entries = self.read(2 * LINE, self.decisions.slice(at, count * ENTRY as u64)?)?;
-                // The line last: while it speaks to this follower, nothing that it had to take was overwritten.
-                let mut line = WorkRequest::signalled(FOLLOW_TAG, self.read(LINE, self.line)?);
-                line.flags |= Flags::FENCE;
-                if !self.post(endpoint, &[WorkRequest::unsignalled(FOLLOW_TAG, entries), line])? {
+                if !self
+                    .post(endpoint, &[WorkRequest::unsignalled(FOLLOW_TAG, entries), self.look_at_line()?])?
+                {
                     return Ok(false);
                 }
                 self.state = State::Reading(count);
                 Ok(true)
             }
             State::Reading(count) => {
+                self.check_line()?;
                 let memory = self.scratch.as_volatile();
-                let line = read_line(&memory.subslice(LINE, LINE), self.generation);
-                if let Some(why) = line.evicted {
-                    return Err(FollowError::Evicted(why));
-                }
                 for index in 0..count as usize {
                     let at = 2 * LINE + index * ENTRY;
                     let words = std::array::from_fn(|word| memory.load_u64(at + 8 * word));
@@ -293,6 +323,19 @@ impl Follow {
                 Ok(true)
             }
         }
+    }
+
+    /// Reads the own line after what is read before: while it speaks to this follower, nothing that it had to take was
+    /// overwritten, and no other life of the decider has answered.
+    fn look_at_line(&self) -> Result<WorkRequest, OutOfBounds> {
+        let mut line = WorkRequest::signalled(FOLLOW_TAG, self.read(LINE, self.line)?);
+        line.flags |= Flags::FENCE;
+        Ok(line)
+    }
+
+    fn check_line(&self) -> Result<(), FollowError> {
+        let line = read_line(&self.scratch.as_volatile().subslice(LINE, LINE), self.generation);
+        line.evicted.map_or(Ok(()), |why| Err(FollowError::Evicted(why)))
     }
 
     fn say_taken(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, FollowError> {

@@ -85,7 +85,7 @@ impl Desk {
     }
 
     /// How many decisions the follower says it has taken: whatever stands there.
-    pub(crate) fn followed(&self) -> u64 {
+    pub fn followed(&self) -> u64 {
         // Acquire: the follower's reads of the entries come before they are overwritten.
         self.page.as_volatile().load(desk::FOLLOWED, ordering!("followed_acquire", Acquire))
     }

@@ -21,8 +21,7 @@ mod publish;
 mod pull;
 mod push;
 
-pub(crate) use decisions::{DECISIONS_BYTES, Decision, Decisions, Follow, FollowError};
-pub use decisions::{DecidedFrom, Followed};
+pub use decisions::{DECISIONS_BYTES, DecidedFrom, Decision, Decisions, Follow, FollowError, Followed};
 pub use desk::{Desk, SlotFault};
 pub use frames::{Frames, Pinned, Progress};
 pub use group::{

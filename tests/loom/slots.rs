@@ -144,6 +144,7 @@ fn desk<E: Endpoint>(bytes: u64, slots: u16, connect: &impl Fn(&Grants) -> E) ->
         slots: Some(geometry),
         lease_ns: 1,
         scheme: None,
+        decided: None,
     };
     let grants = [remote(CONTROL, frames.control()), remote(FRAMES, frames.region()), remote(PAGE, &page)];
     let grants = [&grants[..], &[remote(SLOTS, &room)]].concat();

@@ -5,7 +5,8 @@ use std::time::Duration;
 use slackline::{
     Address, Checkpoint, CheckpointOptions, Clock, ConnectError, ElementType, Error, Server, ServerOptions,
     Shm, Table, Tcp, Worker, WorkerOptions,
-    scheme::{AnyScheme, Config, ConfigError, Registry},
+    scheme::{AnyScheme, Config, ConfigError, Needs, Registry, Scheme, ServerScheme, Start, WorkerScheme},
+    sim::fabric::{self, Options},
     sim::{Cluster, Law},
 };
 
@@ -60,6 +61,37 @@ fn a_scheme_from_outside_is_simulated_and_held_to_what_it_promises() {
     let keeps = jittery(Config::Ssp { staleness: 4 }.into()).unwrap();
     assert!(report.end > keeps.end, "{} and {}", report.end, keeps.end);
     assert_eq!(SCHEME.bound(Clock(39)), 1);
+}
+
+/// Promises SSP of a bound by one smaller than it keeps.
+struct Loose;
+
+impl Scheme for Loose {
+    fn name(&self) -> &str {
+        "loose"
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { staleness: Some(1), ..Needs::default() }
+    }
+
+    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, ConfigError> {
+        Scheme::server(&Config::Asp, start)
+    }
+
+    fn worker(&self) -> Box<dyn WorkerScheme> {
+        Config::Ssp { staleness: 2 }.worker()
+    }
+}
+
+#[test]
+fn the_simulated_fabric_holds_a_scheme_from_outside_to_its_needs() {
+    let options = Options { scheme: Some(SCHEME.into()), ..Options::default() };
+    let summary = fabric::run_all(0..40, &options, 0, &|_| {}).unwrap_or_else(|failure| panic!("{failure}"));
+    assert!(summary.versions > 400, "{summary:?}");
+    let loose = Options { scheme: Some(Loose.into()), spare_nodes: true, ..Options::default() };
+    let failure = fabric::run_all(0..40, &loose, 0, &|_| {}).unwrap_err();
+    assert!(failure.what.contains("clocks stale under loose"), "{failure}");
 }
 
 #[test]

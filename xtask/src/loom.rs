@@ -25,6 +25,8 @@ mod says {
     pub(super) const LOST: &str = "a frame that was written is taken for intact";
     pub(super) const WENT_BACK: &str = "went back: ";
     pub(super) const TOO_EARLY: &str = "the latest version was announced before its frame was whole";
+    pub(super) const NOT_DECIDED: &str = "a decision was counted before it was whole";
+    pub(super) const NOT_TAKEN: &str = "a decision was overwritten before its follower had read it";
     pub(super) const OLD_HEADER: &str = "a frame is followed under the header of an earlier version";
 }
 
@@ -33,6 +35,7 @@ const AGREES: &str = "frames::a_frame_and_what_it_says_of_a_peers_gradients_agre
 const ANNOUNCED: &str = "slots::the_owner_reads_what_was_announced";
 const LANDED: &str = "slots::a_chunk_that_has_landed_is_whole";
 const FOLLOWED: &str = "follow::a_followed_frame_is_whole";
+const DECIDED: &str = "decisions::a_follower_reads_every_decision_whole_and_in_order";
 const PUSHED: &str = "push::a_pushed_version_is_pulled_whole_or_not_at_all";
 const PART: &str = "group::a_part_is_taken_whole_or_not_at_all";
 const UNPINNED: &str = "pins::a_frame_is_written_after_the_last_read_of_its_reader";
@@ -51,7 +54,9 @@ const MUTANTS: &[(&str, &[Notices])] = &[
     ("commit_fence", &[(FOLLOWED, says::NOT_WHOLE)]),
     ("consumed_release", &[(ANNOUNCED, says::SLOT_IN_USE)]),
     ("credit", &[(ANNOUNCED, says::SLOT_IN_USE)]),
+    ("decided_release", &[(DECIDED, says::NOT_DECIDED)]),
     ("even_release", &[(FOLLOWED, says::NOT_WHOLE)]),
+    ("followed_acquire", &[(DECIDED, says::NOT_TAKEN)]),
     ("group_header", &[(PART, says::TORN_PART)]),
     ("intact_fence", &[("pins::a_frame_that_was_lost_is_not_taken_for_intact", says::LOST)]),
     ("landed_acquire", &[(LANDED, says::NOT_LANDED)]),

@@ -21,6 +21,10 @@ impl<T: Transport> Server<T> {
                     self.workers[usize::from(peer)] = Some(state);
                     self.status.joined += 1;
                     self.say_joined(peer);
+                    if self.following.is_some() {
+                        // The decider's push may have been before.
+                        self.push_to(peer);
+                    }
                     self.scheme.handle_event(now, ServerEvent::Joined { worker: WorkerId(peer), clock });
                 }
                 ShardEvent::Joined { peer, worker: false, .. } => self.say_who_is_in(peer),

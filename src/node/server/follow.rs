@@ -76,6 +76,17 @@ impl<T: Transport> Server<T> {
         self.following.is_some()
     }
 
+    /// False if another server decides for this one and this one is not connected to it: see [`follow`](Self::follow).
+    pub fn is_following(&self) -> bool {
+        self.following.as_ref().is_none_or(|following| following.link.is_some())
+    }
+
+    /// The life of the server that decides for this one, once it has followed one.
+    #[cfg(feature = "sim")]
+    pub(crate) fn decider(&self) -> Option<Epoch> {
+        self.following.as_ref()?.position.map(|(epoch, _)| epoch)
+    }
+
     /// Connects this server to the one of shard 0 at `decider`, which decides for all shards: under schemes that count
     /// versions or choose whom to wait for ([`Needs::counts_versions`](crate::scheme::Needs::counts_versions)), where
     /// there are several servers. Waits at most `timeout` for that server, which may not listen yet.

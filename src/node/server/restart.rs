@@ -59,7 +59,11 @@ impl<T: Transport> Server<T> {
         let mut requested = false;
         loop {
             let at = now();
-            let progress = self.poll(at)?;
+            let progress = match self.poll(at) {
+                // The one that decides for this one may have ended before.
+                Err(Error::ServerLost { .. } | Error::Evicted { .. }) if self.follows() => true,
+                polled => polled?,
+            };
             let writer = self.writer()?;
             // Asked first: one that ends between the two questions has then been written, or has failed.
             let idle = writer.is_idle();

@@ -85,7 +85,7 @@ pub(super) fn join<T: Transport>(
 ) -> Result<Vec<Link<T::Endpoint>>, Error> {
     let session = random_word();
     let role = Role::Worker { encoding: options.encoding, scheme: scheme.to_string(), identity, session };
-    let Needs { pushes: wants_push, staleness, .. } = scheme.needs();
+    let Needs { pushes: wants_push, staleness, counts_versions, .. } = scheme.needs();
     let joining = Joining { transport, role, wants_push, deadline: now() + timeout, timeout };
     let may_pass_first =
         |error: &Error| is_its_old_self(error) || (options.waits_for_server && error.is_no_listener());
@@ -98,8 +98,9 @@ pub(super) fn join<T: Transport>(
     }
     links.sort_by_key(|link| link.welcome.shard);
     check_shards(&links)?;
-    if let Some(staleness) = staleness {
-        joining.meet(&mut links, staleness)?;
+    // Where one server decides, its clock is that of all, and the others hear of it a little later.
+    if staleness.is_some() || counts_versions {
+        joining.meet(&mut links, staleness.unwrap_or(0))?;
     }
     Ok(links)
 }

@@ -294,10 +294,10 @@ impl Config {
         !matches!(self, Config::DsSync { .. })
     }
 
-    /// True if all parameters must be in one shard: it counts versions of the server where others count clocks, and
-    /// those of two have nothing to do with each other. Also where a version waits for several workers, whichever come
-    /// first, and workers wait for their own: two shards that choose differently could wait for ever for workers that
-    /// wait for the other.
+    /// True if one server decides for all where there are several: it counts versions of the server where others count
+    /// clocks, and those of two have nothing to do with each other. Also where a version waits for several workers,
+    /// whichever come first, and workers wait for their own: two shards that choose differently could wait for ever for
+    /// workers that wait for the other. See [`Server::follow`](crate::node::Server::follow).
     #[doc(hidden)]
     pub const fn counts_versions(&self) -> bool {
         matches!(

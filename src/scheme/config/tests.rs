@@ -228,7 +228,7 @@ fn the_stored_form_of_the_oldest_schemes_stays() {
 }
 
 #[test]
-fn shards_that_would_wait_for_different_workers_are_one() {
+fn shards_that_would_wait_for_different_workers_follow_one() {
     for (text, is_one) in [
         ("bsp", false),
         ("vap(1)", false),

@@ -10,7 +10,7 @@ use super::values::{BITS, GRADIENTS_MAX, LANES, LIFE_LANE, bytes_of, gradients_b
 use crate::clock::Clock;
 use crate::node::surroundings::Published;
 use crate::node::{Error, ServerStatus, View};
-use crate::scheme::{Config, GradientId, Share, Strength};
+use crate::scheme::{AnyScheme, Config, GradientId, Needs, Share, Strength};
 use crate::time::{Duration, Instant};
 
 /// How much later than asked a call may return: a node that stands back does not look at its watch.
@@ -23,8 +23,13 @@ const EVICTION_SLACK: Duration = Duration::from_millis(80);
 struct Life {
     epoch: u64,
     shard: usize,
-    /// The bytes of each version.
+    /// The bytes of each version, from the first that it had.
     versions: Vec<Vec<u8>>,
+    first: u64,
+    /// The gradients that came in with each version after the first: worker and number.
+    made: Vec<BTreeSet<(usize, usize)>>,
+    /// The life whose decisions it follows.
+    decider: Option<u64>,
     /// The last of them is being written: somebody may see it already.
     is_writing: bool,
     /// Of its newest version.
@@ -57,6 +62,22 @@ pub(super) struct Base {
     pub(super) version: u64,
     /// Its worker's place there.
     pub(super) peer: u16,
+}
+
+impl Life {
+    /// The number of its newest version.
+    fn newest(&self) -> u64 {
+        self.first + self.versions.len() as u64 - 1
+    }
+
+    fn bytes(&self, version: u64) -> Option<&Vec<u8>> {
+        self.versions.get(usize::try_from(version.checked_sub(self.first)?).ok()?)
+    }
+
+    /// The gradients that came in with a version.
+    fn made(&self, version: u64) -> Option<&BTreeSet<(usize, usize)>> {
+        self.made.get(usize::try_from(version.checked_sub(self.first + 1)?).ok()?)
+    }
 }
 
 impl Computed {
@@ -101,7 +122,8 @@ impl Seen {
 }
 
 pub(super) struct Judge {
-    scheme: Config,
+    scheme: AnyScheme,
+    needs: Needs,
     lease: Duration,
     goal: u64,
     servers: usize,
@@ -133,16 +155,18 @@ pub(super) struct Judge {
 
 impl Judge {
     /// Of what `plan` does, held to what `scheme` promises.
-    pub(super) fn new(plan: &Plan, scheme: Config) -> Judge {
+    pub(super) fn new(plan: &Plan, scheme: AnyScheme) -> Judge {
+        let needs = scheme.needs();
         let Plan { lease, goal, workers, servers, .. } = *plan;
         let seen = |worker| Seen { is_expected: plan.liar != Some(worker), ..Seen::default() };
         Judge {
             scheme,
+            needs,
             lease,
             goal,
             servers,
             members_most: 1,
-            names_agree: scheme.staleness().is_some() || servers == 1,
+            names_agree: needs.staleness.is_some() || needs.counts_versions || servers == 1,
             lives: Vec::new(),
             workers: (0..workers).map(seen).collect(),
             liar: plan.liar,
@@ -259,6 +283,9 @@ impl Judge {
             epoch,
             shard,
             versions,
+            first: 0,
+            made: Vec::new(),
+            decider: None,
             is_writing: false,
             smallest_clock: 0,
             claimed: 0,
@@ -270,6 +297,42 @@ impl Judge {
         });
     }
 
+    /// The server of a life follows the one of another, from this version on if it has none of its own yet.
+    pub(super) fn follows(&mut self, epoch: u64, decider: Option<u64>, version: u64) {
+        if let Some(life) = self.lives.iter_mut().find(|life| life.epoch == epoch)
+            && life.decider.is_none()
+        {
+            (life.decider, life.first) = (decider, version);
+        }
+    }
+
+    /// The versions of all shards are made of the same gradients where one decides: a follower's of no others, and of all
+    /// that were published to its life.
+    fn check_decided(&self, epoch: u64, version: u64) -> Result<(), String> {
+        let Some(life) = self.lives.iter().find(|life| life.epoch == epoch) else { return Ok(()) };
+        let decider = life.decider.unwrap_or(epoch);
+        let Some(decided) =
+            self.lives.iter().find(|life| life.epoch == decider).and_then(|it| it.made(version))
+        else {
+            return Ok(());
+        };
+        for follower in self.lives.iter().filter(|life| life.decider == Some(decider)) {
+            let Some(made) = follower.made(version) else { continue };
+            if let Some(other) = made.difference(decided).next() {
+                let shard = follower.shard;
+                return Err(format!("shard {shard} has {other:?} in it, and shard 0 has not"));
+            }
+            let lacks = |(worker, number): &&(usize, usize)| {
+                self.workers[*worker].gradients[*number].of_life(follower.epoch)
+            };
+            if let Some(missing) = decided.difference(made).find(lacks) {
+                let shard = follower.shard;
+                return Err(format!("shard {shard} lacks {missing:?}, which shard 0 has in it"));
+            }
+        }
+        Ok(())
+    }
+
     /// A publisher is about to publish `bytes` as its next version.
     pub(super) fn publishes(&mut self, epoch: u64, bytes: Vec<u8>, is_last: bool) {
         self.published += 1;
@@ -277,7 +340,7 @@ impl Judge {
         life.versions.push(bytes);
         life.is_writing = true;
         if is_last {
-            self.last = Some((epoch, life.versions.len() as u64 - 1));
+            self.last = Some((epoch, life.newest()));
         }
     }
 
@@ -306,7 +369,9 @@ impl Judge {
     }
 
     pub(super) fn published(&mut self, published: &Published<'_>) {
-        let checked = self.check_published(published).and_then(|()| {
+        let checked = self.check_published(published);
+        let checked = checked.and_then(|()| self.check_decided(published.epoch, published.version.0));
+        let checked = checked.and_then(|()| {
             let on_it = |seen: &Seen| seen.held.get(&published.epoch).copied().filter(|_| seen.is_computing);
             let honest = self.workers.iter().enumerate().filter(|(worker, _)| !self.is_liar(*worker));
             let held: Vec<_> = honest.filter_map(|(_, seen)| on_it(seen)).collect();
@@ -329,8 +394,8 @@ impl Judge {
         let liar = self.liar;
         let life = self.lives.iter_mut().find(|life| life.epoch == published.epoch);
         let life = life.ok_or("of a life that nobody knows")?;
-        if published.version.0 != life.versions.len() as u64 {
-            return Err(format!("it follows version {}", life.versions.len() - 1));
+        if published.version.0 != life.newest() + 1 {
+            return Err(format!("it follows version {}", life.newest()));
         }
         let before = life.versions.last().map_or(&[][..], Vec::as_slice);
         let (after, before) = (lanes(&bytes, liar)?, lanes(before, liar)?);
@@ -354,6 +419,7 @@ impl Judge {
                 "a gradient of clock {clock} is new in it, and all before {claimed} were said to be in"
             ));
         }
+        life.made.push(found.iter().copied().collect());
         for (worker, number) in found {
             let named = format!("gradient {number} of worker {worker}");
             let computed = self.workers.get(worker).and_then(|seen| seen.gradients.get(number));
@@ -364,7 +430,7 @@ impl Judge {
             let behind = (published.version.0 - 1).checked_sub(base.version);
             let behind = behind.ok_or_else(|| format!("{named} was computed on version {}", base.version))?;
             if behind_most(&self.scheme).is_some_and(|most| behind > most) {
-                let scheme = self.scheme;
+                let scheme = &self.scheme;
                 return Err(format!(
                     "{named} was computed on version {}, too old under {scheme}",
                     base.version
@@ -383,6 +449,10 @@ impl Judge {
                 return Err(format!("{named} is in it and in version {earlier}, too"));
             }
             let clock = name.clock.0;
+            let later = life.names.range((worker, clock + 1)..=(worker, u64::MAX)).next();
+            if let (true, Some(((_, later), _))) = (self.needs.folds_all_in_order, later) {
+                return Err(format!("{named} of clock {clock} comes after that of clock {later}"));
+            }
             if let Some(earlier) = life.names.insert((worker, clock), published.version.0) {
                 return Err(format!(
                     "{named} is in it as clock {clock} of its worker, which is in version {earlier}, too"
@@ -403,9 +473,12 @@ impl Judge {
 
     /// Under strong VAP: what a worker that holds `version` has not seen is at most one update or within the bound.
     fn check_unseen(&self, epoch: u64, version: u64) -> Result<(), String> {
-        let Config::Vap { bound, strength: Strength::Strong } = self.scheme else { return Ok(()) };
+        let Some(Config::Vap { bound, strength: Strength::Strong }) = self.scheme.built_in() else {
+            return Ok(());
+        };
         let Some(life) = self.lives.iter().find(|life| life.epoch == epoch) else { return Ok(()) };
-        let unseen = life.moved.get(version as usize..).unwrap_or_default();
+        let seen = version.saturating_sub(life.first) as usize;
+        let unseen = life.moved.get(seen..).unwrap_or_default();
         let ([_, .., (_, clock)], sum) = (unseen, unseen.iter().map(|(moved, _)| moved).sum::<f64>()) else {
             return Ok(());
         };
@@ -419,7 +492,7 @@ impl Judge {
 
     /// Under VAP: what a worker has in transit when it begins a clock leaves room for one more of its last size.
     fn check_transit(&self, worker: usize, clock: u64) -> Result<(), String> {
-        let Config::Vap { bound, .. } = self.scheme else { return Ok(()) };
+        let Some(Config::Vap { bound, .. }) = self.scheme.built_in() else { return Ok(()) };
         let seen = &self.workers[worker];
         let size = |number: usize| (1u64 << (number % BITS)) as f64;
         let is_missing = |number: &&usize| {
@@ -489,7 +562,7 @@ impl Judge {
     /// Whether a worker that has this before it has reached the goal. Who may be interrupted again and again has done
     /// its part when the others have.
     pub(super) fn is_there(&self, view: &View) -> bool {
-        let reached = if self.scheme.interrupts() { view.version.0 } else { view.clock.0 };
+        let reached = if self.needs.interrupts { view.version.0 } else { view.clock.0 };
         reached >= self.goal
     }
 
@@ -502,7 +575,10 @@ impl Judge {
                 self.fail(format!("worker {worker} at clock {}: {what}", view.clock.0));
             }
             let held = self.workers[worker].held.insert(*epoch, *version);
-            let least = held.map(|held| held + u64::from(self.workers[worker].has_abandoned));
+            // Whoever follows may have had a later one than the decider, which asked for the next of its own.
+            let follows = self.lives.iter().any(|life| life.epoch == *epoch && life.decider.is_some());
+            let is_next = self.workers[worker].has_abandoned && !follows;
+            let least = held.map(|held| held + u64::from(is_next));
             if least.is_some_and(|least| least > *version) {
                 self.fail(format!("worker {worker} was given version {version} where {least:?} was due"));
             }
@@ -516,7 +592,7 @@ impl Judge {
                 life.claimed = life.claimed.max(view.smallest_clock.0);
             }
         }
-        if let Some(bound) = self.scheme.staleness()
+        if let Some(bound) = self.needs.staleness
             && view.staleness() > bound
         {
             let (clock, stale) = (view.clock.0, view.staleness());
@@ -534,16 +610,17 @@ impl Judge {
     /// A copy is exactly one version of the life that it was read of.
     fn check_copy(&self, epoch: u64, version: u64, bytes: &[u8]) -> Result<(), String> {
         let life = self.lives.iter().find(|life| life.epoch == epoch).ok_or("a life that nobody knows")?;
-        let published = life.versions.get(version as usize);
+        let published = life.bytes(version);
         let published = published.ok_or_else(|| {
-            format!("was given version {version} of a life that has {}", life.versions.len())
+            format!("was given version {version} of a life that has {} to {}", life.first, life.newest())
         })?;
         if published == bytes {
             return Ok(());
         }
         let same = |other: &Vec<u8>| other == bytes;
         let other = self.lives.iter().enumerate().find_map(|(index, life)| {
-            life.versions.iter().position(same).map(|version| format!("version {version} of life {index}"))
+            let version = life.versions.iter().position(same)?;
+            Some(format!("version {} of life {index}", life.first + version as u64))
         });
         let what = other.unwrap_or_else(|| "a mixture".into());
         Err(format!("was given {what} as version {version}"))
@@ -568,7 +645,7 @@ impl Judge {
     /// The newest version of a life.
     pub(super) fn newest(&self, epoch: u64) -> u64 {
         let life = self.lives.iter().find(|life| life.epoch == epoch);
-        life.map_or(0, |life| life.versions.len() as u64 - 1 - u64::from(life.is_writing))
+        life.map_or(0, |life| life.newest() - u64::from(life.is_writing))
     }
 
     /// A worker abandoned what it computed.
@@ -651,8 +728,8 @@ impl Judge {
 }
 
 /// By how many versions a gradient that is folded may be behind, where a scheme bounds that.
-fn behind_most(scheme: &Config) -> Option<u64> {
-    match *scheme {
+fn behind_most(scheme: &AnyScheme) -> Option<u64> {
+    match scheme.built_in()? {
         Config::Dbw { .. } => Some(0),
         Config::Abs { staleness, .. } => staleness,
         // Each is in the round of the newest version, and so many rounds late.

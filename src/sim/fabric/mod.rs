@@ -34,7 +34,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::scheme::Config;
+use crate::scheme::AnyScheme;
 use crate::time::Duration;
 pub use class::{Class, UnknownClass};
 pub use plan::WORKERS_MAX;
@@ -42,10 +42,11 @@ use plan::{Faults, Plan};
 pub use transport::{SimConnecting, SimEndpoint, SimIncoming, SimListener, SimTransport};
 
 /// What is to be simulated, besides the seed.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
-    /// The scheme; drawn from the seed if there is none.
-    pub scheme: Option<Config>,
+    /// The scheme; one of the built-in ones, drawn from the seed, if there is none. One that is written outside of this
+    /// crate is held to what its [`Needs`](crate::scheme::Needs) promise.
+    pub scheme: Option<AnyScheme>,
     /// No node crashes, stalls, lies or is cut off: only delays, pieces and repetitions.
     pub spare_nodes: bool,
     /// Only faults of this class; drawn from the seed if there is none.
@@ -63,12 +64,12 @@ impl Options {
 }
 
 /// A run that kept every promise and came to its end.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// Its seed.
     pub seed: u64,
     /// The scheme that it ran.
-    pub scheme: Config,
+    pub scheme: AnyScheme,
     /// What happened, in order: the same for the same seed and options.
     pub trace_hash: u64,
     /// How much happened.
@@ -91,7 +92,7 @@ pub struct Failure {
     /// The options that it was run with.
     pub options: Options,
     /// The scheme that was run.
-    pub scheme: Config,
+    pub scheme: AnyScheme,
     /// What went wrong, and when.
     pub what: String,
 }
@@ -100,7 +101,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Failure { seed, options, scheme, what } = self;
         write!(f, "seed {seed}, {scheme}: {what}\nto see it again: slackline sim --fabric --seed {seed}")?;
-        if let Some(scheme) = options.scheme {
+        if let Some(scheme) = options.scheme.as_ref().and_then(AnyScheme::built_in) {
             write!(f, " --scheme '{scheme}'")?;
         }
         if options.spare_nodes {
@@ -115,16 +116,18 @@ impl fmt::Display for Failure {
 
 /// Runs one seed.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
-    let plan = Plan::draw(seed, options.scheme, options.faults());
-    let scheme = plan.scheme;
-    let cannot = |what: String| Failure { seed, options: *options, scheme, what };
-    if !scheme.has_server() {
+    let plan = Plan::draw(seed, options.scheme.clone(), options.faults());
+    let scheme = plan.scheme.clone();
+    let cannot = |what: String| Failure { seed, options: options.clone(), scheme: scheme.clone(), what };
+    scheme.check().map_err(|error| cannot(error.to_string()))?;
+    let built_in = scheme.built_in();
+    if built_in.is_some_and(|scheme| !scheme.has_server()) {
         return Err(cannot("it has no servers, and the fabric runs nothing else".into()));
     }
-    if !plan.publishes() {
+    if let Some(scheme) = built_in.filter(|_| !plan.publishes()) {
         scheme.check(plan.workers).map_err(|error| cannot(error.to_string()))?;
     }
-    match stage::play(seed, plan, scheme) {
+    match stage::play(seed, plan, scheme.clone()) {
         Ok(outcome) => Ok(Report {
             seed,
             scheme,
@@ -215,17 +218,19 @@ impl Summary {
 
 #[cfg(test)]
 mod tests {
+    use super::plan::Fault;
     use super::*;
     use crate::node::Error;
+    use crate::scheme::Config;
     use crate::time::Instant;
     use crate::transport::PostError;
 
     /// Whether a worker's call may fail so, in a run that something has harmed or nothing.
     #[test]
     fn a_call_fails_for_good_only_where_something_was_harmed() {
-        let plan = Plan::draw(1, Some(Config::Bsp), Faults::None);
+        let plan = Plan::draw(1, Some(Config::Bsp.into()), Faults::None);
         for is_harmed in [false, true] {
-            let mut judge = judge::Judge::new(&plan, plan.scheme);
+            let mut judge = judge::Judge::new(&plan, plan.scheme.clone());
             if is_harmed {
                 judge.harm(Instant::ORIGIN);
             }
@@ -253,9 +258,9 @@ mod tests {
         ] {
             let [promised, kept]: [Config; 2] = [promised, kept].map(|text| text.parse().unwrap());
             let caught = (0..100).filter(|seed| {
-                let mut plan = Plan::draw(*seed, Some(kept), Faults::None);
+                let mut plan = Plan::draw(*seed, Some(kept.into()), Faults::None);
                 (plan.workers, plan.quorum, plan.goal) = (2, [2; 2], 10);
-                stage::play(*seed, plan, promised).is_err_and(|what| {
+                stage::play(*seed, plan, promised.into()).is_err_and(|what| {
                     assert!(what.contains(complaint), "{kept} for {promised}, seed {seed}: {what}");
                     true
                 })
@@ -265,10 +270,44 @@ mod tests {
         }
     }
 
+    /// Of two servers one decides. Whichever is lost, or stands still for longer than the lease, all shards hold the same
+    /// gradients, and all workers get to the end.
+    #[test]
+    fn servers_of_which_one_decides_survive_the_loss_and_the_pause_of_each() {
+        const MILLISECOND: u64 = 1_000_000;
+        let mut runs = 0;
+        for text in ["dbw(2)", "dbw(2, delivery=wait)", "abs(k=2, staleness=1)", "vap(1e5, strength=strong)"]
+        {
+            let scheme: Config = text.parse().unwrap();
+            for seed in 0..40 {
+                let plan = Plan::draw(seed, Some(scheme.into()), Faults::None);
+                let lease = plan.lease.as_nanos() as u64;
+                for place in (0..plan.servers).filter(|_| plan.servers > 1) {
+                    let at = (1 + seed % 5) * MILLISECOND;
+                    let crash = Fault::Crash { place, notice_max: MILLISECOND };
+                    for (fault, lasts) in [
+                        (vec![(at, crash), (at + 3 * MILLISECOND, Fault::Return { place })], 3 * MILLISECOND),
+                        (vec![(at, Fault::Freeze { place, nanos: 2 * lease })], 2 * lease),
+                        (vec![(at, Fault::Cut { one: 0, other: 1 })], 0),
+                    ] {
+                        let mut plan = plan.clone();
+                        plan.faults = fault;
+                        plan.faults.push((at + lasts + MILLISECOND, Fault::Calm));
+                        let played = stage::play(seed, plan, scheme.into());
+                        assert!(played.is_ok(), "{text}, seed {seed}, {place}: {:?}", played.err());
+                        runs += 1;
+                    }
+                }
+            }
+        }
+        assert!(runs > 100, "{runs} runs");
+    }
+
     #[test]
     fn the_command_that_shows_a_failure_again_has_all_its_options() {
-        let options = Options { scheme: Some(Config::Bsp), spare_nodes: true, only: Some(Class::Liars) };
-        let failure = Failure { seed: 7, options, scheme: Config::Bsp, what: "it ended".into() };
+        let options =
+            Options { scheme: Some(Config::Bsp.into()), spare_nodes: true, only: Some(Class::Liars) };
+        let failure = Failure { seed: 7, options, scheme: Config::Bsp.into(), what: "it ended".into() };
         let command = "slackline sim --fabric --seed 7 --scheme 'bsp' --spare-nodes --only liars";
         assert!(failure.to_string().ends_with(command), "{failure}");
     }

@@ -91,6 +91,13 @@ impl Life {
     }
 
     fn serve(&self) -> Result<(), Error> {
+        // One that follows the decisions of another begins anew with it.
+        while self.serve_once()? {}
+        Ok(())
+    }
+
+    /// One life of a server. True if it is to begin anew, since the one that decides for it has.
+    fn serve_once(&self) -> Result<bool, Error> {
         let plan = &self.plan;
         let table = Table::flat(plan.elements, ElementType::F32)?;
         let range = table.shards(plan.servers)?[self.place].clone();
@@ -99,7 +106,7 @@ impl Life {
         let options = ServerOptions {
             shard: (self.place as u16, plan.servers as u16),
             memory: self.memory(),
-            ..ServerOptions::new(plan.scheme, plan.quorum[usize::from(!is_first)], 1.0)
+            ..ServerOptions::new(plan.scheme.clone(), plan.quorum[usize::from(!is_first)], 1.0)
         };
         let mut server = Server::new(self.transport(), &address(self.place), table, &initial, options)?;
         self.judge.borrow_mut().born(self.place, server.epoch(), &initial);
@@ -107,11 +114,30 @@ impl Life {
             self.judge.borrow_mut().members(server.status().workers);
             self.is_over() && self.workers_alive() == 0
         };
-        while !server.drive(is_done, Duration::from_millis(10))? {
+        loop {
+            if !server.is_following() {
+                match server.follow(&address(0), Duration::from_millis(20)) {
+                    Ok(()) => {
+                        let version = server.status().version;
+                        self.judge.borrow_mut().follows(server.epoch(), server.decider(), version.0);
+                    }
+                    Err(Error::AnotherLife { .. }) => {
+                        self.judge.borrow_mut().ended(self.place);
+                        return Ok(true);
+                    }
+                    Err(Error::Deadline { .. } | Error::Connect(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            match server.drive(is_done, Duration::from_millis(10)) {
+                Ok(true) => return Ok(false),
+                Ok(false) => {}
+                Err(Error::ServerLost { .. } | Error::Evicted { .. }) if server.follows() => {}
+                Err(error) => return Err(error),
+            }
             let alive = self.workers_alive();
             self.judge.borrow_mut().status(&server.status(), now(), alive);
         }
-        Ok(())
     }
 
     fn memory(&self) -> ShardOptions {
@@ -166,7 +192,7 @@ impl Life {
         let options = WorkerOptions {
             checksums: self.plan.checksums,
             identity: Some(index as u32),
-            ..WorkerOptions::new(self.plan.scheme)
+            ..WorkerOptions::new(self.plan.scheme.clone())
         };
         while !self.is_over() {
             let timeout = self.timeout();
@@ -271,7 +297,7 @@ impl Life {
             (least, most) = (10_000_000, 30_000_000);
         }
         // Now and then somebody does not ask.
-        if !self.plan.scheme.interrupts() || self.draw(0, 4) == 0 {
+        if !self.plan.scheme.needs().interrupts || self.draw(0, 4) == 0 {
             self.pause(least, most);
             return Ok(true);
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::class::Class;
 use super::net::{Law, Shape};
 use super::random::Random;
-use crate::scheme::{Choice, Config, Delivery, Shrink, Strength, WaitFor};
+use crate::scheme::{AnyScheme, Choice, Config, Delivery, Shrink, Strength, WaitFor};
 
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
@@ -53,7 +53,7 @@ impl Faults {
 /// One run. Places: servers (or a publisher) first, then workers, then readers.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    pub(super) scheme: Config,
+    pub(super) scheme: AnyScheme,
     pub(super) servers: usize,
     pub(super) workers: usize,
     pub(super) readers: usize,
@@ -92,13 +92,13 @@ const LIES: u64 = 3;
 const CONVERGES_WITHIN: u64 = 20_000 * MILLISECOND;
 
 impl Plan {
-    pub(super) fn draw(seed: u64, scheme: Option<Config>, faults: Faults) -> Plan {
+    pub(super) fn draw(seed: u64, scheme: Option<AnyScheme>, faults: Faults) -> Plan {
         let mut random = Random::new(seed, PLAN);
         let drawn = draw_scheme(&mut random);
         // One publisher and its readers, instead of servers and workers.
         let publishes = random.permille(120) && scheme.is_none();
-        let scheme = scheme.unwrap_or(drawn);
-        let has_two = random.permille(300) && !scheme.counts_versions() && !publishes;
+        let scheme = scheme.unwrap_or_else(|| drawn.into());
+        let has_two = random.permille(300) && !publishes;
         let servers = if has_two { 2 } else { 1 };
         // Whoever waits for more gradients than there are workers is not started.
         let most = WORKERS_MAX as u64;
@@ -329,10 +329,10 @@ fn draw_scheme(random: &mut Random) -> Config {
 }
 
 /// How many workers a scheme takes at least.
-fn awaited(scheme: &Config) -> u64 {
-    match scheme {
-        Config::Dbw { choice: Choice::Static { k }, .. } => u64::from(*k),
-        Config::Abs { wait_for, .. } => u64::from(wait_for.k()),
+fn awaited(scheme: &AnyScheme) -> u64 {
+    match scheme.built_in() {
+        Some(Config::Dbw { choice: Choice::Static { k }, .. }) => u64::from(k),
+        Some(Config::Abs { wait_for, .. }) => u64::from(wait_for.k()),
         _ => 1,
     }
 }
@@ -382,7 +382,7 @@ mod tests {
     fn a_class_that_is_asked_for_is_had_and_no_other() {
         for (class, seed) in Class::ALL.into_iter().flat_map(|class| (0..100).map(move |seed| (class, seed)))
         {
-            let plan = Plan::draw(seed, Some(Config::Bsp), Faults::Only(class));
+            let plan = Plan::draw(seed, Some(Config::Bsp.into()), Faults::Only(class));
             let has = |is: fn(&Fault) -> bool| plan.faults.iter().any(|(_, fault)| is(fault));
             let case = format!("{class}, seed {seed}");
             assert_eq!(plan.liar.is_some(), class == Class::Liars, "{case}");

@@ -14,7 +14,7 @@ use super::nodes::Life;
 use super::plan::{Fault, Plan};
 use super::random::Trace;
 use crate::node::surroundings::{Published, Stay, Surroundings};
-use crate::scheme::{Config, GradientId};
+use crate::scheme::{AnyScheme, GradientId};
 use crate::time::{Duration, Instant};
 use crate::transport::Beacon;
 
@@ -108,7 +108,7 @@ struct Stage {
 }
 
 /// Plays one run to its end, held to what `promised` promises.
-pub(super) fn play(seed: u64, plan: Plan, promised: Config) -> Result<Outcome, String> {
+pub(super) fn play(seed: u64, plan: Plan, promised: AnyScheme) -> Result<Outcome, String> {
     let net = Arc::new(Mutex::new(Net::new(seed, plan.law.clone(), false)));
     let plan = Rc::new(plan);
     let judge = Rc::new(RefCell::new(Judge::new(&plan, promised)));

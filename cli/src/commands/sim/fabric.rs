@@ -29,6 +29,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
             "--scheme {scheme}: the fabric runs servers and workers, and this scheme has no server; choose another"
         )));
     }
+    let scheme = scheme.map(Into::into);
     let options = Options { scheme, spare_nodes: args.spare_nodes, only: args.only };
     let Some(count) = args.seeds else {
         let report = fabric::run(args.seed, &options).map_err(broken)?;

@@ -12,18 +12,11 @@ use crate::failure::Failure;
 pub(super) fn check(
     args: &Args,
     scheme: Config,
-    servers: usize,
     optimizer: Optimizer,
     encoding: ElementType,
 ) -> Result<(), Failure> {
     let name = scheme.name();
     let plain = matches!(optimizer, Optimizer::Sgd { .. });
-    if scheme.counts_versions() && servers > 1 {
-        return Err(Failure::usage(format!(
-            "--servers {servers}: {name} counts versions, or chooses whom to wait for, and two servers would differ; \
-             use --servers 1"
-        )));
-    }
     if scheme.local_steps() > 1 && !plain {
         return Err(Failure::usage(format!(
             "--local-steps {}: steps on a worker's own copy are those of plain SGD, and the server's are to be the \

@@ -123,7 +123,7 @@ impl Plan {
             Encoding::Bf16 => ElementType::Bf16,
             Encoding::F16 => ElementType::F16,
         };
-        super::fit::check(&args, scheme, servers, optimizer, encoding)?;
+        super::fit::check(&args, scheme, optimizer, encoding)?;
         // What one gradient of its own does: each counts for one of all.
         let own_step = args.read_my_writes.then(|| learning_rate / workers as f32);
         check_outputs(&args)?;

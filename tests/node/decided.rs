@@ -1,0 +1,153 @@
+//! Several servers under schemes that count versions: one decides, and the others make the same versions.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use slackline::{
+    Address, ElementType, Error, Optimizer, Server, ServerOptions, ServerStatus, Shm, Table, Tcp, Transport,
+    Worker, WorkerOptions, scheme::Config,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+const SHARDS: usize = 3;
+const WORKERS: usize = 3;
+/// Gradients that a worker publishes at most: so many elements are its own in each shard.
+const CLOCKS: usize = 40;
+const ELEMENTS: usize = 16 * (WORKERS * CLOCKS).div_ceil(16);
+
+fn server<T: Transport>(transport: T, address: &Address, scheme: Config, shard: usize) -> Server<T> {
+    let table = Table::flat((SHARDS * ELEMENTS) as u64, ElementType::F32).unwrap();
+    let options = ServerOptions {
+        shard: (shard as u16, SHARDS as u16),
+        // What a gradient has left in the parameters tells in which version it came: each makes it a little smaller.
+        optimizer: Optimizer::Sgd { weight_decay: 0.01 },
+        ..ServerOptions::new(scheme, WORKERS, 1.0)
+    };
+    Server::new(transport, address, table, &[0.0; ELEMENTS], options).unwrap()
+}
+
+/// The end of one shard.
+struct Shard {
+    parameters: Vec<f32>,
+    status: ServerStatus,
+}
+
+/// Trains until the decider has made some versions and all workers have left.
+fn train<T: Transport>(transport: fn() -> T, address: fn() -> Address, scheme: Config) -> Vec<Shard> {
+    let mut servers: Vec<_> =
+        (0..SHARDS).map(|shard| server(transport(), &address(), scheme, shard)).collect();
+    let addresses: Vec<_> = servers.iter().map(Server::address).collect();
+    let (last, done) = (Mutex::new(None::<ServerStatus>), AtomicUsize::new(0));
+    let leaving = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let decider = servers.remove(0);
+        let all_left = |server: &Server<T>| server.status().left == WORKERS as u64;
+        let (last, done, addresses) = (&last, &done, &addresses);
+        let mut shards = Vec::new();
+        shards.push(scope.spawn(move || {
+            let mut server = decider;
+            assert!(server.drive(all_left, TIMEOUT).unwrap(), "{scheme}: {:?}", server.status());
+            *last.lock().unwrap() = Some(server.status());
+            let others_are_done = |_: &Server<T>| done.load(SeqCst) == SHARDS - 1;
+            assert!(server.drive(others_are_done, TIMEOUT).unwrap(), "{scheme}: {:?}", server.status());
+            Shard { parameters: server.parameters().unwrap(), status: server.status() }
+        }));
+        for server in servers {
+            shards.push(scope.spawn(move || {
+                let mut server = server;
+                assert!(server.follows());
+                server.follow(&addresses[0], TIMEOUT).unwrap();
+                let is_there = |server: &Server<T>| {
+                    let (status, last) = (server.status(), *last.lock().unwrap());
+                    let is_level = |last: ServerStatus| {
+                        status.version >= last.version && status.smallest_clock >= last.smallest_clock
+                    };
+                    all_left(server) && last.is_some_and(is_level)
+                };
+                assert!(server.drive(is_there, TIMEOUT).unwrap(), "{scheme}: {:?}", server.status());
+                done.fetch_add(1, SeqCst);
+                Shard { parameters: server.parameters().unwrap(), status: server.status() }
+            }));
+        }
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|index| scope.spawn(move || work(transport(), addresses, scheme, index, leaving)))
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        shards.into_iter().map(|shard| shard.join().unwrap()).collect()
+    })
+}
+
+/// Publishes gradients of which each has an element of its own in each shard. The first to have published enough ends
+/// the training, since the others may wait for it.
+fn work<T: Transport>(transport: T, servers: &[Address], scheme: Config, index: usize, leaving: &AtomicBool) {
+    let mut worker = Worker::connect(transport, servers, WorkerOptions::new(scheme), TIMEOUT).unwrap();
+    for clock in 0..CLOCKS {
+        let step = loop {
+            if leaving.load(SeqCst) {
+                return;
+            }
+            match worker.step(Duration::from_millis(20)) {
+                Ok(step) => break step.suspend(),
+                Err(Error::Deadline { .. }) => {}
+                Err(error) => panic!("{scheme}: worker {index}: {error}"),
+            }
+        };
+        assert_eq!(step.clock.0, clock as u64);
+        std::thread::sleep(Duration::from_micros(300 * index as u64));
+        let mut step = worker.resume().unwrap();
+        let gradient = step.gradient().unwrap();
+        gradient.fill(0.0);
+        for shard in 0..SHARDS {
+            gradient[shard * ELEMENTS + index * CLOCKS + clock] = -1.0;
+        }
+        match step.publish(Some(1.0), Duration::from_millis(20)) {
+            // The next step finishes it.
+            Ok(()) | Err(Error::Deadline { .. }) => {}
+            Err(error) => panic!("{scheme}: worker {index}: {error}"),
+        }
+    }
+    leaving.store(true, SeqCst);
+}
+
+fn all_shards_are_made_of_the_same_gradients<T: Transport>(
+    transport: fn() -> T,
+    address: fn() -> Address,
+    scheme: &str,
+) {
+    let shards = train(transport, address, scheme.parse().unwrap());
+    let first = &shards[0];
+    assert!(first.status.version.0 >= 10 && first.status.folded >= 10, "{scheme}: {:?}", first.status);
+    for shard in &shards[1..] {
+        assert_eq!(shard.parameters, first.parameters, "{scheme}: a version is made of other gradients");
+        let told = |status: &ServerStatus| (status.version, status.smallest_clock, status.folded);
+        assert_eq!(told(&shard.status), told(&first.status), "{scheme}");
+        assert_eq!(shard.status.missing, 0, "{scheme}");
+    }
+}
+
+const COUNTING: [&str; 8] = [
+    "dbw(k=2, delivery=interrupt)",
+    "dbw(k=2, delivery=wait)",
+    "dbw(k=2, delivery=pull)",
+    "abs(k=2, staleness=1)",
+    "adasync(2)",
+    "k-sync(2)",
+    "vap(1.5, strength=strong)",
+    "delay(2)",
+];
+
+#[test]
+fn a_version_has_the_same_gradients_in_each_of_several_shards() {
+    for scheme in COUNTING {
+        all_shards_are_made_of_the_same_gradients(Shm::new, Address::random, scheme);
+    }
+}
+
+#[test]
+fn shards_reached_over_tcp_follow_the_one_that_decides() {
+    for scheme in ["dbw(k=2, delivery=interrupt)", "vap(1.5, strength=strong)"] {
+        let address = || "127.0.0.1:0".parse().unwrap();
+        all_shards_are_made_of_the_same_gradients(Tcp::new, address, scheme);
+    }
+}
