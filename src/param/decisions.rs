@@ -133,8 +133,8 @@ impl Decisions {
             return false;
         }
         let at = LINE + (self.end % ENTRIES) as usize * ENTRY;
-        // A follower that was let go may still read what is overwritten here. It looks at its line after that, and whoever
-        // finds a word of this entry finds there that it is no member any more.
+        // A follower that was let go may still read what is overwritten here. It looks at its line after that, and
+        // whoever finds a word of this entry finds there that it is no member any more.
         fence(Release);
         let memory = self.region.as_volatile();
         for (index, word) in decision.to_words().into_iter().enumerate() {

@@ -13,8 +13,8 @@ use slackline::{Clock, ElementType, Table, Version};
 use super::world::{CONTROL, EPOCH, FRAMES, PAGE, SLOTS, explore, region, remote, shard};
 
 /// Three decisions go through a ring of two. Without the release store of their count (`decided_release`) one is read
-/// that is not there yet. Without the acquire load of how many were taken (`followed_acquire`) one is overwritten before
-/// it was read: no load of this model sees a later store, so a word of the model's own says what was read.
+/// that is not there yet. Without the acquire load of how many were taken (`followed_acquire`) one is overwritten
+/// before it was read: no load of this model sees a later store, so a word of the model's own says what was read.
 #[test]
 fn a_follower_reads_every_decision_whole_and_in_order() {
     explore(2, |accepted| {

@@ -4,10 +4,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use slackline::scheme::Config;
 use slackline::{
     Address, ElementType, Error, Optimizer, Server, ServerOptions, ServerStatus, Shm, Table, Tcp, Transport,
-    Worker, WorkerOptions,
+    Worker, WorkerOptions, scheme::Config,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);

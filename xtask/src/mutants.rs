@@ -1,8 +1,8 @@
 //! The step that shows what the simulated fabric is worth: variants of the library that lack one check of the memory
 //! protocol, each of which must break a promise in one of the ten thousand seeds.
 //!
-//! `bound`: a fold that counts asks again what was announced. `decider_last`: a gradient is announced to the server that
-//! decides for all before all others have it. `prepare`: memory for a newcomer is registered while
+//! `bound`: a fold that counts asks again what was announced. `decider_last`: a gradient is announced to the server
+//! that decides for all before all others have it. `prepare`: memory for a newcomer is registered while
 //! the owner serves no peer. `silence`: time in which an owner did not listen counts. `taken`: a worker may begin at
 //! a clock that was taken of it. `withheld`: the place of a worker is given away while its gradient is being folded,
 //! and its credit is believed by the worker that had the place.

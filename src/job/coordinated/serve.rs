@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::super::JobError;
 use super::super::member::End;
 use super::super::rendezvous::MemberRole;
 use super::super::server::resume_from;
 use super::super::transports::flatten;
+use super::super::{JobError, Resume};
 use super::member::CoordinatedMember;
 use super::orders::Message;
 use super::reports::{Origin, ServerReport};
@@ -40,23 +40,21 @@ impl CoordinatedMember {
     /// `observe` is called about ten times a second, `stop` every 20 ms.
     ///
     /// # Errors
-    /// The server cannot begin, or cannot go on. After [`Error::AnotherLife`] a process that is started again goes on
-    /// from its checkpoint.
+    /// The server cannot begin, or cannot go on.
     pub fn serve(
         &self,
-        order: ServerOrder,
+        mut order: ServerOrder,
         mut observe: impl FnMut(&Server<Mixed>),
         stop: impl Fn() -> bool,
     ) -> Result<ServeEnd, JobError> {
         let keeps = order.checkpoint.is_some();
         let mut gradients = order.gradients;
-        let shards = usize::from(order.shard.1);
-        let only = <[TransportKind; 1]>::try_from(&order.listen[..]).ok().map(|[only]| only);
-        let (mut server, origin) = self.start_server(order)?;
-        if keeps {
-            self.say(Message::Began(origin));
+        let mut values = self.initial_values(&order)?;
+        let mut server = self.start_server(&order, &values)?;
+        if !server.follows() {
+            // Only one that follows begins anew in this process.
+            values = Vec::new();
         }
-        self.member.announce(flatten(server.address()));
         let (mut failed, mut closed) = (0, false);
         let end = loop {
             let before = server.status();
@@ -76,14 +74,20 @@ impl CoordinatedMember {
                     let status = server.status();
                     status.left != before.left || has_all(&status)
                 };
-                if !server.is_following() {
-                    self.follow(&mut server, shards, only)?;
+                if !server.is_following() && !self.follow(&mut server, &order)? {
+                    // The one that decides is another life, which none of these versions belong to.
+                    drop(server);
+                    if let Some(checkpoint) = &mut order.checkpoint {
+                        checkpoint.resume = Resume::IfThere;
+                    }
+                    server = self.start_server(&order, &values)?;
+                    break;
                 }
                 match server.drive(until, LOOK_EVERY) {
                     Ok(true) => break,
                     Ok(false) => {}
-                    // The coordinator decides about a job that has lost a server.
-                    Err(error) if server.follows() && error.is_loss() => {}
+                    // The coordinator decides what becomes of a job that has lost a server.
+                    Err(Error::ServerLost { .. } | Error::Evicted { .. }) if server.follows() => {}
                     Err(error) => return Err(error.into()),
                 }
                 waited += LOOK_EVERY;
@@ -114,25 +118,22 @@ impl CoordinatedMember {
         Ok(ServeEnd { end, checkpoint_error })
     }
 
-    /// Connects a server to the one that decides for all shards, if that one is up within a moment.
-    fn follow(
-        &self,
-        server: &mut Server<Mixed>,
-        shards: usize,
-        only: Option<TransportKind>,
-    ) -> Result<(), JobError> {
-        let Ok((addresses, _)) = self.reach(MemberRole::Server, shards, only, FOLLOW_TRY) else {
-            return Ok(());
+    /// Connects a server to the one that decides for all shards, if that one is up within a moment. False if that is
+    /// another life than the one that it followed before.
+    fn follow(&self, server: &mut Server<Mixed>, order: &ServerOrder) -> Result<bool, JobError> {
+        let require = <[TransportKind; 1]>::try_from(&order.listen[..]).ok().map(|[one]| one);
+        let shards = usize::from(order.shard.1);
+        let Ok((addresses, _)) = self.reach(MemberRole::Server, shards, require, FOLLOW_TRY) else {
+            return Ok(true);
         };
         match server.follow(&addresses[0], FOLLOW_TRY) {
-            Err(error @ (Error::AnotherLife { .. } | Error::Shards { .. })) => Err(error.into()),
+            Err(Error::AnotherLife { .. }) => return Ok(false),
+            Err(error @ Error::Shards { .. }) => return Err(error.into()),
             // It may still be about to listen, or be gone.
-            Err(error) => {
-                tracing::debug!(%error, "not following yet");
-                Ok(())
-            }
-            Ok(()) => Ok(()),
+            Err(error) => tracing::debug!(%error, "not following yet"),
+            Ok(()) => {}
         }
+        Ok(true)
     }
 
     /// Writes the last checkpoint and tells the coordinator of it. The error, if it could not be written.
@@ -163,12 +164,18 @@ impl CoordinatedMember {
         }
     }
 
-    fn start_server(&self, order: ServerOrder) -> Result<(Server<Mixed>, Option<Origin>), JobError> {
+    /// The values of the order's shard, which the coordinator sends once.
+    fn initial_values(&self, order: &ServerOrder) -> Result<Vec<f32>, JobError> {
         let (shard, shards) = order.shard;
-        let ranges = order.table.shards(usize::from(shards)).map_err(crate::node::Error::from)?;
+        let ranges = order.table.shards(usize::from(shards)).map_err(Error::from)?;
         let range = ranges.get(usize::from(shard));
         let range = range.ok_or(JobError::Order("the coordinator names a shard that is not there"))?;
-        let values = self.values((range.end - range.start) as usize / 4, self.timeout)?;
+        self.values((range.end - range.start) as usize / 4, self.timeout)
+    }
+
+    /// Begins a server, and tells where it is and from which checkpoint it goes on.
+    fn start_server(&self, order: &ServerOrder, values: &[f32]) -> Result<Server<Mixed>, JobError> {
+        let (shard, shards) = order.shard;
         let file = order.checkpoint.as_ref().map(|checkpoint| (checkpoint, checkpoint.file(shard, shards)));
         let options = ServerOptions {
             optimizer: order.optimizer,
@@ -196,17 +203,22 @@ impl CoordinatedMember {
         };
         let address = self.member.transports.listen_at(&order.listen).map_err(JobError::NoRdma)?;
         let transports = self.member.transports.open();
-        Ok(match checkpoint {
+        let table = order.table.clone();
+        let (server, origin) = match checkpoint {
             Some(checkpoint) => {
                 let origin = Origin {
                     version: checkpoint.version().0,
                     clock: checkpoint.smallest_clock().0,
                     instead_of: checkpoint.instead_of().map(ToString::to_string),
                 };
-                let server = Server::resume(transports, &address, order.table, checkpoint, options)?;
-                (server, Some(origin))
+                (Server::resume(transports, &address, table, checkpoint, options)?, Some(origin))
             }
-            None => (Server::new(transports, &address, order.table, &values, options)?, None),
-        })
+            None => (Server::new(transports, &address, table, values, options)?, None),
+        };
+        if order.checkpoint.is_some() {
+            self.say(Message::Began(origin));
+        }
+        self.member.announce(flatten(server.address()));
+        Ok(server)
     }
 }

@@ -224,8 +224,8 @@ impl<T: Transport> Server<T> {
         Ok(None)
     }
 
-    /// The gradient of this name, if it has come. Its worker announces it to the decider last: one that is in, and whose
-    /// gradient is not here, broke the protocol.
+    /// The gradient of this name, if it has come. Its worker announces it to the decider last: one that is in, and
+    /// whose gradient is not here, broke the protocol.
     fn find(&mut self, session: u64, ordinal: u64, now: Instant) -> Option<GradientId> {
         let peers = self.shard.peers.iter().zip(&self.workers).zip(0..);
         let found = peers.filter_map(|((peer, state), place)| Some((peer.as_ref()?, state.as_ref()?, place)));
@@ -429,6 +429,9 @@ impl FollowError {
 
 /// True if the decider may let this server follow later.
 fn may_pass(error: &Error) -> bool {
-    let is_taken = |error: &Error| matches!(error, Error::Connect(ConnectError::Refused { reason, .. }) if reason.contains(SHARD_TAKEN));
-    error.is_no_listener() || is_taken(error)
+    let refusal = match error {
+        Error::Connect(ConnectError::Refused { reason, .. }) => reason.as_str(),
+        _ => "",
+    };
+    error.is_no_listener() || refusal.contains(SHARD_TAKEN)
 }

@@ -306,8 +306,8 @@ impl Judge {
         }
     }
 
-    /// The versions of all shards are made of the same gradients where one decides: a follower's of no others, and of all
-    /// that were published to its life.
+    /// The versions of all shards are made of the same gradients where one decides: a follower's of no others, and of
+    /// all that were published to its life.
     fn check_decided(&self, epoch: u64, version: u64) -> Result<(), String> {
         let Some(life) = self.lives.iter().find(|life| life.epoch == epoch) else { return Ok(()) };
         let decider = life.decider.unwrap_or(epoch);

@@ -270,8 +270,8 @@ mod tests {
         }
     }
 
-    /// Of two servers one decides. Whichever is lost, or stands still for longer than the lease, all shards hold the same
-    /// gradients, and all workers get to the end.
+    /// Of two servers one decides. Whichever is lost, or stands still for longer than the lease, all shards hold the
+    /// same gradients, and all workers get to the end.
     #[test]
     fn servers_of_which_one_decides_survive_the_loss_and_the_pause_of_each() {
         const MILLISECOND: u64 = 1_000_000;

@@ -58,11 +58,6 @@ impl Part {
         };
         match result {
             Ok(end) => taken.end(end),
-            Err(error) if is_another_life(&error) => {
-                tracing::warn!(%error, "ending, to be started again");
-                taken.member.flush();
-                ExitCode::FAILURE
-            }
             Err(error) => taken.give_up(&error),
         }
     }
@@ -210,11 +205,6 @@ impl Taken {
             }
         }
     }
-}
-
-/// True of the error of a server whose process is to begin anew: to the coordinator it is lost, and starts again.
-fn is_another_life(error: &Trouble) -> bool {
-    matches!(error.downcast_ref(), Some(JobError::Node(slackline::Error::AnotherLife { .. })))
 }
 
 /// Tells the user how the job has ended, unless somebody else does. The exit code.
