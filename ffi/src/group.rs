@@ -31,8 +31,8 @@ pub(crate) struct Grouping {
 }
 
 enum State {
-    Listening(GroupListener<Fabric>),
-    Member(GroupMember<Fabric>),
+    Listening(Box<GroupListener<Fabric>>),
+    Member(Box<GroupMember<Fabric>>),
     /// It has left, or could not meet the others.
     Over,
 }
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn slackline_group_listen(
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let listener = GroupMember::listen(fabric, &address, rank, members, elements, options.translate())?;
         let address = CString::new(listener.address().to_string()).unwrap_or_default();
-        place.set(give(Grouping { state: State::Listening(listener), address, elements }));
+        place.set(give(Grouping { state: State::Listening(Box::new(listener)), address, elements }));
         Ok(())
     })
 }
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn slackline_job_group(
         // SAFETY: the contract.
         let member = unsafe { with(job, |job| Ok(job.group(elements, options)?))? };
         let address = CString::default();
-        place.set(give(Grouping { state: State::Member(member), address, elements }));
+        place.set(give(Grouping { state: State::Member(Box::new(member)), address, elements }));
         Ok(())
     })
 }
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn slackline_group_connect(
         let timeout = Duration::from_millis(timeout_ms);
         let connect = |grouping: &mut Grouping| match std::mem::replace(&mut grouping.state, State::Over) {
             State::Listening(listener) => {
-                grouping.state = State::Member(listener.connect(&addresses, timeout)?);
+                grouping.state = State::Member(Box::new(listener.connect(&addresses, timeout)?));
                 Ok(())
             }
             state => {
