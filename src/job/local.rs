@@ -79,7 +79,8 @@ impl LocalSteps {
 /// An optimiser whose state never leaves this process, for workers that move parameters of their own.
 ///
 /// ```
-/// use slackline::{LocalOptimizer, Optimizer};
+/// use slackline::Optimizer;
+/// use slackline::internals::job::LocalOptimizer;
 ///
 /// let mut optimizer = LocalOptimizer::new(Optimizer::Sgd { weight_decay: 0.0 }, 0.5, 2)?;
 /// let mut parameters = [1.0, 2.0];

@@ -184,8 +184,8 @@ impl CoordinatedMember {
         self.member.end()
     }
 
-    /// Calls `then` in a thread of its own once the job is over, has failed or has lost its coordinator. A worker in the
-    /// middle of a computation may end its process there: servers drop what was not announced.
+    /// Calls `then` in a thread of its own once the job is over, has failed or has lost its coordinator. A worker in
+    /// the middle of a computation may end its process there: servers drop what was not announced.
     ///
     /// # Errors
     /// The system has no room for another thread.

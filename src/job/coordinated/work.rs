@@ -63,8 +63,8 @@ impl ServerWork {
     /// and goes on at the clock at which they are.
     ///
     /// `compute` encodes or borrows the gradient of a step and returns the loss, or `None` to abandon the clock, as
-    /// [`Step::should_stop`] asks for. `observe` is called about twenty times a second, between two steps, with the mean
-    /// loss since its last call if there was a gradient.
+    /// [`Step::should_stop`] asks for. `observe` is called about twenty times a second, between two steps, with the
+    /// mean loss since its last call if there was a gradient.
     ///
     /// # Errors
     /// A wait was longer than the timeout of the order, or a server is lost that is not waited for.

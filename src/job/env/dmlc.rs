@@ -30,7 +30,7 @@ pub(super) fn claim(env: &impl Fn(&str) -> Option<String>) -> Result<Option<Clai
     };
     if let Some(local @ 2..) = number("BYTEPS_LOCAL_SIZE", env)? {
         let present = format!("BYTEPS_LOCAL_SIZE={local}");
-        let reason = "servers are not told how many workers a host has; set it to 1, and DMLC_NUM_WORKER to all workers";
+        let reason = "servers are not told how many workers a host has; set it to 1 and DMLC_NUM_WORKER to all workers";
         return Err(LaunchError::Unmapped { present, reason });
     }
     let count = |name| {

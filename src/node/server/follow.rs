@@ -72,6 +72,7 @@ impl<E> Following<E> {
 
 impl<T: Transport> Server<T> {
     /// True if another server decides for this one: it serves nobody until [`follow`](Self::follow) has connected it.
+    #[doc(hidden)]
     pub fn follows(&self) -> bool {
         self.following.is_some()
     }

@@ -97,8 +97,8 @@ pub struct ServerStatus {
     pub dropped: u64,
     /// Gradients that were announced, and void because their worker left before they were folded in or dropped.
     pub voided: u64,
-    /// Gradients in the decider's versions that this server, which follows it, does not have: it was lost and began anew
-    /// after they were announced.
+    /// Gradients in the decider's versions that this server, which follows it, does not have: it was lost and began
+    /// anew after they were announced.
     pub missing: u64,
     /// Gradients that held a NaN or an infinity, whatever became of them.
     pub non_finite: u64,

@@ -66,8 +66,8 @@ impl<T: Transport> Worker<T> {
         self.needs.counts_versions && self.parts.len() > 1
     }
 
-    /// Where one server decides for all, brings each part to the version of the deciding one's, or a later one: the copy
-    /// then is of that version, and as long as that is the newest, of that alone. True if a part lacked.
+    /// Where one server decides for all, brings each part to the version of the deciding one's, or a later one: the
+    /// copy then is of that version, and as long as that is the newest, of that alone. True if a part lacked.
     pub(super) fn level(&mut self, bound: Bound) -> Result<bool, Error> {
         let decided = match &self.parts[..] {
             [first, ..] if self.is_decided() => first.version,

@@ -201,14 +201,14 @@ pub(super) fn listen(
     tell(&format!("listening at {address} for `bench --transport {} --peer HOST:PORT`", transport.name()))?;
     loop {
         let (stream, from) = socket.accept().map_err(BenchError::system("let a client in"))?;
-        let channel = match greet(stream, means) {
-            Ok(channel) => channel,
+        let (channel, first) = match greet(stream, means) {
+            Ok(greeted) => greeted,
             Err(error) => {
                 eprintln!("slackline bench: turned {from} away: {error}");
                 continue;
             }
         };
-        let served = attend(channel, transport, means);
+        let served = attend(channel, first, transport, means);
         match served {
             Ok(count) => tell(&format!("served {count} measurements of {from}"))?,
             Err(error) if keep => eprintln!("slackline bench: {from}: {error}"),
@@ -226,29 +226,37 @@ fn tell(text: &str) -> Result<(), BenchError> {
     written.map_err(BenchError::system("write to standard output"))
 }
 
-/// Lets a client prove that it knows the secret.
-fn greet(stream: TcpStream, means: &Means) -> Result<Channel, BenchError> {
+/// Lets a client prove that it knows the secret. Its first message may come together with the proof.
+fn greet(stream: TcpStream, means: &Means) -> Result<(Channel, Option<Vec<u8>>), BenchError> {
     let terms = terms(means.secret.as_ref());
     let mut channel = Channel::accept(stream, &terms).map_err(|error| broken(&error))?;
     let begun = Instant::now();
-    while !channel.is_open() {
-        channel.poll().map_err(|error| broken(&error))?;
+    loop {
+        let first = channel.poll().map_err(|error| broken(&error))?;
+        if channel.is_open() {
+            return Ok((channel, first));
+        }
         if begun.elapsed() > GREETING {
             return Err(BenchError::Peer(format!("it did not say who it is within {GREETING:?}")));
         }
         std::thread::sleep(NAP);
     }
-    Ok(channel)
 }
 
-/// Carries out a client's tasks until it has no more; how many there were.
-fn attend(channel: Channel, transport: TransportName, means: &Means) -> Result<u64, BenchError> {
+/// Carries out a client's tasks until it has no more; how many there were. `first` is its first message, if that has
+/// come.
+fn attend(
+    channel: Channel,
+    mut first: Option<Vec<u8>>,
+    transport: TransportName,
+    means: &Means,
+) -> Result<u64, BenchError> {
     let addresses = channel.peer_address().and_then(|peer| Ok((peer, channel.local_address()?)));
     let (peer, host) = addresses.map_err(BenchError::system("ask who is there"))?;
     let means = Means { peer: Some(peer.ip()), ..means.clone() };
     let line = Arc::new(Line(Mutex::new(channel)));
     let mut served = 0;
-    while let Some(task) = next_task(&line)? {
+    while let Some(task) = next_task(&line, &mut first)? {
         let is_done = Arc::new(AtomicBool::new(false));
         let client = Client::on(&line, means.clone(), host.ip(), &is_done);
         let over = std::thread::spawn({
@@ -270,10 +278,10 @@ fn attend(channel: Channel, transport: TransportName, means: &Means) -> Result<u
 }
 
 /// The next task; none once the client has left.
-fn next_task(line: &Line) -> Result<Option<Task>, BenchError> {
+fn next_task(line: &Line, first: &mut Option<Vec<u8>>) -> Result<Option<Task>, BenchError> {
     loop {
         let mut channel = line.lock();
-        let bytes = match channel.poll() {
+        let bytes = match first.take().map_or_else(|| channel.poll(), |bytes| Ok(Some(bytes))) {
             Ok(bytes) => bytes,
             Err(ChannelError::Closed { .. }) => return Ok(None),
             Err(error) => return Err(broken(&error)),
