@@ -28,7 +28,8 @@ impl Job {
         let listener =
             GroupMember::listen(self.member.transports.open(), &address, rank, workers, elements, options)?;
         self.member.announce(flatten(listener.address()));
-        let addresses = self.reach(MemberRole::Worker, workers, self.plan.timeout)?;
+        let addresses = self.reach(MemberRole::Worker, workers, self.plan.timeout);
+        let addresses = addresses.map_err(|error| self.told_instead(error))?;
         listener.connect(&addresses, self.plan.timeout).map_err(|error| self.cause(error))
     }
 }

@@ -98,7 +98,8 @@ impl Job {
         let deadline = Instant::now() + self.plan.timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let addresses = self.reach(MemberRole::Server, self.plan.servers as usize, left)?;
+            let addresses = self.reach(MemberRole::Server, self.plan.servers as usize, left);
+            let addresses = addresses.map_err(|error| self.told_instead(error))?;
             // The address of a server that has just died may not have been replaced yet.
             let attempt = if self.plan.reconnect { left.min(ATTEMPT) } else { left };
             match connect(&addresses, attempt) {
@@ -173,9 +174,23 @@ impl Job {
     /// a moment to say so.
     pub(super) fn cause(&self, error: Error) -> JobError {
         let wait = if is_passing(&error) { ATTEMPT } else { Duration::ZERO };
+        self.told_within(wait).unwrap_or_else(|| error.into())
+    }
+
+    /// The cause of an error of [`reach`](Self::reach): a process that reaches another by no transport may have been
+    /// started with another plan, and rank 0 is given a moment to say so.
+    pub(super) fn told_instead(&self, error: JobError) -> JobError {
+        match error {
+            JobError::Wait(WaitError::Path(_)) => self.told_within(ATTEMPT).unwrap_or(error),
+            error => error,
+        }
+    }
+
+    /// The cause of the job's failure, if rank 0 tells it in this time.
+    fn told_within(&self, wait: Duration) -> Option<JobError> {
         match self.member.wait_for_the_end(wait) {
-            Some(End::Told(why)) => JobError::Failed(why),
-            _ => error.into(),
+            Some(End::Told(why)) => Some(JobError::Failed(why)),
+            _ => None,
         }
     }
 
