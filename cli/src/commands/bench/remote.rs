@@ -29,7 +29,7 @@ const GREETING: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(60);
 /// Between two looks at a line on which nothing is urgent.
 const NAP: Duration = Duration::from_millis(2);
-/// Longest time for which a side that failed is asked for the reason.
+/// Longest wait for the reason from a side that failed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A message of the side that measures.
