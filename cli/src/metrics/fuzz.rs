@@ -1,4 +1,4 @@
-//! Untrusted input of metrics: answers of a port that `slackline top` asks, and requests at our own port.
+//! Fuzzing of untrusted input: answers of a port that `slackline top` asks, and requests at our own port for metrics.
 
 use super::parse::parse;
 use super::server::{REQUEST_MAX, answer};

@@ -190,7 +190,7 @@ impl Op {
 
 /// The request that the options make, once they are checked.
 pub(super) enum Request {
-    /// A request to measure, with the target of its JSON if any is wanted.
+    /// A request to measure, with the file for its JSON (or `-`) if any is wanted.
     Measure(Box<Settings>, Option<String>),
     /// A request to be the other side for another host.
     Listen { address: SocketAddr, transport: TransportName, means: Means, keep: bool },

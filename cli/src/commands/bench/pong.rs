@@ -20,7 +20,7 @@ use super::carrier::Carrier;
 use super::pattern;
 use super::peer::Client;
 
-/// Turns of the waiting loop between two looks whether the other side still lives.
+/// Turns of the waiting loop between two checks that the other side still lives.
 const SPINS: u32 = 4096;
 /// A target to which nothing was sent for so long sleeps between looks.
 const IDLE: Duration = Duration::from_millis(50);

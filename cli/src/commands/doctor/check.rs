@@ -50,7 +50,7 @@ pub(super) enum Status {
     Unavailable,
 }
 
-/// One figure of a check: the time that it took, which is the median of many times, and the bytes that it moved.
+/// One figure of a check: the time that it took (the median if it was repeated), and the bytes, if any.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Figure {
     #[serde(skip_serializing_if = "Option::is_none")]

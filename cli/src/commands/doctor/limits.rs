@@ -1,4 +1,4 @@
-//! Limits of the system for a process, and its settings of the hardware between devices and memory.
+//! Limits of the system for a process, and settings of what lies between devices and memory, such as the IOMMU.
 
 use std::collections::BTreeSet;
 use std::fs;

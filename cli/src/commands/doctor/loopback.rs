@@ -322,8 +322,8 @@ impl<'a, T: Transport> Loopback<'a, T> {
         Err(Problem::new(error, "update the driver and the firmware of the device"))
     }
 
-    /// A payload, and a word that announces it: who sees the word sees the payload, and so does a READ once the word is
-    /// complete. How long until the word was seen.
+    /// Writes a payload and a word that announces it, and checks their order: a side that sees the word sees the
+    /// payload, and so does a READ once the word is complete. Returns the time until the word was seen.
     fn announce(&mut self, round: u64) -> Result<Duration, Problem> {
         let sent = pattern(PAGE_SIZE, round);
         let local = self.local.slice(0, PAGE_SIZE)?;

@@ -53,7 +53,7 @@ struct Run<'a> {
     metrics: Option<Measure>,
     /// Set once a user or a batch system asks for checkpoints now.
     wanted: Arc<AtomicBool>,
-    /// The signal that this process was asked to end by, if it has to write a last checkpoint before it ends.
+    /// The listener for a signal that asks this process to end, if it has to write a last checkpoint before it ends.
     stop: Option<Stop>,
     /// The workers have begun and not ended.
     is_training: bool,
@@ -206,8 +206,8 @@ impl Caller for Run<'_> {
             Role::Server(place) => ("serve", place),
             Role::Worker(place) => ("work", place),
         };
-        // This process waits no longer than the plan says, and tells which are missing: a child must not give up
-        // before.
+        // This process waits no longer than the plan says, and tells which members are missing: a child must not give
+        // up before.
         let timeout = plan.timeout.max(CHILD_TIMEOUT_MIN).as_secs_f64();
         let mut command = Command::new(own);
         command.args([name, "--place", &place.to_string(), "--rendezvous", &meeting_point.to_string()]);

@@ -147,7 +147,7 @@ impl Job {
         }
     }
 
-    /// Returns how far above the coordinator's metrics port that of a process that it starts is.
+    /// Returns the distance from the coordinator's metrics port up to that of a process that it starts.
     pub(super) fn metrics_offset(&self, servers: usize, role: Role) -> u32 {
         match (self.starts, role) {
             // The ranks of this host have taken those in between.

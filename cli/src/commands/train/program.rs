@@ -45,7 +45,7 @@ impl Program {
         serde_json::to_string(self).expect("programs always serialise")
     }
 
-    /// Returns the computer of this order's gradients.
+    /// Returns the [`Computer`] of the gradients of this order.
     pub(super) fn computer(order: &WorkerOrder) -> Result<Computer, Trouble> {
         let program: Program = serde_json::from_str(&order.program)?;
         let (kind, columns, classes, hidden) = program.model;
