@@ -1,5 +1,4 @@
-//! The numbers that staleness is made of: versions, clocks, workers and the table of the clocks that workers have
-//! reached.
+//! The numbers that staleness is made of: versions, clocks, workers and the table of the workers' clocks.
 //!
 //! Pure: no bytes, keys, threads or wall clocks.
 

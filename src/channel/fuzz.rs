@@ -146,7 +146,7 @@ pub(super) fn sessions() -> [Session; 2] {
     [at_client.session, at_server.session]
 }
 
-/// Sealed messages whose order and bytes the one in between changes: what is opened is what was sealed, in its order.
+/// Sealed messages whose order and bytes the attacker changes: what is opened is what was sealed, in its order.
 pub(crate) fn fuzz_sealed(bytes: &[u8]) {
     let mut script = Script(bytes);
     let [mut sending, mut receiving] = sessions();

@@ -96,8 +96,8 @@ impl Greeting {
 
     /// Begins as the server.
     pub(super) fn server(secret: Option<&Secret>, purpose: Purpose, identity: Identity) -> Greeting {
-        // Without a secret both sides use a key that every process knows. It authenticates no peer: the rule that
-        // both are on loopback takes its place.
+        // Without a secret both sides use a key that every process knows. It authenticates no peer. Instead both
+        // must be on loopback.
         let key = secret.map_or([0; 32], |secret| *secret.key());
         Greeting { key, purpose, identity, stage: Stage::Waiting }
     }

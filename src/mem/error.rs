@@ -29,7 +29,7 @@ pub enum MemoryError {
         "the memory file that the peer passed cannot be trusted: {reason}; the peer must be a slackline process"
     )]
     Untrusted {
-        /// The fault that was found with it.
+        /// The fault of the file.
         reason: String,
     },
     /// The system made no dma-buf of it.

@@ -75,8 +75,7 @@ impl HostMemory {
             source: errno.into(),
             remedy: "ask for less, or raise the limit on shared memory (size of /dev/shm, memory cgroup)",
         };
-        // The pages of a memfd are found when they are touched, and a process that touches one that cannot be found
-        // is killed.
+        // The pages of a memfd are found when they are touched. If one cannot be found, the process is killed.
         if bytes as u64 > memory_of_the_machine() {
             return Err(refuse(rustix::io::Errno::NOMEM));
         }

@@ -60,8 +60,7 @@ pub const MAX_RAILS: usize = 4;
 /// nothing elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LocalKey {
-    /// The protection domain of this process in which the region is registered, the one of the first rail; 0 is
-    /// none.
+    /// The protection domain of this process in which the region is registered, the one of the first rail; 0 is none.
     pub domain: u32,
     /// The key on each rail that there is.
     pub keys: [u32; MAX_RAILS],
@@ -84,8 +83,7 @@ impl fmt::Debug for RemoteKey {
     }
 }
 
-/// The state that a transport keeps for a region it registered. It is undone when dropped, which is before the
-/// memory goes.
+/// The state that a transport keeps for a region it registered. When dropped, before the memory goes, it is undone.
 pub trait Registration: Send + Sync {}
 impl Registration for () {}
 

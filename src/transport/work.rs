@@ -8,7 +8,7 @@ use crate::mem::{LocalSlice, RemoteSlice, Streaming};
 pub struct WorkRequestId(pub u64);
 
 bitflags::bitflags! {
-    /// Options of a request, by which it is treated.
+    /// Options that say how a request is to be treated.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Flags: u8 {
         /// Report its completion. Unsignalled requests are heard of only if they fail.
@@ -113,7 +113,7 @@ pub struct WorkRequest {
     pub id: WorkRequestId,
     /// The operation to carry out.
     pub operation: Operation,
-    /// The options by which it is treated.
+    /// The options that say how it is to be treated.
     pub flags: Flags,
 }
 

@@ -215,7 +215,7 @@ impl Segments {
     }
 }
 
-/// Checks that the process on the other side runs as user `ours`. The error holds the user that it runs as.
+/// Checks that the process on the other side runs as user `ours`. The error holds its user, if that is known.
 pub(super) fn check_user(link: &Link, ours: u32) -> Result<(), UserError> {
     same_user(ours, link.peer_user().map_err(UserError::Unknown)?)
 }

@@ -119,7 +119,7 @@ fn the_kernel_tells_users_apart() {
     });
     let link = stranger.join().unwrap();
     assert!(listener.poll(NOW).is_none());
-    assert_ne!(link.receive(&mut [0; 64], &mut Vec::new()).ok(), Some(Heard::Silence), "it is shut");
+    assert_ne!(link.receive(&mut [0; 64], &mut Vec::new()).ok(), Some(Heard::Silence), "the link is shut");
 }
 
 /// Terms that grant nothing.

@@ -2,7 +2,7 @@
 //!
 //! A peer names memory by a random key that was made for its connection alone, and an offset into the region behind
 //! it: never by an address. What comes out of [`check`] lies inside one grant; all code that touches memory asks
-//! here first.
+//! this function first.
 
 use super::wire::{Kind, Request};
 use crate::mem::Access;

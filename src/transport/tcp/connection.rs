@@ -20,11 +20,11 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Connection {
     /// Tells it from the others of this process.
     pub(super) id: u64,
-    /// The grants of memory that the peer may reach here.
+    /// The terms of what the peer may reach here.
     pub(super) ours: Terms,
     /// The memory behind `ours.grants`, in the same order.
     pub(super) memory: Vec<LocalSlice>,
-    /// The grants of memory that this side may reach at the peer.
+    /// The terms of what this side may reach at the peer.
     pub(super) theirs: Terms,
     over: OnceLock<Disconnected>,
     /// Lanes for this side's own requests that the peer has dialled and the endpoint has not taken yet.

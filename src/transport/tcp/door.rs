@@ -46,7 +46,7 @@ impl Door {
         (ready.pop_front(), was_full)
     }
 
-    /// Marks its listener as gone: from now on a socket that accepts no connections is no news.
+    /// Marks its listener as gone: from now on a socket that accepts no connections is not logged.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }

@@ -27,6 +27,7 @@
 //! peer on this host. Keys are random numbers made for one connection, and mean nothing on another; they, and the
 //! tickets by which lanes join, are told over an encrypted channel. Requests and data are not encrypted: on a
 //! network where others can listen, or slip bytes into a connection, use a tunnel.
+//!
 //! **Forked children.** What a forked child inherits is dead there, and only there; the progress thread stays with the
 //! parent. A [`Tcp`] itself may be used in the child: it starts a thread of its own.
 //!

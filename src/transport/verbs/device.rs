@@ -75,7 +75,7 @@ pub struct DeviceInfo {
     pub ports: Vec<Port>,
 }
 
-/// The way in which a queue pair ended, as its device told: the greater of two counts.
+/// The way in which a queue pair ended, as its device told. If it told both, the greater one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Breakage {
     /// The device could not go on with it.

@@ -1,4 +1,4 @@
-//! Errors where RDMA cannot be used here, each with its remedy.
+//! Errors that keep this process from RDMA, each with its remedy.
 
 use std::io;
 
@@ -64,7 +64,7 @@ pub enum OpenError {
         device: String,
         /// The port.
         port: u8,
-        /// The fault of the port, in words that follow "has".
+        /// A description of what it has instead of an address that can be used.
         found: String,
         /// A remedy that the user can try.
         remedy: String,

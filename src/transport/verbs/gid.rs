@@ -68,7 +68,7 @@ impl fmt::Display for Gid {
 pub struct GidChoice {
     /// The entry.
     pub gid: Gid,
-    /// The reason for it and against the others, for people.
+    /// The reason to choose it and not another entry, for people to read.
     pub reason: String,
 }
 

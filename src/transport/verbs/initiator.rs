@@ -224,8 +224,7 @@ impl Initiator {
     }
 
     /// Has the device report the newest entries, which no completion would tell of otherwise: they would hold their
-    /// places until something is posted, and something does not fit beside them. A WRITE of no bytes needs no
-    /// right.
+    /// places until something is posted, and something does not fit beside them. A WRITE of no bytes needs no right.
     #[cold]
     fn ask_for_report(&mut self, free: usize) {
         if self.unreported == 0 || free == 0 || self.has_failed {

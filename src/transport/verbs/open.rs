@@ -17,8 +17,7 @@ pub(super) struct Opened {
     pub(super) reason: String,
 }
 
-/// The properties that are compared among ports that can be used, the most important first. Each is better when it
-/// is greater.
+/// The properties by which usable ports are compared, the most important first. Each is better when it is greater.
 type Rank = (bool, bool, u32);
 
 /// The devices of this host.

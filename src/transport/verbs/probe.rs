@@ -115,7 +115,7 @@ fn judge(mut carry_out: impl FnMut(Atomic) -> Result<(u64, u64), String>) -> Res
 mod tests {
     use super::*;
 
-    /// Judges a device that does this to the word, and brings this back of what it held.
+    /// Judges a device that makes `does` of the word, and brings back `brings` of what the word held.
     fn found(does: fn(u64, Atomic) -> u64, brings: fn(u64) -> u64) -> Result<(), String> {
         let mut word = START;
         judge(|atomic| {

@@ -14,12 +14,12 @@ use crate::mem::Access;
 
 /// The time that a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power, 268 ms.
 const ANSWER_TIMEOUT: u8 = 16;
-/// Times that it asks again before it gives up: after 1.9 s without any answer. The specification lets a device
-/// take up to four times as long. With 7, the greatest number, soft-RoCE never gives up.
+/// Number of times that it asks again before it gives up: after 1.9 s without any answer. The specification lets a
+/// device take up to four times as long. With 7, the greatest number, soft-RoCE never gives up.
 const RETRIES: u8 = 6;
-/// Times that it comes back where the other side has no receive posted. 7 would be for ever.
+/// Number of times that it comes back where the other side has no receive posted. 7 would be for ever.
 const RECEIVER_RETRIES: u8 = 3;
-/// The code of the time that the other side is told to wait then: 10 ms.
+/// The code for the time that the other side is told to wait then: 10 ms.
 const RECEIVER_TIMER: u8 = 20;
 /// Receives that are posted for a peer whose requests are to be noticed, if the device has so many. They are posted
 /// again, and the peer is told, every 20 ms or so.
@@ -299,8 +299,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Has the device tell of the next receive that is used up, and posts those again that were. True if there were
-    /// any.
+    /// Has the device tell of the next receive that is used up, and posts used ones again. True if there were any.
     pub(super) fn renew_receives(&self) -> bool {
         // First: what comes after the look below is told of.
         if !self.will_tell.swap(true, Ordering::Relaxed) {

@@ -23,7 +23,7 @@ pub(super) struct Rails {
     striping: Option<Box<Striping>>,
 }
 
-/// The parts that several rails need beside the first one.
+/// The state that striping over several rails needs.
 struct Striping {
     striper: Striper,
     /// The rails after the first.

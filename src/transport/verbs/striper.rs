@@ -1,5 +1,4 @@
-//! The choice of the rail that a request goes on, and of the time: the part of striping that knows nothing of
-//! devices.
+//! The choice of a rail for each request, and of the time to post it: the part of striping without devices.
 //!
 //! One queue pair keeps the order of what is posted on it; nothing orders two. So all requests go on the first rail but
 //! two kinds, whose parts go on all of them at once: long writes into memory that announces nothing, and long READs.

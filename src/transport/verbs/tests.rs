@@ -1,4 +1,4 @@
-//! Tests of what a device is asked for, and of what is made of what it tells.
+//! Tests of what a device is asked for, and of what follows from what it tells.
 
 use super::device::{Breakage, Device};
 use super::hello::Pair;

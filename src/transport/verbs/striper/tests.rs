@@ -258,8 +258,7 @@ proptest! {
             }
         }
         world.finish();
-        // Requests that were to be heard of were, in order. Requests that failed were, too. Of refusals there is
-        // one.
+        // Completions that were asked for came, in order, and so did failures. At most one of these is a refusal.
         let heard: Vec<u64> = world.told.iter().map(|(id, _)| *id).collect();
         prop_assert!(heard.is_sorted_by(|a, b| a < b), "{heard:?}");
         for (id, plan) in world.plans.iter().enumerate() {
