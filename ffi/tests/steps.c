@@ -114,7 +114,7 @@ static void compute_on_copies(const char *address)
     OK(slackline_worker_flush(worker, TIMEOUT_MS));
     status = status_of(worker);
     CHECK(status.bytes_published == CLOCKS * ELEMENTS * sizeof *gradient);
-    /* A copy that is begun anew is counted too. */
+    /* A copy that is begun again is counted too. */
     CHECK(status.bytes_pulled >= CLOCKS * ELEMENTS * sizeof *parameters);
     slackline_worker_destroy(worker);
 }
