@@ -1,4 +1,4 @@
-//! Which `k` to wait for.
+//! The choice of `k`, the number of gradients that a version waits for.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::gain::{Estimates, Gain};
 use super::time::Times;
 use crate::scheme::Statistics;
 
-/// How the number of gradients that a version waits for is chosen.
+/// The rule that chooses the number of gradients that a version waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -29,7 +29,7 @@ pub enum Choice {
     },
     /// Always the same: static backup workers.
     Static {
-        /// How many.
+        /// The number of gradients.
         k: u16,
     },
     /// The most gradients per second, whatever they are worth: [`most_gradients_k`].
@@ -108,7 +108,7 @@ impl Chooser {
         }
     }
 
-    /// There are so many workers now. Beyond all there were, learning begins anew.
+    /// Makes room for so many workers. If there were never so many before, times are learned from the start.
     pub(super) fn make_room(&mut self, workers: usize) {
         if self.times.make_room(workers)
             && let Choice::Blind { window } = self.choice
@@ -122,7 +122,8 @@ impl Chooser {
         self.times.add(h, k, seconds);
     }
 
-    /// What the next version waits for, of `workers`, after an update out of `k` that measured this.
+    /// Chooses the number of gradients, at most `workers`, that the next version waits for. The update before was out
+    /// of `k` gradients and `measured` is what it showed.
     pub(super) fn next(&mut self, workers: usize, k: usize, measured: &Statistics) -> usize {
         match self.choice {
             Choice::Static { k } => usize::from(k),
