@@ -2,7 +2,7 @@
 
 use crate::clock::{Clock, ClockTable, WorkerId};
 
-/// The position of a worker that is in: two clocks.
+/// The progress of a worker that is in.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
     /// The clock it began at.

@@ -32,7 +32,7 @@ pub(super) struct Worker {
     number: u64,
     /// Of its last computation.
     attempt: u64,
-    /// When the running computation began.
+    /// The time at which the running computation began.
     computing: Option<u64>,
     /// Done computing, and no slot is free.
     finished: Option<Outstanding>,
@@ -227,7 +227,7 @@ impl Engine<'_> {
         self.publish(id)
     }
 
-    /// What a worker has computed.
+    /// Computes the gradient of a worker.
     fn gradient(&mut self, id: usize) -> Outstanding {
         let worker = &self.workers[id];
         let clock = worker.clock;
