@@ -52,7 +52,7 @@ impl Trace {
     }
 
     pub(super) fn note(&mut self, word: u64) {
-        // One step a word: this is asked to differ where runs differ, not to withstand anybody.
+        // One step a word: this is asked to differ where runs differ, not to withstand an attack.
         self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23);
     }
 
