@@ -260,7 +260,7 @@ impl Plan {
             let at = random.between(0, span);
             let place = random.between(0, last) as usize;
             let other = random.between(0, last) as usize;
-            // Mostly a moment; now and then longer than anybody is allowed to be silent.
+            // Mostly a moment; now and then longer than a node is allowed to be silent.
             let short = random.between(100 * MICROSECOND, 10 * MILLISECOND);
             let nanos = if random.permille(300) { random.between(lease / 2, lease * 2) } else { short };
             let end = match random.between(0, 9) {
