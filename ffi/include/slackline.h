@@ -1104,11 +1104,11 @@ typedef struct slackline_view {
      */
     uint64_t smallest_clock;
     /**
-     * By how many clocks they are stale: `clock` less `smallest_clock`, or 0.
+     * Number of clocks by which they are stale: `clock` less `smallest_clock`, or 0.
      */
     uint64_t staleness;
     /**
-     * By how many versions they were behind the newest when they were read.
+     * Number of versions by which they were behind the newest when they were read.
      */
     uint64_t behind;
     /**

@@ -108,9 +108,9 @@ pub struct slackline_view {
     pub version: u64,
     /// They hold all gradients of clocks before this one; over several servers, the smallest.
     pub smallest_clock: u64,
-    /// By how many clocks they are stale: `clock` less `smallest_clock`, or 0.
+    /// Number of clocks by which they are stale: `clock` less `smallest_clock`, or 0.
     pub staleness: u64,
-    /// By how many versions they were behind the newest when they were read.
+    /// Number of versions by which they were behind the newest when they were read.
     pub behind: u64,
     /// Copies begun again because a frame changed under them.
     pub retries: u64,

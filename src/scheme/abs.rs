@@ -225,7 +225,7 @@ impl ServerScheme for AbsServer {
 /// and the first is the stalest; every step costs the same whatever the length.
 #[derive(Debug, Default)]
 struct Line {
-    /// By worker.
+    /// The place of each worker, by its id.
     places: Vec<Option<Place>>,
     first: Option<u16>,
     last: Option<u16>,

@@ -18,7 +18,7 @@ pub(super) struct Member {
 #[derive(Debug)]
 pub(super) struct Members {
     expected: usize,
-    /// By worker id.
+    /// The rows of all workers, by id.
     rows: Vec<Row>,
     seen: usize,
     present: usize,

@@ -256,16 +256,16 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Anything that was ever published.
+    /// A bound that any version ever published satisfies.
     #[doc(hidden)]
     pub const NONE: Bound = Bound { smallest_clock: Clock(0), version: Version(0) };
 
-    /// All gradients of clocks before `clock`.
+    /// Asks for all gradients of clocks before `clock`.
     pub const fn clock(clock: Clock) -> Bound {
         Bound { smallest_clock: clock, version: Version(0) }
     }
 
-    /// At least `version`.
+    /// Asks for at least `version`.
     pub const fn version(version: Version) -> Bound {
         Bound { smallest_clock: Clock(0), version }
     }

@@ -72,7 +72,8 @@ impl SspServer {
         1.0 / self.members.len() as f32
     }
 
-    /// With one member only, its next gradient is the next to be folded.
+    /// Returns the gradient to expect, unless it was returned before. With one member only, its next gradient is the
+    /// next to be folded.
     fn expect(&mut self) -> Option<GradientId> {
         if self.members.len() != 1 {
             return None;

@@ -113,7 +113,7 @@ impl Unseen {
         self.folded.forget(|version| nobody || version.0 <= seen.0);
     }
 
-    /// Whether this gradient may be folded in now; if so it is what the next version is made of.
+    /// Returns true if this gradient may be folded in now; if so, the next version is made of it.
     pub(super) fn admit(&mut self, clock: Clock, measured: Option<f32>, weight: f32) -> bool {
         let magnitude = magnitude_of(measured, f64::from(weight));
         let admitted = self.folded.admits(magnitude, bound_at(self.bound, clock));
@@ -142,7 +142,7 @@ pub(super) struct VapWorker {
     refreshes: bool,
     /// Gradients in transit at most.
     room: usize,
-    /// Of a gradient; 1 until it is told how many workers there are, which is stricter.
+    /// The weight of a gradient; 1 until it is told how many workers there are, which is stricter.
     weight: f64,
     clock: Clock,
     transit: Transit<Clock>,

@@ -35,7 +35,7 @@ pub(super) enum Event {
     WakeWorker { worker: u32, life: u32 },
 }
 
-/// From a worker.
+/// A message from a worker.
 #[derive(Clone, Debug)]
 pub(super) enum Up {
     /// Its gradient of this clock.
@@ -46,7 +46,7 @@ pub(super) enum Up {
     Seen { version: u64 },
 }
 
-/// To a worker.
+/// A message to a worker.
 #[derive(Clone, Debug)]
 pub(super) enum Down {
     /// A copy that it asked for.

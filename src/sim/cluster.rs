@@ -21,7 +21,8 @@ pub struct Cluster {
     pub seed: u64,
     /// The time that a gradient takes; with local steps, the time of each step.
     pub compute: Law,
-    /// By how much each worker's times are longer than the law says; 1 for those that the list is too short for.
+    /// The factors by which each worker's times are longer than the law says; 1 for those that the list is too short
+    /// for.
     pub factors: Vec<f64>,
     /// Workers that become slower, or faster, on the way.
     pub changes: Vec<Change>,
@@ -38,7 +39,7 @@ pub struct Cluster {
     pub problem: Option<Box<dyn Problem>>,
     /// The rule by which gradients move the parameters.
     pub optimizer: Optimizer,
-    /// Its step size.
+    /// The step size of the optimiser.
     pub learning_rate: f32,
     /// Seconds between two points of the loss curve, each taken at the first version after; `None`: the mean time of a
     /// computation, or its median where the mean is infinite.
@@ -52,7 +53,7 @@ pub struct Change {
     pub at: f64,
     /// The workers.
     pub workers: Range<usize>,
-    /// By how much their times grow: 2 is half as fast, 0.5 twice as fast.
+    /// The factor by which their times grow: 2 is half as fast, 0.5 twice as fast.
     pub factor: f64,
 }
 

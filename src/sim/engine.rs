@@ -18,7 +18,7 @@ pub(super) struct Engine<'a> {
     pub(super) problem: Option<Box<dyn Problem>>,
     pub(super) agenda: Agenda,
     pub(super) server: Server,
-    /// In the place of a server's model, where there is no server.
+    /// The workers' own state, in the place of a server's model, where there is no server.
     pub(super) peers: Option<Peers<'a>>,
     pub(super) workers: Vec<Worker>,
     make: &'a mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,

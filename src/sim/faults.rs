@@ -52,9 +52,9 @@ pub struct Partition {
 /// The direction of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From a worker.
+    /// Messages from a worker.
     Up,
-    /// To a worker.
+    /// Messages to a worker.
     Down,
 }
 

@@ -31,7 +31,7 @@ impl ServerScheme for Nobody {
 /// State of the workers of such a job, in the place of a server.
 pub(super) struct Peers<'a> {
     members: Members<'a>,
-    /// Of each worker; none on time alone.
+    /// The model of each worker; none on time alone.
     models: Vec<Model>,
     /// The round that each worker averages next.
     rounds: Vec<u64>,
@@ -42,7 +42,7 @@ pub(super) struct Peers<'a> {
 }
 
 struct Gathering {
-    /// In order.
+    /// The members, in order.
     members: Vec<usize>,
     /// The members that are ready, each with the life that it lives.
     ready: BTreeMap<usize, u32>,

@@ -170,7 +170,7 @@ impl Judge {
         }
     }
 
-    /// By how many versions one of so many gradients of an update may be late.
+    /// Returns the number of versions by which one of so many gradients of an update may be late.
     fn lag_of(&self, gradients: usize) -> Option<u64> {
         match self.scheme {
             // An update of as many as are waited for tells how many those are.

@@ -185,7 +185,7 @@ impl Law {
         }
     }
 
-    /// Its mean, or where that is infinite its median, in seconds.
+    /// Returns its mean, or where that is infinite its median, in seconds.
     pub fn typical(&self) -> f64 {
         match self {
             Law::Pareto { shape, scale } if *shape <= 1.0 => scale * (1.0 / shape).exp2(),

@@ -14,7 +14,7 @@ use super::random::Random;
 /// interrupts have no size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
-    /// Of each message, one way.
+    /// The latency of each message, one way.
     pub latency: Law,
     /// Bytes per second of each worker's link, each way; `None`: without limit.
     pub worker_bandwidth: Option<f64>,

@@ -23,7 +23,7 @@ pub struct Report {
     pub mean_time_per_clock: f64,
     /// The time at which the target loss was reached, if there was one and it was reached.
     pub reached: Option<f64>,
-    /// Of each worker.
+    /// The times of each worker.
     pub of_workers: Vec<OfWorker>,
     /// At each computation, the clock of the data minus the reader's clock, where data of clock `c` holds everything
     /// of clock `c` and before: -1 is as fresh as can be, and what Dai et al. (AAAI 2015) plot.

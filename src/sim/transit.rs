@@ -10,7 +10,7 @@ use crate::scheme::Strength;
 pub(super) struct Transit {
     bound: f64,
     strength: Strength,
-    /// Of each worker: clock and magnitude of what it does not know consumed.
+    /// For each worker, the clock and magnitude of each gradient that it does not know consumed.
     own: Vec<VecDeque<(u64, f64)>>,
     /// The magnitude of each worker's last gradient.
     last: Vec<f64>,

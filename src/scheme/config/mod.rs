@@ -67,7 +67,7 @@ pub enum Config {
     /// of that in clock `c`. How large a gradient is is known only when it is computed: until then its worker takes it
     /// to be as large as its last.
     Vap {
-        /// In clock 0; above 0.
+        /// The bound in clock 0; above 0.
         bound: f32,
         /// The gradients that count as in transit.
         strength: Strength,
@@ -136,7 +136,7 @@ impl Config {
         text::parse(name, settings)
     }
 
-    /// Its name, without settings.
+    /// Returns its name, without settings.
     #[doc(hidden)]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -153,7 +153,7 @@ impl Config {
         }
     }
 
-    /// Whether a job of `workers` can run it, and if not, why.
+    /// Checks whether a job of `workers` can run it, and if not, says why.
     #[doc(hidden)]
     pub fn check(&self, workers: usize) -> Result<(), ConfigError> {
         match *self {

@@ -27,14 +27,14 @@ pub enum Choice {
         /// losses, with 1.01, and waits for one more.
         loss_growth: f32,
     },
-    /// Always the same: static backup workers.
+    /// The same number for every version: static backup workers.
     Static {
         /// The number of gradients.
         k: u16,
     },
     /// The most gradients per second, whatever they are worth: [`most_gradients_k`].
     Blind {
-        /// For so many updates at the beginning `k = n`; 5 by default.
+        /// The number of updates at the beginning for which `k = n`; 5 by default.
         window: u16,
     },
 }
@@ -173,7 +173,7 @@ impl Chooser {
 mod tests {
     use super::*;
 
-    /// Of `n` times that are exponential with mean 1, the `k`-th.
+    /// Returns the means of `n` ordered times that are exponential with mean 1, from the first to the `n`-th.
     fn exponential(n: usize) -> Vec<f64> {
         let harmonic = |n: usize| (1..=n).map(|i| 1.0 / i as f64).sum::<f64>();
         (1..=n).map(|k| harmonic(n) - harmonic(n - k)).collect()

@@ -17,7 +17,7 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// Of an update out of `k` gradients, at least one; in units of the loss.
+    /// Returns the gain of an update out of `k` gradients, at least one; in units of the loss.
     pub fn of(&self, k: usize) -> f64 {
         let curvature = self.smoothness * self.learning_rate * self.learning_rate / 2.0;
         (self.learning_rate - curvature) * self.norm_squared - curvature * self.variance / k.max(1) as f64
@@ -90,7 +90,7 @@ pub(super) struct Estimates {
     squares: Mean,
     /// Half the squared differences of neighbours: the variance of single losses, whatever their trend.
     loss_noise: Mean,
-    /// Of the window before, and since.
+    /// The losses of the window before, and since.
     losses: Vec<f64>,
     last: Option<Step>,
 }

@@ -41,7 +41,7 @@ pub enum Delivery {
 /// Versions whose late gradients still tell how long they took.
 const ROUNDS_MAX: usize = 64;
 
-/// One version: when it came out, and what came of it.
+/// One version: the time at which it came out, and what came of it.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     published: Instant,
@@ -68,7 +68,7 @@ pub(super) struct DbwServer {
     /// The number of gradients that the newest version waits for; clipped to the members when it counts.
     k: usize,
     chooser: Chooser,
-    /// Of the last versions; the newest is the last.
+    /// The last versions; the newest is the last.
     rounds: VecDeque<Round>,
     /// By worker: the version of the last gradient that came from it.
     answered: Vec<Option<Version>>,

@@ -13,7 +13,7 @@ const STACK_BYTES: usize = 512 << 10;
 type Suspender = Yielder<(), ()>;
 
 thread_local! {
-    /// Of the program that runs now; null while none does.
+    /// The suspender of the program that runs now; null while none does.
     static RUNNING: Cell<*const Suspender> = const { Cell::new(std::ptr::null()) };
     /// Stacks of programs that have ended: making one is a handful of system calls.
     static STACKS: Cell<Vec<DefaultStack>> = const { Cell::new(Vec::new()) };

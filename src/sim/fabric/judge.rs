@@ -101,13 +101,13 @@ impl Computed {
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) gradients: Vec<Computed>,
-    /// Of its session: the numbers of the gradients that it was told are out.
+    /// The numbers of the gradients of its session that it was told are out.
     announced: Vec<usize>,
-    /// Of its session: versions by epoch.
+    /// The versions that its session holds, by epoch.
     held: BTreeMap<u64, u64>,
     /// It computes on what it holds.
     is_computing: bool,
-    /// Of its session: it abandoned what it computed on the version it holds.
+    /// Its session abandoned what it computed on the version it holds.
     has_abandoned: bool,
     has_reached: bool,
     is_expected: bool,
@@ -138,7 +138,7 @@ pub(super) struct Judge {
     liar: Option<usize>,
     /// Explanations of evictions.
     pub(super) causes: Causes,
-    /// Of a publisher's last version, once it is made: its life and number.
+    /// The life and number of a publisher's last version, once it is made.
     last: Option<(u64, u64)>,
     /// For each reader of a publisher, whether it has got that version.
     readers: Vec<bool>,
@@ -511,7 +511,7 @@ impl Judge {
         Ok(())
     }
 
-    /// So many workers are in at a server.
+    /// Notes that so many workers are in at a server.
     pub(super) fn members(&mut self, workers: usize) {
         self.members_most = self.members_most.max(workers);
     }

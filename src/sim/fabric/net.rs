@@ -44,7 +44,7 @@ pub(super) enum Shape {
 /// Rules by which the network treats what goes through it. Times in nanoseconds, chances in thousandths.
 #[derive(Clone, Debug)]
 pub(super) struct Law {
-    /// One way, mostly.
+    /// The time one way, mostly.
     pub(super) latency: (u64, u64),
     /// The share of requests and messages that take longer, and the time that these take.
     pub(super) straggling: u64,

@@ -96,7 +96,7 @@ impl Life {
         Ok(())
     }
 
-    /// One life of a server. True if it is to begin again, since the one that decides for it has.
+    /// Runs one life of a server. True if it is to begin again, since the one that decides for it has.
     fn serve_once(&self) -> Result<bool, Error> {
         let plan = &self.plan;
         let table = Table::flat(plan.elements, ElementType::F32)?;

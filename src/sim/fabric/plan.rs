@@ -74,7 +74,7 @@ pub(super) struct Plan {
     /// The worker that breaks the protocol. It is not expected to get anywhere, and vanishes in the end.
     pub(super) liar: Option<usize>,
     pub(super) law: Law,
-    /// In order of time.
+    /// The faults, in order of time.
     pub(super) faults: Vec<(u64, Fault)>,
     /// A run that has not ended by then does not converge.
     pub(super) limit: u64,
@@ -188,7 +188,8 @@ impl Plan {
         self.quorum = [left, random.between(least, left.max(1) as u64) as usize];
     }
 
-    /// One worker more, or one of the most that there may be, if the scheme can do without it.
+    /// Makes a worker the liar: one worker more, or one of the most that there may be, if the scheme can do without
+    /// it.
     fn draw_liar(&mut self, lies: &mut Random) {
         let workers = (self.workers + 1).min(WORKERS_MAX);
         if self.publishes() || workers <= awaited(&self.scheme) as usize {

@@ -29,7 +29,7 @@ impl Random {
         self.between(1, 1000) <= count
     }
 
-    /// One of `all`, which is not empty.
+    /// Picks one of `all`, which is not empty.
     pub(super) fn pick<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.between(0, all.len() as u64 - 1) as usize]
     }

@@ -35,7 +35,7 @@ const EVENTS_MAX: u64 = 20_000_000;
 const PAUSE_MIN: u64 = 4_000;
 const PAUSE_DOUBLINGS: u32 = 10;
 
-/// One that has found nothing to do for so many turns is no longer woken by whatever comes.
+/// A node that has found nothing to do for so many turns is no longer woken by whatever comes.
 const PATIENT_TURNS: u32 = 14;
 
 /// The surroundings of the nodes, in the place of clock, processor and threads.
@@ -103,7 +103,7 @@ struct Stage {
     judge: Rc<RefCell<Judge>>,
     running: Rc<Cell<HostId>>,
     sleep: Rc<dyn Fn(Duration)>,
-    /// By host: one for each life.
+    /// The programs of all hosts: one for each life.
     programs: Vec<Option<Program>>,
 }
 

@@ -125,7 +125,7 @@ struct Puzzle<'a> {
     /// The amount that each lane still has to move by, and how far that may be off.
     rest: [f64; LANES],
     off: [f64; LANES],
-    /// Of each share so far; none of a liar's.
+    /// The gradient found for each share so far; none of a liar's.
     found: Vec<Option<(usize, usize)>>,
 }
 
