@@ -254,7 +254,7 @@ impl<T: Transport> Shard<T> {
         if config.options.idle == Idle::Sleep && !is_notified {
             tracing::info!(
                 transport = transport.capabilities().name,
-                "this transport cannot wake who sleeps: polling"
+                "this transport cannot wake an owner that sleeps: polling"
             );
         }
         let (peers, generations) = ((0..options.peers).map(|_| None).collect(), frames.epoch());

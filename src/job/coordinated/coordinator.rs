@@ -205,7 +205,7 @@ impl<C: Caller> Coordinator<C> {
         match event {
             // A group that has lost a member goes on without it, for good.
             HubEvent::Joined(member) if member.generation > 0 && self.plan.server.is_none() => {
-                let why = "the group of this job has begun and takes nobody in, nor back; wait for the next job, \
+                let why = "the group of this job has begun and takes no member in, nor back; wait for the next job, \
                            and start all its workers together";
                 self.hub.say(member.id, &json(&Order::Refuse(why.into())));
                 self.hub.dismiss(member.id);
