@@ -225,7 +225,7 @@ fn sync_folder(file: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A fault of the bytes, before it is known in which file they are.
+/// The reason why the bytes are no usable checkpoint, before it is known in which file they are.
 pub(super) enum Fault {
     Io(io::Error),
     Foreign(String),
