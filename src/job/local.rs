@@ -1,4 +1,4 @@
-//! What a worker does to parameters of its own: steps between two gradients, and the steps of an optimiser.
+//! Computations of a worker on parameters of its own: steps between two gradients, and the steps of an optimiser.
 
 use smallvec::SmallVec;
 

@@ -422,7 +422,7 @@ pub(crate) fn fuzz_group_hello(bytes: &[u8]) {
         let part = layout.part(members, members / 2);
         assert!(part.start <= part.end && (members < 2 || part.len() <= layout.area_bytes()));
     }
-    assert!(hello.differs_from(&hello).is_some(), "nobody is in a group with itself");
+    assert!(hello.differs_from(&hello).is_some(), "no member is in a group with itself");
     assert_eq!(GroupHello::decode(&hello.encode(), &grants), Ok(hello));
 }
 

@@ -194,12 +194,12 @@ impl Hello {
             check(scheme::is_text(scheme), "a scheme that cannot be")?;
         }
         if let Some(resume) = &hello.resume {
-            check(resume.clock <= Resume::CLOCK_MAX, "a clock that nobody can have reached")?;
-            check(resume.version <= super::Latest::VERSION_MAX, "a version that nobody can have seen")?;
+            check(resume.clock <= Resume::CLOCK_MAX, "a clock that no worker can have reached")?;
+            check(resume.version <= super::Latest::VERSION_MAX, "a version that no worker can have seen")?;
         }
         check(grants.iter().all(is_aligned), "a grant that does not begin at a cache line")?;
         match &hello.push {
-            None => check(grants.is_empty(), "grants that nobody asked for")?,
+            None => check(grants.is_empty(), "grants that no peer asked for")?,
             Some(push) => {
                 check(
                     push.geometry.is_sound() && push.layout.frames == push.geometry.frames,

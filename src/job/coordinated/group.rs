@@ -41,7 +41,7 @@ impl CoordinatedMember {
     /// with servers.
     pub fn meet(&self, order: WorkerOrder) -> Result<GroupWork, JobError> {
         let Some(group) = order.group.clone() else {
-            return Err(JobError::Order("the coordinator does not say whom to average with"));
+            return Err(JobError::Order("the coordinator does not name the members to average with"));
         };
         let timeout = order.timeout;
         let elements = group.table.shards(1).map_err(Error::from)?[0].end as usize / 4;

@@ -1,13 +1,13 @@
-//! Which host a process runs on, as far as memory can be shared with it.
+//! The host that a process runs on, as far as memory can be shared with it.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a process runs. Two processes can share memory if their hosts are the same.
+/// The host of a process. Two processes can share memory if their hosts are the same.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Host {
-    /// What people call it.
+    /// The name of the host, for people.
     pub name: String,
     /// The boot of the kernel, the network name space (sockets that pass memory belong to one) and the user.
     identity: String,
