@@ -81,8 +81,8 @@ const PROBE_EVERY: Duration = Duration::from_millis(20);
 /// Shortest and longest pause before an owner is asked again to let this peer in.
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(640));
 
-/// Steps of the state machines in one turn: enough for any pull that is not disturbed, few enough that a writer who
-/// keeps disturbing it cannot hold a caller past its deadline.
+/// Steps of the state machines in one turn: enough for any pull that is not disturbed, few enough that a writer
+/// that keeps disturbing it cannot hold a caller past its deadline.
 const STEPS_PER_TURN: usize = 64;
 
 /// A pull that was disturbed so often pins the frame instead, if it can: an owner that publishes as fast as memory lets

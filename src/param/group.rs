@@ -4,7 +4,7 @@
 //! ```text
 //! line 0      through, state                   the member
 //! line 1      heartbeat                        its heart
-//! line 2      who is gone: a bit per rank      the member
+//! line 2      members gone: a bit per rank     the member
 //! line 3      header of the summand            the member
 //! line 4      header of the mean               the member
 //! ```

@@ -20,8 +20,8 @@ pub type Epoch = u64;
 pub const IDENTITY_TAKEN: &str = "a worker of this identity is connected: give each worker a rank of its own; one \
     that was started again is taken in as soon as the end of its old connection is noticed, within the lease";
 
-/// Begins the refusal of a follower whose shard has one. One that connects again hears it until the end of its old
-/// connection is noticed, and tries again.
+/// Begins the refusal of a follower if its shard has one already. A follower that connects again hears it until the
+/// end of its old connection is noticed, and tries again.
 pub(crate) const SHARD_TAKEN: &str =
     "another server of this shard follows already: give each shard one server";
 

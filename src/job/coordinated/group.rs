@@ -69,8 +69,8 @@ impl CoordinatedMember {
 }
 
 impl GroupWork {
-    /// Trains until all clocks of the order are done, and then lets everybody read the parameters until the job is
-    /// over.
+    /// Trains until all clocks of the order are done, and then lets other processes read the parameters until the
+    /// job is over.
     ///
     /// `compute` is given the clock, the parameters and the memory for the gradient, and returns the loss. `observe` is
     /// called about twenty times a second, between two steps, with the mean loss since its last call.

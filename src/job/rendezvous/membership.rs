@@ -1,4 +1,4 @@
-//! Everybody else's side of the meeting.
+//! The side of every other process in the meeting.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -123,7 +123,7 @@ impl Membership {
         wait(&self.channel, timeout);
     }
 
-    /// Tells everybody where this member is reached from now on.
+    /// Tells all members where this member is reached from now on.
     pub fn announce(&mut self, addresses: Vec<Address>) -> Result<(), Error> {
         if addresses.len() > super::MAX_ADDRESSES {
             let (length, limit) = (addresses.len(), super::MAX_ADDRESSES);

@@ -385,7 +385,7 @@ impl<T: Transport> GroupMember<T> {
         (0..self.members()).filter(|rank| !has_all(rank)).collect()
     }
 
-    /// Ends the round, and tells all who may wait for this member in it.
+    /// Ends the round, and tells all members that may wait for this one in it.
     pub(super) fn end(&mut self, skipped: bool) {
         let members = if skipped { 1 } else { self.round.view.len() };
         let round = self.round.number;

@@ -43,8 +43,9 @@ impl<T: Transport> GroupMember<T> {
             self.checked = now;
             self.check_connections()?;
             while let Some(incoming) = self.listener.poll(now) {
-                incoming
-                    .refuse("this group has begun and takes no member in: start all members of a job together");
+                incoming.refuse(
+                    "this group has begun and takes no member in: start all members of a job together",
+                );
             }
         }
         Ok(self.gone != before)
