@@ -66,8 +66,8 @@ pub enum Error {
         /// The reason for which the connection ended.
         source: Disconnected,
     },
-    /// The server that decides for this one was started again: it is in another life, whose versions are not the
-    /// versions of this server.
+    /// This server cannot go on where it was. The server that decides for it was started again, so that it is in
+    /// another life with other versions, or has decided more than it keeps.
     #[error(
         "shard {shard} cannot go on after its connection to {address} was lost: the server of shard 0 was started \
          again, or decided more than it keeps; {}", self.help()

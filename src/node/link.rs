@@ -124,7 +124,7 @@ impl<E: Endpoint> Link<E> {
         Ok(link)
     }
 
-    /// Only asks what is there.
+    /// Asks the owner what it serves, and does not join.
     pub(super) fn ask<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
@@ -284,7 +284,7 @@ impl<E: Endpoint> Link<E> {
         self.publish.as_ref().map_or(self.welcome.clock, Publish::clock)
     }
 
-    /// From now on pulls say which of this peer's gradients their frames hold.
+    /// Has pulls from now on say which of this peer's gradients their frames hold.
     pub(super) fn ask_included(&mut self) -> Result<(), Error> {
         self.pull.ask_included(Some(self.welcome.peer))?;
         if let Some((_, pull)) = &mut self.pushed {

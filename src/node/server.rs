@@ -135,7 +135,7 @@ pub struct Server<T: Transport> {
     /// The wishes of the scheme: measured folds, and to be told which version each worker holds.
     pub(super) measures_moments: bool,
     pub(super) reports_reads: bool,
-    /// Of a shard for which another server decides.
+    /// The state of a follower, if another server decides for this shard.
     following: Option<Following<T::Endpoint>>,
     aggregator: Aggregator,
     optimizer: Optimizer,

@@ -155,9 +155,9 @@ pub(super) struct Peer<E> {
     pub(super) endpoint: E,
     pub(super) desk: Desk,
     pub(super) worker: bool,
-    /// Of a worker; 0 for others.
+    /// The identity of a worker; 0 for other peers.
     pub(super) identity: u64,
-    /// Of a worker's connections to all shards together.
+    /// The random number of a worker's session: of its connections to all shards together.
     pub(super) session: u64,
     /// The shard of a server that follows this one's decisions.
     pub(super) follows: Option<u16>,
@@ -205,7 +205,7 @@ pub(super) struct Shard<T: Transport> {
     /// The version that this life began at.
     begun_at: Version,
     pub(super) lost_updates: Option<u64>,
-    /// Of a server that decides for the shards of others.
+    /// The decisions, if this server decides for the shards of others.
     pub(super) decider: Option<Decider>,
 }
 
@@ -227,7 +227,7 @@ impl<T: Transport> Shard<T> {
             return Err(option_error(
                 "lease",
                 "0",
-                "everybody would be taken for dead; three seconds are usual",
+                "every peer would be taken for dead; three seconds are usual",
             ));
         }
         let layout = ControlLayout { peers: options.peers, frames: options.frames };
@@ -371,8 +371,8 @@ impl<T: Transport> Shard<T> {
         CHECK_EVERY.min(Silence::look_every(self.config.options.lease))
     }
 
-    /// Whether a peer is gone, as far as its connection and its heartbeat tell. Unless the owner `listens`, a heartbeat
-    /// that has come may not be seen yet.
+    /// Finds out whether a peer is gone, as far as its connection and its heartbeat tell. Unless the owner
+    /// `listens`, a heartbeat that has come may not be seen yet.
     fn departure(&mut self, peer: u16, now: Instant, listens: bool) -> Option<Departure> {
         let lease = self.config.options.lease;
         let peer = self.peers[usize::from(peer)].as_mut()?;

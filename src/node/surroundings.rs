@@ -52,7 +52,7 @@ pub(crate) struct Published<'a> {
 }
 
 thread_local! {
-    /// Whether there are any: this one is looked at where it matters what a look costs.
+    /// True if surroundings are installed. Code reads this flag where the cost of a look matters.
     static ARE_INSTALLED: Cell<bool> = const { Cell::new(false) };
     static INSTALLED: RefCell<Option<Rc<dyn Surroundings>>> = const { RefCell::new(None) };
 }

@@ -98,15 +98,15 @@ pub struct View {
     pub version: Version,
     /// They hold all gradients of clocks before this one; over several shards, the smallest.
     pub smallest_clock: Clock,
-    /// By how many versions they were behind the newest when they were read (pushed ones: behind the newest that was
-    /// pushed); over several shards, the most.
+    /// Number of versions by which they were behind the newest when they were read (pushed ones: behind the newest
+    /// that was pushed); over several shards, the most.
     pub behind: u64,
     /// Number of copies that were begun again because a frame changed under them, since the last view.
     pub retries: u64,
 }
 
 impl View {
-    /// By how many clocks the parameters are stale.
+    /// Returns the number of clocks by which the parameters are stale.
     pub fn staleness(&self) -> u64 {
         self.clock.0.saturating_sub(self.smallest_clock.0)
     }
@@ -150,7 +150,7 @@ struct Part<T: Transport> {
 }
 
 impl<T: Transport> Part<T> {
-    /// Over connections to all shards, in order.
+    /// Makes the parts over the connections to all shards, in order.
     fn of(links: Vec<Link<T::Endpoint>>, options: &WorkerOptions, needs: &Needs) -> Vec<Self> {
         let part = |mut link: Link<T::Endpoint>| {
             let range = link.welcome.range().unwrap_or_default();
@@ -203,7 +203,7 @@ pub struct Worker<T: Transport> {
     table: Table,
     parameters: Option<Buffer>,
     gradient: Option<Buffer>,
-    /// Of the gradient that is being published.
+    /// The magnitude of the gradient that is being published.
     magnitude: Option<f32>,
     own: Option<OwnGradients>,
     /// The wishes of the scheme: magnitudes, and to be told which version this worker holds.
@@ -213,7 +213,8 @@ pub struct Worker<T: Transport> {
     /// Names this worker to the servers, over all its connections.
     identity: u64,
     clock: Clock,
-    /// Of each shard, while there is no connection to it: the life that was connected to last, and its newest version.
+    /// For each shard, while there is no connection to it: the life that was connected to last, and its newest
+    /// version.
     reached: Vec<(Epoch, Version)>,
     /// The scheme was told that gradients of clocks before this one are consumed.
     consumed: Clock,

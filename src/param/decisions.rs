@@ -108,7 +108,7 @@ pub struct Decisions {
 }
 
 impl Decisions {
-    /// Over zeroed memory of [`DECISIONS_BYTES`].
+    /// Makes a ring over zeroed memory of [`DECISIONS_BYTES`].
     ///
     /// # Panics
     /// If the region is shorter; it is the owner's own.
@@ -208,7 +208,8 @@ impl Follow {
     /// Bytes of local memory that it needs for itself.
     pub const SCRATCH_BYTES: usize = 2 * LINE + BATCH as usize * ENTRY;
 
-    /// From a decider's answer to a follower and what it granted. `None` if the answer was not to a follower.
+    /// Makes a follower from a decider's answer and the grants that came with it. `None` if the answer was not to a
+    /// follower.
     pub fn new(
         welcome: &Welcome,
         grants: &[RemoteSlice],

@@ -50,7 +50,7 @@ impl Desk {
         desk::bytes(usize::from(slots))
     }
 
-    /// Over a zeroed page and, for a worker, its slots. `clock` is where the worker begins.
+    /// Makes a desk over a zeroed page and, for a worker, its slots. `clock` is where the worker begins.
     ///
     /// # Panics
     /// If a region is shorter than the geometry needs; both are the owner's own.
@@ -95,7 +95,7 @@ impl Desk {
         self.page.as_volatile().load(desk::HEARTBEAT, Relaxed)
     }
 
-    /// Whether the peer pins `frame`.
+    /// Returns whether the peer pins `frame`.
     pub fn pins(&self, frame: u8) -> bool {
         frames::pins(&self.page.as_volatile().subslice(desk::PIN, 8), frame)
     }

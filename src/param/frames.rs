@@ -326,7 +326,8 @@ impl Frames {
     }
 }
 
-/// Whether a pin word names `frame`. Acquire: what the reader did before it let go comes before the next write.
+/// Returns whether a pin word names `frame`. Acquire: what the reader did before it let go comes before the next
+/// write.
 pub(super) fn pins(word: &crate::mem::VolatileSlice<'_>, frame: u8) -> bool {
     word.load(0, ordering!("pins_acquire", Acquire)) == u64::from(frame) + 1
 }

@@ -44,7 +44,7 @@ impl Ranks {
         before != self.0
     }
 
-    /// Whether a rank is in.
+    /// Returns whether a rank is in.
     pub fn contains(&self, rank: usize) -> bool {
         rank < MAX_MEMBERS && self.0[rank / 64] >> (rank % 64) & 1 == 1
     }
@@ -119,7 +119,7 @@ pub struct GroupHello {
 const TAG: [u8; 5] = *b"group";
 
 impl GroupHello {
-    /// As bytes.
+    /// Encodes the message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode(&(TAG, self))
     }
@@ -243,7 +243,7 @@ pub struct GroupInbox {
 }
 
 impl GroupInbox {
-    /// Over a zeroed page, and areas.
+    /// Makes an inbox over a zeroed page, and areas.
     ///
     /// # Panics
     /// If a region is shorter than the layout needs; both are the owner's own.
@@ -265,7 +265,7 @@ impl GroupInbox {
         self.page.as_volatile().load(THROUGH, Acquire)
     }
 
-    /// Whether the other member has left in order.
+    /// Returns whether the other member has left in order.
     pub fn has_left(&self) -> bool {
         self.page.as_volatile().load(STATE, Acquire) == STATE_LEFT
     }
@@ -307,7 +307,7 @@ impl GroupInbox {
         self.areas.as_volatile().subslice(area as usize * bytes, bytes)
     }
 
-    /// Whether all that was read of an area since its header said `sequence` belonged to it.
+    /// Returns whether all that was read of an area since its header said `sequence` belonged to it.
     pub fn is_still(&self, area: GroupArea, sequence: u64) -> bool {
         // A word of a later part that was read brings the odd sequence before it along.
         fence(Acquire);
@@ -334,7 +334,7 @@ pub const LEAVE_ID: u64 = PART_ID + 2;
 pub const GONE_ID: u64 = PART_ID + 3;
 
 impl GroupOutbox {
-    /// Over what the other member granted.
+    /// Makes an outbox over the memory that the other member granted.
     pub fn new(grants: &[RemoteSlice], layout: GroupLayout) -> Result<GroupOutbox, OutOfBounds> {
         let [page, areas] = grants else {
             return Err(OutOfBounds { offset: 0, len: 2, available: grants.len() as u64 });

@@ -40,7 +40,7 @@ pub enum HandshakeError {
         /// The layout version that it speaks.
         theirs: u64,
     },
-    /// The message begins well and has rubbish behind that.
+    /// The message begins well and is damaged behind that.
     #[error("its message is damaged: {reason}")]
     Damaged {
         /// The fault of the message.
@@ -74,7 +74,7 @@ pub enum Role {
     },
     /// Reads parameters.
     Reader,
-    /// Only asks what there is, and goes.
+    /// Only asks what there is, and leaves.
     Inquirer,
 }
 
@@ -182,7 +182,7 @@ pub(super) fn is_aligned(grant: &RemoteSlice) -> bool {
 }
 
 impl Hello {
-    /// As bytes.
+    /// Encodes the message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
     }
@@ -216,7 +216,7 @@ impl Hello {
 }
 
 impl Welcome {
-    /// As bytes.
+    /// Encodes the message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
     }
@@ -385,7 +385,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     ]
 }
 
-/// To a reader.
+/// Returns a welcome to a reader.
 #[cfg(any(test, fuzzing))]
 fn welcome_sample() -> Welcome {
     Welcome {

@@ -45,12 +45,12 @@ impl Latest {
     /// Stands in a page that nothing was pushed to yet.
     pub const NONE: Latest = Latest { version: Version(0), frame: u8::MAX };
 
-    /// As a word.
+    /// Packs the two into a word.
     pub fn to_word(self) -> u64 {
         self.version.0 << 8 | u64::from(self.frame)
     }
 
-    /// From a word.
+    /// Reads the two from a word.
     pub fn from_word(word: u64) -> Latest {
         Latest { version: Version(word >> 8), frame: word as u8 }
     }
@@ -298,7 +298,7 @@ impl FrameHeader {
         essence(self) == essence(later)
     }
 
-    /// As words.
+    /// Packs the header into words.
     pub fn to_words(self) -> [u64; 8] {
         [
             self.sequence,
@@ -312,7 +312,7 @@ impl FrameHeader {
         ]
     }
 
-    /// From words.
+    /// Reads the header from words.
     pub fn from_words(words: [u64; 8]) -> FrameHeader {
         FrameHeader {
             sequence: words[0],
@@ -354,14 +354,14 @@ pub struct SlotHeader {
 }
 
 impl SlotHeader {
-    /// As words.
+    /// Packs the header into words.
     pub fn to_words(self) -> [u64; 8] {
         let word = |value: Option<f32>| value.map_or(0, |value| 1 << 32 | u64::from(value.to_bits()));
         let (loss, magnitude) = (word(self.loss), word(self.magnitude));
         [self.clock.0, self.base.0, self.epoch, self.bytes, self.encoding, self.checksum, loss, magnitude]
     }
 
-    /// From words.
+    /// Reads the header from words.
     pub fn from_words(words: [u64; 8]) -> SlotHeader {
         let value = |word: u64| (word >> 32 == 1).then(|| f32::from_bits(word as u32));
         SlotHeader {

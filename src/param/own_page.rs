@@ -17,7 +17,7 @@ pub(crate) struct OwnWords {
     pub(crate) status: RemoteSlice,
 }
 
-/// From an owner's answer and what it granted.
+/// Finds the words by an owner's answer and the grants that came with it.
 pub(crate) fn own_words(welcome: &Welcome, grants: &[RemoteSlice]) -> Result<OwnWords, OutOfBounds> {
     let [control, _, page, ..] = grants else {
         return Err(OutOfBounds { offset: 0, len: 3, available: grants.len() as u64 });

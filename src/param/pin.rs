@@ -197,7 +197,7 @@ impl PinnedFrame<'_> {
         self.pulled
     }
 
-    /// Whether the bytes read so far were this version's, as [`Pins::is_intact`].
+    /// Returns whether the bytes read so far were this version's, as [`Pins::is_intact`].
     pub fn is_intact(&self) -> bool {
         self.pins.is_intact()
     }

@@ -135,8 +135,9 @@ impl Publish {
     /// Bytes of local memory that a publish needs for itself.
     pub const SCRATCH_BYTES: usize = 2 * LINE;
 
-    /// From an owner's answer to a worker and what it granted, with [`SCRATCH_BYTES`](Self::SCRATCH_BYTES) of
-    /// registered memory of its own. `None` if the answer was not to a worker.
+    /// Makes a publish from an owner's answer to a worker and the grants that came with it, with
+    /// [`SCRATCH_BYTES`](Self::SCRATCH_BYTES) of registered memory of its own. `None` if the answer was not to a
+    /// worker.
     pub fn new(
         welcome: &Welcome,
         grants: &[RemoteSlice],

@@ -32,7 +32,7 @@ pub struct FrameSource {
 }
 
 impl FrameSource {
-    /// From an owner's answer and what it granted.
+    /// Makes a source from an owner's answer and the grants that came with it.
     pub fn new(welcome: &Welcome, grants: &[RemoteSlice]) -> Option<FrameSource> {
         let [control, frames, ..] = grants else { return None };
         let Welcome { layout, geometry, epoch, .. } = *welcome;
@@ -158,7 +158,7 @@ enum State {
     /// Read the status line next, and the header of the frame that was the latest before.
     Begin,
     Status,
-    /// It was another frame: read that one's header.
+    /// The latest is another frame than before: read the header of that one.
     Header,
     Payload,
     Verify,
@@ -315,7 +315,7 @@ impl Pull {
         Ok(())
     }
 
-    /// Whether pulls say which gradients their frame holds.
+    /// Returns whether pulls say which gradients their frame holds.
     pub(crate) fn asks_included(&self) -> bool {
         !matches!(self.included, Included::NotAsked)
     }

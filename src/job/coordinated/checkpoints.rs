@@ -22,7 +22,7 @@ pub(super) struct Disk {
     failed: u64,
     told: u64,
     error: Option<String>,
-    /// It has written its last.
+    /// The server has written its last checkpoint.
     closed: bool,
 }
 

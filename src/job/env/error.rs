@@ -23,7 +23,7 @@ pub enum LaunchError {
         /// The reason and the remedy.
         reason: &'static str,
     },
-    /// A value that must be a number is none.
+    /// The value is not a whole number where one must be.
     #[error("{name}={value} is no whole number from 0 to 4294967295; correct it, or take it away")]
     Number {
         /// The flag or variable.
@@ -89,7 +89,7 @@ pub enum LaunchError {
         /// The fault of the value.
         reason: &'static str,
     },
-    /// A list of hosts is none.
+    /// The value is not a list of hosts.
     #[error(
         "{name}={value} is no list of hosts; set --rendezvous or SLACKLINE_RENDEZVOUS to HOST:PORT of rank 0"
     )]

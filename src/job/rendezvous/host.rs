@@ -32,12 +32,12 @@ impl Host {
         Host { name: name.to_owned(), identity: format!("named {name}") }
     }
 
-    /// Whether processes there can share memory with processes of `other`.
+    /// Returns whether processes there can share memory with processes of `other`.
     pub fn shares_memory_with(&self, other: &Host) -> bool {
         self.identity == other.identity
     }
 
-    /// Whether it is short enough and can be shown: it comes from another process.
+    /// Returns whether it is short enough and can be shown: it comes from another process.
     pub(super) fn is_sound(&self) -> bool {
         let sound = |text: &str| text.len() <= NAME_MAX && !text.chars().any(char::is_control);
         sound(&self.name) && sound(&self.identity)

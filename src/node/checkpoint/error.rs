@@ -65,7 +65,7 @@ pub enum CheckpointError {
     Foreign {
         /// The file.
         file: PathBuf,
-        /// The sign by which the file is known not to be a checkpoint.
+        /// The reason why it cannot be a checkpoint.
         reason: String,
     },
     /// The checkpoint has another version of the format.

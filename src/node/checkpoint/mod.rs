@@ -32,7 +32,7 @@ pub struct CheckpointOptions {
     /// place. The previous checkpoint stands beside it with `.previous` at its name's end. While the server writes
     /// the next checkpoint, that one stands there with `.partial`.
     pub path: PathBuf,
-    /// Number of versions after which the server writes the file again; `None` for only on request. Versions that
+    /// Number of versions after which the server writes the file again; with `None`, only on request. Versions that
     /// are made while a checkpoint is written count towards the next.
     pub every: Option<u64>,
 }

@@ -26,7 +26,7 @@ pub enum GroupError {
     Foreign {
         /// The address of that process.
         address: Address,
-        /// The sign by which it was found out.
+        /// The difference from the member that is meant, in words.
         reason: String,
     },
     /// The deadline passed. The round is still under way.

@@ -19,7 +19,7 @@ struct Shared {
     beacons: Mutex<Vec<Box<dyn Beacon>>>,
     /// The time of the last beat, in nanoseconds.
     beaten: AtomicU64,
-    /// The time of the last beat that came later than a lease after the one before it, in nanoseconds.
+    /// The time of the last beat that came more than a lease after the beat before it, in nanoseconds.
     woken: AtomicU64,
 }
 

@@ -80,7 +80,7 @@ impl<T: Transport> GroupListener<T> {
             return Err(option_error(
                 "lease",
                 "0",
-                "everybody would be taken for dead; three seconds are usual",
+                "every member would be taken for dead; three seconds are usual",
             ));
         }
         let terms = GroupHello {
@@ -131,7 +131,7 @@ impl<T: Transport> GroupListener<T> {
             }
             for dial in &mut dials {
                 if let Err(error) = self.dial(dial, &addresses[dial.rank], now) {
-                    // No process may listen there yet, or a process that is about to end.
+                    // Maybe no process listens there yet, or one that is about to end.
                     if !matches!(
                         &error,
                         Error::Connect(ConnectError::System { .. } | ConnectError::Closed { .. })

@@ -110,7 +110,7 @@ pub struct GroupMember<T: Transport> {
     listener: T::Listener,
     terms: GroupHello,
     lease: Duration,
-    /// By rank; none for this member itself.
+    /// The other members by rank; `None` for this member itself.
     peers: Vec<Option<Peer<T::Endpoint>>>,
     gone: Ranks,
     /// One holds the parameters; in the other the next mean is put together, and then they change places: the

@@ -37,7 +37,7 @@ impl std::fmt::Display for Absence {
 }
 
 pub(super) struct Peer<E> {
-    /// None once it is gone and knows. What it wrote before can still be read.
+    /// The connection; `None` once the peer is gone and knows it. The parts that it wrote before can still be read.
     pub(super) endpoint: Option<E>,
     pub(super) inbox: GroupInbox,
     outbox: GroupOutbox,
@@ -82,7 +82,7 @@ impl<E: Endpoint> Peer<E> {
         self.silence.observe(now, self.inbox.heartbeat(), lease)
     }
 
-    /// Whether it is there, as far as is known.
+    /// Returns whether the peer is alive, as far as is known.
     pub(super) fn is_alive(&self) -> bool {
         self.absence.is_none()
     }
@@ -104,12 +104,12 @@ impl<E: Endpoint> Peer<E> {
         (self.endpoint, self.under_way, self.gone_is_due) = (None, [0; 4], false);
     }
 
-    /// Whether a part of this area is on its way.
+    /// Returns whether a part of this area is on its way.
     pub(super) fn is_writing(&self, area: GroupArea) -> bool {
         self.under_way[area as usize] > 0
     }
 
-    /// Whether everything that it was to get has arrived.
+    /// Returns whether everything that the peer was to get has arrived.
     pub(super) fn has_all(&self) -> bool {
         self.under_way == [0; 4] && !self.is_due()
     }

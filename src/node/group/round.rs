@@ -18,9 +18,9 @@ pub(super) enum Phase {
     None,
     /// Parts come and go.
     Averaging,
-    /// It has ended so; what was written is still arriving.
+    /// The round has ended with this outcome; parts that were written are still arriving.
     Ending(Averaged),
-    /// It has ended so.
+    /// The round has ended with this outcome.
     Ended(Averaged),
 }
 
@@ -91,7 +91,7 @@ impl Round {
         PartHeader { round, view, group, bytes: bytes as u64, ..PartHeader::default() }
     }
 
-    /// Whether a part is one of this round, among the same members.
+    /// Returns whether a part is one of this round, among the same members.
     fn is_of(&self, header: &PartHeader) -> bool {
         header.round == self.number && header.view == self.view_word
     }
@@ -228,7 +228,7 @@ impl<T: Transport> GroupMember<T> {
         }
     }
 
-    /// Whether a part is what its author meant, where checksums were agreed.
+    /// Returns whether a part is what its author meant, where checksums were agreed.
     fn is_right(&self, header: &PartHeader, payload: VolatileSlice<'_>) -> bool {
         !self.terms.checksums || header.checksum_of(payload) == header.checksum
     }
@@ -341,8 +341,8 @@ impl<T: Transport> GroupMember<T> {
                 if newest.group != self.round.group_word {
                     return Err(GroupError::Disagree { rank, round: self.round.number }.into());
                 }
-                // It began the round again without a member that it had known before, or it has not heard of a
-                // member yet.
+                // It began the round again without a member of whose loss it had told before, or it has not heard of
+                // a loss yet.
                 self.adopt(rank)?;
                 again |= self.round.view.iter().any(|rank| self.gone.contains(usize::from(*rank)));
             }
@@ -356,7 +356,7 @@ impl<T: Transport> GroupMember<T> {
         Ok(())
     }
 
-    /// Whether something of the member in `place` of the view is not there yet.
+    /// Returns whether something of the member in `place` of the view is not there yet.
     fn lacks(&self, place: usize) -> bool {
         let rank = usize::from(self.round.view[place]);
         let Some(peer) = &self.peers[rank] else { return false };

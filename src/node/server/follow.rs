@@ -18,7 +18,7 @@ use crate::transport::{Address, ConnectError, Disconnected, Endpoint, Transport}
 /// Period at which the connection to the decider is asked whether it still stands.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// Of a server for which another one decides.
+/// The state of a server for which another one decides.
 pub(super) struct Following<E> {
     scheme: String,
     link: Option<Decided<E>>,

@@ -106,8 +106,8 @@ pub struct ServerStatus {
     pub diverged: Option<Version>,
     /// Gradients in the newest version.
     pub gradients: u64,
-    /// Number of times that a worker was asked to abandon its computation. A request in vain, to a worker that has
-    /// just published, counts.
+    /// Number of times that a worker was asked to abandon its computation. A request also counts where it is in
+    /// vain because the worker has just published.
     pub interrupts: u64,
     /// Mean of the losses that came with the gradients of the newest version.
     pub loss: Option<f64>,

@@ -12,8 +12,8 @@ pub(in crate::node) struct Decider {
     waiting: VecDeque<Decision>,
     /// The version that they have decided.
     version: Version,
-    /// Of each shard but the first: all entries before are taken. Kept while its server is away, so that it goes on
-    /// where it was. `None` before it has come for the first time.
+    /// For each shard but the first: the entry before which all entries are taken. Kept while its server is away,
+    /// so that it goes on where it was. `None` before it has come for the first time.
     taken: Vec<Option<u64>>,
 }
 

@@ -15,7 +15,8 @@ use crate::transport::{Address, ConnectError, Endpoint, Transport};
 /// The versions that a worker which comes back had reached.
 pub(super) struct Reached<'a> {
     pub(super) clock: Clock,
-    /// Of each shard: the life that it was connected to last, and the newest version that it has seen of that.
+    /// For each shard: the life that it was connected to last, and the newest version that it has seen of that
+    /// life.
     pub(super) shards: &'a [(Epoch, Version)],
 }
 
