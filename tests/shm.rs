@@ -207,7 +207,7 @@ fn no_descriptor_is_left_behind() {
         // One refused, one given up, one never answered, one never polled, strangers.
         let mut refused = shm.connect(&listener.address(), offer()).unwrap();
         assert!(refused.poll(NOW).is_pending());
-        listener.poll(NOW).unwrap().refuse("no");
+        listener.poll(NOW).unwrap().refuse("no".into());
         assert!(matches!(refused.poll(NOW), Poll::Ready(Err(ConnectError::Refused { .. }))));
         let mut given_up = shm.connect(&listener.address(), offer()).unwrap();
         assert!(given_up.poll(NOW).is_pending());

@@ -299,6 +299,11 @@ impl Error {
         matches!(self, Error::ServerLost { .. } | Error::Evicted { .. })
     }
 
+    /// True if the peer refused for a reason that passes by itself.
+    pub(super) fn is_refused_for_now(&self) -> bool {
+        matches!(self, Error::Connect(ConnectError::Refused { is_temporary: true, .. }))
+    }
+
     /// True if no process listened at the address.
     pub(super) fn is_no_listener(&self) -> bool {
         let is_absent = |kind| matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::NotFound);
@@ -369,8 +374,11 @@ mod tests {
     #[test]
     fn what_may_pass_can_be_tried_again_and_mistakes_cannot() {
         let (address, reason) = (Address::random(), "full".to_owned());
-        let refused = ConnectError::Refused { address: address.clone(), reason };
-        assert!(Error::from(refused).is_retryable());
+        let refused = |is_temporary| {
+            let (address, reason) = (address.clone(), reason.clone());
+            Error::from(ConnectError::Refused { address, is_temporary, reason })
+        };
+        assert!(refused(true).is_retryable() && !refused(false).is_retryable());
         assert!(Error::Evicted { shard: 0, why: Eviction::Silent }.is_retryable());
         assert!(!Error::from(ConnectError::NeedsSecret { address }).is_retryable());
         assert!(!Error::NotF32.is_retryable());

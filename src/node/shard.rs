@@ -14,15 +14,15 @@ use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
 use crate::mem::Access;
 use crate::param::{
-    ControlLayout, DECISIONS_BYTES, Decisions, Desk, Eviction, FrameGeometry, Frames, Hello, IDENTITY_TAKEN,
-    Latest, Push, Resume, Role, SHARD_TAKEN, SlotGeometry, Welcome,
+    ControlLayout, DECISIONS_BYTES, Decisions, Desk, Eviction, FrameGeometry, Frames, Hello, Latest, Push,
+    Resume, Role, SlotGeometry, Welcome,
 };
 use crate::scheme;
 use crate::table::{ElementType, Table};
 use crate::time::{Instant, Silence};
 use crate::transport::{
     Address, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer,
-    Transport,
+    Refusal, Transport,
 };
 
 type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
@@ -432,7 +432,7 @@ impl<T: Transport> Shard<T> {
         let received = incoming.received();
         let hello = match Hello::decode(&received.message, &received.grants) {
             Ok(hello) => hello,
-            Err(error) => return self.refuse(incoming, &error.to_string()),
+            Err(error) => return self.refuse(incoming, error.to_string()),
         };
         if hello.role == Role::Inquirer {
             if self.answering.len() >= MAX_PENDING_HANDSHAKES {
@@ -448,7 +448,7 @@ impl<T: Transport> Shard<T> {
             return;
         }
         match self.check(&hello, self.joining.len()) {
-            Err(reason) => self.refuse(incoming, &reason),
+            Err(reason) => self.refuse(incoming, reason),
             Ok((_, slots)) => {
                 let shared = [self.frames.control().whole(), self.frames.region().whole()];
                 let is_follower = matches!(hello.role, Role::Follower { .. });
@@ -478,12 +478,12 @@ impl<T: Transport> Shard<T> {
             _ => None,
         };
         if worker && self.peers.iter().flatten().any(|peer| peer.worker && peer.identity == identity) {
-            return self.refuse(incoming, &format!("{IDENTITY_TAKEN} (it is {identity:#x})"));
+            return self.refuse(incoming, identity_taken(identity));
         }
         let clock = match &hello.resume {
             Some(resume) if resume.clock.0.saturating_sub(clock.0) > Resume::AHEAD_MAX => {
                 let reason = format!("its clock {} is too far ahead of {}", resume.clock.0, clock.0);
-                return self.refuse(incoming, &reason);
+                return self.refuse(incoming, reason);
             }
             // Clocks name iterations: a worker that waits for this one's would wait for ever for those that it has
             // done.
@@ -495,7 +495,7 @@ impl<T: Transport> Shard<T> {
         let clock = if is_bound { clock.max(self.taken.begin(identity)) } else { clock };
         let checked = self.check(&hello, 0).and_then(|(peer, slots)| Ok((peer, slots, desk?)));
         match checked {
-            Err(reason) => self.refuse(incoming, &reason),
+            Err(reason) => self.refuse(incoming, reason),
             Ok((peer, slots, (page, payloads))) => {
                 let desk = Desk::new(page, payloads.zip(slots), clock);
                 self.generations = self.generations.wrapping_add(1);
@@ -565,21 +565,24 @@ impl<T: Transport> Shard<T> {
         self.lost_updates = self.lost_updates.max(Some(lost));
     }
 
-    fn refuse(&mut self, incoming: IncomingOf<T>, reason: &str) {
+    fn refuse(&mut self, incoming: IncomingOf<T>, refusal: impl Into<Refusal>) {
+        let refusal = refusal.into();
         self.refused += 1;
-        tracing::warn!(reason, "peer refused");
-        incoming.refuse(reason);
+        tracing::warn!(reason = refusal.reason, "peer refused");
+        incoming.refuse(refusal);
     }
 
     /// The place of a peer and what its slots are like; or why it is not let in. So many others come before it.
-    fn check(&self, hello: &Hello, before: usize) -> Result<(u16, Option<SlotGeometry>), String> {
+    fn check(&self, hello: &Hello, before: usize) -> Result<(u16, Option<SlotGeometry>), Refusal> {
         let is_free = |(place, peer): &(u16, &Option<_>)| {
             peer.is_none() && (!self.withheld.contains(place) || mutant!("withheld"))
         };
         let mut free = (0..).zip(&self.peers).filter(is_free).map(|(place, _)| place);
         let peer = free.nth(before).ok_or_else(|| match self.withheld.len() {
-            0 => format!("all {} places are taken; raise `peers`", self.peers.len()),
-            _ => "the last gradient of the worker whose place is free is being folded; try again".into(),
+            0 => Refusal::from(format!("all {} places are taken; raise `peers`", self.peers.len())),
+            _ => Refusal::temporary(
+                "the last gradient of the worker whose place is free is being folded; try again",
+            ),
         })?;
         if let Some(push) = &hello.push
             && push.geometry != *self.frames.geometry()
@@ -593,31 +596,36 @@ impl<T: Transport> Shard<T> {
             (Role::Worker { encoding, scheme, .. }, Some(ours)) => {
                 let Kept { text, slots, pushes } = ours;
                 if scheme != text {
-                    return Err(format!("the worker runs {scheme}, the server {text}: use one scheme"));
+                    let reason = format!("the worker runs {scheme}, the server {text}: use one scheme");
+                    return Err(reason.into());
                 }
                 if *pushes && hello.push.is_none() {
-                    return Err(format!("{text} pushes versions, and the worker grants nothing to push to"));
+                    let reason = format!("{text} pushes versions, and the worker grants nothing to push to");
+                    return Err(reason.into());
                 }
                 if let Some(other) = self.encoding()
                     && other != *encoding
                 {
-                    return Err(format!(
+                    let reason = format!(
                         "its gradients are {encoding:?}, those of the other workers {other:?}: use one encoding"
-                    ));
+                    );
+                    return Err(reason.into());
                 }
                 Some(self.slot_geometry(*encoding, *slots))
             }
             (Role::Follower { scheme, shard, .. }, ours) => {
                 let ours = ours.as_ref().map_or("no scheme", |kept| kept.text.as_str());
                 if self.decider.is_none() || scheme != ours {
-                    return Err(format!("this server keeps {ours} and decides for no server of {scheme}"));
+                    let reason = format!("this server keeps {ours} and decides for no server of {scheme}");
+                    return Err(reason.into());
                 }
                 if !(1..self.config.shards).contains(shard) {
                     let shards = self.config.shards;
-                    return Err(format!("of {shards} shards, shard {shard} does not follow another"));
+                    let reason = format!("of {shards} shards, shard {shard} does not follow another");
+                    return Err(reason.into());
                 }
                 if self.followers().any(|follower| follower == *shard) {
-                    return Err(format!("{SHARD_TAKEN} (it is {shard})"));
+                    return Err(shard_taken(*shard));
                 }
                 None
             }
@@ -673,6 +681,21 @@ impl<T: Transport> Shard<T> {
     pub(super) fn range(&self) -> &Range<u64> {
         &self.range
     }
+}
+
+/// A worker that was started again hears it until the end of its old connection is noticed, and tries again.
+fn identity_taken(identity: u64) -> Refusal {
+    Refusal::temporary(format!(
+        "a worker of this identity is connected: give each worker a rank of its own; one that was started again is \
+         taken in as soon as the end of its old connection is noticed, within the lease (it is {identity:#x})"
+    ))
+}
+
+/// A follower that connects again hears it until the end of its old connection is noticed, and tries again.
+fn shard_taken(shard: u16) -> Refusal {
+    Refusal::temporary(format!(
+        "another server of this shard follows already: give each shard one server (it is {shard})"
+    ))
 }
 
 /// A random number, which no other life of any server has for its epoch and no other worker for its name.

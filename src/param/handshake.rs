@@ -15,16 +15,6 @@ use crate::table::{ElementType, Table};
 /// One life of a server: a random number.
 pub type Epoch = u64;
 
-/// Begins the refusal of a worker whose identity is connected already. A worker that was started again hears it until
-/// its old connection has ended, and tries again.
-pub const IDENTITY_TAKEN: &str = "a worker of this identity is connected: give each worker a rank of its own; one \
-    that was started again is taken in as soon as the end of its old connection is noticed, within the lease";
-
-/// Begins the refusal of a follower if its shard has one already. A follower that connects again hears it until the
-/// end of its old connection is noticed, and tries again.
-pub(crate) const SHARD_TAKEN: &str =
-    "another server of this shard follows already: give each shard one server";
-
 /// A message that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

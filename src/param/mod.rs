@@ -30,8 +30,7 @@ pub use group::{
 };
 #[cfg(any(test, fuzzing))]
 pub(crate) use group::{fuzz_group_hello, group_hello_samples};
-pub(crate) use handshake::SHARD_TAKEN;
-pub use handshake::{Epoch, HandshakeError, Hello, IDENTITY_TAKEN, PushGrant, Resume, Role, Welcome};
+pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Resume, Role, Welcome};
 #[cfg(any(test, fuzzing))]
 pub(crate) use handshake::{fuzz_hello, fuzz_welcome, hello_samples, welcome_samples};
 pub use layout::{

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::Address;
+use super::{Address, Refusal};
 use crate::mem::MemoryError;
 
 /// Memory could not be registered.
@@ -88,6 +88,8 @@ pub enum ConnectError {
     Refused {
         /// The address.
         address: Address,
+        /// True if the reason passes by itself, so that the peer may let this process in later.
+        is_temporary: bool,
         /// The reason that the peer gave.
         reason: String,
     },
@@ -133,6 +135,11 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// The refusal of the peer at this address.
+    pub(crate) fn refused(address: Address, Refusal { is_temporary, reason }: Refusal) -> ConnectError {
+        ConnectError::Refused { address, is_temporary, reason }
+    }
+
     /// The remedy, where there is one.
     pub(crate) fn remedy(&self) -> Option<&str> {
         match self {
@@ -143,10 +150,11 @@ impl ConnectError {
 
     /// True if the other side may be there later, or let this one in.
     pub(crate) fn is_retryable(&self) -> bool {
-        matches!(
-            self,
-            ConnectError::System { .. } | ConnectError::Refused { .. } | ConnectError::Closed { .. }
-        )
+        match self {
+            ConnectError::System { .. } | ConnectError::Closed { .. } => true,
+            ConnectError::Refused { is_temporary, .. } => *is_temporary,
+            _ => false,
+        }
     }
 
     /// The remedy, where it is the same for all errors of a kind.

@@ -11,7 +11,7 @@ use super::tcp::{Tcp, TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
 use super::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsIncoming, VerbsListener};
 use super::{
     Address, AtomicDomain, Beacon, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, Incoming,
-    Listener, Offer, PostError, Received, RegisterError, Transport, WorkCompletion, WorkRequest,
+    Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, WorkCompletion, WorkRequest,
 };
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::{Duration, Instant};
@@ -211,11 +211,11 @@ impl Incoming for MixedIncoming {
         }
     }
 
-    fn refuse(self, reason: &str) {
+    fn refuse(self, refusal: Refusal) {
         match self {
-            MixedIncoming::Shm(incoming) => incoming.refuse(reason),
-            MixedIncoming::Tcp(incoming) => incoming.refuse(reason),
-            MixedIncoming::Verbs(incoming) => incoming.refuse(reason),
+            MixedIncoming::Shm(incoming) => incoming.refuse(refusal),
+            MixedIncoming::Tcp(incoming) => incoming.refuse(refusal),
+            MixedIncoming::Verbs(incoming) => incoming.refuse(refusal),
         }
     }
 }

@@ -210,8 +210,38 @@ pub trait Incoming: Send {
     /// the system's buffer is carried on by [`Endpoint::poll`] and [`Endpoint::check`].
     fn accept(self, offer: Offer) -> Result<Self::Endpoint, ConnectError>;
 
-    /// Turns the peer away; `reason` is what its user will read.
-    fn refuse(self, reason: &str);
+    /// Refuses the peer, which is told why ([`ConnectError::Refused`]).
+    fn refuse(self, refusal: Refusal);
+}
+
+/// An answer that a peer is not let in.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Refusal {
+    /// True if the reason passes by itself, so that the peer may be let in later.
+    pub is_temporary: bool,
+    /// The reason, in a sentence for the user of the peer.
+    pub reason: String,
+}
+
+impl Refusal {
+    /// A refusal whose reason passes by itself.
+    pub fn temporary(reason: impl Into<String>) -> Refusal {
+        Refusal { is_temporary: true, reason: reason.into() }
+    }
+}
+
+/// A refusal for good.
+impl From<String> for Refusal {
+    fn from(reason: String) -> Refusal {
+        Refusal { is_temporary: false, reason }
+    }
+}
+
+/// A refusal for good.
+impl From<&str> for Refusal {
+    fn from(reason: &str) -> Refusal {
+        reason.to_owned().into()
+    }
 }
 
 /// A connection in the making.

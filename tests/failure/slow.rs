@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use slackline::internals::mem::{Access, HostMemory, LocalSlice, MemoryRegion};
 use slackline::internals::transport::shm::{ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
-use slackline::internals::transport::{Capabilities, Incoming, Listener, Offer, Received, RegisterError};
+use slackline::internals::transport::{
+    Capabilities, Incoming, Listener, Offer, Received, Refusal, RegisterError,
+};
 use slackline::{Address, ConnectError, Instant, Server, ServerOptions, Shm, Transport, scheme::Config};
 
 use super::second::{PATIENCE, table, train, wait_for, worker};
@@ -90,8 +92,8 @@ impl Incoming for SlowIncoming {
         self.0.accept(offer)
     }
 
-    fn refuse(self, reason: &str) {
-        self.0.refuse(reason);
+    fn refuse(self, refusal: Refusal) {
+        self.0.refuse(refusal);
     }
 }
 

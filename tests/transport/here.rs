@@ -172,7 +172,7 @@ impl<F: Fixture> Serving for Here<F> {
             }
             Ask::Refuse { incoming } => {
                 let incoming = self.arrived[incoming].take().expect("it is answered once");
-                incoming.refuse(&String::from_utf8_lossy(bytes));
+                incoming.refuse(String::from_utf8_lossy(bytes).into_owned().into());
                 number(0)
             }
             Ask::Check { endpoint } => number(self.endpoint(endpoint).check().is_ok().into()),

@@ -308,5 +308,5 @@ fn taken(rank: usize) -> String {
 
 fn turn_away(incoming: impl Incoming, reason: &str) {
     tracing::warn!(reason, "turned a peer away");
-    incoming.refuse(reason);
+    incoming.refuse(reason.into());
 }

@@ -44,7 +44,7 @@ impl<T: Transport> GroupMember<T> {
             self.check_connections()?;
             while let Some(incoming) = self.listener.poll(now) {
                 incoming.refuse(
-                    "this group has begun and takes no member in: start all members of a job together",
+                    "this group has begun and takes no member in: start all members of a job together".into(),
                 );
             }
         }

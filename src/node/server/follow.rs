@@ -10,10 +10,10 @@ use crate::node::link::Link;
 use crate::node::shard::{Departure, Gone};
 use crate::node::wait::retry;
 use crate::node::{Error, now};
-use crate::param::{Decision, Epoch, Follow, FollowError, Followed, Hello, Role, SHARD_TAKEN};
+use crate::param::{Decision, Epoch, Follow, FollowError, Followed, Hello, Role};
 use crate::scheme::{AnyScheme, GradientId, ServerAction, Share};
 use crate::time::{Duration, Instant};
-use crate::transport::{Address, ConnectError, Disconnected, Endpoint, Transport};
+use crate::transport::{Address, Disconnected, Endpoint, Transport};
 
 /// Period at which the connection to the decider is asked whether it still stands.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
@@ -434,9 +434,5 @@ impl FollowError {
 
 /// True if the decider may let this server follow later.
 fn may_pass(error: &Error) -> bool {
-    let refusal = match error {
-        Error::Connect(ConnectError::Refused { reason, .. }) => reason.as_str(),
-        _ => "",
-    };
-    error.is_no_listener() || refusal.contains(SHARD_TAKEN)
+    error.is_no_listener() || error.is_refused_for_now()
 }

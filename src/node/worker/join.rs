@@ -6,7 +6,7 @@ use crate::node::link::Link;
 use crate::node::shard::random_word;
 use crate::node::wait::{retry, sleep};
 use crate::node::{Error, now};
-use crate::param::{Epoch, IDENTITY_TAKEN, PinError, Resume, Role};
+use crate::param::{Epoch, PinError, Resume, Role};
 use crate::scheme::{AnyScheme, Bound, ConfigError, Needs};
 use crate::table::Table;
 use crate::time::{Duration, Instant};
@@ -89,7 +89,7 @@ pub(super) fn join<T: Transport>(
     let Needs { pushes: wants_push, staleness, counts_versions, .. } = scheme.needs();
     let joining = Joining { transport, role, wants_push, deadline: now() + timeout, timeout };
     let may_pass_first =
-        |error: &Error| is_its_old_self(error) || (options.waits_for_server && error.is_no_listener());
+        |error: &Error| error.is_refused_for_now() || (options.waits_for_server && error.is_no_listener());
     let mut links = Vec::with_capacity(servers.len());
     for address in servers {
         links.push(match &reached {
@@ -111,18 +111,10 @@ pub(super) fn clock<E: Endpoint>(links: &[Link<E>]) -> Clock {
     links.iter().map(|link| link.welcome.clock).max().unwrap_or_default()
 }
 
-/// True if a worker that comes back may get in later: the server may not listen yet, and the old place may not be free
-/// yet.
+/// True if a worker that comes back may get in later. It was let in before, so that each refusal may pass: its old place
+/// may not be free yet.
 fn may_pass(error: &Error) -> bool {
-    matches!(error, Error::Connect(error) if error.is_retryable())
-}
-
-/// True if the server has not noticed yet that an earlier process of this worker has ended.
-fn is_its_old_self(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Connect(ConnectError::Refused { reason, .. }) if reason.contains(IDENTITY_TAKEN)
-    )
+    matches!(error, Error::Connect(ConnectError::Refused { .. })) || error.is_retryable()
 }
 
 impl<T: Transport> Joining<'_, T> {

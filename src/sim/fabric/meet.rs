@@ -9,7 +9,7 @@ use super::net::{Event, HostId, Net};
 use crate::mem::{Access, LocalSlice, RemoteKey, RemoteSlice};
 use crate::transport::{
     Address, ConnectError, HANDSHAKE_TIMEOUT, MAX_GRANTS, MAX_MESSAGE_BYTES, MAX_PENDING_HANDSHAKES, Offer,
-    Received,
+    Received, Refusal,
 };
 
 /// A listener, at whose address peers arrive.
@@ -163,9 +163,9 @@ impl Net {
         Ok(connection)
     }
 
-    pub(super) fn refuse(&mut self, attempt: usize, reason: &str) {
+    pub(super) fn refuse(&mut self, attempt: usize, refusal: Refusal) {
         let address = self.attempts[attempt].address.clone();
-        self.answer(attempt, Err(ConnectError::Refused { address, reason: reason.to_owned() }));
+        self.answer(attempt, Err(ConnectError::refused(address, refusal)));
     }
 
     /// Drops a handshake without a word.

@@ -10,7 +10,7 @@ use crate::mem::{Access, HostMemory, LocalKey, LocalSlice, MemoryRegion, RemoteS
 use crate::time::Instant;
 use crate::transport::{
     Address, AtomicDomain, Beacon, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, Incoming,
-    Listener, Offer, PostError, Received, RegisterError, Transport, WorkCompletion, WorkRequest,
+    Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, WorkCompletion, WorkRequest,
 };
 
 const NAME: &str = "sim";
@@ -180,9 +180,9 @@ impl Incoming for SimIncoming {
         Ok(SimEndpoint { net: Arc::clone(&self.net), connection, end: 1 })
     }
 
-    fn refuse(mut self, reason: &str) {
+    fn refuse(mut self, refusal: Refusal) {
         self.is_answered = true;
-        lock(&self.net).refuse(self.attempt, reason);
+        lock(&self.net).refuse(self.attempt, refusal);
     }
 }
 

@@ -10,7 +10,7 @@ use super::handshake::{HandshakeError, Inbox, Opened, Outbox, Said, UserError, c
 use super::socket::{self, Link};
 use crate::time::Instant;
 use crate::transport::wireup::{Side, WireError};
-use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
+use crate::transport::{Address, ConnectError, Connecting, Offer, Received, Refusal};
 
 /// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
 /// gives up.
@@ -80,11 +80,11 @@ impl State {
         self.inbox.fill(&self.link)
     }
 
-    /// Checks the whole answer, which may be the reason of a refusal.
-    fn open(mut self) -> Result<Result<(Link, Opened), String>, HandshakeError> {
+    /// Checks the whole answer, which may be a refusal.
+    fn open(mut self) -> Result<Result<(Link, Opened), Refusal>, HandshakeError> {
         match self.inbox.open()? {
             Said::Accept(opened) if self.outbox.is_none() => Ok(Ok((self.link, opened))),
-            Said::Refuse(reason) => Ok(Err(reason)),
+            Said::Refuse(refusal) => Ok(Err(refusal)),
             Said::Accept(_) | Said::Offer(_) => Err(WireError::Rule("it answered out of turn").into()),
         }
     }
@@ -107,7 +107,7 @@ impl Connecting for ShmConnecting {
         let opened = done.and_then(|_| state.open());
         Poll::Ready(match opened {
             Err(error) => Err(error.at("connect", &self.address)),
-            Ok(Err(reason)) => Err(ConnectError::Refused { address: self.address.clone(), reason }),
+            Ok(Err(refusal)) => Err(ConnectError::refused(self.address.clone(), refusal)),
             Ok(Ok((link, opened))) => Ok(ShmEndpoint::new(link, opened, self.queue_depth, None)),
         })
     }

@@ -7,7 +7,7 @@ use super::socket::{Heard, Link};
 use super::wire::{self, FRAME_BYTES, Hello, Segments, Terms};
 use crate::mem::{Access, HostMemory, LocalKey, MemoryError, MemoryRegion, RemoteKey};
 use crate::transport::wireup::{Grant, Side, WireError, check_offer, lets_write, random};
-use crate::transport::{Address, ConnectError, MAX_GRANTS, Offer, Received};
+use crate::transport::{Address, ConnectError, MAX_GRANTS, Offer, Received, Refusal};
 
 /// Bytes received at a time: a message grows as it arrives, never by what its sender claims.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -84,8 +84,8 @@ impl Outbox {
     }
 
     /// A refusal with its reason, cut if it is long.
-    pub(super) fn refusal(reason: &str) -> Outbox {
-        Outbox { bytes: wire::frame(&Hello::refuse(reason), &[]), sent: 0, regions: Vec::new() }
+    pub(super) fn refusal(refusal: Refusal) -> Outbox {
+        Outbox { bytes: wire::frame(&Hello::refuse(refusal), &[]), sent: 0, regions: Vec::new() }
     }
 
     /// Sends what fits now. True once all of it is sent.
@@ -177,7 +177,7 @@ impl Inbox {
         Ok(match hello {
             Hello::Offer(terms) => Said::Offer(Opened { received: terms.received(message), segments }),
             Hello::Accept(terms) => Said::Accept(Opened { received: terms.received(message), segments }),
-            Hello::Refuse(reason) => Said::Refuse(reason),
+            Hello::Refuse(refusal) => Said::Refuse(refusal),
             Hello::Note(note) => match note {},
         })
     }
@@ -187,7 +187,7 @@ impl Inbox {
 pub(super) enum Said {
     Offer(Opened),
     Accept(Opened),
-    Refuse(String),
+    Refuse(Refusal),
 }
 
 /// An offer or an acceptance whose memory is mapped.

@@ -12,7 +12,7 @@ use super::socket::Link;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
 use crate::transport::wireup::{Newcomer, Newcomers, Side, WireError};
-use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received};
+use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, Refusal};
 
 /// The listener for peers of the same host and user. Its socket file, if it has one, goes with it.
 pub struct ShmListener {
@@ -83,7 +83,7 @@ impl Pending {
         let reason = error.to_string();
         if let HandshakeError::Wire(WireError::Version { .. }) = error {
             // If it is gone already, it does not need to know.
-            let _unheard = Outbox::refusal(&reason).flush(&self.link);
+            let _unheard = Outbox::refusal(reason.as_str().into()).flush(&self.link);
         }
         reason
     }
@@ -160,16 +160,16 @@ impl Incoming for ShmIncoming {
             Err(error) => {
                 if matches!(error, HandshakeError::Offer(_) | HandshakeError::Memory(_)) {
                     let refusal = "the listener could not make its offer; look at its log";
-                    let _unheard = Outbox::refusal(refusal).flush(&self.link);
+                    let _unheard = Outbox::refusal(refusal.into()).flush(&self.link);
                 }
                 Err(error.at("accept", &self.address))
             }
         }
     }
 
-    fn refuse(self, reason: &str) {
+    fn refuse(self, refusal: Refusal) {
         // A refusal fits the buffer of a socket to which nothing was sent yet.
-        if let Err(error) = Outbox::refusal(reason).flush(&self.link) {
+        if let Err(error) = Outbox::refusal(refusal).flush(&self.link) {
             tracing::debug!(%error, "a refused peer was gone already");
         }
     }

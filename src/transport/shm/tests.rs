@@ -12,7 +12,7 @@ use crate::mem::RemoteKey;
 use crate::time::Instant;
 use crate::transport::wireup::{Grant, Side, WIRE_VERSION};
 use crate::transport::{
-    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, PostError, WorkRequest,
+    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, PostError, Refusal, WorkRequest,
 };
 
 const NOW: Instant = Instant::ORIGIN;
@@ -138,7 +138,7 @@ fn another_wire_version_is_named_on_both_sides() {
     assert!(listener.poll(NOW).is_none());
     let mut inbox = Inbox::default();
     assert!(inbox.fill(&link).unwrap());
-    let Said::Refuse(reason) = inbox.open().unwrap() else { panic!("a refusal") };
+    let Said::Refuse(Refusal { reason, .. }) = inbox.open().unwrap() else { panic!("a refusal") };
     let ours = format!("speaks {WIRE_VERSION}");
     assert!(reason.contains("version 99") && reason.contains(&ours), "{reason}");
 

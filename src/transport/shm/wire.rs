@@ -126,7 +126,7 @@ pub(crate) fn handshake_samples() -> Vec<Vec<u8>> {
     vec![
         frame(&Hello::Offer(sample()), b"hi"),
         frame(&Hello::Accept(Terms { grants: Vec::new(), blob: Segments::default() }), b""),
-        frame(&Hello::refuse("no room"), b""),
+        frame(&Hello::refuse("no room".into()), b""),
     ]
 }
 
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_length_past_its_limit_is_refused_before_anything_is_allocated() {
-        let good = frame(&Hello::refuse("no"), b"");
+        let good = frame(&Hello::refuse("no".into()), b"");
         for length in [LIMIT as u32 - 3, u32::MAX] {
             let mut bytes = good.clone();
             bytes[12..16].copy_from_slice(&length.to_le_bytes());

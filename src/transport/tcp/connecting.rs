@@ -67,8 +67,8 @@ impl TcpConnecting {
             let hello = Hello::decode(&message).map_err(|error| protocol(address, &error))?;
             let (theirs, message) = match hello {
                 (Hello::Accept(theirs), message) => (theirs, message),
-                (Hello::Refuse(reason), _) => {
-                    return Err(ConnectError::Refused { address: Address::Tcp(address), reason });
+                (Hello::Refuse(refusal), _) => {
+                    return Err(ConnectError::refused(Address::Tcp(address), refusal));
                 }
                 _ => return Err(protocol(address, &WireError::Rule("it answered out of turn"))),
             };

@@ -179,7 +179,7 @@ impl Stranger {
             Err(error) => {
                 if let WireError::Version { .. } = error {
                     // If it is gone already, it does not need to know.
-                    let _unheard = self.channel.send(&Hello::refuse(&error.to_string()).encode(&[]));
+                    let _unheard = self.channel.send(&Hello::refuse(error.to_string().into()).encode(&[]));
                 }
                 nonsense(&error)
             }

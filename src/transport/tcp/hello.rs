@@ -97,7 +97,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     vec![
         Hello::Accept(terms.clone()).encode(b"hi"),
         Hello::Offer(terms).encode(&[]),
-        Hello::refuse("no room").encode(&[]),
+        Hello::refuse("no room".into()).encode(&[]),
         Hello::Note(Note::Join([9; 16], Lane::ReverseData)).encode(&[]),
         Hello::Note(Note::Joined).encode(&[]),
     ]

@@ -12,7 +12,7 @@ use crate::channel;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
 use crate::transport::wireup::listen;
-use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received};
+use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, Refusal};
 
 /// The listener at which peers arrive over TCP.
 pub struct TcpListener {
@@ -112,7 +112,7 @@ impl Incoming for TcpIncoming {
             Ok(ours) => ours,
             Err(reason) => {
                 let address = self.address.clone();
-                self.refuse("the listener could not make its offer; look at its log");
+                self.refuse("the listener could not make its offer; look at its log".into());
                 return Err(ConnectError::Offer { address, reason });
             }
         };
@@ -138,9 +138,9 @@ impl Incoming for TcpIncoming {
         }
     }
 
-    fn refuse(mut self, reason: &str) {
+    fn refuse(mut self, refusal: Refusal) {
         // A refusal fits the buffer of a socket to which nothing but a greeting was sent.
-        if let Err(error) = self.channel.send(&Hello::refuse(reason).encode(&[])) {
+        if let Err(error) = self.channel.send(&Hello::refuse(refusal).encode(&[])) {
             tracing::debug!(%error, "a refused peer was gone already");
         }
     }

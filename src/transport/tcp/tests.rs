@@ -16,7 +16,7 @@ use crate::time::Instant;
 use crate::transport::wireup::{Grant, LIMIT, WIRE_VERSION};
 use crate::transport::{
     CompletionError, Connecting, Endpoint, Incoming, Inline, Listener, Operation, PostError, Received,
-    WorkRequest,
+    Refusal, WorkRequest,
 };
 use rustix::event::{PollFd, PollFlags};
 
@@ -129,7 +129,7 @@ fn first_messages_that_are_none_are_dropped_and_honest_peers_get_in() {
         Vec::new(),
         Hello::Accept(nothing()).encode(b""),
         Hello::Note(Note::Joined).encode(&[]),
-        Hello::refuse("no").encode(&[]),
+        Hello::refuse("no".into()).encode(&[]),
         Hello::Note(Note::Join([7; 16], Lane::ReverseData)).encode(&[]),
         Hello::Note(Note::Join([0; 16], Lane::ForwardPulse)).encode(&[]),
         good[..good.len() - 3].to_vec(),
@@ -153,7 +153,7 @@ fn another_wire_version_is_told_which_one_is_spoken_here() {
     bytes[0] = 99;
     channel.send(&bytes).unwrap();
     let answer = wait_for("an answer", || channel.poll().unwrap());
-    let Ok((Hello::Refuse(reason), _)) = Hello::decode(&answer) else { panic!("a refusal") };
+    let Ok((Hello::Refuse(Refusal { reason, .. }), _)) = Hello::decode(&answer) else { panic!("a refusal") };
     assert!(reason.contains("version 99") && reason.contains(&format!("speaks {WIRE_VERSION}")), "{reason}");
 }
 

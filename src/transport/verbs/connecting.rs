@@ -75,7 +75,7 @@ impl VerbsConnecting {
         let Some(heard) = heard else { return Ok(None) };
         let (theirs, message) = match Hello::decode(&heard).map_err(|error| protocol(&at, &error))? {
             (Hello::Accept(theirs), message) => (theirs, message),
-            (Hello::Refuse(reason), _) => return Err(ConnectError::Refused { address: at, reason }),
+            (Hello::Refuse(refusal), _) => return Err(ConnectError::refused(at, refusal)),
             _ => return Err(protocol(&at, &WireError::Rule("it answered out of turn"))),
         };
         let Some(State { mut link, ours, from, mut posting, mut serving }) = self.state.take() else {

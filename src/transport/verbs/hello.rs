@@ -212,7 +212,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
         Hello::Offer(Terms { grants: Vec::new(), blob: bare }).encode(&[]),
         Hello::Offer(terms(striped)).encode(&[]),
         Hello::Accept(terms(Ports { posting: None, ..full })).encode(b"hello"),
-        Hello::refuse("no room").encode(&[]),
+        Hello::refuse("no room".into()).encode(&[]),
         Hello::Note(Note::Ready).encode(&[]),
         Hello::Note(Note::Trespassed).encode(&[]),
         Hello::Note(Note::Receives(32)).encode(&[]),

@@ -16,7 +16,7 @@ use crate::channel::Channel;
 use crate::mem::{ForkGuard, LocalSlice};
 use crate::time::Instant;
 use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept, check_offer, listen};
-use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received};
+use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, Refusal};
 
 /// The listener at which peers arrive. Handshakes go over TCP.
 pub struct VerbsListener {
@@ -66,7 +66,7 @@ impl Newcomer for Pending {
             Err(error) => {
                 if let WireError::Version { .. } = error {
                     // If it is gone already, it does not need to know.
-                    let _unheard = self.0.send(&Hello::refuse(&error.to_string()).encode(&[]));
+                    let _unheard = self.0.send(&Hello::refuse(error.to_string().into()).encode(&[]));
                 }
                 Err(error.to_string())
             }
@@ -218,10 +218,10 @@ impl Incoming for VerbsIncoming {
             Ok(made) => made,
             Err(error) => {
                 match &error {
-                    ConnectError::Offer { reason, .. } => self.refuse(reason),
-                    _ => {
-                        self.refuse("the listener could not make its side of the connection; look at its log")
-                    }
+                    ConnectError::Offer { reason, .. } => self.refuse((*reason).into()),
+                    _ => self.refuse(
+                        "the listener could not make its side of the connection; look at its log".into(),
+                    ),
                 }
                 return Err(error);
             }
@@ -235,9 +235,9 @@ impl Incoming for VerbsIncoming {
         }
     }
 
-    fn refuse(mut self, reason: &str) {
+    fn refuse(mut self, refusal: Refusal) {
         // A refusal fits the buffer of a socket to which nothing but a greeting was sent.
-        if let Err(error) = self.link.send(&Hello::refuse(reason).encode(&[])) {
+        if let Err(error) = self.link.send(&Hello::refuse(refusal).encode(&[])) {
             tracing::debug!(%error, "a refused peer was gone already");
         }
     }

@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::mem::{Access, RemoteKey, RemoteSlice};
-use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Received};
+use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Received, Refusal};
 
 /// Version of everything that any transport sends, in the wire-up and after it.
 ///
@@ -99,7 +99,7 @@ pub(crate) enum Hello<B, N> {
     /// The listener accepts.
     Accept(Terms<B>),
     /// The listener does not, and says why.
-    Refuse(String),
+    Refuse(Refusal),
     /// Something else that the transport has to say.
     Note(N),
 }
@@ -120,12 +120,13 @@ pub(crate) enum WireError {
 
 impl<B: Blob, N: Serialize + DeserializeOwned> Hello<B, N> {
     /// A refusal with its reason, cut if it is long.
-    pub(crate) fn refuse(reason: &str) -> Self {
-        let mut len = reason.len().min(MAX_REASON_BYTES);
-        while !reason.is_char_boundary(len) {
+    pub(crate) fn refuse(mut refusal: Refusal) -> Self {
+        let mut len = refusal.reason.len().min(MAX_REASON_BYTES);
+        while !refusal.reason.is_char_boundary(len) {
             len -= 1;
         }
-        Hello::Refuse(reason[..len].to_owned())
+        refusal.reason.truncate(len);
+        Hello::Refuse(refusal)
     }
 
     /// The bytes of this message, followed by the message of the layer above.
@@ -159,12 +160,13 @@ impl<B: Blob, N: Serialize + DeserializeOwned> Hello<B, N> {
                 terms.check(Side::Listener)?;
                 Hello::Accept(terms)
             }
-            Hello::Refuse(reason) if reason.len() > MAX_REASON_BYTES => {
+            Hello::Refuse(refusal) if refusal.reason.len() > MAX_REASON_BYTES => {
                 return Err(WireError::Rule("its refusal is too long"));
             }
             // It is shown to a user, and comes from another process.
-            Hello::Refuse(reason) => {
-                Hello::Refuse(reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
+            Hello::Refuse(Refusal { is_temporary, reason }) => {
+                let reason = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+                Hello::Refuse(Refusal { is_temporary, reason })
             }
             Hello::Note(note) => Hello::Note(note),
         };
@@ -184,7 +186,9 @@ where
 {
     let (hello, message) = Hello::<B, N>::decode(bytes).ok()?;
     match &hello {
-        Hello::Refuse(reason) => assert!(!reason.chars().any(char::is_control) && message.is_empty()),
+        Hello::Refuse(refusal) => {
+            assert!(!refusal.reason.chars().any(char::is_control) && message.is_empty());
+        }
         Hello::Offer(terms) | Hello::Accept(terms) => {
             assert!(terms.grants.len() <= MAX_GRANTS && message.len() <= MAX_MESSAGE_BYTES);
             for grant in &terms.grants {
@@ -233,7 +237,7 @@ mod tests {
         for (hello, message) in [
             (Message::Offer(terms()), &b"hi"[..]),
             (Message::Accept(terms()), b""),
-            (Message::refuse("no room"), b""),
+            (Message::refuse(Refusal::temporary("no room")), b""),
             (Message::Note(5), b""),
         ] {
             assert_eq!(Message::decode(&hello.encode(message)), Ok((hello, message.to_vec())));
@@ -255,7 +259,7 @@ mod tests {
             let terms = Terms { grants: vec![bad], ..terms() };
             assert_eq!(error_of(&Message::Offer(terms)), "its message does not decode", "{bad:?}");
         }
-        for hello in [Message::Note(5), Message::refuse("no")] {
+        for hello in [Message::Note(5), Message::refuse("no".into())] {
             assert!(Message::decode(&hello.encode(b"more")).is_err());
         }
     }
@@ -270,11 +274,13 @@ mod tests {
 
     #[test]
     fn a_long_reason_is_cut_between_characters_and_control_characters_are_taken_out() {
-        let Message::Refuse(reason) = Message::refuse(&"ä".repeat(5000)) else { panic!("a refusal") };
+        let Message::Refuse(Refusal { reason, .. }) = Message::refuse("ä".repeat(5000).into()) else {
+            panic!("a refusal")
+        };
         assert_eq!(reason.len(), MAX_REASON_BYTES);
-        let (hello, _) = Message::decode(&Message::refuse("\u{1b}[2Jno").encode(&[])).unwrap();
+        let (hello, _) = Message::decode(&Message::refuse("\u{1b}[2Jno".into()).encode(&[])).unwrap();
         assert_eq!(hello, Message::Refuse(" [2Jno".into()));
-        let long = Message::Refuse("x".repeat(MAX_REASON_BYTES + 1));
+        let long = Message::Refuse("x".repeat(MAX_REASON_BYTES + 1).into());
         assert_eq!(error_of(&long), "its refusal is too long");
     }
 
