@@ -8,7 +8,7 @@ use crate::site::Site;
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Where one number comes from.
+/// The source of one number.
 #[derive(Clone, Debug)]
 pub(super) enum Probe {
     /// Out of the JSON of `slackline bench`.
@@ -63,7 +63,7 @@ impl Probe {
         Probe::Bench { arguments: words.split_whitespace().map(String::from).collect(), pointer }
     }
 
-    /// What it needs beside what is built here.
+    /// Returns the program that it needs beside those that are built here, if it needs one.
     pub(super) fn need(&self) -> Option<Need> {
         match self {
             Probe::Ucx { .. } | Probe::UcxTcp { .. } => Some(Need::UcxPerftest),

@@ -42,9 +42,9 @@ pub(crate) const COMMAND: Command = Command {
     run,
 };
 
-/// What runs in guests needs.
+/// The needs of runs in guests.
 const NEEDS: &[Need] = &[Need::Qemu, Need::GuestTools, Need::Iproute2, Need::Perftest, Need::Cc];
-/// What runs on this host needs.
+/// The needs of runs on this host.
 const HOST_NEEDS: &[Need] = &[Need::Iproute2, Need::Perftest, Need::Cc];
 
 /// The step: every run.
@@ -58,13 +58,13 @@ pub(crate) fn step() -> Step {
     }
 }
 
-/// What plain clippy leaves out: the tests that run here only.
+/// Returns the calls of clippy for the tests that run here only, which a plain call leaves out.
 pub(crate) fn clippy() -> impl Iterator<Item = Cmd> {
     let clippy = |target| Cmd::new("cargo", &[&["clippy"], &runs::selection(target, false)[..]].concat());
     runs::targets().into_iter().map(clippy)
 }
 
-/// What was asked.
+/// The options of one call.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options {
     list: bool,
