@@ -40,7 +40,7 @@ fn publish_all(worker: &mut Worker<Shm>, count: u64) {
     worker.flush(PATIENCE).unwrap();
 }
 
-/// How often the gradient of each of the first clocks was applied, with a step of -2 among two workers.
+/// Counts how often the gradient of each of the first clocks was applied, with a step of -2 among two workers.
 fn counts(serving: Serving, clocks: usize) -> Vec<f32> {
     serving.stop().parameters().unwrap()[..clocks].to_vec()
 }

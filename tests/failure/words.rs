@@ -1,4 +1,4 @@
-//! What a worker writes in its desk, taken back or spoilt at any moment: the worker harms itself alone.
+//! Words that a worker writes in its desk, taken back or spoilt at any moment: the worker harms itself alone.
 
 use proptest::prelude::*;
 use slackline::internals::param::FrameGeometry;
@@ -56,7 +56,7 @@ fn poll(server: &mut Server<Shm>) {
 struct Hand {
     raw: Raw,
     clock: u64,
-    /// What it computed its last gradient on.
+    /// The version on which it computed its last gradient.
     base: u64,
 }
 

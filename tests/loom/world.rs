@@ -1,4 +1,4 @@
-//! What the models are made of: small shards, endpoints, and a reader that gives up instead of spinning.
+//! The parts of the models: small shards, endpoints, and a reader that gives up instead of spinning.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -91,7 +91,7 @@ impl<E: Endpoint> Reader<E> {
         Reader { endpoint, pull, into: region(source.geometry.payload_bytes as usize) }
     }
 
-    /// One attempt at a pull, `None` if it came to nothing. Under loom nobody may wait.
+    /// One attempt at a pull, `None` if it came to nothing. Under loom no thread may wait.
     pub(crate) fn attempt(&mut self) -> Option<Pulled> {
         self.pull.start(Bound::NONE, self.into.whole(), PullOptions::default()).unwrap();
         loop {
