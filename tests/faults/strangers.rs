@@ -42,7 +42,7 @@ fn strangers_are_shut_out_in_time_at_bounded_memory_while_training_goes_on() {
         let undisturbed = undisturbed.min(rate(&clocks, || std::thread::sleep(Duration::from_secs(2))));
         assert!(disturbed > undisturbed / 3.0, "{disturbed} clocks a second, and {undisturbed} without");
         assert!(after.peak < before.memory + GROWTH, "{after:?} after {before:?}");
-        assert_eq!((server.told().joined, server.told().workers), (2, 2), "no other peer got in, no worker went");
+        assert_eq!((server.told().joined, server.told().workers), (2, 2), "no other peer got in, none went");
         drop(stops);
         for worker in workers {
             worker.join().unwrap();
