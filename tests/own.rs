@@ -100,12 +100,12 @@ fn work<T: Transport>(worker: &mut Worker<T>, index: usize, scheme: Config, slot
     held
 }
 
-/// So many workers over so many shards, each for so many clocks.
+/// Runs a job of so many workers over so many shards, each for 60 clocks.
 fn job<T: Carrier>(scheme: Config, workers: usize, shards: u16, encoding: ElementType) {
     let servers: Vec<_> = (0..shards).map(|shard| server::<T>(scheme, workers, (shard, shards))).collect();
     let addresses: Vec<_> = servers.iter().map(|(_, address)| address.clone()).collect();
     let clocks = 60;
-    // Who leaves changes the others' weights: all stay to the end.
+    // A worker that leaves changes the others' weights: all stay to the end.
     let all = &Barrier::new(workers);
     std::thread::scope(|scope| {
         let serving: Vec<_> = servers

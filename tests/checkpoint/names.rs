@@ -32,7 +32,7 @@ fn publish(worker: &mut Worker<Shm>, timeout: Duration) -> Result<Clock, Error> 
     Ok(clock)
 }
 
-/// So many gradients, all applied.
+/// Publishes so many gradients, and waits until all are applied.
 fn publish_all(worker: &mut Worker<Shm>, count: u64) {
     for _ in 0..count {
         publish(worker, PATIENCE).unwrap();
@@ -111,7 +111,7 @@ fn a_server_that_goes_on_from_a_checkpoint_applies_no_gradient_in_it_again() {
         let slow = connect(&addresses, scheme, Some(1)).unwrap();
         let fast = connect(&addresses, scheme, Some(0)).unwrap();
         assert_eq!((slow.clock(), fast.clock()), (Clock(0), Clock(4)), "{scheme}");
-        // A second checkpoint, in whose life the fast one has done nothing, says it, too.
+        // A second checkpoint says it, too, though the fast one did nothing before it was written.
         drop((slow, fast));
         let mut second = second.stop();
         second.finish_checkpoint(PATIENCE).unwrap();

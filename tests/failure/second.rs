@@ -110,7 +110,7 @@ pub(super) fn drive(server: &mut Server<Shm>, what: &str, until: impl Fn(&Server
     assert!(server.drive(until, PATIENCE).unwrap(), "waited in vain for {what}");
 }
 
-/// One clock of a worker whose gradient is `value` everywhere.
+/// Trains for one clock, with a gradient that is `value` everywhere.
 pub(super) fn train(worker: &mut Worker<Shm>, value: f32) -> Result<Clock, Error> {
     let mut step = worker.step(PATIENCE)?;
     let view = step.view();

@@ -11,7 +11,7 @@ use slackline::{
 use super::raw::{Raw, worker_role};
 use super::second::{PATIENCE, server, wait_for};
 
-/// So many that the fold of one version takes several polls.
+/// Chunks of a gradient: so many that the fold of one version takes several polls.
 const CHUNKS: usize = 40;
 const CHUNK_BYTES: usize = 64;
 const ELEMENTS: usize = CHUNKS * CHUNK_BYTES / 4;

@@ -123,8 +123,8 @@ pub(super) fn pattern(index: usize) -> f32 {
     (index % 7 + 1) as f32
 }
 
-/// Asserts that the parameters are one and the same multiple of the pattern, and gives it: the sum of the weights of
-/// all gradients in it.
+/// Asserts that the parameters are one and the same multiple of the pattern, and returns that multiple: the sum of the
+/// weights of all gradients in it.
 pub(super) fn multiple(parameters: &[f32]) -> f64 {
     let unit = parameters[0];
     for (index, value) in parameters.iter().enumerate() {
@@ -148,7 +148,7 @@ impl Watch {
         timed("connect", timeout, || Worker::connect(Tcp::new(), addresses, options, timeout))
     }
 
-    /// One clock, whose parameters and whose place in time are checked.
+    /// Trains for one clock, and checks its parameters and its place in time.
     pub(super) fn train(&self, worker: &mut Worker<Tcp>, timeout: Duration) -> Result<(), Error> {
         let mut step = timed("step", timeout, move || worker.step(timeout))?;
         let view = step.view();

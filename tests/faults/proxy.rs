@@ -18,7 +18,7 @@ pub(super) enum Fault {
     None,
     /// Each piece comes so much later.
     Delay(Duration),
-    /// So many bytes at a time, and a millisecond's rest after each.
+    /// So many bytes pass at a time, with a millisecond's rest after each.
     Trickle(usize),
     /// On average one bit in so many bytes is flipped.
     Corrupt {

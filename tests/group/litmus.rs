@@ -64,7 +64,7 @@ pub(crate) fn nobody_ever_takes_a_mixture_though_rounds_are_given_up_at_any_mome
             let wrong = member.parameters().unwrap().iter().position(|value| *value != round as f32);
             assert_eq!(wrong, None, "a mixture in round {round}");
         }
-        // Who is done first does not look dead to the others.
+        // The member that is done first does not look dead to the others.
         member.leave(PATIENCE).unwrap();
     });
     assert!(have_all_taken(), "nothing was ever averaged: {taken:?}");

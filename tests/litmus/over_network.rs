@@ -43,7 +43,7 @@ impl Place {
 pub(crate) const TCP_SIZES: &[Size] =
     &[(64, 3, 10_000), (64 << 10, 3, 10_000), (4 << 20, 8, 200), (64 << 20, 8, 20)];
 
-/// So many times as many pulls.
+/// Multiplies the number of pulls by `SLACKLINE_LITMUS_TIMES`, if that is set.
 fn times(pulls: u64) -> u64 {
     pulls * std::env::var("SLACKLINE_LITMUS_TIMES").map_or(1, |text| text.parse().expect("a number"))
 }

@@ -37,9 +37,9 @@ pub(crate) fn transport_for(address: &Address) -> Mixed {
     mixed.with_verbs(Verbs::open(options).unwrap_or_else(|error| panic!("this litmus needs RDMA: {error}")))
 }
 
-/// Past the test harness, which keeps what `println!` says to itself.
+/// Prints the address past the test harness, which keeps what `println!` says to itself.
 fn tell(address: &Address) {
-    // Who does not hear it is gone.
+    // A process that does not hear it is gone.
     let _unheard = writeln!(io::stdout(), "{AT}{address}");
 }
 

@@ -106,7 +106,7 @@ impl<E: Endpoint> Reader<E> {
         }
     }
 
-    /// So many steps of following the frame that will be `version`.
+    /// Follows the frame that will be `version`, for so many steps.
     pub(crate) fn follow(&mut self, version: u64, steps: usize) -> Option<Pulled> {
         let bound = Bound { version: Version(version), ..Bound::NONE };
         let options = PullOptions { follow: true, ..PullOptions::default() };

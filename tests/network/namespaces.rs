@@ -36,10 +36,10 @@ pub(crate) struct Host {
 }
 
 impl Hosts {
-    /// So many, each of which reaches the others: 10.77.0.1, 10.77.0.2 and so on.
+    /// Makes so many hosts, each of which reaches the others: 10.77.0.1, 10.77.0.2 and so on.
     ///
-    /// Who is not root becomes it in a user name space, which takes a process without threads: this one is replaced by
-    /// `unshare`, which starts its program again from the beginning, with the same arguments.
+    /// A process that is not root becomes root in a user name space, which takes a process without threads. So this one
+    /// is replaced by `unshare`, which starts its program again from the beginning, with the same arguments.
     ///
     /// # Panics
     /// If that is not to be had here, saying what is missing.

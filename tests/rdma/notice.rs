@@ -1,4 +1,4 @@
-//! Waking who sleeps: WRITEs with immediate data.
+//! Waking a process that sleeps: WRITEs with immediate data.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};

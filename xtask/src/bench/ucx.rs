@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Most attempts of the client to connect, while the server is still starting.
 const ATTEMPTS: u32 = 10;
 const BETWEEN: Duration = Duration::from_millis(300);
-/// So long may the client take, in seconds, before it is ended.
+/// Longest time that the client may take, in seconds, before it is ended.
 const SECONDS_MAX: &str = "120";
 
 /// Median latency of 8 bytes over shared memory, in nanoseconds, of one of its tests, both sides on cores of their own

@@ -177,7 +177,7 @@ impl<'a> Rig<'a> {
     }
 }
 
-/// Has runs run, on a new stage where one broke under them: who broke it has failed, and the others go on.
+/// Executes runs, on a new stage where one broke under them: the run that broke it has failed, and the others go on.
 fn all(
     runs: &[&'static Run],
     defects: &[Defect],
