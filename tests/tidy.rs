@@ -7,6 +7,9 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+#[path = "tidy/openings.rs"]
+mod openings;
+
 // ---------------------------------------------------------------------- the rules
 
 /// The rights of one module directly under `src/`.
@@ -128,6 +131,13 @@ fn examples_use_public_names_only() {
 #[test]
 fn no_line_holds_a_tab_or_ends_in_a_blank() {
     hold(&[".rs", ".md", ".toml"], blanks);
+}
+
+#[test]
+fn few_doc_comments_open_with_a_question_word() {
+    if let Some(complaint) = openings::complaint(&files(".rs")) {
+        panic!("\n{complaint}");
+    }
 }
 
 /// Panics with all that `check` finds in the files whose names end so.
