@@ -111,7 +111,7 @@ fn a_server_that_goes_on_from_a_checkpoint_applies_no_gradient_in_it_again() {
         let slow = connect(&addresses, scheme, Some(1)).unwrap();
         let fast = connect(&addresses, scheme, Some(0)).unwrap();
         assert_eq!((slow.clock(), fast.clock()), (Clock(0), Clock(4)), "{scheme}");
-        // A second checkpoint says it, too, though the fast one did nothing before it was written.
+        // A second checkpoint says it, too, though the fast worker published nothing to the server that writes it.
         drop((slow, fast));
         let mut second = second.stop();
         second.finish_checkpoint(PATIENCE).unwrap();

@@ -11,7 +11,7 @@ use super::fixture::{Fixture, PATIENCE, each, meet, turn, wait_for};
 const ELEMENTS: usize = 64 << 10;
 const ROUNDS: u64 = 400;
 
-/// Longest time of a run, unless some member of a busy machine has not taken a mean until then.
+/// Longest time of the test, unless the machine is so busy that some member has taken no mean until then.
 const LONGEST: Duration = Duration::from_secs(3);
 
 pub(crate) fn nobody_ever_takes_a_mixture_though_rounds_are_given_up_at_any_moment<F: Fixture>() {

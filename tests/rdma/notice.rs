@@ -38,7 +38,7 @@ fn write(endpoint: &mut EndpointOf<VerbsFixture>, remote: RemoteSlice, word: u64
     assert_eq!(completion(endpoint).result, Ok(()));
 }
 
-/// Sleeps until it is woken, and returns how long it slept.
+/// Sleeps until the listener is woken or `at_most` is over, and returns how long that took.
 fn sleep(target: &mut Sleeper, at_most: Duration) -> Duration {
     let begun = Instant::now();
     target.listener.wait(at_most);

@@ -1,4 +1,4 @@
-//! The rule on the first words of doc comments: a noun or a verb, and seldom a question word. "The reason of a refusal"
+//! The rule on the first words of doc comments: a noun or a verb, and seldom a question word. "The reason for a refusal"
 //! names its subject at once; "Why it was refused" leaves a reader to find it out.
 //!
 //! A doc block is a run of lines that all begin with `///`, or all with `//!`.

@@ -9,7 +9,7 @@ use crate::needs::Need;
 use crate::site::Site;
 use crate::steps::{Step, many_at_once};
 
-/// The tests that run under AddressSanitizer: a package, and the test targets of it that run.
+/// The tests that run under AddressSanitizer: a package, and those of its test targets that run.
 ///
 /// To add one, name its target: `("slackline", &["--lib", "--test", "transport"])`. One that is listed but
 /// does not exist fails the step.

@@ -143,7 +143,7 @@ fn corpus(site: &Site, target: &str) -> PathBuf {
 
 fn libfuzzer(site: &Site, target: &str, seconds: u64) -> Cmd {
     let program = site.target.join("fuzz").join(&site.host).join("release").join(target);
-    // A crash is shown as text; the file is for a person that wants to run it again.
+    // A crash is shown as text; the file is for a person who wants to run it again.
     let artifacts = format!("-artifact_prefix={}/", site.target.join("fuzz").display());
     Cmd::new(&program.to_string_lossy(), &[&format!("-max_total_time={seconds}"), &artifacts])
         .arg(&format!("-timeout={INPUT_SECONDS_MAX}"))

@@ -36,7 +36,7 @@ pub(super) struct Tools<'a> {
 }
 
 impl<'a> Tools<'a> {
-    /// Builds our programs, and the C programs that measure, too.
+    /// Builds the command line, and the C programs with which it is compared.
     pub(super) fn build(site: &'a Site) -> Result<Tools<'a>, Failure> {
         needs::ensure(site, &[Need::Cc])?;
         Cmd::new("cargo", &["build", "--release", "-p", "slackline-cli"]).answer(site)?;

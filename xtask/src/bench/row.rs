@@ -9,7 +9,7 @@ use std::fmt;
 pub(super) struct Row {
     pub(super) name: String,
     pub(super) ours: Probe,
-    /// The name of the peer, with which our number is compared.
+    /// The name of the measurement with which ours is compared.
     pub(super) against: &'static str,
     pub(super) peer: Probe,
     pub(super) unit: Unit,
