@@ -18,7 +18,7 @@ use flood::Flood;
 /// The three cases take turns of this length, so that a machine that slows down does so for all of them.
 const TURN: Duration = Duration::from_secs(3);
 
-/// How often an honest worker joins within a turn.
+/// Time between two joins of an honest worker within a turn.
 const JOIN_EVERY: Duration = Duration::from_millis(500);
 
 fn main() {

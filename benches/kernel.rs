@@ -1,4 +1,4 @@
-//! How near a fold comes to the memory's bandwidth: bytes it moves per second over those of STREAM's triad.
+//! The bandwidth of a fold relative to the memory's: the bytes that it moves per second over those of STREAM's triad.
 //!
 //! `cargo bench --bench kernel -- [PARAMETERS] [ROUNDS] [GRADIENTS]` (100,000,000, 5 and 4 if not given). Needs 40
 //! bytes of memory per parameter, and 4 more per gradient beyond four. Folds and triads take turns within a round, so

@@ -1,4 +1,4 @@
-//! What one event costs a scheme, with few workers and with many. The cost may not grow with their number.
+//! The cost of one event in a scheme, with few workers and with many. The cost may not grow with their number.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use slackline::internals::clock::WorkerId;
@@ -9,7 +9,7 @@ use slackline::{
 
 const NOW: Instant = Instant::ORIGIN;
 
-/// One clock of everybody: an event is a gradient that arrives, with all that follows from it.
+/// One clock of all workers: an event is a gradient that arrives, with all that follows from it.
 fn server(c: &mut Criterion) {
     let mut group = c.benchmark_group("server");
     for config in [Config::Bsp, Config::Bap { staleness: 3 }, Config::Asp, Config::Essp { staleness: 3 }] {

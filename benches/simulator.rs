@@ -1,4 +1,5 @@
-//! What a simulated job costs, by the number of workers. The cost of an event may grow with its logarithm only.
+//! The cost of a simulated job, by the number of workers. The cost of an event may grow only with the logarithm of
+//! that number.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use slackline::scheme::Config;
@@ -12,7 +13,7 @@ fn cluster(scheme: Config, workers: usize) -> Cluster {
     cluster
 }
 
-/// Time alone, 20 clocks of everybody. An element is an event: something computed, sent or arrived.
+/// Time alone, 20 clocks of all workers. An element is an event: something computed, sent or arrived.
 fn events(c: &mut Criterion) {
     let mut group = c.benchmark_group("simulator");
     group.sample_size(10);

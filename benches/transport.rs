@@ -1,5 +1,5 @@
-//! What posting one request and polling its completion costs over shared memory, both sides in this process. What
-//! passes between two processes, `slackline bench` measures.
+//! The cost of posting one request and polling its completion over shared memory, both sides in this process. The cost
+//! between two processes is what `slackline bench` measures.
 
 use std::hint::black_box;
 use std::task::Poll;
@@ -42,7 +42,7 @@ impl Pair {
             }
             if let Poll::Ready(connected) = connecting.poll(Instant::ORIGIN) {
                 let (client, received) = connected.expect("an answer");
-                let server = server.expect("whoever answered");
+                let server = server.expect("the side that answered");
                 return Pair {
                     client,
                     remote: received.grants[0],

@@ -1,4 +1,4 @@
-//! The numbers that staleness is made of: versions, clocks, workers and the table of who has come how far.
+//! The numbers that staleness is made of: versions, clocks, workers and the table of the workers' clocks.
 //!
 //! Pure: no bytes, keys, threads or wall clocks.
 
@@ -48,14 +48,14 @@ impl Version {
         Version(self.0 + 1)
     }
 
-    /// How many versions `self` is behind `latest`; zero if it is not.
+    /// Returns how many versions `self` is behind `latest`; zero if it is not behind.
     #[doc(hidden)]
     pub const fn behind(self, latest: Version) -> u64 {
         latest.0.saturating_sub(self.0)
     }
 }
 
-/// Which clock each worker has reached, and the smallest of them.
+/// The clock that each worker has reached, and the smallest of them.
 ///
 /// The smallest clock never moves back: a worker that joins later starts at it (see [`ClockTable::join`]).
 ///
@@ -78,7 +78,7 @@ impl Version {
 #[derive(Clone, Debug, Default)]
 pub struct ClockTable {
     clocks: Vec<Option<Clock>>,
-    /// How many workers stand at each clock; no entry is zero.
+    /// The number of workers that stand at each clock; no entry is zero.
     standing: BTreeMap<Clock, usize>,
     workers: usize,
     smallest: Clock,
@@ -145,7 +145,7 @@ impl ClockTable {
         self.smallest != before
     }
 
-    /// The smallest clock over the workers that are in. With nobody in it stays where it was.
+    /// Returns the smallest clock over the workers that are in. While no worker is in, it stays where it was.
     pub fn smallest(&self) -> Clock {
         self.smallest
     }
@@ -160,7 +160,7 @@ impl ClockTable {
         self.clocks.iter().enumerate().filter_map(|(id, clock)| Some((WorkerId(id as u16), (*clock)?)))
     }
 
-    /// How many workers are in.
+    /// Returns how many workers are in.
     pub fn len(&self) -> usize {
         self.workers
     }

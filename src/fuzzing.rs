@@ -1,4 +1,4 @@
-//! The decoders that bytes of strangers, of peers and of the disk reach, for `fuzz/` to feed.
+//! The decoders that bytes of unauthenticated peers, of connected peers and of the disk reach, for `fuzz/` to feed.
 //!
 //! Only in builds with `--cfg fuzzing`, as cargo-fuzz makes them, and in tests. Each decoder has beside it a function
 //! that gives it bytes and checks what it makes of them (it panics where a promise is broken), and samples of what it
@@ -12,7 +12,7 @@ use crate::{channel, node, param, transport};
 /// One decoder.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// What it decodes; the target of cargo-fuzz has the same name.
+    /// The name of the format that it decodes; the target of cargo-fuzz has the same name.
     pub name: &'static str,
     /// Gives it bytes, and panics if it breaks a promise.
     pub check: fn(&[u8]),

@@ -81,7 +81,7 @@ pub enum TableError {
     /// Too many tensors.
     #[error("a table holds at most {MAX_TENSORS} tensors, not {count}")]
     TooManyTensors {
-        /// How many were given.
+        /// The number of tensors that were given.
         count: usize,
     },
     /// Two tensors of one name.
@@ -93,7 +93,7 @@ pub enum TableError {
     /// A size that overflows.
     #[error("tensor `{name}` with shape {shape:?} does not fit an address space")]
     TooLarge {
-        /// Whose.
+        /// The name of the tensor.
         name: String,
         /// Its shape.
         shape: Vec<u64>,
@@ -203,7 +203,7 @@ impl Table {
 impl TryFrom<Vec<Tensor>> for Table {
     type Error = TableError;
 
-    /// Lays the tensors out anew: offsets that came from a peer are not believed.
+    /// Lays the tensors out again: offsets that came from a peer are not believed.
     fn try_from(tensors: Vec<Tensor>) -> Result<Self, TableError> {
         Table::lay_out(tensors)
     }

@@ -1,9 +1,9 @@
-//! How a command ends when it cannot do what was asked: one line with what is wrong, one with what to do.
+//! The end of a command that cannot do what was asked: one line with what is wrong, one with what to do.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// Why a command gives up.
+/// The reason that a command gives up.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
@@ -14,14 +14,15 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// What was asked for cannot be: bad options, or files that cannot be used. Nothing was begun.
+    /// Makes the failure for a request that cannot be met: bad options, or files that cannot be used. Nothing was
+    /// begun.
     ///
     /// Our errors read "what is wrong; what to do": what follows the last semicolon becomes the help line.
     pub(crate) fn usage(text: impl fmt::Display) -> Failure {
         Failure::new(2, &text.to_string())
     }
 
-    /// What was asked for was begun, or could have been, and failed.
+    /// Makes the failure for a request that was begun, or could have been, and failed.
     pub(crate) fn failed(text: impl fmt::Display) -> Failure {
         Failure::new(1, &text.to_string())
     }
@@ -61,7 +62,7 @@ impl Failure {
     }
 }
 
-/// What is wrong, and what to do about it: what follows the last semicolon.
+/// Splits a text into what is wrong and what to do about it, which follows the last semicolon.
 pub(crate) fn split(text: &str) -> (String, Option<String>) {
     // One line each, whatever a file name or a process may have put into it.
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();

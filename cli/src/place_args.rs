@@ -5,7 +5,7 @@ use slackline::internals::job::env::Flags;
 /// A process's position in its job. Only the values that no launcher gives are needed.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct PlaceArgs {
-    /// Which process of the job this is, from 0 [default: what the launcher says, or SLACKLINE_RANK]
+    /// Rank of this process in the job, from 0 [default: what the launcher says, or SLACKLINE_RANK]
     #[arg(long, help_heading = "Job", value_name = "RANK")]
     rank: Option<u32>,
 
@@ -13,11 +13,11 @@ pub(crate) struct PlaceArgs {
     #[arg(long, help_heading = "Job", value_name = "N")]
     world_size: Option<u32>,
 
-    /// Which process of this host this is, from 0 [default: what the launcher says, or SLACKLINE_LOCAL_RANK]
+    /// Rank of this process on its host, from 0 [default: what the launcher says, or SLACKLINE_LOCAL_RANK]
     #[arg(long, help_heading = "Job", value_name = "RANK")]
     local_rank: Option<u32>,
 
-    /// Where the processes of the job meet: a name or address of rank 0's host that all others can reach, and a free
+    /// Meeting point of the job's processes: a name or address of rank 0's host that all others can reach, and a free
     /// port on it; the same for all [default: derived from what the launcher says, or SLACKLINE_RENDEZVOUS]
     #[arg(long, help_heading = "Job", value_name = "HOST:PORT")]
     rendezvous: Option<String>,

@@ -1,4 +1,4 @@
-//! Which scheme, as options: the same for `train` and `sim`.
+//! Options that set the scheme, the same for `train` and `sim`.
 
 use clap::ValueEnum;
 use slackline::scheme::{Config, ConfigError, Damping};
@@ -17,11 +17,11 @@ pub(crate) struct SchemeArgs {
     #[arg(long, help_heading = "Scheme", value_name = "N")]
     pub(crate) k: Option<String>,
 
-    /// What becomes of slower workers once an update is made (dbw): interrupt, wait or pull
+    /// Treatment of slower workers once an update is made (dbw): interrupt, wait or pull
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) delivery: Option<String>,
 
-    /// How k is chosen (dbw): dynamic, static or blind
+    /// Choice of k (dbw): dynamic, static or blind
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) choice: Option<String>,
 
@@ -33,11 +33,11 @@ pub(crate) struct SchemeArgs {
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "FACTOR")]
     pub(crate) loss_growth: Option<String>,
 
-    /// How k grows (abs): loss-ratio or fixed
+    /// Rule for the growth of k (abs): loss-ratio or fixed
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) rule: Option<String>,
 
-    /// What becomes of the bound as k grows (abs): with-k or fixed
+    /// Change of the bound as k grows (abs): with-k or fixed
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) shrink: Option<String>,
 
@@ -57,11 +57,11 @@ pub(crate) struct SchemeArgs {
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "N")]
     pub(crate) group: Option<String>,
 
-    /// How workers are parted into groups (ds-sync): digits, authors or uneven
+    /// Partition of the workers into groups (ds-sync): digits, authors or uneven
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) partition: Option<String>,
 
-    /// What staleness does to the weight of a gradient, under any scheme
+    /// Effect of staleness on the weight of a gradient, under any scheme
     #[arg(long, help_heading = "Scheme", value_enum, default_value_t)]
     pub(crate) damping: DampingName,
 
@@ -70,7 +70,7 @@ pub(crate) struct SchemeArgs {
     pub(crate) delay_seed: Option<String>,
 }
 
-/// What a gradient's staleness does to its weight.
+/// Effect of a gradient's staleness on its weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
 pub(crate) enum DampingName {
     /// Nothing

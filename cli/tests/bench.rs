@@ -226,7 +226,7 @@ fn a_listener_ends_after_one_client_and_says_what_went_wrong() {
 
 #[test]
 fn nobody_listening_is_told_with_what_to_do() {
-    // The port of a connection's other end: nobody can listen there.
+    // The port of a connection's other end: no process can listen there.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let address = taken.local_addr().unwrap().to_string();

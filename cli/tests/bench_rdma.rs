@@ -120,7 +120,7 @@ mod apart {
         let host = there();
         let peer = ["--transport", "verbs", "--peer", &host.address, "--op", "write"];
         let output =
-            slackline().env("SLACKLINE_SECRET", "what nobody there knows").arg("bench").args(peer).output();
+            slackline().env("SLACKLINE_SECRET", "what is not known there").arg("bench").args(peer).output();
         let output = output.expect("the program starts");
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{stderr}");

@@ -21,7 +21,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(&output.stdout)))
 }
 
-/// Why there is no RDMA on this machine, if there is none: what is wrong, and the remedy.
+/// Returns the reason that there is no RDMA on this machine, if there is none: what is wrong, and the remedy.
 fn no_rdma() -> Option<(String, String)> {
     let error = Verbs::open(VerbsOptions::default()).err()?.to_string();
     let (error, help) = error.rsplit_once("; ").unwrap_or_else(|| panic!("no remedy: {error}"));

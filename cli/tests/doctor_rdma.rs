@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// What one test takes away, another one needs.
+/// Lock that lets one test run at a time: another test may need what one takes away.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// How long a port may take to come up again.
+/// Longest time that a port may take to come up again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const DEVICES: &str = "/sys/class/infiniband";
@@ -64,12 +64,12 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Ends with code 1, and says so and how to mend it.
+/// Asserts that the doctor ended with code 1, and told the error and its remedy.
 fn refused(output: &Output, error: &str, help: &str) {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let lines: Vec<&str> = said.lines().filter(|line| !line.starts_with("slackline doctor: ")).collect();
-    let [first, second] = lines[..] else { panic!("an error and its mend: {said}") };
+    let [first, second] = lines[..] else { panic!("an error and its remedy: {said}") };
     assert!(first.starts_with("error: RDMA does not work: ") && first.contains(error), "{said}");
     assert!(second.starts_with("help: ") && second.contains(help), "{said}");
 }

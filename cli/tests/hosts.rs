@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use fleet::Fleet;
 use fleet::running::paths;
 
-/// The lease, and what a busy machine takes to act on it: before anybody's timeout.
+/// The lease, and what a busy machine takes to act on it: before the timeout of any process.
 const EVICTED_WITHIN: Duration = Duration::from_secs(3 + 12);
 
-/// A lease by which nobody is evicted while a test lasts.
+/// A lease by which no process is evicted while a test lasts.
 const LONG_LEASE: &str = "--lease 600";
 
 /// About five seconds of training, most of them asleep.
@@ -120,7 +120,7 @@ fn a_worker_that_is_killed_on_another_host_is_evicted_at_once() {
         job.coordinator.wait_for("2 paths over tcp");
         std::thread::sleep(Duration::from_millis(500));
         let killed = job.workers.remove(2).kill();
-        // Its connections say so: nobody waits for the lease.
+        // Its connections say so: no process waits for the lease.
         let noticed = job.coordinator.wait_for("warning: worker 2 ");
         println!("{scheme}: killed, noticed after {:?}", noticed - killed);
         let said = job.succeeds();

@@ -1,4 +1,4 @@
-//! Processes of a run killed in the middle of it: who is left goes on or says what happened, and nothing stays.
+//! Processes of a run killed in the middle of it: those that are left go on or say what happened, and nothing stays.
 //!
 //! Only processes that a test itself started are ever signalled. Sockets and memory are told by what these processes
 //! held, so other runs on the same machine are not in the way.
@@ -21,7 +21,7 @@ const SCHEMES: [&str; 4] = ["bsp", "asp", "ssp", "essp"];
 /// Runs at a time: they sleep most of the time.
 const TOGETHER: usize = 8;
 
-/// A lease by which nobody is evicted while a run lasts.
+/// A lease by which no process is evicted while a run lasts.
 const LONG_LEASE: [&str; 2] = ["--lease", "600"];
 
 /// A timeout that no run of any machine reaches.
@@ -175,7 +175,7 @@ struct Held {
 }
 
 impl Held {
-    /// That nothing of it is left. Processes whose parent was killed take a moment.
+    /// Asserts that nothing of it is left. Processes whose parent was killed take a moment.
     fn is_gone(&self) {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -215,7 +215,8 @@ fn sockets() -> Vec<Vec<String>> {
     text.lines().skip(1).map(|line| line.split_whitespace().map(String::from).collect()).collect()
 }
 
-/// Where a process's descriptors lead, and what lies there. Nothing for processes that are gone or another's.
+/// Returns the targets of a process's descriptors, and the device and inode of each. There are none for processes that
+/// are gone or another user's.
 fn descriptors(folder: &str) -> Vec<(String, (u64, u64))> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let look = |entry: fs::DirEntry| {

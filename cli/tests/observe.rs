@@ -13,7 +13,7 @@ use common::Run;
 
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Ports of this test, one process after the other, at which nobody listens.
+/// Returns consecutive ports, one for each process of this test, at which no process listens yet.
 fn ports(count: u16) -> Vec<String> {
     let MeetingPoint { port: first, .. } = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
     (first..first + count).map(|port| format!("127.0.0.1:{port}")).collect()
@@ -58,7 +58,7 @@ fn every_process_of_a_job_serves_its_metrics_and_top_shows_them() {
     for worker in &nodes[2..4] {
         assert!(value(worker, "slackline_clock") > 0.0, "a worker");
     }
-    // Whoever judges the model reads it.
+    // The coordinator judges the model, and reads it for that.
     let deadline = Instant::now() + PATIENCE;
     while !scrape(&nodes[1]).is_some_and(|text| text.contains("role=\"reader\"")) {
         assert!(Instant::now() < deadline, "the server never tells of a reader");

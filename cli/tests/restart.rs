@@ -12,7 +12,7 @@ use tempfile::TempDir;
 mod common;
 use common::{Run, kill};
 
-/// How far from what an undisturbed run of the same seed reaches a disturbed one may end.
+/// Largest accuracy by which a disturbed run may end below an undisturbed one of the same seed.
 const ACCURACY: f64 = 0.01;
 
 /// A run that sleeps most of the time, and takes about four seconds however fast the machine is.
@@ -57,7 +57,7 @@ fn a_killed_server_goes_on_from_its_checkpoint_and_training_ends_as_if_undisturb
     }
 }
 
-/// Whichever is killed, the others begin anew with it or it with them; nobody is left behind.
+/// Whichever server is killed, the others begin again with it or it with them; no process is left behind.
 #[test]
 fn a_killed_server_of_two_of_which_one_decides_comes_back() {
     for (killed, transport) in [(0, "auto"), (1, "tcp")] {
@@ -176,7 +176,7 @@ fn a_signal_to_the_run_or_to_a_server_writes_a_checkpoint_and_ends_nobody() {
             std::thread::sleep(Duration::from_millis(10));
         }
     };
-    assert_eq!((version(0), version(1)), (0, 0), "nobody has asked yet");
+    assert_eq!((version(0), version(1)), (0, 0), "no checkpoint was asked for yet");
     kill(run.pid(), Signal::USR1);
     run.wait_for("checkpoints are written, as was asked for");
     newer(0, 0);

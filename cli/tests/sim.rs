@@ -26,7 +26,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&stdout(&[arguments, &["--json", "-"]].concat())).expect("stdout is one JSON value")
 }
 
-/// What cannot be used is told with what is wrong and what to do, and nothing is computed.
+/// Asserts that arguments that cannot be used are refused with what is wrong and what to do, and nothing is computed.
 fn misused(arguments: &[&str], error: &str, help: &str) {
     let output = run(arguments);
     let text = stderr(&output);

@@ -1,5 +1,5 @@
 //! A run on a machine that is far too busy for it: more processes than processors, beside threads that never rest. It
-//! is slow, and that is all: nobody who lives is evicted, and the run ends as any other.
+//! is slow, and that is all: no process that lives is evicted, and the run ends as any other.
 //!
 //! As a step of `cargo xtask test` it is small. At full size, with all that is worth telling:
 //!

@@ -1,4 +1,5 @@
-//! Strangers at the meeting point of a job that trains: they are shut out, and it goes on as if they were not there.
+//! Unauthenticated peers at the meeting point of a job that trains: they are shut out, and the job goes on as if they
+//! were not there.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -29,7 +30,7 @@ const HALF_OPEN: usize = 1000;
 /// Epochs that show how long one takes.
 const SHORT: u32 = 400;
 
-/// How long training is to go on: much longer than the siege, which waits twice for strangers to be shut out.
+/// Time for which training is to go on: much longer than the siege, which waits twice for peers to be shut out.
 const TRAINING: Duration = Duration::from_secs(40);
 
 const TRAIN: [&str; 6] = ["--model", "softmax", "--scheme", "bsp", "--json", "-"];
@@ -62,14 +63,14 @@ fn strangers_at_the_meeting_point_are_shut_out_in_time_at_bounded_memory_while_t
         assert_eq!(of(&disturbed, "evicted"), false);
     }
     let (slow, fast) = (wall(&disturbed), slowest * f64::from(epochs));
-    assert!(slow < 3.0 * fast, "{slow} s, and {fast} s without strangers");
+    assert!(slow < 3.0 * fast, "{slow} s, and {fast} s without unauthenticated peers");
 }
 
 fn wall(json: &Value) -> f64 {
     json["wall_s"].as_f64().unwrap()
 }
 
-/// The same training without anybody at the door, and as fast as it goes: what it comes to is the same to the bit.
+/// Runs the same training without unauthenticated peers, and as fast as it goes: its result is the same to the bit.
 fn alone(epochs: u32) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
     command.args(["train", "--workers", "2", "--epochs", &epochs.to_string()]).args(TRAIN);
@@ -78,7 +79,7 @@ fn alone(epochs: u32) -> Value {
     serde_json::from_slice(&output.stdout).expect("stdout is one JSON value")
 }
 
-/// Everything that a stranger may try.
+/// Makes all the attempts that an unauthenticated peer may make.
 fn besiege(job: &Job, good: &[u8]) {
     let (address, secret, before) = (job.address, &job.secret, job.descriptors());
     let other = Secret::random().unwrap();
@@ -86,7 +87,7 @@ fn besiege(job: &Job, good: &[u8]) {
         let begun = Instant::now();
         let introduction = Introduction::new(MemberRole::Worker, Host::named("elsewhere"));
         let joined = Membership::join(&address.to_string(), introduction, wrong, REFUSED_WITHIN);
-        let error = joined.err().expect("who does not know the secret is not let in");
+        let error = joined.err().expect("a peer without the secret is not let in");
         assert!(begun.elapsed() < REFUSED_WITHIN, "{error} after {:?}", begun.elapsed());
     }
     assert!(good.len() > 128, "a greeting and an introduction");
@@ -100,7 +101,7 @@ fn besiege(job: &Job, good: &[u8]) {
         let said = [&good[..right], &noise(number as u64, number * 50)].concat();
         strangers.push(Stranger::says(address, &said));
     }
-    // One who knows the secret, and stops within the header of its first message.
+    // A peer that knows the secret, and stops within the header of its first message.
     let terms = Terms { secret: Some(secret.clone()), ..Terms::new(Purpose::Rendezvous) };
     let mut channel = Channel::connect(address, &terms).unwrap();
     let deadline = Instant::now() + PATIENCE;
@@ -114,14 +115,14 @@ fn besiege(job: &Job, good: &[u8]) {
         stranger.must_be_shut_out();
     }
     let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
-    // Whoever knows the secret is heard past all of them, and few of them are kept. There is no place left, and it is
-    // told so.
+    // A peer that knows the secret is heard past all of them, and few of them are kept. The job has no place left for
+    // it, and it is told so.
     let introduction = Introduction { place: Some(0), ..Introduction::new(MemberRole::Reader, Host::own()) };
     let joined = Membership::join(&address.to_string(), introduction, Some(secret.clone()), PATIENCE);
     let error = joined.err().expect("the job has no places for readers").to_string();
     assert!(error.contains("the job has places for 0 readers"), "{error}");
     let kept = job.descriptors() - before;
-    assert!(kept < 100, "{kept} connections of strangers are kept");
+    assert!(kept < 100, "{kept} connections of unauthenticated peers are kept");
     for stranger in silent {
         stranger.must_be_shut_out();
     }
@@ -172,7 +173,7 @@ impl Job {
         Job { coordinator, members, address, secret, said, _folder: folder }
     }
 
-    /// What a good member has said to get in.
+    /// Returns what a good member has said to get in.
     fn recorded(&self) -> Vec<u8> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -245,7 +246,7 @@ fn program(role: &str, address: SocketAddr, secret: &Path) -> Command {
     command
 }
 
-/// A port at which nobody listens.
+/// Returns a port at which no process listens.
 fn free_port() -> SocketAddr {
     let MeetingPoint { port, .. } = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))

@@ -105,7 +105,7 @@ fn peer(name: &str, state: PeerState, path: TransportKind) -> PeerMetrics {
     PeerMetrics { name: name.into(), role: Role::Server, state, path, bytes_in: 0, bytes_out: 0 }
 }
 
-/// An address where nobody listens, nor can: that of a connection's other end.
+/// An address where no process listens, nor can: that of a connection's other end.
 struct Nobody(TcpStream);
 
 impl Nobody {
@@ -235,7 +235,7 @@ struct Terminal {
     ours: File,
     theirs: File,
     child: Child,
-    /// What was written and not yet waited for.
+    /// The output that was written and not yet waited for.
     seen: String,
 }
 

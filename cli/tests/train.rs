@@ -41,7 +41,7 @@ fn refused(code: i32, arguments: &[&str]) -> String {
     text
 }
 
-/// What cannot be used is told in one line of what is wrong and one of what to do.
+/// Asserts that arguments that cannot be used are refused in one line of what is wrong and one of what to do.
 fn misused(arguments: &[&str], error: &str, help: &str) {
     let text = refused(2, arguments);
     let lines: Vec<_> = text.lines().collect();
@@ -352,7 +352,7 @@ fn models_that_cannot_be_used_are_refused() {
 fn outputs_that_cannot_be_written_are_found_out_before_training() {
     let folder = TempDir::new().unwrap();
     let place = folder.path().to_str().unwrap();
-    // So many epochs would take hours: whoever comes back at once has not trained.
+    // So many epochs would take hours: a run that comes back at once has not trained.
     for option in ["--save", "--json"] {
         let train = ["--epochs", "1000000", option];
         misused(
@@ -384,7 +384,7 @@ fn a_run_that_fails_leaves_the_saved_model_as_it_was() {
 #[test]
 fn a_run_that_takes_too_long_ends_with_the_reason() {
     let text = refused(1, &["--timeout", "0.001"]);
-    // Whoever waits first, the coordinator or a worker.
+    // Either the coordinator or a worker says it: the one that waits first.
     assert!(text.contains("waited 1ms for ") || text.contains("did not end within "), "{text}");
     assert!(
         text.contains("help: use a longer --timeout") || text.contains("the timeout too short"),

@@ -76,8 +76,8 @@
 #define SLACKLINE_NO_VERSION 18446744073709551615ull
 
 /**
- * What every function answers. Numbers are permanent: none is ever given another meaning, and the number of a
- * status that is retired stays reserved.
+ * The result of every function that can fail. Numbers are permanent: none is ever given another meaning, and the
+ * number of a status that is retired stays reserved.
  */
 enum slackline_status
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -124,7 +124,7 @@ enum slackline_status
      */
     SLACKLINE_STATUS_PROTOCOL = 8,
     /**
-     * What was read is not what its owner wrote.
+     * The data that was read is not what its owner wrote.
      */
     SLACKLINE_STATUS_DAMAGED = 9,
     /**
@@ -161,7 +161,7 @@ typedef uint32_t slackline_status;
 #endif // __cplusplus
 
 /**
- * What a gradient's staleness does to its weight, for the field called `damping`.
+ * The effects of a gradient's staleness on its weight, for the field called `damping`.
  */
 enum slackline_damping
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -169,11 +169,11 @@ enum slackline_damping
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * Nothing.
+     * It has no effect.
      */
     SLACKLINE_DAMPING_NONE = 0,
     /**
-     * It is divided by the staleness, where that is more than 1.
+     * The weight is divided by the staleness, where that is more than 1.
      */
     SLACKLINE_DAMPING_INVERSE = 1,
 };
@@ -215,7 +215,7 @@ typedef uint32_t slackline_element;
 #endif // __cplusplus
 
 /**
- * What an owner does while there is nothing to do, for the field called `idle`.
+ * The ways in which an owner waits while there is nothing to do, for the field called `idle`.
  */
 enum slackline_idle
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -240,7 +240,7 @@ typedef uint64_t slackline_idle;
 #endif // __cplusplus
 
 /**
- * How serious a line of the log is; a smaller number is more serious.
+ * The levels of the log; a smaller number is more serious.
  */
 enum slackline_log_level
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -256,11 +256,11 @@ enum slackline_log_level
      */
     SLACKLINE_LOG_LEVEL_WARN = 2,
     /**
-     * What happened: a peer joined or left.
+     * An event: a peer joined or left.
      */
     SLACKLINE_LOG_LEVEL_INFO = 3,
     /**
-     * Why it happened.
+     * The reason for an event.
      */
     SLACKLINE_LOG_LEVEL_DEBUG = 4,
     /**
@@ -277,7 +277,7 @@ typedef uint32_t slackline_log_level;
 #endif // __cplusplus
 
 /**
- * What becomes of gradients that hold a NaN or an infinity, for the field called `non_finite`.
+ * The treatments of gradients that hold a NaN or an infinity, for the field called `non_finite`.
  */
 enum slackline_non_finite
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -306,7 +306,7 @@ typedef uint32_t slackline_non_finite;
 #endif // __cplusplus
 
 /**
- * How gradients move parameters, for the field called `optimizer`. Formulas are PyTorch's.
+ * The rules by which gradients move parameters, for the field called `optimizer`. Formulas are PyTorch's.
  */
 enum slackline_optimizer
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -347,8 +347,8 @@ enum slackline_partition
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * The number of workers is a power of the group's size; after as many rounds as the power says everybody has the
-     * mean of all.
+     * The number of workers is a power of the group's size; after as many rounds as the power says, every member has
+     * the mean of all.
      */
     SLACKLINE_PARTITION_DIGITS = 0,
     /**
@@ -369,7 +369,7 @@ typedef uint32_t slackline_partition;
 #endif // __cplusplus
 
 /**
- * How a worker reads parameters, for the field called `read`.
+ * The ways in which a worker reads parameters, for the field called `read`.
  */
 enum slackline_read
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -377,11 +377,12 @@ enum slackline_read
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * Into memory of its own: `slackline_worker_parameters`.
+     * It copies them into memory of its own: `slackline_worker_parameters`.
      */
     SLACKLINE_READ_COPY = 0,
     /**
-     * Where they lie, holding a pin while it computes, over shared memory only: `slackline_worker_in_place`.
+     * It reads them where they lie and holds a pin while it computes, over shared memory only:
+     * `slackline_worker_in_place`.
      */
     SLACKLINE_READ_IN_PLACE = 1,
 };
@@ -394,7 +395,7 @@ typedef uint64_t slackline_read;
 #endif // __cplusplus
 
 /**
- * If a server goes on from its checkpoint, for the field called `resume`.
+ * Whether a server goes on from its checkpoint, for the field called `resume`.
  */
 enum slackline_resume
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -528,8 +529,8 @@ typedef struct slackline_tensor {
 } slackline_tensor;
 
 /**
- * How a group works, the same in all its members. Set `size`, call `slackline_group_options_init`, change what should
- * differ.
+ * Settings of a group, the same in all its members. Set `size`, call `slackline_group_options_init`, change what
+ * should differ.
  */
 typedef struct slackline_group_options {
     /**
@@ -537,7 +538,7 @@ typedef struct slackline_group_options {
      */
     size_t size;
     /**
-     * How long a member may be silent before it is taken for dead; by default 3000.
+     * The time in milliseconds after which a silent member is taken for dead; by default 3000.
      */
     uint64_t lease_ms;
     /**
@@ -561,7 +562,7 @@ typedef struct slackline_group_options {
 } slackline_group_options;
 
 /**
- * How a round ended. Set `size` before it is asked.
+ * The result of a round. Set `size` before the call that fills it.
  */
 typedef struct slackline_averaged {
     /**
@@ -573,17 +574,18 @@ typedef struct slackline_averaged {
      */
     uint64_t round;
     /**
-     * How many members' parameters are in the mean, this one's among them.
+     * Number of members whose parameters are in the mean, this member among them.
      */
     uint64_t members;
     /**
-     * 1 if there is no mean, because somebody died or gave up in the middle of it: the parameters are as before.
+     * 1 if there is no mean, because a member died or gave up in the middle of the round: the parameters are as
+     * before.
      */
     uint64_t skipped;
 } slackline_averaged;
 
 /**
- * What a member of a group says about itself. Set `size` before it is asked.
+ * The state of a member of a group. Set `size` before the call that fills it.
  */
 typedef struct slackline_group_status {
     /**
@@ -595,11 +597,11 @@ typedef struct slackline_group_status {
      */
     uint64_t rank;
     /**
-     * How many members there were at the begin.
+     * Number of members at the beginning.
      */
     uint64_t members;
     /**
-     * How many of them are there, this one among them.
+     * Number of members that are still there, this one among them.
      */
     uint64_t alive;
     /**
@@ -611,11 +613,11 @@ typedef struct slackline_group_status {
      */
     uint64_t skipped;
     /**
-     * How often a round began anew without a member that was gone.
+     * Number of times that a round began again without a member that was gone.
      */
     uint64_t restarts;
     /**
-     * Parts that were written anew while they were read.
+     * Parts that were written again while they were read.
      */
     uint64_t retries;
     /**
@@ -662,7 +664,7 @@ typedef struct slackline_job_options {
 } slackline_job_options;
 
 /**
- * How a server works. Set `size`, call `slackline_server_options_init`, change what should differ.
+ * Settings of a server. Set `size`, call `slackline_server_options_init`, change what should differ.
  */
 typedef struct slackline_server_options {
     /**
@@ -675,12 +677,12 @@ typedef struct slackline_server_options {
      */
     const char *scheme;
     /**
-     * How many clocks a worker's copy may be behind, for schemes that take a staleness and have none in their text;
+     * Most clocks that a worker's copy may be behind, for schemes that take a staleness and have none in their text;
      * by default `SLACKLINE_NO_STALENESS`.
      */
     uint64_t staleness;
     /**
-     * How many workers the job has: nothing is applied before that many have joined. By default 1.
+     * Number of workers in the job: nothing is applied before that many have joined. By default 1.
      */
     size_t workers;
     /**
@@ -716,11 +718,11 @@ typedef struct slackline_server_options {
      */
     float epsilon;
     /**
-     * Which shard of the table this server holds; by default 0.
+     * The number of the shard that this server holds; by default 0.
      */
     uint16_t shard;
     /**
-     * Into how many shards the table is cut; by default 1.
+     * Number of shards into which the table is cut; by default 1.
      */
     uint16_t shards;
     /**
@@ -740,12 +742,11 @@ typedef struct slackline_server_options {
      */
     uint64_t chunk_bytes;
     /**
-     * How long a peer may be silent before it is taken for dead; by default 3000.
+     * The time in milliseconds after which a silent peer is taken for dead; by default 3000.
      */
     uint64_t lease_ms;
     /**
-     * One of `enum slackline_non_finite`: what becomes of gradients that hold a NaN or an infinity; by default they
-     * are allowed.
+     * One of `enum slackline_non_finite`, for gradients that hold a NaN or an infinity; by default they are allowed.
      */
     uint32_t non_finite;
     /**
@@ -764,7 +765,7 @@ typedef struct slackline_server_options {
      */
     const char *checkpoint_folder;
     /**
-     * After how many versions the next checkpoint is written, by a thread of its own; 0 is only when
+     * Number of versions after which a thread of its own writes the next checkpoint; with 0 one is written only when
      * `slackline_server_checkpoint` is called. By default 0.
      */
     uint64_t checkpoint_every;
@@ -787,7 +788,7 @@ typedef struct slackline_server_options {
 } slackline_server_options;
 
 /**
- * How a worker works. Set `size`, call `slackline_worker_options_init`, change what should differ.
+ * Settings of a worker. Set `size`, call `slackline_worker_options_init`, change what should differ.
  */
 typedef struct slackline_worker_options {
     /**
@@ -831,9 +832,9 @@ typedef struct slackline_worker_options {
      */
     uint64_t identity;
     /**
-     * What one of this worker's own gradients does to the parameters: `parameters -= own_step * gradient`. Its view
-     * then holds all that it has published, at once; for plain SGD it is the learning rate over the number of workers.
-     * By default 0: the view is what the servers have.
+     * The step with which this worker's view takes the worker's own gradients: `parameters -= own_step * gradient`.
+     * The view then holds all that the worker has published, at once; for plain SGD `own_step` is the learning rate
+     * over the number of workers. By default 0: the view is what the servers have.
      */
     double own_step;
 } slackline_worker_options;
@@ -846,7 +847,7 @@ typedef struct slackline_worker_options {
 typedef void (*slackline_log_function)(uint32_t level, const char *text, void *user);
 
 /**
- * How a publisher works. Set `size`, call `slackline_publisher_options_init`, change what should differ.
+ * Settings of a publisher. Set `size`, call `slackline_publisher_options_init`, change what should differ.
  */
 typedef struct slackline_publisher_options {
     /**
@@ -870,7 +871,7 @@ typedef struct slackline_publisher_options {
      */
     uint64_t chunk_bytes;
     /**
-     * How long a reader may be silent before it is taken for dead; by default 3000.
+     * The time in milliseconds after which a silent reader is taken for dead; by default 3000.
      */
     uint64_t lease_ms;
     /**
@@ -890,7 +891,7 @@ typedef struct slackline_publisher_options {
 } slackline_publisher_options;
 
 /**
- * What a publisher says about itself. Set `size` before it is asked.
+ * The state of a publisher. Set `size` before the call that fills it.
  */
 typedef struct slackline_publisher_status {
     /**
@@ -910,13 +911,13 @@ typedef struct slackline_publisher_status {
      */
     uint64_t joined;
     /**
-     * This life of the publisher: another number after it was started anew.
+     * This life of the publisher: another number after it was started again.
      */
     uint64_t epoch;
 } slackline_publisher_status;
 
 /**
- * How a reader reads. Set `size`, call `slackline_reader_options_init`, change what should differ.
+ * Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
  */
 typedef struct slackline_reader_options {
     /**
@@ -940,7 +941,7 @@ typedef struct slackline_reader_options {
 } slackline_reader_options;
 
 /**
- * What a reader holds after a refresh. Set `size` before it is asked.
+ * The copy that a reader holds after a refresh. Set `size` before the call that fills it.
  */
 typedef struct slackline_fresh {
     /**
@@ -952,15 +953,15 @@ typedef struct slackline_fresh {
      */
     uint64_t version;
     /**
-     * How many versions it is behind the newest.
+     * Number of versions by which it is behind the newest.
      */
     uint64_t behind;
     /**
-     * The owner's life: another number after it was started anew.
+     * The owner's life: another number after it was started again.
      */
     uint64_t epoch;
     /**
-     * Copies begun anew because the frame changed under them.
+     * Copies begun again because the frame changed under them.
      */
     uint64_t retries;
     /**
@@ -970,7 +971,7 @@ typedef struct slackline_fresh {
 } slackline_fresh;
 
 /**
- * What a server says about itself. Set `size` before it is asked.
+ * The state of a server. Set `size` before the call that fills it.
  */
 typedef struct slackline_server_status {
     /**
@@ -1038,7 +1039,7 @@ typedef struct slackline_server_status {
      */
     uint64_t interrupts;
     /**
-     * This life of the server: another number after it was started anew.
+     * This life of the server: another number after it was started again.
      */
     uint64_t epoch;
     /**
@@ -1059,7 +1060,7 @@ typedef struct slackline_server_status {
      */
     uint64_t lost_updates;
     /**
-     * How many gradients the next version waits for; 0 where the scheme does not choose that.
+     * Number of gradients that the next version waits for; 0 where the scheme does not choose that number.
      */
     uint64_t waits_for;
     /**
@@ -1077,13 +1078,13 @@ typedef struct slackline_server_status {
     uint64_t follows;
     /**
      * Gradients in the decider's versions that this server, which follows it, does not have: it was lost and began
-     * anew after they were announced.
+     * again after they were announced.
      */
     uint64_t missing;
 } slackline_server_status;
 
 /**
- * The parameters that a worker computes on next. Set `size` before it is asked.
+ * The parameters that a worker computes on next. Set `size` before the call that fills it.
  */
 typedef struct slackline_view {
     /**
@@ -1103,21 +1104,21 @@ typedef struct slackline_view {
      */
     uint64_t smallest_clock;
     /**
-     * By how many clocks they are stale: `clock` less `smallest_clock`, or 0.
+     * Number of clocks by which they are stale: `clock` less `smallest_clock`, or 0.
      */
     uint64_t staleness;
     /**
-     * By how many versions they were behind the newest when they were read.
+     * Number of versions by which they were behind the newest when they were read.
      */
     uint64_t behind;
     /**
-     * Copies begun anew because a frame changed under them.
+     * Copies begun again because a frame changed under them.
      */
     uint64_t retries;
 } slackline_view;
 
 /**
- * What a worker says about itself. Set `size` before it is asked.
+ * The state of a worker. Set `size` before the call that fills it.
  */
 typedef struct slackline_worker_status {
     /**
@@ -1145,7 +1146,7 @@ typedef struct slackline_worker_status {
      */
     uint64_t bytes_pulled;
     /**
-     * Copies begun anew because a frame changed under them.
+     * Copies begun again because a frame changed under them.
      */
     uint64_t retries;
     /**
@@ -1153,7 +1154,7 @@ typedef struct slackline_worker_status {
      */
     uint64_t timeouts;
     /**
-     * How often it has connected again.
+     * Number of times that it has connected again.
      */
     uint64_t reconnects;
     /**
@@ -1181,7 +1182,8 @@ const char *slackline_version(void);
 uint32_t slackline_version_number(void);
 
 /**
- * What a status is called, for people. Valid for ever; never NULL, whatever the number.
+ * Returns the name of a status, for people to read. The text is valid for ever; it is never NULL, whatever the
+ * number.
  */
 const char *slackline_status_name(uint32_t status);
 
@@ -1193,8 +1195,8 @@ const char *slackline_status_name(uint32_t status);
 const char *slackline_last_error(void);
 
 /**
- * Which bytes of a table's flat space shard number `shard` of `shards` is: a server's own part, which the initial
- * values that it is given are of. One shard is the whole table.
+ * Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The
+ * initial values that the server is given are those of this part. One shard is the whole table.
  */
 slackline_status slackline_shard_range(const struct slackline_tensor *tensors,
                                        size_t tensor_count,
@@ -1232,13 +1234,14 @@ slackline_status slackline_job_group(const struct slackline_job *job,
                                      struct slackline_group **group);
 
 /**
- * Where the others reach this member; empty for a member of a job. Valid until the group is destroyed.
+ * Lends the address at which the others reach this member; empty for a member of a job. It is valid until the group
+ * is destroyed.
  */
 slackline_status slackline_group_address(const struct slackline_group *group, const char **address);
 
 /**
- * Meets the other members, who may start in any order: `addresses` are those of all members, in order of rank, of the
- * transports that this member listens at. After a failure the group can only be destroyed.
+ * Meets the other members, which may start in any order: `addresses` are those of all members, in order of rank, of
+ * the transports that this member listens at. After a failure the group can only be destroyed.
  */
 slackline_status slackline_group_connect(struct slackline_group *group,
                                          const char *const *addresses,
@@ -1304,9 +1307,9 @@ slackline_status slackline_group_leave(struct slackline_group *group,
 void slackline_group_destroy(struct slackline_group *group);
 
 /**
- * Finds who averages with the member `rank` of `workers` in a round of DS-Sync with groups of `group`, by a
- * `partition` of `enum slackline_partition`. Writes the ranks, in order and `rank` among them, to `ranks`, which has
- * room for `group`, and how many they are to `count`.
+ * Finds the members that average with the member `rank` of `workers` in a round of DS-Sync with groups of `group`,
+ * by a `partition` of `enum slackline_partition`. Writes the ranks, in order and `rank` among them, to `ranks`,
+ * which has room for `group`, and how many they are to `count`.
  */
 slackline_status slackline_group_ranks(size_t workers,
                                        uint16_t group,
@@ -1422,7 +1425,7 @@ slackline_status slackline_publisher_create(const char *address,
                                             struct slackline_publisher **publisher);
 
 /**
- * Where readers reach this publisher. Valid until it is destroyed.
+ * Lends the address at which readers reach this publisher. It is valid until the publisher is destroyed.
  */
 slackline_status slackline_publisher_address(const struct slackline_publisher *publisher,
                                              const char **address);
@@ -1456,8 +1459,8 @@ slackline_status slackline_publisher_commit(struct slackline_publisher *publishe
                                             uint64_t *version);
 
 /**
- * Takes readers in and notices who is gone, without waiting. `progressed`, unless NULL, becomes 1 if anything
- * happened and 0 if not.
+ * Takes readers in and notices readers that are gone, without waiting. `progressed`, unless NULL, becomes 1 if
+ * anything happened and 0 if not.
  */
 slackline_status slackline_publisher_progress(struct slackline_publisher *publisher, uint32_t *progressed);
 
@@ -1608,13 +1611,13 @@ slackline_status slackline_server_create(const char *address,
                                          struct slackline_server **server);
 
 /**
- * Where workers and readers reach this server. Valid until it is destroyed.
+ * Lends the address at which workers and readers reach this server. It is valid until the server is destroyed.
  */
 slackline_status slackline_server_address(const struct slackline_server *server, const char **address);
 
 /**
  * Connects this server to the one of shard 0 at `decider`, which decides for all shards under a scheme that counts
- * versions, such as "dbw" and "abs". Until then it serves nobody: call it before the first progress or serve if
+ * versions, such as "dbw" and "abs". Until then it serves no peer: call it before the first progress or serve if
  * `follows` in the status is not 0, and again after `SLACKLINE_STATUS_SERVER_LOST`.
  */
 slackline_status slackline_server_follow(struct slackline_server *server,
@@ -1622,8 +1625,8 @@ slackline_status slackline_server_follow(struct slackline_server *server,
                                          uint64_t timeout_ms);
 
 /**
- * Does whatever there is to do without waiting: takes peers in, notices who is gone, folds gradients that have come,
- * publishes versions. `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
+ * Does whatever there is to do without waiting: takes peers in, notices peers that are gone, folds gradients that
+ * have come, publishes versions. `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
  */
 slackline_status slackline_server_progress(struct slackline_server *server,
                                            uint32_t *progressed);
@@ -1684,8 +1687,9 @@ slackline_status slackline_worker_parameters(const struct slackline_worker *work
                                              size_t *len);
 
 /**
- * Where to write the gradient of the whole table, if it travels as f32; `len` is how many values. It holds what was
- * written there last. Call it after begin. Valid until the next begin, publish, flush or destroy of this worker.
+ * Lends the memory for the gradient of the whole table, if gradients travel as f32; `len` is the number of values.
+ * The memory holds what was written there last. Call it after begin. Valid until the next begin, publish, flush or
+ * destroy of this worker.
  */
 slackline_status slackline_worker_gradient(struct slackline_worker *worker,
                                            float **gradient,
@@ -1719,10 +1723,10 @@ slackline_status slackline_worker_in_place(const struct slackline_worker *worker
                                            size_t *len);
 
 /**
- * Where to write the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a worker
- * that computes straight into it and calls `slackline_worker_publish_slots` copies nothing. Only over shared memory;
- * elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. Waits for a free slot at every server. It holds some old gradient.
- * Valid until the next begin or publish of this worker, abandon, or destroy.
+ * Lends memory for the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a
+ * worker that computes straight into it and calls `slackline_worker_publish_slots` copies nothing. Only over shared
+ * memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. Waits for a free slot at every server. The memory holds
+ * some old gradient. Valid until the next begin or publish of this worker, abandon, or destroy.
  */
 slackline_status slackline_worker_slot(struct slackline_worker *worker,
                                        uint16_t shard,

@@ -9,8 +9,8 @@ use slackline::internals::table;
 use slackline::internals::transport::{PostError, RegisterError};
 use slackline::{AddressError, CheckpointError, ConnectError, Error, GroupError, scheme};
 
-/// What every function answers. Numbers are permanent: none is ever given another meaning, and the number of a
-/// status that is retired stays reserved.
+/// The result of every function that can fail. Numbers are permanent: none is ever given another meaning, and the
+/// number of a status that is retired stays reserved.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_status {
@@ -35,7 +35,7 @@ pub enum slackline_status {
     Pinned = 7,
     /// The peer does not speak this protocol, or another version of it.
     Protocol = 8,
-    /// What was read is not what its owner wrote.
+    /// The data that was read is not what its owner wrote.
     Damaged = 9,
     /// Memory could not be had or shared.
     Memory = 10,

@@ -67,8 +67,8 @@ impl Opaque for slackline_group {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_partition {
-    /// The number of workers is a power of the group's size; after as many rounds as the power says everybody has the
-    /// mean of all.
+    /// The number of workers is a power of the group's size; after as many rounds as the power says, every member has
+    /// the mean of all.
     Digits = 0,
     /// The two partitions of 4 workers into pairs that the code of DS-Sync's authors has.
     Authors = 1,
@@ -76,14 +76,14 @@ pub enum slackline_partition {
     Uneven = 2,
 }
 
-/// How a group works, the same in all its members. Set `size`, call `slackline_group_options_init`, change what should
-/// differ.
+/// Settings of a group, the same in all its members. Set `size`, call `slackline_group_options_init`, change what
+/// should differ.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_group_options {
     /// `sizeof(struct slackline_group_options)`.
     pub size: usize,
-    /// How long a member may be silent before it is taken for dead; by default 3000.
+    /// The time in milliseconds after which a silent member is taken for dead; by default 3000.
     pub lease_ms: u64,
     /// Not 0: each part carries a checksum. By default 0.
     pub checksums: u64,
@@ -121,7 +121,7 @@ impl slackline_group_options {
     }
 }
 
-/// How a round ended. Set `size` before it is asked.
+/// The result of a round. Set `size` before the call that fills it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct slackline_averaged {
@@ -129,9 +129,10 @@ pub struct slackline_averaged {
     pub size: usize,
     /// The round.
     pub round: u64,
-    /// How many members' parameters are in the mean, this one's among them.
+    /// Number of members whose parameters are in the mean, this member among them.
     pub members: u64,
-    /// 1 if there is no mean, because somebody died or gave up in the middle of it: the parameters are as before.
+    /// 1 if there is no mean, because a member died or gave up in the middle of the round: the parameters are as
+    /// before.
     pub skipped: u64,
 }
 
@@ -146,7 +147,7 @@ impl slackline_averaged {
     }
 }
 
-/// What a member of a group says about itself. Set `size` before it is asked.
+/// The state of a member of a group. Set `size` before the call that fills it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct slackline_group_status {
@@ -154,17 +155,17 @@ pub struct slackline_group_status {
     pub size: usize,
     /// This member's rank.
     pub rank: u64,
-    /// How many members there were at the begin.
+    /// Number of members at the beginning.
     pub members: u64,
-    /// How many of them are there, this one among them.
+    /// Number of members that are still there, this one among them.
     pub alive: u64,
     /// Rounds that ended, skipped ones among them.
     pub rounds: u64,
     /// Rounds without a mean.
     pub skipped: u64,
-    /// How often a round began anew without a member that was gone.
+    /// Number of times that a round began again without a member that was gone.
     pub restarts: u64,
-    /// Parts that were written anew while they were read.
+    /// Parts that were written again while they were read.
     pub retries: u64,
     /// Bytes of parameters written to others.
     pub bytes: u64,
@@ -250,7 +251,8 @@ pub unsafe extern "C" fn slackline_job_group(
     })
 }
 
-/// Where the others reach this member; empty for a member of a job. Valid until the group is destroyed.
+/// Lends the address at which the others reach this member; empty for a member of a job. It is valid until the group
+/// is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_group_address(
     group: *const slackline_group,
@@ -265,8 +267,8 @@ pub unsafe extern "C" fn slackline_group_address(
     })
 }
 
-/// Meets the other members, who may start in any order: `addresses` are those of all members, in order of rank, of the
-/// transports that this member listens at. After a failure the group can only be destroyed.
+/// Meets the other members, which may start in any order: `addresses` are those of all members, in order of rank, of
+/// the transports that this member listens at. After a failure the group can only be destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_group_connect(
     group: *mut slackline_group,
@@ -445,9 +447,9 @@ pub unsafe extern "C" fn slackline_group_destroy(group: *mut slackline_group) {
     unsafe { destroy(group) };
 }
 
-/// Finds who averages with the member `rank` of `workers` in a round of DS-Sync with groups of `group`, by a
-/// `partition` of `enum slackline_partition`. Writes the ranks, in order and `rank` among them, to `ranks`, which has
-/// room for `group`, and how many they are to `count`.
+/// Finds the members that average with the member `rank` of `workers` in a round of DS-Sync with groups of `group`,
+/// by a `partition` of `enum slackline_partition`. Writes the ranks, in order and `rank` among them, to `ranks`,
+/// which has room for `group`, and how many they are to `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_group_ranks(
     workers: usize,

@@ -32,7 +32,7 @@ const IDLE: u8 = 0;
 const BUSY: u8 = 1;
 const SPOILT: u8 = 2;
 
-/// What an opaque pointer points at: a value, and whether somebody is using it.
+/// The target of an opaque pointer: a value, and whether a call is using it.
 ///
 /// The C caller promises to use an object from one thread at a time. The state turns most breaches of that promise
 /// into a status instead of a race, and keeps an object that a panic left half changed from being used again.
@@ -43,7 +43,7 @@ pub(crate) struct Handle<T> {
 
 /// A type that C knows by pointer only.
 pub(crate) trait Opaque: Sized {
-    /// What it is here. `Send`, as C may hand the pointer from thread to thread.
+    /// The value behind the pointer. It is `Send`, as C may hand the pointer from thread to thread.
     type Value: Send;
 
     fn wrap(handle: Handle<Self::Value>) -> Self;
@@ -135,17 +135,17 @@ impl<T> Out<T> {
     }
 
     pub(crate) fn set(&self, value: T) {
-        // SAFETY: not NULL, aligned, and writable by the promise of whoever made this. Nothing is dropped: what was
-        // there came from C.
+        // SAFETY: not NULL, aligned, and writable by the promise of the caller that made this. Nothing is dropped:
+        // what was there came from C.
         unsafe { self.0.write(value) };
     }
 }
 
-/// What `pointer` and `len` say. NULL is an empty array, and nothing else.
+/// Returns the array that `pointer` and `len` describe. NULL is an empty array, and nothing else.
 ///
 /// # Safety
 ///
-/// `pointer` is NULL, or points at `len` values of `T` that nobody writes while the result is used.
+/// `pointer` is NULL, or points at `len` values of `T` that no thread writes while the result is used.
 pub(crate) unsafe fn slice<'a, T>(pointer: *const T, len: usize, what: &str) -> Result<&'a [T], Failure> {
     check_array(pointer, len, what)?;
     if len == 0 {
@@ -199,7 +199,7 @@ pub(crate) unsafe fn copy_out<T: Copy>(
 ///
 /// # Safety
 ///
-/// `pointer` is NULL, or points at bytes that end in a zero and that nobody writes while the result is used.
+/// `pointer` is NULL, or points at bytes that end in a zero and that no thread writes while the result is used.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, Failure> {
     if pointer.is_null() {
         return Err(Failure::null(what));

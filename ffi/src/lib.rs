@@ -7,8 +7,8 @@
 //! # What every function asks of its caller
 //!
 //! - A pointer to an object is NULL, or came from this library and was not destroyed. An object may wander from
-//!   thread to thread, but two threads may not use it at once, and nobody may use it while it is destroyed.
-//! - Any other pointer is NULL, or points at as much as its parameter says, which nobody changes during the call.
+//!   thread to thread, but two threads may not use it at once, and no thread may use it while it is destroyed.
+//! - Any other pointer is NULL, or points at as much as its parameter says, which no thread changes during the call.
 //!   Texts end in a zero. What is written to overlaps nothing else.
 //! - What a function hands out (a text, an array) is used no longer than its comment says.
 //!
@@ -87,7 +87,8 @@ pub extern "C" fn slackline_version_number() -> u32 {
     SLACKLINE_VERSION_NUMBER
 }
 
-/// What a status is called, for people. Valid for ever; never NULL, whatever the number.
+/// Returns the name of a status, for people to read. The text is valid for ever; it is never NULL, whatever the
+/// number.
 #[unsafe(no_mangle)]
 pub extern "C" fn slackline_status_name(status: u32) -> *const c_char {
     error::name(status).as_ptr()
@@ -101,8 +102,8 @@ pub extern "C" fn slackline_last_error() -> *const c_char {
     error::last_message()
 }
 
-/// Which bytes of a table's flat space shard number `shard` of `shards` is: a server's own part, which the initial
-/// values that it is given are of. One shard is the whole table.
+/// Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The
+/// initial values that the server is given are those of this part. One shard is the whole table.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_shard_range(
     tensors: *const slackline_tensor,

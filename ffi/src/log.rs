@@ -11,7 +11,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::error::{Failure, slackline_status};
 use crate::handle::call;
 
-/// How serious a line of the log is; a smaller number is more serious.
+/// The levels of the log; a smaller number is more serious.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_log_level {
@@ -19,9 +19,9 @@ pub enum slackline_log_level {
     Error = 1,
     /// Something that deserves a look: a peer was evicted, a connection was turned away.
     Warn = 2,
-    /// What happened: a peer joined or left.
+    /// An event: a peer joined or left.
     Info = 3,
-    /// Why it happened.
+    /// The reason for an event.
     Debug = 4,
     /// Everything.
     Trace = 5,

@@ -36,7 +36,7 @@ pub enum slackline_element {
     F16 = 2,
 }
 
-/// How gradients move parameters, for the field called `optimizer`. Formulas are PyTorch's.
+/// The rules by which gradients move parameters, for the field called `optimizer`. Formulas are PyTorch's.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_optimizer {
@@ -65,7 +65,7 @@ pub struct slackline_tensor {
     pub element: u32,
 }
 
-/// What becomes of gradients that hold a NaN or an infinity, for the field called `non_finite`.
+/// The treatments of gradients that hold a NaN or an infinity, for the field called `non_finite`.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_non_finite {
@@ -77,7 +77,7 @@ pub enum slackline_non_finite {
     Refuse = 2,
 }
 
-/// If a server goes on from its checkpoint, for the field called `resume`.
+/// Whether a server goes on from its checkpoint, for the field called `resume`.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_resume {
@@ -89,27 +89,28 @@ pub enum slackline_resume {
     Required = 2,
 }
 
-/// How a worker reads parameters, for the field called `read`.
+/// The ways in which a worker reads parameters, for the field called `read`.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_read {
-    /// Into memory of its own: `slackline_worker_parameters`.
+    /// It copies them into memory of its own: `slackline_worker_parameters`.
     Copy = 0,
-    /// Where they lie, holding a pin while it computes, over shared memory only: `slackline_worker_in_place`.
+    /// It reads them where they lie and holds a pin while it computes, over shared memory only:
+    /// `slackline_worker_in_place`.
     InPlace = 1,
 }
 
-/// What a gradient's staleness does to its weight, for the field called `damping`.
+/// The effects of a gradient's staleness on its weight, for the field called `damping`.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_damping {
-    /// Nothing.
+    /// It has no effect.
     None = 0,
-    /// It is divided by the staleness, where that is more than 1.
+    /// The weight is divided by the staleness, where that is more than 1.
     Inverse = 1,
 }
 
-/// What an owner does while there is nothing to do, for the field called `idle`.
+/// The ways in which an owner waits while there is nothing to do, for the field called `idle`.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_idle {
@@ -119,7 +120,7 @@ pub enum slackline_idle {
     Sleep = 1,
 }
 
-/// How a server works. Set `size`, call `slackline_server_options_init`, change what should differ.
+/// Settings of a server. Set `size`, call `slackline_server_options_init`, change what should differ.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_server_options {
@@ -128,10 +129,10 @@ pub struct slackline_server_options {
     /// "bsp", "asp", "ssp(3)" or another scheme that `slackline train --help` names, with its settings in
     /// parentheses; by default "bsp". Workers must run the same.
     pub scheme: *const c_char,
-    /// How many clocks a worker's copy may be behind, for schemes that take a staleness and have none in their text;
+    /// Most clocks that a worker's copy may be behind, for schemes that take a staleness and have none in their text;
     /// by default `SLACKLINE_NO_STALENESS`.
     pub staleness: u64,
-    /// How many workers the job has: nothing is applied before that many have joined. By default 1.
+    /// Number of workers in the job: nothing is applied before that many have joined. By default 1.
     pub workers: usize,
     /// Threads that sum gradients, the caller's own among them; by default 1.
     pub threads: usize,
@@ -149,9 +150,9 @@ pub struct slackline_server_options {
     pub beta2: f32,
     /// By default 1e-8.
     pub epsilon: f32,
-    /// Which shard of the table this server holds; by default 0.
+    /// The number of the shard that this server holds; by default 0.
     pub shard: u16,
-    /// Into how many shards the table is cut; by default 1.
+    /// Number of shards into which the table is cut; by default 1.
     pub shards: u16,
     /// Most peers at a time, workers and readers together; by default 64.
     pub peers: u16,
@@ -161,10 +162,9 @@ pub struct slackline_server_options {
     pub checksums: u8,
     /// Bytes of parameters that are summed, copied and announced at a time, a multiple of 64; by default 1 MiB.
     pub chunk_bytes: u64,
-    /// How long a peer may be silent before it is taken for dead; by default 3000.
+    /// The time in milliseconds after which a silent peer is taken for dead; by default 3000.
     pub lease_ms: u64,
-    /// One of `enum slackline_non_finite`: what becomes of gradients that hold a NaN or an infinity; by default they
-    /// are allowed.
+    /// One of `enum slackline_non_finite`, for gradients that hold a NaN or an infinity; by default they are allowed.
     pub non_finite: u32,
     /// The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
     /// beyond this host. By default NULL: see `secret_file`.
@@ -175,7 +175,7 @@ pub struct slackline_server_options {
     /// The folder for the server's checkpoint, a file `shard-S-of-N.safetensors` and the one before it; the servers of
     /// a job may share the folder. By default NULL: no checkpoints.
     pub checkpoint_folder: *const c_char,
-    /// After how many versions the next checkpoint is written, by a thread of its own; 0 is only when
+    /// Number of versions after which a thread of its own writes the next checkpoint; with 0 one is written only when
     /// `slackline_server_checkpoint` is called. By default 0.
     pub checkpoint_every: u64,
     /// One of `enum slackline_resume`; by default never.
@@ -188,7 +188,7 @@ pub struct slackline_server_options {
     pub measure_moments: u64,
 }
 
-/// How a worker works. Set `size`, call `slackline_worker_options_init`, change what should differ.
+/// Settings of a worker. Set `size`, call `slackline_worker_options_init`, change what should differ.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_worker_options {
@@ -214,13 +214,13 @@ pub struct slackline_worker_options {
     /// with the same number is the same worker to the servers: no gradient of one clock of it is applied twice. By
     /// default 0: a random name that no other worker has. `slackline_job_worker` does not look at it.
     pub identity: u64,
-    /// What one of this worker's own gradients does to the parameters: `parameters -= own_step * gradient`. Its view
-    /// then holds all that it has published, at once; for plain SGD it is the learning rate over the number of workers.
-    /// By default 0: the view is what the servers have.
+    /// The step with which this worker's view takes the worker's own gradients: `parameters -= own_step * gradient`.
+    /// The view then holds all that the worker has published, at once; for plain SGD `own_step` is the learning rate
+    /// over the number of workers. By default 0: the view is what the servers have.
     pub own_step: f64,
 }
 
-/// How a publisher works. Set `size`, call `slackline_publisher_options_init`, change what should differ.
+/// Settings of a publisher. Set `size`, call `slackline_publisher_options_init`, change what should differ.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_publisher_options {
@@ -234,7 +234,7 @@ pub struct slackline_publisher_options {
     pub checksums: u8,
     /// Bytes that are copied and announced at a time, a multiple of 64; by default 1 MiB.
     pub chunk_bytes: u64,
-    /// How long a reader may be silent before it is taken for dead; by default 3000.
+    /// The time in milliseconds after which a silent reader is taken for dead; by default 3000.
     pub lease_ms: u64,
     /// The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
     /// beyond this host. By default NULL: see `secret_file`.
@@ -246,7 +246,7 @@ pub struct slackline_publisher_options {
     pub idle: u64,
 }
 
-/// How a reader reads. Set `size`, call `slackline_reader_options_init`, change what should differ.
+/// Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct slackline_reader_options {

@@ -78,7 +78,7 @@ pub unsafe extern "C" fn slackline_publisher_create(
     })
 }
 
-/// Where readers reach this publisher. Valid until it is destroyed.
+/// Lends the address at which readers reach this publisher. It is valid until the publisher is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_address(
     publisher: *const slackline_publisher,
@@ -164,8 +164,8 @@ pub unsafe extern "C" fn slackline_publisher_commit(
     })
 }
 
-/// Takes readers in and notices who is gone, without waiting. `progressed`, unless NULL, becomes 1 if anything
-/// happened and 0 if not.
+/// Takes readers in and notices readers that are gone, without waiting. `progressed`, unless NULL, becomes 1 if
+/// anything happened and 0 if not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_progress(
     publisher: *mut slackline_publisher,

@@ -95,7 +95,7 @@ pub unsafe extern "C" fn slackline_server_create(
     })
 }
 
-/// Where workers and readers reach this server. Valid until it is destroyed.
+/// Lends the address at which workers and readers reach this server. It is valid until the server is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_server_address(
     server: *const slackline_server,
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn slackline_server_address(
 }
 
 /// Connects this server to the one of shard 0 at `decider`, which decides for all shards under a scheme that counts
-/// versions, such as "dbw" and "abs". Until then it serves nobody: call it before the first progress or serve if
+/// versions, such as "dbw" and "abs". Until then it serves no peer: call it before the first progress or serve if
 /// `follows` in the status is not 0, and again after `SLACKLINE_STATUS_SERVER_LOST`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_server_follow(
@@ -128,8 +128,8 @@ pub unsafe extern "C" fn slackline_server_follow(
     })
 }
 
-/// Does whatever there is to do without waiting: takes peers in, notices who is gone, folds gradients that have come,
-/// publishes versions. `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
+/// Does whatever there is to do without waiting: takes peers in, notices peers that are gone, folds gradients that
+/// have come, publishes versions. `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_server_progress(
     server: *mut slackline_server,

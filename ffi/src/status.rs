@@ -1,4 +1,4 @@
-//! What objects say about themselves, as C reads it.
+//! The states of objects, as C reads them.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use slackline::Worker;
 use crate::fabric::Fabric;
 use crate::sized::Measured;
 
-/// What a server says about itself. Set `size` before it is asked.
+/// The state of a server. Set `size` before the call that fills it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct slackline_server_status {
@@ -43,7 +43,7 @@ pub struct slackline_server_status {
     pub checkpoints_failed: u64,
     /// Interrupts sent to workers: see `slackline_worker_should_stop`.
     pub interrupts: u64,
-    /// This life of the server: another number after it was started anew.
+    /// This life of the server: another number after it was started again.
     pub epoch: u64,
     /// Gradients in the newest version.
     pub gradients: u64,
@@ -54,7 +54,7 @@ pub struct slackline_server_status {
     pub misbehaved: u64,
     /// Updates that were lost with the life before, as workers that came back tell it.
     pub lost_updates: u64,
-    /// How many gradients the next version waits for; 0 where the scheme does not choose that.
+    /// Number of gradients that the next version waits for; 0 where the scheme does not choose that number.
     pub waits_for: u64,
     /// Squared Euclidean norm of the mean gradient of the newest version that has told one; NaN if none has, as where
     /// neither the scheme nor `measure_moments` asks for it.
@@ -64,11 +64,11 @@ pub struct slackline_server_status {
     /// 1 if the server of shard 0 decides for this one: see `slackline_server_follow`.
     pub follows: u64,
     /// Gradients in the decider's versions that this server, which follows it, does not have: it was lost and began
-    /// anew after they were announced.
+    /// again after they were announced.
     pub missing: u64,
 }
 
-/// What a worker says about itself. Set `size` before it is asked.
+/// The state of a worker. Set `size` before the call that fills it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct slackline_worker_status {
@@ -84,11 +84,11 @@ pub struct slackline_worker_status {
     pub bytes_published: u64,
     /// Bytes of parameters copied from servers; none for those that were read in place.
     pub bytes_pulled: u64,
-    /// Copies begun anew because a frame changed under them.
+    /// Copies begun again because a frame changed under them.
     pub retries: u64,
     /// Waits that ended at their deadline.
     pub timeouts: u64,
-    /// How often it has connected again.
+    /// Number of times that it has connected again.
     pub reconnects: u64,
     /// Nanoseconds between the end of begin and the call of publish or abandon.
     pub compute_ns: u64,
@@ -96,7 +96,7 @@ pub struct slackline_worker_status {
     pub wait_ns: u64,
 }
 
-/// The parameters that a worker computes on next. Set `size` before it is asked.
+/// The parameters that a worker computes on next. Set `size` before the call that fills it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct slackline_view {
@@ -108,15 +108,15 @@ pub struct slackline_view {
     pub version: u64,
     /// They hold all gradients of clocks before this one; over several servers, the smallest.
     pub smallest_clock: u64,
-    /// By how many clocks they are stale: `clock` less `smallest_clock`, or 0.
+    /// Number of clocks by which they are stale: `clock` less `smallest_clock`, or 0.
     pub staleness: u64,
-    /// By how many versions they were behind the newest when they were read.
+    /// Number of versions by which they were behind the newest when they were read.
     pub behind: u64,
-    /// Copies begun anew because a frame changed under them.
+    /// Copies begun again because a frame changed under them.
     pub retries: u64,
 }
 
-/// What a publisher says about itself. Set `size` before it is asked.
+/// The state of a publisher. Set `size` before the call that fills it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct slackline_publisher_status {
@@ -128,11 +128,11 @@ pub struct slackline_publisher_status {
     pub readers: u64,
     /// Readers that ever joined.
     pub joined: u64,
-    /// This life of the publisher: another number after it was started anew.
+    /// This life of the publisher: another number after it was started again.
     pub epoch: u64,
 }
 
-/// What a reader holds after a refresh. Set `size` before it is asked.
+/// The copy that a reader holds after a refresh. Set `size` before the call that fills it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct slackline_fresh {
@@ -140,11 +140,11 @@ pub struct slackline_fresh {
     pub size: usize,
     /// Its version.
     pub version: u64,
-    /// How many versions it is behind the newest.
+    /// Number of versions by which it is behind the newest.
     pub behind: u64,
-    /// The owner's life: another number after it was started anew.
+    /// The owner's life: another number after it was started again.
     pub epoch: u64,
-    /// Copies begun anew because the frame changed under them.
+    /// Copies begun again because the frame changed under them.
     pub retries: u64,
     /// 0 if the copy at hand was fresh enough and nothing was read but its age.
     pub copied: u32,

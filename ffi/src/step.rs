@@ -91,8 +91,9 @@ pub unsafe extern "C" fn slackline_worker_parameters(
     })
 }
 
-/// Where to write the gradient of the whole table, if it travels as f32; `len` is how many values. It holds what was
-/// written there last. Call it after begin. Valid until the next begin, publish, flush or destroy of this worker.
+/// Lends the memory for the gradient of the whole table, if gradients travel as f32; `len` is the number of values.
+/// The memory holds what was written there last. Call it after begin. Valid until the next begin, publish, flush or
+/// destroy of this worker.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_gradient(
     worker: *mut slackline_worker,
@@ -174,10 +175,10 @@ pub unsafe extern "C" fn slackline_worker_in_place(
     })
 }
 
-/// Where to write the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a worker
-/// that computes straight into it and calls `slackline_worker_publish_slots` copies nothing. Only over shared memory;
-/// elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. Waits for a free slot at every server. It holds some old gradient.
-/// Valid until the next begin or publish of this worker, abandon, or destroy.
+/// Lends memory for the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a
+/// worker that computes straight into it and calls `slackline_worker_publish_slots` copies nothing. Only over shared
+/// memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. Waits for a free slot at every server. The memory holds
+/// some old gradient. Valid until the next begin or publish of this worker, abandon, or destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_slot(
     worker: *mut slackline_worker,

@@ -32,10 +32,10 @@ pub(crate) struct Working {
 /// Whether a step is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Open {
-    /// None is: it was published or abandoned, or none was begun.
+    /// No step is open: it was published or abandoned, or none was begun.
     No,
     Yes,
-    /// And the slots for its gradient are lent.
+    /// A step is open, and the slots for its gradient are lent.
     WithSlots,
 }
 

@@ -1,4 +1,4 @@
-/* What the C programs share: checks that stop the program, tables, and two processes. */
+/* Shared parts of the C programs: checks that stop the program, tables, and two processes. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -39,7 +39,7 @@ static inline void expect(int line, const char *what, slackline_status wanted, s
 #define EXPECT(status, call) expect(__LINE__, #call, SLACKLINE_STATUS_##status, (call))
 #define OK(call) EXPECT(OK, call)
 
-/* True if the last message speaks of `word`. */
+/* True if the last message holds `word`. */
 static inline int said(const char *word)
 {
     return strstr(slackline_last_error(), word) != NULL;
@@ -81,7 +81,7 @@ static inline struct slackline_worker_options worker_options(void)
 
 #define ADDRESS_SIZE 64
 
-/* Where to listen: at a name for this run, or at any free port of this host. */
+/* Writes the address to listen at: a name for this run, or any free port of this host. */
 static inline void own_address(char text[ADDRESS_SIZE], const char *role, int tcp)
 {
     if (tcp)
@@ -90,7 +90,7 @@ static inline void own_address(char text[ADDRESS_SIZE], const char *role, int tc
         snprintf(text, ADDRESS_SIZE, "@slackline-smoke-%s-%d", role, (int)getpid());
 }
 
-/* Forks. The child waits until the parent calls `start`, as connecting needs somebody who listens; it is told where. */
+/* Forks. The child waits until the parent calls `start`, as connecting needs a listener; it is told the address. */
 static inline pid_t pair(int gate[2], char address[ADDRESS_SIZE])
 {
     pid_t child;

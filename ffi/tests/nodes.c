@@ -1,5 +1,5 @@
 /*
- * What nodes do from C beside training: they wait for a server, hear interrupts, read into the caller's memory and in
+ * Nodes in C, beside training: they wait for a server, hear interrupts, read into the caller's memory and in
  * place, write in place, keep checkpoints and log. Exits with 0 if all checks passed.
  */
 #include "check.h"

@@ -1,5 +1,5 @@
 /*
- * What a worker does beside plain steps: it computes where parameters and gradients lie, connects again, shows what it
+ * A worker in C, beside plain steps: it computes where parameters and gradients lie, connects again, shows what it
  * has published, and says what it did. Exits with 0 if all checks passed.
  */
 #include "check.h"
@@ -87,7 +87,7 @@ static void compute_in_place(const char *address)
     slackline_worker_destroy(worker);
 }
 
-/* Where memory is not shared there is nothing to compute in, and copies work. */
+/* Tries to compute in place where memory is not shared: that is refused, and copies work. */
 static void compute_on_copies(const char *address)
 {
     struct slackline_worker_options options = worker_options();
@@ -114,7 +114,7 @@ static void compute_on_copies(const char *address)
     OK(slackline_worker_flush(worker, TIMEOUT_MS));
     status = status_of(worker);
     CHECK(status.bytes_published == CLOCKS * ELEMENTS * sizeof *gradient);
-    /* A copy that is begun anew is counted too. */
+    /* A copy that is begun again is counted too. */
     CHECK(status.bytes_pulled >= CLOCKS * ELEMENTS * sizeof *parameters);
     slackline_worker_destroy(worker);
 }

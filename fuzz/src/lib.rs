@@ -1,4 +1,4 @@
-//! What a fuzzer's input means to a decoder, and to which.
+//! Gives a fuzzer's input to the decoder with a given name, as the bytes that the input means.
 //!
 //! The first byte of an input says what the others are: 0, the bytes themselves; n, changes to the n-th sample that the
 //! decoder takes. So a fuzzer that knows nothing of checksums and magic words begins behind them, and needs no corpus.
@@ -46,7 +46,7 @@ thread_local! {
     static GIVEN: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
-/// What an input means: see above.
+/// Turns an input into the bytes that the decoder is given, as described at the top of this file.
 fn meaning(name: &str, input: &[u8]) -> Vec<u8> {
     let Some((choice, rest)) = input.split_first() else { return Vec::new() };
     let samples = &SAMPLES[name];

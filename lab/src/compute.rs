@@ -85,7 +85,7 @@ fn computed() -> Duration {
 
 /// The slowness of a worker.
 pub struct Pace {
-    /// How many times slower than it could be.
+    /// The factor by which the worker is slower than it could be.
     factor: f64,
     /// The time that each step takes besides computing, before that.
     jitter: Option<(Law, Sampler)>,
@@ -114,7 +114,7 @@ impl Pace {
     /// The time that a step still has to take. `begun` is [`computed`] at its beginning.
     fn lag(&mut self, begun: Duration) -> Duration {
         let jitter = self.jitter.as_mut().map_or(0.0, |(law, sampler)| sampler.draw(law));
-        // A law may have no mean; nobody waits for more than this.
+        // A law may have no mean; no worker waits for more than this.
         let jitter = Duration::from_secs_f64((jitter * self.factor).min(LONGEST.as_secs_f64()));
         computed().saturating_sub(begun).mul_f64(self.factor - 1.0) + jitter
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Where no bar can be shown, a line at most so often.
+/// Least time between two lines where no bar can be shown.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Does `work` for each item, and gives what came of each, in the order of the items, however many cores there are.

@@ -1,4 +1,4 @@
-//! Why a channel could not be made, or ended.
+//! Errors of a channel: it could not be made, or it ended.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,9 +12,9 @@ pub enum ChannelError {
     /// The system refused.
     #[error("cannot {operation}: {source}")]
     System {
-        /// What was tried.
+        /// The operation that was tried.
         operation: &'static str,
-        /// What the system said.
+        /// The error that the system reported.
         source: io::Error,
     },
     /// The other side closed the connection.
@@ -32,15 +32,15 @@ pub enum ChannelError {
          run the same slackline on both sides"
     )]
     Version {
-        /// What it speaks.
+        /// The version that the other side speaks.
         theirs: u32,
     },
     /// The other side is there for something else.
     #[error("it serves {theirs}, not {ours}: check the port")]
     Purpose {
-        /// What it serves.
+        /// The purpose that the other side serves.
         theirs: &'static str,
-        /// What was wanted.
+        /// The purpose that this side wanted.
         ours: &'static str,
     },
     /// The other side does not know the secret that this side knows.

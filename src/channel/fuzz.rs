@@ -1,16 +1,17 @@
-//! The greeting and sealed messages between two honest sides, with somebody in between who does what the bytes say.
+//! The greeting and sealed messages between two honest sides, with an attacker in between that does what the bytes
+//! say.
 
 use super::greeting::{Agreed, Greeting, OPENING_BYTES, Step};
 use super::session::{HEADER_BYTES, Session, body_bytes};
 use super::{Identity, Purpose, Secret};
 
-/// What the one in between does with a message of the handshake that is on its way.
+/// Passes a message of the handshake on as it is. This and the next three are the actions of the attacker.
 const PASS: u8 = 0;
 /// Changes some bytes: their number, then for each its place and what is flipped.
 const CHANGE: u8 = 1;
 /// Says something else instead: 64 bytes.
 const REPLACE: u8 = 2;
-/// Sends it back to who said it.
+/// Sends it back to the side that said it.
 const REFLECT: u8 = 3;
 const ACTIONS: u8 = 4;
 
@@ -36,7 +37,8 @@ impl<'a> Script<'a> {
         taken
     }
 
-    /// What becomes of `message`, and whether it comes back to who said it.
+    /// Applies the attacker's next action to `message`. Returns the result, and whether it goes back to the side
+    /// that said it.
     fn deliver(&mut self, message: &[u8]) -> (Vec<u8>, bool) {
         let mut delivered = message.to_vec();
         match self.byte().unwrap_or(PASS) % ACTIONS {
@@ -57,9 +59,9 @@ impl<'a> Script<'a> {
     }
 }
 
-/// A handshake whose messages the one in between passes on, changes, replaces or sends back. Whoever ends up with an
-/// open channel knows the same secret as the other side and has been told nothing but what that side said; then
-/// both agree on who they are and on the keys.
+/// Runs a handshake whose messages the attacker passes on, changes, replaces or sends back. A side that ends up
+/// with an open channel must know the same secret as the other side, and must have been told only what that side
+/// said. Then both must agree on their identities and on the keys.
 pub(crate) fn fuzz_greeting(bytes: &[u8]) {
     let mut script = Script(bytes);
     let setting = script.byte().unwrap_or(0);
@@ -97,7 +99,7 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
             }
             Err(failed) => {
                 assert!(!(honest && may_open), "two honest sides could not agree: {}", failed.error);
-                assert!(failed.answer.is_none() || to == 1, "a client refuses nobody");
+                assert!(failed.answer.is_none() || to == 1, "a client refuses no server");
                 // The other side is told, and believes nothing more of it than an error's text.
                 if let Some(answer) = failed.answer {
                     assert_eq!(answer.len(), OPENING_BYTES);
@@ -138,13 +140,13 @@ pub(super) fn sessions() -> [Session; 2] {
     let client = Greeting::client(None, Purpose::Transport, Identity::default());
     let (mut client, hail) = client.expect("there are random numbers");
     let mut server = Greeting::server(None, Purpose::Transport, Identity::default());
-    let Ok(Step::Answer(welcome)) = server.receive(&hail) else { panic!("refused a hail") };
+    let Ok(Step::Answer(welcome)) = server.receive(&hail) else { panic!("refused a hello") };
     let Ok(Step::Done(Some(answer), at_client)) = client.receive(&welcome) else { panic!("not welcomed") };
     let Ok(Step::Done(None, at_server)) = server.receive(&answer) else { panic!("not confirmed") };
     [at_client.session, at_server.session]
 }
 
-/// Sealed messages whose order and bytes the one in between changes: what is opened is what was sealed, in its order.
+/// Sealed messages whose order and bytes the attacker changes: what is opened is what was sealed, in its order.
 pub(crate) fn fuzz_sealed(bytes: &[u8]) {
     let mut script = Script(bytes);
     let [mut sending, mut receiving] = sessions();

@@ -8,11 +8,12 @@ use super::{CHANNEL_VERSION, ChannelError, Identity, Purpose, Secret};
 /// The Noise protocol. Its name is hashed into each handshake.
 const NOISE: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 
-/// The begin of a hail, a welcome and a refusal, which is the same in every version: tag, version and purpose.
+/// Length of the prefix of a hello, a welcome and a refusal. It is the same in every version: tag, version and
+/// purpose.
 const PREFIX_BYTES: usize = 16;
 
-/// Length of a hail and of a refusal in every version. A longer hail would make a peer of version 1, which reads as
-/// much and then closes, reset the connection before its refusal is read.
+/// Length of a hello and of a refusal in every version. A peer of version 1 reads as much and then closes: a longer
+/// hello would make it reset the connection before its refusal is read.
 pub(super) const OPENING_BYTES: usize = 64;
 
 /// Length of the first handshake message of Noise, and of the second one without its payload: a public key and a tag.
@@ -48,9 +49,9 @@ pub(super) struct Greeting {
 enum Stage {
     /// Client: a welcome.
     Hailed(Box<HandshakeState>),
-    /// Server: a hail.
+    /// Server: a hello.
     Waiting,
-    /// Server: the confirmation that the client has not just repeated somebody else's hail.
+    /// Server: the confirmation that the client has not just repeated another client's hello.
     Welcomed(Session),
     /// None any more.
     Over,
@@ -95,13 +96,13 @@ impl Greeting {
 
     /// Begins as the server.
     pub(super) fn server(secret: Option<&Secret>, purpose: Purpose, identity: Identity) -> Greeting {
-        // Without a secret both sides use a key that everybody knows. It authenticates nobody: the rule that both are
-        // on loopback does.
+        // Without a secret both sides use a key that every process knows. It authenticates no peer. Instead both
+        // must be on loopback.
         let key = secret.map_or([0; 32], |secret| *secret.key());
         Greeting { key, purpose, identity, stage: Stage::Waiting }
     }
 
-    /// Noise with the job's secret as its pre-shared key and the hail's prefix as its prologue.
+    /// Noise with the job's secret as its pre-shared key and the hello's prefix as its prologue.
     fn noise(&self, is_client: bool) -> Result<HandshakeState, ChannelError> {
         let prologue = self.prefix(HAIL);
         let builder = NOISE.parse().map(Builder::new).and_then(|builder| builder.psk(0, &self.key));
@@ -136,7 +137,7 @@ impl Greeting {
         }
     }
 
-    /// Server: a hail is answered with a welcome or a refusal.
+    /// Server: answers a hello with a welcome or a refusal.
     fn welcome(&mut self, hail: &[u8]) -> Result<Step, Failed> {
         self.check_prefix(hail, HAIL).map_err(|error| {
             let reason = match error {
@@ -218,7 +219,8 @@ fn confirmed(mut session: Session, confirmation: &[u8]) -> Result<Step, Failed> 
     }
 }
 
-/// A client has nobody to refuse, and who fails to confirm its hail has already been welcomed: both are hung up on.
+/// Makes a failure that is not told to the other side, on which this side just hangs up. A client never refuses a
+/// server. A client that fails to confirm its hello has already been welcomed, which is too late for a refusal.
 fn silent(error: ChannelError) -> Failed {
     Failed { error, answer: None }
 }

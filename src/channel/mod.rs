@@ -6,28 +6,28 @@
 //! message proves that it knows the secret, the server's answer that it does too, and the client's confirmation that
 //! its first message was not a recorded one. From then on every message is encrypted under keys that only this
 //! conversation has, and what was damaged, cut, repeated, moved or sent back is noticed. The keys come from fresh
-//! Diffie-Hellman keys as well as from the secret: who records a conversation and learns the secret later cannot read
-//! it.
+//! Diffie-Hellman keys as well as from the secret: a process that records a conversation and learns the secret
+//! later cannot read it.
 //!
 //! Without a secret both ends must be loopback addresses: every process of the host is let in, and no other one. No
-//! listener listens beyond loopback then. The same handshake runs with a pre-shared key of zeros, which everybody
-//! knows: it authenticates nobody, and a process of this host that stands between the two sides can read and change
-//! all.
+//! listener listens beyond loopback then. The same handshake runs with a pre-shared key of zeros, which every
+//! process knows. So it authenticates no peer, and a process of this host that stands between the two sides can
+//! read and change all.
 //!
 //! Tag, version and purpose are sent in the clear, at the same place in every version, so that peers of different
-//! versions refuse each other by name; they are the prologue of the handshake, so that nobody can change them unseen.
-//! Version 1 had a challenge and response of its own, and encrypted nothing.
+//! versions refuse each other by name. They are the prologue of the handshake, so that no attacker can change them
+//! unseen. Version 1 had a challenge and response of its own, and encrypted nothing.
 //!
-//! All that a stranger can make this side hold is one message of 64 bytes, and one who does not know the secret costs
-//! it a few hashes and no Diffie-Hellman operation. How long a stranger may take, and how many may be under way, is for
-//! the listener to bound.
+//! An unauthenticated peer can make this side hold one message of 64 bytes and no more. A peer that does not know
+//! the secret costs this side a few hashes and no Diffie-Hellman operation. The listener bounds how long such a
+//! peer may take, and how many of them may be under way.
 //!
 //! ```text
 //! prefix, 16 bytes, in the clear      0  tag         "slk-hail" "slk-well" "slk-nope"
 //!                                     8  u32 version of this format
 //!                                    12  u32 purpose (nope: the reason, and the purpose times 256)
 //!
-//! client  hail          64 bytes      prefix, Noise message 1: -> psk, e      with an empty payload
+//! client  hello         64 bytes      prefix, Noise message 1: -> psk, e      with an empty payload
 //! server  welcome       80 bytes      prefix, Noise message 2: <- e, ee       with the server's identity
 //!         or refusal    64 bytes      prefix, zeros                           not authenticated
 //! client  confirmation  32 bytes      its identity, as a transport message of Noise

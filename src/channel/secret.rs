@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 const BYTES_MIN: usize = 16;
 const BYTES_MAX: usize = 4096;
 
-/// What all processes of a job know, and nobody else. Its value is not shown by `Debug`.
+/// The secret that all processes of a job know, and no other process. `Debug` does not show its value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     text: Arc<str>,
@@ -32,7 +32,7 @@ pub enum SecretError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error that the system reported.
         source: std::io::Error,
     },
     /// Others can read or change the file.
@@ -54,7 +54,7 @@ pub enum SecretError {
          (head -c 32 /dev/urandom | base64): a chosen phrase can be tried out by a process that records a connection"
     )]
     Unusable {
-        /// Where it came from.
+        /// The source of the secret, such as a file or an environment variable.
         origin: String,
         /// Its length.
         bytes: usize,
@@ -84,7 +84,7 @@ impl Secret {
         Ok(Secret { text: text.into(), key })
     }
 
-    /// From a file that belongs to this user (or root) and that nobody else can read or change.
+    /// Reads the secret from a file that belongs to this user (or root) and that no other user can read or change.
     pub fn from_file(path: &Path) -> Result<Secret, SecretError> {
         let unreadable = |source| SecretError::Unreadable { path: path.to_owned(), source };
         let file = std::fs::File::open(path).map_err(unreadable)?;
@@ -113,7 +113,7 @@ impl Secret {
         }
     }
 
-    /// One that nobody has.
+    /// Makes a random secret, which no other process knows.
     #[doc(hidden)]
     pub fn random() -> Result<Secret, SecretError> {
         let mut bytes = [0; 32];
@@ -122,7 +122,7 @@ impl Secret {
         Secret::from_text(&text, "the random source")
     }
 
-    /// The text, to be handed to one's own child processes and to nobody else.
+    /// Returns the text. Hand it to your own child processes and to no other process.
     #[doc(hidden)]
     pub fn expose(&self) -> &str {
         &self.text

@@ -27,7 +27,7 @@ pub struct Channel {
     redial: Option<Box<Redial>>,
     state: State,
     outbox: Vec<u8>,
-    /// How much of the outbox is sent.
+    /// Bytes of the outbox that are sent.
     sent: usize,
     /// Messages said before the handshake was over.
     early: Vec<Vec<u8>>,
@@ -40,7 +40,7 @@ pub struct Channel {
 /// rarely to find the queue with room in it.
 const REDIAL_AFTER: Duration = Duration::from_millis(100);
 
-/// When to begin the connection again, and to where.
+/// The address to which the connection is begun again, and the time to do so.
 struct Redial {
     address: SocketAddr,
     begun: std::time::Instant,
@@ -101,8 +101,8 @@ impl Channel {
 
     /// Moves everything on as far as it goes without waiting, and takes the next message if there is one.
     ///
-    /// Never reads past the end of a message: what follows is left to whoever takes the [stream](Self::into_stream).
-    /// After an error the channel is of no more use.
+    /// Never reads past the end of a message: what follows is left to the code that takes the
+    /// [stream](Self::into_stream). After an error the channel is of no more use.
     pub fn poll(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
         let result = self.advance();
         if result.is_err() {

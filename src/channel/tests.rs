@@ -1,4 +1,4 @@
-//! Claims about channels: who is let in, what is noticed, what a stranger can cost.
+//! Claims about channels: which peers are let in, what is noticed, and how much an unauthenticated peer can cost.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -109,8 +109,8 @@ fn the_wrong_kind_of_port_says_what_it_is() {
     assert!(error.to_string().contains("it serves a meeting point, not memory over tcp"), "{error}");
 }
 
-/// Bytes that processes of channel version 1 sent: a hail of a worker to a meeting point, and the answer of a meeting
-/// point to a hail of version 2.
+/// Bytes that processes of channel version 1 sent: a hello of a worker to a meeting point, and the answer of a
+/// meeting point to a hello of version 2.
 const HAIL_1: &str = "736c6b2d6861696c010000000100000002000000000000000000000000000000\
                       eeb03078786d2bf32d60a31e7a0d6a78a50e1e1d5e4b6f29ffdb038e61ee9095";
 const REFUSAL_1: &str = "736c6b2d6e6f7065010000000101000000000000000000000000000000000000\
@@ -154,11 +154,11 @@ fn a_server_of_version_1_is_named_to_the_client() {
     let mut client = Channel::connect(address, &terms(None)).unwrap();
     let mut old = listener.accept().unwrap().0;
     assert_eq!(client.poll().unwrap(), None);
-    // It reads a whole hail before it answers, and resets the connection if that is longer than its own.
+    // It reads a whole hello before it answers, and resets the connection if that is longer than its own.
     let mut hail = vec![0; bytes(HAIL_1).len()];
     old.read_exact(&mut hail).unwrap();
     old.set_nonblocking(true).unwrap();
-    assert!(old.read(&mut [0]).is_err(), "the hail is longer than one of version 1");
+    assert!(old.read(&mut [0]).is_err(), "the hello is longer than one of version 1");
     assert_eq!(hail[..8], bytes(HAIL_1)[..8]);
     old.write_all(&bytes(REFUSAL_1)).unwrap();
     let error = error_of(&mut client);
@@ -192,7 +192,7 @@ fn a_recorded_handshake_opens_nothing_when_it_is_repeated() {
     let Ok(Step::Answer(welcome)) = first.receive(&hail) else { panic!() };
     let Ok(Step::Done(Some(confirmation), _)) = honest.receive(&welcome) else { panic!() };
     assert!(matches!(first.receive(&confirmation), Ok(Step::Done(None, _))));
-    // A hail can be repeated, which is why the channel does not open to it.
+    // A hello can be repeated, which is why the channel does not open to it.
     let mut second = server(&secret);
     assert!(matches!(second.receive(&hail), Ok(Step::Answer(_))));
     let Err(failed) = second.receive(&confirmation) else { panic!("a repeated confirmation was taken") };

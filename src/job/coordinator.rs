@@ -98,7 +98,7 @@ fn run(mut hub: Hub, mut attendance: Attendance, abandoned: &AtomicBool) {
 /// The presence of one process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Presence {
-    /// Not here, since then: it has not joined yet, or it was lost.
+    /// The process is not here since then: it has not joined yet, or it was lost.
     Absent { since: Instant, lost: bool },
     /// A member.
     Here(MemberId),

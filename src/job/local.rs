@@ -1,4 +1,4 @@
-//! What a worker does to parameters of its own: steps between two gradients, and the steps of an optimiser.
+//! Computations of a worker on parameters of its own: steps between two gradients, and the steps of an optimiser.
 
 use smallvec::SmallVec;
 
@@ -37,7 +37,7 @@ pub struct LocalSteps {
 }
 
 impl LocalSteps {
-    /// So many steps for each gradient (at least one), at the learning rate of the server.
+    /// Makes `count` steps for each gradient (at least one), at the learning rate of the server.
     pub fn new(count: u64, learning_rate: f32) -> LocalSteps {
         LocalSteps { count: count.max(1), learning_rate, own: Vec::new() }
     }

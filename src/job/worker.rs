@@ -152,8 +152,8 @@ impl Job {
         end.into_result().map(|()| true)
     }
 
-    /// Fails with the cause if the job has failed or rank 0 is gone: for callers of [`connect`](Self::connect) to whom
-    /// an error of the worker tells only that a server is gone.
+    /// Fails with the cause if the job has failed or rank 0 is gone: for callers of [`connect`](Self::connect),
+    /// which learn from an error of the worker only that a server is gone.
     #[doc(hidden)]
     pub fn check(&self) -> Result<(), JobError> {
         self.member.end().map_or(Ok(()), End::into_result)

@@ -1,4 +1,4 @@
-//! Which folds can be done: all that the loops rely on is checked here, once per fold.
+//! The check that a fold can be done: all that the loops rely on is checked here, once per fold.
 
 use core::fmt;
 use core::ops::Range;
@@ -40,15 +40,15 @@ pub enum FoldError {
     /// Too much to sum.
     #[error("a fold sums at most {MAX_GRADIENTS} gradients, not {count}")]
     Gradients {
-        /// How many were given.
+        /// The number of gradients that were given.
         count: usize,
     },
     /// Not the arrays of state that the optimiser has.
     #[error("the optimiser has {expected} arrays of state, not {given}")]
     States {
-        /// How many it has.
+        /// The number of arrays that the optimiser has.
         expected: usize,
-        /// How many were given.
+        /// The number of arrays that were given.
         given: usize,
     },
     /// Adam's bias correction has no value before the first step.
@@ -63,17 +63,17 @@ pub enum FoldError {
     /// A range is not as long as the parameters ask for.
     #[error("{operand} has {bytes} bytes where the parameters ask for {expected}")]
     Length {
-        /// Which one.
+        /// The range with the wrong length.
         operand: Operand,
         /// Its length.
         bytes: usize,
-        /// What it should be.
+        /// The length that it should have.
         expected: usize,
     },
     /// A destination that may not be written.
     #[error("{operand} is read-only")]
     ReadOnly {
-        /// Which one.
+        /// The destination that is read-only.
         operand: Operand,
     },
     /// A destination shares bytes with something that is read or written beside it.
@@ -81,7 +81,7 @@ pub enum FoldError {
     Overlap {
         /// The destination.
         operand: Operand,
-        /// What it overlaps.
+        /// The range that it overlaps.
         with: Operand,
     },
 }

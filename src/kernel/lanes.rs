@@ -1,6 +1,6 @@
 //! Vectors of f32, from one lane to sixteen, with the same bits in every lane.
 
-/// Which vectors the processor at hand has.
+/// The vectors that the processor at hand has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     /// One f32 at a time: every processor.
@@ -44,7 +44,7 @@ impl Level {
 /// valid memory behind the pointer, of any alignment, but that [`stream`](Lanes::stream) needs it aligned to the
 /// vector where that is wider than one f32.
 pub(super) trait Lanes: Copy {
-    /// How many.
+    /// The number of lanes.
     const COUNT: usize;
     /// Sums in f64.
     type Wide: Copy;

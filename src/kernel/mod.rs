@@ -40,7 +40,7 @@ pub const MAX_GRADIENTS: usize = 1024;
 pub struct Gradient<'a> {
     /// Its elements, of the fold's encoding. A peer may be writing them: what is read then is garbage, not harm.
     pub elements: VolatileSlice<'a>,
-    /// What it counts in the sum.
+    /// The factor of this gradient in the sum.
     pub weight: f32,
 }
 
@@ -48,16 +48,16 @@ pub struct Gradient<'a> {
 /// The two may not overlap.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass<'a> {
-    /// What it was.
+    /// The old values, which the fold reads.
     pub from: VolatileSlice<'a>,
-    /// What it becomes.
+    /// The place of the new values, which the fold writes.
     pub to: VolatileSlice<'a>,
 }
 
 /// `p' = step(p, sum of weight * gradient)` over a range of parameters, in one pass over memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Fold<'a> {
-    /// What to sum, in this order. If nothing, the sum is zero.
+    /// The gradients to sum, in this order. If there are none, the sum is zero.
     pub gradients: &'a [Gradient<'a>],
     /// Type of the gradients' elements.
     pub encoding: ElementType,
@@ -65,7 +65,7 @@ pub struct Fold<'a> {
     pub optimizer: Optimizer,
     /// Its step size.
     pub learning_rate: f32,
-    /// Which step this is, the first being 1 (for Adam's bias correction).
+    /// The number of this step, the first being 1 (for Adam's bias correction).
     pub step: u64,
     /// The parameters, f32.
     pub parameters: Pass<'a>,

@@ -1,4 +1,4 @@
-//! What a fold can say about the gradients that it summed.
+//! The statistics that a fold can give of the gradients that it summed.
 
 /// Second moments of `k` gradients: from [`Fold::run_measured`](super::Fold::run_measured), over the elements that it
 /// folded. Those of disjoint parts of the same gradients add up; added in the same order they give the same bits.

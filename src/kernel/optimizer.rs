@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How a summed gradient moves the parameters. Formulas and defaults are PyTorch's (`torch.optim`), in single
-/// precision, each operation rounded on its own (no fused multiply-add), so that every code path and a plain serial
-/// loop give the same bits.
+/// The rule by which a summed gradient moves the parameters. Formulas and defaults are PyTorch's (`torch.optim`),
+/// in single precision, each operation rounded on its own (no fused multiply-add), so that every code path and a
+/// plain serial loop give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Optimizer {
     /// `g += decay * p; p -= rate * g`.
@@ -14,7 +14,7 @@ pub enum Optimizer {
     },
     /// `g += decay * p; m = momentum * m + g; p -= rate * m`.
     Momentum {
-        /// How much of the last step is kept.
+        /// The share of the last step that is kept.
         momentum: f32,
         /// L2 penalty.
         weight_decay: f32,

@@ -114,7 +114,7 @@ impl<'a> Arrays<'a> {
     }
 }
 
-/// What lies around a destination must stay as [`Arrays::next`] left it.
+/// Returns whether the bytes around a destination are still as [`Arrays::next`] left them.
 fn untouched(memory: &HostMemory, slice: VolatileSlice<'_>) -> bool {
     let at = slice.as_ptr().addr() - memory.as_volatile().as_ptr().addr();
     let mut around = [0; 16];

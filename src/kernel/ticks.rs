@@ -1,7 +1,7 @@
 //! The processor's own counter, for measuring where the system's clock is slow to read.
 
-/// How far this core's counter has come, which costs a few nanoseconds to read; `None` where a program may not read
-/// one. Its speed is to be measured, and counters of different cores need not agree.
+/// Returns the count of this core's counter, which costs a few nanoseconds to read; `None` where a program may not
+/// read one. Its speed is to be measured, and counters of different cores need not agree.
 #[inline]
 pub fn ticks() -> Option<u64> {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

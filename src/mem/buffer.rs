@@ -37,10 +37,10 @@ impl Buffer {
             return None;
         }
         let memory = self.region.as_volatile();
-        // SAFETY: [1] valid: the mapping is `len` bytes, zeroed at birth, and lives as long as the region that `self`
-        // holds. [2] nobody writes: peers have no right to it, it has no descriptor to map again, and this is the
-        // only clone of the region, so no slice and hence no request exists. [3] none can appear while the result is
-        // borrowed, because `slice` takes `&mut self` and nothing else hands the region out.
+        // SAFETY: [1] valid: the mapping is `len` bytes, zeroed at birth, and lives as long as the region that
+        // `self` holds. [2] nothing writes: peers have no right to it, it has no descriptor to map again, and this
+        // is the only clone of the region, so no slice and hence no request exists. [3] none can appear while the
+        // result is borrowed, because `slice` takes `&mut self` and nothing else hands the region out.
         Some(unsafe { std::slice::from_raw_parts(memory.as_ptr(), memory.len()) })
     }
 

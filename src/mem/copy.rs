@@ -138,7 +138,8 @@ mod x86 {
         false
     }
 
-    /// How far the destination's begin and the copy's end are from whole steps; both are left to memcpy.
+    /// Returns the length of the head, which ends at the destination's first aligned address, and of the body of
+    /// whole steps that follows. The head and what is behind the body are left to memcpy.
     fn split(destination: *mut u8, len: usize, align: usize) -> (usize, usize) {
         let head = destination.align_offset(align).min(len);
         let body = (len - head) / STEP * STEP;

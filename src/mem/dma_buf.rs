@@ -59,7 +59,7 @@ impl HostMemory {
         if made < 0 {
             return Err(refuse(io::Error::last_os_error()));
         }
-        // SAFETY: a new descriptor, which nobody else has.
+        // SAFETY: a new descriptor, which nothing else owns.
         Ok(unsafe { OwnedFd::from_raw_fd(made) })
     }
 }
@@ -75,7 +75,7 @@ mod tests {
         match memory.dma_buf() {
             Ok(buffer) => {
                 drop(memory);
-                // SAFETY: nobody changes the length of a dma-buf.
+                // SAFETY: nothing changes the length of a dma-buf.
                 let map = unsafe { memmap2::Mmap::map(&buffer) }.unwrap();
                 assert_eq!(map[4096..4104], 7_u64.to_le_bytes());
             }

@@ -1,4 +1,4 @@
-//! Why memory could not be had.
+//! Errors of memory that could not be had.
 
 use std::io;
 
@@ -19,9 +19,9 @@ pub enum MemoryError {
         bytes: usize,
         /// "anonymous", "huge-page" or "shared".
         kind: &'static str,
-        /// What the system said.
+        /// The error that the system reported.
         source: io::Error,
-        /// What to do about it.
+        /// A remedy that the user can try.
         remedy: &'static str,
     },
     /// A descriptor that a peer passed is not a memory file sealed against shrinking, or is shorter than was said.
@@ -29,15 +29,15 @@ pub enum MemoryError {
         "the memory file that the peer passed cannot be trusted: {reason}; the peer must be a slackline process"
     )]
     Untrusted {
-        /// What was wrong with it.
+        /// The fault of the file.
         reason: String,
     },
     /// The system made no dma-buf of it.
     #[error("cannot make a dma-buf of host memory by /dev/udmabuf: {source}; {remedy}")]
     DmaBuf {
-        /// What the system said.
+        /// The error that the system reported.
         source: io::Error,
-        /// What to do about it.
+        /// A remedy that the user can try.
         remedy: &'static str,
     },
 }

@@ -165,8 +165,8 @@ mod tests {
         panic!("a function of a few instructions does not return");
     }
 
-    /// What a fence orders for a device shows on no processor, and no emulator has such a device: so its instruction is
-    /// looked for.
+    /// Looks for the fence's instruction in the code. The order that a fence gives for a device shows on no
+    /// processor, and no emulator has such a device.
     #[test]
     fn fences_and_words_order_memory_for_devices_on_aarch64() {
         for (name, function) in [("SeqCst", sequential as extern "C" fn(&_)), ("Release", release)] {

@@ -66,7 +66,7 @@ impl HostMemory {
     }
 
     /// `bytes` of zeroed memory in a memfd that has no name, can be passed to another process, and is sealed so
-    /// that nobody can change its size (a shrunken file would kill a reader with SIGBUS).
+    /// that no process can change its size (a shrunken file would kill a reader with SIGBUS).
     pub fn shared(bytes: usize) -> Result<Self, MemoryError> {
         check_length(bytes)?;
         let refuse = |errno: rustix::io::Errno| MemoryError::Map {
@@ -75,7 +75,7 @@ impl HostMemory {
             source: errno.into(),
             remedy: "ask for less, or raise the limit on shared memory (size of /dev/shm, memory cgroup)",
         };
-        // The pages of a memfd are found when they are touched, and who touches one that cannot be found is killed.
+        // The pages of a memfd are found when they are touched. If one cannot be found, the process is killed.
         if bytes as u64 > memory_of_the_machine() {
             return Err(refuse(rustix::io::Errno::NOMEM));
         }
@@ -120,13 +120,13 @@ impl HostMemory {
         Ok(Self { map, backing: Backing::SharedFile(file.into()), writable }.advised())
     }
 
-    /// From here on nobody can make a new writable mapping of this memory; existing ones stay as they are.
+    /// From here on no process can make a new writable mapping of this memory; existing ones stay as they are.
     /// Peers that get its descriptor can only read.
     pub fn seal_against_new_writers(&self) -> Result<(), MemoryError> {
         self.seal(SealFlags::FUTURE_WRITE | SealFlags::SEAL)
     }
 
-    /// From here on nobody can add seals: a peer that gets the descriptor cannot lock others out.
+    /// From here on no process can add seals: a peer that gets the descriptor cannot lock others out.
     pub fn seal_against_new_seals(&self) -> Result<(), MemoryError> {
         self.seal(SealFlags::SEAL)
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{HostMemory, VolatileSlice};
 
 bitflags::bitflags! {
-    /// What a peer that holds the key of a region may do with it. The owner itself may always read and write.
+    /// The rights of a peer that holds the key of a region. The owner itself may always read and write.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// Peers may read.
@@ -17,9 +17,10 @@ bitflags::bitflags! {
         const REMOTE_WRITE = 2;
         /// Peers may fetch-add and compare-swap.
         const REMOTE_ATOMIC = 4;
-        /// What peers write may become visible in any order, also before what they wrote elsewhere earlier, as long as
-        /// it does before what they write to regions without this afterwards: for payloads that a later word elsewhere
-        /// announces, never for that word, and never for what an earlier word warns of.
+        /// Writes of peers to this region may become visible in any order, also before what they wrote elsewhere
+        /// earlier. They do become visible before what the peer writes afterwards to regions without this flag. It
+        /// is for payloads that a later word elsewhere announces. It is never for that word, and never for what an
+        /// earlier word warns of.
         const RELAXED = 8;
         /// No peer may do anything: the source or destination of one's own requests.
         const LOCAL = 0;
@@ -55,10 +56,11 @@ fn check_range(offset: u64, len: u64, available: u64) -> Result<(), OutOfBounds>
 /// Most ports that one transport uses side by side: its rails.
 pub const MAX_RAILS: usize = 4;
 
-/// What the local devices call a region (verbs: lkey), and where they do so; means nothing elsewhere.
+/// The keys by which the local devices know a region (verbs: lkey), and the domain in which they do so. They mean
+/// nothing elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LocalKey {
-    /// Which of this process's protection domains the region is registered in, the one of the first rail; 0 is none.
+    /// The protection domain of this process in which the region is registered, the one of the first rail; 0 is none.
     pub domain: u32,
     /// The key on each rail that there is.
     pub keys: [u32; MAX_RAILS],
@@ -69,7 +71,7 @@ impl LocalKey {
     pub const NONE: LocalKey = LocalKey { domain: 0, keys: [0; MAX_RAILS] };
 }
 
-/// What a peer must present to reach a region (verbs: rkey; elsewhere a random grant).
+/// The key that a peer must present to reach a region (verbs: rkey; elsewhere a random grant).
 ///
 /// Its value is not shown by `Debug`: keys do not belong into logs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -81,7 +83,7 @@ impl fmt::Debug for RemoteKey {
     }
 }
 
-/// What a transport keeps for a region it registered; undone when dropped, which is before the memory goes.
+/// The state that a transport keeps for a region it registered. When dropped, before the memory goes, it is undone.
 pub trait Registration: Send + Sync {}
 impl Registration for () {}
 
@@ -101,7 +103,7 @@ pub struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Ties memory to its registration. For transports; everybody else calls `Transport::register`.
+    /// Ties memory to its registration. For transports; all other code calls `Transport::register`.
     pub fn new(
         memory: HostMemory,
         access: Access,
@@ -118,7 +120,7 @@ impl MemoryRegion {
         self.inner.memory.len()
     }
 
-    /// What peers may do.
+    /// Returns what peers may do.
     pub fn access(&self) -> Access {
         self.inner.access
     }
@@ -185,7 +187,7 @@ impl LocalSlice {
         &self.region
     }
 
-    /// Where in the region it begins, in bytes.
+    /// Returns the offset in the region at which it begins, in bytes.
     pub fn offset(&self) -> usize {
         self.offset
     }

@@ -1,4 +1,4 @@
-//! Bytes that somebody else may be writing.
+//! Bytes that another thread, process or device may be writing.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,7 @@ impl<'a> VolatileSlice<'a> {
     /// });
     /// ```
     pub fn from_mut(bytes: &'a mut [u8]) -> Self {
-        // SAFETY: the exclusive borrow lasts for 'a, so the range is valid and nobody else refers to it.
+        // SAFETY: the exclusive borrow lasts for 'a, so the range is valid and nothing else refers to it.
         unsafe { Self::new(bytes.as_mut_ptr(), bytes.len(), true) }
     }
 

@@ -55,7 +55,8 @@ impl Stage {
     }
 }
 
-/// What each chunk of a job measured. Stored by the thread that folds the chunk before it counts the chunk as done.
+/// Measurements of each chunk of a job. The thread that folds a chunk stores them before it counts the chunk as
+/// done.
 #[derive(Default)]
 pub(super) struct Measured {
     /// By chunk: the words of [`Moments::sum_norm_squared`] and [`Moments::each_norm_squared`].
@@ -144,7 +145,7 @@ impl Job {
         }
     }
 
-    /// What all chunks measured, added in their order: the same whichever threads folded them.
+    /// Adds the measurements of all chunks in their order: the sum is the same whichever threads folded them.
     fn moments(&self) -> Option<Moments> {
         let measured = self.measured.as_ref()?;
         let mut moments = Moments::of(self.inputs.iter().map(|input| input.weight));
@@ -159,16 +160,16 @@ impl Job {
 struct Shared {
     /// Written by the owner between jobs, read by all threads during one.
     job: RwLock<Option<Job>>,
-    /// Which job it is; threads wait for it to change.
+    /// The number of the job; threads wait for it to change.
     generation: AtomicU64,
     abort: AtomicBool,
     stop: AtomicBool,
     failed: AtomicBool,
     /// A chunk of this job has a parameter that is not finite.
     tainted: AtomicBool,
-    /// What the panic said that ended a thread's work on this job.
+    /// The message of the panic that ended a thread's work on this job.
     panicked: Mutex<Option<String>>,
-    /// How many of its own chunks each thread has folded in this job.
+    /// For each thread, the number of its own chunks that it has folded in this job.
     done: Box<[CachePadded<AtomicUsize>]>,
 }
 
@@ -200,7 +201,7 @@ impl Shared {
                 return Some(false);
             }
         }
-        // Release: whoever sees the count sees the chunk.
+        // Release: a thread that sees the count sees the chunk.
         self.done[thread].store(done + 1, Ordering::Release);
         let whole = (0..self.done.len())
             .map(|thread| thread + self.done[thread].load(Ordering::Acquire) * self.done.len())
@@ -309,7 +310,7 @@ impl Aggregator {
         Ok(())
     }
 
-    /// Has the threads look what there is to do.
+    /// Has the threads look for work.
     fn wake(&self) {
         self.threads.iter().for_each(|thread| thread.thread().unpark());
     }
@@ -373,7 +374,7 @@ impl Aggregator {
         job.inputs.iter().filter(is_bad).map(|input| input.gradient).collect()
     }
 
-    /// What a complete job measured, if it was to.
+    /// Returns the measurements of a complete job, if it was to be measured.
     pub(super) fn moments(&self) -> Option<Moments> {
         self.shared.read().as_ref().and_then(Job::moments)
     }
@@ -390,7 +391,7 @@ impl Aggregator {
     }
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 fn text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));

@@ -1,4 +1,4 @@
-//! What a node tells its user when something fails for good.
+//! Errors that a node reports to its user when something fails for good.
 
 use std::borrow::Cow;
 use std::io::ErrorKind;
@@ -28,48 +28,49 @@ pub enum Error {
     /// The table cannot be, or cannot be cut so.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// The other side's first message cannot be understood.
+    /// The first message of the other side cannot be understood.
     #[error("cannot talk to {address}: {source}")]
     Handshake {
-        /// Whom.
+        /// The address of the other side.
         address: Address,
-        /// Why.
+        /// The fault of the message.
         source: HandshakeError,
     },
     /// The servers given do not hold the shards of one table.
     #[error("the servers do not hold one table: {reason}; {}", self.help())]
     Shards {
-        /// What is wrong.
+        /// The reason, in words.
         reason: String,
     },
     /// The deadline passed.
     #[error("{operation} did not end within {:?}: {}; {}", whole_ms(*.waited), Lack(.needed, .seen), self.help())]
     Deadline {
-        /// What was waited for.
+        /// The operation that did not end.
         operation: &'static str,
-        /// How long.
+        /// The time that was waited.
         waited: Duration,
-        /// What was needed.
+        /// The version and the clocks that the operation needed.
         needed: Bound,
-        /// What there was.
+        /// The version and the clocks that the server had.
         seen: Bound,
     },
     /// A server is gone.
     #[error("lost shard {shard} of {shards} at {address}: {source}; {}", self.help())]
     ServerLost {
-        /// Which shard.
+        /// The shard whose server is gone.
         shard: u16,
-        /// Of how many.
+        /// The number of shards.
         shards: u16,
-        /// Where it was.
+        /// The address of that server.
         address: Address,
-        /// Why.
+        /// The reason for which the connection ended.
         source: Disconnected,
     },
-    /// The server that decides for this one is another life of it, whose versions are not those of this one's.
+    /// This server cannot go on where it was. The server that decides for it was started again, so that it is in
+    /// another life with other versions, or has decided more than it keeps.
     #[error(
-        "shard {shard} cannot go on after its connection to {address} was lost: the server of shard 0 began anew, or \
-         decided more than it keeps; {}", self.help()
+        "shard {shard} cannot go on after its connection to {address} was lost: the server of shard 0 was started \
+         again, or decided more than it keeps; {}", self.help()
     )]
     AnotherLife {
         /// The shard of the server that follows.
@@ -80,9 +81,9 @@ pub enum Error {
     /// The server took this peer for dead, or found its gradients wrong.
     #[error("the server of shard {shard} evicted this peer: {why}; {}", self.help())]
     Evicted {
-        /// Which shard.
+        /// The shard of that server.
         shard: u16,
-        /// Why.
+        /// The reason that the server gave.
         why: Eviction,
     },
     /// The owner of a shard has come to the last version.
@@ -94,33 +95,33 @@ pub enum Error {
     /// A pull failed.
     #[error("cannot pull shard {shard}: {source}")]
     Pull {
-        /// Which shard.
+        /// The shard.
         shard: u16,
-        /// Why.
+        /// The cause.
         source: PullError,
     },
     /// A publish failed.
     #[error("cannot publish to shard {shard}: {source}")]
     Publish {
-        /// Which shard.
+        /// The shard.
         shard: u16,
-        /// Why.
+        /// The cause.
         source: PublishError,
     },
     /// Reading in place failed.
     #[error("cannot read shard {shard} in place: {source}")]
     Pin {
-        /// Which shard.
+        /// The shard.
         shard: u16,
-        /// Why.
+        /// The cause.
         source: PinError,
     },
     /// A request could not be posted.
     #[error("cannot reach shard {shard}: {source}")]
     Post {
-        /// Which shard.
+        /// The shard.
         shard: u16,
-        /// Why.
+        /// The cause.
         source: PostError,
     },
     /// All frames but the latest are pinned by readers.
@@ -131,46 +132,46 @@ pub enum Error {
     Pinned {
         /// The version that could not be written.
         version: Version,
-        /// How long was waited.
+        /// The time that was waited.
         waited: Duration,
     },
     /// Servers take f32 parameters only.
     #[error("a server's table must be f32 throughout (gradients may be bf16 or f16)")]
     NotF32,
-    /// Initial values of another length than the shard.
+    /// The initial values have another length than the shard.
     #[error("{given} values were given for {expected}")]
     Length {
-        /// How many there are.
+        /// The number of values that were given.
         given: usize,
-        /// How many there should be.
+        /// The number of values that the shard has.
         expected: usize,
     },
     /// Memory is lent to a request that has not ended.
     #[error("the {what} is still in use by a request in flight: {}", self.help())]
     InFlight {
-        /// Which memory.
+        /// The memory that is lent, in words.
         what: &'static str,
     },
-    /// A call that does not fit what the node is doing.
+    /// The call does not fit what the node is doing.
     #[error("cannot {operation} now: {reason}")]
     OutOfTurn {
-        /// What was asked.
+        /// The operation that was asked for.
         operation: &'static str,
-        /// Why it does not fit.
+        /// The reason why it does not fit.
         reason: &'static str,
     },
     /// Gradients are in another encoding.
     #[error("the worker's gradients are {encoding:?}, not f32: {}", self.help())]
     Encoding {
-        /// What they are.
+        /// The encoding that the gradients have.
         encoding: ElementType,
     },
     /// The scheme cannot run this way.
     #[error("scheme {scheme} {reason}")]
     Scheme {
-        /// Which.
+        /// The scheme.
         scheme: scheme::AnyScheme,
-        /// Why not.
+        /// The reason, in words.
         reason: &'static str,
     },
     /// The scheme's settings cannot be.
@@ -179,28 +180,28 @@ pub enum Error {
     /// The system has no room for another thread.
     #[error("cannot start a thread for {what}: {source}; {}", self.help())]
     Thread {
-        /// What it is for.
+        /// The work that the thread was meant to do.
         what: &'static str,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
     /// A thread that folds gradients panicked: the version at hand cannot be completed.
     #[error("a thread that folds gradients panicked: {cause}; {}", self.help())]
     FoldPanicked {
-        /// What the panic said.
+        /// The message of the panic.
         cause: String,
     },
-    /// Options that cannot be.
+    /// An option has a value that it cannot have.
     #[error("option {option} cannot be {value}: {reason}")]
     Option {
-        /// Which.
+        /// The name of the option.
         option: &'static str,
-        /// What it was.
+        /// The value that was given.
         value: String,
-        /// Why not.
+        /// The reason why it cannot have that value.
         reason: &'static str,
     },
-    /// A checkpoint that cannot be written or taken up.
+    /// A checkpoint cannot be written or taken up.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// A group cannot meet, or a round in it cannot end.
@@ -280,7 +281,7 @@ impl Error {
             Error::Shards { .. } => "give each shard's server once, in any order",
             Error::ServerLost { .. } => "connect again once it is back",
             Error::Evicted { .. } => "connect again",
-            Error::AnotherLife { .. } => "begin this server anew, from its checkpoint if there is one",
+            Error::AnotherLife { .. } => "start this server again, from its checkpoint if there is one",
             Error::LastVersion { .. } => "begin a new job with these parameters",
             Error::Pinned { .. } => "use more frames (readers + 2)",
             Error::InFlight { .. } => "finish or retry the operation that failed first",
@@ -314,7 +315,7 @@ impl std::fmt::Display for Show<'_> {
     }
 }
 
-/// What was missing at a deadline.
+/// The part of a bound that was missing at a deadline.
 struct Lack<'a>(&'a Bound, &'a Bound);
 
 impl std::fmt::Display for Lack<'_> {
@@ -330,7 +331,7 @@ impl std::fmt::Display for Lack<'_> {
     }
 }
 
-/// Without the fractions of a millisecond that a computed timeout may have.
+/// Rounds to whole milliseconds: a computed timeout may have fractions of one.
 fn whole_ms(time: Duration) -> Duration {
     let rounded = Duration::from_millis((time.as_secs_f64() * 1000.0).round() as u64);
     if rounded.is_zero() { time } else { rounded }

@@ -27,14 +27,14 @@ pub(super) struct Link<E: Endpoint> {
     pub(super) pull: Pull,
     pub(super) publish: Option<Publish>,
     pub(super) pins: Option<Pins>,
-    /// Where versions are pushed to, and what reads them there.
+    /// The memory that versions are pushed to, and the state machine that reads them there.
     pushed: Option<(LocalEndpoint, Pull)>,
-    /// What was learned of this peer's own line.
+    /// The newest knowledge of this peer's own line.
     pub(super) line: Line,
     probe: Probe,
     held: Held,
     answers: u64,
-    /// So many answers are there once what was asked last by [`ask_again`](Self::ask_again) is answered.
+    /// The number of answers that there are once the last question of [`ask_again`](Self::ask_again) is answered.
     awaited: u64,
     _pulse: Pulse,
     probed: Instant,
@@ -45,7 +45,7 @@ pub(super) struct Link<E: Endpoint> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Line {
     pub(super) evicted: Option<Eviction>,
-    /// It is to compute on this version or a later one.
+    /// The version on which, or on a later one, this peer is to compute.
     pub(super) interrupt: Version,
     /// The owner's newest version and smallest clock.
     pub(super) seen: Bound,
@@ -63,10 +63,10 @@ struct Probe {
     outstanding: u32,
 }
 
-/// Says which version is held.
+/// The message to the owner that names the version this peer holds.
 struct Held {
     page: RemoteSlice,
-    /// To be said, once what was said before has arrived.
+    /// The version to be named, once the message before it has arrived.
     version: Option<Version>,
     outstanding: bool,
 }
@@ -75,14 +75,14 @@ const PROBE_TAG: u64 = 1 << 60;
 const HELD_TAG: u64 = 1 << 59;
 const LINE_BYTES: usize = 64;
 
-/// How often a waiting peer looks after its connection and its line.
+/// Period at which a waiting peer looks after its connection and its line.
 const PROBE_EVERY: Duration = Duration::from_millis(20);
 
-/// How long to stand back before an owner is asked again to let this peer in, at first and at most.
+/// Shortest and longest pause before an owner is asked again to let this peer in.
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(640));
 
-/// Steps of the state machines in one turn: enough for any pull that is not disturbed, few enough that a writer who
-/// keeps disturbing it cannot hold a caller past its deadline.
+/// Steps of the state machines in one turn: enough for any pull that is not disturbed, few enough that a writer
+/// that keeps disturbing it cannot hold a caller past its deadline.
 const STEPS_PER_TURN: usize = 64;
 
 /// A pull that was disturbed so often pins the frame instead, if it can: an owner that publishes as fast as memory lets
@@ -124,7 +124,7 @@ impl<E: Endpoint> Link<E> {
         Ok(link)
     }
 
-    /// Only asks what is there.
+    /// Asks the owner what it serves, and does not join.
     pub(super) fn ask<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
@@ -238,7 +238,7 @@ impl<E: Endpoint> Link<E> {
         })
     }
 
-    /// What reads the frames that this peer granted for pushing.
+    /// Returns the state machine that reads the frames which this peer granted for pushing.
     fn watch<T: Transport>(
         link: &Link<E>,
         grant: PushGrant,
@@ -284,7 +284,7 @@ impl<E: Endpoint> Link<E> {
         self.publish.as_ref().map_or(self.welcome.clock, Publish::clock)
     }
 
-    /// From now on pulls say which of this peer's gradients their frames hold.
+    /// Has pulls from now on say which of this peer's gradients their frames hold.
     pub(super) fn ask_included(&mut self) -> Result<(), Error> {
         self.pull.ask_included(Some(self.welcome.peer))?;
         if let Some((_, pull)) = &mut self.pushed {
@@ -472,12 +472,12 @@ impl<E: Endpoint> Link<E> {
         Ok(())
     }
 
-    /// Whether the answer to that is there, and is that it is.
+    /// Returns whether the answer to that is there and says that this peer is still in.
     pub(super) fn is_answered(&self) -> bool {
         self.answers >= self.awaited
     }
 
-    /// How many probes were answered so far, while this peer was in.
+    /// Returns the number of probes that were answered so far, while this peer was in.
     pub(super) fn answers(&self) -> u64 {
         self.answers
     }
@@ -505,7 +505,7 @@ impl<E: Endpoint> Link<E> {
         }
     }
 
-    /// A request was flushed because the connection failed under it: that is what there is to tell.
+    /// Returns the error of a request that was flushed because the connection failed under it: that failure.
     fn flushed(&mut self) -> Error {
         let gone = self.endpoint.check().err();
         self.lost(gone.unwrap_or(Disconnected { reason: "its requests were flushed" }))
@@ -551,7 +551,7 @@ impl<E: Endpoint> Link<E> {
         }
     }
 
-    /// Where the slot is that `publish` reserved, if its memory is mapped.
+    /// Returns the memory of the slot that `publish` reserved, if it is mapped.
     pub(super) fn borrowed_slot(&self) -> Option<LocalSlice> {
         let remote = self.publish.as_ref()?.reserved()?;
         self.endpoint.map(&remote).filter(|slot| slot.as_volatile().is_writable())

@@ -1,6 +1,6 @@
 //! Servers, workers, publishers and readers: parameter memory driven over a transport, as a scheme says.
 //!
-//! | who | holds | does |
+//! | node | holds | does |
 //! | --- | --- | --- |
 //! | [`Server`] | one shard | folds workers' gradients into new versions |
 //! | [`Worker`] | links to every shard | reads parameters, publishes gradients |

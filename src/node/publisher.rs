@@ -10,10 +10,10 @@ use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Transport};
 
-/// How a publisher works.
+/// Settings of a publisher.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PublisherOptions {
-    /// How its memory is made.
+    /// Settings of its memory.
     pub memory: ShardOptions,
 }
 
@@ -61,7 +61,7 @@ impl<T: Transport> Publisher<T> {
         Ok(Publisher { shard, events: Vec::new(), joined: 0, draft: None })
     }
 
-    /// Where readers reach this publisher.
+    /// Returns the address at which readers reach this publisher.
     pub fn address(&self) -> Address {
         self.shard.address()
     }
@@ -92,7 +92,7 @@ impl<T: Transport> Publisher<T> {
         self.joined
     }
 
-    /// Takes readers in and notices who is gone, without waiting. True if anything happened.
+    /// Takes readers in and notices which readers are gone, without waiting. Returns true if anything happened.
     pub fn poll(&mut self, now: Instant) -> bool {
         let progress = self.shard.poll(now, Clock(0), &mut self.events);
         let joined =

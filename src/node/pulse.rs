@@ -27,7 +27,7 @@ impl Pulse {
         let named = std::thread::Builder::new().name("slackline-pulse".into());
         let spawned = named.spawn(move || {
             let mut count = 1u64;
-            // A beacon whose connection is gone has nobody to tell.
+            // A beacon whose connection is gone reaches no owner any more.
             while !stopped.load(Ordering::Relaxed) && beacon.set(count).is_ok() {
                 count += 1;
                 std::thread::park_timeout(interval);

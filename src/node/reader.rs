@@ -12,26 +12,26 @@ use crate::table::Table;
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
 
-/// How a reader reads.
+/// Settings of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReaderOptions {
-    /// How it pulls.
+    /// Settings of its pulls.
     pub pull: PullOptions,
     /// True if [`Reader::connect`] waits, until its timeout, for an owner that does not listen yet. Otherwise an
     /// address where no process listens is an error at once.
     pub waits_for_server: bool,
 }
 
-/// What a reader holds after a refresh.
+/// The version that a reader holds after a refresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fresh {
-    /// Its version.
+    /// The number of the version.
     pub version: Version,
-    /// How many versions it is behind the newest.
+    /// Number of versions by which it is behind the newest.
     pub behind: u64,
     /// The owner's life.
     pub epoch: u64,
-    /// Copies begun anew because the frame changed under them.
+    /// Number of times that the copy was begun again because the frame changed under it.
     pub retries: u64,
     /// False if the copy at hand was fresh enough and nothing was read but its age.
     pub copied: bool,

@@ -1,5 +1,6 @@
-//! What nodes do for schemes: measuring, interrupting, telling who holds what, over shared memory and over TCP. The
-//! server's half of the scheme is a script that the test writes as it goes.
+//! Tests of the services that nodes offer to schemes: measuring, interrupting, and telling which peer holds which
+//! version, over shared memory and over TCP. The server's half of the scheme is a script that the test writes as it
+//! goes.
 
 #[cfg(test)]
 mod tests {
@@ -26,7 +27,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
     const ELEMENTS: usize = 1000;
 
-    /// What the script's scheme was told, and what it is to do next.
+    /// The events that the script's scheme was told of, and the actions that it is to take next.
     #[derive(Default)]
     struct Lines {
         events: Vec<ServerEvent>,

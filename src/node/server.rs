@@ -34,7 +34,8 @@ struct WorkerState {
     arrived: Clock,
     /// Gradients of earlier clocks were folded in or dropped.
     consumed: Clock,
-    /// Those of later clocks that were, too, by a scheme that keeps no order: no more than there are slots.
+    /// Clocks of later gradients that were folded in or dropped, too, by a scheme that keeps no order. There are no
+    /// more of them than slots.
     consumed_early: SmallVec<[Clock; 4]>,
     /// The newest version that it has said it holds.
     held: Option<Version>,
@@ -62,11 +63,11 @@ impl WorkerState {
     }
 }
 
-/// Where a gradient that is folded comes from, kept though its worker may leave meanwhile.
+/// The place of a gradient that is folded. It is kept although its worker may leave meanwhile.
 #[derive(Clone)]
 struct Source {
     desk: Desk,
-    /// Those of the worker.
+    /// Generation, identity and session of the worker.
     generation: u64,
     identity: u64,
     session: u64,
@@ -84,9 +85,9 @@ impl Source {
 /// A fold that was begun, for certain or in hope.
 #[derive(Default)]
 struct Work {
-    /// What it folds.
+    /// The gradients that it folds, with their weights.
     shares: Vec<Share>,
-    /// Where each share comes from.
+    /// The place of each share's gradient.
     sources: Vec<Source>,
     /// The frame it writes.
     frame: Option<u8>,
@@ -131,17 +132,17 @@ struct Work {
 pub struct Server<T: Transport> {
     shard: Shard<T>,
     pub(super) scheme: Box<dyn ServerScheme>,
-    /// What the scheme asks for: measured folds, and to be told what each worker holds.
+    /// The wishes of the scheme: measured folds, and to be told which version each worker holds.
     pub(super) measures_moments: bool,
     pub(super) reports_reads: bool,
-    /// Of a shard for which another server decides.
+    /// The state of a follower, if another server decides for this shard.
     following: Option<Following<T::Endpoint>>,
     aggregator: Aggregator,
     optimizer: Optimizer,
     learning_rate: f32,
     /// Optimiser state: two copies of each, read from one and written to the other by turns.
     states: Vec<[MemoryRegion; 2]>,
-    /// Which of the two is current.
+    /// The index of the copy that is current.
     current: usize,
     workers: Vec<Option<WorkerState>>,
     work: Work,
@@ -153,7 +154,7 @@ pub struct Server<T: Transport> {
     status: ServerStatus,
 }
 
-/// What a life of a server begins with.
+/// The state with which a life of a server begins.
 struct Start<'a> {
     parameters: &'a [f32],
     /// The optimiser's states; zeros where there are none.
@@ -162,7 +163,7 @@ struct Start<'a> {
     smallest_clock: Clock,
     /// Gradients that are in the parameters.
     folded: u64,
-    /// How far those of each worker are.
+    /// For each worker, how far its gradients are in the parameters.
     applied: Applied,
 }
 
@@ -286,7 +287,7 @@ impl<T: Transport> Server<T> {
         Ok(server)
     }
 
-    /// Where workers reach this server.
+    /// Returns the address at which workers reach this server.
     pub fn address(&self) -> Address {
         self.shard.address()
     }
@@ -308,7 +309,7 @@ impl<T: Transport> Server<T> {
         self.shard.range().clone()
     }
 
-    /// What there is to say now.
+    /// Returns the counters and the state of the server as of now.
     pub fn status(&self) -> ServerStatus {
         let peers = || self.shard.peers.iter().flatten();
         ServerStatus {
@@ -359,8 +360,8 @@ impl<T: Transport> Server<T> {
         Ok(values)
     }
 
-    /// Does whatever there is to do without waiting: takes peers in, notices who is gone, folds gradients that have
-    /// come, publishes versions. True if it got anywhere.
+    /// Does all work that needs no waiting: takes peers in, notices which peers are gone, folds gradients that have
+    /// come, publishes versions. Returns true if it made progress.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
         // Decisions first: the gradients that they name were announced here before.
         let mut progress = self.hear(now)?;
@@ -434,7 +435,7 @@ impl<T: Transport> Server<T> {
         Ok(progress)
     }
 
-    /// What the scheme wants next, with its shares.
+    /// Returns the next action of the scheme, with its shares.
     fn next_action(&mut self, now: Instant) -> Result<Option<ServerAction>, Error> {
         self.shares.clear();
         if self.following.is_some() {
@@ -504,7 +505,7 @@ impl<T: Transport> Server<T> {
         Ok((true, true))
     }
 
-    /// Begins to fold if the first chunk has come from everybody and a frame is free.
+    /// Begins to fold if the first chunk has come from every worker of the fold and a frame is free.
     fn begin_fold(&mut self) -> Result<bool, Error> {
         let mut sources = self.work.shares.iter().zip(&self.work.sources);
         let has_begun = |(share, Source { desk, .. }): (&Share, &Source)| {
@@ -611,8 +612,8 @@ impl<T: Transport> Server<T> {
         self.status.mean_norm_squared = mean_norm_squared.or(self.status.mean_norm_squared);
         self.status.variance = variance.or(self.status.variance);
         self.aggregator.end();
-        // The scheme learns of it first, so that the frame can say which clocks it holds; nobody else can see the
-        // version before the commit, and nothing is asked of the scheme in between.
+        // The scheme learns of it first, so that the frame can say which clocks it holds; no other process can see
+        // the version before the commit, and nothing is asked of the scheme in between.
         self.scheme.handle_event(now, ServerEvent::Applied { version, statistics });
         let clock = self.smallest_clock();
         for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
@@ -622,7 +623,7 @@ impl<T: Transport> Server<T> {
             }
             self.shard.taken.apply(source.identity, share.gradient.clock);
             let index = usize::from(share.gradient.worker.0);
-            // Somebody else may have the place by now.
+            // Another worker may have the place by now.
             let is_same =
                 self.shard.peers[index].as_ref().is_some_and(|peer| peer.generation == source.generation);
             if let (true, Some(state)) = (is_same, &mut self.workers[index]) {
@@ -662,7 +663,8 @@ impl<T: Transport> Server<T> {
         self.work.sources.clear();
         self.work.left_out.clear();
         if self.following.is_some() {
-            // Which versions the decider pushes is not told, and whoever has got one of them waits for it here.
+            // The decisions do not tell which versions the decider pushes. A worker that has got one of them waits
+            // for it here.
             (0..self.shard.peers.len() as u16).for_each(|place| self.push_to(place));
         }
     }

@@ -1,4 +1,4 @@
-//! One shard in the hands of its owner: frames, the peers that read them, and who of them is alive.
+//! One shard in the hands of its owner: frames, the peers that read them, and which peers are alive.
 
 mod decider;
 mod joining;
@@ -27,7 +27,7 @@ use crate::transport::{
 
 type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 
-/// How the memory of a shard is made.
+/// Settings of the memory of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardOptions {
     /// Most peers at a time, workers and readers together.
@@ -37,15 +37,15 @@ pub struct ShardOptions {
     pub frames: u8,
     /// Bytes of parameters in one chunk: what is summed, copied and announced at a time. A multiple of 64.
     pub chunk_bytes: u64,
-    /// How long a peer may be silent before it is taken for dead.
+    /// The time that a peer may be silent before it is taken for dead.
     pub lease: Duration,
     /// Whether each version carries a checksum: one more pass over it.
     pub checksums: bool,
-    /// What the owner does while there is nothing to do.
+    /// The behaviour of the owner while it has no work.
     pub idle: Idle,
 }
 
-/// What an owner does while there is nothing to do.
+/// Behaviours of an owner that has no work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Idle {
@@ -71,7 +71,7 @@ impl Default for ShardOptions {
     }
 }
 
-/// Why a peer left.
+/// The reason why a peer left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Departure {
@@ -79,12 +79,12 @@ pub enum Departure {
     Closed(Disconnected),
     /// It was silent for longer than the lease.
     Silent,
-    /// What it wrote broke the protocol.
+    /// The data that it wrote broke the protocol.
     Misbehaved(String),
 }
 
 impl Departure {
-    /// What the peer finds in its line.
+    /// Returns the code that the peer finds in its line.
     fn eviction(&self) -> Eviction {
         match self {
             Departure::Closed(_) => Eviction::Left,
@@ -104,7 +104,7 @@ impl std::fmt::Display for Departure {
     }
 }
 
-/// What happened to the peers of a shard.
+/// Events of the peers of a shard.
 #[derive(Clone, Debug)]
 pub(super) enum ShardEvent {
     Joined { peer: u16, worker: bool, clock: Clock },
@@ -118,7 +118,7 @@ pub(super) struct Gone {
     /// Its gradients of clocks before this one were announced, and there was room for so many.
     pub(super) published: Clock,
     pub(super) slots: u64,
-    /// What it wrote counts: it did not break the protocol.
+    /// True if the gradients that it announced count: it did not break the protocol.
     pub(super) is_honest: bool,
     pub(super) desk: Desk,
     pub(super) began: Clock,
@@ -127,7 +127,7 @@ pub(super) struct Gone {
     pub(super) session: u64,
 }
 
-/// What of a table an owner holds, and for whom.
+/// The part of a table that an owner holds, and the peers that it takes.
 pub(super) struct ShardConfig {
     pub(super) table: Table,
     pub(super) shard: u16,
@@ -155,9 +155,9 @@ pub(super) struct Peer<E> {
     pub(super) endpoint: E,
     pub(super) desk: Desk,
     pub(super) worker: bool,
-    /// Of a worker; 0 for others.
+    /// The identity of a worker; 0 for other peers.
     pub(super) identity: u64,
-    /// Of a worker's connections to all shards together.
+    /// The random number of a worker's session: of its connections to all shards together.
     pub(super) session: u64,
     /// The shard of a server that follows this one's decisions.
     pub(super) follows: Option<u16>,
@@ -172,11 +172,11 @@ pub(super) struct Peer<E> {
     checked: Instant,
 }
 
-/// How often the listener is asked for newcomers: it costs system calls.
+/// Period at which the listener is asked for newcomers: asking costs system calls.
 const GREET_EVERY: Duration = Duration::from_millis(1);
 
-/// How often a peer's connection is asked whether it still stands: it may cost a system call. Hearts are listened to as
-/// often, or more often where the lease is short.
+/// Period at which a peer's connection is asked whether it still stands: asking may cost a system call. Hearts are
+/// listened to as often, or more often where the lease is short.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 pub(super) struct Shard<T: Transport> {
@@ -187,25 +187,25 @@ pub(super) struct Shard<T: Transport> {
     pub(super) frames: Frames,
     pub(super) peers: Vec<Option<Peer<T::Endpoint>>>,
     joining: Joining<IncomingOf<T>>,
-    /// Connections of those who only asked: kept until the answer has gone out.
+    /// Connections of peers that only asked: kept until the answer has gone out.
     answering: Vec<(T::Endpoint, Instant)>,
     /// The latest one. They count from the epoch, so that those of two lives differ.
     generations: u64,
     beats: u64,
     beaten: Instant,
     greeted: Instant,
-    /// Peers wake whoever waits at the listener.
+    /// True if peers wake the thread that waits at the listener.
     is_notified: bool,
-    /// Places of peers that left, and whose desks are still read.
+    /// Places of peers that left, while their desks are still read.
     pub(super) withheld: Vec<u16>,
-    /// What was taken of each worker, by identity.
+    /// The clocks up to which gradients of each worker were taken, by identity.
     pub(super) taken: Taken,
     pub(super) refused: u64,
     pub(super) misbehaved: u64,
     /// The version that this life began at.
     begun_at: Version,
     pub(super) lost_updates: Option<u64>,
-    /// Of a server that decides for the shards of others.
+    /// The decisions, if this server decides for the shards of others.
     pub(super) decider: Option<Decider>,
 }
 
@@ -227,7 +227,7 @@ impl<T: Transport> Shard<T> {
             return Err(option_error(
                 "lease",
                 "0",
-                "everybody would be taken for dead; three seconds are usual",
+                "every peer would be taken for dead; three seconds are usual",
             ));
         }
         let layout = ControlLayout { peers: options.peers, frames: options.frames };
@@ -254,7 +254,7 @@ impl<T: Transport> Shard<T> {
         if config.options.idle == Idle::Sleep && !is_notified {
             tracing::info!(
                 transport = transport.capabilities().name,
-                "this transport cannot wake who sleeps: polling"
+                "this transport cannot wake an owner that sleeps: polling"
             );
         }
         let (peers, generations) = ((0..options.peers).map(|_| None).collect(), frames.epoch());
@@ -313,8 +313,8 @@ impl<T: Transport> Shard<T> {
         &self.config.table
     }
 
-    /// Takes peers in, notices who is gone. `clock` is where a new worker begins, or later if it has been further; one
-    /// worker at a time, since the next may begin elsewhere once this one is in.
+    /// Takes peers in and notices which peers are gone. `clock` is where a new worker begins, or later if it has
+    /// been further. It takes one worker at a time, since the next may begin elsewhere once this one is in.
     pub(super) fn poll(&mut self, now: Instant, clock: Clock, events: &mut Vec<ShardEvent>) -> bool {
         let before = events.len();
         if now - self.greeted >= GREET_EVERY {
@@ -351,8 +351,8 @@ impl<T: Transport> Shard<T> {
         events.len() > before
     }
 
-    /// Stands back after a poll that got nowhere, for `at_most`. Who has something under way that nobody announces
-    /// (`is_busy`) does not sleep.
+    /// Stands back after a poll that got nowhere, for `at_most`. An owner does not sleep while it has work under
+    /// way whose end no peer announces (`is_busy`).
     pub(super) fn stand_back(&mut self, is_busy: bool, at_most: Duration, backoff: &mut Backoff) {
         let is_pushing = |peer: &Peer<T::Endpoint>| {
             peer.wants_push || peer.push.as_ref().is_some_and(|push| push.source().is_some())
@@ -371,8 +371,8 @@ impl<T: Transport> Shard<T> {
         CHECK_EVERY.min(Silence::look_every(self.config.options.lease))
     }
 
-    /// Whether a peer is gone, as far as its connection and its heartbeat tell. Unless the owner `listens`, a heartbeat
-    /// that has come may not be seen yet.
+    /// Finds out whether a peer is gone, as far as its connection and its heartbeat tell. Unless the owner
+    /// `listens`, a heartbeat that has come may not be seen yet.
     fn departure(&mut self, peer: u16, now: Instant, listens: bool) -> Option<Departure> {
         let lease = self.config.options.lease;
         let peer = self.peers[usize::from(peer)].as_mut()?;
@@ -427,7 +427,7 @@ impl<T: Transport> Shard<T> {
         })
     }
 
-    /// Answers one that only asks; has everybody else prepared for, if it fits.
+    /// Answers a peer that only asks; has everything prepared for any other peer, if it fits.
     fn greet(&mut self, incoming: IncomingOf<T>, now: Instant, clock: Clock) {
         let received = incoming.received();
         let hello = match Hello::decode(&received.message, &received.grants) {
@@ -485,7 +485,8 @@ impl<T: Transport> Shard<T> {
                 let reason = format!("its clock {} is too far ahead of {}", resume.clock.0, clock.0);
                 return self.refuse(incoming, &reason);
             }
-            // Clocks name iterations: whoever waits for this one's would wait for ever for those that it has done.
+            // Clocks name iterations: a worker that waits for this one's would wait for ever for those that it has
+            // done.
             Some(resume) => clock.max(resume.clock),
             None => clock,
         };
@@ -630,7 +631,7 @@ impl<T: Transport> Shard<T> {
         self.peers.iter().flatten().filter_map(|peer| peer.follows)
     }
 
-    /// What the workers that are in have agreed to publish.
+    /// Returns the encoding that the workers which are in have agreed to publish.
     fn encoding(&self) -> Option<ElementType> {
         self.peers.iter().flatten().find_map(|peer| Some(peer.desk.slot_geometry()?.encoding))
     }
@@ -659,12 +660,12 @@ impl<T: Transport> Shard<T> {
         }
     }
 
-    /// Which shard of the table this is.
+    /// Returns the number of this shard in the table.
     pub(super) fn number(&self) -> u16 {
         self.config.shard
     }
 
-    /// How many shards the table has.
+    /// Returns the number of shards of the table.
     pub(super) fn shards(&self) -> u16 {
         self.config.shards
     }

@@ -1,4 +1,4 @@
-//! What a worker can say about its run.
+//! Statistics of a worker's run.
 
 use crate::clock::Version;
 use crate::time::Duration;
@@ -20,7 +20,7 @@ impl Histogram {
         self.buckets[bucket] += 1;
     }
 
-    /// How many of each value, from 0 up to the largest one that occurred.
+    /// Returns the count of each value, from 0 up to the largest one that occurred.
     pub fn counts(&self) -> &[u64] {
         let used = self.buckets.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
         &self.buckets[..used]
@@ -33,7 +33,7 @@ impl Default for Histogram {
     }
 }
 
-/// What a worker did and waited for since it connected.
+/// Counts and times of a worker since it connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerStatistics {
     /// Gradients published.
@@ -48,11 +48,11 @@ pub struct WorkerStatistics {
     pub bytes_published: u64,
     /// Bytes of parameters copied from servers (none for those read in place).
     pub bytes_pulled: u64,
-    /// Copies begun anew because the frame changed under them.
+    /// Number of copies that were begun again because the frame changed under them.
     pub pull_retries: u64,
     /// Waits that ended at their deadline.
     pub timeouts: u64,
-    /// How often it has connected again.
+    /// Number of times that it has connected again.
     pub reconnects: u64,
     /// At each gradient: by how many clocks its parameters were stale (the worker's clock less the smallest clock of
     /// its copy).
@@ -83,7 +83,7 @@ pub struct LinkStatus {
     pub version: Version,
     /// This worker's number there.
     pub peer: u16,
-    /// Where it is.
+    /// The address of the server.
     pub address: Address,
     /// The transport that carries it.
     pub transport: &'static str,

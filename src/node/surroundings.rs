@@ -1,4 +1,4 @@
-//! What a simulator puts in the place of the clock, the processor and the threads.
+//! The interface by which a simulator replaces the clock, the processor and the threads.
 //!
 //! Nodes run their ordinary blocking code under it. Outside of a simulation it costs one load of a thread-local flag
 //! wherever a node reads the clock, stands back, starts a heartbeat or has made a version.
@@ -46,13 +46,13 @@ pub(crate) struct Published<'a> {
     pub(crate) epoch: u64,
     pub(crate) version: Version,
     pub(crate) smallest_clock: Clock,
-    /// What was folded into it.
+    /// The gradients that were folded into it, with their weights.
     pub(crate) shares: &'a [Share],
     pub(crate) payload: VolatileSlice<'a>,
 }
 
 thread_local! {
-    /// Whether there are any: this one is looked at where it matters what a look costs.
+    /// True if surroundings are installed. Code reads this flag where the cost of a look matters.
     static ARE_INSTALLED: Cell<bool> = const { Cell::new(false) };
     static INSTALLED: RefCell<Option<Rc<dyn Surroundings>>> = const { RefCell::new(None) };
 }
@@ -78,7 +78,7 @@ impl Drop for Stay {
     }
 }
 
-/// Those of this thread, if it is a simulator's.
+/// Returns the surroundings of this thread, if it is a simulator's.
 #[inline]
 pub(super) fn installed() -> Option<Rc<dyn Surroundings>> {
     if ARE_INSTALLED.get() { find() } else { None }

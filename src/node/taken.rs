@@ -15,7 +15,7 @@ use crate::clock::Clock;
 /// clock only where workers have random identities.
 const DEPARTED_MAX: usize = 1 << 14;
 
-/// How far the gradients of workers are in the parameters. Part of a checkpoint.
+/// For each worker, how far its gradients are in the parameters. Part of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::node) struct Applied {
     /// By identity: the clock after the latest one that was applied, where that is past the smallest clock.
@@ -34,7 +34,8 @@ struct Entry {
     present: bool,
 }
 
-/// What an owner has taken of each worker that is connected, or was and went past the smallest clock.
+/// The clocks up to which an owner has taken gradients of each worker. Workers are kept here that are connected, or
+/// that were and went past the smallest clock.
 #[derive(Debug)]
 pub(super) struct Taken {
     workers: BTreeMap<u64, Entry>,
@@ -86,14 +87,14 @@ impl Taken {
         }
     }
 
-    /// That fold has ended.
+    /// Records the end of that fold: the gradient is applied.
     pub(super) fn apply(&mut self, identity: u64, clock: Clock) {
         if let Some(entry) = self.workers.get_mut(&identity) {
             entry.applied = entry.applied.max(clock.next());
         }
     }
 
-    /// What a checkpoint of the newest version has to say, whose smallest clock is `smallest`.
+    /// Returns the clocks for a checkpoint of the newest version, whose smallest clock is `smallest`.
     pub(super) fn applied(&self, smallest: Clock) -> Applied {
         let past = self.workers.iter().filter(|(_, entry)| entry.applied > smallest);
         let workers = past.map(|(identity, entry)| (*identity, entry.applied)).collect();

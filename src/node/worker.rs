@@ -22,18 +22,18 @@ use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Endpoint, Transport};
 
-/// How a worker reads parameters.
+/// Ways for a worker to read parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReadMode {
     /// Into memory of its own.
     #[default]
     Copy,
-    /// Where they lie, holding a pin while it computes; only where the transport shares memory.
+    /// In place, with a pin while it computes; only where the transport shares memory.
     InPlace,
 }
 
-/// How a worker works.
+/// Settings of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerOptions {
     /// The scheme, which must be the servers'; `None` takes theirs.
@@ -46,7 +46,7 @@ pub struct WorkerOptions {
     /// gradient of one clock of it is applied twice. At any time one worker of a rank can be connected. `None` draws
     /// a random name that no other worker has, and a worker that is started again is another one.
     pub identity: Option<u32>,
-    /// How it reads parameters.
+    /// The way in which it reads parameters.
     pub read: ReadMode,
     /// Whether its gradients carry checksums, and those of parameters are checked: one more pass over each.
     pub checksums: bool,
@@ -57,11 +57,11 @@ pub struct WorkerOptions {
     /// With it the worker's view holds all that it has published, at once: what its copy does not hold of that is
     /// taken off it in order. For plain SGD that is the learning rate over the number of workers.
     ///
-    /// For optimisers that add up, without decay; which one the servers have, a worker does not know, so whoever sets
-    /// this answers for it. Schemes must consume each worker's gradients in order. A gradient that the servers drop is
-    /// in the view until a copy says that it was dropped. Not with [`ReadMode::InPlace`]. Costs memory for as many
-    /// gradients as the scheme's staleness or its slots, whichever is more, and one; a pass over a gradient when it is
-    /// published, and one over each that a copy lacks.
+    /// For optimisers that add up, without decay. A worker does not know which optimiser the servers have, so the
+    /// program that sets this must know it. Schemes must consume each worker's gradients in order. A gradient that
+    /// the servers drop is in the view until a copy says that it was dropped. Not with [`ReadMode::InPlace`]. It
+    /// costs memory for as many gradients as the scheme's staleness or its slots, whichever is more, and one more;
+    /// a pass over a gradient when it is published, and one over each that a copy lacks.
     pub own_step: Option<f32>,
 }
 
@@ -98,15 +98,15 @@ pub struct View {
     pub version: Version,
     /// They hold all gradients of clocks before this one; over several shards, the smallest.
     pub smallest_clock: Clock,
-    /// By how many versions they were behind the newest when they were read (pushed ones: behind the newest that was
-    /// pushed); over several shards, the most.
+    /// Number of versions by which they were behind the newest when they were read (pushed ones: behind the newest
+    /// that was pushed); over several shards, the most.
     pub behind: u64,
-    /// Copies begun anew because a frame changed under them, since the last view.
+    /// Number of copies that were begun again because a frame changed under them, since the last view.
     pub retries: u64,
 }
 
 impl View {
-    /// By how many clocks the parameters are stale.
+    /// Returns the number of clocks by which the parameters are stale.
     pub fn staleness(&self) -> u64 {
         self.clock.0.saturating_sub(self.smallest_clock.0)
     }
@@ -128,12 +128,12 @@ enum Phase {
 
 const APART: &str = "the last `reconnect` failed: call it again";
 
-/// What is published, one per shard.
+/// The memory that is published, one source per shard.
 type Sources = SmallVec<[Source; 4]>;
 
 struct Part<T: Transport> {
     link: Link<T::Endpoint>,
-    /// Where its shard begins in the table, in bytes.
+    /// The offset of its shard in the table, in bytes.
     begin: usize,
     bytes: usize,
     version: Version,
@@ -150,7 +150,7 @@ struct Part<T: Transport> {
 }
 
 impl<T: Transport> Part<T> {
-    /// Over connections to all shards, in order.
+    /// Makes the parts over the connections to all shards, in order.
     fn of(links: Vec<Link<T::Endpoint>>, options: &WorkerOptions, needs: &Needs) -> Vec<Self> {
         let part = |mut link: Link<T::Endpoint>| {
             let range = link.welcome.range().unwrap_or_default();
@@ -177,7 +177,7 @@ impl<T: Transport> Part<T> {
         links.into_iter().map(part).collect()
     }
 
-    /// What a copy of this shard must satisfy where the scheme asks for `bound`.
+    /// Returns the bound that a copy of this shard must satisfy where the scheme asks for `bound`.
     fn bound(&self, bound: Bound) -> Bound {
         Bound { version: bound.version.max(self.least), ..bound }
     }
@@ -203,17 +203,18 @@ pub struct Worker<T: Transport> {
     table: Table,
     parameters: Option<Buffer>,
     gradient: Option<Buffer>,
-    /// Of the gradient that is being published.
+    /// The magnitude of the gradient that is being published.
     magnitude: Option<f32>,
     own: Option<OwnGradients>,
-    /// What the scheme asks for: magnitudes, and to be told what this worker holds.
+    /// The wishes of the scheme: magnitudes, and to be told which version this worker holds.
     pub(super) measures_magnitude: bool,
     pub(super) reports_reads: bool,
     transport: T,
     /// Names this worker to the servers, over all its connections.
     identity: u64,
     clock: Clock,
-    /// Of each shard, while there is no connection to it: the life that was connected to last, and its newest version.
+    /// For each shard, while there is no connection to it: the life that was connected to last, and its newest
+    /// version.
     reached: Vec<(Epoch, Version)>,
     /// The scheme was told that gradients of clocks before this one are consumed.
     consumed: Clock,
@@ -305,7 +306,7 @@ impl<T: Transport> Worker<T> {
         self.clock
     }
 
-    /// What was done and waited for so far.
+    /// Returns the counts and times of what was done and waited for so far.
     pub fn statistics(&self) -> &WorkerStatistics {
         &self.statistics
     }

@@ -108,7 +108,7 @@ pub struct Decisions {
 }
 
 impl Decisions {
-    /// Over zeroed memory of [`DECISIONS_BYTES`].
+    /// Makes a ring over zeroed memory of [`DECISIONS_BYTES`].
     ///
     /// # Panics
     /// If the region is shorter; it is the owner's own.
@@ -133,8 +133,8 @@ impl Decisions {
             return false;
         }
         let at = LINE + (self.end % ENTRIES) as usize * ENTRY;
-        // A follower that was let go may still read what is overwritten here. It looks at its line after that, and
-        // whoever finds a word of this entry finds there that it is no member any more.
+        // A follower that was let go may still read the entry that is overwritten here. It looks at its line after
+        // that. If it has found any word of the new entry, it finds in its line that it is no member any more.
         fence(Release);
         let memory = self.region.as_volatile();
         for (index, word) in decision.to_words().into_iter().enumerate() {
@@ -150,7 +150,7 @@ impl Decisions {
     }
 }
 
-/// Why decisions can no longer be read.
+/// The reason why decisions can no longer be read.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FollowError {
     /// The connection has ended.
@@ -161,7 +161,7 @@ pub enum FollowError {
     Post(PostError),
     /// The decider has let this follower go.
     Evicted(Eviction),
-    /// The decider has written what it cannot have.
+    /// The decider has written a word that no decider writes.
     Impossible,
     /// The decider's grants do not cover the layout.
     Grants(OutOfBounds),
@@ -208,7 +208,8 @@ impl Follow {
     /// Bytes of local memory that it needs for itself.
     pub const SCRATCH_BYTES: usize = 2 * LINE + BATCH as usize * ENTRY;
 
-    /// From a decider's answer to a follower and what it granted. `None` if the answer was not to a follower.
+    /// Makes a follower from a decider's answer and the grants that came with it. `None` if the answer was not to a
+    /// follower.
     pub fn new(
         welcome: &Welcome,
         grants: &[RemoteSlice],
@@ -233,7 +234,7 @@ impl Follow {
         }))
     }
 
-    /// Where it stands: the life of the decider, and the entry that comes next.
+    /// Returns the follower's position: the life of the decider, and the entry that comes next.
     pub fn position(&self) -> (Epoch, u64) {
         (self.epoch, self.next)
     }
@@ -371,16 +372,16 @@ impl Follow {
 /// Ids of a follower's requests have this bit.
 const FOLLOW_TAG: u64 = 1 << 58;
 
-/// What a follower's first message says of itself.
+/// The position that a follower tells in its first message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Followed {
-    /// The decider's life that it followed before, if any.
+    /// The decider's life that it followed before.
     pub epoch: Epoch,
     /// The entry of that life that it wants next.
     pub next: u64,
 }
 
-/// Where a follower begins.
+/// The position at which a follower begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DecidedFrom {
     /// The entry that it reads first.

@@ -8,15 +8,15 @@ use crate::clock::{Clock, Version};
 use crate::kernel;
 use crate::mem::{LocalSlice, MemoryRegion, VolatileSlice};
 
-/// What one peer writes in the owner's memory: its words, and its gradients. The owner only reads it, trusts nothing
-/// of it, and no other peer can reach it.
+/// The memory of the owner that one peer writes: its words, and its gradients. The owner only reads it, trusts
+/// nothing of it, and no other peer can reach it.
 #[derive(Clone, Debug)]
 pub struct Desk {
     page: MemoryRegion,
     slots: Option<(MemoryRegion, SlotGeometry)>,
 }
 
-/// Why a slot was not taken.
+/// The reason why a slot was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlotFault {
@@ -50,7 +50,7 @@ impl Desk {
         desk::bytes(usize::from(slots))
     }
 
-    /// Over a zeroed page and, for a worker, its slots. `clock` is where the worker begins.
+    /// Makes a desk over a zeroed page and, for a worker, its slots. `clock` is where the worker begins.
     ///
     /// # Panics
     /// If a region is shorter than the geometry needs; both are the owner's own.
@@ -78,13 +78,13 @@ impl Desk {
         landed_chunks(landed, clock.0)
     }
 
-    /// The newest version that the peer says it holds, if it has said so: whatever stands there.
+    /// Returns the newest version that the peer says it holds, if it has said so. The number is unchecked.
     pub fn held(&self) -> Option<Version> {
         let word = self.page.as_volatile().load(desk::HELD, Relaxed);
         word.checked_sub(1).map(Version)
     }
 
-    /// How many decisions the follower says it has taken: whatever stands there.
+    /// Returns the number of decisions that the follower says it has taken. The number is unchecked.
     pub fn followed(&self) -> u64 {
         // Acquire: the follower's reads of the entries come before they are overwritten.
         self.page.as_volatile().load(desk::FOLLOWED, ordering!("followed_acquire", Acquire))
@@ -95,12 +95,12 @@ impl Desk {
         self.page.as_volatile().load(desk::HEARTBEAT, Relaxed)
     }
 
-    /// Whether the peer pins `frame`.
+    /// Returns whether the peer pins `frame`.
     pub fn pins(&self, frame: u8) -> bool {
         frames::pins(&self.page.as_volatile().subslice(desk::PIN, 8), frame)
     }
 
-    /// How the slots lie, for a worker.
+    /// Returns the layout of the slots, for a worker.
     pub fn slot_geometry(&self) -> Option<&SlotGeometry> {
         self.slots.as_ref().map(|(_, geometry)| geometry)
     }
@@ -149,7 +149,7 @@ impl Desk {
         Some(SlotHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed))))
     }
 
-    /// What the peer is granted: its page, then its slots if it has any.
+    /// Returns the memory that the peer is granted: its page, then its slots if it has any.
     pub fn grants(&self) -> impl Iterator<Item = LocalSlice> + '_ {
         let slots = self.slots.as_ref().map(|(region, _)| region.whole());
         std::iter::once(self.page.whole()).chain(slots)

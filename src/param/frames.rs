@@ -14,7 +14,7 @@ use crate::mem::{LocalSlice, MemoryRegion, fence};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pinned;
 
-/// Where the writers of one frame say how much of it is whole.
+/// The word in which the writers of one frame say how much of it is whole.
 #[derive(Clone, Debug)]
 pub struct Progress {
     word: LocalSlice,
@@ -32,7 +32,8 @@ impl Progress {
 /// The control page and the frames of one shard, in the hands of their owner: the only writer of every word here.
 ///
 /// Writing a version is [`begin`](Self::begin), fill the payload, [`commit`](Self::commit), in a frame that is not
-/// the latest one and that nobody pins. In between, a reader that still copies this frame finds its header changed.
+/// the latest one and that no reader pins. In between, a reader that still copies this frame finds its header
+/// changed.
 #[derive(Debug)]
 pub struct Frames {
     control: MemoryRegion,
@@ -110,12 +111,12 @@ impl Frames {
         self.write_header(self.latest.frame, header);
     }
 
-    /// How the frames lie.
+    /// Returns the layout of the frames.
     pub fn geometry(&self) -> &FrameGeometry {
         &self.geometry
     }
 
-    /// How the control page lies.
+    /// Returns the layout of the control page.
     pub fn layout(&self) -> &ControlLayout {
         &self.layout
     }
@@ -147,7 +148,7 @@ impl Frames {
         slice.expect("the constructor checked that the region holds all frames")
     }
 
-    /// Where to say how many chunks of `frame`, which is being written, are whole.
+    /// Returns the word in which to say how many chunks of `frame`, which is being written, are whole.
     pub fn progress(&self, frame: u8) -> Progress {
         let offset = self.layout.frame_header(frame) + FrameHeader::LANDED;
         let word = self.control.slice(offset, 8).expect("inside the control page");
@@ -202,13 +203,13 @@ impl Frames {
         true
     }
 
-    /// Begins the frame that is being written anew: what followers have copied of it is void.
+    /// Begins the frame that is being written from the start again: what followers have copied of it is void.
     pub fn restart(&mut self, frame: u8, version: Version) {
         assert_ne!(frame, self.latest.frame, "the latest frame is never written");
         if mutant!("restart") {
             return;
         }
-        // Nobody can pin a frame that is being written, so none needs to be asked.
+        // No reader can pin a frame that is being written, so none needs to be asked.
         let marked = self.mark(frame, version, &|_| false);
         debug_assert!(marked);
     }
@@ -242,7 +243,7 @@ impl Frames {
     }
 
     /// Announces a smallest clock that moved without a new version (a worker left, a gradient was dropped). The
-    /// latest frame holds all earlier clocks of those who are in, so its header says so, too.
+    /// latest frame holds all earlier clocks of the workers that are in, so its header says so, too.
     pub fn set_smallest_clock(&mut self, smallest_clock: Clock) {
         let memory = self.control.as_volatile();
         // A single word of a whole frame's header: readers take the old or the new one, both are true.
@@ -284,7 +285,7 @@ impl Frames {
         line.store(peer_line::GENERATION, generation, Relaxed);
         line.store(peer_line::INTERRUPT, 0, Relaxed);
         self.set_included(self.latest.frame, peer, clock);
-        // Whoever had the place before and finds this clock finds the generation with its next look.
+        // A peer that had the place before and finds this clock finds the generation with its next look.
         line.store(peer_line::CONSUMED, clock.0, Release);
         line.store(peer_line::STATE, peer_line::STATE_MEMBER, Release);
     }
@@ -302,7 +303,7 @@ impl Frames {
 
     /// Asks a worker to abandon what it computes on any version before the latest.
     pub fn interrupt(&self, peer: u16) {
-        // After the commit of the version that it names, so that whoever sees the word finds that version.
+        // After the commit of the version that it names, so that a worker which sees the word finds that version.
         self.peer_line(peer).store(peer_line::INTERRUPT, self.latest.version.0, Release);
     }
 
@@ -315,7 +316,7 @@ impl Frames {
         self.control.as_volatile().store(self.layout.included(frame, peer), clock.0, Relaxed);
     }
 
-    /// What [`set_included`](Self::set_included) said.
+    /// Returns the clock that [`set_included`](Self::set_included) has stored.
     pub fn included(&self, frame: u8, peer: u16) -> Clock {
         Clock(self.control.as_volatile().load(self.layout.included(frame, peer), Relaxed))
     }
@@ -325,7 +326,8 @@ impl Frames {
     }
 }
 
-/// Whether a pin word names `frame`. Acquire: what the reader did before it let go comes before the next write.
+/// Returns whether a pin word names `frame`. Acquire: what the reader did before it let go comes before the next
+/// write.
 pub(super) fn pins(word: &crate::mem::VolatileSlice<'_>, frame: u8) -> bool {
     word.load(0, ordering!("pins_acquire", Acquire)) == u64::from(frame) + 1
 }

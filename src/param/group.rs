@@ -1,15 +1,16 @@
-//! What two members of a group write into each other's memory: a page of words, and two areas for parts of parameters.
+//! The memory that two members of a group write at each other: a page of words, and two areas for parts of
+//! parameters.
 //!
 //! ```text
 //! line 0      through, state                   the member
 //! line 1      heartbeat                        its heart
-//! line 2      who is gone: a bit per rank      the member
+//! line 2      members gone: a bit per rank     the member
 //! line 3      header of the summand            the member
 //! line 4      header of the mean               the member
 //! ```
 //!
-//! A part is written as a frame is: an odd sequence, the payload, the rest of its header, an even sequence, in order
-//! on one endpoint. Who reads it looks at the sequence again after the last byte.
+//! A part is written as a frame is: an odd sequence, the payload, the rest of its header, an even sequence, in
+//! order on one endpoint. A reader looks at the sequence again after the last byte.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -43,12 +44,12 @@ impl Ranks {
         before != self.0
     }
 
-    /// Whether a rank is in.
+    /// Returns whether a rank is in.
     pub fn contains(&self, rank: usize) -> bool {
         rank < MAX_MEMBERS && self.0[rank / 64] >> (rank % 64) & 1 == 1
     }
 
-    /// Those below `members`, in order.
+    /// Returns the ranks below `members` that are in, in order.
     pub fn iter(&self, members: usize) -> impl Iterator<Item = usize> + use<> {
         let ranks = *self;
         (0..members).filter(move |rank| ranks.contains(*rank))
@@ -61,7 +62,7 @@ pub fn ranks_word(ranks: &[u16]) -> u64 {
     bytes.fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3))
 }
 
-/// How the parameters of a group are cut.
+/// The division of a group's parameters into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupLayout {
     /// Parameters, f32.
@@ -96,19 +97,19 @@ impl GroupLayout {
     }
 }
 
-/// What one member says to another before any memory is shared, and what that one answers. With either go two grants:
-/// the page and the areas.
+/// The first message of one member to another before any memory is shared, and the answer to it. With either go two
+/// grants: the page and the areas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupHello {
     /// Names the job; members of different ones refuse each other.
     pub run: u64,
     /// Its rank.
     pub rank: u16,
-    /// How many members there are.
+    /// Number of members.
     pub members: u16,
-    /// How their parameters are cut.
+    /// The division of their parameters.
     pub layout: GroupLayout,
-    /// How long a member may be silent before it is taken for dead, in nanoseconds.
+    /// The time that a member may be silent before it is taken for dead, in nanoseconds.
     pub lease_ns: u64,
     /// Whether parts carry checksums.
     pub checksums: bool,
@@ -118,12 +119,13 @@ pub struct GroupHello {
 const TAG: [u8; 5] = *b"group";
 
 impl GroupHello {
-    /// As bytes.
+    /// Encodes the message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode(&(TAG, self))
     }
 
-    /// From bytes and grants that a stranger sent: everything that is computed with later is checked here.
+    /// Decodes bytes and grants of a peer that is not trusted yet: all values that are used in later computations
+    /// are checked here.
     pub fn decode(bytes: &[u8], grants: &[RemoteSlice]) -> Result<GroupHello, HandshakeError> {
         let (tag, hello): ([u8; 5], GroupHello) = decode(bytes)?;
         check(tag == TAG, "it is not that of a group's member")?;
@@ -145,7 +147,8 @@ impl GroupHello {
         Ok(hello)
     }
 
-    /// Why a member that said this cannot be in a group with the member that says `self`, if so.
+    /// Returns the reason why a member that said `theirs` cannot be in a group with the member that says `self`, if
+    /// there is one.
     pub fn differs_from(&self, theirs: &GroupHello) -> Option<String> {
         let differ = |what: &str, theirs: String, ours: String| {
             Some(format!("its {what} is {theirs}, here it is {ours}: start all members of one job alike"))
@@ -172,7 +175,7 @@ impl GroupHello {
     }
 }
 
-/// Which of the two areas.
+/// The two areas of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupArea {
     /// The writer's parameters of the part that the owner of the memory averages.
@@ -201,7 +204,7 @@ pub struct PartHeader {
     pub sequence: u64,
     /// The round.
     pub round: u64,
-    /// [`ranks_word`] of those who average in it, as the writer sees it.
+    /// [`ranks_word`] of the members that average in it, as the writer sees it.
     pub view: u64,
     /// [`ranks_word`] of the group as the writer was told, the gone included.
     pub group: u64,
@@ -221,7 +224,7 @@ impl PartHeader {
         PartHeader { sequence, round, view, group, bytes, checksum }
     }
 
-    /// What the checksum of `payload` under this header is; never 0.
+    /// Returns the checksum of `payload` under this header; never 0.
     pub fn checksum_of(&self, payload: VolatileSlice<'_>) -> u64 {
         let mut seed = [0; 24];
         for (place, word) in seed.chunks_exact_mut(8).zip([self.round, self.view, self.bytes]) {
@@ -231,7 +234,7 @@ impl PartHeader {
     }
 }
 
-/// What one other member writes in a member's memory. The owner only reads it and trusts nothing of it.
+/// The memory of a member that one other member writes. The owner only reads it and trusts nothing of it.
 #[derive(Clone, Debug)]
 pub struct GroupInbox {
     page: MemoryRegion,
@@ -240,7 +243,7 @@ pub struct GroupInbox {
 }
 
 impl GroupInbox {
-    /// Over a zeroed page, and areas.
+    /// Makes an inbox over a zeroed page, and areas.
     ///
     /// # Panics
     /// If a region is shorter than the layout needs; both are the owner's own.
@@ -252,7 +255,7 @@ impl GroupInbox {
         GroupInbox { page, areas, layout }
     }
 
-    /// What the other member is granted.
+    /// Returns the memory that the other member is granted.
     pub fn grants(&self) -> Vec<LocalSlice> {
         vec![self.page.whole(), self.areas.whole()]
     }
@@ -262,7 +265,7 @@ impl GroupInbox {
         self.page.as_volatile().load(THROUGH, Acquire)
     }
 
-    /// Whether the other member has left in order.
+    /// Returns whether the other member has left in order.
     pub fn has_left(&self) -> bool {
         self.page.as_volatile().load(STATE, Acquire) == STATE_LEFT
     }
@@ -272,8 +275,8 @@ impl GroupInbox {
         self.page.as_volatile().load(HEARTBEAT, Relaxed)
     }
 
-    /// Whom the other member takes for gone. Every bit only comes, so it does not matter which of them are seen at
-    /// once.
+    /// Returns the members that the other member takes for gone. Every bit only comes, so it does not matter which
+    /// of them are seen at once.
     pub fn gone(&self) -> Ranks {
         let line = self.page.as_volatile().subslice(GONE, LINE);
         Ranks(std::array::from_fn(|index| line.load(index * 8, Relaxed)))
@@ -304,7 +307,7 @@ impl GroupInbox {
         self.areas.as_volatile().subslice(area as usize * bytes, bytes)
     }
 
-    /// Whether all that was read of an area since its header said `sequence` belonged to it.
+    /// Returns whether all that was read of an area since its header said `sequence` belonged to it.
     pub fn is_still(&self, area: GroupArea, sequence: u64) -> bool {
         // A word of a later part that was read brings the odd sequence before it along.
         fence(Acquire);
@@ -327,11 +330,11 @@ pub const PART_ID: u64 = 1;
 /// Id of the announcement that a member leaves.
 pub const LEAVE_ID: u64 = PART_ID + 2;
 
-/// Id of the news of who is gone.
+/// Id of the news of the members that are gone.
 pub const GONE_ID: u64 = PART_ID + 3;
 
 impl GroupOutbox {
-    /// Over what the other member granted.
+    /// Makes an outbox over the memory that the other member granted.
     pub fn new(grants: &[RemoteSlice], layout: GroupLayout) -> Result<GroupOutbox, OutOfBounds> {
         let [page, areas] = grants else {
             return Err(OutOfBounds { offset: 0, len: 2, available: grants.len() as u64 });
@@ -389,7 +392,7 @@ impl GroupOutbox {
         endpoint.post(&[self.inline(0, THROUGH, Inline::word(round), Flags::empty())])
     }
 
-    /// Says who is gone; the completion has [`GONE_ID`].
+    /// Says which members are gone; the completion has [`GONE_ID`].
     pub fn write_gone(&self, endpoint: &mut impl Endpoint, gone: Ranks) -> Result<(), PostError> {
         endpoint.post(&[self.inline(GONE_ID, GONE, Inline::line(gone.0), Flags::SIGNALLED)])
     }
@@ -422,7 +425,7 @@ pub(crate) fn fuzz_group_hello(bytes: &[u8]) {
         let part = layout.part(members, members / 2);
         assert!(part.start <= part.end && (members < 2 || part.len() <= layout.area_bytes()));
     }
-    assert!(hello.differs_from(&hello).is_some(), "nobody is in a group with itself");
+    assert!(hello.differs_from(&hello).is_some(), "no member is in a group with itself");
     assert_eq!(GroupHello::decode(&hello.encode(), &grants), Ok(hello));
 }
 

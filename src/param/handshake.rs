@@ -1,4 +1,4 @@
-//! What peers say to each other before any memory is shared.
+//! Messages of peers before any memory is shared.
 //!
 //! A message is a magic word and the layout version, so that peers of different versions can say so to each other,
 //! and a body behind it that only peers of one version decode.
@@ -20,8 +20,8 @@ pub type Epoch = u64;
 pub const IDENTITY_TAKEN: &str = "a worker of this identity is connected: give each worker a rank of its own; one \
     that was started again is taken in as soon as the end of its old connection is noticed, within the lease";
 
-/// Begins the refusal of a follower whose shard has one. One that connects again hears it until the end of its old
-/// connection is noticed, and tries again.
+/// Begins the refusal of a follower if its shard has one already. A follower that connects again hears it until the
+/// end of its old connection is noticed, and tries again.
 pub(crate) const SHARD_TAKEN: &str =
     "another server of this shard follows already: give each shard one server";
 
@@ -29,26 +29,26 @@ pub(crate) const SHARD_TAKEN: &str =
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// Not one of ours.
+    /// The message is not one of ours.
     #[error("its message is not slackline's")]
     Foreign,
-    /// Another version of this library.
+    /// The peer has another version of this library.
     #[error(
         "it speaks layout version {theirs}, this process version {LAYOUT_VERSION}: run the same slackline on both sides"
     )]
     Version {
-        /// What it speaks.
+        /// The layout version that it speaks.
         theirs: u64,
     },
-    /// Rubbish behind a good begin.
+    /// The message begins well and is damaged behind that.
     #[error("its message is damaged: {reason}")]
     Damaged {
-        /// What is wrong.
+        /// The fault of the message.
         reason: &'static str,
     },
 }
 
-/// What a peer wants to be.
+/// The role that a peer asks for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Role {
     /// Publishes gradients in this encoding and reads parameters.
@@ -69,12 +69,12 @@ pub enum Role {
         scheme: String,
         /// Its shard.
         shard: u16,
-        /// Where it was, if it has followed before.
+        /// Its position in the decisions, if it has followed before.
         followed: Option<Followed>,
     },
     /// Reads parameters.
     Reader,
-    /// Only asks what there is, and goes.
+    /// Only asks what there is, and leaves.
     Inquirer,
 }
 
@@ -87,7 +87,7 @@ pub struct PushGrant {
     pub geometry: FrameGeometry,
 }
 
-/// What a worker that was in before had reached. A server that restarted can be behind it.
+/// The progress of a worker that was in before. A server that restarted can be behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resume {
     /// Its gradients of clocks before this one were announced to all shards: it begins here, or later.
@@ -106,14 +106,14 @@ impl Resume {
     pub const AHEAD_MAX: u64 = 1 << 32;
 }
 
-/// The first thing a peer says. With a [`PushGrant`] it grants a control page and frames, in this order.
+/// The first message of a peer. With a [`PushGrant`] it grants a control page and frames, in this order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
-    /// What it wants to be.
+    /// The role that it asks for.
     pub role: Role,
-    /// Where it wants new versions pushed to.
+    /// The frames that new versions are to be pushed to, if it wants that.
     pub push: Option<PushGrant>,
-    /// Where it wants to go on, for a worker that comes back.
+    /// The clock and the version at which it wants to go on, for a worker that comes back.
     pub resume: Option<Resume>,
 }
 
@@ -131,9 +131,9 @@ pub struct Welcome {
     pub clock: Clock,
     /// The whole table.
     pub table: Table,
-    /// Which shard of the table this is, counted from 0.
+    /// The number of this shard in the table, counted from 0.
     pub shard: u16,
-    /// How many there are.
+    /// Number of shards of the table.
     pub shards: u16,
     /// Layout of the control page.
     pub layout: ControlLayout,
@@ -141,11 +141,11 @@ pub struct Welcome {
     pub geometry: FrameGeometry,
     /// Layout of a worker's slots.
     pub slots: Option<SlotGeometry>,
-    /// How long a peer may be silent before it is taken for dead, in nanoseconds.
+    /// The time that a peer may be silent before it is taken for dead, in nanoseconds.
     pub lease_ns: u64,
     /// The text of the scheme that the owner keeps, if it takes workers.
     pub scheme: Option<String>,
-    /// Where a follower begins.
+    /// The position in the decisions at which a follower begins.
     pub decided: Option<DecidedFrom>,
 }
 
@@ -182,24 +182,25 @@ pub(super) fn is_aligned(grant: &RemoteSlice) -> bool {
 }
 
 impl Hello {
-    /// As bytes.
+    /// Encodes the message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
     }
 
-    /// From bytes and grants that a stranger sent: everything that is computed with later is checked here.
+    /// Decodes bytes and grants of a peer that is not trusted yet: all values that are used in later computations
+    /// are checked here.
     pub fn decode(bytes: &[u8], grants: &[RemoteSlice]) -> Result<Hello, HandshakeError> {
         let hello: Hello = decode(bytes)?;
         if let Role::Worker { scheme, .. } | Role::Follower { scheme, .. } = &hello.role {
             check(scheme::is_text(scheme), "a scheme that cannot be")?;
         }
         if let Some(resume) = &hello.resume {
-            check(resume.clock <= Resume::CLOCK_MAX, "a clock that nobody can have reached")?;
-            check(resume.version <= super::Latest::VERSION_MAX, "a version that nobody can have seen")?;
+            check(resume.clock <= Resume::CLOCK_MAX, "a clock that no worker can have reached")?;
+            check(resume.version <= super::Latest::VERSION_MAX, "a version that no worker can have seen")?;
         }
         check(grants.iter().all(is_aligned), "a grant that does not begin at a cache line")?;
         match &hello.push {
-            None => check(grants.is_empty(), "grants that nobody asked for")?,
+            None => check(grants.is_empty(), "grants that no peer asked for")?,
             Some(push) => {
                 check(
                     push.geometry.is_sound() && push.layout.frames == push.geometry.frames,
@@ -215,12 +216,12 @@ impl Hello {
 }
 
 impl Welcome {
-    /// As bytes.
+    /// Encodes the message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
     }
 
-    /// From bytes and grants that a server sent: everything that is computed with later is checked here.
+    /// Decodes bytes and grants of a server: all values that are used in later computations are checked here.
     pub fn decode(bytes: &[u8], role: &Role, grants: &[RemoteSlice]) -> Result<Welcome, HandshakeError> {
         let welcome: Welcome = decode(bytes)?;
         check(welcome.clock <= Resume::CLOCK_MAX, "a clock past the last one")?;
@@ -315,7 +316,7 @@ fn put_together(role: u8, lengths: &[u64], message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// That a grant is as long as `needed`, which is what comes of frames or slots of these sizes, without any overflow.
+/// Checks that a grant is as long as frames or slots of these sizes need, without any overflow.
 #[cfg(any(test, fuzzing))]
 fn assert_holds(grant: &RemoteSlice, count: u64, bytes: u64, stride: u64) {
     assert!(bytes > 0 && stride >= bytes && u128::from(stride) * u128::from(count) <= u128::from(grant.len));
@@ -384,7 +385,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     ]
 }
 
-/// To a reader.
+/// Returns a welcome to a reader.
 #[cfg(any(test, fuzzing))]
 fn welcome_sample() -> Welcome {
     Welcome {

@@ -1,4 +1,4 @@
-//! Where each word lies. Pure: offsets and headers, no memory.
+//! The place of each word. Pure: offsets and headers, no memory.
 //!
 //! All words are little-endian u64, aligned to 8 bytes, each with one kind of writer. Words of different writers lie
 //! on different cache lines.
@@ -27,7 +27,7 @@ pub(super) const MAX_CHUNKS: usize = (1 << LANDED_BITS) - 1;
 
 const LANDED_BITS: u32 = 24;
 
-/// Which version is the latest and which frame holds it: one word, so that both change at once.
+/// The latest version and the frame that holds it, in one word, so that both change at once.
 ///
 /// The low 8 bits are the frame, the others the version (2^56 versions: at a million a second, 2,000 years).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,18 +45,18 @@ impl Latest {
     /// Stands in a page that nothing was pushed to yet.
     pub const NONE: Latest = Latest { version: Version(0), frame: u8::MAX };
 
-    /// As a word.
+    /// Packs the two into a word.
     pub fn to_word(self) -> u64 {
         self.version.0 << 8 | u64::from(self.frame)
     }
 
-    /// From a word.
+    /// Reads the two from a word.
     pub fn from_word(word: u64) -> Latest {
         Latest { version: Version(word >> 8), frame: word as u8 }
     }
 }
 
-/// How the control page of a shard is laid out: two lines, then a line per peer, then a header per frame, then for each
+/// The layout of a shard's control page: two lines, then a line per peer, then a header per frame, then for each
 /// frame a word per peer, rounded up to whole lines.
 ///
 /// ```text
@@ -68,9 +68,9 @@ impl Latest {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlLayout {
-    /// Peers there is room for.
+    /// Number of peers for which there is room.
     pub peers: u16,
-    /// Frames there are.
+    /// Number of frames.
     pub frames: u8,
 }
 
@@ -148,23 +148,24 @@ pub(super) mod desk {
     }
 }
 
-/// How many chunks of which attempt have landed, in one word that only grows: `attempt` is a gradient's clock, or the
-/// sequence of a frame that is being written. Without it a count left over from an earlier attempt could be taken for
-/// this one's.
+/// Packs an attempt and the number of its chunks that have landed into one word that only grows. `attempt` is a
+/// gradient's clock, or the sequence of a frame that is being written. Without it a count left over from an earlier
+/// attempt could be taken for this one's.
 pub(super) fn landed_word(attempt: u64, chunks: usize) -> u64 {
     attempt << LANDED_BITS | chunks as u64
 }
 
-/// How many chunks of `attempt` have landed as far as `word` says; none if it speaks of another attempt.
+/// Returns the number of chunks of `attempt` that have landed as far as `word` says; none if it speaks of another
+/// attempt.
 pub(super) fn landed_chunks(word: u64, attempt: u64) -> usize {
     let of_another = word >> LANDED_BITS != attempt << LANDED_BITS >> LANDED_BITS;
     if !of_another || mutant!("landed_attempt") { (word & ((1 << LANDED_BITS) - 1)) as usize } else { 0 }
 }
 
-/// How the frames of a shard lie in their region: one after the other, each beginning on a page.
+/// The layout of a shard's frames in their region: one after the other, each beginning on a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrameGeometry {
-    /// How many there are.
+    /// Number of frames.
     pub frames: u8,
     /// Bytes of payload in each.
     pub payload_bytes: u64,
@@ -201,12 +202,12 @@ impl FrameGeometry {
     }
 }
 
-/// How a worker's slots lie in their region.
+/// The layout of a worker's slots in their region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotGeometry {
-    /// How many there are.
+    /// Number of slots.
     pub slots: u16,
-    /// What gradients are made of.
+    /// The encoding of the gradients' elements.
     pub encoding: ElementType,
     /// Elements of one gradient.
     pub elements: u64,
@@ -273,8 +274,8 @@ pub struct FrameHeader {
     /// In a frame that was pushed to a worker: it holds this worker's gradients of clocks before this one. In an
     /// owner's own frames 0: there each peer has a word of its own.
     pub included: Clock,
-    /// Which attempt at the frame (its odd sequence) and how many chunks are whole already, in one word. Changes
-    /// while the frame is being written.
+    /// The attempt at the frame (its odd sequence) and the number of chunks that are whole already, in one word.
+    /// Changes while the frame is being written.
     pub landed: u64,
 }
 
@@ -297,7 +298,7 @@ impl FrameHeader {
         essence(self) == essence(later)
     }
 
-    /// As words.
+    /// Packs the header into words.
     pub fn to_words(self) -> [u64; 8] {
         [
             self.sequence,
@@ -311,7 +312,7 @@ impl FrameHeader {
         ]
     }
 
-    /// From words.
+    /// Reads the header from words.
     pub fn from_words(words: [u64; 8]) -> FrameHeader {
         FrameHeader {
             sequence: words[0],
@@ -353,14 +354,14 @@ pub struct SlotHeader {
 }
 
 impl SlotHeader {
-    /// As words.
+    /// Packs the header into words.
     pub fn to_words(self) -> [u64; 8] {
         let word = |value: Option<f32>| value.map_or(0, |value| 1 << 32 | u64::from(value.to_bits()));
         let (loss, magnitude) = (word(self.loss), word(self.magnitude));
         [self.clock.0, self.base.0, self.epoch, self.bytes, self.encoding, self.checksum, loss, magnitude]
     }
 
-    /// From words.
+    /// Reads the header from words.
     pub fn from_words(words: [u64; 8]) -> SlotHeader {
         let value = |word: u64| (word >> 32 == 1).then(|| f32::from_bits(word as u32));
         SlotHeader {

@@ -7,7 +7,7 @@ use super::layout::{ControlLayout, LINE, Latest, desk, peer_line};
 use crate::clock::{Clock, Version};
 use crate::mem::{OutOfBounds, RemoteSlice, VolatileSlice};
 
-/// Where a peer finds what concerns it.
+/// The places at which a peer finds the words that concern it.
 pub(crate) struct OwnWords {
     /// The page that it writes.
     pub(crate) page: RemoteSlice,
@@ -17,7 +17,7 @@ pub(crate) struct OwnWords {
     pub(crate) status: RemoteSlice,
 }
 
-/// From an owner's answer and what it granted.
+/// Finds the words by an owner's answer and the grants that came with it.
 pub(crate) fn own_words(welcome: &Welcome, grants: &[RemoteSlice]) -> Result<OwnWords, OutOfBounds> {
     let [control, _, page, ..] = grants else {
         return Err(OutOfBounds { offset: 0, len: 3, available: grants.len() as u64 });
@@ -63,7 +63,7 @@ pub(crate) fn load_interrupt(line: &VolatileSlice<'_>) -> Version {
     Version(line.load(peer_line::INTERRUPT, Acquire))
 }
 
-/// Why an owner takes a peer for a member no more.
+/// The reason why an owner no longer takes a peer for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Eviction {
@@ -71,7 +71,7 @@ pub enum Eviction {
     Left,
     /// It was silent for longer than the lease.
     Silent,
-    /// What it wrote broke the protocol.
+    /// The data that it wrote broke the protocol.
     Misbehaved,
     /// Another peer has its place by now, and the reason is not known any more.
     Replaced,
@@ -109,7 +109,7 @@ impl std::fmt::Display for Eviction {
     }
 }
 
-/// What the owner says to one peer in its line.
+/// The owner's words to one peer in its line.
 pub(crate) struct OwnLine {
     /// Gradients of clocks before this one are consumed.
     pub(crate) consumed: Clock,
@@ -132,7 +132,7 @@ pub(crate) fn read_line(line: &VolatileSlice<'_>, generation: u64) -> OwnLine {
     }
 }
 
-/// What the owner says to all of its peers.
+/// The owner's words to all of its peers.
 pub(crate) struct Status {
     pub(crate) latest: Version,
     pub(crate) smallest_clock: Clock,

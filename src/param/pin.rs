@@ -36,7 +36,7 @@ pub enum PinError {
     Damaged {
         /// The frame it names.
         frame: u8,
-        /// How many there are.
+        /// Number of frames.
         frames: u8,
     },
 }
@@ -132,8 +132,8 @@ impl Pins {
         Ok(None)
     }
 
-    /// The bytes that are held, in place. Nobody writes them meanwhile, but they are the owner's: copy what is
-    /// checked before it is used.
+    /// Returns the bytes that are held, in place. No process writes them meanwhile, but they are the owner's: copy
+    /// what is checked before it is used.
     pub fn bytes(&self) -> Option<VolatileSlice<'_>> {
         let (frame, _) = self.held?;
         let geometry = &self.source.geometry;
@@ -141,13 +141,13 @@ impl Pins {
         Some(self.frames.as_volatile().subslice(offset as usize, geometry.payload_bytes as usize))
     }
 
-    /// Which gradients of `peer` the frame that is held holds.
+    /// Returns the clock before which the frame that is held has all gradients of `peer`.
     pub(crate) fn included(&self, peer: u16) -> Option<Clock> {
         let (frame, _) = self.held?;
         Some(Clock(self.control.as_volatile().load(self.source.layout.included(frame, peer), Relaxed)))
     }
 
-    /// What is held, until the result is dropped.
+    /// Lends the frame that is held, until the result is dropped.
     pub fn held_frame(&mut self) -> Option<PinnedFrame<'_>> {
         let (_, pulled) = self.held?;
         Some(PinnedFrame { pulled, pins: self })
@@ -171,7 +171,7 @@ impl Pins {
         Latest::from_word(self.control.as_volatile().load(ControlLayout::LATEST, Acquire)).version
     }
 
-    /// What is held.
+    /// Returns the version that is held.
     pub fn held(&self) -> Option<Pulled> {
         self.held.map(|(_, pulled)| pulled)
     }
@@ -192,12 +192,12 @@ pub struct PinnedFrame<'a> {
 }
 
 impl PinnedFrame<'_> {
-    /// Which version it is.
+    /// Returns the version that the frame holds.
     pub fn pulled(&self) -> Pulled {
         self.pulled
     }
 
-    /// Whether the bytes read so far were this version's, as [`Pins::is_intact`].
+    /// Returns whether the bytes read so far were this version's, as [`Pins::is_intact`].
     pub fn is_intact(&self) -> bool {
         self.pins.is_intact()
     }

@@ -13,7 +13,7 @@ use crate::transport::{
     CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
 };
 
-/// Where a gradient comes from.
+/// The memory that a gradient comes from.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Registered memory of this process, in the slots' encoding.
@@ -22,7 +22,7 @@ pub enum Source {
     Slot,
 }
 
-/// What a worker says of its gradient.
+/// Remarks of a worker on its gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Remarks {
     /// Its loss on the batch.
@@ -107,7 +107,7 @@ pub(crate) const PUBLISH_TAG: u64 = 1 << 62;
 pub struct Publish {
     page: RemoteSlice,
     slots: RemoteSlice,
-    /// The worker's line of the control page, and who it speaks to while the worker is in.
+    /// The worker's line of the control page. It speaks to this worker while the line has the generation below.
     line: RemoteSlice,
     generation: u64,
     geometry: SlotGeometry,
@@ -118,11 +118,11 @@ pub struct Publish {
     reserving: bool,
     /// Look at the consumed clock again and again while nothing is being published.
     watching: bool,
-    /// The payload may be written, and nothing be announced.
+    /// True while announcements are held back: the payload may be written, and nothing be announced.
     is_held: bool,
     clock: Clock,
     consumed: Clock,
-    /// What is to be written once a slot is free.
+    /// The gradient to be written once a slot is free.
     pending: Option<(Source, SlotHeader)>,
     state: State,
     gains: u64,
@@ -135,8 +135,9 @@ impl Publish {
     /// Bytes of local memory that a publish needs for itself.
     pub const SCRATCH_BYTES: usize = 2 * LINE;
 
-    /// From an owner's answer to a worker and what it granted, with [`SCRATCH_BYTES`](Self::SCRATCH_BYTES) of
-    /// registered memory of its own. `None` if the answer was not to a worker.
+    /// Makes a publish from an owner's answer to a worker and the grants that came with it, with
+    /// [`SCRATCH_BYTES`](Self::SCRATCH_BYTES) of registered memory of its own. `None` if the answer was not to a
+    /// worker.
     pub fn new(
         welcome: &Welcome,
         grants: &[RemoteSlice],
@@ -176,7 +177,7 @@ impl Publish {
         self.clock
     }
 
-    /// How the slots lie.
+    /// Returns the layout of the slots.
     pub fn geometry(&self) -> &SlotGeometry {
         &self.geometry
     }
@@ -364,9 +365,9 @@ impl Publish {
         Ok(false)
     }
 
-    /// Reads the consumed word, and after it the whole line. A worker that was evicted may find the clock of the next
-    /// holder of its place in that word. The owner stores a new generation before a new clock, so that the later look
-    /// tells whose clock it was.
+    /// Reads the consumed word, and after it the whole line. A worker that was evicted may find the clock of the
+    /// next holder of its place in that word. The owner stores a new generation before a new clock, so that the
+    /// later look tells to which worker the clock belonged.
     fn read_consumed(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PublishError> {
         let read = |at: usize, remote: RemoteSlice| -> Result<Operation, OutOfBounds> {
             let local = self.scratch.slice(at, remote.len as usize)?;

@@ -16,7 +16,7 @@ use crate::transport::{
     WorkRequestId,
 };
 
-/// Where a reader finds a shard's frames.
+/// The places at which a reader finds a shard's frames.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameSource {
     /// The control page.
@@ -32,7 +32,7 @@ pub struct FrameSource {
 }
 
 impl FrameSource {
-    /// From an owner's answer and what it granted.
+    /// Makes a source from an owner's answer and the grants that came with it.
     pub fn new(welcome: &Welcome, grants: &[RemoteSlice]) -> Option<FrameSource> {
         let [control, frames, ..] = grants else { return None };
         let Welcome { layout, geometry, epoch, .. } = *welcome;
@@ -56,7 +56,7 @@ impl FrameSource {
     }
 }
 
-/// What a pull accepts.
+/// The requirement on the bytes that a pull accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Consistency {
     /// The bytes of exactly one version.
@@ -67,10 +67,10 @@ pub enum Consistency {
     Mixture,
 }
 
-/// How to pull.
+/// Settings of a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PullOptions {
-    /// What to accept.
+    /// The requirement on the bytes that it accepts.
     pub consistency: Consistency,
     /// Begin to copy a frame that satisfies the bound while it is being written, chunk by chunk, and accept it only
     /// once it is whole.
@@ -90,9 +90,9 @@ pub struct Pulled {
     pub smallest_clock: Clock,
     /// This peer's own gradients of clocks before this one are in it, or were dropped; where it was asked for.
     pub included: Option<Clock>,
-    /// How many versions it was behind the owner's latest when the copy was complete: its age.
+    /// Number of versions that it was behind the owner's latest when the copy was complete: its age.
     pub behind: u64,
-    /// How often the frame changed under the copy and it was begun anew.
+    /// Number of times that the copy was begun again because the frame changed under it.
     pub retries: u64,
 }
 
@@ -126,13 +126,13 @@ pub enum PullError {
     Damaged {
         /// Bytes of the shard.
         expected: u64,
-        /// What the header says.
+        /// The number of bytes that the header says.
         found: u64,
     },
     /// The bytes are not those that the owner wrote, though the frame did not change.
     #[error("version {version:?} does not match its checksum: the transport or the memory damaged it")]
     Checksum {
-        /// Whose bytes.
+        /// The version that the bytes should be.
         version: Version,
     },
     /// The owner is gone.
@@ -149,16 +149,16 @@ pub enum PullError {
     Grants(#[from] OutOfBounds),
 }
 
-/// Where a pull is. What goes with it stands in fields of [`Pull`], not in here: a state that carries a header is
-/// stored and loaded in pieces that do not match, and behind a long copy such a load waits for all of the copy's
-/// stores (a profile showed it; without it a pull of 64 KiB takes about 20 ns less).
+/// The next step of a pull. Its further data stand in fields of [`Pull`], not in here: a state that carries a
+/// header is stored and loaded in pieces that do not match, and behind a long copy such a load waits for all of the
+/// copy's stores (a profile showed it; without it a pull of 64 KiB takes about 20 ns less).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
     /// Read the status line next, and the header of the frame that was the latest before.
     Begin,
     Status,
-    /// It was another frame: read that one's header.
+    /// The latest is another frame than before: read the header of that one.
     Header,
     Payload,
     Verify,
@@ -180,7 +180,7 @@ struct Follow {
     ended: bool,
 }
 
-/// How a pull learns which of this peer's own gradients a frame holds.
+/// The way in which a pull learns which of this peer's own gradients a frame holds.
 #[derive(Debug)]
 enum Included {
     NotAsked,
@@ -210,7 +210,7 @@ pub struct Pull {
     options: PullOptions,
     bound: Bound,
     state: State,
-    /// What the status line named.
+    /// The version and the frame that the status line named.
     latest: Latest,
     /// The header that the payload is read under, which frame that is, and how much has been read.
     before: FrameHeader,
@@ -230,7 +230,7 @@ pub struct Pull {
     floor: Version,
 }
 
-/// Ids of a pull's requests have this bit, so that whoever owns the endpoint knows where completions belong.
+/// Ids of a pull's requests have this bit, so that the owner of the endpoint knows where completions belong.
 pub(crate) const PULL_TAG: u64 = 1 << 63;
 
 /// Of the looks at a frame: how a pull begins, the header alone, and how it ends.
@@ -297,8 +297,8 @@ impl Pull {
         control.as_volatile().store_u64(ControlLayout::LATEST, Latest::NONE.to_word());
     }
 
-    /// From now on each pull says which gradients of `peer` its frame holds ([`Pulled::included`]): one word more to
-    /// read. `None` where the frames were pushed to the peer that asks, whose headers say it.
+    /// Has each pull from now on say which gradients of `peer` its frame holds ([`Pulled::included`]): one word
+    /// more to read. `None` where the frames were pushed to the peer that asks, whose headers say it.
     pub fn ask_included(&mut self, peer: Option<u16>) -> Result<(), OutOfBounds> {
         let Some(peer) = peer else {
             self.included = Included::InHeader;
@@ -315,12 +315,12 @@ impl Pull {
         Ok(())
     }
 
-    /// Whether pulls say which gradients their frame holds.
+    /// Returns whether pulls say which gradients their frame holds.
     pub(crate) fn asks_included(&self) -> bool {
         !matches!(self.included, Included::NotAsked)
     }
 
-    /// Where it reads.
+    /// Returns the source that it reads.
     pub fn source(&self) -> &FrameSource {
         &self.source
     }
@@ -377,13 +377,14 @@ impl Pull {
         }
     }
 
-    /// How often this pull was begun anew so far.
+    /// Returns the number of times that this pull was begun again so far.
     pub fn retries(&self) -> u64 {
         self.retries
     }
 
-    /// Where a whole copy is wanted by somebody who can bring it in another way, if no request is in flight: for a pull
-    /// that a fast writer laps again and again. [`finish`](Self::finish) ends the pull then.
+    /// Returns the destination and the bound of a pull whose whole copy the caller may bring in another way, if no
+    /// request is in flight. It is for a pull that a fast writer laps again and again. [`finish`](Self::finish)
+    /// ends the pull then.
     pub(crate) fn wanted(&self) -> Option<(&LocalSlice, Bound)> {
         let idle = self.is_active() && self.outstanding == 0 && self.state != State::Done;
         let plain = self.options.consistency == Consistency::Whole && !self.options.checksum;

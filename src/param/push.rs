@@ -4,8 +4,8 @@
 //! written"), the rest of its header, the payload, the even sequence, the peer's status line. The peer reads its own
 //! memory with the same [`Pull`](super::Pull) that reads an owner's.
 //!
-//! The marks are writes of their own, as nothing orders the words inside one: whoever finds any word of what follows
-//! the first finds it, and whoever finds the second finds all words before it.
+//! The marks are writes of their own, as nothing orders the words inside one write. A peer that finds any word of
+//! what follows the first mark finds that mark. A peer that finds the second mark finds all words before it.
 
 use super::PushGrant;
 use super::layout::{ControlLayout, FrameHeader, LINE, Latest};

@@ -1,5 +1,5 @@
-//! Adaptive bounded staleness: each version waits for `K` updates that are not too stale, and whoever computes on
-//! something too old begins again.
+//! Adaptive bounded staleness: each version waits for `K` updates that are not too stale, and a worker that computes
+//! on something too old begins again.
 //!
 //! From Tan, Zhu and Zhang, arXiv 2301.08895. That `K` grows with training, that the bound on staleness may shrink with
 //! it, and that stale workers are restarted are the paper's; both formulas are reconstructed, and therefore parameters
@@ -15,20 +15,20 @@ use super::{GradientId, ServerAction, ServerEvent, ServerScheme, Share};
 use crate::clock::{Clock, ClockTable, Version, WorkerId};
 use crate::time::Instant;
 
-/// How many updates a version waits for.
+/// The number of updates that a version waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum WaitFor {
-    /// Always so many.
+    /// Always this number.
     Fixed(u16),
-    /// So many at the beginning, and more as the loss `F` falls: `ceil(K sqrt(F0 / F))`, never fewer than before and
-    /// never more than there are workers. The rule of AdaSync, made monotone; the paper's own is not known.
+    /// This number at the beginning, and more as the loss `F` falls: `ceil(K sqrt(F0 / F))`, never fewer than before
+    /// and never more than there are workers. The rule of AdaSync, made monotone; the paper's own is not known.
     LossRatio(u16),
 }
 
 impl WaitFor {
-    /// How many at the beginning.
+    /// Returns the number at the beginning.
     #[doc(hidden)]
     pub const fn k(self) -> u16 {
         match self {
@@ -37,14 +37,14 @@ impl WaitFor {
     }
 }
 
-/// What becomes of the bound on staleness as more updates are waited for.
+/// The change of the bound on staleness as a version waits for more updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Shrink {
-    /// It stays.
+    /// The bound stays.
     Fixed,
-    /// It falls in proportion, rounded up: updates that wait for twice as many are half as stale by nature. A
+    /// The bound falls in proportion, rounded up: updates that wait for twice as many are half as stale by nature. A
     /// reconstruction; the paper says only that the bound changes.
     WithK,
 }
@@ -58,12 +58,12 @@ pub(super) struct Rules {
 }
 
 /// Folds the first `K` admissible gradients in order of arrival, each with weight `1/K`, drops those that are more
-/// versions behind than the bound, and interrupts whoever computes on a version that is.
+/// versions behind than the bound, and interrupts workers that compute on a version that is.
 ///
 /// An event costs the logarithm of the workers, and a version the number of gradients that wait.
 ///
-/// What no sane driver sends is ignored: a gradient that is not its worker's next, one of a worker that is not in,
-/// joining twice, leaving twice, an `Applied` that nobody asked for.
+/// The server ignores what no sane driver sends: a gradient that is not its worker's next, one of a worker that is
+/// not in, joining twice, leaving twice, an `Applied` that it did not ask for.
 #[derive(Debug)]
 pub(super) struct AbsServer {
     rules: Rules,
@@ -72,7 +72,7 @@ pub(super) struct AbsServer {
     newest: Version,
     k: u64,
     first_loss: Option<f64>,
-    /// Those that compute, and a version that they are not behind.
+    /// The workers that compute, and for each a version that it is not behind.
     computing: Line,
     /// Gradients that were not too stale when they came, in order of arrival.
     admitted: VecDeque<(GradientId, Version)>,
@@ -102,7 +102,7 @@ impl AbsServer {
         self.staleness_bound().is_some_and(|bound| base.behind(self.newest) > bound)
     }
 
-    /// Of those who are in.
+    /// Returns the number of updates to wait for, at least one and at most as many as there are members.
     fn needed(&self) -> u64 {
         self.k.clamp(1, self.members.len().max(1) as u64)
     }
@@ -221,11 +221,11 @@ impl ServerScheme for AbsServer {
     }
 }
 
-/// Workers in the order of the versions they compute on. Versions only grow, so whoever joins goes to the end, and
-/// the first is the stalest; every step costs the same whatever the length.
+/// Workers in the order of the versions they compute on. Versions only grow, so a worker that joins goes to the end,
+/// and the first is the stalest; every step costs the same whatever the length.
 #[derive(Debug, Default)]
 struct Line {
-    /// By worker.
+    /// The place of each worker, by its id.
     places: Vec<Option<Place>>,
     first: Option<u16>,
     last: Option<u16>,

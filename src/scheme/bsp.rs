@@ -1,4 +1,4 @@
-//! Bulk synchronous: one update per clock, out of the gradients of everybody.
+//! Bulk synchronous: one update per clock, out of the gradients of all workers.
 
 use std::collections::VecDeque;
 
@@ -13,8 +13,8 @@ use crate::time::Instant;
 /// and if all others are there the round goes on without it. Once a round is handed out for folding it is closed: one
 /// that joins at that clock before the fold is done gets its gradient of that clock dropped.
 ///
-/// What no sane driver sends is ignored: a gradient that is not its worker's next, one of a worker that is not in,
-/// joining twice, leaving twice, an `Applied` that nobody asked for.
+/// The server ignores what no sane driver sends: a gradient that is not its worker's next, one of a worker that is
+/// not in, joining twice, leaving twice, an `Applied` that it did not ask for.
 #[derive(Debug)]
 pub(super) struct BspServer {
     members: Members,
@@ -25,7 +25,7 @@ pub(super) struct BspServer {
     missing: usize,
     /// This round was handed out and is not applied yet.
     folding: bool,
-    /// Who is in this round has changed since the last `Expect`.
+    /// The members of this round have changed since the last `Expect`.
     changed: bool,
     late: VecDeque<GradientId>,
 }
@@ -43,13 +43,13 @@ impl BspServer {
         }
     }
 
-    /// Counts who is in this round; once a round, or when its members change.
+    /// Counts the members of this round; once a round, or when its members change.
     fn count(&mut self) {
         if !self.members.complete() || self.folding {
             return;
         }
         if self.members.iter().all(|(_, member)| member.start > self.round) {
-            // Nobody is in this round: on to the first that somebody is in.
+            // No worker is in this round: go on to the first round that has a member.
             if let Some(start) = self.members.iter().map(|(_, member)| member.start).min() {
                 self.round = start;
             }

@@ -8,21 +8,22 @@ use super::{GradientId, ServerAction, ServerEvent, ServerScheme, Share};
 use crate::clock::{Clock, Version};
 use crate::time::Instant;
 
-/// What a gradient's staleness does to its weight.
+/// The effect of a gradient's staleness on its weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Damping {
-    /// Nothing.
+    /// Staleness has no effect.
     #[default]
     None,
-    /// It is divided by the staleness, where that is more than 1 (Zhang et al., IJCAI 2016, arXiv 1511.05950).
+    /// The weight is divided by the staleness, where that is more than 1 (Zhang et al., IJCAI 2016, arXiv
+    /// 1511.05950).
     Inverse,
 }
 
 impl Damping {
-    /// What the weight of a gradient is multiplied by that is folded into a version that it is so many versions older
-    /// than the newest before.
+    /// Returns the factor for a gradient's weight. `staleness` is the number of versions by which the gradient is
+    /// behind the newest version, the one before the fold.
     #[doc(hidden)]
     pub fn factor(self, staleness: u64) -> f32 {
         match self {

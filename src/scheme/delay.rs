@@ -27,12 +27,13 @@ pub(super) struct DelayServer {
     newest: Version,
     /// This round's gradients.
     arrived: Vec<GradientId>,
-    /// Those of earlier rounds, by the rounds that are still to pass before they are due.
+    /// The gradients of earlier rounds that are not due yet, by the rounds that are still to pass before they are
+    /// due.
     due: VecDeque<Vec<Share>>,
     taken: Vec<GradientId>,
     folding: bool,
     late: VecDeque<GradientId>,
-    /// How many gradients of each clock are outstanding; one that has yet to come counts as well.
+    /// The number of outstanding gradients of each clock; one that has yet to come counts as well.
     outstanding: BTreeMap<Clock, usize>,
     smallest: Clock,
 }
@@ -60,7 +61,7 @@ impl DelayServer {
         }
     }
 
-    /// How many rounds late this gradient is.
+    /// Returns the number of rounds by which this gradient is late.
     fn delay(&self, gradient: GradientId) -> u64 {
         // SplitMix64 over what names the gradient.
         let mix = |state: u64, word: u64| {
@@ -142,7 +143,7 @@ impl ServerScheme for DelayServer {
     fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
         match event {
             ServerEvent::Joined { worker, clock } => {
-                // The smallest clock never moves back: whoever joins behind it counts from it.
+                // The smallest clock never moves back: a worker that joins behind it counts from it.
                 if self.members.join(worker, clock) {
                     self.count(clock);
                 }

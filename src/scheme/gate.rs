@@ -2,7 +2,7 @@
 
 use crate::clock::{Clock, ClockTable, WorkerId};
 
-/// Where a worker that is in stands.
+/// The progress of a worker that is in.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
     /// The clock it began at.
@@ -11,14 +11,14 @@ pub(super) struct Member {
     pub(super) next: Clock,
 }
 
-/// Who is in, and whether as many have come as the job expects.
+/// The members, and whether as many different workers have joined as the job expects.
 ///
 /// The gate opens once that many different workers have joined, and stays open. One that joined and left again has
 /// had its turn: a job does not wait for ever for a worker that died in its first minute.
 #[derive(Debug)]
 pub(super) struct Members {
     expected: usize,
-    /// By worker id.
+    /// The rows of all workers, by id.
     rows: Vec<Row>,
     seen: usize,
     present: usize,
@@ -40,7 +40,7 @@ impl Members {
         self.seen >= self.expected
     }
 
-    /// How many are in.
+    /// Returns the number of members.
     pub(super) fn len(&self) -> usize {
         self.present
     }
@@ -62,7 +62,7 @@ impl Members {
         true
     }
 
-    /// As `join`, with a table of those who are in since the gate has opened.
+    /// Takes a worker in as `join` does, and keeps `table`, which holds the members once the gate is open.
     pub(super) fn join_into(&mut self, worker: WorkerId, clock: Clock, table: &mut ClockTable) -> bool {
         let was_open = self.complete();
         let is_new = self.join(worker, clock);
@@ -97,7 +97,7 @@ impl Members {
         self.rows.get(usize::from(worker.0)).is_some_and(|row| row.member.is_some())
     }
 
-    /// Takes everybody who is in into a table, where they began.
+    /// Takes all members into a table, at the clocks at which they began.
     pub(super) fn begin(&self, table: &mut ClockTable) {
         let mut starts: Vec<_> = self.iter().map(|(worker, member)| (member.start, worker)).collect();
         // Those furthest behind first: the table never moves back.
@@ -107,7 +107,7 @@ impl Members {
         }
     }
 
-    /// Those who are in, in order of their ids.
+    /// Lists the members, in order of their ids.
     pub(super) fn iter(&self) -> impl Iterator<Item = (WorkerId, Member)> + '_ {
         self.rows.iter().zip(0u16..).filter_map(|(row, id)| Some((WorkerId(id), row.member?)))
     }

@@ -1,27 +1,28 @@
-//! Who averages with whom: DS-Sync's shuffles, and its worker's half.
+//! The members of each average, round by round: DS-Sync's shuffles, and its worker's half.
 //!
 //! From Wang et al., arXiv 2007.03298: workers make full optimiser steps of their own and then average their
-//! *parameters* within a small group that changes from round to round, so that after a few rounds everybody's has
-//! reached everybody. There is no server.
+//! *parameters* within a small group that changes from round to round, so that after a few rounds every worker's
+//! parameters have reached every other worker. There is no server.
 
 use serde::{Deserialize, Serialize};
 
 use super::{ConfigError, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::time::Instant;
 
-/// How workers are split into groups.
+/// The rule that splits workers into groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Partition {
-    /// With `group^m` workers, ranks written with `m` digits: in round `t` a group has all digits in common save digit
-    /// `t mod m`. After `m` rounds everybody has the mean of all. The paper's rule as generalised from its code.
+    /// With `group^m` workers, ranks written with `m` digits: in round `t` a group has all digits in common save
+    /// digit `t mod m`. After `m` rounds every worker has the mean of all. The paper's rule as generalised from its
+    /// code.
     Digits,
     /// The two partitions of the authors' code, of 4 workers: `{0, 1}, {2, 3}`, then `{0, 3}, {1, 2}`.
     Authors,
     /// Any number of workers: the digits of the next power, with groups that lack the ranks that do not exist. The
-    /// mean of each group is over those who are there. A round keeps the mean of all only where its groups are full;
-    /// disagreement shrinks all the same. Not in the paper.
+    /// mean of each group is over the members that are there. A round keeps the mean of all only where its groups are
+    /// full; disagreement shrinks all the same. Not in the paper.
     Uneven,
 }
 
@@ -46,7 +47,8 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Of `workers`, in groups of `group`. An error where the partition cannot be made of so many.
+    /// Makes the groups of `workers`, with `group` of them in each. An error where the partition cannot be made of so
+    /// many.
     pub fn new(workers: usize, group: u16, partition: Partition) -> Result<Groups, ConfigError> {
         let refused = |setting, value, remedy| {
             Err(ConfigError::Workers { scheme: "ds-sync", setting, value, workers, remedy })
@@ -76,7 +78,7 @@ impl Groups {
         self.rounds
     }
 
-    /// Who is in the group of `rank` in this round, in order of ranks; `rank` itself among them.
+    /// Lists the members of the group of `rank` in this round, in order of ranks; `rank` itself among them.
     pub fn members(&self, rank: usize, round: u64) -> impl Iterator<Item = usize> + use<> {
         let round = (round % u64::from(self.rounds)) as u32;
         let (first, step) = match (self.partition, round) {

@@ -1,4 +1,4 @@
-//! Synchronisation schemes: how long to wait, for whom, and what to fold in.
+//! Synchronisation schemes: how long to wait, for which workers, and what to fold in.
 //!
 //! A scheme is a pair of pure state machines: a [`ServerScheme`] beside each shard and a [`WorkerScheme`] beside each
 //! worker. They know clocks, versions, workers and numbers; no bytes, keys, threads, sockets or wall clocks. They are
@@ -66,23 +66,23 @@ use crate::time::Instant;
 /// Names one gradient within one life of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GradientId {
-    /// Whose.
+    /// The worker that computed it.
     pub worker: WorkerId,
-    /// The clock it was computed in.
+    /// The clock in which it was computed.
     pub clock: Clock,
 }
 
 /// A gradient's part in an update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
-    /// Which gradient.
+    /// The gradient.
     pub gradient: GradientId,
-    /// What it counts in the sum.
+    /// The weight of the gradient in the sum.
     pub weight: f32,
 }
 
 impl Share {
-    /// The mean of these gradients.
+    /// Makes shares for the mean of these gradients.
     fn each(gradients: &[GradientId], shares: &mut Vec<Share>) {
         let weight = 1.0 / gradients.len() as f32;
         shares.clear();
@@ -90,7 +90,7 @@ impl Share {
     }
 }
 
-/// What the aggregation pass can say about the gradients it folded.
+/// The measurements that the aggregation pass can report of the gradients that it folded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Statistics {
     /// Squared Euclidean norm of the mean gradient, where it was measured.
@@ -103,27 +103,27 @@ pub struct Statistics {
     pub learning_rate: Option<f64>,
 }
 
-/// What happened at a server.
+/// An event at a server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ServerEvent {
     /// A worker was taken in; its clock begins at `clock`.
     Joined {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
-        /// Where it begins.
+        /// The clock at which it begins.
         clock: Clock,
     },
     /// A worker left or was evicted; its gradients that were not applied are void.
     Left {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
     },
     /// A whole gradient lies in a slot. Those of one worker come in the order of their clocks.
     Arrived {
-        /// Which.
+        /// The gradient.
         gradient: GradientId,
-        /// The version it was computed from.
+        /// The version from which it was computed.
         base: Version,
         /// The loss that came with it.
         loss: Option<f32>,
@@ -132,7 +132,7 @@ pub enum ServerEvent {
     },
     /// A worker holds a copy of `version`, or a later one; told only where [`Config::reports_reads`].
     Seen {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// The version; over several shards, that of this one.
         version: Version,
@@ -141,30 +141,30 @@ pub enum ServerEvent {
     Applied {
         /// The version it made.
         version: Version,
-        /// What the pass measured.
+        /// The measurements of the pass.
         statistics: Statistics,
     },
 }
 
-/// What a server should do.
+/// An action that a scheme asks of a server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ServerAction {
     /// The shares handed out beside this action will be folded next if they all come: whatever has landed of them may
-    /// be summed before the last byte. Binds nobody.
+    /// be summed before the last byte. This binds neither side.
     Expect,
     /// Fold the shares handed out beside this action into one new version. All of them have arrived. There may be none:
     /// then the version is a step of the optimiser on a gradient of zero.
     Apply,
     /// Consume a gradient without folding it in.
     Drop {
-        /// Which.
+        /// The gradient.
         gradient: GradientId,
     },
     /// Ask a worker to abandon what it computes and to pull. The driver sends the newest version along, and a worker
     /// that already computes on that version, or a later one, is not disturbed: the request was overtaken.
     Interrupt {
-        /// Whom.
+        /// The worker.
         worker: WorkerId,
     },
     /// Push the newest version to the workers that take pushes.
@@ -179,37 +179,39 @@ pub trait ServerScheme: Send {
     /// Takes note that `poll_timeout` has passed.
     fn handle_timeout(&mut self, _now: Instant) {}
 
-    /// When to be woken, if at all.
+    /// Returns the time at which to wake this scheme, if there is one.
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }
 
-    /// What to do next. [`ServerAction::Expect`] and [`ServerAction::Apply`] fill `shares`, which the driver clears
-    /// and reuses, ordered by worker and clock.
+    /// Returns the next action, or `None` if there is none. [`ServerAction::Expect`] and [`ServerAction::Apply`]
+    /// fill `shares`, which the driver clears and reuses, ordered by worker and clock.
     fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction>;
 
     /// The smallest clock whose gradients may still be missing from the newest version: every gradient of an earlier
     /// clock, of every worker that is in, has been folded in or dropped. Never moves back.
     fn smallest_clock(&self) -> Clock;
 
-    /// How many gradients the next version waits for, where the scheme chooses that. For those who watch.
+    /// Returns the number of gradients that the next version waits for, where the scheme chooses it. For monitoring
+    /// only.
     fn waits_for(&self) -> Option<u64> {
         None
     }
 
-    /// How many versions a gradient may be behind by now, where the scheme bounds that. For those who watch.
+    /// Returns the number of versions that a gradient may be behind by now, where the scheme bounds it. For
+    /// monitoring only.
     fn staleness_bound(&self) -> Option<u64> {
         None
     }
 }
 
-/// What happened at a worker.
+/// An event at a worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum WorkerEvent {
     /// The worker was taken in; its clock begins at `clock`.
     Joined {
-        /// Where it begins.
+        /// The clock at which it begins.
         clock: Clock,
     },
     /// The worker holds a copy of the parameters: pulled, or pushed to it.
@@ -227,14 +229,14 @@ pub enum WorkerEvent {
     /// The server asked to abandon the running computation. The clock stays.
     Interrupted,
     /// The server has consumed (folded in or dropped) the worker's gradients of clocks before `clock`, and a copy
-    /// brought from here on shows it. For schemes whose workers wait for their own gradients.
+    /// brought from here on shows it. This event is for schemes whose workers wait for their own gradients.
     Consumed {
-        /// The first clock that it has not.
+        /// The first clock whose gradient the server has not consumed.
         clock: Clock,
     },
     /// The group average of `round` is in the local parameters.
     Averaged {
-        /// Which round.
+        /// The number of the round.
         round: u64,
     },
     /// A member of the job joined or left.
@@ -244,7 +246,7 @@ pub enum WorkerEvent {
     },
 }
 
-/// What a copy of the parameters must satisfy.
+/// The condition that a copy of the parameters must satisfy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bound {
     /// It holds all gradients of clocks before this one.
@@ -254,16 +256,16 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Anything that was ever published.
+    /// A bound that any version ever published satisfies.
     #[doc(hidden)]
     pub const NONE: Bound = Bound { smallest_clock: Clock(0), version: Version(0) };
 
-    /// All gradients of clocks before `clock`.
+    /// Asks for all gradients of clocks before `clock`.
     pub const fn clock(clock: Clock) -> Bound {
         Bound { smallest_clock: clock, version: Version(0) }
     }
 
-    /// At least `version`.
+    /// Asks for at least `version`.
     pub const fn version(version: Version) -> Bound {
         Bound { smallest_clock: Clock(0), version }
     }
@@ -275,14 +277,14 @@ impl Bound {
     }
 }
 
-/// What a worker should do.
+/// An action that a scheme asks of a worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum WorkerAction {
     /// Bring the newest copy that satisfies the bound (waiting for one if need be): by pulling, or out of the pushed
     /// ones. Answered by [`WorkerEvent::Holds`]; one that is asked for before the answer replaces the one before.
     Refresh {
-        /// What it must satisfy.
+        /// The condition for the copy.
         bound: Bound,
     },
     /// Compute a gradient on the copy at hand and publish it; without a server, make a local step. Answered by
@@ -291,7 +293,7 @@ pub enum WorkerAction {
     /// Average the parameters with the members of this worker's group of this round; without a server. Answered by
     /// [`WorkerEvent::Averaged`].
     Average {
-        /// Which round; the group is a pure function of it.
+        /// The number of the round; the group is a pure function of it.
         round: u64,
     },
 }
@@ -304,11 +306,11 @@ pub trait WorkerScheme: Send {
     /// Takes note that `poll_timeout` has passed.
     fn handle_timeout(&mut self, _now: Instant) {}
 
-    /// When to be woken, if at all.
+    /// Returns the time at which to wake this scheme, if there is one.
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }
 
-    /// What to do next.
+    /// Returns the next action, or `None` if there is none.
     fn poll_action(&mut self) -> Option<WorkerAction>;
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Config, ConfigError, ServerScheme, WorkerScheme};
 use crate::clock::{Clock, Version};
 
-/// A scheme with its settings: makes both halves, and says what they need of those who run them.
+/// A scheme with its settings: makes both halves, and says what they need of the nodes that run them.
 ///
 /// [`Config`] holds the built-in ones. One that is written outside of this crate runs under a real
 /// [`Server`](crate::node::Server) and in a `sim::Cluster` like them. Its name and settings travel to

@@ -17,22 +17,22 @@ use super::{
 use crate::clock::{Clock, ClockTable, Version};
 use crate::time::Instant;
 
-/// Folds each gradient alone, in order of arrival, with weight `1/members`, so that a clock of everybody moves the
-/// parameters as far as one of BSP does.
+/// Folds each gradient alone, in order of arrival, with weight `1/members`, so that one clock of all workers moves
+/// the parameters as far as one of BSP does.
 ///
 /// The smallest clock is that of what has been applied, not of what has arrived. With `pushes`, a push follows
-/// whenever it moves, after all updates of the clocks before it, and whenever a worker joins, so that the newcomer
-/// gets a copy; moves and newcomers between two polls share one push.
+/// whenever it moves, after all updates of the clocks before it, and whenever a worker joins, so that the new worker
+/// gets a copy; moves and joins between two polls share one push.
 ///
-/// What no sane driver sends is ignored: a gradient that is not its worker's next, one of a worker that is not in,
-/// joining twice, leaving twice, an `Applied` that nobody asked for.
+/// The server ignores what no sane driver sends: a gradient that is not its worker's next, one of a worker that is
+/// not in, joining twice, leaving twice, an `Applied` that it did not ask for.
 #[derive(Debug)]
 pub(super) struct SspServer {
     members: Members,
-    /// What has been applied; filled when the gate opens.
+    /// The clocks of the members, counted by what has been applied; filled when the gate opens.
     folded: ClockTable,
     queue: VecDeque<(GradientId, Option<f32>)>,
-    /// What holds gradients back, under strong VAP.
+    /// The record that holds gradients back, under strong VAP.
     unseen: Option<Unseen>,
     fold: Fold,
     expected: Option<GradientId>,
@@ -44,12 +44,13 @@ pub(super) struct SspServer {
 enum Fold {
     Idle,
     Running(GradientId),
-    /// Running, but the worker has left: its clock is nobody's now, even if the worker comes back before the end.
+    /// Running, but the worker has left: its clock belongs to no worker now, even if the worker comes back before the
+    /// end.
     Orphaned,
 }
 
 impl SspServer {
-    /// Holds a gradient back as long as too much of what was folded is not seen by everybody.
+    /// Makes the server hold a gradient back as long as too much of what was folded is not yet seen by all workers.
     pub(super) fn holding_back(self, unseen: Unseen) -> SspServer {
         SspServer { unseen: Some(unseen), ..self }
     }
@@ -71,7 +72,8 @@ impl SspServer {
         1.0 / self.members.len() as f32
     }
 
-    /// With one member only, its next gradient is the next to be folded.
+    /// Returns the gradient to expect, unless it was returned before. With one member only, its next gradient is the
+    /// next to be folded.
     fn expect(&mut self) -> Option<GradientId> {
         if self.members.len() != 1 {
             return None;

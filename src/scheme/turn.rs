@@ -4,7 +4,7 @@ use super::{Bound, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::clock::{Clock, Version};
 use crate::time::Instant;
 
-/// What a worker does. Answers to questions that were not asked change nothing.
+/// The step of a worker within its clock. Answers to questions that were not asked change nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Step {
     Out,
@@ -142,7 +142,7 @@ impl WorkerScheme for OwnConsumed {
                 }
             }
             WorkerEvent::Interrupted if self.step.is_on_a_copy() => {
-                // Whoever interrupts has a later version.
+                // The server that interrupts has a later version.
                 self.bound = self.held.map_or(Bound::NONE, |held| Bound::version(after(held)));
                 self.step = Step::RefreshIsDue;
             }

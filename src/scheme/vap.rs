@@ -15,14 +15,14 @@ use super::{Bound, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::clock::{Clock, ClockTable, Version, WorkerId};
 use crate::time::Instant;
 
-/// Which gradients count as in transit.
+/// The gradients that count as in transit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Strength {
-    /// A worker's own that the server has not consumed: the worker waits.
+    /// A worker's own gradients that the server has not consumed: the worker waits.
     Weak,
-    /// Those, and all that are folded in and not yet seen by every worker: the server waits too.
+    /// A worker's own, and all gradients that are folded in and not yet seen by every worker: the server waits too.
     Strong,
 }
 
@@ -74,7 +74,7 @@ fn magnitude_of(measured: Option<f32>, weight: f64) -> f64 {
     }
 }
 
-/// The strong server's book: what was folded in and is not yet seen by everybody.
+/// The strong server's book: the gradients that were folded in and are not yet seen by all workers.
 #[derive(Debug)]
 pub(super) struct Unseen {
     bound: f32,
@@ -82,17 +82,17 @@ pub(super) struct Unseen {
     seen: ClockTable,
     newest: Version,
     folded: Transit<Version>,
-    /// Of the fold that is under way.
+    /// The magnitude of the fold that is under way.
     folding: f64,
 }
 
 impl Unseen {
-    /// Of a server that begins with the version `newest`.
+    /// Makes the book of a server that begins with the version `newest`.
     pub(super) fn new(bound: f32, newest: Version) -> Unseen {
         Unseen { bound, seen: ClockTable::default(), newest, folded: Transit::new(), folding: 0.0 }
     }
 
-    /// Whoever comes holds nothing that could be too old: what it will pull is the newest.
+    /// Takes a worker in. It holds nothing that could be too old: what it will pull is the newest version.
     pub(super) fn join(&mut self, worker: WorkerId) {
         self.seen.join_at(worker, Clock(self.newest.0));
     }
@@ -113,7 +113,7 @@ impl Unseen {
         self.folded.forget(|version| nobody || version.0 <= seen.0);
     }
 
-    /// Whether this gradient may be folded in now; if so it is what the next version is made of.
+    /// Returns true if this gradient may be folded in now; if so, the next version is made of it.
     pub(super) fn admit(&mut self, clock: Clock, measured: Option<f32>, weight: f32) -> bool {
         let magnitude = magnitude_of(measured, f64::from(weight));
         let admitted = self.folded.admits(magnitude, bound_at(self.bound, clock));
@@ -142,7 +142,7 @@ pub(super) struct VapWorker {
     refreshes: bool,
     /// Gradients in transit at most.
     room: usize,
-    /// Of a gradient; 1 until it is told how many workers there are, which is stricter.
+    /// The weight of a gradient; 1 until it is told how many workers there are, which is stricter.
     weight: f64,
     clock: Clock,
     transit: Transit<Clock>,

@@ -1,4 +1,4 @@
-//! What will happen, in order.
+//! The events to come, in order.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -7,12 +7,13 @@ use std::rc::Rc;
 use super::model::Snapshot;
 use crate::scheme::Bound;
 
-/// Something that will happen. Worker numbers are small, and lives tell a worker from the one before its crash.
+/// Something that will happen. Worker numbers are small, and lives tell a worker from the same worker before its
+/// crash.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
     /// A worker comes back.
     Join { worker: u32 },
-    /// A worker crashes, if it still lives this life; `None`: whichever it lives.
+    /// A worker crashes, if it still lives this life; `None`: whatever life it lives.
     Crash { worker: u32, life: Option<u32>, back: Option<u64> },
     /// The server notices that a worker is gone.
     Noticed { worker: u32, life: u32 },
@@ -34,7 +35,7 @@ pub(super) enum Event {
     WakeWorker { worker: u32, life: u32 },
 }
 
-/// From a worker.
+/// A message from a worker.
 #[derive(Clone, Debug)]
 pub(super) enum Up {
     /// Its gradient of this clock.
@@ -45,7 +46,7 @@ pub(super) enum Up {
     Seen { version: u64 },
 }
 
-/// To a worker.
+/// A message to a worker.
 #[derive(Clone, Debug)]
 pub(super) enum Down {
     /// A copy that it asked for.
@@ -94,7 +95,7 @@ impl Ord for Scheduled {
     }
 }
 
-/// All that will happen, and what time it is.
+/// All events to come, and the present time.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     now: u64,
@@ -112,7 +113,7 @@ impl Agenda {
         self.heap.push(Scheduled { at: at.max(self.now), order: self.order, event });
     }
 
-    /// What comes next, unless that is after `end`; time moves on to it.
+    /// Takes the next event, unless it comes after `end`, and moves time on to it.
     pub(super) fn next(&mut self, end: u64) -> Option<Event> {
         if self.heap.peek()?.at > end {
             return None;
@@ -127,12 +128,12 @@ impl Agenda {
         self.heap.is_empty()
     }
 
-    /// Nothing happens until `end`.
+    /// Moves time on to `end`, with no event before it.
     pub(super) fn skip_to(&mut self, end: u64) {
         self.now = self.now.max(end);
     }
 
-    /// How many things were put in.
+    /// Returns the number of events that were put in.
     pub(super) fn count(&self) -> u64 {
         self.order
     }

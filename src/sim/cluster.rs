@@ -1,4 +1,4 @@
-//! What to simulate.
+//! The job that a simulation runs.
 
 use std::ops::Range;
 
@@ -12,33 +12,34 @@ use crate::scheme::{AnyScheme, Config, Damping, Groups, ServerScheme, Start, Wor
 pub struct Cluster {
     /// The scheme.
     pub scheme: AnyScheme,
-    /// What staleness does to the weight of a gradient; without a server, nothing.
+    /// The effect of a gradient's staleness on its weight; without a server it has none.
     pub damping: Damping,
-    /// How many workers, up to 65,535; with a problem, a scheme may fold up to
-    /// [`MAX_GRADIENTS`](crate::kernel::MAX_GRADIENTS) at once.
+    /// The number of workers, up to 65,535; with a problem, a scheme may fold up to
+    /// [`MAX_GRADIENTS`](crate::kernel::MAX_GRADIENTS) gradients at once.
     pub workers: usize,
     /// Everything random follows from it.
     pub seed: u64,
-    /// How long a gradient takes, local steps each.
+    /// The time that a gradient takes; with local steps, the time of each step.
     pub compute: Law,
-    /// By how much each worker's times are longer than the law says; 1 for those that the list is too short for.
+    /// The factors by which each worker's times are longer than the law says; 1 for those that the list is too short
+    /// for.
     pub factors: Vec<f64>,
     /// Workers that become slower, or faster, on the way.
     pub changes: Vec<Change>,
-    /// What carries messages.
+    /// The network that carries messages.
     pub network: Network,
-    /// What goes wrong.
+    /// The faults of workers and of the network.
     pub faults: Faults,
     /// Workers see their own gradients before the server has folded them in: to a copy each adds those that are not in
     /// it, at the weight `1/workers`. With SGD only.
     pub read_my_writes: bool,
-    /// When to stop.
+    /// The end of the simulation.
     pub until: Until,
-    /// What to learn; `None`: time alone is simulated.
+    /// The problem to learn; `None`: time alone is simulated.
     pub problem: Option<Box<dyn Problem>>,
-    /// How gradients move the parameters.
+    /// The rule by which gradients move the parameters.
     pub optimizer: Optimizer,
-    /// Its step size.
+    /// The step size of the optimiser.
     pub learning_rate: f32,
     /// Seconds between two points of the loss curve, each taken at the first version after; `None`: the mean time of a
     /// computation, or its median where the mean is infinite.
@@ -48,15 +49,15 @@ pub struct Cluster {
 /// Some workers change their pace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// When, in seconds. Computations that run already are not touched.
+    /// The time, in seconds. Computations that run already are not touched.
     pub at: f64,
-    /// Whose.
+    /// The workers.
     pub workers: Range<usize>,
-    /// By how much their times grow: 2 is half as fast, 0.5 twice as fast.
+    /// The factor by which their times grow: 2 is half as fast, 0.5 twice as fast.
     pub factor: f64,
 }
 
-/// When a simulation stops.
+/// The condition at which a simulation stops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Until {
     /// Every worker that is in has completed so many clocks. Not for schemes that interrupt workers: those may never.
@@ -67,19 +68,19 @@ pub enum Until {
     Seconds(f64),
     /// A point of the loss curve is at `target` or below.
     Loss {
-        /// What is to be reached.
+        /// The loss to be reached.
         target: f64,
         /// Seconds after which it stops anyway.
         within: f64,
     },
 }
 
-/// What to do about a worker that is none.
+/// The remedy where a worker does not exist.
 const FEWER: &str = "workers count from 0, and there are fewer";
 
 impl Cluster {
-    /// Workers that compute for one second each time, a network that takes no time, nothing that goes wrong, nothing to
-    /// learn; SGD of step size 0.1, until everybody has completed 100 clocks.
+    /// Makes a job of workers that compute for one second each time, with a network that takes no time, no faults and
+    /// nothing to learn; SGD of step size 0.1, until all workers have completed 100 clocks.
     pub fn new(scheme: impl Into<AnyScheme>, workers: usize, seed: u64) -> Cluster {
         Cluster {
             scheme: scheme.into(),
@@ -126,8 +127,8 @@ impl Cluster {
         Engine::new(self, Some(server), None, worker).run()
     }
 
-    /// Simulates it without a server, in groups of the caller's own: `members` says who averages with `worker` in a
-    /// round, itself among them.
+    /// Simulates it without a server, in groups of the caller's own: `members` says which workers average with
+    /// `worker` in a round, `worker` itself among them.
     pub fn run_in_groups(
         self,
         members: &dyn Fn(usize, u64) -> Vec<usize>,
@@ -161,7 +162,7 @@ impl Cluster {
         )?;
         let lives = lifetime.as_ref().is_none_or(|law| law.mean() > 0.0);
         let value = lifetime.as_ref().map_or(String::new(), Law::to_string);
-        holds(lives, "lifetime", &value, "nobody would ever do anything: use a law with a mean above 0")?;
+        holds(lives, "lifetime", &value, "no worker would ever do anything: use a law with a mean above 0")?;
         for factor in &self.factors {
             holds(positive(*factor), "a factor of a worker's times", factor, "it is finite and above 0")?;
         }

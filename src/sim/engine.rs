@@ -1,4 +1,4 @@
-//! The run itself: what happens, in order, until the end.
+//! The run itself: its events, in order, until the end.
 
 use super::agenda::{Agenda, Down, Event, Up};
 use super::group::{Members, Nobody, Peers};
@@ -18,14 +18,14 @@ pub(super) struct Engine<'a> {
     pub(super) problem: Option<Box<dyn Problem>>,
     pub(super) agenda: Agenda,
     pub(super) server: Server,
-    /// In the place of a server's model, where there is no server.
+    /// The workers' own state, in the place of a server's model, where there is no server.
     pub(super) peers: Option<Peers<'a>>,
     pub(super) workers: Vec<Worker>,
     make: &'a mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
     pub(super) wires: Wires,
     pub(super) judge: Judge,
     pub(super) record: Record,
-    /// Of a gradient, and of a copy.
+    /// Bytes of a gradient, and of a copy.
     pub(super) bytes: u64,
     pub(super) slots: u64,
     pub(super) pushes: bool,
@@ -33,12 +33,12 @@ pub(super) struct Engine<'a> {
     pub(super) is_over: bool,
 }
 
-/// What is noted on the way.
+/// The record of a run.
 pub(super) struct Record {
     pub(super) report: Report,
-    /// How far everybody who is in has come.
+    /// The clock that each worker that is in has reached.
     pub(super) published: ClockTable,
-    /// When the next point of the loss curve is due.
+    /// The time at which the next point of the loss curve is due.
     pub(super) next_point: u64,
 }
 
@@ -132,7 +132,7 @@ impl<'a> Engine<'a> {
         Ok(self.report())
     }
 
-    /// Everybody joins before anybody does anything.
+    /// Lets all workers join before any of them does anything.
     fn begin(&mut self) -> Result<(), Error> {
         for index in 0..self.cluster.changes.len() {
             self.agenda.put(nanos(self.cluster.changes[index].at), Event::Change { index });
@@ -169,7 +169,7 @@ impl<'a> Engine<'a> {
                 self.computed(worker as usize, attempt)
             }
             Event::Reached { worker, life, last, message } => {
-                // What a dead life had on its way came over a connection that is no more.
+                // A message of a dead life came over a connection that is no more.
                 if self.server.accounts[worker as usize].life != life {
                     return Ok(());
                 }
@@ -197,7 +197,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Takes a worker in; nobody is told yet but the server.
+    /// Takes a worker in; only the server is told yet.
     fn enter(&mut self, id: usize) {
         let now = self.agenda.now();
         let clock = self.admit(id, self.workers[id].life);
@@ -218,7 +218,7 @@ impl<'a> Engine<'a> {
         if self.workers[id].is_in {
             return Ok(());
         }
-        // Whoever comes again has surely gone.
+        // A worker that comes again has surely gone.
         self.notice(id, self.server.accounts[id].life)?;
         self.workers[id].scheme = (self.make)(WorkerId(id as u16));
         self.enter(id);

@@ -1,4 +1,4 @@
-//! Why a simulation came to nothing.
+//! The errors of a simulation.
 
 use std::borrow::Cow;
 
@@ -13,11 +13,11 @@ pub enum Error {
     /// A setting out of its range.
     #[error("{setting} cannot be {value}: {remedy}")]
     Setting {
-        /// Which.
+        /// The setting.
         setting: &'static str,
-        /// What was given.
+        /// The value that was given.
         value: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
     /// A law out of its range.
@@ -29,33 +29,33 @@ pub enum Error {
     /// The gradients of an update cannot be folded in.
     #[error("update {version} cannot be made: {source}")]
     Fold {
-        /// Which version it would have made.
+        /// The version that the update would have made.
         version: u64,
-        /// Why.
+        /// The cause.
         source: FoldError,
     },
     /// A scheme broke one of its promises: a bug in the scheme.
     #[error("{scheme}, seed {seed}, after {seconds} s: {what}")]
     Broken {
-        /// Which scheme.
+        /// The scheme.
         scheme: String,
         /// The seed that replays it.
         seed: u64,
         /// Virtual time.
         seconds: f64,
-        /// Which promise, and how.
+        /// The promise, and the breach of it.
         what: String,
     },
     /// Nothing will ever happen again, and the end is not reached.
     #[error("{scheme}, seed {seed}: stuck after {seconds} s: {what}")]
     Stuck {
-        /// Which scheme.
+        /// The scheme.
         scheme: String,
         /// The seed that replays it.
         seed: u64,
         /// Virtual time.
         seconds: f64,
-        /// Who waits for what.
+        /// The workers that wait, and what each waits for.
         what: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What goes wrong.
+//! The faults of a simulation.
 
 use std::ops::Range;
 
@@ -9,9 +9,9 @@ use super::law::Law;
 pub struct Faults {
     /// Workers that crash at given times.
     pub crashes: Vec<Crash>,
-    /// How long each worker lives before it crashes; `None`: for ever.
+    /// The time that each worker lives before it crashes; `None`: for ever.
     pub lifetime: Option<Law>,
-    /// How long after such a crash it is back; `None`: never.
+    /// The time from such a crash until the worker is back; `None`: it never comes back.
     pub downtime: Option<Law>,
     /// Seconds from a crash until the others know.
     pub detection: f64,
@@ -28,33 +28,33 @@ pub struct Faults {
 /// A worker that crashes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Crash {
-    /// Who.
+    /// The worker.
     pub worker: usize,
-    /// When, in seconds.
+    /// The time of the crash, in seconds.
     pub at: f64,
-    /// When it is back, in seconds; `None`: never.
+    /// The time at which it is back, in seconds; `None`: it never comes back.
     pub back: Option<f64>,
 }
 
 /// Messages of some workers, in one direction, that come no further while this lasts. They come at its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Partition {
-    /// Whose.
+    /// The workers.
     pub workers: Range<usize>,
-    /// Which.
+    /// The direction.
     pub direction: Direction,
-    /// From when, in seconds.
+    /// The time at which it begins, in seconds.
     pub from: f64,
-    /// Until when, in seconds.
+    /// The time at which it ends, in seconds.
     pub until: f64,
 }
 
-/// Which way messages go.
+/// The direction of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From a worker.
+    /// Messages from a worker.
     Up,
-    /// To a worker.
+    /// Messages to a worker.
     Down,
 }
 

@@ -10,7 +10,7 @@ use crate::clock::{Clock, ClockTable, WorkerId};
 use crate::scheme::{ServerAction, ServerEvent, ServerScheme, Share, WorkerEvent};
 use crate::time::Instant;
 
-/// Which workers average with which in which round.
+/// Function that lists the workers that average with a worker in a round.
 pub(super) type Members<'a> = &'a dyn Fn(usize, u64) -> Vec<usize>;
 
 /// The server that such jobs do without.
@@ -28,27 +28,28 @@ impl ServerScheme for Nobody {
     }
 }
 
-/// What the workers of such a job have in the place of a server.
+/// State of the workers of such a job, in the place of a server.
 pub(super) struct Peers<'a> {
     members: Members<'a>,
-    /// Of each worker; none on time alone.
+    /// The model of each worker; none on time alone.
     models: Vec<Model>,
     /// The round that each worker averages next.
     rounds: Vec<u64>,
     /// Groups that do not have their mean yet, by round and smallest member.
     gatherings: BTreeMap<(u64, usize), Gathering>,
-    /// How many rounds everybody who is in has averaged.
+    /// The number of rounds that each worker that is in has averaged.
     averaged: ClockTable,
 }
 
 struct Gathering {
-    /// In order.
+    /// The members, in order.
     members: Vec<usize>,
-    /// Who is ready, with the life it lives.
+    /// The members that are ready, each with the life that it lives.
     ready: BTreeMap<usize, u32>,
     /// None of the members before this place is missing.
     checked: usize,
-    /// Whose parts are on their way, once they are. Who comes later is none of them, and keeps what it has.
+    /// The members whose parts are on their way, once they are. A member that comes later is none of them, and keeps
+    /// what it has.
     parts: Option<Vec<(usize, u32)>>,
     /// None on time alone.
     mean: Option<Payload>,
@@ -60,7 +61,8 @@ impl<'a> Peers<'a> {
         Peers { members, models, rounds, gatherings: BTreeMap::new(), averaged: ClockTable::default() }
     }
 
-    /// Where a worker begins: where those who are furthest are, with their parameters.
+    /// Takes a worker in: it begins at the round of the workers that are furthest, with their parameters. Returns
+    /// that round.
     pub(super) fn enter(&mut self, id: usize, is_in: impl Fn(usize) -> bool, blank: Option<Model>) -> u64 {
         let others = (0..self.rounds.len()).filter(|other| *other != id && is_in(*other));
         let furthest = others.max_by_key(|other| (self.rounds[*other], std::cmp::Reverse(*other)));
@@ -118,7 +120,7 @@ impl Engine<'_> {
     pub(super) fn average(&mut self, id: usize, round: u64) -> Result<(), Error> {
         let life = self.workers[id].life;
         let Some(peers) = &mut self.peers else {
-            return Err(self.broken(format!("worker {id} wants to average, and nobody said with whom")));
+            return Err(self.broken(format!("worker {id} wants to average, and the job has no groups")));
         };
         let mut members = (peers.members)(id, round);
         members.sort_unstable();
@@ -145,8 +147,8 @@ impl Engine<'_> {
         self.gather(key)
     }
 
-    /// Begins to average where nobody is missing any more: those who are gone, and those who are further, are not.
-    /// For whenever somebody came or went.
+    /// Begins to average in each group where no member is missing any more: members that are gone or further on are
+    /// not missing. Call it whenever a worker came or went.
     pub(super) fn gather_all(&mut self) -> Result<(), Error> {
         let Some(peers) = &mut self.peers else { return Ok(()) };
         let accounts = &self.server.accounts;

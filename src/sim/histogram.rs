@@ -3,7 +3,8 @@
 use serde::Serialize;
 use serde::ser::Serializer;
 
-/// How often each whole number occurred. Written out as a list of `[value, count]`, in order, without zeros.
+/// The number of times that each whole number occurred. Written out as a list of `[value, count]`, in order, without
+/// zeros.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     first: i64,
@@ -36,7 +37,7 @@ impl Histogram {
             .map(|(value, count)| (value, *count))
     }
 
-    /// How many were counted.
+    /// Returns the number of values that were counted.
     pub fn total(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -57,7 +58,7 @@ impl Histogram {
         self.iter().last().map(|(value, _)| value)
     }
 
-    /// Which part of all is in a range of values; 0 if nothing was counted.
+    /// Returns the share of all values that lie in a range; 0 if nothing was counted.
     pub fn part(&self, range: std::ops::RangeInclusive<i64>) -> f64 {
         let inside: u64 =
             self.iter().filter(|(value, _)| range.contains(value)).map(|(_, count)| count).sum();

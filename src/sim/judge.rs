@@ -1,4 +1,4 @@
-//! Who holds schemes to their promises.
+//! The judge, which holds schemes to their promises.
 
 use std::ops::RangeInclusive;
 
@@ -28,17 +28,18 @@ pub(super) struct Judge {
     counts: RangeInclusive<usize>,
     /// Gradients of one worker may overtake each other.
     overtakes: bool,
-    /// What the server has consumed of each worker.
+    /// The gradients that the server has consumed, as a clock of each worker.
     consumed: ClockTable,
     smallest: u64,
-    /// What values are in transit, where they are bounded.
+    /// The values in transit, where they are bounded.
     pub(super) transit: Option<Transit>,
 }
 
 impl Judge {
     pub(super) fn new(cluster: &Cluster) -> Judge {
         let (needs, scheme) = (cluster.scheme.needs(), cluster.scheme.built_in());
-        // One that comes back begins at a clock, and versions are not clocks any more once a clock was nobody's.
+        // One that comes back begins at a clock, and versions are not clocks any more once a clock belonged to no
+        // worker.
         let stays = cluster.faults.crashes.is_empty() && cluster.faults.lifetime.is_none();
         Judge {
             scheme,
@@ -169,7 +170,7 @@ impl Judge {
         }
     }
 
-    /// By how many versions one of so many gradients of an update may be late.
+    /// Returns the number of versions by which one of so many gradients of an update may be late.
     fn lag_of(&self, gradients: usize) -> Option<u64> {
         match self.scheme {
             // An update of as many as are waited for tells how many those are.
@@ -234,7 +235,7 @@ impl Judge {
         self.smallest = smallest;
         let least = self.consumed.smallest().0;
         if !self.consumed.is_empty() && smallest > least {
-            return Err(format!("the smallest clock is said to be {smallest}, and somebody's is {least}"));
+            return Err(format!("the smallest clock is said to be {smallest}, and a worker's is {least}"));
         }
         Ok(())
     }

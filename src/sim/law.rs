@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::random::Random;
 
-/// How long something takes, in seconds.
+/// A law of the time that something takes, in seconds.
 ///
 /// Written and read as `constant(1)`, `exp(1)` (mean), `shifted-exp(0.5, 0.5)` (shift, and mean of the rest),
 /// `pareto(2, 0.5)` (shape and scale), `uniform(0.5, 1.5)` (from, to) and `trace:FILE`.
@@ -24,7 +24,7 @@ use super::random::Random;
 pub enum Law {
     /// Always the same.
     Constant {
-        /// How long.
+        /// The time.
         seconds: f64,
     },
     /// Without memory.
@@ -72,7 +72,7 @@ pub enum LawError {
     /// Not the form of any law.
     #[error("no law of times is written {text:?}: {}", self.help())]
     Unknown {
-        /// What was given.
+        /// The text that was given.
         text: String,
     },
     /// A parameter out of its range.
@@ -80,9 +80,9 @@ pub enum LawError {
     Parameters {
         /// The law.
         law: &'static str,
-        /// What was given.
+        /// The text that was given.
         text: String,
-        /// What it takes.
+        /// The parameters that the law takes.
         remedy: &'static str,
     },
     /// A trace that cannot be used.
@@ -119,41 +119,41 @@ pub enum TraceError {
     /// It cannot be read.
     #[error("cannot read the trace {file}: {source}; {}", self.help())]
     Unreadable {
-        /// Which.
+        /// The file.
         file: String,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// No number in it.
     #[error("the trace {file} holds no time: {}", self.help())]
     Empty {
-        /// Which.
+        /// The file.
         file: String,
     },
     /// A line that is no number.
     #[error("line {line} of the trace {file} is {text:?}: {}", self.help())]
     NotANumber {
-        /// Which.
+        /// The file.
         file: String,
-        /// Which line, from 1.
+        /// The number of the line, from 1.
         line: usize,
-        /// What it says.
+        /// The text of the line.
         text: String,
     },
     /// A time that is negative, or endless.
     #[error("line {line} of the trace {file} is {seconds}: times are finite and at least 0")]
     OutOfRange {
-        /// Which.
+        /// The file.
         file: String,
-        /// Which line, from 1.
+        /// The number of the line, from 1.
         line: usize,
-        /// What it says.
+        /// The time on the line.
         seconds: f64,
     },
     /// Nothing but zeros.
     #[error("all times of the trace {file} are 0, so nothing would ever take time: {}", self.help())]
     AllZero {
-        /// Which.
+        /// The file.
         file: String,
     },
 }
@@ -185,7 +185,7 @@ impl Law {
         }
     }
 
-    /// Its mean, or where that is infinite its median, in seconds.
+    /// Returns its mean, or where that is infinite its median, in seconds.
     pub fn typical(&self) -> f64 {
         match self {
             Law::Pareto { shape, scale } if *shape <= 1.0 => scale * (1.0 / shape).exp2(),

@@ -6,7 +6,7 @@ use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, decode,
 use crate::mem::VolatileSlice;
 use crate::table::ElementType;
 
-/// One version, as it was handed out; shared by all who hold it.
+/// One version, as it was handed out; shared by all that hold it.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) version: u64,
@@ -18,14 +18,14 @@ pub(super) struct Snapshot {
 /// A gradient as it goes over the wire.
 pub(super) type Payload = Rc<[u8]>;
 
-/// Parameters in the hands of whoever updates them.
+/// Parameters that their owner updates: the server or, without one, a worker.
 #[derive(Debug)]
 pub(super) struct Model {
     optimizer: Optimizer,
     learning_rate: f32,
     parameters: Vec<u8>,
     states: Vec<Vec<u8>>,
-    /// Where the next fold writes to: the parameters and each state.
+    /// Memory that the next fold writes to: the parameters and each state.
     next: Vec<Vec<u8>>,
 }
 

@@ -1,4 +1,4 @@
-//! What carries messages between workers and server: how long they take, and how they queue.
+//! The network between workers and server: how long messages take, and how they queue.
 
 use super::faults::{Direction, Faults};
 use super::law::{Law, Sampler};
@@ -14,7 +14,7 @@ use super::random::Random;
 /// interrupts have no size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
-    /// Of each message, one way.
+    /// The latency of each message, one way.
     pub latency: Law,
     /// Bytes per second of each worker's link, each way; `None`: without limit.
     pub worker_bandwidth: Option<f64>,
@@ -35,7 +35,7 @@ impl Default for Network {
     }
 }
 
-/// When a message arrives, and when it arrives again, if it does.
+/// The arrival of a message: when it arrives, and when it arrives again, if it does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Delivery {
     pub(super) at: u64,
@@ -53,11 +53,11 @@ pub(super) enum Passage {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Link {
-    /// When it can take the next message.
+    /// The time at which the link can take the next message.
     free: u64,
-    /// When the last message began to arrive.
+    /// The time at which the last message began to arrive.
     first: u64,
-    /// When the last message had arrived.
+    /// The time at which the last message had arrived.
     last: u64,
 }
 
@@ -96,7 +96,7 @@ impl Wires {
         }
     }
 
-    /// A worker connects anew: nothing of the old connection holds it up.
+    /// A worker connects again: nothing of the old connection holds it up.
     pub(super) fn connect(&mut self, worker: usize) {
         self.up[worker] = Link::default();
         self.down[worker] = Link::default();
@@ -154,7 +154,8 @@ impl Wires {
         Delivery { at, again: self.again(at) }
     }
 
-    /// How long a group of workers takes to reduce and gather `bytes` among themselves in a ring, from `now` on.
+    /// Returns the time at which a group of workers that begins at `now` has reduced and gathered `bytes` among its
+    /// members in a ring.
     pub(super) fn average(&mut self, now: u64, members: &[usize], bytes: u64) -> u64 {
         let steps = 2 * (members.len() as u64 - 1);
         let latency = (0..steps).map(|_| self.delay()).fold(0, u64::saturating_add);
@@ -182,7 +183,7 @@ impl Wires {
         replays.then(|| at.saturating_add(nanos(self.sampler.draw(&self.latency))))
     }
 
-    /// When a message that would arrive at `at` does, with partitions.
+    /// Returns the time at which a message that would arrive at `at` does arrive, with partitions.
     fn held(&self, worker: usize, direction: Direction, mut at: u64) -> u64 {
         loop {
             let holds = self.faults.partitions.iter().find(|partition| {

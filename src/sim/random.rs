@@ -1,4 +1,4 @@
-//! Where everything random comes from: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), one stream for each purpose.
+//! The source of everything random: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), one stream for each purpose.
 
 /// A stream of numbers that follows from its seed alone.
 ///

@@ -1,29 +1,29 @@
-//! What came of a simulation.
+//! The results of a simulation.
 
 use serde::Serialize;
 
 use super::histogram::Histogram;
 
-/// What came of a simulation. Times are virtual, in seconds.
+/// The results of a simulation. Times are virtual, in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// The scheme, with its settings.
     pub scheme: String,
-    /// How many workers there were.
+    /// The number of workers.
     pub workers: usize,
     /// The seed that replays it.
     pub seed: u64,
-    /// When it ended.
+    /// The time at which it ended.
     pub end: f64,
-    /// Updates applied; without a server, rounds that everybody has averaged.
+    /// Updates applied; without a server, rounds that all workers have averaged.
     pub versions: u64,
     /// Gradients published by all workers; without a server, local steps.
     pub gradients: u64,
     /// The time of all workers over the clocks that they have completed.
     pub mean_time_per_clock: f64,
-    /// When the target loss was reached, if there was one and it was.
+    /// The time at which the target loss was reached, if there was one and it was reached.
     pub reached: Option<f64>,
-    /// Of each worker.
+    /// The times of each worker.
     pub of_workers: Vec<OfWorker>,
     /// At each computation, the clock of the data minus the reader's clock, where data of clock `c` holds everything
     /// of clock `c` and before: -1 is as fresh as can be, and what Dai et al. (AAAI 2015) plot.
@@ -35,7 +35,7 @@ pub struct Report {
     pub waited_for: Vec<WaitedFor>,
     /// Loss against time; empty without a problem.
     pub curve: Vec<Point>,
-    /// What was counted.
+    /// The numbers that were counted.
     pub counts: Counts,
     /// The newest parameters; without a server, those of each worker; none on time alone.
     #[serde(skip)]
@@ -44,7 +44,7 @@ pub struct Report {
     pub trace_hash: u64,
 }
 
-/// How one worker spent its time.
+/// The ways in which one worker spent its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct OfWorker {
     /// Clocks completed.
@@ -57,25 +57,25 @@ pub struct OfWorker {
     pub waiting: f64,
 }
 
-/// From which update on so many gradients were folded into each.
+/// The number of gradients folded into each update, from one update on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WaitedFor {
-    /// When.
+    /// The time.
     pub time: f64,
     /// The first version that was made of so many.
     pub version: u64,
-    /// How many.
+    /// The number of gradients.
     pub gradients: usize,
 }
 
 /// The parameters, measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Point {
-    /// When.
+    /// The time.
     pub time: f64,
     /// Their version.
     pub version: u64,
-    /// The clock that everybody has reached in them.
+    /// The clock that all workers have reached in them.
     pub clock: u64,
     /// Their loss.
     pub loss: f64,
@@ -86,7 +86,7 @@ pub struct Point {
     pub disagreement: Option<f64>,
 }
 
-/// What was counted.
+/// The numbers that were counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     /// Gradients that arrived.

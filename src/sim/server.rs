@@ -18,17 +18,17 @@ pub(super) struct Server {
     pub(super) scheme: Box<dyn ServerScheme>,
     pub(super) version: u64,
     pub(super) smallest_clock: u64,
-    /// The newest version, once somebody has asked for it.
+    /// The newest version, once a worker has asked for it.
     snapshot: Option<Rc<Snapshot>>,
     /// None on time alone.
     pub(super) model: Option<Model>,
     pub(super) accounts: Vec<Account>,
     pub(super) members: usize,
-    /// Who waits for a smallest clock, and for which version besides.
+    /// The requests that wait for a smallest clock, and perhaps for a version besides.
     by_clock: BTreeMap<u64, Vec<Waiter>>,
-    /// Who waits for a version only.
+    /// The requests that wait for a version only.
     by_version: BTreeMap<u64, Vec<Waiter>>,
-    /// When its scheme is woken next.
+    /// The time at which its scheme is woken next.
     wake: Option<u64>,
     shares: Vec<Share>,
 }
@@ -42,7 +42,7 @@ struct Waiter {
     bound: Bound,
 }
 
-/// What the server knows of a worker.
+/// The server's record of a worker.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     pub(super) is_in: bool,
@@ -152,7 +152,7 @@ impl Engine<'_> {
         self.tell_membership(worker)
     }
 
-    /// Tells everybody but `except` how many workers there are.
+    /// Tells all workers but `except` how many workers there are.
     pub(super) fn tell_membership(&mut self, except: usize) -> Result<(), Error> {
         let workers = self.server.members;
         for other in (0..self.workers.len()).filter(|other| *other != except) {
@@ -208,7 +208,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Sends a copy to one who asked, or lets it wait for what it asked for.
+    /// Sends a copy to a worker that asked, or lets the request wait for what it asked for.
     fn answer(&mut self, waiter: Waiter) {
         let Waiter { worker, life, number, bound } = waiter;
         let server = &mut self.server;
@@ -226,7 +226,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Answers those who need not wait any more.
+    /// Answers the requests that need not wait any more.
     fn release(&mut self) {
         loop {
             let server = &mut self.server;

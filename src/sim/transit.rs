@@ -1,4 +1,4 @@
-//! What of the gradients is in transit, as the value-bounded scheme counts it: the judge's own book.
+//! The gradients in transit, as the value-bounded scheme counts them: the judge's own book.
 
 use std::collections::VecDeque;
 
@@ -10,11 +10,11 @@ use crate::scheme::Strength;
 pub(super) struct Transit {
     bound: f64,
     strength: Strength,
-    /// Of each worker: clock and magnitude of what it does not know consumed.
+    /// For each worker, the clock and magnitude of each gradient that it does not know consumed.
     own: Vec<VecDeque<(u64, f64)>>,
     /// The magnitude of each worker's last gradient.
     last: Vec<f64>,
-    /// Version and magnitude of what is folded in and not seen by everybody, as far as the server knows.
+    /// Version and magnitude of what is folded in and not seen by all workers, as far as the server knows.
     unseen: VecDeque<(u64, f64)>,
     seen: ClockTable,
 }

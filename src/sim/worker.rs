@@ -18,7 +18,7 @@ pub(super) struct Worker {
     sampler: Sampler,
     pub(super) lifetime: Sampler,
     pub(super) downtime: Sampler,
-    /// By how much its times are longer.
+    /// The factor by which its times are longer.
     pub(super) factor: f64,
     pub(super) life: u32,
     pub(super) is_in: bool,
@@ -28,11 +28,11 @@ pub(super) struct Worker {
     copy: Option<Held>,
     pushed: Option<Held>,
     pub(super) asked: Option<Bound>,
-    /// Of its last request.
+    /// The number of its last request.
     number: u64,
-    /// Of its last computation.
+    /// The number of its last computation.
     attempt: u64,
-    /// When the running computation began.
+    /// The time at which the running computation began.
     computing: Option<u64>,
     /// Done computing, and no slot is free.
     finished: Option<Outstanding>,
@@ -227,7 +227,7 @@ impl Engine<'_> {
         self.publish(id)
     }
 
-    /// What a worker has computed.
+    /// Computes the gradient of a worker.
     fn gradient(&mut self, id: usize) -> Outstanding {
         let worker = &self.workers[id];
         let clock = worker.clock;

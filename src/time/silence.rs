@@ -1,4 +1,4 @@
-//! How long a peer has been silent while this process listened.
+//! The silence of a peer, as far as this process listened meanwhile.
 
 use super::{Duration, Instant};
 
@@ -25,7 +25,7 @@ const LOOKS: u32 = 16;
 pub struct Silence {
     beat: u64,
     silent: Duration,
-    /// When the observer looked last.
+    /// The time at which the observer looked last.
     looked: Option<Instant>,
 }
 
@@ -59,7 +59,8 @@ impl Silence {
         self.silent > lease / 2
     }
 
-    /// How often an observer should look, at least: with fewer looks a dead peer is kept for longer than the lease.
+    /// Returns the time within which an observer should look again: with fewer looks a dead peer is kept for longer
+    /// than the lease.
     pub fn look_every(lease: Duration) -> Duration {
         lease / (2 * LOOKS)
     }

@@ -1,4 +1,4 @@
-//! Where a peer listens.
+//! The address at which a peer listens.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a peer listens. Written as `@name` (shared memory, a name that vanishes with its process), as a path with a
-/// `/` in it (shared memory, a socket file), as `IP:PORT` (TCP; an IPv6 address in brackets), or as `verbs:IP:PORT`
-/// (RDMA). Names and paths cannot hold a comma.
+/// The address at which a peer listens. Written as `@name` (shared memory, a name that vanishes with its process),
+/// as a path with a `/` in it (shared memory, a socket file), as `IP:PORT` (TCP; an IPv6 address in brackets), or
+/// as `verbs:IP:PORT` (RDMA). Names and paths cannot hold a comma.
 ///
 /// ```
 /// use slackline::Address;
@@ -36,7 +36,7 @@ pub enum Address {
     Several(Vec<Address>),
 }
 
-/// What an address for RDMA begins with.
+/// The prefix of an address for RDMA.
 const VERBS: &str = "verbs:";
 
 /// A text that is no address.
@@ -50,7 +50,7 @@ pub struct AddressError {
 }
 
 impl Address {
-    /// A name in the abstract name space that nobody can guess.
+    /// Makes a name in the abstract name space that no process can guess.
     pub fn random() -> Address {
         let mut bytes = [0; 16];
         // Without a random source the name would be guessable; peers are checked by their credentials all the same.

@@ -1,4 +1,4 @@
-//! What can go wrong between peers, one narrow type per operation.
+//! Errors between peers, one narrow type per operation.
 
 use std::io;
 
@@ -17,7 +17,7 @@ pub enum RegisterError {
     NotShareable {
         /// The transport's name.
         transport: &'static str,
-        /// What to use instead.
+        /// The memory to use instead.
         use_instead: &'static str,
     },
     /// The device does not take it.
@@ -27,9 +27,9 @@ pub enum RegisterError {
         bytes: usize,
         /// The device's name.
         device: String,
-        /// What the system said.
+        /// The error that the system reported.
         source: io::Error,
-        /// What to do about it.
+        /// A remedy that the user can try.
         remedy: String,
     },
 }
@@ -47,7 +47,7 @@ pub enum ConnectError {
         address: Address,
         /// The transport's name.
         transport: &'static str,
-        /// What it takes.
+        /// The kind of address that the transport takes.
         takes: &'static str,
     },
     /// The system refused.
@@ -57,9 +57,9 @@ pub enum ConnectError {
         operation: &'static str,
         /// The address.
         address: Address,
-        /// What the system said.
+        /// The error that the system reported.
         source: io::Error,
-        /// What to do about it.
+        /// A remedy that the user can try.
         remedy: &'static str,
     },
     /// The socket belongs to another user.
@@ -88,7 +88,7 @@ pub enum ConnectError {
     Refused {
         /// The address.
         address: Address,
-        /// What it said.
+        /// The reason that the peer gave.
         reason: String,
     },
     /// The peer is not a slackline process, or one of another wire version.
@@ -96,7 +96,7 @@ pub enum ConnectError {
     Protocol {
         /// The address.
         address: Address,
-        /// What was wrong.
+        /// The fault that this side found in the handshake.
         reason: String,
     },
     /// The memory that goes with the connection could not be mapped or granted.
@@ -104,15 +104,15 @@ pub enum ConnectError {
     Memory {
         /// The address.
         address: Address,
-        /// What was wrong.
+        /// The error of the memory.
         source: MemoryError,
     },
-    /// What was to be said or granted cannot be.
+    /// This side's offer cannot be made: its message or its memory is unfit.
     #[error("cannot make this offer to the peer at {address}: {reason}")]
     Offer {
         /// The address.
         address: Address,
-        /// What is wrong with the offer.
+        /// The fault of the offer.
         reason: &'static str,
     },
     /// There is no authenticated channel to the peer: no common secret, another version, no slackline process at all.
@@ -121,7 +121,7 @@ pub enum ConnectError {
     Channel {
         /// The address.
         address: Address,
-        /// Why.
+        /// The error of the channel.
         source: crate::channel::ChannelError,
     },
     /// The peer went away in the middle of the handshake.
@@ -164,7 +164,7 @@ impl ConnectError {
 
 #[cfg(not(loom))]
 impl ConnectError {
-    /// What failed at `address`, where a channel did.
+    /// Makes the error for `address` from the error of a channel to it.
     pub(super) fn from_channel(address: Address, error: crate::channel::ChannelError) -> ConnectError {
         match error {
             crate::channel::ChannelError::Closed { .. } => ConnectError::Closed { address },
@@ -195,7 +195,7 @@ impl ConnectError {
         )
     }
 
-    /// Why nobody can arrive at `address`, where the system does not let this process listen there.
+    /// Makes the error for `address` where the system does not let this process listen there.
     pub(super) fn cannot_listen(address: Address, source: io::Error) -> ConnectError {
         let remedy = match source.kind() {
             io::ErrorKind::AddrInUse => "another process listens there: choose another port, or 0 for any",
@@ -210,7 +210,7 @@ impl ConnectError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the connection to the peer is gone: {reason}")]
 pub struct Disconnected {
-    /// Why, as far as this side can tell.
+    /// The reason, as far as this side can tell.
     pub reason: &'static str,
 }
 
@@ -239,9 +239,9 @@ pub enum PostError {
     /// A request whose local and remote lengths differ, or an atomic that is not one aligned word.
     #[error("request {index} of the batch is malformed: {reason}")]
     Malformed {
-        /// Which one.
+        /// The index of the request in its batch.
         index: usize,
-        /// What is wrong with it.
+        /// The fault of the request.
         reason: &'static str,
     },
     /// The peer is gone.
@@ -269,7 +269,7 @@ pub enum CompletionError {
     Device {
         /// The status of its completion (`enum ibv_wc_status`).
         status: u32,
-        /// What its maker says to it.
+        /// The maker's own code for this error.
         vendor_error: u32,
     },
 }

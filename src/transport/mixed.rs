@@ -118,7 +118,7 @@ impl Transport for Mixed {
     }
 }
 
-/// Where peers arrive over all of them.
+/// The listeners at which peers arrive, over all transports.
 pub struct MixedListener {
     shm: Vec<ShmListener>,
     tcp: Vec<TcpListener>,
@@ -147,7 +147,8 @@ impl Listener for MixedListener {
         .or_else(|| self.tcp.iter_mut().find_map(|listener| listener.poll(now)).map(MixedIncoming::Tcp))
     }
 
-    /// Where nothing but RDMA is listened at: peers over the others could not wake whoever sleeps.
+    /// Works where this process listens at one RDMA address and nothing else: peers over the other transports could
+    /// not wake an owner that sleeps.
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         match (&self.shm[..], &self.tcp[..], &mut self.verbs[..]) {
             ([], [], [verbs]) => verbs.be_notified(),

@@ -20,11 +20,11 @@
 //!    What was posted may wait on this side for something before it: `post`, `poll` and `check` move it on.
 //! 5. **Errors stay where they happen.** A request that the target refuses completes in error; from then on that
 //!    endpoint is [disconnected](Disconnected), and no other one notices.
-//! 6. **No silent retry** of anything that is not idempotent. After an error nobody knows whether an atomic ran.
-//! 7. **Words have one kind of writer.** [`Capabilities::atomics`] says among whom fetch-add and compare-swap are
-//!    atomic; nothing in this library needs them.
-//! 8. **Nobody is owed a notification.** Who sleeps in [`Listener::wait`] is woken by a WRITE with [`Flags::NOTIFY`] in
-//!    general, and looks for himself now and then.
+//! 6. **No silent retry** of anything that is not idempotent. After an error neither side knows whether an atomic ran.
+//! 7. **Words have one kind of writer.** [`Capabilities::atomics`] says within which scope fetch-add and compare-swap
+//!    are atomic; nothing in this library needs them.
+//! 8. **No owner is owed a notification.** An owner that sleeps in [`Listener::wait`] is woken in general by a WRITE
+//!    with [`Flags::NOTIFY`], and must look for itself now and then.
 //! 9. **A node may come back** at its address, with other memory. Until that is noticed, READs of a connection to its
 //!    earlier life may be answered out of the new memory, where keys are the same again; WRITEs never land there.
 
@@ -69,10 +69,10 @@ pub const MAX_GRANTS: usize = 16;
 /// Most handshakes that a listener keeps pending; more wait in the system's queue.
 pub const MAX_PENDING_HANDSHAKES: usize = 64;
 
-/// How long a stranger may take over its handshake.
+/// Longest time that a newcomer may take over its handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Among whom remote atomics are atomic.
+/// The scope within which remote atomics are atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicDomain {
     /// There are none.
@@ -83,7 +83,7 @@ pub enum AtomicDomain {
     Host,
 }
 
-/// What a transport can do. Ask, never assume.
+/// The abilities of a transport. Ask, never assume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The transport's name as the command line spells it.
@@ -92,13 +92,13 @@ pub struct Capabilities {
     pub queue_depth: usize,
     /// Longest single request in bytes.
     pub max_request_bytes: usize,
-    /// Among whom atomics are atomic.
+    /// The scope within which atomics are atomic.
     pub atomics: AtomicDomain,
     /// True if a peer's memory can be reached by loads and stores ([`Endpoint::map`]).
     pub in_place: bool,
 }
 
-/// What one side says and grants in a handshake.
+/// The message and the memory that one side offers in a handshake.
 #[derive(Debug, Default)]
 pub struct Offer {
     /// Bytes for the layer above.
@@ -107,12 +107,13 @@ pub struct Offer {
     pub grants: Vec<LocalSlice>,
 }
 
-/// What the other side said and granted in a handshake. Untrusted until the layer above has checked it.
+/// The message and the memory that the other side offered in a handshake. Untrusted until the layer above has
+/// checked it.
 #[derive(Debug, Default)]
 pub struct Received {
     /// Bytes for the layer above.
     pub message: Vec<u8>,
-    /// What it granted, in its order.
+    /// The memory that it granted, in its order.
     pub grants: Vec<RemoteSlice>,
 }
 
@@ -121,14 +122,14 @@ pub trait Transport: Send + Sync + 'static {
     /// One connected peer.
     #[doc(hidden)]
     type Endpoint: Endpoint;
-    /// Where peers arrive.
+    /// The listener at which peers arrive.
     #[doc(hidden)]
     type Listener: Listener<Endpoint = Self::Endpoint>;
     /// A connection in the making.
     #[doc(hidden)]
     type Connecting: Connecting<Endpoint = Self::Endpoint>;
 
-    /// What this transport can do.
+    /// Returns what this transport can do.
     #[doc(hidden)]
     fn capabilities(&self) -> Capabilities;
 
@@ -144,8 +145,8 @@ pub trait Transport: Send + Sync + 'static {
     #[doc(hidden)]
     fn listen(&self, address: &Address) -> Result<Self::Listener, ConnectError>;
 
-    /// How often peers have reached for memory that they were not granted, as far as this side was told. Each time it
-    /// was the end of their connection. Always 0 where a processor carries requests out without asking.
+    /// Returns how often peers have reached for memory that they were not granted, as far as this side was told.
+    /// Each time it was the end of their connection. Always 0 where a processor carries requests out without asking.
     #[doc(hidden)]
     fn trespasses(&self) -> u64 {
         0
@@ -156,23 +157,23 @@ pub trait Transport: Send + Sync + 'static {
     fn connect(&self, address: &Address, offer: Offer) -> Result<Self::Connecting, ConnectError>;
 }
 
-/// Where peers arrive.
+/// The listening side of a transport, at which peers arrive.
 pub trait Listener: Send {
     /// One connected peer.
     type Endpoint: Endpoint;
     /// A peer that has said its part and waits for an answer.
     type Incoming: Incoming<Endpoint = Self::Endpoint>;
 
-    /// Where others reach this listener.
+    /// Returns the address at which others reach this listener.
     fn address(&self) -> Address;
 
     /// Moves pending handshakes on and returns the next one that is ready. Never blocks. At most
-    /// [`MAX_PENDING_HANDSHAKES`] are kept, each for [`HANDSHAKE_TIMEOUT`]; a stranger's mistakes are dropped and
-    /// logged, never returned.
+    /// [`MAX_PENDING_HANDSHAKES`] are kept, each for [`HANDSHAKE_TIMEOUT`]. Mistakes of peers in their handshakes
+    /// are dropped and logged, never returned.
     fn poll(&mut self, now: Instant) -> Option<Self::Incoming>;
 
-    /// Has those who are let in from now on end [`wait`](Self::wait) by requests with [`Flags::NOTIFY`]. False if this
-    /// transport has no way to.
+    /// Has peers that are let in from now on end [`wait`](Self::wait) by requests with [`Flags::NOTIFY`]. False if
+    /// this transport has no way to.
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         Ok(false)
     }
@@ -185,19 +186,19 @@ pub trait Listener: Send {
         true
     }
 
-    /// Sleeps until a WRITE with [`Flags::NOTIFY`] is done, or somebody arrives, but no longer than `timeout`. What was
-    /// done since the last call ends it at once; it may end for no reason. Who waits for memory to change looks at it
-    /// after each call, and at least every `timeout`: a notification is never owed. Returns at once unless
-    /// [`be_notified`](Self::be_notified) has said true.
+    /// Sleeps until a WRITE with [`Flags::NOTIFY`] is done, or a peer arrives, but no longer than `timeout`. What
+    /// was done since the last call ends it at once; it may end for no reason. A caller that waits for memory to
+    /// change looks at it after each call, and at least every `timeout`: a notification is never owed. Returns at
+    /// once unless [`be_notified`](Self::be_notified) has said true.
     fn wait(&mut self, _timeout: Duration) {}
 }
 
 /// A peer that has said its part and waits for an answer.
 pub trait Incoming: Send {
-    /// What the answer makes.
+    /// The endpoint that the answer makes.
     type Endpoint: Endpoint;
 
-    /// What the peer said and granted. Untrusted.
+    /// Returns what the peer said and granted. Untrusted.
     fn received(&self) -> &Received;
 
     /// Registers `grants` for the peer and makes this side of the connection, ahead of [`accept`](Self::accept), which
@@ -215,7 +216,7 @@ pub trait Incoming: Send {
 
 /// A connection in the making.
 pub trait Connecting: Send {
-    /// What it becomes.
+    /// The endpoint that it becomes.
     type Endpoint: Endpoint;
 
     /// Moves the handshake on. Never blocks. After `Ready` it must not be polled again.
@@ -245,7 +246,7 @@ pub trait Endpoint: Send {
     /// The peer's memory itself, where this transport shares it; `None` elsewhere, or if the slice was not granted.
     fn map(&self, remote: &RemoteSlice) -> Option<LocalSlice>;
 
-    /// What carries it, as [`Capabilities::name`] spells it.
+    /// Returns the name of the transport that carries it, as [`Capabilities::name`] spells it.
     fn transport(&self) -> &'static str;
 
     /// A handle that sets one granted word from another thread: for heartbeats, which must not wait for the thread

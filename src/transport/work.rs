@@ -8,7 +8,7 @@ use crate::mem::{LocalSlice, RemoteSlice, Streaming};
 pub struct WorkRequestId(pub u64);
 
 bitflags::bitflags! {
-    /// How a request is to be treated.
+    /// Options that say how a request is to be treated.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Flags: u8 {
         /// Report its completion. Unsignalled requests are heard of only if they fail.
@@ -56,7 +56,7 @@ impl Inline {
     }
 }
 
-/// What a request does. Local and remote ranges must be of one length; atomics work on one aligned word.
+/// The operation of a request. Local and remote ranges must be of one length; atomics work on one aligned word.
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// Local memory into the peer's.
@@ -90,7 +90,7 @@ pub enum Operation {
         local: LocalSlice,
         /// The word.
         remote: RemoteSlice,
-        /// What to add.
+        /// The number to add.
         add: u64,
     },
     /// Stores `swap` into a word of the peer if it equals `compare`; what it was before comes into `local`.
@@ -99,9 +99,9 @@ pub enum Operation {
         local: LocalSlice,
         /// The word.
         remote: RemoteSlice,
-        /// What it must be.
+        /// The value that the word must have.
         compare: u64,
-        /// What it becomes.
+        /// The value that the word gets then.
         swap: u64,
     },
 }
@@ -111,9 +111,9 @@ pub enum Operation {
 pub struct WorkRequest {
     /// Comes back in the completion.
     pub id: WorkRequestId,
-    /// What to do.
+    /// The operation to carry out.
     pub operation: Operation,
-    /// How.
+    /// The options that say how it is to be treated.
     pub flags: Flags,
 }
 
@@ -128,7 +128,7 @@ impl WorkRequest {
         WorkRequest { id: WorkRequestId(id), operation, flags: Flags::empty() }
     }
 
-    /// What is wrong with the request as it stands, before any peer is asked.
+    /// Checks the request as it stands, before any peer is asked. The error says what is wrong with it.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         let same = |local: &LocalSlice, remote: &RemoteSlice| local.len() as u64 == remote.len;
         if let Operation::Read { local, .. }
@@ -160,6 +160,6 @@ impl WorkRequest {
 pub struct WorkCompletion {
     /// The request's id.
     pub id: WorkRequestId,
-    /// How it ended.
+    /// The outcome of the request.
     pub result: Result<(), CompletionError>,
 }

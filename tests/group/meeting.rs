@@ -152,7 +152,7 @@ pub(crate) fn a_group_that_has_begun_takes_nobody_in<F: Fixture>() {
             turn::<F>(&mut alone).unwrap();
         }
         let reason = stranger.join().unwrap();
-        assert!(reason.contains("takes nobody in"), "{reason}");
+        assert!(reason.contains("takes no member in"), "{reason}");
     });
     drop(meet::<F>(2, ELEMENTS, GroupOptions::default()));
 }

@@ -1,5 +1,5 @@
-//! The same over a network, on one host or between two: no process loads from the other's memory or stores to it.
-//! A thread or a device beside the writer reads it, and what it reads takes a while to arrive. Versions carry checksums.
+//! The same over a network, on one host or between two: no process loads from the other's memory or stores to it. A
+//! thread or a device beside the writer reads it, and what it reads takes a while to arrive. Versions carry checksums.
 
 use std::io;
 use std::process::{Child, Command};

@@ -1,5 +1,5 @@
-//! The rule on the first words of doc comments: a noun or a verb, and seldom a question word. "The reason for a refusal"
-//! names its subject at once; "Why it was refused" leaves a reader to find it out.
+//! The rule on the first words of doc comments: a noun or a verb, and seldom a question word. "The reason for the end"
+//! names its subject at once; "Why it ended" leaves a reader to find it out.
 //!
 //! A doc block is a run of lines that all begin with `///`, or all with `//!`.
 
@@ -15,7 +15,7 @@ const PERCENT_MAX: usize = 7;
 /// Most blocks that a complaint lists.
 const LISTED_MAX: usize = 40;
 
-/// The complaint about these files, each a path and its text, if too many of their doc blocks open with a question word.
+/// The complaint about these files, each a path and its text, if too many doc blocks open with a question word.
 pub(super) fn complaint(files: &[(String, String)]) -> Option<String> {
     let (mut blocks, mut offenders) = (0usize, Vec::new());
     for (file, text) in files {

@@ -1,6 +1,7 @@
 //! A command line that can be shown before it is run.
 
 use crate::failure::Failure;
+use crate::limit::{COMMAND_MAX, Limit};
 use crate::site::Site;
 use std::fmt;
 use std::fs::File;
@@ -118,20 +119,33 @@ impl Cmd {
             let stream = || log.try_clone().map_err(|error| self.missing(&error));
             command.stdin(Stdio::null()).stdout(stream()?).stderr(stream()?);
         }
-        match command.status() {
-            Ok(status) if status.success() && self.suite && self.tests(site) == 0 => {
+        let ended = command.spawn().and_then(|mut child| {
+            let limit = Limit::start(&child, COMMAND_MAX);
+            Ok((child.wait()?, limit.was_reached()))
+        });
+        match ended {
+            Ok((_, true)) => Err(self.too_long()),
+            Ok((status, _)) if status.success() && self.suite && self.tests(site) == 0 => {
                 Err(Failure::Check { what: self.to_string(), status: "there is no test in it".into() })
             }
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(Failure::Check { what: self.to_string(), status: status.to_string() }),
+            Ok((status, _)) if status.success() => Ok(()),
+            Ok((status, _)) => Err(Failure::Check { what: self.to_string(), status: status.to_string() }),
             Err(error) => Err(self.missing(&error)),
         }
     }
 
     /// Runs it in silence; fails, and shows its output, unless every test that must fail does.
     fn run_broken(&self, site: &Site, log: Option<&File>) -> Result<(), Failure> {
-        let output =
-            self.command(site).stdin(Stdio::null()).output().map_err(|error| self.missing(&error))?;
+        let mut command = self.command(site);
+        let ended = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let ended = ended.and_then(|child| {
+            let limit = Limit::start(&child, COMMAND_MAX);
+            Ok((child.wait_with_output()?, limit.was_reached()))
+        });
+        let (output, late) = ended.map_err(|error| self.missing(&error))?;
+        if late {
+            return Err(self.too_long());
+        }
         let text = String::from_utf8_lossy(&output.stdout);
         let failed = |(test, why): &&(String, String)| {
             text.lines().any(|line| line == format!("test {test} ... FAILED"))
@@ -152,6 +166,11 @@ impl Cmd {
         }
         let status = format!("{noticed} of {} tests say what is broken", self.must_fail.len());
         Err(Failure::Check { what: self.to_string(), status })
+    }
+
+    fn too_long(&self) -> Failure {
+        let minutes = COMMAND_MAX.as_secs() / 60;
+        Failure::Check { what: self.to_string(), status: format!("it was ended after {minutes} minutes") }
     }
 
     fn missing(&self, error: &std::io::Error) -> Failure {

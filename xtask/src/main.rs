@@ -11,6 +11,7 @@ mod cmd;
 mod failure;
 mod fuzz;
 mod install;
+mod limit;
 mod loom;
 mod miri;
 mod mutants;

@@ -148,16 +148,17 @@ const SLOW: &[Slow] = &[
 /// Features of the library that a user may switch on alone; `oracle` is for one test and links other libraries.
 const FEATURES: &[&str] = &["sim"];
 
-/// `--all-targets` leaves out what plain `cargo test` does: those are named. Then the library as others build it: the
-/// rest of the workspace switches on features that it must also compile without.
+/// `--all-targets` leaves out the tests that plain `cargo test` leaves out: they are named, all in one call. Then the
+/// library as others build it: the rest of the workspace switches on features that it must also compile without.
 fn clippy() -> Vec<Cmd> {
     let deny = |cmd: Cmd| cmd.arg("--").arg("-D").arg("warnings");
     let all = Cmd::new("cargo", &["clippy", "--workspace", "--all-targets"]);
-    let slow = SLOW.iter().map(|slow| Cmd::new("cargo", &[&["clippy"], &slow.selection()[..]].concat()));
+    let named = SLOW.iter().map(|slow| slow.name).chain(softroce::test_targets());
+    let workspace = Cmd::new("cargo", &["clippy", "--workspace"]);
+    let named = named.fold(workspace, |cmd, target| cmd.arg("--test").arg(target));
     let library = Cmd::new("cargo", &["clippy", "--package", "slackline", "--no-default-features"]);
     let features = FEATURES.iter().map(|feature| library.clone().arg("--features").arg(feature));
-    let library = std::iter::once(library.clone()).chain(features);
-    std::iter::once(all).chain(slow).chain(softroce::clippy()).chain(library).map(deny).collect()
+    [all, named, library.clone()].into_iter().chain(features).map(deny).collect()
 }
 
 /// Every step, for this machine.

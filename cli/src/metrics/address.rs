@@ -1,4 +1,4 @@
-//! Where metrics are served.
+//! The address at which metrics are served.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -14,7 +14,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// Where the process with this number on its host listens: one command line, and so one port, is told to all.
+    /// Returns the address at which the process with this number on its host listens. All processes have one command
+    /// line, and so one port, to which each adds its number.
     pub fn address(&self, local_rank: Option<u32>) -> Result<Option<SocketAddr>, String> {
         let Some(mut address) = self.metrics else { return Ok(None) };
         // Port 0 is whichever is free.

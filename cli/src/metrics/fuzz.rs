@@ -1,4 +1,4 @@
-//! What answers at the port that `slackline top` asks, and who asks at ours.
+//! Fuzzing of untrusted input: answers of a port that `slackline top` asks, and requests at our own port for metrics.
 
 use super::parse::parse;
 use super::server::{REQUEST_MAX, answer};
@@ -28,7 +28,7 @@ pub(crate) fn fuzz_request(bytes: &[u8]) {
     }
 }
 
-/// What nodes tell, and one that tells more than ours do.
+/// Returns the text of our nodes, and of a node that tells more than ours do.
 pub(crate) fn text_samples() -> Vec<Vec<u8>> {
     let peer = PeerMetrics {
         name: "a \"b\"\\\nc".into(),

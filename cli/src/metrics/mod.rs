@@ -1,11 +1,11 @@
-//! What a node tells of itself while it runs: a snapshot that its loop refreshes, served as Prometheus text.
+//! Metrics of a node while it runs: a snapshot that its loop refreshes, served as Prometheus text.
 //!
 //! ```text
 //! node's loop ── update ──> Registry ── snapshot ──> render ──> MetricsServer ──HTTP──> Prometheus
 //!                                                                               └─────> slackline top: parse
 //! ```
 //!
-//! The node never waits for who asks: it holds a lock only while it stores numbers, and so does the server while it
+//! The node never waits for a client: it holds a lock only while it stores numbers, and so does the server while it
 //! copies them.
 
 mod address;
@@ -28,7 +28,7 @@ pub use parse::{ParseError, Sample, Samples, parse};
 pub use render::render;
 pub use server::{MetricsServer, ServeError};
 
-/// What a node is.
+/// The role of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// Holds a shard of the parameters.
@@ -54,7 +54,7 @@ impl Role {
     }
 }
 
-/// How a peer is.
+/// The state of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerState {
     /// It has been met, and is not in yet.
@@ -76,22 +76,22 @@ impl PeerState {
     }
 }
 
-/// What a node has to tell. Parts that a node does not have are none, and not shown.
+/// Metrics of a node. Parts that a node does not have are none, and not shown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeMetrics {
-    /// What it is.
+    /// The role of the node.
     pub role: Role,
-    /// Which process of its job.
+    /// The rank of the process in its job.
     pub rank: u32,
     /// As a holder of parameters.
     pub server: Option<ServerMetrics>,
     /// As a source of gradients.
     pub worker: Option<WorkerMetrics>,
-    /// Whom it talks to.
+    /// The peers that it talks to.
     pub peers: Vec<PeerMetrics>,
 }
 
-/// What a server has to tell.
+/// Metrics of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ServerMetrics {
     /// The newest version.
@@ -108,7 +108,8 @@ pub struct ServerMetrics {
     pub left: u64,
     /// Peers that were turned away.
     pub refused: u64,
-    /// How often peers reached for memory that they were not granted, which ended their connections.
+    /// Access violations: times that peers reached for memory that they were not granted, which ended their
+    /// connections.
     pub trespasses: u64,
     /// Gradients that were folded in, in all lives of the server that its checkpoint tells of.
     pub folded: u64,
@@ -120,7 +121,7 @@ pub struct ServerMetrics {
     pub non_finite: u64,
     /// Gradients in the newest version.
     pub gradients: u64,
-    /// How often workers were asked to abandon what they compute.
+    /// Times that workers were asked to abandon what they compute.
     pub interrupts: u64,
     /// Gradients that the next version waits for, where the scheme chooses that.
     pub waits_for: Option<u64>,
@@ -166,7 +167,7 @@ impl From<ServerStatus> for ServerMetrics {
     }
 }
 
-/// What a worker has to tell.
+/// Metrics of a worker.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkerMetrics {
     /// Its clock: gradients published.
@@ -179,9 +180,9 @@ pub struct WorkerMetrics {
     pub bytes_published: u64,
     /// Bytes of parameters copied from servers.
     pub bytes_pulled: u64,
-    /// Copies begun anew because the frame changed under them.
+    /// Copies begun again because the frame changed under them.
     pub pull_retries: u64,
-    /// How many gradients were computed from parameters that were this many clocks behind, from 0.
+    /// Number of gradients that were computed from parameters so many clocks behind: the first entry is for 0 clocks.
     pub staleness: Vec<u64>,
     /// Deadlines that passed.
     pub timeouts: u64,
@@ -212,16 +213,16 @@ impl From<&WorkerStatistics> for WorkerMetrics {
     }
 }
 
-/// What a node has to tell of one peer.
+/// Metrics of a node about one peer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerMetrics {
-    /// What it is called, once in a node.
+    /// The name of the peer, which is unique within a node.
     pub name: String,
-    /// What it is.
+    /// The role of the peer.
     pub role: Role,
-    /// How it is.
+    /// The state of the peer.
     pub state: PeerState,
-    /// What its bytes travel over.
+    /// The transport over which its bytes travel.
     pub path: TransportKind,
     /// Bytes that came from it.
     pub bytes_in: u64,
@@ -229,7 +230,7 @@ pub struct PeerMetrics {
     pub bytes_out: u64,
 }
 
-/// Where a node leaves what it has to tell. Clones are the same place.
+/// The place where a node leaves its metrics. Clones are the same place.
 #[derive(Clone, Debug)]
 pub struct Registry {
     latest: Arc<Mutex<(NodeMetrics, Instant)>>,
@@ -248,7 +249,7 @@ impl Registry {
         latest.1 = Instant::now();
     }
 
-    /// What was told last, and how long ago.
+    /// Returns what was told last, and the time since then.
     pub fn snapshot(&self) -> (NodeMetrics, Duration) {
         let latest = self.lock();
         (latest.0.clone(), latest.1.elapsed())

@@ -1,4 +1,4 @@
-//! What the nodes of the library tell of themselves, as metrics.
+//! The state of the library's nodes, as metrics.
 
 use slackline::internals::job::coordinated::GroupWork;
 use slackline::internals::node::LinkStatus;

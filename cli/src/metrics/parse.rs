@@ -3,16 +3,16 @@
 /// One number.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// Of what.
+    /// The name of the metric.
     pub name: String,
-    /// Of which.
+    /// The labels of the sample: their names and values.
     pub labels: Vec<(String, String)>,
-    /// How much.
+    /// The value of the sample.
     pub value: f64,
 }
 
 impl Sample {
-    /// What a label says.
+    /// Returns the value of a label.
     pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.iter().find(|(label, _)| label == name).map(|(_, value)| value.as_str())
     }
@@ -48,13 +48,13 @@ impl Samples {
     }
 }
 
-/// What was read is no exposition.
+/// Error of a text that is no exposition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} is no metric: {reason}; is this the metrics port of a slackline node?")]
 pub struct ParseError {
-    /// Where, from 1.
+    /// The number of the wrong line, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// The reason that the line is wrong.
     pub reason: &'static str,
 }
 
@@ -106,7 +106,7 @@ fn name(text: &str) -> Option<(&str, &str)> {
     begins_well.then(|| text.split_at(end))
 }
 
-/// What stands before the closing quote, and what after it.
+/// Splits the text at the closing quote: the value before it, without escapes, and the rest after it.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();

@@ -171,7 +171,7 @@ fn of_worker(worker: &WorkerMetrics, families: &mut Families<'_>) -> fmt::Result
         ("slackline_pulled_bytes", "Parameters copied from servers.", worker.bytes_pulled),
         (
             "slackline_pull_retries",
-            "Copies begun anew because the frame changed under them.",
+            "Copies begun again because the frame changed under them.",
             worker.pull_retries,
         ),
         ("slackline_timeouts", "Deadlines that passed.", worker.timeouts),

@@ -16,7 +16,7 @@ use super::{Registry, render};
 /// Connections at a time; more wait until one ends, which takes no longer than its deadline.
 const CONNECTIONS_MAX: usize = 32;
 
-/// How long a client may take from connecting to having read its answer.
+/// Longest time that a client may take from connecting to having read its answer.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 /// The longest request that is read.
@@ -28,7 +28,7 @@ const HEADERS_MAX: usize = 64;
 /// Reads and writes for one client in a row: one that sends without end does not keep the others waiting.
 const STEPS_MAX: usize = 64;
 
-/// How long no connection is taken after one could not be, as when this process has no file descriptor left.
+/// Time for which no connection is taken after one could not be, as when this process has no file descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The format of the metrics.
@@ -39,7 +39,7 @@ const HELP: &str = "A slackline node. Its metrics, for Prometheus and `slackline
 /// Metrics cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Somebody else is there.
+    /// The address is in use by another socket.
     #[error("metrics cannot be served at {0}: the address is in use; choose another port for --metrics")]
     InUse(SocketAddr),
     /// Anything else.
@@ -47,9 +47,9 @@ pub enum ServeError {
         "metrics cannot be served at {address}: {error}; choose an address of this machine for --metrics"
     )]
     Io {
-        /// Where.
+        /// The address that was asked for.
         address: SocketAddr,
-        /// Why.
+        /// The error of the system.
         error: io::Error,
     },
 }
@@ -79,7 +79,7 @@ impl MetricsServer {
         Ok(MetricsServer { address: bound, alive: Some(alive), thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -139,7 +139,7 @@ fn serve(listener: &TcpListener, stop: &UnixStream, registry: &Registry) {
 }
 
 enum Phase {
-    /// What came of the request.
+    /// The part of the request that has come.
     Reads(Vec<u8>),
     /// The answer, and how much of it went out.
     Writes(Vec<u8>, usize),

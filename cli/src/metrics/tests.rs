@@ -1,4 +1,4 @@
-//! What is written can be read back, over a socket too, whoever else dawdles on another.
+//! Tests that written metrics can be read back, over a socket too, even while slow clients use other sockets.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

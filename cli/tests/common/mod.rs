@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// A run of the program, ended when this is dropped.
 pub(crate) struct Run {
     child: Child,
-    /// What stderr said, and when.
+    /// The lines of stderr, and the time at which each came.
     lines: mpsc::Receiver<(Instant, String)>,
     said: Mutex<String>,
     stdout: JoinHandle<String>,
@@ -100,7 +100,7 @@ impl Run {
             words.windows(2).any(|pair| pair == [&b"--place"[..], place.to_string().as_bytes()])
         };
         let found = self.children(role).into_iter().find(is_there);
-        found.unwrap_or_else(|| panic!("nobody is at place {place} of {role}"))
+        found.unwrap_or_else(|| panic!("no process is at place {place} of {role}"))
     }
 
     /// Waits for the end: exit code, stdout, stderr.

@@ -42,7 +42,7 @@ impl Fleet {
         let path = self.folder.path().join(name);
         // Once: others may be reading it.
         if !path.exists() {
-            fs::write(&path, format!("{name}, known to whoever was given this file")).unwrap();
+            fs::write(&path, format!("{name}, known to each process that has this file")).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         }
         path
@@ -93,7 +93,7 @@ impl Fleet {
         self.start(host, &["work", "--place", &place.to_string()], secret)
     }
 
-    /// What the last job that succeeded came to.
+    /// Returns the result of the last job that succeeded.
     pub(crate) fn json(&self) -> Value {
         let text = fs::read(self.folder.path().join("json")).expect("the coordinator wrote it");
         serde_json::from_slice(&text).expect("JSON")

@@ -40,7 +40,7 @@ fn devices_that_are_parted_tell_in_time_and_connect_again_once_they_can() {
 fn hosts_that_are_parted_lose_the_worker_and_take_it_back() {
     let mut job = Job::new(Here, [Here, There], &format!("{SLOW} --scheme bsp --epochs 36"));
     std::thread::sleep(Duration::from_secs(1));
-    // Each keeps to itself what it would send, and mends that on its own: nobody could tell it to.
+    // Each guest drops what it would send, and undoes that on its own: the other guest could not tell it to.
     let netdev = environment("SLACKLINE_RIG_NETDEV");
     let script = format!(
         "read -r up _ </proc/uptime; echo $up; tc qdisc add dev {netdev} root netem loss 100% && sleep {} \

@@ -21,7 +21,7 @@ pub(super) const QUICK: &str = "--hidden 32 --optimizer sgd --learning-rate 0.3 
 /// One of the guests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Guest {
-    /// Where the tests run.
+    /// The guest in which the tests run.
     Here,
     There,
 }
@@ -52,12 +52,12 @@ impl Guest {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What the kernel counts of its RDMA device.
+    /// Returns the kernel's counts of the objects of its RDMA device.
     pub(super) fn objects(self) -> Vec<u64> {
         crate::objects::objects(&mut self.command("rdma"))
     }
 
-    /// How often its RDMA device has sent again.
+    /// Returns how often its RDMA device has sent again.
     pub(super) fn retries(self) -> u64 {
         let device = environment("SLACKLINE_RIG_DEVICE");
         let counters = format!("/sys/class/infiniband/{device}/ports/1/hw_counters");

@@ -13,7 +13,7 @@ use slackline::{
 
 const SECRET: &str = "a secret that the processes share";
 
-/// Of `examples/parameter_server.c`.
+/// The columns of `examples/parameter_server.c`.
 const COLUMNS: usize = 16;
 
 /// Compiles an example into `folder`, with the shared library of this build.

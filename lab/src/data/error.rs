@@ -1,4 +1,4 @@
-//! Why a data file was refused.
+//! Reasons that a data file was refused.
 
 use std::path::PathBuf;
 
@@ -116,7 +116,7 @@ pub enum DataError {
     )]
     NotImages { file: PathBuf, kind: u8, dimensions: u8 },
 
-    /// What lies where the labels should is not an IDX labels file.
+    /// The file in the place of the labels is not an IDX labels file.
     #[error("{}: not an IDX labels file (unsigned bytes in one dimension); fetch it again", file.display())]
     NotLabels { file: PathBuf },
 

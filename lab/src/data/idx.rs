@@ -19,10 +19,10 @@ const UNSIGNED_BYTES: u8 = 0x08;
 /// The type codes of the format, from unsigned bytes to double precision.
 const TYPES: std::ops::RangeInclusive<u8> = 0x08..=0x0e;
 
-/// What may stand between the name and the `idx`: both are in use for the same files.
+/// Characters that may stand between the name and the `idx`: both are in use for the same files.
 const SEPARATORS: [char; 2] = ['-', '.'];
 
-/// How the test part is named where the training part is named `train`.
+/// Names of the test part where the training part is named `train`.
 const TEST_NAMES: [&str; 2] = ["t10k", "test"];
 
 /// Whether the file begins as an IDX file of any kind does.

@@ -7,10 +7,10 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// What a stream is for, so that the same seed gives unrelated numbers for different uses.
+/// The purpose of a stream, so that the same seed gives unrelated numbers for different uses.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
-    /// Which examples go to the test part.
+    /// The choice of the examples that go to the test part.
     Split = 1,
     /// Initial parameters.
     Parameters = 2,

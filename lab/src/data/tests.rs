@@ -217,7 +217,7 @@ fn a_missing_file_and_a_folder_are_told_apart() {
     assert!(matches!(load(folder.path()), Err(DataError::NotAFile { .. })));
 }
 
-/// What must hold of every split, however strange its file.
+/// Asserts what must hold of every split, however strange its file.
 fn check(split: &super::Split) {
     let (train, test) = (&split.train, &split.test);
     assert_eq!((train.columns, train.classes), (test.columns, test.classes));

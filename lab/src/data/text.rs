@@ -1,4 +1,4 @@
-//! What CSV and LIBSVM have in common: lines, numbers, labels.
+//! The common part of CSV and LIBSVM: lines, numbers, labels.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Which examples each worker takes at each step.
+//! The examples that each worker takes at each step.
 
 use thiserror::Error;
 

@@ -21,7 +21,7 @@ pub struct Scratch {
     hidden_deltas: Vec<f32>,
 }
 
-/// How good a model is on a data set.
+/// The quality of a model on a data set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluation {
     /// Mean cross-entropy per example, in nats.
@@ -181,7 +181,7 @@ impl ModelSpec {
 
 #[cfg(test)]
 impl Scratch {
-    /// Where the room lies and how much there is: growing would change either.
+    /// Returns the address and the capacity of each buffer: growing would change either.
     pub(super) fn places(&self) -> [(*const f32, usize); 3] {
         [&self.scores, &self.hidden, &self.hidden_deltas].map(|room| (room.as_ptr(), room.capacity()))
     }

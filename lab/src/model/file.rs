@@ -32,7 +32,7 @@ const VERSION: u32 = 1;
 /// No model is larger than this (see `PARAMETERS_MAX`), with room for the header.
 const FILE_BYTES_MAX: u64 = (1 << 30) + (1 << 20);
 
-/// What the metadata entry holds.
+/// The content of the metadata entry.
 #[derive(Serialize, Deserialize)]
 struct Header {
     version: u32,

@@ -11,7 +11,7 @@ use crate::data::random::{Purpose, Random};
 #[derive(Clone, Debug)]
 pub struct Tower {
     layers: Vec<Layer>,
-    /// What each layer puts out, and then the derivatives by it: examples x outputs.
+    /// The outputs of each layer, and then the derivatives by them: examples x outputs.
     outputs: Vec<Vec<f32>>,
     deltas: Vec<Vec<f32>>,
 }

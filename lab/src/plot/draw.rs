@@ -207,7 +207,7 @@ fn parts(places: impl Iterator<Item = (f64, f64)>, x: &Scale, y: &Scale) -> Vec<
     all
 }
 
-/// Where the way from `inside` to `outside` crosses the frame.
+/// Returns the point where the way from `inside` to `outside` crosses the frame.
 fn crossing(inside: (f64, f64), outside: (f64, f64), x: &Scale, y: &Scale) -> (f64, f64) {
     let share = |from: f64, to: f64, scale: &Scale| match to {
         to if to > scale.high => (scale.high - from) / (to - from),
@@ -218,7 +218,7 @@ fn crossing(inside: (f64, f64), outside: (f64, f64), x: &Scale, y: &Scale) -> (f
     (inside.0 + share * (outside.0 - inside.0), inside.1 + share * (outside.1 - inside.1))
 }
 
-/// Leaves out points that nobody could see.
+/// Leaves out points that are too near to the last one that is kept to be told from it.
 fn thinned(part: &[(f64, f64)], pixel: impl Fn(&(f64, f64)) -> (i32, i32)) -> Vec<(f64, f64)> {
     let mut kept: Vec<(f64, f64)> = Vec::new();
     let mut last: Option<(i32, i32)> = None;
@@ -264,7 +264,7 @@ fn entries(figure: &Figure) -> Vec<Entry<'_>> {
     entries
 }
 
-/// Which entries stand on which line. One name alone needs no legend: the title says it.
+/// Distributes the entries over the lines of the legend. One name alone needs no legend: the title says it.
 fn legend_lines(entries: &[Entry<'_>]) -> Vec<Vec<usize>> {
     let mut lines: Vec<Vec<usize>> = Vec::new();
     let mut used = WIDTH;

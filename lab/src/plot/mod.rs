@@ -19,7 +19,7 @@ mod tests;
 
 use slackline::sim::Histogram;
 
-/// What is drawn into one file.
+/// The drawing of one file.
 #[derive(Clone, Debug)]
 pub struct Figure {
     title: String,
@@ -43,7 +43,7 @@ pub struct Panel {
     pub series: Vec<Series>,
 }
 
-/// What an axis means.
+/// The meaning of an axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
     label: String,
@@ -60,14 +60,14 @@ pub struct Series {
     points: Vec<(f64, f64)>,
 }
 
-/// How a series looks.
+/// The look of a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Style {
     Line,
     /// A line with its points marked.
     Marked,
     Bars,
-    /// What others found: open black circles.
+    /// Results of others: open black circles.
     Expected,
     /// A thin black line, for what is only there to compare with.
     Guide,
@@ -98,7 +98,7 @@ impl Figure {
         self
     }
 
-    /// How many panels stand side by side: 3 unless this is said.
+    /// Sets the number of panels side by side, which is 3 by default.
     pub fn columns(mut self, columns: usize) -> Figure {
         self.columns = columns.max(1);
         self

@@ -66,18 +66,18 @@ impl Scale {
         }
     }
 
-    /// Where a value stands; none if it has no place.
+    /// Returns the place of a value; none if it has no place.
     pub(super) fn place(&self, value: f64) -> Option<f64> {
         let place = if self.is_log { value.log10() } else { value };
         place.is_finite().then_some(place)
     }
 
-    /// Where bars begin.
+    /// Returns the place where bars begin.
     pub(super) fn ground(&self) -> f64 {
         if self.is_log { self.low } else { 0.0_f64.clamp(self.low, self.high) }
     }
 
-    /// What is written at a place.
+    /// Returns the text that is written at a place.
     pub(super) fn label(&self, place: f64) -> String {
         if !self.names.is_empty() {
             return self.names.get(place.round() as usize).cloned().unwrap_or_default();

@@ -14,7 +14,7 @@ const RATES: [f32; 4] = [0.25, 0.5, 1.0, 2.0];
 /// The place of the step size that all share.
 const COMMON: usize = 2;
 const BATCH: usize = 2;
-/// What the examples are drawn from.
+/// The seed from which the examples are drawn.
 const DATA: u64 = 1;
 const TARGET: f64 = 0.27;
 const WITHIN: f64 = 2000.0;
@@ -57,7 +57,7 @@ fn factors(seed: u64) -> Vec<f64> {
     (0..WORKERS).map(|_| 0.5 * 4f64.powf(random.unit())).collect()
 }
 
-/// What one scheme came to with one step size.
+/// The result of one scheme with one step size.
 struct Outcome {
     time: f64,
     missed: usize,

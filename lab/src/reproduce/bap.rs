@@ -50,7 +50,7 @@ pub(super) const STRAGGLER: Recipe = Recipe {
     title: "No staleness hides a machine that is always slow",
     claim: "With one worker that is three times slower all the time, every finite staleness gives \
             the rate of lock step.",
-    source: "follows from the bound: in the long run nobody can be faster than the slowest, plus s clocks",
+    source: "follows from the bound: in the long run no worker can be faster than the slowest, plus s clocks",
     setup: "8 workers, one of them three times slower; times constant (1 s), or exponential of mean 1 s; 4,000 clocks.",
     remarks: "With exponential times there is jitter to hide as well: running ahead takes the time per clock \
               down to the 3 s of the slow worker, and never below.",

@@ -1,4 +1,4 @@
-//! What delay does to training, by depth and by optimiser.
+//! The effect of delay on training, by depth and by optimiser.
 
 use crate::plot::{Axis, Figure, Panel, Series};
 use crate::problem::Digits;

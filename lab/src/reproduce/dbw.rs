@@ -9,17 +9,17 @@ use super::{Check, Error, Findings, Recipe, mean, scheme, simulate};
 use crate::table::{Table, number};
 
 const N: usize = 16;
-/// What the examples are drawn from; seeds differ in times.
+/// The seed from which the examples are drawn; the seeds of runs differ in times.
 const DATA: u64 = 1;
 const SEEDS: u64 = 3;
 const RATES: [f32; 3] = [0.2, 0.5, 1.0];
 const BATCHES: [usize; 2] = [32, 128];
-/// Where steps lose most of what they gain to noise: outside of what is claimed.
+/// Step sizes and batches whose steps lose most of what they gain to noise: outside of what is claimed.
 const NOISY: [(f32, usize); 2] = [(1.8, 16), (3.6, 8)];
 const TARGET: f64 = 0.279;
 const WITHIN: f64 = 4000.0;
 
-/// When half the workers become slower, and by how much.
+/// The second at which half the workers become slower, and the factor by which they do.
 const SLOW_AT: f64 = 100.0;
 const SLOW_BY: f64 = 5.0;
 

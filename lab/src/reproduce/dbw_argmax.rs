@@ -1,4 +1,4 @@
-//! DBW: which k is best, where everything is known.
+//! DBW: the best k, where everything is known.
 
 use crate::plot::{Axis, Figure, Panel, Series};
 use serde_json::json;
@@ -32,7 +32,8 @@ pub(super) const RECIPE: Recipe = Recipe {
     run,
 };
 
-/// When the k-th of 16 comes, a part `alpha` of the time being exponential and the rest constant.
+/// Returns the mean time at which the k-th of 16 comes, for each k. A part `alpha` of the time is exponential and the
+/// rest constant.
 fn times(alpha: f64) -> [f64; N] {
     let harmonic = |n: usize| (1..=n).map(|index| 1.0 / index as f64).sum::<f64>();
     std::array::from_fn(|index| 1.0 - alpha + alpha * (harmonic(N) - harmonic(N - index - 1)))

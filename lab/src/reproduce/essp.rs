@@ -13,7 +13,7 @@ const WORKERS: usize = 16;
 const CLOCKS: u64 = 200;
 const SEEDS: u64 = 4;
 
-/// Where losses are compared: in the middle of the descent.
+/// The clock at which losses are compared: in the middle of the descent.
 const AT_CLOCK: u64 = 60;
 
 pub(super) const RECIPE: Recipe = Recipe {

@@ -27,24 +27,24 @@ use crate::table::Table;
 /// A result of the literature and how to try it.
 #[derive(Debug)]
 pub struct Recipe {
-    /// What `--reproduce` calls it.
+    /// The name by which `--reproduce` calls it.
     pub name: &'static str,
     /// The subject in a few words.
     pub title: &'static str,
-    /// What was found, and by whom.
+    /// The result that was found, and the paper that it is from.
     claim: &'static str,
     source: &'static str,
-    /// How it is tried here.
+    /// The set-up with which it is tried here.
     setup: &'static str,
-    /// Where ours differs, and why; what bounds it.
+    /// The points where our result differs, and the reasons; the limits of the result.
     remarks: &'static str,
     run: fn(u64) -> Result<Findings, Error>,
 }
 
-/// What came of it.
+/// The findings of a recipe.
 #[derive(Debug)]
 pub struct Findings {
-    /// What is looked at first, each with a caption.
+    /// The tables that are looked at first, each with a caption.
     tables: Vec<(String, Table)>,
     /// The same, and more, for programs.
     rows: Vec<Value>,

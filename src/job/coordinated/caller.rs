@@ -19,8 +19,8 @@ pub trait Caller {
     /// Puts an error of the coordinator into the caller's words.
     fn explain(&mut self, error: CoordinatorError) -> Self::Error;
 
-    /// The command that starts the process which is to have this role and meets the others at `meeting_point`; `None`
-    /// if somebody else starts it.
+    /// The command that starts the process which is to have this role and meets the others at `meeting_point`;
+    /// `None` if another program starts it.
     ///
     /// # Errors
     /// The cause and the remedy, for people: there can be no such command.

@@ -8,7 +8,7 @@ const CAUSES_MAX: usize = 3;
 /// Workers that are named by number; more of them are counted.
 const NAMED_MAX: usize = 4;
 
-/// Why a worker is lost.
+/// The cause for which a worker is lost.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Loss {
     /// The way in which its process or its connection ended, as a predicate: "was killed by signal 9".
@@ -47,7 +47,7 @@ impl Loss {
 pub(super) struct Cause {
     pub(super) workers: Vec<usize>,
     message: String,
-    /// What can be done about it.
+    /// The remedy, if there is one.
     pub(super) remedy: Option<String>,
     is_predicate: bool,
 }

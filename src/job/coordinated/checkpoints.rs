@@ -1,4 +1,4 @@
-//! What servers tell of their checkpoints, and the last ones before the end.
+//! Reports of servers on their checkpoints, and the last checkpoints before the end.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::reports::Origin;
 /// The time between two looks at servers that write their last checkpoints.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// What is known of one server's checkpoints.
+/// The coordinator's knowledge of one server's checkpoints.
 #[derive(Debug, Default)]
 pub(super) struct Disk {
     /// The version that its life began at, from a checkpoint.
@@ -22,7 +22,7 @@ pub(super) struct Disk {
     failed: u64,
     told: u64,
     error: Option<String>,
-    /// It has written its last.
+    /// The server has written its last checkpoint.
     closed: bool,
 }
 
@@ -107,7 +107,7 @@ impl<C: Caller> Coordinator<C> {
         of_this_run.filter_map(|server| server.disk.began).min().unwrap_or(0)
     }
 
-    /// How many checkpoints could not be written, and why one of the last could not.
+    /// Returns the number of checkpoints that could not be written, and the error of one of the last of them.
     pub(super) fn failed_checkpoints(&self) -> (u64, Option<String>) {
         let disks = || self.servers.iter().map(|server| &server.disk);
         (disks().map(|disk| disk.failed).sum(), disks().find_map(|disk| disk.error.clone()))

@@ -51,7 +51,8 @@ impl<C: Caller> Coordinator<C> {
     /// Opens the meeting point of a job.
     ///
     /// # Errors
-    /// Nobody can be met at the address, RDMA is required and missing, or the table cannot be cut into so many shards.
+    /// No process can be met at the address, RDMA is required and missing, or the table cannot be cut into so many
+    /// shards.
     pub fn open(plan: Coordination, mut caller: C) -> Result<Coordinator<C>, C::Error> {
         let transports = Transports::new(plan.secret.clone(), Some(plan.listen.ip()), 0);
         let opened = (|| {
@@ -125,7 +126,7 @@ impl<C: Caller> Coordinator<C> {
             self.hear_out(LAST_WORDS / 4)?;
             return Err(self.all_lost());
         }
-        // Servers notice within a moment who is gone; it is no reason to stay if they do not.
+        // Servers notice within a moment which workers are gone; it is no reason to stay if they do not.
         let deadline = Instant::now() + LAST_WORDS;
         while self.announce_losses(false) > 0 && Instant::now() < deadline {
             self.turn()?;
@@ -205,7 +206,7 @@ impl<C: Caller> Coordinator<C> {
         match event {
             // A group that has lost a member goes on without it, for good.
             HubEvent::Joined(member) if member.generation > 0 && self.plan.server.is_none() => {
-                let why = "the group of this job has begun and takes nobody in, nor back; wait for the next job, \
+                let why = "the group of this job has begun and takes no member in, nor back; wait for the next job, \
                            and start all its workers together";
                 self.hub.say(member.id, &json(&Order::Refuse(why.into())));
                 self.hub.dismiss(member.id);
@@ -307,7 +308,7 @@ impl<C: Caller> Coordinator<C> {
     fn learn_address(&mut self, shard: usize, server: &Member) {
         match self.choose(server) {
             Ok(choice) => self.servers[shard].address = Some(choice.address),
-            // Workers may reach it all the same, but nobody could bring the result home.
+            // Workers may reach it all the same, but no process could read the result.
             Err(error) => tracing::warn!(%error, "cannot reach a server"),
         }
         let addresses: Option<Vec<_>> = self.servers.iter().map(|place| place.address.clone()).collect();
@@ -337,7 +338,7 @@ impl<C: Caller> Coordinator<C> {
         self.tell_addresses();
     }
 
-    /// Tells readers whose own parameters there are.
+    /// Publishes the addresses of the workers' own parameters to readers.
     fn tell_addresses(&self) {
         let addresses = self.workers.iter().filter_map(|place| place.address.clone()).collect();
         *self.addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses;

@@ -74,7 +74,7 @@ impl Gather {
     /// copy two seconds).
     ///
     /// # Errors
-    /// A shard cannot be read, or no copy can. The next call connects anew.
+    /// A shard cannot be read, or no copy can. The next call connects again.
     pub fn collect(&mut self, timeout: Duration, newest: bool) -> Result<Gathered, GatherError> {
         if self.parts == Parts::Copies {
             return self.collect_copies();

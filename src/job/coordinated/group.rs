@@ -41,7 +41,7 @@ impl CoordinatedMember {
     /// with servers.
     pub fn meet(&self, order: WorkerOrder) -> Result<GroupWork, JobError> {
         let Some(group) = order.group.clone() else {
-            return Err(JobError::Order("the coordinator does not say whom to average with"));
+            return Err(JobError::Order("the coordinator does not name the members to average with"));
         };
         let timeout = order.timeout;
         let elements = group.table.shards(1).map_err(Error::from)?[0].end as usize / 4;
@@ -69,8 +69,8 @@ impl CoordinatedMember {
 }
 
 impl GroupWork {
-    /// Trains until all clocks of the order are done, and then lets everybody read the parameters until the job is
-    /// over.
+    /// Trains until all clocks of the order are done, and then lets other processes read the parameters until the
+    /// job is over.
     ///
     /// `compute` is given the clock, the parameters and the memory for the gradient, and returns the loss. `observe` is
     /// called about twenty times a second, between two steps, with the mean loss since its last call.

@@ -1,4 +1,4 @@
-//! Who is lost, who comes back, and when that is the end of the run.
+//! Workers and servers that are lost or come back, and the end of the run that follows from it.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ const SILENT_FOR: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 impl<C: Caller> Coordinator<C> {
-    /// Children that ended before they joined, or whose connection outlives them.
+    /// Notices children that ended before they joined, or whose connection outlives them.
     pub(super) fn reap(&mut self) -> Result<(), C::Error> {
         for shard in 0..self.servers.len() {
             let place = &mut self.servers[shard];
@@ -89,7 +89,7 @@ impl<C: Caller> Coordinator<C> {
         }
     }
 
-    /// A worker that was lost is there again, whoever started it.
+    /// Takes back a worker that was lost and is there again, whichever process started it.
     pub(super) fn take_back(&mut self, worker: usize) {
         let place = &mut self.workers[worker];
         if matches!(place.state, State::Lost { .. }) {
@@ -126,7 +126,7 @@ impl<C: Caller> Coordinator<C> {
         Ok(())
     }
 
-    /// Workers that are neither heard of nor counted by the servers are ended: nobody can wait for them.
+    /// Ends workers that are neither heard of nor counted by the servers: the job cannot wait for them.
     pub(super) fn let_go_of_the_silent(&mut self) {
         let now = crate::node::now();
         let silent = |place: &mut WorkerPlace| place.silence.observe(now, place.heard, SILENT_FOR);
@@ -153,7 +153,7 @@ impl<C: Caller> Coordinator<C> {
         }
     }
 
-    /// How many workers all servers have let go; none where there are no servers.
+    /// Returns the number of workers that all servers have let go; `None` where there are no servers.
     fn evicted(&self) -> Option<u64> {
         self.servers.iter().map(|shard| shard.report.left).min()
     }

@@ -35,7 +35,7 @@ pub struct MemberOptions {
     pub rank: Option<u32>,
     /// The secret that all processes of the job share.
     pub secret: Option<Secret>,
-    /// Set by whoever wants a checkpoint of this server now, such as a handler of a signal.
+    /// Set by the part of the program that wants a checkpoint of this server now, such as a handler of a signal.
     pub checkpoint: Arc<AtomicBool>,
     /// The longest time to join, and to wait for the order.
     pub timeout: Duration,

@@ -72,7 +72,7 @@ pub struct Coordination {
     pub restarts: u32,
     /// A checkpoint that cannot be written ends the job.
     pub strict_checkpoints: bool,
-    /// Some processes are started by somebody else: the coordinator tells where it waits for them.
+    /// True if other programs start some of the processes: the coordinator then tells where it waits for them.
     pub awaits_others: bool,
 }
 
@@ -96,8 +96,8 @@ impl Coordination {
         let coordinator = 3 * own;
         let Some(server) = &self.server else {
             let states = self.worker.group.as_ref().map_or(0, |group| group.optimizer.states()) as u128;
-            // From each of the others come two parts, of half the parameters each at most. The parameters and the next
-            // mean; frames for who reads them; what a step takes, and the gradient. And all copies at the reader.
+            // From each of the others come two parts, of half the parameters each at most. The parameters and the
+            // next mean; frames for its readers; what a step takes, and the gradient. And all copies at the reader.
             let worker = own * (workers - 1 + 2 + 3 + (3 + 2 * states) + 1);
             return workers * (worker + 2 * own) + coordinator;
         };

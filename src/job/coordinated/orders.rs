@@ -132,7 +132,7 @@ pub struct WorkerOrder {
     pub own_step: Option<f32>,
     /// The longest wait.
     pub timeout: Duration,
-    /// What else it needs where there is no server; its initial values follow.
+    /// The further order of a worker in a job without a server; its initial values follow.
     pub group: Option<GroupOrder>,
     /// The caller's own order for this worker, as text; the coordinator fills it in.
     pub program: String,
@@ -162,11 +162,11 @@ pub(super) enum Message {
     /// The checkpoint that a server goes on from, or none if it begins with the initial values. Said by servers that
     /// keep checkpoints.
     Began(Option<Origin>),
-    /// Checkpoints could not be written: how many since the last such message, and why the last could not.
+    /// Checkpoints could not be written since the last such message.
     CheckpointFailed {
-        /// How many.
+        /// The number of these checkpoints.
         count: u64,
-        /// Why.
+        /// The error of the last of them.
         error: String,
     },
     /// A server has written its last checkpoint, or has said why it could not; the newest version on the disk.
@@ -181,7 +181,7 @@ pub(super) enum Message {
     Finished(WorkerReport),
     /// A process gives up.
     Failed {
-        /// Why.
+        /// The cause.
         message: String,
     },
 }

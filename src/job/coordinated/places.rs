@@ -33,7 +33,7 @@ pub(super) struct WorkerPlace {
     pub(super) told: usize,
     /// The address of its own parameters, where there are no servers.
     pub(super) address: Option<Address>,
-    /// Starts after the first, and returns, whoever started it.
+    /// Starts after the first, and returns, whichever process started it.
     pub(super) restarts: u32,
     pub(super) returns: u32,
     /// Counters of its earlier lives.

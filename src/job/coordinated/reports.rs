@@ -1,4 +1,4 @@
-//! What the processes of a coordinated job report of themselves.
+//! Reports of the processes of a coordinated job.
 
 use serde::{Deserialize, Serialize};
 
@@ -111,9 +111,9 @@ pub struct WorkerReport {
     pub pull_retries: u64,
     /// Computations that it abandoned because a server asked for that.
     pub interrupts: u64,
-    /// Rounds of averaging that had no mean because somebody was lost.
+    /// Rounds of averaging that had no mean because a worker was lost.
     pub rounds_skipped: u64,
-    /// Rounds of averaging that began anew because somebody was lost.
+    /// Rounds of averaging that began again because a worker was lost.
     pub rounds_restarted: u64,
     /// Counts of gradients by the staleness of the parameters that they were computed on, from 0.
     pub staleness_histogram: Vec<u64>,

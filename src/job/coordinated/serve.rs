@@ -52,7 +52,7 @@ impl CoordinatedMember {
         let mut values = self.initial_values(&order)?;
         let mut server = self.start_server(&order, &values)?;
         if !server.follows() {
-            // Only one that follows begins anew in this process.
+            // Only a server that follows begins again in this process.
             values = Vec::new();
         }
         let (mut failed, mut closed) = (0, false);

@@ -13,8 +13,8 @@ use super::places::{State, WorkerPlace};
 const JOINING_MAX: usize = 32;
 
 impl<C: Caller> Coordinator<C> {
-    /// Starts the servers and then the workers that the caller has commands for, and waits until all have joined, also
-    /// those that somebody else starts.
+    /// Starts the servers and then the workers that the caller has commands for, and waits until all have joined,
+    /// also those that other programs start.
     ///
     /// # Errors
     /// A process cannot be started or does not join within the plan's timeout, or ends before.
@@ -67,7 +67,7 @@ impl<C: Caller> Coordinator<C> {
                 return Err(self.caller.explain(CoordinatorError::Waited { waited, what, missing }));
             }
             self.turn()?;
-            // One that had joined and is lost, maybe for want of those who are missing, is no reason to wait no longer.
+            // A worker that had joined and is lost, maybe because others are missing, is no reason to stop waiting.
             if self.workers.iter().any(WorkerPlace::never_joined) {
                 // The others may fail for a cause of their own, and have it to tell.
                 self.listen_on(LAST_WORDS, |job| {

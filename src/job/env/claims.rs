@@ -1,4 +1,4 @@
-//! What each launcher says, and who is believed.
+//! The claims of the launchers, and the choice of the one to believe.
 
 use super::slurm::tasks_of_node;
 use super::{Flags, LaunchError, Source};
@@ -6,7 +6,7 @@ use super::{Flags, LaunchError, Source};
 /// Steps from here on are no `srun`: Slurm's numbers for the shells of batch scripts, `salloc` and the like.
 const SPECIAL_STEPS: u32 = 0xffff_fff0;
 
-/// What one launcher says.
+/// The claim of one launcher: the place of the process, as its variables say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) rank: u32,
@@ -31,7 +31,7 @@ impl std::fmt::Display for Said {
     }
 }
 
-/// Which variables a launcher sets.
+/// The names of the variables that a launcher sets.
 struct Names {
     source: Source,
     rank: &'static str,
@@ -40,7 +40,7 @@ struct Names {
     local_world: Option<&'static str>,
 }
 
-/// In the order in which those who agree are asked.
+/// The launchers, in the order in which they are asked where several agree.
 const LAUNCHERS: [Names; 4] = [
     Names {
         source: Source::Torchrun,
@@ -86,7 +86,7 @@ fn said(name: &'static str, env: &impl Fn(&str) -> Option<String>) -> Result<Opt
     Ok(number(name, env)?.map(|value| Said { name, value }))
 }
 
-/// Believes one of those who say something, or explains why none can be.
+/// Believes one of the launchers that say something, or explains why none can be believed.
 pub(super) fn settle(
     flags: &Flags,
     env: &impl Fn(&str) -> Option<String>,
@@ -106,7 +106,7 @@ pub(super) fn settle(
     }
 }
 
-/// What one launcher says, if it is there.
+/// Reads the claim of one launcher, if it is there.
 fn launcher(names: &Names, env: &impl Fn(&str) -> Option<String>) -> Result<Option<Claim>, LaunchError> {
     let source = names.source;
     let step = number("SLURM_STEP_ID", env)?;
@@ -146,7 +146,7 @@ fn slurm_local_world(world: u32, env: &impl Fn(&str) -> Option<String>) -> Optio
     tasks_of_node(&env("SLURM_STEP_TASKS_PER_NODE")?, node)
 }
 
-/// What PMIx says, where it does not merely repeat Open MPI or Slurm; it lacks the size.
+/// Reads the claim of PMIx, where it does not merely repeat Open MPI or Slurm; PMIx lacks the size.
 fn pmix(
     claims: &[Claim],
     told: Option<Said>,
@@ -173,7 +173,7 @@ fn pmix(
 /// The innermost launcher's claim.
 fn believe(claims: &[Claim]) -> Result<Option<Claim>, LaunchError> {
     let place = |claim: &Claim| (claim.rank, claim.world);
-    // Whoever started one process says nothing about the ranks of a job that was started from it.
+    // A launcher that started one process says nothing about the ranks of a job that was started from it.
     let is_shell = |claim: &Claim| claim.world == 1 && claims.iter().any(|other| other.world > 1);
     let mut claims = claims.iter().filter(|claim| !is_shell(claim));
     let slurm = claims.clone().find(|claim| claim.source == Source::Slurm);
@@ -186,7 +186,7 @@ fn believe(claims: &[Claim]) -> Result<Option<Claim>, LaunchError> {
         });
     }
     let Some(slurm) = slurm else { return Ok(Some(*inner)) };
-    // Slurm itself speaks PMI to its steps (srun --mpi=pmi2). Hydra would say who is on this host.
+    // Slurm itself speaks PMI to its steps (srun --mpi=pmi2). Hydra would say which processes are on this host.
     if inner.source == Source::Pmi && place(inner) == place(slurm) && inner.local_world.is_none() {
         return Ok(Some(*slurm));
     }
@@ -203,7 +203,7 @@ fn believe(claims: &[Claim]) -> Result<Option<Claim>, LaunchError> {
     Ok(Some(*inner))
 }
 
-/// What flags say, or the variables that stand for them.
+/// The place that flags tell, or the variables that stand for them.
 struct Told {
     rank: Option<Said>,
     world: Option<Said>,

@@ -1,20 +1,21 @@
-//! Why a process cannot tell where it stands.
+//! The reasons why a process cannot tell its place in a job.
 
 use super::Source;
 
-/// What the flags and the environment say cannot be, or is not enough. Always a mistake in how the process was called.
+/// The flags and the environment contradict each other, or do not say enough. The cause is always a mistake in how
+/// the process was started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// Half of what places a process.
+    /// Only a part of the variables that place a process is set.
     #[error("{present} needs {missing}; set {missing}, or take {present} away")]
     Partial {
-        /// What is there, with its value.
+        /// The variable that is set, with its value.
         present: String,
-        /// What is not.
+        /// The variable that is missing.
         missing: &'static str,
     },
-    /// A value that has no counterpart here.
+    /// A variable has a value that has no counterpart here.
     #[error("{present} has no counterpart in a job: {reason}")]
     Unmapped {
         /// The variable, with its value.
@@ -22,12 +23,12 @@ pub enum LaunchError {
         /// The reason and the remedy.
         reason: &'static str,
     },
-    /// No number where one must be.
+    /// The value is not a whole number where one must be.
     #[error("{name}={value} is no whole number from 0 to 4294967295; correct it, or take it away")]
     Number {
         /// The flag or variable.
         name: &'static str,
-        /// What it says.
+        /// The value.
         value: String,
     },
     /// The size of a job of no process.
@@ -44,15 +45,15 @@ pub enum LaunchError {
         /// The size, with its name.
         world: String,
     },
-    /// A launcher contradicted.
+    /// A flag or a variable of ours contradicts the launcher.
     #[error(
         "{told} contradicts {launched}, which {launcher} says; leave the flags and SLACKLINE_ variables away under \
          {launcher}, or take the variables of {launcher} away (env -u NAME)"
     )]
     Contradiction {
-        /// What the flag or our own variable says.
+        /// The flag or our own variable, with its value.
         told: String,
-        /// What the launcher's variable says.
+        /// The launcher's variable, with its value.
         launched: String,
         /// The launcher.
         launcher: Source,
@@ -76,36 +77,36 @@ pub enum LaunchError {
         /// The rank.
         rank: u32,
     },
-    /// Not a host and a port.
+    /// The value is not a host and a port.
     #[error(
         "{name} {value}: {reason}; give a name or address and a port, such as node1:29400 or [fd00::1]:29400"
     )]
     MeetingPoint {
         /// The flag or variable.
         name: &'static str,
-        /// What it says.
+        /// The value.
         value: String,
-        /// What is wrong with it.
+        /// The fault of the value.
         reason: &'static str,
     },
-    /// A list of hosts that is none.
+    /// The value is not a list of hosts.
     #[error(
         "{name}={value} is no list of hosts; set --rendezvous or SLACKLINE_RENDEZVOUS to HOST:PORT of rank 0"
     )]
     HostList {
         /// The variable.
         name: &'static str,
-        /// What it says.
+        /// The value.
         value: String,
     },
-    /// Nobody says where to meet.
+    /// Neither the launcher nor the flags say where to meet.
     #[error("cannot tell {what} from {launcher}; {remedy}")]
     NowhereToMeet {
-        /// Who placed the process.
+        /// The launcher that placed the process.
         launcher: Source,
-        /// What is missing.
+        /// The fact that is missing.
         what: &'static str,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
 }

@@ -5,22 +5,22 @@ use super::{LaunchError, MeetingPoint};
 /// A process's position in its job, given by hand. Only the values that no launcher gives are needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// Which process of the job this is, from 0 [default: what the launcher says, or SLACKLINE_RANK]
+    /// The rank of this process in the job, from 0 [default: what the launcher says, or SLACKLINE_RANK]
     pub rank: Option<u32>,
 
     /// Processes of the job, on all hosts together [default: what the launcher says, or SLACKLINE_WORLD_SIZE]
     pub world_size: Option<u32>,
 
-    /// Which process of this host this is, from 0 [default: what the launcher says, or SLACKLINE_LOCAL_RANK]
+    /// The rank of this process on its host, from 0 [default: what the launcher says, or SLACKLINE_LOCAL_RANK]
     pub local_rank: Option<u32>,
 
-    /// Where the processes of the job meet: a name or address of rank 0's host that all others can reach, and a free
-    /// port on it; the same for all [default: derived from what the launcher says, or SLACKLINE_RENDEZVOUS]
+    /// The meeting point of the job's processes: a name or address of rank 0's host that all others can reach, and
+    /// a free port on it; the same for all [default: derived from what the launcher says, or SLACKLINE_RENDEZVOUS]
     pub rendezvous: Option<String>,
 }
 
 impl Flags {
-    /// Where to meet, if the flag or its variable says so: all that a process without a rank needs.
+    /// Returns the meeting point, if the flag or its variable names one: all that a process without a rank needs.
     pub fn meeting_point(
         &self,
         env: impl Fn(&str) -> Option<String>,

@@ -1,4 +1,4 @@
-//! Where the processes of a job meet, when nobody has told them.
+//! The meeting point of a job's processes, when neither a flag nor a variable of ours names one.
 //!
 //! The host: this one, by its loopback address, if all processes are here; else `MASTER_ADDR`; else the first host of
 //! Slurm's list, where Slurm puts rank 0 unless told otherwise.
@@ -21,7 +21,7 @@ use super::{LaunchError, Source};
 /// Slurm's own (6817 and 6818, srun's 60001 on) and from torchrun's usual 29400 and 29500.
 pub const PORTS: Range<u16> = 20480..24576;
 
-/// Where rank 0 can be met.
+/// The address at which rank 0 can be met.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MeetingPoint {
     /// A name or an address, without brackets.

@@ -1,4 +1,4 @@
-//! Where this process stands in a job that a launcher, or a person, has started on one host or many.
+//! The place of this process in a job that a launcher, or a person, has started on one host or many.
 //!
 //! [`place`] is a function of the flags and the environment, both given to it. It asks, in this order:
 //!
@@ -13,10 +13,10 @@
 //!    `DMLC_SERVER_ID` or `DMLC_WORKER_ID` (or `DMLC_TASK_ID`), `DMLC_PS_ROOT_URI`, `DMLC_PS_ROOT_PORT`;
 //! 9. an indexed Job of Kubernetes: `JOB_COMPLETION_INDEX`, beside `SLACKLINE_WORLD_SIZE` and `SLACKLINE_RENDEZVOUS`.
 //!
-//! A process inherits the variables of every launcher above it. Slurm is always the outer one: whoever else is there
+//! A process inherits the variables of every launcher above it. Slurm is always the outer one: any other launcher
 //! was started within its allocation, and wins. A launcher that started a single process (`srun --pty bash`) says
-//! nothing about a job started from there. All other contradictions are errors. A batch script is no step: Slurm gives
-//! it a rank but no `SLURM_STEP_ID`, and it goes unplaced.
+//! nothing about a job started from there. All other contradictions are errors. A batch script is no step: Slurm
+//! gives it a rank but no `SLURM_STEP_ID`, and it goes unplaced.
 //!
 //! `docs/launchers.md` has the recipes, and which of these variables were seen under which launcher.
 
@@ -39,22 +39,22 @@ pub use surroundings::environment;
 
 use claims::Claim;
 
-/// Where a process stands in its job.
+/// The place of a process in its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Which process of the job this is, from 0.
+    /// The rank of this process in the job, from 0.
     pub rank: u32,
-    /// How many there are.
+    /// Number of processes of the job.
     pub world: u32,
-    /// Which process of this host this is, if that is known.
+    /// The rank of this process on its host, if that is known.
     pub local_rank: Option<u32>,
-    /// How many there are on this host, if that is known.
+    /// Number of processes of the job on this host, if that is known.
     pub local_world: Option<u32>,
-    /// Where rank 0 can be met by all. None only for a process that is alone in its job.
+    /// The address at which all can meet rank 0. `None` only for a process that is alone in its job.
     pub meeting_point: Option<MeetingPoint>,
     /// The number of servers, if the launcher says it: they have the first ranks.
     pub servers: Option<u32>,
-    /// Who said so.
+    /// The launcher that said so, or the flags.
     pub source: Source,
 }
 
@@ -68,12 +68,12 @@ impl Placement {
     }
 }
 
-/// Who tells a process where it stands.
+/// The launchers and settings that tell a process its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The flags, or the variables that stand for them.
     Flags,
-    /// torchrun, or whoever sets the same variables.
+    /// torchrun, or a launcher that sets the same variables.
     Torchrun,
     /// A step of Slurm.
     Slurm,
@@ -83,7 +83,7 @@ pub enum Source {
     Pmi,
     /// A process manager that speaks PMIx.
     Pmix,
-    /// Whoever sets the variables of ps-lite.
+    /// A tracker or launcher that sets the variables of ps-lite.
     Dmlc,
     /// An indexed Job of Kubernetes.
     Kubernetes,

@@ -29,7 +29,7 @@ pub(super) fn first_host(list: &str) -> Option<String> {
     (!host.is_empty() && host.len() <= HOST_MAX && host.chars().all(is_name)).then_some(host)
 }
 
-/// How many tasks the node with this number has, of a list such as `2(x3),1`.
+/// Returns the number of tasks that the node with this number has, by a list such as `2(x3),1`.
 pub(super) fn tasks_of_node(list: &str, node: u32) -> Option<u32> {
     let mut before: u32 = 0;
     for part in list.split(',') {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// How many ancestors are looked at.
+/// Most ancestors that are looked at.
 const ANCESTORS_MAX: usize = 32;
 
 /// Reads the environment of this process, for [`place`](super::place).

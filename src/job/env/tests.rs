@@ -160,7 +160,7 @@ fn two_launchers_that_disagree_are_named_with_their_values() {
         both.starts_with("Open MPI (mpirun) says rank 1 of 2, and PMI (Hydra) says rank 0 of 2; "),
         "{both}"
     );
-    // Whoever agrees contradicts nobody.
+    // Launchers that agree contradict none.
     let agrees = format!("{TORCHRUN} {}", MPIRUN.replace("SIZE=2", "SIZE=3"));
     assert_eq!(placed(&agrees).source, Source::Torchrun);
 }

@@ -1,13 +1,13 @@
-//! Which host a process runs on, as far as memory can be shared with it.
+//! The host that a process runs on, as far as memory can be shared with it.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a process runs. Two processes can share memory if their hosts are the same.
+/// The host of a process. Two processes can share memory if their hosts are the same.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Host {
-    /// What people call it.
+    /// The name of the host, for people.
     pub name: String,
     /// The boot of the kernel, the network name space (sockets that pass memory belong to one) and the user.
     identity: String,
@@ -32,12 +32,12 @@ impl Host {
         Host { name: name.to_owned(), identity: format!("named {name}") }
     }
 
-    /// Whether processes there can share memory with processes of `other`.
+    /// Returns whether processes there can share memory with processes of `other`.
     pub fn shares_memory_with(&self, other: &Host) -> bool {
         self.identity == other.identity
     }
 
-    /// Whether it is short enough and can be shown: it comes from another process.
+    /// Returns whether it is short enough and can be shown: it comes from another process.
     pub(super) fn is_sound(&self) -> bool {
         let sound = |text: &str| text.len() <= NAME_MAX && !text.chars().any(char::is_control);
         sound(&self.name) && sound(&self.identity)

@@ -17,16 +17,16 @@ use crate::transport::wireup::{Newcomer, Newcomers, accept, listen};
 /// Changes of the list of members are told at most so often: a job of a thousand joins at once.
 const TELL_EVERY: Duration = Duration::from_millis(20);
 
-/// How a hub works.
+/// Settings of a hub.
 #[derive(Clone, Debug, Default)]
 pub struct HubOptions {
-    /// What all processes of the job know. Without one only loopback is let in.
+    /// The secret that all processes of the job know. Without one only loopback is let in.
     pub secret: Option<Secret>,
-    /// How many members of a role there may be; roles that are not listed may fill the job.
+    /// Most members of each role; roles that are not listed may fill the job.
     pub places: Vec<(MemberRole, u32)>,
 }
 
-/// What happened at the meeting point.
+/// Events at the meeting point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HubEvent {
     /// A process is in.
@@ -35,11 +35,11 @@ pub enum HubEvent {
     Announced(Member),
     /// A member said something.
     Said(MemberId, Vec<u8>),
-    /// A member is gone, and why.
+    /// A member is gone.
     Left {
-        /// Who it was.
+        /// The member.
         member: Member,
-        /// Why, for people.
+        /// The reason, for people.
         reason: String,
     },
 }
@@ -59,7 +59,7 @@ pub struct Hub {
     newcomers: Newcomers<Pending>,
     inside: Vec<Inside>,
     events: VecDeque<HubEvent>,
-    /// How often each place was taken.
+    /// Number of times that each place was taken.
     generations: HashMap<(MemberRole, u32), u64>,
     ids: u64,
     changed: bool,
@@ -88,7 +88,7 @@ impl Newcomer for Pending {
 struct Inside {
     channel: Channel,
     member: Member,
-    /// Why it is to go.
+    /// The reason for which the member is to go.
     failed: Option<String>,
 }
 
@@ -119,7 +119,7 @@ impl Hub {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address at which the hub listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -129,12 +129,12 @@ impl Hub {
         self.epoch
     }
 
-    /// Everybody who is in.
+    /// Returns the members that are in.
     pub fn members(&self) -> impl Iterator<Item = &Member> {
         self.inside.iter().filter(|inside| inside.failed.is_none()).map(|inside| &inside.member)
     }
 
-    /// Strangers that were turned away so far.
+    /// Returns the number of connections that were refused so far.
     pub fn turned_away(&self) -> u64 {
         self.newcomers.refused()
     }
@@ -269,7 +269,7 @@ impl Hub {
         });
     }
 
-    /// Tells everybody who is in.
+    /// Tells all members that are in.
     fn tell(&mut self) {
         if !self.changed || self.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
             return;

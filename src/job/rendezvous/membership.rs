@@ -1,4 +1,4 @@
-//! Everybody else's side of the meeting.
+//! The side of every other process in the meeting.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use crate::transport::Address;
 /// Between two tries to reach rank 0, which may start later than the others.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 
-/// What a member is told.
+/// Events that a member is told of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberEvent {
-    /// Somebody joined, left or announced addresses: [`Membership::members`] has changed.
+    /// A member joined, left or announced addresses: [`Membership::members`] has changed.
     Members,
     /// Rank 0 said something.
     Said(Vec<u8>),
@@ -74,12 +74,12 @@ impl Membership {
         self.id
     }
 
-    /// Which one of its role it is.
+    /// Returns the place of this member within its role.
     pub fn place(&self) -> u32 {
         self.place
     }
 
-    /// How many were at this place before.
+    /// Returns the number of members that had this place before.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -89,7 +89,7 @@ impl Membership {
         self.epoch
     }
 
-    /// Everybody who is in, as far as this member was told.
+    /// Returns the members that are in, as far as this member was told.
     pub fn members(&self) -> &[Member] {
         &self.members
     }
@@ -123,7 +123,7 @@ impl Membership {
         wait(&self.channel, timeout);
     }
 
-    /// Tells everybody where this member is reached from now on.
+    /// Tells all members where this member is reached from now on.
     pub fn announce(&mut self, addresses: Vec<Address>) -> Result<(), Error> {
         if addresses.len() > super::MAX_ADDRESSES {
             let (length, limit) = (addresses.len(), super::MAX_ADDRESSES);

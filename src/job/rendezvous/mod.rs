@@ -1,10 +1,10 @@
-//! Where the processes of a job find each other.
+//! The meeting of a job's processes: how they find each other.
 //!
-//! One of them, rank 0, keeps the meeting point: a [`Hub`]. Everybody else [joins](Membership::join) it over an
-//! authenticated channel, says what it is and on which host, and is told who else is in and where
-//! they listen. From that, [`choose`](super::choose::choose) picks for each pair the best way to reach each other. The
-//! job's own messages (its configuration, how it gets on) travel on the same channels. Members may join late and leave;
-//! one that returns has a new generation. No other service is needed.
+//! One of them, rank 0, keeps the meeting point: a [`Hub`]. Every other process [joins](Membership::join) it over
+//! an authenticated channel and tells its role and its host. It is told which other processes are in and where they
+//! listen. From that, [`choose`](super::choose::choose) picks for each pair the best way to reach each other. The
+//! job's own messages (its configuration, how it gets on) travel on the same channels. Members may join late and
+//! leave; one that returns has a new generation. No other service is needed.
 //!
 //! ```
 //! use std::time::Duration;
@@ -58,7 +58,7 @@ pub(crate) use wire::{fuzz_messages, message_samples};
 use crate::channel::ChannelError;
 use crate::transport::Address;
 
-/// Longest message of a job, in bytes. What is longer is cut by who says it.
+/// Longest message of a job, in bytes. The sender cuts a longer one.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// Most members of one job.
@@ -67,7 +67,7 @@ pub const MAX_MEMBERS: usize = 4096;
 /// Most addresses that a member may announce.
 pub const MAX_ADDRESSES: usize = 16;
 
-/// What a member is in its job.
+/// The role of a member in its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum MemberRole {
     /// Holds a shard; its place is the shard's number.
@@ -92,16 +92,16 @@ impl std::fmt::Display for MemberRole {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MemberId(pub u64);
 
-/// What a process says of itself when it joins.
+/// The facts about itself that a process tells when it joins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Introduction {
-    /// What it wants to be.
+    /// The role that it asks for.
     pub role: MemberRole,
-    /// Which one of its role, counted from 0; the lowest free place if it does not say.
+    /// The place that it asks for within its role, counted from 0. Without one it gets the lowest free place.
     pub place: Option<u32>,
     /// Its rank as its launcher counts.
     pub rank: Option<u32>,
-    /// Where it runs.
+    /// The host that it runs on.
     pub host: Host,
     /// Its process id, for people.
     pub process: u32,
@@ -119,19 +119,19 @@ impl Introduction {
 pub struct Member {
     /// Its name.
     pub id: MemberId,
-    /// What it is.
+    /// The role of the member.
     pub role: MemberRole,
-    /// Which one of its role.
+    /// The place of the member within its role.
     pub place: u32,
-    /// How many were at this place before it: a process that was started again has a higher one.
+    /// Number of members that were at this place before it: a process that was started again has a higher one.
     pub generation: u64,
     /// Its rank as its launcher counts.
     pub rank: Option<u32>,
-    /// Where it runs.
+    /// The host that it runs on.
     pub host: Host,
     /// Its process id there.
     pub process: u32,
-    /// Where others reach its memory, if it has announced that yet.
+    /// The addresses at which others reach its memory, if it has announced them yet.
     pub addresses: Vec<Address>,
 }
 
@@ -144,29 +144,29 @@ pub enum Error {
         "cannot listen at {address} for the other ranks: {source}; choose another port, or an address of this host"
     )]
     Listen {
-        /// Where.
+        /// The address.
         address: std::net::SocketAddr,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// Rank 0 would let in whoever comes.
+    /// Without a secret, rank 0 would let in any process that connects.
     #[error(
         "cannot listen at {address}: without a secret only loopback addresses are served; \
          give all processes one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)"
     )]
     NeedsSecret {
-        /// Where.
+        /// The address.
         address: std::net::SocketAddr,
     },
     /// The meeting point is no address.
     #[error("the meeting point {address} cannot be found: {source}; write HOST:PORT of rank 0's host")]
     Resolve {
-        /// What was given.
+        /// The address that was given.
         address: String,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// Nobody answered in time.
+    /// Rank 0 did not answer in time, or had no place for this process until the deadline.
     #[error("could not join at {address} within {waited:?}: {last}; {}", if *.answered {
         "start no more processes than the job has places"
     } else {
@@ -175,9 +175,9 @@ pub enum Error {
     Timeout {
         /// The meeting point.
         address: String,
-        /// How long was tried.
+        /// The time that was spent on trying.
         waited: std::time::Duration,
-        /// How the last try ended.
+        /// The outcome of the last try.
         last: String,
         /// Rank 0 answered, and has no place for this process.
         answered: bool,
@@ -187,7 +187,7 @@ pub enum Error {
     Channel {
         /// The meeting point.
         address: String,
-        /// Why.
+        /// The cause.
         source: ChannelError,
     },
     /// Rank 0 does not want this member.
@@ -195,7 +195,7 @@ pub enum Error {
     Refused {
         /// The meeting point.
         address: String,
-        /// Why.
+        /// The reason that rank 0 gave.
         reason: String,
     },
     /// Rank 0 said something that is no message, or out of turn.
@@ -203,16 +203,16 @@ pub enum Error {
     Protocol {
         /// The meeting point.
         address: String,
-        /// What was wrong.
+        /// The breach of the protocol.
         reason: &'static str,
     },
     /// The thread that keeps the connection to rank 0 cannot be started.
     #[error("cannot start the thread that talks to rank 0: {0}; look at the limit on processes (ulimit -u)")]
     Thread(std::io::Error),
-    /// What was to be said is too long.
+    /// A text or a message to be sent is too long.
     #[error("{what} is too long to be said: {length}, at most {limit}")]
     TooLong {
-        /// What it is.
+        /// The kind of the text or message.
         what: &'static str,
         /// Its length.
         length: usize,

@@ -133,7 +133,8 @@ fn a_full_job_says_so_by_the_deadline() {
         let (address, timeout) = (address.clone(), Duration::from_secs_f64(seconds));
         let introduction = Introduction::new(MemberRole::Server, Host::own());
         let thread = std::thread::spawn(move || Membership::join(&address, introduction, None, timeout));
-        // It is told at its first try. The deadline cuts the last one short: by then nobody answers.
+        // It is told at its first try. The deadline cuts the last try short: by then the hub does not answer any
+        // more.
         let before = hub.turned_away();
         while hub.turned_away() == before && !thread.is_finished() {
             assert!(hub.poll().is_none());
@@ -183,7 +184,7 @@ fn a_meeting_point_that_comes_later_is_waited_for_and_one_that_never_comes_is_an
     let MeetingPoint { port, .. } = MeetingPoint::free([127, 0, 0, 1].into()).unwrap();
     let port = SocketAddr::from(([127, 0, 0, 1], port));
     let error = Membership::join(&port.to_string(), worker(), None, Duration::from_millis(200)).err();
-    let error = error.expect("nobody there").to_string();
+    let error = error.expect("no process listens there").to_string();
     assert!(error.contains("is rank 0 running"), "{error}");
     let error = Membership::join("no.such.host.invalid:1", worker(), None, TIMEOUT).err().unwrap();
     assert!(matches!(error, Error::Resolve { .. }), "{error}");
@@ -258,7 +259,7 @@ fn strangers_keep_nobody_out() {
     assert!((0..10).any(is_shown), "ten times they were waited for");
 }
 
-/// How long it takes a worker to join while strangers are at the door.
+/// Returns the time that a worker takes to join while many unauthenticated connections are pending.
 fn strangers_keep_somebody_out_for() -> Duration {
     let mut hub = hub(HubOptions::default());
     let mut silent = Vec::new();

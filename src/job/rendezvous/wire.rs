@@ -1,4 +1,4 @@
-//! What a hub and its members say to each other, once both have proved the secret.
+//! The messages between a hub and its members, once both sides have proved the secret.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ const REASON_MAX: usize = 4096;
 pub(super) enum ToHub {
     /// First, and once.
     Introduce(Introduction),
-    /// Where the member's memory is reached from now on.
+    /// The addresses at which the member's memory is reached from now on.
     Announce(Vec<Address>),
     /// A message of the job.
     Say(Vec<u8>),
@@ -31,9 +31,9 @@ pub(super) enum ToHub {
 pub(super) enum FromHub {
     /// The member is in.
     Welcome { id: MemberId, place: u32, generation: u64, epoch: u64 },
-    /// It is not; whether it is worth trying again.
+    /// The process is not let in. `again` says whether it is worth trying again.
     Refuse { reason: String, again: bool },
-    /// Everybody who is in.
+    /// The members that are in.
     Members(Vec<Member>),
     /// A message of the job.
     Say(Vec<u8>),

@@ -1,4 +1,4 @@
-//! Bytes that somebody else may be writing, under the model checker.
+//! Bytes that another thread may be writing, under the model checker.
 //!
 //! A word access is a loom atomic's, with the ordering it was given; a copy is a loop of relaxed loads and stores,
 //! word by word. Loom lets a relaxed load return any value that coherence and happens-before allow, which covers every
@@ -15,9 +15,9 @@ use super::copy::{self, Streaming};
 #[derive(Debug)]
 pub(super) struct Word {
     atomic: AtomicU64,
-    /// What was stored last, in the order in which the model ran.
+    /// The value that was stored last, in the order in which the model ran.
     last: PlainU64,
-    /// Somebody adds to it, raises or swaps it: it may have several writers, and `last` says nothing.
+    /// True once a thread adds to it, raises or swaps it: it may have several writers, and `last` says nothing.
     contended: AtomicBool,
 }
 

@@ -1,24 +1,25 @@
-//! Why a checkpoint was not written, or cannot be taken up.
+//! The reasons why a checkpoint was not written, or cannot be taken up.
 
 use std::io;
 use std::path::PathBuf;
 
-/// A checkpoint that cannot be written or used: which file, what is wrong and what to do about it.
+/// A checkpoint that cannot be written or used. The error says which file it is, what is wrong and what to do about
+/// it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The path ends in no file name.
     #[error("{}: names no file; {}", file.display(), self.help())]
     NoName {
-        /// Which.
+        /// The path.
         file: PathBuf,
     },
     /// The operating system would not write it.
     #[error("{}: the checkpoint cannot be written: {source}; {}", file.display(), self.help())]
     Write {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The parameters are not finite: the checkpoint would be of no use, and would take the place of one that is.
@@ -27,9 +28,9 @@ pub enum CheckpointError {
         file.display(), self.help()
     )]
     NotFinite {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// Since which version.
+        /// The first version whose parameters are not finite.
         since: u64,
     },
     /// The table's description is longer than the format allows.
@@ -38,77 +39,77 @@ pub enum CheckpointError {
         file.display(), self.help()
     )]
     Header {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// How long it would be.
+        /// The length that the header would have, in bytes.
         bytes: usize,
-        /// How long it may be.
+        /// The largest length that the format allows, in bytes.
         most: usize,
     },
     /// There is no such file.
     #[error("{}: no such checkpoint; {}", file.display(), self.help())]
     Missing {
-        /// Which.
+        /// The file.
         file: PathBuf,
     },
     /// The operating system would not open or read it.
     #[error("{}: cannot be read: {source}; {}", file.display(), self.help())]
     Unreadable {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Something else than a checkpoint of ours.
+    /// The file is something else than a checkpoint of ours.
     #[error("{}: not a checkpoint of a server: {reason}; {}", file.display(), self.help())]
     Foreign {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// How it can be told.
+        /// The reason why it cannot be a checkpoint.
         reason: String,
     },
-    /// Another version of the format.
+    /// The checkpoint has another version of the format.
     #[error(
         "{}: a checkpoint of format {found}, and this library reads format {supported}; {}", file.display(), self.help()
     )]
     Format {
-        /// Which.
+        /// The file.
         file: PathBuf,
         /// The format it has.
         found: u32,
         /// The format that is read here.
         supported: u32,
     },
-    /// It was a checkpoint once.
+    /// The file was a checkpoint once, and is damaged.
     #[error(
         "{}: a damaged checkpoint: {reason}, and no earlier one beside it can be read; {}", file.display(), self.help()
     )]
     Damaged {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// What is wrong.
+        /// The damage that was found.
         reason: String,
     },
-    /// There is no memory for it.
+    /// There is no memory for the checkpoint.
     #[error("{}: the checkpoint's {bytes} bytes do not fit this machine's memory", file.display())]
     Memory {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// How many bytes.
+        /// The bytes of memory that the checkpoint needs.
         bytes: u64,
     },
-    /// A good checkpoint, of something else.
+    /// The file is a good checkpoint of something else.
     #[error(
         "{}: a checkpoint of another {what}: it holds {found}, the job has {expected}; {}", file.display(), self.help()
     )]
     OtherJob {
-        /// Which.
+        /// The file.
         file: PathBuf,
-        /// What differs.
+        /// The property in which the checkpoint and the job differ.
         what: &'static str,
-        /// What the file holds.
+        /// The value of that property in the file.
         found: String,
-        /// What the job has.
+        /// The value of that property in the job.
         expected: String,
     },
 }

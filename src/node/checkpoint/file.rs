@@ -36,7 +36,7 @@ const HEADER_BYTES_MAX: usize = 100_000_000;
 /// Read and summed at a time.
 const PIECE: usize = 1 << 20;
 
-/// What the metadata entry holds.
+/// The content of the metadata entry.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Header {
     pub(super) format: u32,
@@ -46,7 +46,7 @@ pub(super) struct Header {
     pub(super) range: [u64; 2],
     pub(super) version: Version,
     pub(super) smallest_clock: Clock,
-    /// How far the gradients of each worker that was in are in the parameters.
+    /// For each worker that was in: the clock before which all its gradients are in the parameters.
     pub(super) clocks: Vec<Clock>,
     /// In hexadecimal: not every reader of JSON keeps 64 bits of a number.
     #[serde(with = "hexadecimal")]
@@ -106,7 +106,7 @@ impl Header {
     }
 }
 
-/// What the tensors are called: the parameters, then the optimiser's states.
+/// Returns the names of the tensors: the parameters, then the optimiser's states.
 pub(super) fn names(states: usize) -> impl Iterator<Item = String> {
     std::iter::once("parameters".to_owned()).chain((0..states).map(|index| format!("optimizer.{index}")))
 }
@@ -119,12 +119,13 @@ fn beside(file: &Path, suffix: &str) -> Result<PathBuf, CheckpointError> {
     Ok(file.with_file_name(name))
 }
 
-/// Where the file is made before it takes its place: one name, so that what a killed process left is replaced.
+/// Returns the path at which the file is made before it takes its place. It is always the same name, so that a new
+/// file replaces one that a killed process left behind.
 fn partial(file: &Path) -> Result<PathBuf, CheckpointError> {
     beside(file, ".partial")
 }
 
-/// The checkpoint before the newest one.
+/// Returns the path of the checkpoint before the newest one.
 pub(super) fn previous(file: &Path) -> Result<PathBuf, CheckpointError> {
     beside(file, ".previous")
 }
@@ -201,7 +202,8 @@ pub(super) fn serialise(
 }
 
 fn write_through(partial: &Path, head: &[u8], tensors: &[Vec<u8>]) -> io::Result<()> {
-    // Removed and made anew rather than opened: whatever bears the name is not written through.
+    // The file is removed and created again rather than opened: if the name is a link, nothing is written through
+    // it.
     match fs::remove_file(partial) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -223,7 +225,7 @@ fn sync_folder(file: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What is wrong with the bytes, before it is known of which file.
+/// The reason why the bytes are no usable checkpoint, before it is known in which file they are.
 pub(super) enum Fault {
     Io(io::Error),
     Foreign(String),
@@ -371,7 +373,7 @@ fn check(header: &Header) -> Result<std::ops::Range<u64>, Fault> {
     let applied = header.applied.workers.values().chain([&header.applied.others, &header.smallest_clock]);
     let latest = applied.max().copied().unwrap_or_default();
     if header.version >= Latest::VERSION_MAX || latest > Resume::CLOCK_MAX {
-        return damaged("its version or clock is one that nobody can have reached");
+        return damaged("its version or clock is one that no server can have reached");
     }
     Ok(range)
 }

@@ -1,4 +1,4 @@
-//! Files that nobody wrote: damaged ones, and ones that somebody forged.
+//! Files that no server wrote: damaged files and forged ones.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -35,7 +35,7 @@ pub(crate) fn fuzz_file(bytes: &[u8]) {
     assert_eq!(essence(&again), essence(&read));
 }
 
-/// Makes a file whose checksum is right out of a header and two choices: the forger knows the format, too.
+/// Makes a file whose checksum is right out of a header and two choices: a forger knows the format, too.
 pub(crate) fn fuzz_forged(bytes: &[u8]) {
     let Some(([lengths, states], bytes)) = bytes.split_first_chunk::<2>() else { return };
     let Ok((header, payload)) = postcard::take_from_bytes::<Header>(bytes) else { return };

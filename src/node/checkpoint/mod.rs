@@ -25,15 +25,15 @@ use crate::kernel::Optimizer;
 use crate::node::taken::Applied;
 use crate::table::Table;
 
-/// Where a server writes its shard, and how often.
+/// Settings of a server's checkpoints: the file of its shard, and how often it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointOptions {
-    /// The file; each server of a job needs its own. It is replaced as a whole, never changed. The checkpoint before
-    /// it stands beside it with `.previous` at its name's end, and while the next one is written, that one stands there
-    /// with `.partial`.
+    /// The file; each server of a job needs its own. The server replaces the whole file and never changes it in
+    /// place. The previous checkpoint stands beside it with `.previous` at its name's end. While the server writes
+    /// the next checkpoint, that one stands there with `.partial`.
     pub path: PathBuf,
-    /// After how many versions to write it again; `None` for only on request. Versions that are made while a
-    /// checkpoint is written count towards the next.
+    /// Number of versions after which the server writes the file again; with `None`, only on request. Versions that
+    /// are made while a checkpoint is written count towards the next.
     pub every: Option<u64>,
 }
 
@@ -98,7 +98,7 @@ impl Checkpoint {
         &self.header.table
     }
 
-    /// Which shard of the table this is, and of how many.
+    /// Returns the number of this shard and the number of shards of the table.
     #[doc(hidden)]
     pub fn shard(&self) -> (u16, u16) {
         (self.header.shard, self.header.shards)
@@ -109,13 +109,13 @@ impl Checkpoint {
         self.header.version
     }
 
-    /// It holds all gradients of clocks before this one, of every worker that was in.
+    /// Returns the clock before which the checkpoint holds all gradients, of every worker that was in.
     #[doc(hidden)]
     pub fn smallest_clock(&self) -> Clock {
         self.header.smallest_clock
     }
 
-    /// For each worker that was in: it holds all its gradients of clocks before this one.
+    /// Returns, for each worker that was in, the clock before which the checkpoint holds all its gradients.
     #[doc(hidden)]
     pub fn clocks(&self) -> &[Clock] {
         &self.header.clocks
@@ -127,7 +127,7 @@ impl Checkpoint {
         self.header.folded
     }
 
-    /// How far the gradients of each worker are in the parameters.
+    /// Returns how far the gradients of each worker are in the parameters.
     pub(super) fn applied(&self) -> &Applied {
         &self.header.applied
     }
@@ -161,8 +161,8 @@ impl Checkpoint {
         &self.states
     }
 
-    /// That it is of this job. The optimiser's constants may have changed, for they say how it goes on; what its
-    /// states mean may not.
+    /// Checks that the checkpoint is of this job. The optimiser's constants may have changed, since they only say
+    /// how it goes on. The meaning of its states may not have changed.
     pub(super) fn check(
         &self,
         table: &Table,

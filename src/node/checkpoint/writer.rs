@@ -1,10 +1,10 @@
 //! The thread that writes checkpoints while its server goes on.
 //!
-//! An order names the newest frame and the copies of the optimiser's state that belong to it. The thread copies them
-//! into memory of its own, lets go of them, and only then touches the disk. Until it has let go the server writes
-//! neither: the frame is pinned, and a fold whose output would be that copy of the state waits. Both are asked about
-//! only by the thread that also gives the orders, so one word says it all: the thread's release store after its last
-//! load of the frame, and the server's acquire load before its first store to it.
+//! An order names the newest frame and the copies of the optimiser's state that belong to it. The thread copies
+//! them into memory of its own, lets go of them, and only then touches the disk. Until it has let go the server
+//! writes neither: the frame is pinned, and a fold whose output would be that copy of the state waits. Only the
+//! thread that also gives the orders asks about the two, so one word is enough: the thread's release store after
+//! its last load of the frame, and the server's acquire load before its first store to it.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::node::Error;
 use crate::node::taken::Applied;
 use crate::table::Table;
 
-/// What all checkpoints of one life have in common.
+/// The facts that all checkpoints of one life of a server share.
 pub(in crate::node) struct Identity {
     pub(in crate::node) table: Table,
     pub(in crate::node) shard: (u16, u16),
@@ -36,7 +36,7 @@ pub(in crate::node) struct Identity {
 pub(in crate::node) struct Order {
     pub(in crate::node) version: Version,
     pub(in crate::node) smallest_clock: Clock,
-    /// Of the workers that are in: what of theirs is in the parameters.
+    /// For each worker that is in: the clock before which all its gradients are in the parameters.
     pub(in crate::node) clocks: Vec<Clock>,
     /// Gradients that were folded in, in all lives.
     pub(in crate::node) folded: u64,
@@ -56,7 +56,7 @@ struct Shared {
     /// One more than the newest version on the disk; 0 for none.
     written: AtomicU64,
     failed: AtomicU64,
-    /// Why the last one failed, until somebody asks.
+    /// The error of the last checkpoint that failed, until a caller asks for it.
     failure: Mutex<Option<CheckpointError>>,
 }
 
@@ -66,7 +66,7 @@ pub(in crate::node) struct Checkpointer {
     shared: Arc<Shared>,
     orders: Option<SyncSender<Order>>,
     thread: Option<JoinHandle<()>>,
-    /// Which frame and which copy of the states the last order named.
+    /// The frame and the copy of the states that the last order named.
     source: (u8, usize),
     /// A request that is not begun yet.
     wanted: bool,
@@ -113,7 +113,7 @@ impl Checkpointer {
         self.shared.phase.load(Ordering::Acquire)
     }
 
-    /// Wants one more, as soon as the one that runs has ended.
+    /// Asks for one more checkpoint, to be begun as soon as the one that runs has ended.
     pub(in crate::node) fn request(&mut self) {
         self.wanted = true;
     }
@@ -124,20 +124,21 @@ impl Checkpointer {
         (self.wanted || due) && self.phase() == IDLE
     }
 
-    /// Begins one. `frame` and `states` say where the order's memory is.
+    /// Begins a checkpoint. `frame` and `states` say where the order's memory is.
     pub(in crate::node) fn begin(&mut self, order: Order, frame: u8, states: usize) {
         (self.wanted, self.last, self.source) = (false, order.version, (frame, states));
         // Release is not needed: the channel brings the order, and only this thread asks before the answer.
         self.shared.phase.store(COPYING, Ordering::Relaxed);
         let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok());
         if !sent {
-            // The thread has panicked, and the panic hook has said so: nothing is copied, nobody shall wait.
+            // The thread has panicked, and the panic hook has said so: nothing is copied, and the server shall not
+            // wait.
             self.shared.phase.store(IDLE, Ordering::Relaxed);
             self.shared.failed.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Counts one that is not written because the parameters are not finite since a version.
+    /// Counts a checkpoint that is not written because the parameters are not finite since a version.
     pub(in crate::node) fn refuse(&mut self, version: Version, since: Version) {
         (self.wanted, self.last) = (false, version);
         let error = CheckpointError::NotFinite { file: self.path.clone(), since: since.0 };
@@ -165,19 +166,19 @@ impl Checkpointer {
         self.shared.written.load(Ordering::Acquire).checked_sub(1).map(Version)
     }
 
-    /// How many could not be written.
+    /// Returns the number of checkpoints that could not be written.
     pub(in crate::node) fn failed(&self) -> u64 {
         self.shared.failed.load(Ordering::Acquire)
     }
 
-    /// As if the thread were copying `frame` and `states`, for as long as a test wants it to.
+    /// Acts as if the thread were copying `frame` and `states`, for as long as a test wants it to.
     #[cfg(test)]
     pub(in crate::node) fn pretend(&mut self, copying: bool, frame: u8, states: usize) {
         self.source = (frame, states);
         self.shared.phase.store(if copying { COPYING } else { IDLE }, Ordering::Relaxed);
     }
 
-    /// Why the last one could not, the first time that this is asked.
+    /// Returns the error of the last checkpoint that failed, the first time that a caller asks for it.
     pub(in crate::node) fn failure(&self) -> Option<CheckpointError> {
         self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -185,7 +186,8 @@ impl Checkpointer {
 
 impl Drop for Checkpointer {
     fn drop(&mut self) {
-        // The thread ends what it is at, so that no half of a file is left behind, and finds nobody who orders more.
+        // The thread finishes its current checkpoint, so that no half of a file is left behind, and gets no more
+        // orders.
         self.orders = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

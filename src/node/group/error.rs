@@ -1,4 +1,4 @@
-//! What goes wrong in a group.
+//! Errors of groups.
 
 use std::time::Duration;
 
@@ -8,25 +8,25 @@ use crate::transport::Address;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// Not all members came.
+    /// Not all members connected in time.
     #[error(
         "members {ranks:?} did not connect within {waited:?}; start them, or look at their logs for why they went{}",
         .last.as_ref().map(|last| format!(" (the last attempt: {last})")).unwrap_or_default()
     )]
     Absent {
-        /// Who is missing.
+        /// The ranks of the missing members.
         ranks: Vec<usize>,
-        /// How long was waited.
+        /// The time that was waited.
         waited: Duration,
-        /// Why the last attempt to connect to one of them failed.
+        /// The error of the last attempt to connect to one of them.
         last: Option<String>,
     },
-    /// Whoever listens there is not the member that it should be.
+    /// The process that listens at the address is not the member that it should be.
     #[error("the peer at {address} is not the member that is meant: {reason}")]
     Foreign {
-        /// Where it is.
+        /// The address of that process.
         address: Address,
-        /// What is wrong with it.
+        /// The difference from the member that is meant, in words.
         reason: String,
     },
     /// The deadline passed. The round is still under way.
@@ -36,20 +36,21 @@ pub enum GroupError {
     Deadline {
         /// The round.
         round: u64,
-        /// How long was waited.
+        /// The time that was waited.
         waited: Duration,
-        /// Whose parts are missing; at the end of a round, whom this member's parts have not reached.
+        /// The members whose parts are missing; at the end of a round, the members that this member's parts have
+        /// not reached.
         missing: Vec<usize>,
     },
-    /// This member has left, and some do not know.
+    /// This member has left, and some other members do not know it.
     #[error(
         "members {ranks:?} did not hear within {waited:?} that this one leaves; they go on without it all the same, as \
          soon as they find its connection closed: there is nothing to do"
     )]
     Unheard {
-        /// Who has not heard of it.
+        /// The ranks of the members that have not heard of it.
         ranks: Vec<usize>,
-        /// How long was waited.
+        /// The time that was waited.
         waited: Duration,
     },
     /// The others took this member for dead and go on without it.
@@ -61,10 +62,10 @@ pub enum GroupError {
         /// This member.
         rank: usize,
     },
-    /// Another member was told of another group.
+    /// Another member takes part in the same round with another group.
     #[error("member {rank} averages round {round} in another group than this one: {}", self.help())]
     Disagree {
-        /// Which one.
+        /// The rank of that member.
         rank: usize,
         /// The round.
         round: u64,

@@ -1,4 +1,4 @@
-//! One heart for all members that are connected: a thread each would be one per pair.
+//! One heart for all members that are connected. With a thread for each connection there would be one per pair.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use crate::node::{Error, now};
 use crate::time::{Duration, Instant};
 use crate::transport::{Beacon, Disconnected};
 
-/// Beats in the inbox of every member that was added, until dropped.
+/// Beats in the inbox of every member that was added, until it is dropped.
 pub(super) struct Flock {
     shared: Arc<Shared>,
     lease: Duration,
@@ -17,9 +17,9 @@ pub(super) struct Flock {
 
 struct Shared {
     beacons: Mutex<Vec<Box<dyn Beacon>>>,
-    /// When it beat last, in nanoseconds.
+    /// The time of the last beat, in nanoseconds.
     beaten: AtomicU64,
-    /// When it beat again after it had not for longer than the lease, in nanoseconds.
+    /// The time of the last beat that came more than a lease after the beat before it, in nanoseconds.
     woken: AtomicU64,
 }
 
@@ -44,13 +44,13 @@ impl Flock {
         self.shared.beacons().push(beacon);
     }
 
-    /// When others may last have missed so many beats that they took this member for dead: the whole process was
-    /// stopped.
+    /// Returns the last time at which this heart beat again after the whole process was stopped for longer than a
+    /// lease. Before that beat, others may have taken this member for dead.
     pub(super) fn woken(&self) -> Instant {
         Instant::from_nanos(self.shared.woken.load(Ordering::Acquire))
     }
 
-    /// Whether that has happened after `forgiven`.
+    /// Returns whether that has happened after `forgiven`.
     pub(super) fn overslept(&self, forgiven: Instant) -> bool {
         // It may be that the heart has not had its turn again yet.
         let beaten = Instant::from_nanos(self.shared.beaten.load(Ordering::Acquire));
@@ -68,7 +68,7 @@ impl Beacon for All {
     fn set(&mut self, value: u64) -> Result<(), Disconnected> {
         let now = now();
         let before = Instant::from_nanos(self.shared.beaten.load(Ordering::Relaxed));
-        // Said before it looks awake again.
+        // Stored before the heart looks awake again.
         if now - before > self.lease {
             self.shared.woken.store(now.as_nanos(), Ordering::Release);
         }

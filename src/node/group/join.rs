@@ -12,7 +12,7 @@ use crate::param::{GroupHello, GroupInbox, GroupLayout, GroupOutbox, MAX_MEMBERS
 use crate::time::{Duration, Instant, Silence};
 use crate::transport::{Address, ConnectError, Connecting, Incoming, Listener, Offer, Received, Transport};
 
-/// How long to stand back between attempts to connect, at first and at most.
+/// Shortest and longest pause between two attempts to connect.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
 /// A member that listens, and has not met the others yet.
@@ -27,16 +27,17 @@ pub struct GroupListener<T: Transport> {
 
 type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 
-/// By rank: who says that it is that member.
+/// By rank: the connection whose peer says that it is that member.
 type Claims<T> = Vec<Option<Claim<IncomingOf<T>>>>;
 
-/// A member's process may have been started anew, with nobody having noticed yet that the old one is gone: over a
-/// network that takes seconds. So who claims a rank that is taken waits for a lease.
+/// A connection whose peer claims a rank. A member's process may have been started again while no member has
+/// noticed yet that the old one is gone; over a network that takes seconds. So a peer that claims a rank which is
+/// taken waits for a lease.
 struct Claim<I> {
     incoming: I,
-    /// For how long it has waited while this member listened.
+    /// The time that it has waited while this member listened.
     wait: Silence,
-    /// The heartbeat of the one who has the rank, when the claim was made.
+    /// The heartbeat of the peer that has the rank, at the time of the claim.
     beat: u64,
 }
 
@@ -79,7 +80,7 @@ impl<T: Transport> GroupListener<T> {
             return Err(option_error(
                 "lease",
                 "0",
-                "everybody would be taken for dead; three seconds are usual",
+                "every member would be taken for dead; three seconds are usual",
             ));
         }
         let terms = GroupHello {
@@ -97,13 +98,13 @@ impl<T: Transport> GroupListener<T> {
         Ok(GroupListener { transport, listener, terms, lease: options.lease, flock, peers })
     }
 
-    /// Where the others reach this member.
+    /// Returns the address at which the others reach this member.
     pub fn address(&self) -> Address {
         self.listener.address()
     }
 
-    /// Meets the others within `timeout`: `addresses` are those of all members, in order of rank. They may start in any
-    /// order. Whoever does not belong here is turned away and told why.
+    /// Meets the others within `timeout`. `addresses` are those of all members, in order of rank. The members may
+    /// start in any order. A peer that does not belong to the group is refused and told why.
     pub fn connect(mut self, addresses: &[Address], timeout: Duration) -> Result<GroupMember<T>, Error> {
         let (rank, members) = (usize::from(self.terms.rank), self.peers.len());
         if addresses.len() != members {
@@ -130,7 +131,7 @@ impl<T: Transport> GroupListener<T> {
             }
             for dial in &mut dials {
                 if let Err(error) = self.dial(dial, &addresses[dial.rank], now) {
-                    // Nobody may listen yet, or one who is going away.
+                    // Maybe no process listens there yet, or one that is about to end.
                     if !matches!(
                         &error,
                         Error::Connect(ConnectError::System { .. } | ConnectError::Closed { .. })
@@ -180,7 +181,7 @@ impl<T: Transport> GroupListener<T> {
         Offer { message: self.terms.encode(), grants: inbox.grants() }
     }
 
-    /// Takes a member in, has it wait for its rank, or turns a stranger away.
+    /// Takes a member in, has it wait for its rank, or refuses a peer that does not belong to the group.
     fn greet(&mut self, incoming: IncomingOf<T>, claims: &mut Claims<T>, now: Instant) -> Result<(), Error> {
         let rank = match self.judge(incoming.received()) {
             Ok(theirs) => usize::from(theirs.rank),
@@ -199,8 +200,8 @@ impl<T: Transport> GroupListener<T> {
         self.settle(rank, place, now)
     }
 
-    /// Gives a rank to whoever claims it, unless somebody has it who is there. Whether that one is shows within a
-    /// lease: its connection ends, or its heart beats, or it does not.
+    /// Gives a rank to the peer that claims it, unless another peer has it and is alive. Whether that other peer is
+    /// alive shows within a lease: its connection ends, or its heart beats, or its heart does not beat.
     fn settle(
         &mut self,
         rank: usize,
@@ -238,7 +239,7 @@ impl<T: Transport> GroupListener<T> {
         }
     }
 
-    /// Why whoever said this is no member that is waited for, if so.
+    /// Returns the hello of a peer that is waited for, or the reason why the peer is no such member.
     fn judge(&self, received: &Received) -> Result<GroupHello, String> {
         let theirs =
             GroupHello::decode(&received.message, &received.grants).map_err(|error| error.to_string())?;

@@ -27,10 +27,10 @@ use crate::scheme::Groups;
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Transport};
 
-/// How the members of a group work; the same for all of them.
+/// Settings of a group's members; the same for all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupOptions {
-    /// How long a member may be silent before it is taken for dead.
+    /// The time that a member may be silent before it is taken for dead.
     pub lease: Duration,
     /// Whether each part carries a checksum: one more pass over it on each side.
     pub checksums: bool,
@@ -44,27 +44,28 @@ impl Default for GroupOptions {
     }
 }
 
-/// How a round ended.
+/// The outcome of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Averaged {
     /// The round.
     pub round: u64,
-    /// How many members' parameters are in the mean, this one's among them.
+    /// Number of members whose parameters are in the mean, this one's among them.
     pub members: usize,
-    /// True if there is no mean, because somebody died or gave up in the middle of it: the parameters are as before.
+    /// True if there is no mean, because a member died or gave up in the middle of the round: the parameters are as
+    /// before.
     pub skipped: bool,
 }
 
-/// What a member has done so far.
+/// Counts of a member's work so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupStatistics {
     /// Rounds that ended, skipped ones among them.
     pub rounds: u64,
     /// Rounds without a mean.
     pub skipped: u64,
-    /// How often a round began anew without a member that was gone.
+    /// Number of times that a round began again without a member that was gone.
     pub restarts: u64,
-    /// Parts that were written anew while they were read.
+    /// Number of times that a part was written again while it was read.
     pub retries: u64,
     /// Bytes of parameters written to others.
     pub bytes: u64,
@@ -74,9 +75,9 @@ pub struct GroupStatistics {
 
 /// A member of a group that averages its parameters with others.
 ///
-/// One round is: change [`parameters_mut`](Self::parameters_mut), then [`average`](Self::average). Who drives a loop of
-/// its own calls [`start_average`](Self::start_average), and [`poll`](Self::poll) until [`take`](Self::take) returns
-/// something.
+/// One round is: change [`parameters_mut`](Self::parameters_mut), then [`average`](Self::average). A program with a
+/// loop of its own calls [`start_average`](Self::start_average), then [`poll`](Self::poll) until
+/// [`take`](Self::take) returns something.
 ///
 /// ```
 /// use slackline::{Address, GroupMember, GroupOptions, Shm};
@@ -104,12 +105,12 @@ pub struct GroupStatistics {
 /// # Ok::<(), slackline::Error>(())
 /// ```
 pub struct GroupMember<T: Transport> {
-    /// Before the connections: who is gone has no heart.
+    /// Declared before the connections, so that it is dropped first: a member that is gone has no heart.
     flock: Flock,
     listener: T::Listener,
     terms: GroupHello,
     lease: Duration,
-    /// By rank; none for this member itself.
+    /// The other members by rank; `None` for this member itself.
     peers: Vec<Option<Peer<T::Endpoint>>>,
     gone: Ranks,
     /// One holds the parameters; in the other the next mean is put together, and then they change places: the
@@ -120,12 +121,12 @@ pub struct GroupMember<T: Transport> {
     /// Rounds before this one are over.
     through: u64,
     is_cut_off: bool,
-    /// What the others say of this member matters no more.
+    /// True once the member leaves: what the others say of it then matters no more.
     is_leaving: bool,
     statistics: GroupStatistics,
-    /// What its heart missed until it woke then had no consequence.
+    /// Beats that the heart missed before this time had no consequence.
     forgiven: Instant,
-    /// When it was polled last.
+    /// The time of the last poll.
     now: Instant,
     read: Instant,
     checked: Instant,
@@ -183,25 +184,25 @@ impl<T: Transport> GroupMember<T> {
         usize::from(self.terms.rank)
     }
 
-    /// How many members there were at the begin.
+    /// Returns the number of members at the begin.
     #[doc(hidden)]
     pub fn members(&self) -> usize {
         self.peers.len()
     }
 
-    /// The ranks of those who are there, this member among them, in order.
+    /// Returns the ranks of the members that are alive, this member among them, in order.
     #[doc(hidden)]
     pub fn alive(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.members()).filter(|rank| !self.gone.contains(*rank))
     }
 
-    /// Why a member is gone, if it is.
+    /// Returns the reason why a member is gone, if it is.
     #[doc(hidden)]
     pub fn absence(&self, rank: usize) -> Option<&Absence> {
         self.peers.get(rank)?.as_ref()?.absence.as_ref()
     }
 
-    /// What was done so far.
+    /// Returns the counts of the work so far.
     pub fn statistics(&self) -> &GroupStatistics {
         &self.statistics
     }
@@ -282,8 +283,8 @@ impl<T: Transport> GroupMember<T> {
         self.form()
     }
 
-    /// Does what there is to do, without waiting: takes parts, sends parts, notices who is gone. True if it got
-    /// anywhere. Who computes between rounds need not call it.
+    /// Does all work that needs no waiting: takes parts, sends parts, notices which members are gone. Returns true
+    /// if it made progress. A program that computes between rounds need not call it there.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
         if self.is_cut_off {
             return Err(GroupError::CutOff { rank: self.rank() }.into());
@@ -304,15 +305,15 @@ impl<T: Transport> GroupMember<T> {
         Ok(progress)
     }
 
-    /// How the round ended, once it has.
+    /// Returns the outcome of the round, once it has ended.
     pub fn take(&mut self) -> Option<Averaged> {
         let Phase::Ended(averaged) = self.round.phase else { return None };
         self.round.phase = Phase::None;
         Some(averaged)
     }
 
-    /// Gives up the round that is under way, and tells the others; the parameters are as before, unless the round had
-    /// ended. They can be changed as soon as nobody is still being sent them.
+    /// Gives up the round that is under way, and tells the others; the parameters are as before, unless the round
+    /// had ended. They can be changed as soon as they are no longer being sent to any member.
     #[doc(hidden)]
     pub fn abandon(&mut self) -> Result<Option<Averaged>, Error> {
         if self.round.phase == Phase::Averaging {
@@ -327,7 +328,7 @@ impl<T: Transport> GroupMember<T> {
     }
 
     /// Leaves in order: the others go on without this member, and do not take it for an accident. Gives up a round
-    /// that is under way. Who has not heard of it within `timeout` is named in [`GroupError::Unheard`].
+    /// that is under way. [`GroupError::Unheard`] names the members that have not heard of it within `timeout`.
     pub fn leave(mut self, timeout: Duration) -> Result<(), Error> {
         self.abandon()?;
         self.is_leaving = true;

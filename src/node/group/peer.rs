@@ -5,7 +5,7 @@ use crate::param::{GONE_ID, GroupArea, GroupInbox, GroupOutbox, LEAVE_ID, PART_I
 use crate::time::{Duration, Instant, Silence};
 use crate::transport::{Disconnected, Endpoint, PostError};
 
-/// Why a member is gone.
+/// The reason why a member is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Absence {
@@ -15,11 +15,11 @@ pub enum Absence {
     Closed(Disconnected),
     /// It was silent for longer than the lease.
     Silent,
-    /// What it wrote broke the protocol.
+    /// The data that it wrote broke the protocol.
     Misbehaved(&'static str),
     /// Another member has found it gone.
     Told {
-        /// Which one.
+        /// The rank of that member.
         by: usize,
     },
 }
@@ -37,22 +37,22 @@ impl std::fmt::Display for Absence {
 }
 
 pub(super) struct Peer<E> {
-    /// None once it is gone and knows. What it wrote before can still be read.
+    /// The connection; `None` once the peer is gone and knows it. The parts that it wrote before can still be read.
     pub(super) endpoint: Option<E>,
     pub(super) inbox: GroupInbox,
     outbox: GroupOutbox,
     pub(super) absence: Option<Absence>,
-    /// What it wrote last can never be taken.
+    /// True if the last part that it wrote can never be taken.
     pub(super) is_wrong: bool,
     /// Parts that are to be written as soon as its queue has room, one of each area.
     pub(super) parts: [Option<(PartHeader, LocalSlice)>; 2],
-    /// It is to be told who is gone.
+    /// True if it is still to be told which members are gone.
     pub(super) gone_is_due: bool,
-    /// It is to be told which rounds are over.
+    /// True if it is still to be told which rounds are over.
     pub(super) through_is_due: bool,
-    /// It is to be told that this member leaves.
+    /// True if it is still to be told that this member leaves.
     pub(super) leaving_is_due: bool,
-    /// Until when it is waited for that it hears why it is left out.
+    /// The time until which this member waits for it to hear why it is left out.
     farewell: Instant,
     /// Parts that are on their way, of each area, announcements of leaving, and news.
     under_way: [u32; 4],
@@ -82,13 +82,13 @@ impl<E: Endpoint> Peer<E> {
         self.silence.observe(now, self.inbox.heartbeat(), lease)
     }
 
-    /// Whether it is there, as far as is known.
+    /// Returns whether the peer is alive, as far as is known.
     pub(super) fn is_alive(&self) -> bool {
         self.absence.is_none()
     }
 
-    /// Leaves it out from here on. With `farewell` it is told first who is gone, itself among them, if it hears that by
-    /// then: one that is alive must not take this member for dead.
+    /// Leaves the peer out from here on. With `farewell` the peer is first told which members are gone, itself
+    /// among them, if it hears that by then. A peer that is alive must not take this member for dead.
     pub(super) fn part_with(&mut self, absence: Absence, farewell: Option<Instant>) {
         self.absence = Some(absence);
         self.parts = [None, None];
@@ -104,12 +104,12 @@ impl<E: Endpoint> Peer<E> {
         (self.endpoint, self.under_way, self.gone_is_due) = (None, [0; 4], false);
     }
 
-    /// Whether a part of this area is on its way.
+    /// Returns whether a part of this area is on its way.
     pub(super) fn is_writing(&self, area: GroupArea) -> bool {
         self.under_way[area as usize] > 0
     }
 
-    /// Whether everything that it was to get has arrived.
+    /// Returns whether everything that the peer was to get has arrived.
     pub(super) fn has_all(&self) -> bool {
         self.under_way == [0; 4] && !self.is_due()
     }
@@ -128,7 +128,7 @@ impl<E: Endpoint> Peer<E> {
         }
         if self.endpoint.is_some() {
             let attended = self.attend_queue(gone, through);
-            // Who does not hear it finds its connection closed.
+            // A peer that does not hear it finds its connection closed.
             if attended.is_err() || self.has_all() || now >= self.farewell {
                 self.close();
             }
@@ -163,8 +163,8 @@ impl<E: Endpoint> Peer<E> {
         }
     }
 
-    /// In this order: who sees a part of a smaller group finds out who is gone, and who sees that a round is over finds
-    /// all that it gets of it.
+    /// Posts in this order: a peer that sees a part of a smaller group finds out which members are gone. A peer
+    /// that sees that a round is over finds all parts of the round that it gets.
     fn post(&mut self, gone: Ranks, through: u64) -> Result<bool, PostError> {
         let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
         let mut posted = false;

@@ -11,16 +11,16 @@ use crate::param::{GroupArea, GroupLayout, MAX_MEMBERS, PartHeader, Ranks, ranks
 use crate::time::Instant;
 use crate::transport::Transport;
 
-/// How far a round is.
+/// The progress of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// There is none.
     None,
     /// Parts come and go.
     Averaging,
-    /// It has ended so; what was written is still arriving.
+    /// The round has ended with this outcome; parts that were written are still arriving.
     Ending(Averaged),
-    /// It has ended so.
+    /// The round has ended with this outcome.
     Ended(Averaged),
 }
 
@@ -29,10 +29,10 @@ pub(super) enum Phase {
 pub(super) struct Round {
     pub(super) number: u64,
     pub(super) phase: Phase,
-    /// Who was to average, in order of rank.
+    /// The members that were to average, in order of rank.
     pub(super) group: Vec<u16>,
     group_word: u64,
-    /// Those of the group who still do.
+    /// The members of the group that still average.
     pub(super) view: Vec<u16>,
     view_word: u64,
     /// This member's place in the view.
@@ -41,7 +41,7 @@ pub(super) struct Round {
     is_clear: bool,
     /// This member's part of the mean is there.
     has_summed: bool,
-    /// Which of the view's parts of the mean are there.
+    /// For each part of the mean in the view: whether it is there.
     means: Vec<bool>,
     /// Headers of the view's summands while they are summed; of this member's own there is none.
     summands: Vec<PartHeader>,
@@ -73,7 +73,7 @@ impl Round {
         (self.number, self.phase, self.begun) = (number, Phase::Averaging, None);
     }
 
-    /// Begins anew with those of the group who are not gone.
+    /// Begins the round again with the members of the group that are not gone.
     fn form(&mut self, rank: u16, gone: Ranks) {
         let Round { group, view, .. } = self;
         view.clear();
@@ -91,7 +91,7 @@ impl Round {
         PartHeader { round, view, group, bytes: bytes as u64, ..PartHeader::default() }
     }
 
-    /// Whether a part is one of this round, among the same members.
+    /// Returns whether a part is one of this round, among the same members.
     fn is_of(&self, header: &PartHeader) -> bool {
         header.round == self.number && header.view == self.view_word
     }
@@ -102,13 +102,13 @@ impl Round {
     }
 }
 
-/// What comes of a part that was looked for.
+/// The result of looking for a part.
 enum Taken {
-    /// It is there.
+    /// The part is there.
     Yes,
-    /// Not yet, or no more.
+    /// The part is not there yet, or no more.
     No,
-    /// It can never be right.
+    /// The part can never be right.
     Wrong(&'static str),
 }
 
@@ -139,7 +139,7 @@ impl<T: Transport> GroupMember<T> {
         Ok(())
     }
 
-    /// What is not posted yet need not be.
+    /// Drops the parts that are not posted yet: they need not be sent.
     fn forget_parts(&mut self) {
         self.peers.iter_mut().flatten().for_each(|peer| peer.parts = [None, None]);
     }
@@ -149,7 +149,8 @@ impl<T: Transport> GroupMember<T> {
         if self.round.phase != Phase::Averaging {
             return Ok(self.settle());
         }
-        // Who is gone was found out before the parts are looked at: all that the gone have written is there by now.
+        // The members that are gone were found out before the parts are looked at: all that they have written is
+        // there by now.
         let before = self.progress();
         if !self.round.is_clear {
             let is_writing = |peer: &Peer<T::Endpoint>| peer.is_writing(GroupArea::Mean);
@@ -227,7 +228,7 @@ impl<T: Transport> GroupMember<T> {
         }
     }
 
-    /// Whether a part is what its author meant, where checksums were agreed.
+    /// Returns whether a part is what its author meant, where checksums were agreed.
     fn is_right(&self, header: &PartHeader, payload: VolatileSlice<'_>) -> bool {
         !self.terms.checksums || header.checksum_of(payload) == header.checksum
     }
@@ -280,7 +281,8 @@ impl<T: Transport> GroupMember<T> {
         let torn = self.round.view.iter().zip(parts).find_map(|(rank, (header, payload))| {
             let inbox = &self.peers[usize::from(*rank)].as_ref()?.inbox;
             let is_right = self.is_right(header, *payload);
-            // A member that gave the round up, or begins it anew without somebody, may have written meanwhile.
+            // A member that gave the round up, or begins it again without another member, may have written
+            // meanwhile.
             let is_still = inbox.is_still(GroupArea::Summand, header.sequence);
             (!is_right || !is_still).then_some((usize::from(*rank), is_still))
         });
@@ -315,8 +317,8 @@ impl<T: Transport> GroupMember<T> {
         }
     }
 
-    /// Whether the parts that are missing can still come: if a member that owes one is gone, the round begins anew
-    /// without it; if one has ended the round without having written it, the round is given up.
+    /// Judges whether the missing parts can still come. If a member that owes one is gone, the round begins again
+    /// without it. If one has ended the round without having written it, the round is given up.
     fn judge(&mut self) -> Result<(), Error> {
         let (mut again, mut over) = (false, false);
         for place in 0..self.round.view.len() {
@@ -339,7 +341,8 @@ impl<T: Transport> GroupMember<T> {
                 if newest.group != self.round.group_word {
                     return Err(GroupError::Disagree { rank, round: self.round.number }.into());
                 }
-                // It began anew without somebody of whom it had told before, or has not heard of somebody yet.
+                // It began the round again without a member of whose loss it had told before, or it has not heard of
+                // a loss yet.
                 self.adopt(rank)?;
                 again |= self.round.view.iter().any(|rank| self.gone.contains(usize::from(*rank)));
             }
@@ -353,7 +356,7 @@ impl<T: Transport> GroupMember<T> {
         Ok(())
     }
 
-    /// Whether something of the member in `place` of the view is not there yet.
+    /// Returns whether something of the member in `place` of the view is not there yet.
     fn lacks(&self, place: usize) -> bool {
         let rank = usize::from(self.round.view[place]);
         let Some(peer) = &self.peers[rank] else { return false };
@@ -366,7 +369,8 @@ impl<T: Transport> GroupMember<T> {
             || !(has_mean || peer.inbox.header(GroupArea::Mean).is_some_and(is_of))
     }
 
-    /// For whom the round that is under way waits: those who owe a part, or, at its end, to whom one is on its way.
+    /// Returns the members for which the round that is under way waits: those that owe a part, or, at its end,
+    /// those to which a part is on its way.
     pub(super) fn missing(&self) -> Vec<usize> {
         if self.round.phase != Phase::Averaging {
             return self.unreached();
@@ -375,13 +379,13 @@ impl<T: Transport> GroupMember<T> {
         places.map(|place| usize::from(self.round.view[place])).collect()
     }
 
-    /// Those whom not everything has reached that was written to them, or is to be.
+    /// Returns the members that have not yet received all that was written to them, or is to be.
     pub(super) fn unreached(&self) -> Vec<usize> {
         let has_all = |rank: &usize| self.peers[*rank].as_ref().is_none_or(Peer::has_all);
         (0..self.members()).filter(|rank| !has_all(rank)).collect()
     }
 
-    /// Ends the round, and tells all who may wait for this member in it.
+    /// Ends the round, and tells all members that may wait for this one in it.
     pub(super) fn end(&mut self, skipped: bool) {
         let members = if skipped { 1 } else { self.round.view.len() };
         let round = self.round.number;

@@ -1,4 +1,4 @@
-//! Who is alive: connections, heartbeats, and what the others say of each other.
+//! Detection of members that are gone: connections, heartbeats, and what the members say of each other.
 
 use super::peer::{Absence, Peer};
 use super::{GroupError, GroupMember};
@@ -6,17 +6,18 @@ use crate::node::{Error, now};
 use crate::time::{Duration, Instant};
 use crate::transport::{Endpoint, Incoming, Listener, Transport};
 
-/// How often the others' words are read.
+/// Period at which a member reads the others' words.
 const READ_EVERY: Duration = Duration::from_millis(1);
 
-/// How long a member that is left out may take to hear of it: one that is alive does in a fraction of this.
+/// Longest time that a member which is left out may take to hear of it; one that is alive needs a fraction of this.
 const FAREWELL: Duration = Duration::from_millis(100);
 
-/// How often connections and the listener are asked: it may cost system calls.
+/// Period at which connections and the listener are asked: asking may cost system calls.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 impl<T: Transport> GroupMember<T> {
-    /// Notices who is gone, and whether this member itself is taken for gone. True if anybody is newly so.
+    /// Notices which members are gone, and whether this member itself is taken for gone. Returns true if any member
+    /// is newly gone.
     pub(super) fn watch(&mut self, now: Instant) -> Result<bool, Error> {
         let before = self.gone;
         self.now = now;
@@ -42,8 +43,9 @@ impl<T: Transport> GroupMember<T> {
             self.checked = now;
             self.check_connections()?;
             while let Some(incoming) = self.listener.poll(now) {
-                incoming
-                    .refuse("this group has begun and takes nobody in: start all members of a job together");
+                incoming.refuse(
+                    "this group has begun and takes no member in: start all members of a job together",
+                );
             }
         }
         Ok(self.gone != before)
@@ -58,7 +60,7 @@ impl<T: Transport> GroupMember<T> {
                 self.lose(rank, Absence::Closed(gone))?;
             }
         }
-        // Who had left it for that would have told it, or closed the connection, by now.
+        // A member that had left it out for that would have told it, or closed the connection, by now.
         if now() - woken > self.lease {
             self.forgiven = woken;
         }
@@ -78,8 +80,8 @@ impl<T: Transport> GroupMember<T> {
         Ok(progress)
     }
 
-    /// Takes over what another member says of who is gone. If that is this member itself, it is cut off: the others go
-    /// on without it.
+    /// Takes over what another member says of the members that are gone. If this member itself is among them, it is
+    /// cut off: the others go on without it.
     pub(super) fn adopt(&mut self, rank: usize) -> Result<(), Error> {
         let Some(peer) = &self.peers[rank] else { return Ok(()) };
         let gone = peer.inbox.gone();

@@ -15,14 +15,15 @@ use crate::scheme::{AnyScheme, GradientId, ServerAction, Share};
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, ConnectError, Disconnected, Endpoint, Transport};
 
-/// How often the connection to the decider is asked whether it still stands.
+/// Period at which the connection to the decider is asked whether it still stands.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// Of a server for which another one decides.
+/// The state of a server for which another one decides.
 pub(super) struct Following<E> {
     scheme: String,
     link: Option<Decided<E>>,
-    /// Where it was when it lost its connection. `None` before the first.
+    /// The life of the decider and the entry at which this server was when it lost its connection. `None` before
+    /// the first connection.
     position: Option<(Epoch, u64)>,
     /// The decider's smallest clock, as of the newest version here.
     clock: Clock,
@@ -45,7 +46,7 @@ struct Decided<E> {
     checked: Instant,
 }
 
-/// A worker that has left, in whose desk gradients lie. Its place stays empty.
+/// A worker that has left, and whose desk still holds gradients. Its place stays empty.
 struct Departed {
     place: u16,
     source: Source,
@@ -71,7 +72,8 @@ impl<E> Following<E> {
 }
 
 impl<T: Transport> Server<T> {
-    /// True if another server decides for this one: it serves nobody until [`follow`](Self::follow) has connected it.
+    /// Returns true if another server decides for this one. It serves no peer until [`follow`](Self::follow) has
+    /// connected it.
     #[doc(hidden)]
     pub fn follows(&self) -> bool {
         self.following.is_some()
@@ -88,14 +90,15 @@ impl<T: Transport> Server<T> {
         self.following.as_ref()?.position.map(|(epoch, _)| epoch)
     }
 
-    /// Connects this server to the one of shard 0 at `decider`, which decides for all shards: under schemes that count
-    /// versions or choose whom to wait for ([`Needs::counts_versions`](crate::scheme::Needs::counts_versions)), where
-    /// there are several servers. Waits at most `timeout` for that server, which may not listen yet.
+    /// Connects this server to the one of shard 0 at `decider`, which decides for all shards: under schemes that
+    /// count versions or choose the workers to wait for
+    /// ([`Needs::counts_versions`](crate::scheme::Needs::counts_versions)), where there are several servers. Waits
+    /// at most `timeout` for that server, which may not listen yet.
     ///
-    /// To be called before the first [`poll`](Self::poll), and again after an [`Error::ServerLost`] of shard 0. This
-    /// server then goes on where it was. If it was away for another life of the decider, that is
-    /// [`Error::AnotherLife`]: begin this server anew, from its checkpoint if there is one. At its begin it takes over
-    /// the decider's version; updates that its checkpoint lacks are lost, and counted in
+    /// Call this before the first [`poll`](Self::poll), and again after an [`Error::ServerLost`] of shard 0. This
+    /// server then goes on where it was. If the decider has begun another life while this server was away, the
+    /// error is [`Error::AnotherLife`]. Then start this server again, from its checkpoint if there is one. At its
+    /// begin it takes over the decider's version. Updates that its checkpoint lacks are lost, and counted in
     /// [`ServerStatus::lost_updates`](super::ServerStatus::lost_updates).
     pub fn follow(&mut self, decider: &Address, timeout: Duration) -> Result<(), Error> {
         let Some(following) = &mut self.following else {
@@ -225,8 +228,8 @@ impl<T: Transport> Server<T> {
         Ok(None)
     }
 
-    /// The gradient of this name, if it has come. Its worker announces it to the decider last: one that is in, and
-    /// whose gradient is not here, broke the protocol.
+    /// Finds the gradient of this name, if it has come. Its worker announces it to the decider last: a worker that
+    /// is in, and whose gradient is not here, broke the protocol.
     fn find(&mut self, session: u64, ordinal: u64, now: Instant) -> Option<GradientId> {
         let peers = self.shard.peers.iter().zip(&self.workers).zip(0..);
         let found = peers.filter_map(|((peer, state), place)| Some((peer.as_ref()?, state.as_ref()?, place)));
@@ -291,7 +294,7 @@ impl<T: Transport> Server<T> {
         self.shard.withheld.extend(kept.map(|departed| departed.place));
     }
 
-    /// Where a gradient lies whose worker may have left.
+    /// Returns the place of a gradient whose worker may have left.
     pub(super) fn source(&self, place: u16) -> Option<Source> {
         let mut departed = self.following.iter().flat_map(|following| &following.departed);
         if let Some(gone) = departed.find(|gone| gone.place == place) {
@@ -302,7 +305,8 @@ impl<T: Transport> Server<T> {
 
     // ------------------------------------------------------------------ the server that decides
 
-    /// Whether the scheme may be asked: others hear of what it says, and all of them are there.
+    /// Returns whether the scheme may be asked: the other servers hear of its decisions, so all of them must be
+    /// there.
     pub(super) fn may_decide(&mut self) -> bool {
         let followers = self.shard.followers().count();
         self.shard.decider.as_mut().is_none_or(|decider| {

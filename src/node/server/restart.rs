@@ -154,8 +154,8 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// How many versions are made while the newest frame and its states are being copied, out of three that could be.
-    /// At least so many are waited for.
+    /// Returns how many of three possible versions are made while the newest frame and its states are being copied.
+    /// Waits for at least `least` of them.
     fn versions_made_meanwhile(least: u64, frames: u8, optimizer: Optimizer) -> u64 {
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = Some(CheckpointOptions::new(folder.path().join("shard")));

@@ -1,4 +1,4 @@
-//! What a server is told, and what it tells of itself.
+//! The options of a server, and its report about itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,37 +9,37 @@ use crate::scheme;
 #[cfg(doc)]
 use crate::transport::Transport;
 
-/// How a server works.
+/// Settings of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerOptions {
     /// The scheme. Workers run the same.
     pub scheme: scheme::AnyScheme,
-    /// What a gradient's staleness does to its weight.
+    /// The effect of a gradient's staleness on its weight.
     pub damping: scheme::Damping,
-    /// How many workers the job has: nothing is applied before that many have joined.
+    /// Number of workers of the job: nothing is applied before that many have joined.
     pub workers: usize,
-    /// How gradients move parameters.
+    /// The optimiser, by which gradients move parameters.
     pub optimizer: Optimizer,
     /// Step size. A server that follows another one's decisions makes its steps with that one's.
     pub learning_rate: f32,
     /// Threads that fold, the caller's own among them.
     pub threads: usize,
-    /// Which shard of the table this is, and of how many. Under a scheme that counts versions the server of shard 0
-    /// decides for all, and the others [`follow`](super::Server::follow) it.
+    /// The number of this shard of the table, and the number of shards. Under a scheme that counts versions the
+    /// server of shard 0 decides for all, and the others [`follow`](super::Server::follow) it.
     pub shard: (u16, u16),
-    /// How its memory is made.
+    /// Settings of its memory.
     pub memory: ShardOptions,
     /// Whether it writes checkpoints: where, and how often.
     pub checkpoint: Option<CheckpointOptions>,
     /// Measure norm and variance of gradients though the scheme has no use for them.
     pub measure_moments: bool,
-    /// What becomes of gradients that hold a NaN or an infinity.
+    /// The treatment of gradients that hold a NaN or an infinity.
     pub non_finite: NonFinite,
 }
 
-/// What becomes of gradients that hold a NaN or an infinity. They are counted in any case
-/// ([`ServerStatus::non_finite`]). To notice them costs no pass over memory; a fold that has one is done again without
-/// it.
+/// Treatments of gradients that hold a NaN or an infinity. The server counts such gradients in any case
+/// ([`ServerStatus::non_finite`]). Noticing them costs no pass over memory; a fold that has one is done again
+/// without it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NonFinite {
     /// They are folded in as they are, and the parameters are not finite from then on ([`ServerStatus::diverged`]).
@@ -70,7 +70,7 @@ impl ServerOptions {
     }
 }
 
-/// What a server can say about itself.
+/// The report of a server about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ServerStatus {
     /// The newest version.
@@ -87,7 +87,7 @@ pub struct ServerStatus {
     pub left: u64,
     /// Peers that were turned away.
     pub refused: u64,
-    /// How often peers reached for memory that they were not granted: [`Transport::trespasses`].
+    /// Number of accesses by peers to memory that they were not granted: [`Transport::trespasses`].
     pub trespasses: u64,
     /// Workers that were let go because what they wrote broke the protocol.
     pub misbehaved: u64,
@@ -97,8 +97,8 @@ pub struct ServerStatus {
     pub dropped: u64,
     /// Gradients that were announced, and void because their worker left before they were folded in or dropped.
     pub voided: u64,
-    /// Gradients in the decider's versions that this server, which follows it, does not have: it was lost and began
-    /// anew after they were announced.
+    /// Gradients in the decider's versions that this server, which follows it, does not have: it was lost and
+    /// started again after they were announced.
     pub missing: u64,
     /// Gradients that held a NaN or an infinity, whatever became of them.
     pub non_finite: u64,
@@ -106,13 +106,14 @@ pub struct ServerStatus {
     pub diverged: Option<Version>,
     /// Gradients in the newest version.
     pub gradients: u64,
-    /// How often workers were asked to abandon what they compute. Who was asked in vain, having just published, counts.
+    /// Number of times that a worker was asked to abandon its computation. A request also counts where it is in
+    /// vain because the worker has just published.
     pub interrupts: u64,
     /// Mean of the losses that came with the gradients of the newest version.
     pub loss: Option<f64>,
-    /// How many gradients the next version waits for, where the scheme chooses that.
+    /// Number of gradients that the next version waits for, where the scheme chooses that.
     pub waits_for: Option<u64>,
-    /// How many versions a gradient may be behind by now, where the scheme bounds that.
+    /// Number of versions that a gradient may be behind by now, where the scheme bounds that.
     pub staleness_bound: Option<u64>,
     /// Squared Euclidean norm of the mean gradient of the newest version that has told one, where the scheme asks for
     /// it ([`scheme::Config::measures_moments`]) or the options do.

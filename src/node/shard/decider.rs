@@ -12,8 +12,8 @@ pub(in crate::node) struct Decider {
     waiting: VecDeque<Decision>,
     /// The version that they have decided.
     version: Version,
-    /// Of each shard but the first: all entries before are taken. Kept while its server is away, so that it goes on
-    /// where it was. `None` before it has come for the first time.
+    /// For each shard but the first: the entry before which all entries are taken. Kept while its server is away,
+    /// so that it goes on where it was. `None` before it has come for the first time.
     taken: Vec<Option<u64>>,
 }
 
@@ -32,7 +32,8 @@ impl Decider {
         self.decisions.end() + self.waiting.len() as u64
     }
 
-    /// Where the server of `shard` begins. One that has followed this life goes on where it was.
+    /// Returns the entry and the version from which the server of `shard` follows. A server that has followed this
+    /// life goes on where it was.
     pub(super) fn begin(&self, shard: u16, followed: Option<Followed>, epoch: Epoch) -> DecidedFrom {
         let kept = self.place(shard).and_then(|place| self.taken[place]);
         let goes_on = followed.filter(|followed| {
@@ -93,7 +94,7 @@ impl Decider {
         self.waiting.is_empty()
     }
 
-    /// How many servers follow when all are there.
+    /// Returns the number of servers that follow when all are there.
     pub(in crate::node) fn followers(&self) -> usize {
         self.taken.len()
     }

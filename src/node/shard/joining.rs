@@ -10,8 +10,8 @@ use crate::param::{Desk, Hello, SlotGeometry};
 use crate::time::{Duration, Instant};
 use crate::transport::{Incoming, RegisterError, Transport};
 
-/// How long a poll waits for peers that it has met: most are prepared for at once, and an owner that is polled now and
-/// then lets them in with the poll that meets them.
+/// The time for which a poll waits for peers that it has met. Most are prepared for at once, and an owner that is
+/// polled now and then lets them in with the poll that meets them.
 const GRACE: Duration = Duration::from_millis(1);
 
 /// A peer to which nothing but the answer is missing.

@@ -1,4 +1,4 @@
-//! What a worker's scheme is told, and what it asks for.
+//! The events that a worker's scheme is told of, and the actions that it asks for.
 
 use super::{Part, Phase, Worker};
 use crate::clock::Clock;
@@ -66,8 +66,9 @@ impl<T: Transport> Worker<T> {
         self.needs.counts_versions && self.parts.len() > 1
     }
 
-    /// Where one server decides for all, brings each part to the version of the deciding one's, or a later one: the
-    /// copy then is of that version, and as long as that is the newest, of that alone. True if a part lacked.
+    /// Brings each part to the version of the deciding server's part, or a later one, where one server decides for
+    /// all. The copy then is of that version, and as long as that is the newest, of that alone. Returns true if a
+    /// part lacked.
     pub(super) fn level(&mut self, bound: Bound) -> Result<bool, Error> {
         let decided = match &self.parts[..] {
             [first, ..] if self.is_decided() => first.version,
@@ -94,8 +95,8 @@ impl<T: Transport> Worker<T> {
         }
     }
 
-    /// What is being brought is to satisfy another bound. Shards that were brought already satisfied the one before:
-    /// `collect_copies` asks for those again that do not satisfy this one.
+    /// Changes the bound that the copies being brought are to satisfy. Shards that were brought already satisfied
+    /// the bound before: `collect_copies` asks for those again that do not satisfy this one.
     fn amend_refresh(&mut self, bound: Bound) {
         for part in self.parts.iter_mut().filter(|part| !part.refreshed) {
             let bound = part.bound(bound);

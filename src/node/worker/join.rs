@@ -12,10 +12,11 @@ use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, ConnectError, Endpoint, Transport};
 
-/// What a worker that comes back had reached.
+/// The versions that a worker which comes back had reached.
 pub(super) struct Reached<'a> {
     pub(super) clock: Clock,
-    /// Of each shard: the life that it was connected to last, and the newest version that it has seen of that.
+    /// For each shard: the life that it was connected to last, and the newest version that it has seen of that
+    /// life.
     pub(super) shards: &'a [(Epoch, Version)],
 }
 
@@ -60,7 +61,7 @@ fn no_server() -> Error {
     Error::Shards { reason: "no server was given".into() }
 }
 
-/// How long a server may take to notice that a peer has left.
+/// Longest time that a server may take to notice that a peer has left.
 pub(super) const LEAVING: Duration = Duration::from_millis(50);
 
 /// The most that a worker begins later than it must, so as to begin at the same clock everywhere.
@@ -74,8 +75,8 @@ struct Joining<'a, T> {
     timeout: Duration,
 }
 
-/// Connects to all shards and returns the connections in their order. Who comes back keeps trying until `timeout` has
-/// passed: a server may be on its way, too.
+/// Connects to all shards and returns the connections in their order. A worker that comes back keeps trying until
+/// `timeout` has passed: a server may be on its way, too.
 pub(super) fn join<T: Transport>(
     transport: &T,
     servers: &[Address],
@@ -105,7 +106,7 @@ pub(super) fn join<T: Transport>(
     Ok(links)
 }
 
-/// Where a worker begins. All shards are at one clock, unless the scheme never waits.
+/// Returns the clock at which a worker begins. All shards are at one clock, unless the scheme never waits.
 pub(super) fn clock<E: Endpoint>(links: &[Link<E>]) -> Clock {
     links.iter().map(|link| link.welcome.clock).max().unwrap_or_default()
 }
@@ -151,12 +152,12 @@ impl<T: Transport> Joining<'_, T> {
 
     /// Brings all shards to one clock, which is that of the next gradient for all of them.
     ///
-    /// Shards move on one by one, so one who comes late, or comes back, may find them at different clocks; and one
-    /// that was restored stands where its checkpoint was written. It leaves those that are not at the latest and joins
-    /// them again, asking to begin there: a worker may begin later than it must, for it then waits for the others and
-    /// they do not wait for it. A shard that has moved past what was asked meanwhile makes it ask for more, and more
-    /// each time: the shards that it is in hold the others within its bound, so that a large enough step is past all
-    /// that they can do while it is on its way.
+    /// Shards move on one by one, so a worker that comes late, or comes back, may find them at different clocks;
+    /// and a shard that was restored stands where its checkpoint was written. The worker leaves those that are not
+    /// at the latest and joins them again, asking to begin there: a worker may begin later than it must, for it
+    /// then waits for the others and they do not wait for it. A shard that has moved past what was asked meanwhile
+    /// makes it ask for more, and more each time: the shards that it is in hold the others within its bound, so
+    /// that a large enough step is past all that they can do while it is on its way.
     fn meet(&self, links: &mut Vec<Link<T::Endpoint>>, staleness: u64) -> Result<(), Error> {
         let mut margin = 0;
         loop {
@@ -193,7 +194,7 @@ impl<T: Transport> Joining<'_, T> {
     }
 }
 
-/// That reading in place is possible, if it is asked for.
+/// Checks that reading in place is possible, if it is asked for.
 pub(super) fn check_read_mode<E: Endpoint>(
     links: &[Link<E>],
     options: &WorkerOptions,
@@ -216,7 +217,7 @@ pub(super) fn check_read_mode<E: Endpoint>(
     Ok(())
 }
 
-/// That the servers hold the shards of one table, each once.
+/// Checks that the servers hold the shards of one table, each once.
 pub(super) fn check_shards<E: Endpoint>(links: &[Link<E>]) -> Result<Table, Error> {
     let wrong = |reason: String| Error::Shards { reason };
     let first = links.first().ok_or_else(no_server)?;

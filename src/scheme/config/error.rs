@@ -1,4 +1,4 @@
-//! What can be wrong with a scheme's settings.
+//! The errors in a scheme's settings.
 
 use std::borrow::Cow;
 
@@ -27,7 +27,7 @@ pub enum ConfigError {
         scheme: &'static str,
         /// The setting.
         setting: String,
-        /// What it was to be.
+        /// The value that was given.
         value: String,
     },
     /// A setting was given twice.
@@ -45,9 +45,9 @@ pub enum ConfigError {
         scheme: &'static str,
         /// The setting.
         setting: &'static str,
-        /// What it was to be.
+        /// The value that was given.
         value: String,
-        /// What it can be.
+        /// The values that are allowed.
         expected: &'static str,
     },
     /// A setting that does not fit the number of workers.
@@ -57,11 +57,11 @@ pub enum ConfigError {
         scheme: &'static str,
         /// The setting.
         setting: &'static str,
-        /// What it is.
+        /// The value of the setting.
         value: u64,
-        /// How many workers there are.
+        /// The number of workers.
         workers: usize,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
     /// A server runs a scheme that this process cannot make.
@@ -75,7 +75,7 @@ pub enum ConfigError {
     Custom {
         /// The scheme.
         scheme: String,
-        /// What is wrong, and the remedy.
+        /// The cause, and the remedy.
         reason: String,
     },
     /// A server was asked for, and the scheme has none.

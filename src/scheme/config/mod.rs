@@ -1,4 +1,4 @@
-//! Which scheme a job runs: a value that can be named, stored and sent.
+//! The scheme of a job: a value that can be named, stored and sent.
 
 mod error;
 mod text;
@@ -39,19 +39,19 @@ pub const DEFAULT_STALENESS: u64 = 3;
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Config {
-    /// Bulk synchronous: one update per clock, out of everybody's gradients. Every copy is exactly up to date.
+    /// Bulk synchronous: one update per clock, out of all workers' gradients. Every copy is exactly up to date.
     Bsp,
-    /// Asynchronous: nobody waits, and staleness is unbounded.
+    /// Asynchronous: no worker waits, and staleness is unbounded.
     Asp,
     /// Stale synchronous (Ho et al., NIPS 2013): a copy is used again until it is `staleness` clocks behind.
     Ssp {
-        /// How many clocks a copy may be behind its reader.
+        /// Most clocks that a copy may be behind its reader.
         staleness: u64,
     },
     /// Eager SSP (Dai et al., AAAI 2015, arXiv 1410.8043): the bound of SSP, over copies that the server pushes
     /// whenever a clock is complete, so that most are far fresher than the bound.
     Essp {
-        /// How many clocks a copy may be behind its reader.
+        /// Most clocks that a copy may be behind its reader.
         staleness: u64,
     },
     /// Bounded asynchronous parallel (Li et al., HPCC 2016): whole clocks are folded in order, as in BSP, and workers
@@ -59,7 +59,7 @@ pub enum Config {
     /// cache. That the distance is counted in clocks, and that the server makes whole versions in order, are
     /// reconstructions. At staleness 0 it is BSP to the bit.
     Bap {
-        /// How many clocks a copy may be behind its reader, at most [`RUN_AHEAD_MAX`](Self::RUN_AHEAD_MAX).
+        /// Most clocks that a copy may be behind its reader; at most [`RUN_AHEAD_MAX`](Self::RUN_AHEAD_MAX).
         staleness: u64,
     },
     /// Value-bounded asynchronous parallel (Dai et al., AAAI 2015, arXiv 1410.8043): no clock bounds anything; what is
@@ -67,28 +67,28 @@ pub enum Config {
     /// of that in clock `c`. How large a gradient is is known only when it is computed: until then its worker takes it
     /// to be as large as its last.
     Vap {
-        /// In clock 0; above 0.
+        /// The bound in clock 0; above 0.
         bound: f32,
-        /// What counts as in transit.
+        /// The gradients that count as in transit.
         strength: Strength,
     },
     /// Dynamic backup workers (Xu et al., arXiv 2004.14696): each version waits for the first few gradients computed
     /// on the one before, and drops the late. See [`dbw`](super::dbw).
     Dbw {
-        /// What becomes of workers that are late.
+        /// The treatment of workers that are late.
         delivery: Delivery,
-        /// How few are waited for.
+        /// The rule that chooses how few gradients a version waits for.
         choice: Choice,
     },
     /// Adaptive bounded staleness (Tan et al., arXiv 2301.08895): each version waits for a few updates that are at most
     /// so many versions behind, and workers that are further behind begin again. Both adaptive rules are
     /// reconstructions.
     Abs {
-        /// How many updates a version waits for.
+        /// The number of updates that a version waits for.
         wait_for: WaitFor,
-        /// How many versions an update may be behind; `None`: any number.
+        /// Most versions that an update may be behind; `None`: any number.
         staleness: Option<u64>,
-        /// What becomes of that as more are waited for.
+        /// The change of `staleness` as a version waits for more updates.
         shrink: Shrink,
         /// Steps that a worker makes on its own copy for each update, at least 1.
         local_steps: u16,
@@ -98,16 +98,16 @@ pub enum Config {
     DsSync {
         /// Workers in a group.
         group: u16,
-        /// How they are found.
+        /// The rule that finds the groups.
         partition: Partition,
     },
     /// Synchronous rounds whose updates are folded in late on purpose, each `0..=staleness` rounds, drawn uniformly
     /// (Dai et al., arXiv 1810.03264): a model of staleness. Drawn per update; the paper draws for every reader of it.
     /// At staleness 0 it is BSP to the bit.
     Delay {
-        /// How many rounds late at most; at most [`RUN_AHEAD_MAX`](Self::RUN_AHEAD_MAX).
+        /// Most rounds that an update may be late; at most [`RUN_AHEAD_MAX`](Self::RUN_AHEAD_MAX).
         staleness: u64,
-        /// What the delays follow from.
+        /// The seed that the delays follow from.
         seed: u64,
     },
 }
@@ -117,7 +117,7 @@ impl Config {
     #[doc(hidden)]
     pub const NAMES: [&'static str; text::NAMES.len()] = text::NAMES;
 
-    /// How many clocks workers may run ahead where each costs them a slot at the server.
+    /// Most clocks that workers may run ahead where each clock costs them a slot at the server.
     #[doc(hidden)]
     pub const RUN_AHEAD_MAX: u64 = 1024;
 
@@ -136,7 +136,7 @@ impl Config {
         text::parse(name, settings)
     }
 
-    /// Its name, without settings.
+    /// Returns its name, without settings.
     #[doc(hidden)]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -153,7 +153,7 @@ impl Config {
         }
     }
 
-    /// Whether a job of `workers` can run it, and if not, why.
+    /// Checks whether a job of `workers` can run it, and if not, says why.
     #[doc(hidden)]
     pub fn check(&self, workers: usize) -> Result<(), ConfigError> {
         match *self {
@@ -202,7 +202,7 @@ impl Config {
         Err(self.bad("staleness", staleness, text::RUN_AHEAD))
     }
 
-    /// How many clocks a copy may be behind its reader; `None` if no number of clocks bounds it.
+    /// Returns the most clocks that a copy may be behind its reader; `None` if no number of clocks bounds it.
     #[doc(hidden)]
     pub const fn staleness(&self) -> Option<u64> {
         match *self {
@@ -214,8 +214,8 @@ impl Config {
         }
     }
 
-    /// How many slots each worker needs: one that is being folded in, one that is being written, and one for each
-    /// clock that its gradients may wait at the server.
+    /// Returns the number of slots that each worker needs: one that is being folded in, one that is being written,
+    /// and one for each clock that its gradients may wait at the server.
     #[doc(hidden)]
     pub const fn slots(&self) -> u16 {
         match *self {
@@ -279,7 +279,8 @@ impl Config {
         )
     }
 
-    /// How many steps a worker makes on its own copy for each gradient that it publishes, which is their sum.
+    /// Returns the number of steps that a worker makes on its own copy for each gradient that it publishes. The
+    /// published gradient is the sum over these steps.
     #[doc(hidden)]
     pub const fn local_steps(&self) -> u16 {
         match *self {

@@ -135,7 +135,7 @@ const DBW_LOSS_GROWTH: f32 = 1.0;
 /// Makes a rule of a `k`.
 type Rule = fn(u16) -> WaitFor;
 
-/// What settings can be that are words; the first is the default.
+/// The words that stand for values of a setting; the first word is the default.
 const STRENGTHS: [(&str, Strength); 2] = [("weak", Strength::Weak), ("strong", Strength::Strong)];
 const DELIVERIES: [(&str, Delivery); 3] =
     [("interrupt", Delivery::Interrupt), ("wait", Delivery::Wait), ("pull", Delivery::Pull)];
@@ -195,7 +195,7 @@ impl<'a> Given<'a> {
         text.parse().ok().filter(fits).ok_or_else(|| self.bad(setting, expected))
     }
 
-    /// What was given for this setting cannot be.
+    /// Makes the error of a setting whose value is not allowed.
     fn bad(&self, setting: &'static str, expected: &'static str) -> ConfigError {
         let value = self.text(setting).unwrap_or_default().to_owned();
         ConfigError::BadValue { scheme: self.entry.name, setting, value, expected }
@@ -227,7 +227,7 @@ impl<'a> Given<'a> {
     }
 }
 
-/// What to do about a setting that `scheme` does not take.
+/// Returns the remedy for a setting that `scheme` does not take.
 pub(super) fn remedy(scheme: &str, setting: &str) -> String {
     let mut remedy = "leave it out".to_owned();
     let takes = |entry: &&Entry| entry.takes.contains(&setting);

@@ -1,4 +1,4 @@
-//! Which `k` to wait for.
+//! The choice of `k`, the number of gradients that a version waits for.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::gain::{Estimates, Gain};
 use super::time::Times;
 use crate::scheme::Statistics;
 
-/// How the number of gradients that a version waits for is chosen.
+/// The rule that chooses the number of gradients that a version waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -27,14 +27,14 @@ pub enum Choice {
         /// losses, with 1.01, and waits for one more.
         loss_growth: f32,
     },
-    /// Always the same: static backup workers.
+    /// The same number for every version: static backup workers.
     Static {
-        /// How many.
+        /// The number of gradients.
         k: u16,
     },
     /// The most gradients per second, whatever they are worth: [`most_gradients_k`].
     Blind {
-        /// For so many updates at the beginning `k = n`; 5 by default.
+        /// The number of updates at the beginning for which `k = n`; 5 by default.
         window: u16,
     },
 }
@@ -108,7 +108,7 @@ impl Chooser {
         }
     }
 
-    /// There are so many workers now. Beyond all there were, learning begins anew.
+    /// Makes room for so many workers. If there were never so many before, times are learned from the start.
     pub(super) fn make_room(&mut self, workers: usize) {
         if self.times.make_room(workers)
             && let Choice::Blind { window } = self.choice
@@ -122,7 +122,8 @@ impl Chooser {
         self.times.add(h, k, seconds);
     }
 
-    /// What the next version waits for, of `workers`, after an update out of `k` that measured this.
+    /// Chooses the number of gradients, at most `workers`, that the next version waits for. The update before was out
+    /// of `k` gradients and `measured` is what it showed.
     pub(super) fn next(&mut self, workers: usize, k: usize, measured: &Statistics) -> usize {
         match self.choice {
             Choice::Static { k } => usize::from(k),
@@ -172,7 +173,7 @@ impl Chooser {
 mod tests {
     use super::*;
 
-    /// Of `n` times that are exponential with mean 1, the `k`-th.
+    /// Returns the means of `n` ordered times that are exponential with mean 1, from the first to the `n`-th.
     fn exponential(n: usize) -> Vec<f64> {
         let harmonic = |n: usize| (1..=n).map(|i| 1.0 / i as f64).sum::<f64>();
         (1..=n).map(|k| harmonic(n) - harmonic(n - k)).collect()

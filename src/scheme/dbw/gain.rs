@@ -1,4 +1,4 @@
-//! What an update out of `k` gradients is worth.
+//! The gain of an update out of `k` gradients.
 
 use crate::scheme::Statistics;
 
@@ -17,7 +17,7 @@ pub struct Gain {
 }
 
 impl Gain {
-    /// Of an update out of `k` gradients, at least one; in units of the loss.
+    /// Returns the gain of an update out of `k` gradients, at least one; in units of the loss.
     pub fn of(&self, k: usize) -> f64 {
         let curvature = self.smoothness * self.learning_rate * self.learning_rate / 2.0;
         (self.learning_rate - curvature) * self.norm_squared - curvature * self.variance / k.max(1) as f64
@@ -83,14 +83,14 @@ pub(super) struct Estimates {
     /// Weighted by what they tell: a variance out of `k` gradients by `k - 1`.
     variances: Mean,
     weights: Mean,
-    /// What each step promised to first order, what the loss fell by, and the step's squared length: their means give
-    /// the smoothness.
+    /// Three means that give the smoothness: what each step promised to first order, what the loss fell by, and the
+    /// step's squared length.
     promised: Mean,
     fallen: Mean,
     squares: Mean,
     /// Half the squared differences of neighbours: the variance of single losses, whatever their trend.
     loss_noise: Mean,
-    /// Of the window before, and since.
+    /// The losses of the window before, and since.
     losses: Vec<f64>,
     last: Option<Step>,
 }
@@ -187,7 +187,7 @@ impl Estimates {
     }
 
     /// [`ERRORS`] standard errors less than was measured, where single norms have this variance; from zero to
-    /// `1 / learning_rate`, beyond which nobody would have chosen the step size. Nothing until a window of updates was
+    /// `1 / learning_rate`, beyond which the step size would be a bad choice. Nothing until a window of updates was
     /// measured: the error is not known before.
     fn smoothness(&self, learning_rate: f64, spread: f64) -> Option<f64> {
         let square = self.squares.get().filter(|square| *square > 0.0)?;

@@ -25,7 +25,7 @@ use super::{GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statisti
 use crate::clock::{Clock, ClockTable, Version, WorkerId};
 use crate::time::Instant;
 
-/// What becomes of a worker that still computes when a new version is out.
+/// The treatment of a worker that still computes when a new version is out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -41,7 +41,7 @@ pub enum Delivery {
 /// Versions whose late gradients still tell how long they took.
 const ROUNDS_MAX: usize = 64;
 
-/// One version: when it came out, and what came of it.
+/// One version: the time at which it came out, and what came of it.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     published: Instant,
@@ -50,14 +50,14 @@ struct Round {
     arrived: usize,
 }
 
-/// Folds the first `k` gradients of the newest version, and drops whatever comes of an earlier one.
+/// Folds the first `k` gradients of the newest version, and drops those of earlier ones.
 ///
 /// An event costs the logarithm of the workers. A version costs besides what the choice does: nothing where `k` is
 /// static, a pass over the workers where they are interrupted, the square of their number (of at most 64) elsewhere;
 /// and a pass over the workers to interrupt them.
 ///
-/// What no sane driver sends is ignored: a gradient that is not its worker's next, one of a worker that is not in,
-/// joining twice, leaving twice, an `Applied` that nobody asked for.
+/// The server ignores what no sane driver sends: a gradient that is not its worker's next, one of a worker that is
+/// not in, joining twice, leaving twice, an `Applied` that it did not ask for.
 #[derive(Debug)]
 pub(super) struct DbwServer {
     delivery: Delivery,
@@ -65,16 +65,16 @@ pub(super) struct DbwServer {
     open: bool,
     folded: ClockTable,
     newest: Version,
-    /// What the newest version waits for; clipped to the members when it counts.
+    /// The number of gradients that the newest version waits for; clipped to the members when it counts.
     k: usize,
     chooser: Chooser,
-    /// Of the last versions; the newest is the last.
+    /// The last versions; the newest is the last.
     rounds: VecDeque<Round>,
     /// By worker: the version of the last gradient that came from it.
     answered: Vec<Option<Version>>,
     /// Gradients of the newest version in order of arrival.
     admitted: Vec<GradientId>,
-    /// Those that are being folded, and how many there were.
+    /// The gradients that are being folded, and how many there were.
     taken: Vec<GradientId>,
     folding: Option<usize>,
     late: VecDeque<GradientId>,
@@ -168,7 +168,8 @@ impl DbwServer {
         }
     }
 
-    /// Whoever has not answered the version before the newest computes on it, or on an earlier one.
+    /// Returns the next interrupt that is due. A worker that has not answered the version before the newest computes
+    /// on that one, or on an earlier one.
     fn next_to_interrupt(&mut self) -> Option<ServerAction> {
         while let Some(answered) = self.answered.get(self.to_interrupt) {
             let worker = WorkerId(self.to_interrupt as u16);

@@ -1,4 +1,4 @@
-//! How long the `k`-th gradient of a version takes to come.
+//! The time until the `k`-th gradient of a version comes.
 
 /// Rows and columns of a table at most: with more workers, neighbouring counts share a cell.
 const CELLS_MAX: usize = 64;
@@ -7,7 +7,7 @@ const CELLS_MAX: usize = 64;
 /// noticed. Not in the paper, which says nothing of forgetting.
 const MEMORY: f64 = 20.0;
 
-/// What an empty cell weighs beside a sample: nearly nothing.
+/// The weight of an empty cell beside a sample: nearly nothing.
 const EMPTY: f64 = 1e-6;
 
 /// Rounds of projections before it is good enough; where cells are many they get no closer than noise anyway.
@@ -22,9 +22,9 @@ const ROUNDS_MAX: usize = 200;
 /// smallest value that the order leaves it, with next to no weight: what was never tried looks cheap, is tried, and is
 /// known from then on.
 ///
-/// With `rows == 1`, where nobody is busy when a version comes out because all are interrupted, `h` does not matter
-/// and one pass does. Otherwise a fit costs the square of the workers, and above [`CELLS_MAX`] workers neighbouring
-/// counts share cells so that it stays there.
+/// With `rows == 1`, where no worker is busy when a version comes out because all are interrupted, `h` does not
+/// matter and one pass does. Otherwise a fit costs the square of the workers, and above [`CELLS_MAX`] workers
+/// neighbouring counts share cells so that it stays there.
 #[derive(Debug)]
 pub(super) struct Times {
     workers: usize,
@@ -77,7 +77,7 @@ impl Times {
         }
     }
 
-    /// Makes room for so many workers. A table that must grow begins anew; returns true then.
+    /// Makes room for so many workers. A table that must grow begins from the start; returns true then.
     pub(super) fn make_room(&mut self, workers: usize) -> bool {
         if workers <= self.workers {
             return false;

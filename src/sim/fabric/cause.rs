@@ -1,4 +1,4 @@
-//! What explains that a peer was evicted: only what kept its own words from the owner, never what the owner did.
+//! Explanations of evictions: only what kept a peer's own words from the owner counts, never what the owner did.
 #![forbid(unsafe_code)]
 
 use crate::time::{Duration, Instant};
@@ -6,9 +6,9 @@ use crate::time::{Duration, Instant};
 /// Events so far that can make an owner take a node for dead.
 pub(super) struct Causes {
     lease: Duration,
-    /// By place: until when the last outage lasted.
+    /// By place: the end of the last outage.
     outages: Vec<Option<Instant>>,
-    /// When owners did not run: what they find out, they find out that much later.
+    /// Times in which owners did not run: they find things out that much later.
     pauses: Vec<(Instant, Instant)>,
 }
 

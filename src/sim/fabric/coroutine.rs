@@ -13,7 +13,7 @@ const STACK_BYTES: usize = 512 << 10;
 type Suspender = Yielder<(), ()>;
 
 thread_local! {
-    /// Of the program that runs now; null while none does.
+    /// The suspender of the program that runs now; null while none does.
     static RUNNING: Cell<*const Suspender> = const { Cell::new(std::ptr::null()) };
     /// Stacks of programs that have ended: making one is a handful of system calls.
     static STACKS: Cell<Vec<DefaultStack>> = const { Cell::new(Vec::new()) };
@@ -22,7 +22,7 @@ thread_local! {
 /// One program, which runs only while it is [resumed](Self::resume).
 pub(super) struct Program {
     coroutine: Option<Coroutine<(), (), (), DefaultStack>>,
-    /// Where its own suspender lies: on its stack, from its first turn on.
+    /// The place of its own suspender: on its stack, from its first turn on.
     suspender: Rc<Cell<*const Suspender>>,
 }
 
@@ -47,7 +47,7 @@ impl Program {
     pub(super) fn resume(&mut self) -> bool {
         let Some(coroutine) = &mut self.coroutine else { return true };
         RUNNING.set(self.suspender.get());
-        // Also where it panics: whoever catches that may run other programs.
+        // Also where it panics: a caller that catches the panic may run other programs.
         let _idle = Idle;
         matches!(coroutine.resume(()), CoroutineResult::Return(()))
     }
@@ -82,10 +82,10 @@ pub(super) fn suspend() {
         return;
     }
     // SAFETY: the pointer was made from the reference that the program's body got, which lives on the program's own
-    // stack until the body returns or is unwound. It is not null only while that program runs: `resume` sets it before
-    // the program goes on, and clears it when the program stops, returns or panics. So whoever is here stands on that
-    // very stack, above the frame that the reference belongs to. The thread cannot differ: it is a thread-local of a
-    // program that is not `Send`.
+    // stack until the body returns or is unwound. It is not null only while that program runs: `resume` sets it
+    // before the program goes on, and clears it when the program stops, returns or panics. So the code here runs on
+    // that very stack, above the frame that the reference belongs to. The thread cannot differ: it is a thread-local
+    // of a program that is not `Send`.
     let suspender = unsafe { &*running };
     suspender.suspend(());
 }

@@ -21,7 +21,7 @@ pub(super) struct Connection {
     is_cut: bool,
 }
 
-/// What an end was granted by the other.
+/// A grant that an end got from the other.
 #[derive(Clone)]
 pub(super) struct Grant {
     pub(super) key: RemoteKey,
@@ -90,7 +90,7 @@ struct Request {
     id: WorkRequestId,
     flags: Flags,
     work: Work,
-    /// When it is at the other end.
+    /// The time at which it is at the other end.
     arrival: u64,
     /// Its pieces in the order in which they move, and where each part of them ends.
     pieces: Vec<(u32, u32)>,
@@ -304,7 +304,7 @@ impl Net {
             if self.hosts[target].is_alive { None } else { self.living(self.hosts[target].place) };
         if !answering && successor.is_none() {
             if !*is_cut && !self.hosts[target].is_alive && self.request(connection, end, serial).is_some() {
-                // Sent again and again, until the poster hears that nobody is there.
+                // It is sent again and again, until the poster hears that no node is there.
                 let again = self.random.between(500_000, 3_000_000);
                 self.schedule_in(again, Event::Part { connection, end, serial, part });
             }
@@ -407,7 +407,7 @@ impl Net {
         }
     }
 
-    /// An end learns that it has nobody to talk to: whatever is under way is flushed, in order.
+    /// An end learns that no peer is left to talk to: whatever is under way is flushed, in order.
     fn fail(&mut self, connection: usize, end: usize, reason: Disconnected) {
         let poster = &mut self.connections[connection].ends[end];
         if poster.failed.is_some() || poster.is_dropped {

@@ -1,4 +1,5 @@
-//! Who watches from outside: what every server published, what every peer was given, and whether that is promised.
+//! The judge, which watches from outside: what every server published, what every peer was given, and whether that is
+//! promised.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,10 +14,10 @@ use crate::node::{Error, ServerStatus, View};
 use crate::scheme::{AnyScheme, Config, GradientId, Needs, Share, Strength};
 use crate::time::{Duration, Instant};
 
-/// How much later than asked a call may return: a node that stands back does not look at its watch.
+/// The time by which a call may return later than asked: a node that stands back does not look at its watch.
 const SLACK: Duration = Duration::from_millis(10);
 
-/// How much longer than its lease a dead worker may be among a server's.
+/// The time beyond its lease for which a dead worker may still be among a server's.
 const EVICTION_SLACK: Duration = Duration::from_millis(80);
 
 /// One life of a server.
@@ -30,13 +31,13 @@ struct Life {
     made: Vec<BTreeSet<(usize, usize)>>,
     /// The life whose decisions it follows.
     decider: Option<u64>,
-    /// The last of them is being written: somebody may see it already.
+    /// The last of them is being written: a peer may see it already.
     is_writing: bool,
-    /// Of its newest version.
+    /// The smallest clock of its newest version.
     smallest_clock: u64,
     /// It was said that all gradients of earlier clocks are in.
     claimed: u64,
-    /// Which gradients are in it, by worker and number.
+    /// The gradients that are in it, by worker and number.
     applied: BTreeMap<(usize, usize), u64>,
     /// The same by name, worker and clock: a worker's clock is in it once, whatever became of the worker.
     names: BTreeMap<(usize, u64), u64>,
@@ -44,7 +45,7 @@ struct Life {
     dropped: BTreeSet<(u16, u64)>,
     /// Of each version after the first: how much it moved a value, and the clock of the last gradient in it.
     moved: Vec<(f64, u64)>,
-    /// Its server is gone: what it had is lost, and nobody is behind it any more.
+    /// Its server is gone: what it had is lost, and no process is behind it any more.
     is_over: bool,
 }
 
@@ -54,7 +55,7 @@ pub(super) struct Computed {
     bases: Vec<Base>,
 }
 
-/// What a gradient was computed from.
+/// The version from which a gradient was computed, in one life of a server.
 #[derive(Clone, Copy)]
 pub(super) struct Base {
     /// The life.
@@ -100,13 +101,13 @@ impl Computed {
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) gradients: Vec<Computed>,
-    /// Of its session: the numbers of the gradients that it was told are out.
+    /// The numbers of the gradients of its session that it was told are out.
     announced: Vec<usize>,
-    /// Of its session: versions by epoch.
+    /// The versions that its session holds, by epoch.
     held: BTreeMap<u64, u64>,
     /// It computes on what it holds.
     is_computing: bool,
-    /// Of its session: it abandoned what it computed on the version it holds.
+    /// Its session abandoned what it computed on the version it holds.
     has_abandoned: bool,
     has_reached: bool,
     is_expected: bool,
@@ -137,14 +138,14 @@ pub(super) struct Judge {
     liar: Option<usize>,
     /// Explanations of evictions.
     pub(super) causes: Causes,
-    /// Of a publisher's last version, once it is made: its life and number.
+    /// The life and number of a publisher's last version, once it is made.
     last: Option<(u64, u64)>,
-    /// Which readers of a publisher have got that.
+    /// For each reader of a publisher, whether it has got that version.
     readers: Vec<bool>,
     frozen: Vec<Vec<(Instant, Instant)>>,
-    /// When somebody last came, went, or was held up.
+    /// The time at which a node last came, went, or was held up.
     unrest: Instant,
-    /// When a server was last held up or began, or an owner vanished.
+    /// The time at which a server was last held up or began, or an owner vanished.
     harm: Option<Instant>,
     failure: Option<String>,
     pub(super) trace: Trace,
@@ -154,7 +155,7 @@ pub(super) struct Judge {
 }
 
 impl Judge {
-    /// Of what `plan` does, held to what `scheme` promises.
+    /// Makes the judge of what `plan` does, held to what `scheme` promises.
     pub(super) fn new(plan: &Plan, scheme: AnyScheme) -> Judge {
         let needs = scheme.needs();
         let Plan { lease, goal, workers, servers, .. } = *plan;
@@ -193,14 +194,14 @@ impl Judge {
         self.failure.as_ref()
     }
 
-    /// Everybody who is expected has reached the goal.
+    /// True if every node that is expected has reached the goal.
     pub(super) fn is_over(&self) -> bool {
         let is_there = |worker: &Seen| worker.has_reached || !worker.is_expected;
         let all_are_there = self.workers.iter().all(is_there) && self.readers.iter().all(|has| *has);
         self.failure.is_some() || all_are_there
     }
 
-    /// Who has not, in words.
+    /// Names the workers and readers that have not.
     pub(super) fn laggards(&self) -> String {
         let late = |worker: &Seen| worker.is_expected && !worker.has_reached;
         let workers: Vec<usize> = (0..self.workers.len()).filter(|at| late(&self.workers[*at])).collect();
@@ -210,7 +211,7 @@ impl Judge {
 
     // ------------------------------------------------------------------ what breaks
 
-    /// Somebody comes, goes or is held up.
+    /// A node comes, goes or is held up.
     pub(super) fn unrest(&mut self, now: Instant) {
         self.unrest = self.unrest.max(now);
     }
@@ -344,7 +345,7 @@ impl Judge {
         }
     }
 
-    /// What the publisher was about to publish is there for everybody.
+    /// Notes that all peers can read what the publisher was about to publish.
     pub(super) fn has_published(&mut self, epoch: u64) {
         for life in self.lives.iter_mut().filter(|life| life.epoch == epoch) {
             life.is_writing = false;
@@ -393,7 +394,7 @@ impl Judge {
         }
         let liar = self.liar;
         let life = self.lives.iter_mut().find(|life| life.epoch == published.epoch);
-        let life = life.ok_or("of a life that nobody knows")?;
+        let life = life.ok_or("of an unknown life")?;
         if published.version.0 != life.newest() + 1 {
             return Err(format!("it follows version {}", life.newest()));
         }
@@ -423,7 +424,7 @@ impl Judge {
         for (worker, number) in found {
             let named = format!("gradient {number} of worker {worker}");
             let computed = self.workers.get(worker).and_then(|seen| seen.gradients.get(number));
-            let computed = computed.ok_or_else(|| format!("it holds {named}, which nobody computed"))?;
+            let computed = computed.ok_or_else(|| format!("it holds {named}, which no worker computed"))?;
             let base = computed.base(published.epoch);
             let base =
                 base.ok_or_else(|| format!("it holds {named}, which was computed for another life"))?;
@@ -436,7 +437,7 @@ impl Judge {
                     base.version
                 ));
             }
-            // Where nobody waits for anybody, shards may count a worker's gradients differently.
+            // Where no worker waits for another, shards may count a worker's gradients differently.
             let clock = computed.clock;
             let is_it = |name: &GradientId| {
                 name.worker.0 == base.peer && (name.clock.0 == clock || !self.names_agree)
@@ -482,10 +483,10 @@ impl Judge {
         let ([_, .., (_, clock)], sum) = (unseen, unseen.iter().map(|(moved, _)| moved).sum::<f64>()) else {
             return Ok(());
         };
-        // Who was taken for dead is not waited for, and learns of it late.
+        // A worker that was taken for dead is not waited for, and learns of it late.
         if sum > value_bound(bound, *clock) && self.harm.is_none() {
             let count = unseen.len();
-            return Err(format!("{sum} in {count} updates is new to somebody who computes on {version}"));
+            return Err(format!("{sum} in {count} updates is new to a worker that computes on {version}"));
         }
         Ok(())
     }
@@ -510,12 +511,12 @@ impl Judge {
         Ok(())
     }
 
-    /// So many workers are in at a server.
+    /// Notes that so many workers are in at a server.
     pub(super) fn members(&mut self, workers: usize) {
         self.members_most = self.members_most.max(workers);
     }
 
-    /// What a server says about itself.
+    /// Checks the status that a server reports.
     pub(super) fn status(&mut self, status: &ServerStatus, now: Instant, alive: usize) {
         if status.misbehaved > 0 && self.liar.is_none() {
             self.fail("a server accused an honest worker of breaking the protocol".into());
@@ -559,14 +560,14 @@ impl Judge {
         (seen.is_computing, seen.has_abandoned) = (false, false);
     }
 
-    /// Whether a worker that has this before it has reached the goal. Who may be interrupted again and again has done
-    /// its part when the others have.
+    /// Whether a worker that has this before it has reached the goal. A worker that may be interrupted again and
+    /// again has done its part when the others have.
     pub(super) fn is_there(&self, view: &View) -> bool {
         let reached = if self.needs.interrupts { view.version.0 } else { view.clock.0 };
         reached >= self.goal
     }
 
-    /// What a worker was told to compute on: of each shard its life, version and bytes.
+    /// Notes and checks what a worker was told to compute on: of each shard its life, version and bytes.
     pub(super) fn viewed(&mut self, worker: usize, view: &View, copies: &[(u64, u64, &[u8])]) {
         self.views += 1;
         self.trace.note(view.version.0 << 32 | view.clock.0 << 8 | worker as u64);
@@ -575,7 +576,7 @@ impl Judge {
                 self.fail(format!("worker {worker} at clock {}: {what}", view.clock.0));
             }
             let held = self.workers[worker].held.insert(*epoch, *version);
-            // Whoever follows may have had a later one than the decider, which asked for the next of its own.
+            // A server that follows may have had a later one than the decider, which asked for the next of its own.
             let follows = self.lives.iter().any(|life| life.epoch == *epoch && life.decider.is_some());
             let is_next = self.workers[worker].has_abandoned && !follows;
             let least = held.map(|held| held + u64::from(is_next));
@@ -609,7 +610,7 @@ impl Judge {
 
     /// A copy is exactly one version of the life that it was read of.
     fn check_copy(&self, epoch: u64, version: u64, bytes: &[u8]) -> Result<(), String> {
-        let life = self.lives.iter().find(|life| life.epoch == epoch).ok_or("a life that nobody knows")?;
+        let life = self.lives.iter().find(|life| life.epoch == epoch).ok_or("an unknown life")?;
         let published = life.bytes(version);
         let published = published.ok_or_else(|| {
             format!("was given version {version} of a life that has {} to {}", life.first, life.newest())
@@ -706,10 +707,10 @@ impl Judge {
         // Connections end where something breaks them, or when all is over.
         let has_cause = self.harm.is_some() || self.is_over();
         let is_lawful = match error {
-            // Who asks early, often or late is turned away, and asks again.
+            // A node that asks early, often or late is turned away, and asks again.
             Error::Deadline { .. } | Error::Connect(_) => true,
             Error::ServerLost { .. } | Error::Post { .. } => has_cause,
-            // Nobody is evicted without a reason.
+            // No peer is evicted without a reason.
             Error::Evicted { .. } => self.causes.explain(place, since),
             Error::Pull { source, .. } => {
                 use crate::param::PullError::{Completion, Disconnected, Epoch, Post};
@@ -727,7 +728,7 @@ impl Judge {
     }
 }
 
-/// By how many versions a gradient that is folded may be behind, where a scheme bounds that.
+/// Returns the most versions that a gradient that is folded may be behind, where a scheme bounds that.
 fn behind_most(scheme: &AnyScheme) -> Option<u64> {
     match scheme.built_in()? {
         Config::Dbw { .. } => Some(0),

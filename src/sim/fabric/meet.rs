@@ -12,12 +12,12 @@ use crate::transport::{
     Received,
 };
 
-/// Where peers arrive.
+/// A listener, at whose address peers arrive.
 pub(super) struct Door {
     pub(super) address: Address,
     pub(super) host: HostId,
     pub(super) is_open: bool,
-    /// Those who wait, and since when.
+    /// The handshakes that wait, and since when.
     pending: VecDeque<(usize, u64)>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Attempt {
     answer: Option<Result<(usize, Received), ConnectError>>,
     /// The answer is there.
     pub(super) is_answered: bool,
-    /// Nobody waits for it any more.
+    /// No peer waits for it any more.
     is_abandoned: bool,
 }
 
@@ -43,7 +43,7 @@ impl Net {
                 operation: "listen",
                 address: address.clone(),
                 source: io::ErrorKind::AddrInUse.into(),
-                remedy: "somebody listens there already: choose another address",
+                remedy: "a listener is there already: choose another address",
             });
         }
         let (address, pending) = (address.clone(), VecDeque::new());
@@ -200,7 +200,7 @@ impl Net {
         if *is_answered { answer.take() } else { None }
     }
 
-    /// Nobody waits for the answer any more.
+    /// Notes that the peer no longer waits for the answer.
     pub(super) fn abandon_attempt(&mut self, attempt: usize) {
         self.attempts[attempt].is_abandoned = true;
         self.attempts[attempt].offer = Offer::default();

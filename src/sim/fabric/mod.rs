@@ -1,9 +1,9 @@
 //! The real nodes over a simulated network that is as hostile as the transport contract permits, under virtual time.
 //!
-//! Servers, workers and readers run their ordinary blocking code, each as a coroutine; what stands in the place of the
-//! clock, of waiting and of heartbeats lets virtual time pass. A seed decides everything: the job, how long anything
-//! takes and in what order, what breaks and when. Somebody who sees everything from outside holds every run against the
-//! promises, and after the last fault everybody must get to the end.
+//! Servers, workers and readers run their ordinary blocking code, each as a coroutine; what stands in the place of
+//! the clock, of waiting and of heartbeats lets virtual time pass. A seed decides everything: the job, how long
+//! anything takes and in what order, what breaks and when. A judge that sees everything from outside holds every run
+//! against the promises, and after the last fault all nodes must get to the end.
 //!
 //! ```
 //! use slackline::sim::fabric;
@@ -41,7 +41,7 @@ pub use plan::WORKERS_MAX;
 use plan::{Faults, Plan};
 pub use transport::{SimConnecting, SimEndpoint, SimIncoming, SimListener, SimTransport};
 
-/// What is to be simulated, besides the seed.
+/// Settings of a run, besides the seed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     /// The scheme; one of the built-in ones, drawn from the seed, if there is none. One that is written outside of this
@@ -70,11 +70,11 @@ pub struct Report {
     pub seed: u64,
     /// The scheme that it ran.
     pub scheme: AnyScheme,
-    /// What happened, in order: the same for the same seed and options.
+    /// The hash over all that happened, in order: the same for the same seed and options.
     pub trace_hash: u64,
-    /// How much happened.
+    /// The number of events.
     pub events: u64,
-    /// How long it took by its own clock.
+    /// The time that it took by its own clock.
     pub virtual_time: Duration,
     /// Versions that its servers published.
     pub versions: u64,
@@ -93,7 +93,7 @@ pub struct Failure {
     pub options: Options,
     /// The scheme that was run.
     pub scheme: AnyScheme,
-    /// What went wrong, and when.
+    /// The cause of the failure, and its time.
     pub what: String,
 }
 
@@ -142,12 +142,12 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
     }
 }
 
-/// What many runs came to.
+/// The results of many runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// How many.
+    /// The number of runs.
     pub runs: u64,
-    /// How much happened in all of them.
+    /// The number of events in all of them.
     pub events: u64,
     /// Versions that were published.
     pub versions: u64,
@@ -225,7 +225,7 @@ mod tests {
     use crate::time::Instant;
     use crate::transport::PostError;
 
-    /// Whether a worker's call may fail so, in a run that something has harmed or nothing.
+    /// Checks whether a worker's call may fail so, in a run that something has harmed or nothing.
     #[test]
     fn a_call_fails_for_good_only_where_something_was_harmed() {
         let plan = Plan::draw(1, Some(Config::Bsp.into()), Faults::None);

@@ -1,4 +1,4 @@
-//! The network: who is there, what is under way, and what happens next.
+//! The network: its nodes, what is under way, and what happens next.
 //!
 //! Everything that takes time is an event in one queue, ordered by virtual time and then by when it was asked for, so
 //! that a seed decides all of it.
@@ -41,12 +41,12 @@ pub(super) enum Shape {
     Mapped,
 }
 
-/// How the network treats what goes through it. Times in nanoseconds, chances in thousandths.
+/// Rules by which the network treats what goes through it. Times in nanoseconds, chances in thousandths.
 #[derive(Clone, Debug)]
 pub(super) struct Law {
-    /// One way, mostly.
+    /// The time one way, mostly.
     pub(super) latency: (u64, u64),
-    /// How many requests and messages take longer, and how long.
+    /// The share of requests and messages that take longer, and the time that these take.
     pub(super) straggling: u64,
     pub(super) straggle: (u64, u64),
     /// A request is carried out in at most so many parts, each at a moment of its own.
@@ -62,7 +62,7 @@ pub(super) struct Law {
     pub(super) queue_depth: usize,
     /// Servers that are held up between two chunks that they fold.
     pub(super) breathers: u64,
-    /// How late a peer hears that the other one is gone.
+    /// The time until a peer hears that the other one is gone.
     pub(super) notice: (u64, u64),
     /// Requests of a connection that has failed which arrive nevertheless.
     pub(super) late: u64,
@@ -110,7 +110,7 @@ impl Law {
     }
 }
 
-/// What happens, and to what.
+/// The events of the network, each with its object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
     /// A part of a request is carried out.
@@ -131,7 +131,7 @@ pub(super) enum Event {
     Wake { host: HostId, token: u64 },
     /// A heart beats.
     Beat { pulse: usize },
-    /// Something breaks, or is mended.
+    /// Something breaks, or is repaired.
     Fault { index: usize },
     /// A word of the liar's desk is replaced.
     Lie,
@@ -139,7 +139,7 @@ pub(super) enum Event {
     Unpin { index: usize },
 }
 
-/// What the network leaves to whoever runs the nodes.
+/// The events that the network leaves to the program that runs the nodes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Outside {
     Wake(HostId),
@@ -149,16 +149,17 @@ pub(super) enum Outside {
 
 /// One life of a node.
 pub(super) struct Host {
-    /// Which node; its next life has the same.
+    /// The number of the node; its next life has the same.
     pub(super) place: usize,
     pub(super) is_alive: bool,
     /// It does not run before this moment, though its memory is there.
     pub(super) frozen_until: u64,
     /// The threads that serve its connections do not run before this moment.
     deaf_until: u64,
-    /// What peers may reach if it is granted, in order of registration. A NIC that starts anew counts its keys so.
+    /// The memory that peers may reach if it is granted, in order of registration. A NIC that starts again counts its
+    /// keys so.
     pub(super) regions: Vec<MemoryRegion>,
-    /// Which of its wakes counts.
+    /// The number of the wake that counts.
     token: u64,
     wake_at: u64,
     /// It looks around while it stands back: whatever comes may wake it earlier.
@@ -170,7 +171,7 @@ pub(super) struct Light {
     pub(super) connection: usize,
     pub(super) end: usize,
     pub(super) word: LocalSlice,
-    /// When the last one that was sent arrives: later ones come later.
+    /// The time at which the last one that was sent arrives: later ones come later.
     pub(super) last: u64,
 }
 
@@ -190,7 +191,7 @@ struct Stall {
     until: u64,
 }
 
-/// What the network's stream of random numbers is for, as opposed to the plan's.
+/// The purpose of the network's stream of random numbers, as opposed to the plan's.
 const NETWORK: u64 = 2;
 
 /// All of it.
@@ -202,7 +203,7 @@ pub(super) struct Net {
     pub(super) events: u64,
     queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
     asked: u64,
-    /// There is nobody who runs it: it moves on by itself whenever somebody looks.
+    /// No program runs it: it moves on by itself whenever a node looks.
     pub(super) moves_itself: bool,
     pub(super) hosts: Vec<Host>,
     pub(super) connections: Vec<Connection>,
@@ -213,7 +214,7 @@ pub(super) struct Net {
     stalls: Vec<Stall>,
     /// Pins that were set for a while.
     pub(super) pins: Vec<LocalSlice>,
-    /// For how long owners did nothing but register memory since the last look.
+    /// The times for which owners did nothing but register memory, since the last look.
     pub(super) registrations: Vec<u64>,
     /// Places of nodes whose connections were ended by an owner since the last look, though they stood.
     pub(super) evictions: Vec<usize>,
@@ -276,7 +277,7 @@ impl Net {
         self.schedule(self.now.saturating_add(nanos), event);
     }
 
-    /// How long something takes one way.
+    /// Draws the time that something takes one way.
     pub(super) fn latency(&mut self) -> u64 {
         let (least, most) =
             if self.random.permille(self.law.straggling) { self.law.straggle } else { self.law.latency };
@@ -288,7 +289,7 @@ impl Net {
         self.random.between(least, most)
     }
 
-    /// Until when nothing goes from one host to another.
+    /// Returns the time until which nothing goes from one host to another.
     pub(super) fn stalled_until(&self, from: HostId, to: HostId) -> Option<u64> {
         let (from, to) = (self.hosts[from].place, self.hosts[to].place);
         let stalls = self.stalls.iter().filter(|stall| (stall.from, stall.to) == (from, to));
@@ -307,12 +308,13 @@ impl Net {
         }
     }
 
-    /// Until when a host's threads take nothing out of its connections and put nothing into its memory.
+    /// Returns the time until which a host's threads take nothing out of its connections and put nothing into its
+    /// memory.
     pub(super) fn deaf_until(&self, host: HostId) -> Option<u64> {
         Some(self.hosts[host].deaf_until).filter(|until| *until > self.now)
     }
 
-    /// Until when a request stands still because one of its ends does.
+    /// Returns the time until which a request stands still because one of its ends does.
     pub(super) fn halted_until(&self, poster: HostId, target: HostId, is_read: bool) -> Option<u64> {
         if self.law.shape == Shape::Mapped {
             return Some(self.hosts[poster].frozen_until).filter(|until| *until > self.now);
@@ -368,7 +370,7 @@ impl Net {
         }
     }
 
-    /// What happens next to those outside of the network; `None` if nothing ever will.
+    /// Goes on to the next event that the network leaves to its caller; `None` if there will never be one.
     pub(super) fn next(&mut self) -> Option<Outside> {
         loop {
             let Reverse((at, _, event)) = self.queue.pop()?;

@@ -1,4 +1,4 @@
-//! What the nodes of a run do: their ordinary blocking calls, again and again, whatever comes.
+//! The programs of the nodes of a run: their ordinary blocking calls, again and again, whatever comes.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -29,13 +29,13 @@ pub(super) struct Life {
     pub(super) sleep: Rc<dyn Fn(Duration)>,
 }
 
-/// Where the server of a shard listens, in all its lives.
+/// Returns the address at which the server of a shard listens, in all its lives.
 fn address(place: usize) -> Address {
     Address::Abstract(format!("server-{place}"))
 }
 
 impl Life {
-    /// What the node does until its end.
+    /// Runs the node's program until its end.
     pub(super) fn run(self) {
         let first_reader = self.plan.servers + self.plan.workers;
         let ended = if self.place < self.plan.servers {
@@ -64,7 +64,7 @@ impl Life {
         lock(&self.net).random.between(least, most)
     }
 
-    /// How long the next call may take.
+    /// Draws the longest time that the next call may take.
     fn timeout(&self) -> Duration {
         Duration::from_millis(lock(&self.net).random.pick(&[2, 20, 200, 2_000]))
     }
@@ -91,12 +91,12 @@ impl Life {
     }
 
     fn serve(&self) -> Result<(), Error> {
-        // One that follows the decisions of another begins anew with it.
+        // A server that follows the decisions of another begins again with it.
         while self.serve_once()? {}
         Ok(())
     }
 
-    /// One life of a server. True if it is to begin anew, since the one that decides for it has.
+    /// Runs one life of a server. True if it is to begin again, since the one that decides for it has.
     fn serve_once(&self) -> Result<bool, Error> {
         let plan = &self.plan;
         let table = Table::flat(plan.elements, ElementType::F32)?;
@@ -213,7 +213,7 @@ impl Life {
         self.judge.borrow_mut().joined(index, worker.links().map(|link| (link.epoch, link.peer)));
     }
 
-    /// Works until the job is over or the worker is to begin anew.
+    /// Works until the job is over or the worker is to begin again.
     fn session(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) {
         let mut published = None;
         while !self.is_over() {
@@ -262,7 +262,8 @@ impl Life {
             }
             published = Some((number, view.clock.0));
             let timeout = self.timeout();
-            // It falls about as fast as gradients of this size promise, so that those who learn from it choose.
+            // It falls about as fast as gradients of this size promise, so that the schemes that learn from it
+            // choose.
             let loss = 1e12 / (1.0 + view.clock.0 as f32);
             match self.call("publish", timeout, || worker.resume()?.publish(Some(loss), timeout)) {
                 Ok(()) => {
@@ -293,10 +294,10 @@ impl Life {
             (least, most) = (8 * least, 8 * most);
         }
         if is_done {
-            // Who has reached the goal goes on, so that the others are not alone, but slowly.
+            // A worker that has reached the goal goes on, so that the others are not alone, but slowly.
             (least, most) = (10_000_000, 30_000_000);
         }
-        // Now and then somebody does not ask.
+        // Now and then a worker does not ask.
         if !self.plan.scheme.needs().interrupts || self.draw(0, 4) == 0 {
             self.pause(least, most);
             return Ok(true);
@@ -314,7 +315,7 @@ impl Life {
         Ok(true)
     }
 
-    /// Has the judge look at what `step` brought. What that is.
+    /// Has the judge look at what `step` brought, and returns what a gradient is computed from there.
     fn look_at(
         &self,
         index: usize,

@@ -1,4 +1,4 @@
-//! What a seed draws: the job, how hostile the network is, and what breaks when.
+//! The draws of a seed: the job, how hostile the network is, and what breaks when.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::scheme::{AnyScheme, Choice, Config, Delivery, Shrink, Strength, WaitF
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
 
-/// Something breaks, or is mended. Places are those of [`Plan`].
+/// Something breaks, or is repaired. Places are those of [`Plan`].
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
     /// A node vanishes; its peers hear of it within so many nanoseconds.
@@ -62,30 +62,32 @@ pub(super) struct Plan {
     pub(super) frames: u8,
     pub(super) checksums: bool,
     pub(super) lease: Duration,
-    /// How many workers must have joined a server's first life before anything is applied, and its later ones.
+    /// The number of workers that must have joined before anything is applied: in a server's first life, and in its
+    /// later ones.
     pub(super) quorum: [usize; 2],
-    /// The clock that everybody is to reach.
+    /// The clock that all workers are to reach.
     pub(super) goal: u64,
-    /// How long a gradient takes.
+    /// The least and the most time that a gradient takes.
     pub(super) compute: (u64, u64),
     /// The worker that takes several times as long for each.
     pub(super) slow: Option<usize>,
     /// The worker that breaks the protocol. It is not expected to get anywhere, and vanishes in the end.
     pub(super) liar: Option<usize>,
     pub(super) law: Law,
-    /// In order of time.
+    /// The faults, in order of time.
     pub(super) faults: Vec<(u64, Fault)>,
     /// A run that has not ended by then does not converge.
     pub(super) limit: u64,
 }
 
-/// No run has more workers, so whoever waits for more of them is not started.
+/// No run has more workers, so a scheme that waits for more of them is not started.
 pub const WORKERS_MAX: usize = 4;
 
-/// What the plan's stream of random numbers is for, as opposed to the network's.
+/// The purpose of the plan's stream of random numbers, as opposed to the network's.
 const PLAN: u64 = 1;
 
-/// The same for what members and owners do wrong, so that one kind of fault more leaves the others as they were.
+/// The purpose of the stream for what members and owners do wrong, so that one kind of fault more leaves the others
+/// as they were.
 const LIES: u64 = 3;
 
 /// Everything must be done so long after the last fault.
@@ -100,7 +102,7 @@ impl Plan {
         let scheme = scheme.unwrap_or_else(|| drawn.into());
         let has_two = random.permille(300) && !publishes;
         let servers = if has_two { 2 } else { 1 };
-        // Whoever waits for more gradients than there are workers is not started.
+        // A scheme that waits for more gradients than there are workers is not started.
         let most = WORKERS_MAX as u64;
         let least = awaited(&scheme).clamp(2, most);
         let workers = if publishes { 0 } else { random.between(least, most) as usize };
@@ -140,12 +142,12 @@ impl Plan {
         self.workers == 0
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub(super) fn places(&self) -> usize {
         self.servers + self.workers + self.readers
     }
 
-    /// How many peers an owner has room for.
+    /// Returns the number of peers that an owner has room for.
     pub(super) fn peers(&self) -> usize {
         4 * self.workers + 16
     }
@@ -186,7 +188,8 @@ impl Plan {
         self.quorum = [left, random.between(least, left.max(1) as u64) as usize];
     }
 
-    /// One worker more, or one of the most that there may be, if the scheme can do without it.
+    /// Makes a worker the liar: one worker more, or one of the most that there may be, if the scheme can do without
+    /// it.
     fn draw_liar(&mut self, lies: &mut Random) {
         let workers = (self.workers + 1).min(WORKERS_MAX);
         if self.publishes() || workers <= awaited(&self.scheme) as usize {
@@ -198,7 +201,8 @@ impl Plan {
         (self.law.liar, self.law.lying) = (Some(self.servers + liar), lies.pick(&[50, 200, 500]));
     }
 
-    /// Owners stand still for longer than the lease, and peers for about as long. When all of it has ended.
+    /// Draws owners that stand still for longer than the lease, and peers for about as long. Returns the time at
+    /// which all of it has ended.
     fn draw_freezes(&mut self, lies: &mut Random, span: u64, lease: u64) -> u64 {
         let mut calm = 0;
         let last = self.places() as u64 - 1;
@@ -212,8 +216,8 @@ impl Plan {
         calm
     }
 
-    /// A worker is taken for dead while a fold of its gradient waits for a pinned frame; another one comes meanwhile
-    /// and may get its place before it wakes. When all of it has ended.
+    /// Draws a worker that is taken for dead while a fold of its gradient waits for a pinned frame; another one comes
+    /// meanwhile and may get its place before the first one wakes. Returns the time at which all of it has ended.
     fn draw_zombies(&mut self, lies: &mut Random, span: u64, lease: u64) -> u64 {
         if self.publishes() || self.workers < 2 {
             return self.draw_freezes(lies, span, lease);
@@ -239,7 +243,8 @@ impl Plan {
         calm
     }
 
-    /// Nodes that vanish or stand still, directions that stall, connections that break. When all of it has ended.
+    /// Draws nodes that vanish or stand still, directions that stall, connections that break. Returns the time at
+    /// which all of it has ended.
     fn draw_failures(
         &mut self,
         random: &mut Random,
@@ -256,7 +261,7 @@ impl Plan {
             let at = random.between(0, span);
             let place = random.between(0, last) as usize;
             let other = random.between(0, last) as usize;
-            // Mostly a moment; now and then longer than anybody is allowed to be silent.
+            // Mostly a moment; now and then longer than a node is allowed to be silent.
             let short = random.between(100 * MICROSECOND, 10 * MILLISECOND);
             let nanos = if random.permille(300) { random.between(lease / 2, lease * 2) } else { short };
             let end = match random.between(0, 9) {
@@ -328,7 +333,7 @@ fn draw_scheme(random: &mut Random) -> Config {
     ])
 }
 
-/// How many workers a scheme takes at least.
+/// Returns the fewest workers that a scheme takes.
 fn awaited(scheme: &AnyScheme) -> u64 {
     match scheme.built_in() {
         Some(Config::Dbw { choice: Choice::Static { k }, .. }) => u64::from(k),

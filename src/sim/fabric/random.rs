@@ -29,7 +29,7 @@ impl Random {
         self.between(1, 1000) <= count
     }
 
-    /// One of `all`, which is not empty.
+    /// Picks one of `all`, which is not empty.
     pub(super) fn pick<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.between(0, all.len() as u64 - 1) as usize]
     }
@@ -52,7 +52,7 @@ impl Trace {
     }
 
     pub(super) fn note(&mut self, word: u64) {
-        // One step a word: this is asked to differ where runs differ, not to withstand anybody.
+        // One step a word: this is asked to differ where runs differ, not to withstand an attack.
         self.0 = (self.0 ^ word).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23);
     }
 

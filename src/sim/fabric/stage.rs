@@ -18,7 +18,7 @@ use crate::scheme::{AnyScheme, GradientId};
 use crate::time::{Duration, Instant};
 use crate::transport::Beacon;
 
-/// What a run came to.
+/// The results of a run.
 pub(super) struct Outcome {
     pub(super) trace: Trace,
     pub(super) events: u64,
@@ -35,10 +35,10 @@ const EVENTS_MAX: u64 = 20_000_000;
 const PAUSE_MIN: u64 = 4_000;
 const PAUSE_DOUBLINGS: u32 = 10;
 
-/// One that has found nothing to do for so many turns is no longer woken by whatever comes.
+/// A node that has found nothing to do for so many turns is no longer woken by whatever comes.
 const PATIENT_TURNS: u32 = 14;
 
-/// What stands in the place of clock, processor and threads.
+/// The surroundings of the nodes, in the place of clock, processor and threads.
 struct Ground {
     net: Shared,
     judge: Rc<RefCell<Judge>>,
@@ -103,7 +103,7 @@ struct Stage {
     judge: Rc<RefCell<Judge>>,
     running: Rc<Cell<HostId>>,
     sleep: Rc<dyn Fn(Duration)>,
-    /// By host: one for each life.
+    /// The programs of all hosts: one for each life.
     programs: Vec<Option<Program>>,
 }
 
@@ -125,7 +125,7 @@ pub(super) fn play(seed: u64, plan: Plan, promised: AnyScheme) -> Result<Outcome
     };
     let _stay = Stay::new(Rc::new(ground()));
     let played = catch_unwind(AssertUnwindSafe(|| stage.play()));
-    // Whoever still runs is ended before the surroundings are.
+    // Programs that still run are ended before the surroundings are.
     let laggards = judge.borrow().laggards();
     stage.programs.clear();
     let net = lock(&net);
@@ -194,7 +194,7 @@ impl Stage {
         }
     }
 
-    /// Everybody has gone home.
+    /// True if all programs have ended.
     fn is_empty(&self) -> bool {
         self.programs.iter().all(Option::is_none)
     }
@@ -241,7 +241,7 @@ impl Stage {
         let (count, interval, beacon) = (heart.count, heart.interval, heart.beacon.take());
         drop(net);
         let Some(mut beacon) = beacon else { return };
-        // A beacon whose connection is gone has nobody to tell.
+        // A beacon whose connection is gone has no peer to tell.
         if beacon.set(count).is_ok() {
             let mut net = lock(&self.net);
             net.hearts[pulse].beacon = Some(beacon);

@@ -25,7 +25,7 @@ pub struct SimTransport {
 }
 
 impl SimTransport {
-    /// A network of its own, with one node that talks to itself. Its time passes whenever somebody looks: each poll,
+    /// A network of its own, with one node that talks to itself. Its time passes whenever the node looks: each poll,
     /// check and post lets one thing happen.
     pub fn new(seed: u64) -> SimTransport {
         let mut net = Net::new(seed, Law::plain(), true);
@@ -96,7 +96,7 @@ fn takes(operation: &'static str, address: &Address) -> Result<(), ConnectError>
     }
 }
 
-/// Where simulated peers arrive.
+/// The listener at which simulated peers arrive.
 pub struct SimListener {
     net: Shared,
     door: usize,
@@ -282,7 +282,7 @@ impl Beacon for SimBeacon {
         let mut net = lock(&self.net);
         net.shine(self.light, value)?;
         if net.moves_itself {
-            // Nobody may look at the network while the word is on its way.
+            // No other call may look at the network while the word is on its way.
             let arrival = net.lights[self.light].last;
             while net.now < arrival {
                 net.look();

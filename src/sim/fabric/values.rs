@@ -1,4 +1,4 @@
-//! Gradients whose values say whose they are, and what a version's values say of the gradients in it.
+//! Gradients whose values name their worker, and what a version's values say of the gradients in it.
 //!
 //! A payload is cut into lines of 16 values; the gradient that a worker computed as its
 //! `n`th is -2^(n mod 20) in the lane that is the worker's and that of n / 20, in every line, and 0 elsewhere. So every
@@ -18,10 +18,10 @@ pub(super) const LIFE_LANE: usize = LANES - 1;
 const LANES_PER_WORKER: usize = 3;
 pub(super) const BITS: usize = 20;
 
-/// How many gradients of one worker can be told apart.
+/// The number of gradients of one worker that can be told apart.
 pub(super) const GRADIENTS_MAX: usize = LANES_PER_WORKER * BITS;
 
-/// What worker `index` writes as its gradient of this number.
+/// Writes the gradient of worker `index` with this number.
 pub(super) fn fill(gradient: &mut [f32], worker: usize, number: usize) {
     let lane = worker * LANES_PER_WORKER + number / BITS;
     let value = (1u32 << (number % BITS)) as f32;
@@ -59,7 +59,7 @@ pub(super) fn lanes(bytes: &[u8], liar: Option<usize>) -> Result<[f32; LANES], S
     Ok(lanes)
 }
 
-/// Which gradients of honest workers came into a version: worker and number of each.
+/// Finds the gradients of honest workers that came into a version: worker and number of each.
 pub(super) fn gradients_between(
     before: &[f32; LANES],
     after: &[f32; LANES],
@@ -114,17 +114,18 @@ pub(super) fn gradients_between(
     Ok(found)
 }
 
-/// Which gradients moved the lanes so far, where they count differently: one for each of these shares.
+/// The search for the gradients that moved the lanes so far, where they count differently: one for each of these
+/// shares.
 struct Puzzle<'a> {
     workers: &'a [Seen],
     /// A share of its may have moved nothing that is looked at.
     liar: Option<usize>,
     epoch: u64,
     shares: &'a [Share],
-    /// What each lane still has to move by, and how far that may be off.
+    /// The amount that each lane still has to move by, and how far that may be off.
     rest: [f64; LANES],
     off: [f64; LANES],
-    /// Of each share so far; none of a liar's.
+    /// The gradient found for each share so far; none of a liar's.
     found: Vec<Option<(usize, usize)>>,
 }
 

@@ -22,7 +22,7 @@ pub struct Shape {
     pub columns: usize,
     /// Rank, of the matrix and of what is learnt.
     pub rank: usize,
-    /// How many entries are known.
+    /// The number of known entries.
     pub known: usize,
     /// Standard deviation of the noise on them; entries themselves have variance 1.
     pub noise: f64,
@@ -46,7 +46,7 @@ struct Entry {
 }
 
 impl Factorisation {
-    /// Of that shape, each size at least 1.
+    /// Makes a problem of that shape, each size at least 1.
     pub fn new(shape: Shape, seed: u64) -> Factorisation {
         let Shape { rows, columns, rank, known, noise, batch, penalty } = shape;
         let shape = Shape {
@@ -77,7 +77,8 @@ impl Factorisation {
         Factorisation { seed, shape, entries }
     }
 
-    /// Where the factors of an entry lie among the parameters, and by how much their product misses it.
+    /// Returns where the factors of an entry lie among the parameters, and by how much their product misses the
+    /// entry.
     fn miss(&self, entry: Entry, parameters: &[f32]) -> (usize, usize, f32) {
         let rank = self.shape.rank;
         let (left, right) = (entry.row * rank, (self.shape.rows + entry.column) * rank);

@@ -1,4 +1,4 @@
-//! What there is to learn.
+//! The problems that simulated workers learn.
 
 mod factorisation;
 mod logistic;
@@ -10,26 +10,26 @@ pub use quadratic::Quadratic;
 
 /// A learning problem: everything about it is a function of what it is given, so that a simulation replays.
 pub trait Problem: Send {
-    /// How many parameters there are.
+    /// Returns the number of parameters.
     fn parameters(&self) -> usize;
 
-    /// Where to begin.
+    /// Returns the parameters to begin with.
     fn initial(&self, seed: u64) -> Vec<f32>;
 
     /// Writes the gradient of the mean loss over the mini-batch that belongs to `worker` and `step`, and returns that
     /// loss. Steps are clocks, or, with `U` local steps per clock, `U * clock + u`.
     fn gradient(&mut self, worker: usize, step: u64, parameters: &[f32], gradient: &mut [f32]) -> f32;
 
-    /// How good the parameters are.
+    /// Measures how good the parameters are.
     fn evaluate(&mut self, parameters: &[f32]) -> Evaluation;
 }
 
-/// How good parameters are.
+/// The quality of parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluation {
     /// The loss that is minimised, over all data.
     pub loss: f64,
-    /// Which part of the test set they classify rightly, where that means anything.
+    /// The part of the test set that they classify rightly, where that means anything.
     pub accuracy: Option<f64>,
 }
 

@@ -41,7 +41,7 @@ impl Quadratic {
         }
     }
 
-    /// Where the loss is 0.
+    /// Returns the parameters where the loss is 0.
     pub fn optimum(&self) -> &[f32] {
         &self.optimum
     }

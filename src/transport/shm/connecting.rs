@@ -26,7 +26,7 @@ struct State {
     link: Link,
     /// False while the listener's queue is full.
     connected: bool,
-    /// What this side has yet to say.
+    /// The message that this side has not wholly sent yet.
     outbox: Option<Outbox>,
     inbox: Inbox,
 }
@@ -49,7 +49,7 @@ impl ShmConnecting {
 }
 
 impl State {
-    /// Tries to connect, and asks who listens there before anything is said.
+    /// Tries to connect, and checks the user of the process that listens there before anything is said.
     fn dial(&mut self, address: &Address, dialled: &SocketAddrUnix, user: u32) -> Result<(), ConnectError> {
         if self.connected {
             return Ok(());

@@ -1,10 +1,10 @@
-//! Which user is on the other side of a socket.
+//! The user on the other side of a socket.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The user id of the peer, as the kernel noted it: for a listener's side who called `connect`, for a connector's
-/// side who called `listen`.
+/// Returns the user id of the peer, as the kernel noted it: for a listener's side that of the process that called
+/// `connect`, for a connector's side that of the process that called `listen`.
 ///
 /// Not through rustix: its type for this holds a process id that cannot be zero, and zero is what the kernel says of
 /// a peer in another pid namespace.

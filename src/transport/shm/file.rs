@@ -67,7 +67,7 @@ impl SocketFile {
         user: u32,
     ) -> Result<SocketFile, Failure> {
         let folder = open_private_folder(path, user)?;
-        // Held until this socket listens: nobody may take it for a dead one in between.
+        // Held until this socket listens: no process may take it for a dead one in between.
         lock(&folder)?;
         match bind_and_listen(socket, name) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {

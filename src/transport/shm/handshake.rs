@@ -12,7 +12,7 @@ use crate::transport::{Address, ConnectError, MAX_GRANTS, Offer, Received};
 /// Bytes received at a time: a message grows as it arrives, never by what its sender claims.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Why a handshake failed, before it is known to whom that is told.
+/// The reason why a handshake failed, without the address at which it did.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
     #[error("it closed the connection during the handshake")]
@@ -52,13 +52,13 @@ pub(super) fn is_gone(error: &io::Error) -> bool {
 pub(super) struct Outbox {
     bytes: Vec<u8>,
     sent: usize,
-    /// Whose descriptors go with the first byte; empty from then on.
+    /// The regions whose descriptors go with the first byte; empty from then on.
     regions: Vec<MemoryRegion>,
 }
 
 impl Outbox {
-    /// Checks an offer or the listener's answer to one, seals its memory, and gives each region of it a key that nobody
-    /// can guess.
+    /// Checks an offer or the listener's answer to one, seals its memory, and gives each region of it a key that no
+    /// process can guess.
     pub(super) fn offer(from: Side, offer: &Offer) -> Result<Outbox, HandshakeError> {
         check_offer(offer).map_err(HandshakeError::Offer)?;
         let mut regions = Vec::<MemoryRegion>::new();
@@ -215,7 +215,7 @@ impl Segments {
     }
 }
 
-/// Whether the process on the other side runs as `ours`; else as whom.
+/// Checks that the process on the other side runs as user `ours`. The error holds its user, if that is known.
 pub(super) fn check_user(link: &Link, ours: u32) -> Result<(), UserError> {
     same_user(ours, link.peer_user().map_err(UserError::Unknown)?)
 }

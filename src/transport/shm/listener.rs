@@ -14,7 +14,7 @@ use crate::time::Instant;
 use crate::transport::wireup::{Newcomer, Newcomers, Side, WireError};
 use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received};
 
-/// Where peers of the same host and user arrive. Its socket file, if it has one, goes with it.
+/// The listener for peers of the same host and user. Its socket file, if it has one, goes with it.
 pub struct ShmListener {
     socket: OwnedFd,
     address: Address,
@@ -130,7 +130,7 @@ impl Drop for ShmListener {
         if let Some(file) = &self.file {
             file.remove();
         }
-        // Even where a forked child holds a copy of the descriptor, nobody can connect to it any more.
+        // Even where a forked child holds a copy of the descriptor, no process can connect to it any more.
         let _never_connected = rustix::net::shutdown(self.socket.as_fd(), Shutdown::Both);
     }
 }

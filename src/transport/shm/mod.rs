@@ -4,11 +4,11 @@
 //! requests are loads, stores and atomics on the mapped memory (a [`LocalEndpoint`](super::LocalEndpoint)), and the
 //! socket tells only whether the peer still lives.
 //!
-//! **Who is let in.** Only processes of the same user: the kernel says who is on the other side (`SO_PEERCRED`),
-//! and both sides ask before a byte is read. Memory has no name that others could open. A range granted for reading
-//! only is sealed, so that its receiver cannot map it writable whatever it does; sizes are sealed, so that nobody can
-//! kill a reader by shrinking a file. What is not defended: a process of the same user may write anywhere in the
-//! regions that it was granted for writing, as the processor checks no offsets.
+//! **Who is let in.** Only processes of the same user: the kernel says which user is on the other side
+//! (`SO_PEERCRED`), and both sides ask before a byte is read. Memory has no name that others could open. A range
+//! granted for reading only is sealed, so that its receiver cannot map it writable whatever it does; sizes are
+//! sealed, so that no process can kill a reader by shrinking a file. What is not defended: a process of the same
+//! user may write anywhere in the regions that it was granted for writing, as the processor checks no offsets.
 //!
 //! **Forked children.** An endpoint, a listener or a handshake that a forked child inherited is dead there, and only
 //! there: the child says [`Disconnected`](super::Disconnected) instead of mixing its requests with its parent's.

@@ -14,7 +14,7 @@ use super::credentials::peer_user;
 use crate::mem::ForkGuard;
 use crate::transport::{Address, MAX_GRANTS};
 
-/// What everything here says in a forked child.
+/// The reason that every operation here gives in a forked child.
 pub(super) const FORKED: &str = "used in a forked child; connect again there";
 
 pub(super) fn new_socket() -> io::Result<OwnedFd> {
@@ -39,7 +39,7 @@ pub(super) struct Link {
     guard: ForkGuard,
 }
 
-/// What a socket had to say.
+/// The outcome of receiving from a socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     /// Nothing new.

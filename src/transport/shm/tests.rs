@@ -1,4 +1,4 @@
-//! What only the inside can show: users, versions, seals, descriptors, forks.
+//! Tests of what only the inside can show: users, versions, seals, descriptors, forks.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -119,7 +119,7 @@ fn the_kernel_tells_users_apart() {
     });
     let link = stranger.join().unwrap();
     assert!(listener.poll(NOW).is_none());
-    assert_ne!(link.receive(&mut [0; 64], &mut Vec::new()).ok(), Some(Heard::Silence), "the door is shut");
+    assert_ne!(link.receive(&mut [0; 64], &mut Vec::new()).ok(), Some(Heard::Silence), "the link is shut");
 }
 
 /// Terms that grant nothing.
@@ -131,7 +131,7 @@ fn nothing() -> Terms {
 fn another_wire_version_is_named_on_both_sides() {
     let mut hello = wire::frame(&Hello::Offer(nothing()), b"");
     hello[8] = 99;
-    // The listener's side: nobody gets in, and the reply says which version is spoken here.
+    // The listener's side: no peer gets in, and the reply says which version is spoken here.
     let mut listener = Shm::new().listen(&Address::random()).unwrap();
     let link = raw_connection(&listener);
     link.send(&hello, &[]).unwrap();

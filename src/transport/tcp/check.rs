@@ -1,7 +1,8 @@
 //! The one place that decides whether a request may touch memory.
 //!
-//! A peer names memory by a random key that was made for its connection alone, and an offset into the region behind it:
-//! never by an address. What comes out of [`check`] lies inside one grant; whoever touches memory asks here first.
+//! A peer names memory by a random key that was made for its connection alone, and an offset into the region behind
+//! it: never by an address. What comes out of [`check`] lies inside one grant; all code that touches memory asks
+//! this function first.
 
 use super::wire::{Kind, Request};
 use crate::mem::Access;
@@ -15,8 +16,8 @@ pub(super) struct Place {
     pub(super) bytes: usize,
 }
 
-/// Where the request works, if it may: the epoch is this connection's, the key is known, the range lies inside its
-/// grant, the right was granted, and what works on words is aligned. `None` refuses.
+/// Returns the place where the request works, if it may: the epoch is this connection's, the key is known, the
+/// range lies inside its grant, the right was granted, and what works on words is aligned. `None` refuses.
 #[inline]
 pub(super) fn check(grants: &[Grant], epoch: u64, request: &Request) -> Option<Place> {
     let (right, is_of_words) = match request.kind {

@@ -1,4 +1,4 @@
-//! What the lanes of one connection share: what each side may reach, and whether it is over.
+//! The state that the lanes of one connection share: what each side may reach, and whether it is over.
 
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::mem::{LocalSlice, RemoteSlice};
 use crate::transport::Disconnected;
 use crate::transport::wireup::Grant;
 
-/// A lock whose holder never leaves what it guards half done, so that one who panicked did no harm.
+/// Takes a lock whose holder never leaves what it guards half done, so that a holder that panicked did no harm.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -20,11 +20,11 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Connection {
     /// Tells it from the others of this process.
     pub(super) id: u64,
-    /// What the peer may reach here.
+    /// The terms of what the peer may reach here.
     pub(super) ours: Terms,
     /// The memory behind `ours.grants`, in the same order.
     pub(super) memory: Vec<LocalSlice>,
-    /// What the peer lets this side reach.
+    /// The terms of what this side may reach at the peer.
     pub(super) theirs: Terms,
     over: OnceLock<Disconnected>,
     /// Lanes for this side's own requests that the peer has dialled and the endpoint has not taken yet.
@@ -53,7 +53,7 @@ impl Connection {
         }
     }
 
-    /// Why it is over, if it is.
+    /// Returns the reason why it is over, if it is.
     #[inline]
     pub(super) fn over(&self) -> Option<&Disconnected> {
         self.over.get()
@@ -63,8 +63,8 @@ impl Connection {
         self.over().cloned().map_or(Ok(()), Err)
     }
 
-    /// Where a reverse lane is handed over. It is locked until the peer may know that the lane stands, so that whoever
-    /// hears of it from the peer finds it here.
+    /// Returns the place where a reverse lane is handed over. The place is locked until the peer may know that the
+    /// lane stands, so that a thread that hears of the lane from the peer finds it here.
     pub(super) fn reverse(&self, lane: Lane) -> MutexGuard<'_, Option<TcpStream>> {
         lock(if lane == Lane::ReversePulse { &self.reverse_pulse } else { &self.reverse_data })
     }
@@ -75,7 +75,7 @@ impl Connection {
         word.len == 8 && check(&self.theirs.grants, self.theirs.blob.epoch, &request).is_some()
     }
 
-    /// What the peer may reach here.
+    /// Returns the grants of memory that the peer may reach here.
     pub(super) fn grants(&self) -> &[Grant] {
         &self.ours.grants
     }

@@ -1,4 +1,4 @@
-//! Newcomers: from the moment the system lets them in until they have said all that a listener has to decide on.
+//! Newcomers: from the moment the system accepts them until they have said all that a listener has to decide on.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,11 +15,11 @@ use crate::channel::{self, Channel};
 use crate::transport::wireup::{Refusals, WireError};
 use crate::transport::{Address, HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES};
 
-/// What a listener and the progress thread share.
+/// The state that a listener and the progress thread share.
 pub(super) struct Door {
     pub(super) address: Address,
     pub(super) terms: channel::Terms,
-    /// Those who have made their offer, in order.
+    /// The peers that have made their offer, in order.
     ready: Mutex<VecDeque<Knock>>,
     refusals: Mutex<Refusals>,
     /// Its listener is gone, and its socket shut down.
@@ -46,7 +46,7 @@ impl Door {
         (ready.pop_front(), was_full)
     }
 
-    /// From now on a socket that lets nobody in is no news.
+    /// Marks its listener as gone: from now on a socket that accepts no connections is not logged.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }
@@ -74,7 +74,7 @@ impl Door {
 pub(super) struct DoorSource {
     pub(super) socket: TcpListener,
     pub(super) door: Arc<Door>,
-    /// True while the system lets nobody in, so that this is logged once.
+    /// True while the system accepts no connections, so that this is logged once.
     cannot_accept: bool,
 }
 
@@ -83,7 +83,7 @@ impl DoorSource {
         DoorSource { socket, door, cannot_accept: false }
     }
 
-    /// True if nobody is to be let in for now: the others wait in the system's queue.
+    /// True if no connection is to be accepted for now: the others wait in the system's queue.
     pub(super) fn is_paused(&self) -> bool {
         self.cannot_accept || self.door.is_full()
     }
@@ -123,7 +123,7 @@ impl DoorSource {
 
 /// The outcome of one look at the system's queue.
 pub(super) enum Admitted {
-    /// A newcomer, of which nothing is known yet.
+    /// A newcomer about which nothing is known yet.
     Newcomer(Box<Stranger>),
     /// A connection that came to nothing.
     Refused,
@@ -131,14 +131,14 @@ pub(super) enum Admitted {
     Nothing,
 }
 
-/// A newcomer of whom nothing is known yet.
+/// A newcomer about which nothing is known yet.
 pub(super) struct Stranger {
     pub(super) channel: Channel,
     pub(super) door: Arc<Door>,
     pub(super) since: Instant,
 }
 
-/// What a stranger said.
+/// The outcome of hearing a newcomer.
 pub(super) enum Heard {
     /// Not all of it yet.
     Silence { has_more_to_say: bool },
@@ -146,12 +146,12 @@ pub(super) enum Heard {
     Offer(Terms, Vec<u8>),
     /// It is one more lane of a connection.
     Join(Lane, Arc<Connection>),
-    /// Nothing that anybody wants to hear.
+    /// A message that no listener wants to hear.
     Nonsense,
 }
 
 impl Stranger {
-    /// Whether it has had the time that there is for saying who it is.
+    /// Whether it has had the time that there is for its handshake.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         now - self.since >= HANDSHAKE_TIMEOUT
     }

@@ -1,7 +1,7 @@
 //! The progress thread: it serves what peers do with this process's memory, and lets newcomers in.
 //!
 //! One thread for all listeners and connections of one [`Tcp`](super::Tcp). It is started by the first of them that
-//! needs it, ends with the last, and nobody waits for it on the posting side.
+//! needs it, ends with the last, and no thread waits for it on the posting side.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,8 +25,8 @@ use crate::mem::ForkGuard;
 use crate::transport::MAX_PENDING_HANDSHAKES;
 use crate::transport::wireup::victim;
 
-/// How long the thread looks for more before it sleeps: a sleeping thread is woken in several microseconds, and whoever
-/// waits for an answer posts again within a few.
+/// The time for which the thread looks for more before it sleeps: a sleeping thread is woken in several
+/// microseconds, and a peer that waits for an answer posts again within a few.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// A look that took so long was interrupted: there are more threads than processors.
@@ -37,7 +37,7 @@ const INTERRUPTED: Duration = Duration::from_micros(200);
 /// trips of 50 to 1,400 us with spinning, of 8 us without, where a bare blocking ping-pong took 4.5.
 const RESTRAINT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
 
-/// How often time limits are looked after, while there are any.
+/// The time after which time limits are looked at again, while there are any.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Events taken at a time.
@@ -46,13 +46,13 @@ const EVENTS: usize = 64;
 /// The event of the wake-up itself.
 const WAKE: u64 = u64::MAX;
 
-/// What others ask of the thread.
+/// The commands that others give to the thread.
 pub(super) enum Command {
-    /// Let newcomers in.
+    /// Accept newcomers.
     Listen(TcpListener, Arc<Door>),
-    /// Let nobody in any more.
+    /// Accept no newcomers any more.
     Close(Arc<Door>),
-    /// There is room behind this door again.
+    /// This listener has room for newcomers again.
     Resume(Arc<Door>),
     /// Send the rest of an answer, then serve the connection.
     Finish(Channel, Arc<Connection>),
@@ -70,7 +70,7 @@ pub(super) struct Expected {
     pub(super) lanes: Vec<Lane>,
 }
 
-/// What the thread and those who command it share.
+/// The state that the thread shares with the threads that command it.
 pub(super) struct Shared {
     commands: Mutex<Vec<Command>>,
     pub(super) expected: Mutex<HashMap<Ticket, Expected>>,
@@ -156,7 +156,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         if self.is_inherited() {
-            // Nobody runs it here; joining it would wait for ever.
+            // The thread does not run in this process; joining it would wait for ever.
             std::mem::forget(thread);
             return;
         }
@@ -171,7 +171,7 @@ impl Drop for Engine {
 /// Whether looking again at once beats sleeping.
 struct Spin {
     allowed_from: Instant,
-    /// How long not to spin after the next interruption.
+    /// The time for which it does not spin after the next interruption.
     restraint: Duration,
 }
 
@@ -261,7 +261,7 @@ struct Entry {
     source: Option<Source>,
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Progress {
     shared: Arc<Shared>,
     epoll: OwnedFd,
@@ -297,7 +297,7 @@ impl Progress {
             if let Err(error) = waited
                 && error != rustix::io::Errno::INTR
             {
-                // A broken epoll descriptor cannot be mended from here; dropping everything tells everybody.
+                // A broken epoll descriptor cannot be repaired from here; dropping everything tells all peers.
                 tracing::error!(%error, "the tcp progress thread cannot wait for events");
                 return;
             }
@@ -341,7 +341,7 @@ impl Progress {
         }
     }
 
-    /// Takes a source out, so that events of it come no more, whoever holds copies of its descriptor.
+    /// Takes a source out, so that events of it come no more, whichever process holds copies of its descriptor.
     fn remove(&mut self, place: usize) -> Option<Source> {
         let source = self.sources.get_mut(place)?.source.take()?;
         // Fails only where the descriptor is broken, and then there are no events either.
@@ -367,7 +367,7 @@ impl Progress {
 
     fn obey(&mut self) {
         let mut count = [0; 8];
-        // Fails only if somebody else was faster, and there is nobody.
+        // Fails only if another reader was faster, and there is none.
         let _woken = rustix::io::read(&self.shared.wake, &mut count);
         let commands = std::mem::take(&mut *lock(&self.shared.commands));
         for command in commands {
@@ -537,7 +537,7 @@ impl Progress {
         }
     }
 
-    /// Drops a newcomer of a door if there are as many as there may be.
+    /// Drops a newcomer of a listener if there are as many as there may be.
     fn make_room(&mut self, door: &Arc<Door>) {
         let newcomers = self.sources.iter().enumerate().filter_map(|(place, entry)| match &entry.source {
             Some(Source::Stranger(stranger)) if Arc::ptr_eq(&stranger.door, door) => {

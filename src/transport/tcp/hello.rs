@@ -50,7 +50,8 @@ impl Blob for Life {
     }
 }
 
-/// Terms that grant what `offer` does, under keys that nobody can guess; what is wrong with it otherwise.
+/// Makes terms that grant what `offer` does, under keys that no process can guess. The error says what is wrong
+/// with it.
 pub(super) fn terms(offer: &Offer, ticket: Ticket) -> Result<Terms, &'static str> {
     check_offer(offer)?;
     let grant = |slice: &LocalSlice| {

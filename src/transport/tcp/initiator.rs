@@ -1,4 +1,4 @@
-//! The posting end of a lane: half a queue pair, driven by whoever posts and polls, with no thread between.
+//! The posting end of a lane: half a queue pair, driven by the thread that posts and polls, with no thread between.
 
 use std::collections::VecDeque;
 use std::io;
@@ -34,7 +34,7 @@ pub(super) const SILENT: &str =
     "the peer has not answered for seconds: its host or the network between is down";
 pub(super) const PROTOCOL: &str = "the peer broke the protocol";
 
-/// Why a socket failed.
+/// Returns the reason that the lane is over, from the error of its socket.
 pub(super) fn reason(error: &io::Error) -> Broken {
     match error.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
@@ -60,9 +60,9 @@ enum Answer {
     None,
     /// The range.
     Data,
-    /// What the word was.
+    /// The old value of the word.
     Value,
-    /// Asked for by this side itself, so that earlier requests are heard of; nobody polls it.
+    /// Asked for by this side itself, so that earlier requests are heard of; no caller polls it.
     Internal,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Initiator {
     epoch: u64,
     depth: usize,
     queue: VecDeque<Posted>,
-    /// How many of the queue are internal.
+    /// The number of internal requests in the queue.
     internal: usize,
     /// Sequence of the request at the front of the queue.
     front: u64,
@@ -81,18 +81,18 @@ pub(super) struct Initiator {
     /// Index in the queue of the first request that is not wholly sent, and how much of it is.
     unsent: usize,
     sent_bytes: usize,
-    /// True if the system's buffer was full. Whoever polls in a loop would fill every little gap in it with a call of
-    /// its own; so from then on a good part of it must be free first.
+    /// True if the system's buffer was full. A caller that polls in a loop would fill every little gap in it with a
+    /// call of its own; so from then on a good part of it must be free first.
     is_blocked: bool,
     /// Requests since the last one that asks for an answer.
     unasked: usize,
-    /// How much of the answer at `done + 1` has arrived, if it is a long one that is arriving.
+    /// The progress of the answer at `done + 1`, if it is a long one that is arriving.
     arriving: Option<Arriving>,
     buffer: Box<[u8; BUFFER_BYTES]>,
     begin: usize,
     end: usize,
     refused: Option<u64>,
-    /// Why the peer has closed the connection, if it said so.
+    /// The code with which the peer said why it has closed the connection, if it said so.
     close_code: Option<u64>,
     broken: Option<Broken>,
 }
@@ -100,7 +100,7 @@ pub(super) struct Initiator {
 struct Arriving {
     sequence: u64,
     received: usize,
-    /// What a short one must add up to.
+    /// The checksum that a short answer must have.
     checksum: Option<u32>,
 }
 
@@ -175,7 +175,7 @@ impl Initiator {
             return Ok(());
         }
         if self.unasked > 0 && self.broken.is_none() {
-            // Nobody asked to hear of the last few, and as long as nobody does they hold their places.
+            // No caller asked to hear of the last few, and as long as none does they hold their places.
             self.unasked = 0;
             let header = Request {
                 kind: Kind::Nothing,
@@ -239,7 +239,7 @@ impl Initiator {
         Posted { id: request.id, signalled, header: header.encode(), memory, answer: expected }
     }
 
-    /// True if the request at the front is done and nobody polls its completion.
+    /// True if the request at the front is done and no caller polls its completion.
     #[inline]
     fn front_is_silent(&self) -> bool {
         self.front <= self.done && self.queue.front().is_some_and(|posted| !posted.signalled)
@@ -478,7 +478,8 @@ impl Initiator {
         if sequence > self.done && sequence < first_unsent { Ok(()) } else { Err(Broken(PROTOCOL)) }
     }
 
-    /// What is said to be done with others must not be what brings bytes: they never came.
+    /// Checks that no request up to `sequence` is one that brings bytes, as one answer says that all of them are
+    /// done. The bytes of such a request never came.
     fn is_plain_up_to(&self, sequence: u64) -> Result<(), Broken> {
         if sequence > self.done {
             self.is_sent(sequence)?;
@@ -505,7 +506,7 @@ impl Posted {
     }
 }
 
-/// Whether a short answer, which nobody else writes before it is complete, is what was sent.
+/// Returns whether a short answer is what was sent. No other writer changes it before it is complete.
 #[inline]
 fn matches(answer: &VolatileSlice<'_>, checksum: u32) -> bool {
     let mut copy = [0; SHORT_BYTES];

@@ -1,4 +1,4 @@
-//! Where peers arrive, and how they are answered.
+//! The listening side: peers arrive here and are answered.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::time::Instant;
 use crate::transport::wireup::listen;
 use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received};
 
-/// Where peers arrive over TCP.
+/// The listener at which peers arrive over TCP.
 pub struct TcpListener {
     /// The progress thread has a copy; this one is kept so as to end the listening at once.
     socket: std::net::TcpListener,
@@ -83,7 +83,7 @@ impl Drop for TcpListener {
             return;
         }
         self.door.close();
-        // The port is free at once, whoever holds copies of the descriptor.
+        // The port is free at once, whichever process holds copies of the descriptor.
         let _never_connected = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         self.engine.tell(Command::Close(Arc::clone(&self.door)));
     }

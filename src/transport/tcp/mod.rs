@@ -23,10 +23,10 @@
 //! **Words.** An aligned word of 8 bytes never tears in a request of up to 4 KiB; longer payloads are copied by the
 //! kernel, which may cut a word where a packet or a call ends. Words that announce something are shorter.
 //!
-//! **Who is let in.** Whoever proves that it knows the [secret](crate::channel::Secret); without one, whoever is on
-//! this host. Keys are random numbers made for one connection, and mean nothing on another; they, and the tickets by
-//! which lanes join, are told over an encrypted channel. Requests and data are not encrypted: on a network where others
-//! can listen, or slip bytes into a connection, use a tunnel.
+//! **Who is let in.** Each peer that proves that it knows the [secret](crate::channel::Secret); without one, each
+//! peer on this host. Keys are random numbers made for one connection, and mean nothing on another; they, and the
+//! tickets by which lanes join, are told over an encrypted channel. Requests and data are not encrypted: on a
+//! network where others can listen, or slip bytes into a connection, use a tunnel.
 //!
 //! **Forked children.** What a forked child inherits is dead there, and only there; the progress thread stays with the
 //! parent. A [`Tcp`] itself may be used in the child: it starts a thread of its own.
@@ -103,7 +103,7 @@ const NAME: &str = "tcp";
 pub struct Tcp {
     queue_depth: usize,
     secret: Option<Secret>,
-    /// The progress thread, once somebody needed it.
+    /// The progress thread, once it was needed.
     engine: Arc<Mutex<Option<Arc<Engine>>>>,
     trespasses: Arc<AtomicU64>,
 }
@@ -120,7 +120,7 @@ impl Tcp {
         Tcp { queue_depth: QUEUE_DEPTH, secret: None, engine: Arc::default(), trespasses: Arc::default() }
     }
 
-    /// TCP between all who know `secret`, on whatever host they are.
+    /// Makes a transport over TCP between all processes that know `secret`, on whatever host they are.
     pub fn with_secret(secret: Secret) -> Self {
         Tcp { secret: Some(secret), ..Tcp::new() }
     }

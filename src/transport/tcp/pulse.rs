@@ -10,8 +10,8 @@ use super::wire::{Encoded, RESPONSE_BYTES, Response};
 use crate::mem::{RemoteSlice, VolatileSlice};
 use crate::transport::Disconnected;
 
-/// How long a heartbeat waits for room. The peer's progress thread takes them all the time; if it does not for so long,
-/// the next one will do.
+/// Longest time that a heartbeat waits for room. The peer's progress thread takes them all the time; if it does not
+/// for so long, the next one will do.
 const ROOM_WAIT_MS: i64 = 20;
 
 /// Sets words at the peer and asks for no answers.
@@ -21,7 +21,7 @@ pub(super) struct Pulse {
     sequence: u64,
     /// A beat that is on its way, and how much of it is sent.
     under_way: Option<(Encoded, usize)>,
-    /// Why the peer has closed the connection, if it said so here.
+    /// The code with which the peer said why it has closed the connection, if it said so here.
     close_code: Option<u64>,
 }
 
@@ -33,7 +33,7 @@ impl Pulse {
     pub(super) fn set(&mut self, word: &RemoteSlice, value: u64) -> Result<(), Disconnected> {
         self.look();
         self.connection.check()?;
-        // On the accepting side the lane stands only a moment later: until then nobody can miss a beat.
+        // On the accepting side the lane stands only a moment later: until then no peer can miss a beat.
         let is_free = self.flush(0);
         if self.socket.is_some() && (is_free || self.flush(ROOM_WAIT_MS)) {
             self.sequence += 1;

@@ -11,7 +11,7 @@ use crate::mem::{ForkGuard, VolatileSlice};
 /// Most pieces of memory that one call sends.
 pub(super) const MAX_PIECES: usize = 128;
 
-/// What came of a call that never waits.
+/// The outcome of a call that never waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moved {
     /// So many bytes, at least one.

@@ -26,8 +26,8 @@ const OUTBOX_BYTES: usize = 8 << 10;
 const _: () = assert!(INBOX_BYTES >= MAX_REQUEST_BYTES + SHORT_BYTES);
 const _: () = assert!(OUTBOX_BYTES >= 2 * RESPONSE_BYTES + SHORT_BYTES);
 
-/// How long, and how much, a refused peer may go on sending: closing at once would make the system throw the refusal
-/// away with what was not read.
+/// Longest time that a refused peer may go on sending, and most bytes: closing at once would make the system throw
+/// the refusal away with what was not read.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 const DRAIN_BYTES: usize = 1 << 30;
 
@@ -37,7 +37,7 @@ pub(super) const OFFENDED: Broken = Broken("the peer asked for what it was not g
 #[repr(C, align(64))]
 struct Aligned<const BYTES: usize>([u8; BYTES]);
 
-/// How a turn ended.
+/// The outcome of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// Everything that was there is served.
@@ -48,7 +48,7 @@ pub(super) enum Turn {
     Blocked,
 }
 
-/// What has to happen before more requests can be carried out.
+/// The event that must happen before more requests can be carried out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wants {
     Input,

@@ -1,4 +1,4 @@
-//! What only the inside can show: peers that misbehave, on either side.
+//! Tests of what only the inside can show: peers that misbehave, on either side.
 
 mod fork;
 
@@ -64,7 +64,7 @@ fn pair(tcp: &Tcp, listener: &mut TcpListener, from_server: Offer) -> (TcpEndpoi
     (client, server.unwrap(), received)
 }
 
-/// That an honest peer still gets in, and is served.
+/// Checks that an honest peer still gets in, and is served.
 fn honest_peers_are_served(tcp: &Tcp, listener: &mut TcpListener) {
     let region = tcp.allocate(4096, ALL).unwrap();
     let (mut client, _server, received) = pair(tcp, listener, offer(vec![region.whole()]));
@@ -75,7 +75,7 @@ fn honest_peers_are_served(tcp: &Tcp, listener: &mut TcpListener) {
     assert_eq!(region.as_volatile().load_u64(8), 77);
 }
 
-// ---------------------------------------------------------------------- strangers
+// ---------------------------------------------------------------------- peers that are not let in
 
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -109,7 +109,7 @@ fn nothing() -> Terms {
     Terms { grants: Vec::new(), blob: Life { epoch: 1, ticket: [0; 16] } }
 }
 
-/// A stranger whose channel is open.
+/// Opens a channel to the listener, and says nothing more.
 fn open_channel(listener: &TcpListener) -> Channel {
     let terms = channel::Terms { limit: LIMIT, ..channel::Terms::new(Purpose::Transport) };
     let mut channel = Channel::connect(address_of(listener), &terms).unwrap();
@@ -138,7 +138,7 @@ fn first_messages_that_are_none_are_dropped_and_honest_peers_get_in() {
     for message in messages {
         let mut channel = open_channel(&listener);
         channel.send(&message).unwrap();
-        wait_for("the door to shut", || channel.poll().err());
+        wait_for("the listener to hang up", || channel.poll().err());
         assert!(listener.poll(NOW).is_none());
     }
     honest_peers_are_served(&tcp, &mut listener);
@@ -167,7 +167,7 @@ fn two_hundred_half_open_strangers_do_not_keep_an_honest_peer_out() {
         honest_peers_are_served(&tcp, &mut listener);
         begun.elapsed() < crate::transport::HANDSHAKE_TIMEOUT
     };
-    // A busy machine may use up the time after which the strangers are dropped.
+    // A busy machine may use up the time after which silent connections are dropped.
     assert!((0..10).any(is_shown), "ten times it waited until they timed out");
 }
 
@@ -185,7 +185,7 @@ fn source() -> (door::DoorSource, SocketAddr) {
 fn one_look_accepts_one_connection_though_it_comes_to_nothing() {
     let (mut source, address) = source();
     for _ in 0..100 {
-        // Reset before it is looked at: the system no longer knows who connected.
+        // Reset before it is looked at: the system no longer knows which peer connected.
         let stream = socket2::Socket::from(TcpStream::connect(address).unwrap());
         stream.set_linger(Some(Duration::ZERO)).unwrap();
     }
@@ -238,7 +238,7 @@ fn silent_connections_come_while_a_peer_is_slow() -> bool {
 fn a_stranger_has_five_seconds_and_no_more() {
     let (mut source, address) = source();
     let _silent = TcpStream::connect(address).unwrap();
-    let stranger = wait_for("the stranger", || match source.admit() {
+    let stranger = wait_for("the newcomer", || match source.admit() {
         door::Admitted::Newcomer(stranger) => Some(stranger),
         door::Admitted::Refused | door::Admitted::Nothing => None,
     });

@@ -23,9 +23,9 @@
 //!                             closed: a code of the layer above that says why
 //! ```
 //!
-//! A header that was changed on its way ends the connection: TCP's own checksum has 16 bits, and a header says where in
-//! memory a megabyte goes. So does a short answer: clocks, versions and headers of frames are read so, and no other
-//! checksum covers all of them. Long payloads are for whoever reads them to check.
+//! A header that was changed on its way ends the connection: TCP's own checksum has 16 bits, and a header says
+//! where in memory a megabyte goes. So does a short answer: clocks, versions and headers of frames are read so, and
+//! no other checksum covers all of them. The reader of a long payload has to check it.
 
 use crate::mem::RemoteKey;
 
@@ -46,7 +46,7 @@ pub(super) const MAX_REQUEST_BYTES: usize = REQUEST_BYTES + 8 * MAX_WORDS;
 #[error("{0}")]
 pub(super) struct WireError(pub(super) &'static str);
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -166,7 +166,7 @@ impl Request {
     }
 }
 
-/// What a target answers.
+/// The answer of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Response {
     /// This request and all before it are done.

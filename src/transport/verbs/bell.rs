@@ -1,4 +1,4 @@
-//! What wakes a listener's owner who sleeps: peers' requests that are to be noticed.
+//! The bell of a listener, which wakes its sleeping owner: peers' requests that are to be noticed ring it.
 //!
 //! A WRITE with immediate data uses up a receive of the queue pair that serves it, and completes there. The completion
 //! queues of all such pairs share one channel, whose descriptor a thread can wait for. A peer spends no more receives
@@ -56,7 +56,7 @@ impl Bell {
         lock(&self.pairs).push(Arc::clone(pair));
     }
 
-    /// Waits for it no longer: when this returns, nobody holds the pair for the bell's sake.
+    /// Waits for it no longer: when this returns, the bell does not hold the pair any more.
     pub(super) fn remove(&self, pair: &Arc<QueuePair>) {
         lock(&self.pairs).retain(|known| !Arc::ptr_eq(known, pair));
     }

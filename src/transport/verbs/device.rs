@@ -14,7 +14,7 @@ use super::sys::{self, Library};
 use crate::mem::ForkGuard;
 use crate::transport::AtomicDomain;
 
-/// What a device can do at most.
+/// The limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Queue pairs.
@@ -31,7 +31,7 @@ pub struct Limits {
     pub reads_served: u8,
     /// READs and atomics that one queue pair has under way at once.
     pub reads_posted: u8,
-    /// Among whom atomics are atomic, as the device says.
+    /// The scope within which atomics are atomic, as the device says.
     pub atomics: AtomicDomain,
 }
 
@@ -65,7 +65,7 @@ pub struct DeviceInfo {
     pub name: String,
     /// The NUMA node that it is attached to, where that is known.
     pub numa_node: Option<u32>,
-    /// What it can do.
+    /// Its limits.
     pub limits: Limits,
     /// Firmware, in its maker's words.
     pub firmware: String,
@@ -75,7 +75,7 @@ pub struct DeviceInfo {
     pub ports: Vec<Port>,
 }
 
-/// How a queue pair came to be over, as its device told: the greater of two counts.
+/// The way in which a queue pair ended, as its device told. If it told both, the greater one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Breakage {
     /// The device could not go on with it.
@@ -91,7 +91,7 @@ pub(super) struct Device {
     context: NonNull<sys::ibv_context>,
     pub(super) name: String,
     guard: ForkGuard,
-    /// Held by whoever empties the queue of events.
+    /// Held by the thread that empties the queue of events.
     events: Mutex<()>,
     is_dead: AtomicBool,
     /// Queue pairs, by serial, that the device told to be over, until their owners notice.
@@ -104,10 +104,10 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// What the library answers if the kernel copies pinned pages for a child (`enum ibv_fork_status`).
+/// The answer of the library if the kernel copies pinned pages for a child (`enum ibv_fork_status`).
 const FORK_UNNEEDED: std::ffi::c_uint = 2;
 
-/// What keeps registered memory with the parent when a process forks.
+/// The means that keep registered memory with the parent when a process forks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForkSafety {
     /// The kernel copies pinned pages for the child (Linux 5.12 and later).
@@ -118,7 +118,7 @@ pub enum ForkSafety {
     None,
 }
 
-/// What keeps registered memory with the parent when this process forks.
+/// Returns the means that keep registered memory with the parent when this process forks.
 ///
 /// # Errors
 /// There is no verbs library.
@@ -177,7 +177,7 @@ impl List {
         name.to_string_lossy().into_owned()
     }
 
-    /// Why this user may not open the file of a device, if that is so.
+    /// Returns the error that keeps this user from opening the file of a device, if there is one.
     fn cannot_enter(&self, device: *mut sys::ibv_device) -> Option<io::Error> {
         // SAFETY: `device` is of this list; the name of its file is a C string in it.
         let name = unsafe { CStr::from_ptr((&raw const (*device).dev_name).cast()) };
@@ -304,7 +304,7 @@ impl Device {
         OpenError::System { operation, device: self.name.clone(), source, remedy }
     }
 
-    /// What it is and has.
+    /// Asks the device what it is and has.
     pub(super) fn info(&self) -> Result<DeviceInfo, OpenError> {
         let mut attributes = sys::ibv_device_attr::default();
         // SAFETY: the context is open, and `attributes` is a valid place.
@@ -409,7 +409,7 @@ impl Device {
             // They are the parent's, and what they name is in its memory.
             return true;
         }
-        // Whoever holds it is taking them.
+        // The thread that holds it is taking them.
         let _only_one = match self.events.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
@@ -470,7 +470,7 @@ fn ended_by(event: &sys::ibv_async_event) -> Option<(usize, Breakage)> {
     }
 }
 
-/// A lock whose holder never leaves what it guards half done, so that one who panicked did no harm.
+/// Takes a lock whose holder never leaves what it guards half done, so that a holder that panicked did no harm.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

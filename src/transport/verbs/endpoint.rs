@@ -31,11 +31,11 @@ const BROKEN: Disconnected =
     Disconnected { reason: "the RDMA device of this host could not go on with this connection" };
 const NO_DEVICE: Disconnected = Disconnected { reason: "the RDMA device of this host is gone" };
 
-/// How long a heartbeat waits for room; if there is none for so long, the next one will do.
+/// Longest time that a heartbeat waits for room; if there is none for so long, the next one will do.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_micros(50);
 
-/// How often the state of the pairs that serve a peer is looked at.
+/// The time after which the state of the pairs that serve a peer is looked at again.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The conversation of the handshake. It ends with its owner, even if a forked child holds a copy of the descriptor.
@@ -69,7 +69,7 @@ pub struct VerbsEndpoint {
     is_settled: bool,
     over: Option<Disconnected>,
     begun: Instant,
-    /// When the state of the serving pairs was looked at last.
+    /// The time at which the state of the serving pairs was looked at last.
     looked: Instant,
     guard: ForkGuard,
 }
@@ -216,7 +216,7 @@ impl VerbsEndpoint {
         });
     }
 
-    /// Whoever only checks hears of failed requests, too.
+    /// Hears of failed requests, for a caller that only checks and never polls.
     fn look_at_own_requests(&mut self) {
         if let Some(data) = &mut self.data {
             data.take_completions();
@@ -351,7 +351,7 @@ impl Beacon for VerbsBeacon {
             return Err(INHERITED);
         }
         let begin = Instant::now();
-        // The lock is not held while waiting for room: whoever ends the connection takes it, too.
+        // The lock is not held while waiting for room: the thread that ends the connection takes it, too.
         while !lock(&self.pulse).set(&self.word, value)? && begin.elapsed() < ROOM_WAIT {
             std::thread::sleep(NAP);
         }

@@ -1,4 +1,4 @@
-//! Why there is no RDMA here, and what to do about it.
+//! Errors that keep this process from RDMA, each with its remedy.
 
 use std::io;
 
@@ -20,7 +20,7 @@ pub enum OpenError {
     /// No device has this name.
     #[error("this host has no RDMA device `{name}`; it has {known}: see `slackline doctor`")]
     UnknownDevice {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
         /// The devices that there are.
         known: String,
@@ -30,9 +30,9 @@ pub enum OpenError {
     Open {
         /// The device.
         device: String,
-        /// What the system said.
+        /// The error that the system reported.
         source: io::Error,
-        /// What to do about it.
+        /// A remedy that the user can try.
         remedy: &'static str,
     },
     /// The device has no such port.
@@ -40,9 +40,9 @@ pub enum OpenError {
     NoPort {
         /// The device.
         device: String,
-        /// What was asked for.
+        /// The port that was asked for.
         port: u8,
-        /// How many there are.
+        /// The number of ports that the device has.
         ports: u8,
     },
     /// The port carries nothing now.
@@ -54,7 +54,7 @@ pub enum OpenError {
         port: u8,
         /// Its state, in the library's words.
         state: String,
-        /// What to do about it.
+        /// A remedy that the user can try.
         remedy: String,
     },
     /// The port has no address to speak from.
@@ -64,9 +64,9 @@ pub enum OpenError {
         device: String,
         /// The port.
         port: u8,
-        /// What there is instead.
+        /// A description of what it has instead of an address that can be used.
         found: String,
-        /// What to do about it.
+        /// A remedy that the user can try.
         remedy: String,
     },
     /// A setting that the device does not take.
@@ -74,21 +74,21 @@ pub enum OpenError {
     Setting {
         /// The device.
         device: String,
-        /// What was asked for.
+        /// The setting that was asked for.
         what: String,
-        /// What to do about it.
+        /// A remedy that the user can try.
         remedy: String,
     },
     /// The system refused something else.
     #[error("cannot {operation} on the RDMA device {device}: {source}; {remedy}")]
     System {
-        /// What was to be done.
+        /// The operation that was tried.
         operation: &'static str,
         /// The device.
         device: String,
-        /// What the system said.
+        /// The error that the system reported.
         source: io::Error,
-        /// What to do about it.
+        /// A remedy that the user can try.
         remedy: &'static str,
     },
 }

@@ -1,11 +1,11 @@
-//! Which address of a port to speak from. A wrong one connects to nobody, or to somebody over a slow way: the choice is
-//! made by rank, said aloud with its reason, and can be overruled.
+//! The choice of a port's address to speak from. A wrong one connects to no peer, or to a peer over a slow way: the
+//! choice is made by rank, said aloud with its reason, and can be overruled.
 
 use std::cmp::Reverse;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 
-/// What kind of network an entry of a port's table is for.
+/// The kind of network that an entry of a port's table is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GidKind {
@@ -34,7 +34,7 @@ pub struct Gid {
     pub index: u16,
     /// The 128 bits.
     pub bytes: [u8; 16],
-    /// What network it is for.
+    /// The kind of network that it is for.
     pub kind: GidKind,
     /// The network interface behind it, where there is one.
     pub interface: Option<String>,
@@ -68,7 +68,7 @@ impl fmt::Display for Gid {
 pub struct GidChoice {
     /// The entry.
     pub gid: Gid,
-    /// What speaks for it and against the others, for people.
+    /// The reason to choose it and not another entry, for people to read.
     pub reason: String,
 }
 
@@ -81,7 +81,7 @@ pub(super) fn route_to(peer: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip().to_canonical())
 }
 
-/// What is compared, the most important first. Everything is better when it is greater.
+/// The properties that are compared, the most important first. Each is better when it is greater.
 type Rank = (bool, bool, bool, bool, bool, Reverse<u16>);
 
 fn rank(gid: &Gid, route: Option<IpAddr>) -> Rank {

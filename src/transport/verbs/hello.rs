@@ -8,7 +8,7 @@ use crate::transport::wireup::{self, Blob, Grant, Side};
 /// Queue pair and packet numbers have 24 bits.
 const NUMBER_MAX: u32 = (1 << 24) - 1;
 
-/// What a side's queue pair is called, and the number of the first packet that it sends.
+/// The number of a side's queue pair, and the number of the first packet that it sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pair {
     pub(super) number: u32,
@@ -24,7 +24,7 @@ pub(super) struct Pairs {
     pub(super) pulse: Pair,
 }
 
-/// Where a side's port is.
+/// The addresses of a side's port in its network, and the limits that both sides must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Place {
     /// True for InfiniBand, which is found by its LID; RoCE is by its GID.
@@ -50,7 +50,7 @@ pub(super) struct Further {
     pub(super) serving: Option<FurtherServing>,
 }
 
-/// How a rail after the first serves the other side.
+/// The queue pair by which a rail after the first serves the other side, and its keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FurtherServing {
     pub(super) data: Pair,
@@ -72,7 +72,7 @@ pub(crate) struct Ports {
     pub(super) serving: Option<Pairs>,
     /// The other rails; in an answer those that both sides have.
     pub(super) further: Vec<Further>,
-    /// Requests with immediate data that it can take before it says more: 0 if nobody sleeps there.
+    /// Requests with immediate data that it can take before it says more: 0 if no owner sleeps there.
     pub(super) receives: u16,
 }
 
@@ -152,12 +152,12 @@ pub(super) fn index_of(name: RemoteKey) -> usize {
 }
 
 impl Terms {
-    /// Where the rails are, the first one first.
+    /// Returns the places of the rails, the first one first.
     pub(super) fn places(&self) -> impl Iterator<Item = &Place> {
         std::iter::once(&self.blob.place).chain(self.blob.further.iter().map(|further| &further.place))
     }
 
-    /// What each grant is called, and whether it announces nothing.
+    /// Returns the name of each grant, and whether the grant announces nothing.
     pub(super) fn names(&self) -> Vec<(RemoteKey, bool)> {
         self.grants.iter().map(|grant| (grant.key, grant.access.contains(Access::RELAXED))).collect()
     }

@@ -43,7 +43,7 @@ enum EntryKind {
 pub(super) struct Initiator {
     /// Destroyed first: after that the device touches none of the memory that the entries hold.
     pair: QueuePair,
-    /// What was posted and not yet told of, the oldest first. Its capacity is the queue's depth.
+    /// The requests that were posted and not yet told of, the oldest first. Its capacity is the queue's depth.
     entries: VecDeque<Entry>,
     /// Number of the oldest entry; they count on from there. The device hands them back with each completion.
     first: u64,
@@ -51,13 +51,13 @@ pub(super) struct Initiator {
     succeeded: u64,
     /// Entries before this one were given back by the device, in success or in error.
     returned: u64,
-    /// How the first request that failed did; behind it all are flushed.
+    /// The error of the first request that failed; all behind it are flushed.
     failure: Option<CompletionError>,
     is_failure_told: bool,
     has_failed: bool,
     /// Entries since the last that the device reports.
     unreported: usize,
-    /// Where inline data lies until the device has taken it: a cell for each entry.
+    /// The memory that holds inline data until the device has taken it: a cell for each entry.
     cells: MemoryRegion,
     completions: [sys::ibv_wc; POLLED_AT_ONCE],
     requests: Vec<sys::ibv_send_wr>,
@@ -69,7 +69,7 @@ pub(super) struct Initiator {
     pub(super) fences_reads: bool,
     /// Whether the device has atomics that work.
     pub(super) has_atomics: bool,
-    /// Which rail it posts on: which of a region's keys is the one here.
+    /// The index of the rail that it posts on, and so of the key that a region has here.
     pub(super) rail: usize,
     /// The first rail's domain, whose memory can be posted.
     domain: u32,
@@ -151,12 +151,12 @@ impl Initiator {
         self.has_failed
     }
 
-    /// How the first request that failed did.
+    /// Returns the error of the first request that failed.
     pub(super) fn failure(&self) -> Option<CompletionError> {
         self.failure
     }
 
-    /// How many requests of the device a request is made of.
+    /// Returns how many requests of the device a request is made of.
     #[inline]
     pub(super) fn parts(&self, request: &WorkRequest) -> usize {
         match &request.operation {
@@ -169,7 +169,7 @@ impl Initiator {
         }
     }
 
-    /// How many requests of the device a batch is made of, if it can be posted at all.
+    /// Returns how many requests of the device a batch is made of, if it can be posted at all.
     #[inline]
     pub(super) fn check(&self, batch: &[WorkRequest]) -> Result<usize, PostError> {
         let mut parts = 0;
@@ -223,8 +223,8 @@ impl Initiator {
         self.ring(parts)
     }
 
-    /// Has the device report the newest entries, which nobody would hear of otherwise: they would hold their places
-    /// until something is posted, and something does not fit beside them. A WRITE of no bytes needs no right.
+    /// Has the device report the newest entries, which no completion would tell of otherwise: they would hold their
+    /// places until something is posted, and something does not fit beside them. A WRITE of no bytes needs no right.
     #[cold]
     fn ask_for_report(&mut self, free: usize) {
         if self.unreported == 0 || free == 0 || self.has_failed {
@@ -451,7 +451,7 @@ impl Initiator {
         false
     }
 
-    /// Drops the oldest entries that have succeeded and that nobody hears of.
+    /// Drops the oldest entries that have succeeded and that no caller hears of.
     #[inline]
     fn forget_silent(&mut self) {
         while self.first < self.succeeded
@@ -495,8 +495,8 @@ impl Initiator {
     }
 }
 
-/// What the requests of queue pairs that could not be destroyed hold. The device may go on to read and write it, so it
-/// is never given back.
+/// The memory that is held by requests of queue pairs that could not be destroyed. The device may go on to read and
+/// write it, so it is never given back.
 static KEPT: Mutex<Vec<(VecDeque<Entry>, MemoryRegion)>> = Mutex::new(Vec::new());
 
 impl Drop for Initiator {
@@ -535,7 +535,7 @@ fn rdma(remote: &RemoteSlice, done: u64) -> sys::ibv_send_wr__bindgen_ty_2__bind
     }
 }
 
-/// What an error completion means.
+/// Returns the meaning of an error completion.
 fn outcome(completion: &sys::ibv_wc) -> CompletionError {
     match completion.status {
         // The second is what some devices say where a right is missing.

@@ -1,4 +1,4 @@
-//! Where peers arrive, and how they are answered.
+//! The listening side: peers arrive here and are answered.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -18,18 +18,18 @@ use crate::time::Instant;
 use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept, check_offer, listen};
 use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received};
 
-/// Where peers arrive. Handshakes go over TCP.
+/// The listener at which peers arrive. Handshakes go over TCP.
 pub struct VerbsListener {
     shared: Arc<Shared>,
     socket: TcpListener,
     address: Address,
     newcomers: Newcomers<Pending>,
-    /// What peers ring, once somebody wants to sleep here.
+    /// The bell that peers ring, once the owner wants to sleep here.
     bell: Option<Arc<Bell>>,
     guard: ForkGuard,
 }
 
-/// How long is slept at most while somebody is in the middle of a handshake.
+/// Longest time that the owner sleeps while a peer is in the middle of a handshake.
 const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
 
 impl VerbsListener {
@@ -52,7 +52,7 @@ impl VerbsListener {
     }
 }
 
-/// A newcomer of whom nothing is known yet.
+/// A newcomer about which nothing is known yet.
 struct Pending(Channel);
 
 impl Newcomer for Pending {
@@ -136,7 +136,7 @@ impl Listener for VerbsListener {
 impl Drop for VerbsListener {
     fn drop(&mut self) {
         if !self.guard.is_inherited() {
-            // The port is free at once, whoever holds copies of the descriptor.
+            // The port is free at once, whichever process holds copies of the descriptor.
             let _never_connected = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         }
     }

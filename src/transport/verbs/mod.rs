@@ -14,20 +14,21 @@
 //! | this side posts on | of the transport | all memory registered with it, by requests of this process only |
 //! | serve the peer | of this connection | what it was granted, with those rights; a word of each further device |
 //!
-//! So a key that one peer was given opens nothing for another, nor for its own next connection; requests for anything
-//! else end the connection of the one who tried. Peers name bytes by their offset in a region: addresses of this
-//! process do not travel.
+//! So a key that one peer was given opens nothing for another, nor for its own next connection; requests for
+//! anything else end the connection of the peer that tried. Peers name bytes by their offset in a region: addresses
+//! of this process do not travel.
 //!
-//! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s; some take up to four times as long.
-//! Completion queues have room for all that can be under way. Connections begin with random packet numbers. Nobody who
-//! can put packets on the RoCE network itself is kept out: keys are guessable, and requests and data are not encrypted.
+//! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s; some take up to four times as
+//! long. Completion queues have room for all that can be under way. Connections begin with random packet numbers.
+//! An attacker that can put packets on the RoCE network itself is not kept out: keys are guessable, and requests
+//! and data are not encrypted.
 //!
 //! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible in
 //! order, but for those into memory with [`Access::RELAXED`]. Atomics are those of the device: atomic among requests
 //! through it, and not against processors, unless [`Capabilities::atomics`](super::Capabilities) says so, which it does
 //! only after trying.
 //!
-//! **Who sleeps.** A listener can wake its owner: peers then announce by WRITEs with immediate data
+//! **Sleep.** A listener can wake its owner: peers then announce by WRITEs with immediate data
 //! ([`Listener::be_notified`](super::Listener::be_notified)).
 //!
 //! **The library** (libibverbs) is opened at run time. Where there is none, or no device, [`Verbs::open`] says so.
@@ -112,7 +113,7 @@ const PIECE_BYTES_MAX: u32 = 1 << 30;
 /// READs and atomics that may be under way, unless asked otherwise or a device has less: more than that brings no more.
 const READ_DEPTH: u8 = 16;
 
-/// How RDMA is to be used. The default is right for most: the best device and port of this host.
+/// Settings of RDMA. The default is right for most: the best device and port of this host.
 #[derive(Clone, Debug)]
 pub struct VerbsOptions {
     /// The devices, by their names, or `NAME:PORT`; the best one if none is named. Where several are, up to
@@ -144,7 +145,7 @@ pub struct VerbsOptions {
     /// around.
     #[doc(hidden)]
     pub first_packet: Option<u32>,
-    /// What all peers know; without one only peers on this host are let in.
+    /// The secret that all peers know; without one only peers on this host are let in.
     pub secret: Option<Secret>,
 }
 
@@ -172,7 +173,7 @@ pub struct Verbs {
     shared: Arc<Shared>,
 }
 
-/// What all connections of one [`Verbs`] have in common.
+/// The state that all connections of one [`Verbs`] have in common.
 struct Shared {
     /// The ports that are used, side by side: at least one.
     rails: Vec<Rail>,
@@ -180,7 +181,7 @@ struct Shared {
     inline_bytes: u32,
     first_packet: Option<u32>,
     atomics: AtomicDomain,
-    /// What went wrong when they were tried.
+    /// The fault that was found when they were tried.
     atomics_fault: Option<String>,
     secret: Option<Secret>,
     trespasses: AtomicU64,
@@ -190,7 +191,8 @@ impl Verbs {
     /// Opens the device and port that `options` ask for, or the best ones, and tries whether its atomics work.
     ///
     /// # Errors
-    /// What is missing and how to mend it: the library, a device, the right to use it, a port that is up, an address.
+    /// Something is missing: the library, a device, the right to use it, a port that is up, or an address. The
+    /// error says what, and how to repair it.
     pub fn open(options: VerbsOptions) -> Result<Verbs, OpenError> {
         let mut rails = Vec::new();
         for opened in open::open(&options)? {
@@ -255,7 +257,7 @@ impl Verbs {
         self.shared.rails.iter().map(|rail| (rail.info.name.as_str(), rail.port.number))
     }
 
-    /// What the device is and has.
+    /// Returns what the device is and has.
     #[doc(hidden)]
     pub fn info(&self) -> &DeviceInfo {
         &self.shared.first().info
@@ -267,7 +269,7 @@ impl Verbs {
         &self.shared.first().port
     }
 
-    /// Why this device and port were chosen, for people.
+    /// Returns the reason why this device and port were chosen, for people.
     #[doc(hidden)]
     pub fn reason(&self) -> &str {
         &self.shared.first().reason
@@ -285,7 +287,8 @@ impl Verbs {
         self.shared.first().choose_gid(peer)
     }
 
-    /// Why atomics are not used although the device says that it has them: what happened when they were tried.
+    /// Returns the reason why atomics are not used although the device says that it has them: the fault that was
+    /// found when they were tried.
     #[doc(hidden)]
     pub fn atomics_fault(&self) -> Option<&str> {
         self.shared.atomics_fault.as_deref()
@@ -298,7 +301,7 @@ impl Shared {
         &self.rails[0]
     }
 
-    /// What of these rights peers have: no atomics where those of the first device do not work.
+    /// Returns those of these rights that peers have: no atomics where those of the first device do not work.
     fn served(&self, access: Access) -> Access {
         match self.atomics {
             AtomicDomain::None => access.difference(Access::REMOTE_ATOMIC),
@@ -357,7 +360,7 @@ impl Shared {
         Ok(MemoryRegion::new(memory, access, key, registered))
     }
 
-    /// Where this side is on the first rails, speaking from these addresses.
+    /// Returns the places of this side on the first rails, speaking from these addresses.
     fn places(&self, from: &[GidChoice]) -> Vec<Place> {
         self.rails.iter().zip(from).map(|(rail, from)| rail.place(&from.gid)).collect()
     }
@@ -475,7 +478,7 @@ impl Transport for Verbs {
     }
 }
 
-/// What may help where memory could not be registered.
+/// Returns a remedy where memory could not be registered.
 fn registration_remedy(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {

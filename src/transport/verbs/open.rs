@@ -1,4 +1,4 @@
-//! Which devices and ports to take.
+//! The choice of devices and ports to use.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) struct Opened {
     pub(super) reason: String,
 }
 
-/// What is compared among ports that can be used, the most important first. Everything is better when it is greater.
+/// The properties by which usable ports are compared, the most important first. Each is better when it is greater.
 type Rank = (bool, bool, u32);
 
 /// The devices of this host.

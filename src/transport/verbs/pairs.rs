@@ -51,7 +51,7 @@ impl Posting {
     }
 }
 
-/// What a peer is told of the rails after the first.
+/// Returns what a peer is told of the rails after the first.
 pub(super) fn further(
     places: &[Place],
     posting: Option<&Posting>,
@@ -100,13 +100,13 @@ struct Granted {
     /// Dropped first, and with it the key.
     registered: Registered,
     slice: LocalSlice,
-    /// What the device lets the peer do.
+    /// The rights that the device gives the peer.
     access: Access,
 }
 
 /// The pairs that serve the peer, and what it may reach through them.
 pub(super) struct Serving {
-    /// What the peer's requests ring.
+    /// The bell that the peer's requests ring.
     bell: Option<Arc<Bell>>,
     // Dropped in this order: no pair, no keys, then the domain.
     data: Arc<QueuePair>,
@@ -206,7 +206,7 @@ impl Serving {
         self.granted.iter().enumerate().map(grant).collect()
     }
 
-    /// What may be done with any of what was granted.
+    /// Returns the rights that the peer has on any of the memory that was granted.
     fn rights(&self) -> Access {
         let accesses = self.granted.iter().map(|granted| granted.access);
         accesses.fold(Access::LOCAL, Access::union)

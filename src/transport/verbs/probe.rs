@@ -10,7 +10,7 @@ use super::pairs::{Posting, Serving, connect};
 use crate::mem::{Access, HostMemory, MemoryRegion, RemoteSlice};
 use crate::transport::{Operation, WorkRequest};
 
-/// How long any of it may take.
+/// Longest time that a request may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Both ends of a connection through the device, in this process.
@@ -91,7 +91,7 @@ pub(super) fn atomics(shared: &Arc<Shared>) -> Result<(), String> {
     })
 }
 
-/// What the word holds in the beginning: bytes that differ.
+/// The value of the word in the beginning: bytes that differ.
 const START: u64 = 0x0102_0304_0506_0708;
 
 /// Whether counts come back whole and the right way round, and only matches are swapped. `carry_out` tells what it
@@ -115,7 +115,7 @@ fn judge(mut carry_out: impl FnMut(Atomic) -> Result<(u64, u64), String>) -> Res
 mod tests {
     use super::*;
 
-    /// What is found of a device that does this to the word, and brings this back of what it held.
+    /// Judges a device that makes `does` of the word, and brings back `brings` of what the word held.
     fn found(does: fn(u64, Atomic) -> u64, brings: fn(u64) -> u64) -> Result<(), String> {
         let mut word = START;
         judge(|atomic| {

@@ -12,9 +12,9 @@ const FAILED: Disconnected =
 /// The posting end of the lane for heartbeats.
 pub(super) struct Pulse {
     lane: Option<Initiator>,
-    /// False until the peer's queue pairs stand: until then nobody can miss a beat.
+    /// False until the peer's queue pairs stand: until then no peer can miss a beat.
     is_ready: bool,
-    /// How the first beat that failed did.
+    /// The error of the first beat that failed.
     failure: Option<CompletionError>,
 }
 
@@ -32,7 +32,7 @@ impl Pulse {
         self.lane.as_ref().and_then(|lane| lane.pair().take_broken())
     }
 
-    /// How a beat failed, which ends the connection.
+    /// Returns the error of the beat that failed, which ends the connection.
     pub(super) fn failure(&self) -> Option<CompletionError> {
         self.failure
     }

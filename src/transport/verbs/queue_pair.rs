@@ -12,30 +12,30 @@ use super::region::ProtectionDomain;
 use super::sys;
 use crate::mem::Access;
 
-/// How long a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power, 268 ms.
+/// The time that a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power, 268 ms.
 const ANSWER_TIMEOUT: u8 = 16;
-/// How often it asks again before it gives up: after 1.9 s without any answer. The specification lets a device take up
-/// to four times as long. With 7, the greatest number, soft-RoCE never gives up.
+/// Number of times that it asks again before it gives up: after 1.9 s without any answer. The specification lets a
+/// device take up to four times as long. With 7, the greatest number, soft-RoCE never gives up.
 const RETRIES: u8 = 6;
-/// How often it comes back where the other side has no receive posted. 7 would be for ever.
+/// Number of times that it comes back where the other side has no receive posted. 7 would be for ever.
 const RECEIVER_RETRIES: u8 = 3;
-/// How long the other side is told to wait then: 10 ms.
+/// The code for the time that the other side is told to wait then: 10 ms.
 const RECEIVER_TIMER: u8 = 20;
 /// Receives that are posted for a peer whose requests are to be noticed, if the device has so many. They are posted
-/// anew, and the peer is told, every 20 ms or so.
+/// again, and the peer is told, every 20 ms or so.
 pub(super) const RECEIVES: u16 = 512;
 /// Receives that are posted in one call.
 const RECEIVES_AT_ONCE: usize = 64;
 /// Routers that a packet may pass.
 const HOPS: u8 = 64;
 
-/// Where completions go.
+/// The queue to which completions go.
 struct CompletionQueue {
     device: Arc<Device>,
     raw: NonNull<sys::ibv_cq>,
     /// Tells it, and its queue pair, from all others of this process, whatever numbers the device uses again.
     serial: usize,
-    /// Whose channel is told of completions, where that is wanted.
+    /// The bell whose channel is told of completions, where that is wanted.
     _bell: Option<Arc<Bell>>,
 }
 
@@ -62,7 +62,7 @@ impl Drop for CompletionQueue {
             if errno != 0 {
                 tracing::warn!(device = self.device.name, errno, "a completion queue could not be destroyed");
             }
-            // No event of it or of its pair is left to be told, and nobody asks for what was.
+            // No event of it or of its pair is left to be told, and no owner asks for those that were.
             self.device.take_broken(self.serial);
         }
     }
@@ -80,7 +80,7 @@ pub(super) struct QueuePair {
     will_tell: AtomicBool,
     /// Receives that it has, used up or not.
     pub(super) receives: u16,
-    /// Those that were posted anew, until the peer is told.
+    /// Receives that were posted again, until the peer is told.
     renewed: AtomicU16,
     is_destroyed: bool,
     // Dropped in this order, after the queue pair itself.
@@ -93,7 +93,7 @@ unsafe impl Send for QueuePair {}
 // SAFETY: as above: "verbs are thread safe". What else there is of it is atomic or does not change.
 unsafe impl Sync for QueuePair {}
 
-/// What one side of a connection knows of the way to the other.
+/// The way from one side of a connection to the other, as that side knows it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path {
     /// This side's port, counted from 1.
@@ -177,7 +177,7 @@ impl QueuePair {
         })
     }
 
-    /// What the other side must know of it.
+    /// Returns what the other side must know of it.
     pub(super) fn pair(&self) -> Pair {
         // SAFETY: the queue pair lives.
         Pair { number: unsafe { self.raw.as_ref() }.qp_num, first_packet: self.first_packet }
@@ -299,14 +299,14 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Has the device tell of the next receive that is used up, and posts those anew that were; whether there were any.
+    /// Has the device tell of the next receive that is used up, and posts used ones again. True if there were any.
     pub(super) fn renew_receives(&self) -> bool {
         // First: what comes after the look below is told of.
         if !self.will_tell.swap(true, Ordering::Relaxed) {
             // SAFETY: the completion queue lives.
             let errno = unsafe { sys::inline::req_notify_cq(self.completions.raw.as_ptr(), false) };
             if errno != 0 {
-                // Whoever waits wakes up by the clock.
+                // An owner that waits wakes up by the clock.
                 tracing::warn!(errno, "the RDMA device does not tell of what is to be noticed");
             }
         }
@@ -333,7 +333,7 @@ impl QueuePair {
         self.will_tell.store(false, Ordering::Relaxed);
     }
 
-    /// Receives that were posted anew since this was asked last, once they are worth a message.
+    /// Returns how many receives were posted again since this was asked last, once they are worth a message.
     pub(super) fn take_renewed(&self) -> Option<u16> {
         let is_many = self.receives > 0 && self.renewed.load(Ordering::Relaxed) >= self.receives.div_ceil(2);
         is_many.then(|| self.renewed.swap(0, Ordering::Relaxed))

@@ -18,7 +18,7 @@ pub(super) struct Rail {
     pub(super) device: Arc<Device>,
     pub(super) info: DeviceInfo,
     pub(super) port: Port,
-    /// Why it was chosen.
+    /// The reason why it was chosen.
     pub(super) reason: String,
     /// Of all memory that requests of this process use.
     pub(super) domain: Arc<ProtectionDomain>,
@@ -51,7 +51,7 @@ impl Rail {
         Ok(choice)
     }
 
-    /// Where this side is, as a peer is told.
+    /// Returns the place of this side, as a peer is told.
     pub(super) fn place(&self, from: &Gid) -> Place {
         let limits = &self.info.limits;
         Place {

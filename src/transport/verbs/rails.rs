@@ -9,7 +9,7 @@ use crate::transport::{
     CompletionError, Disconnected, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
 };
 
-/// What each rail gets of a striped request at least, in bytes: less is done sooner on one.
+/// Least share that each rail gets of a striped request, in bytes: less is done sooner on one.
 const SHARE_LEAST: usize = 16 << 10;
 
 /// Shares are multiples of this: whole packets of any size, and whole words.
@@ -23,14 +23,14 @@ pub(super) struct Rails {
     striping: Option<Box<Striping>>,
 }
 
-/// What several rails take.
+/// The state that striping over several rails needs.
 struct Striping {
     striper: Striper,
     /// The rails after the first.
     further: Vec<Lane>,
-    /// What the first rail is about to be given.
+    /// The requests that the first rail is about to be given.
     outbox: Vec<WorkRequest>,
-    /// What the peer granted, by its index: what it is called, and whether it announces nothing.
+    /// The peer's grants, by their index: the name of each, and whether it announces nothing.
     grants: Vec<(RemoteKey, bool)>,
     failure: Option<CompletionError>,
     is_over: bool,
@@ -40,14 +40,14 @@ struct Striping {
 struct Lane {
     initiator: Initiator,
     outbox: Vec<WorkRequest>,
-    /// What the peer's grants are called here.
+    /// The keys of the peer's grants on this rail.
     keys: Vec<u32>,
     /// A word of the peer that is always readable, and where it is read to.
     sentinel: (LocalSlice, RemoteSlice),
 }
 
 impl Rails {
-    /// Those that the peer serves, of this side's. `depth` requests may be outstanding.
+    /// Makes those rails of this side that the peer serves. `depth` requests may be outstanding.
     pub(super) fn new(first: Initiator, further: Vec<Initiator>, theirs: &Terms, depth: usize) -> Rails {
         let lane = |(initiator, further): (Initiator, &Further)| {
             let serving = further.serving.as_ref()?;
@@ -80,7 +80,7 @@ impl Rails {
         self.first.has_failed()
     }
 
-    /// How the first request that failed did.
+    /// Returns the error of the first request that failed.
     pub(super) fn failure(&self) -> Option<CompletionError> {
         self.striping.as_ref().map_or_else(|| self.first.failure(), |striping| striping.failure)
     }
@@ -164,7 +164,7 @@ impl Striping {
             _ => return None,
         };
         if request.flags.contains(Flags::NOTIFY) {
-            // Nobody is to be woken before all of it is there.
+            // The peer's owner is not to be woken before all of it is there.
             return None;
         }
         // Where the range is not aligned, cuts would go through words.

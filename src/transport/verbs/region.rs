@@ -9,7 +9,8 @@ use super::device::Device;
 use super::sys;
 use crate::mem::{Access, Registration, VolatileSlice};
 
-/// What belongs together on a device: a queue pair reaches only memory that was registered in its domain.
+/// The domain of things that belong together on a device: a queue pair reaches only memory that was registered in
+/// its domain.
 pub(super) struct ProtectionDomain {
     pub(super) device: Arc<Device>,
     raw: NonNull<sys::ibv_pd>,
@@ -67,7 +68,7 @@ impl Registered {
     /// Registers memory, which the device knows by addresses from `first` on; requests of this process may always read
     /// it, and write it if it can be written.
     ///
-    /// Whoever calls keeps the memory until this is dropped.
+    /// The caller keeps the memory until this is dropped.
     pub(super) fn new(
         domain: &Arc<ProtectionDomain>,
         memory: VolatileSlice<'_>,

@@ -14,9 +14,9 @@ use super::sys::{self, Library};
 use crate::transport::AtomicDomain;
 
 thread_local! {
-    /// What queue pairs of this thread were asked to become.
+    /// The changes of state that queue pairs of this thread were asked for.
     static MODIFIED: RefCell<Vec<(sys::ibv_qp_attr_mask, sys::ibv_qp_attr)>> = const { RefCell::new(Vec::new()) };
-    /// What queues and queue pairs of this thread belong to: nothing completes.
+    /// The context to which queues and queue pairs of this thread belong: nothing completes.
     static CONTEXT: Box<sys::ibv_context> = {
         // SAFETY: null pointers, null functions, numbers, and a mutex that is never locked.
         let mut context: Box<sys::ibv_context> = unsafe { Box::new(std::mem::zeroed()) };
@@ -28,7 +28,7 @@ thread_local! {
     static PAIRS: RefCell<Vec<*mut sys::ibv_qp>> = const { RefCell::new(Vec::new()) };
     /// The error number with which queue pairs of this thread are destroyed; 0 is success.
     static DESTROYING: Cell<c_int> = const { Cell::new(0) };
-    /// What the device will tell this thread.
+    /// The events that the device will tell this thread.
     static EVENTS: RefCell<VecDeque<sys::ibv_async_event>> = const { RefCell::new(VecDeque::new()) };
     /// Events that were told and not yet acknowledged.
     static OPEN_EVENTS: Cell<usize> = const { Cell::new(0) };
@@ -56,7 +56,7 @@ pub(super) fn device() -> Arc<Device> {
     Device::of_library(&LIBRARY)
 }
 
-/// What it says of itself.
+/// Returns what the device says of itself.
 pub(super) fn info(name: &str, is_active: bool, gids: Vec<Gid>) -> DeviceInfo {
     let limits = Limits {
         queue_pairs: 9,
@@ -96,7 +96,7 @@ pub(super) fn gid() -> Gid {
     Gid { index: 1, bytes, kind: GidKind::RoceV2, interface: Some("eth0".into()), is_up: true }
 }
 
-/// What queue pairs were asked to become since this was called last, the oldest first.
+/// Returns the changes that queue pairs were asked for since this was called last, the oldest first.
 pub(super) fn take_modified() -> Vec<(sys::ibv_qp_attr_mask, sys::ibv_qp_attr)> {
     MODIFIED.take()
 }

@@ -1,4 +1,4 @@
-//! Which rail a request goes on, and when: the part of striping that knows nothing of devices.
+//! The choice of a rail for each request, and of the time to post it: the part of striping without devices.
 //!
 //! One queue pair keeps the order of what is posted on it; nothing orders two. So all requests go on the first rail but
 //! two kinds, whose parts go on all of them at once: long writes into memory that announces nothing, and long READs.
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use crate::mem::MAX_RAILS;
 use crate::transport::{CompletionError, Flags, Operation, WorkCompletion, WorkRequest, WorkRequestId};
 
-/// What becomes of a request. Its number is what the striper is told its completions by.
+/// The placement of a request. By its number the striper is told of its completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placement {
     /// On the first rail, now.
@@ -50,7 +50,7 @@ pub(super) struct Striper {
     /// Places that the entries take, of `depth`.
     places: usize,
     depth: usize,
-    /// Those of the first rail that are not given to it yet, with their numbers.
+    /// The requests for the first rail that are not given to it yet, with their numbers.
     held: VecDeque<(u64, WorkRequest)>,
     /// Entries that write and are not complete.
     writes: usize,

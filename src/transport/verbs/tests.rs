@@ -1,4 +1,4 @@
-//! What is asked of a device, and what is made of what it tells.
+//! Tests of what a device is asked for, and of what follows from what it tells.
 
 use super::device::{Breakage, Device};
 use super::hello::Pair;
@@ -18,7 +18,8 @@ fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
     Rail { device, info, port, reason: String::new(), domain, gid_index: None, mtu: 1024, read_depth }
 }
 
-/// How many READs and atomics the device is told that one side's pair has under way, and that the other's answers.
+/// Returns how many READs and atomics the device is told that one side's pair has under way, and that the other's
+/// answers.
 fn agreed(poster: &Rail, server: &Rail) -> (u8, u8) {
     let (posts, serves) = (poster.choose_gid(None).unwrap(), server.choose_gid(None).unwrap());
     let (at_poster, at_server) = (poster.place(&posts.gid), server.place(&serves.gid));
@@ -113,7 +114,7 @@ fn an_event_of_any_pair_ends_the_connection_that_it_belongs_to_and_no_other() {
     let trespassed = "the peer reached for memory that it was not granted";
     let failed = "the RDMA device of this host could not go on with this connection";
     for (event, serves, posts) in [
-        // Devices say this of a pair that posts, too, when its peer does not answer: nobody trespassed.
+        // Devices say this of a pair that posts, too, when its peer does not answer: there was no access violation.
         (sys::IBV_EVENT_QP_ACCESS_ERR, trespassed, failed),
         (sys::IBV_EVENT_QP_REQ_ERR, trespassed, failed),
         (sys::IBV_EVENT_QP_FATAL, failed, failed),
@@ -126,7 +127,7 @@ fn an_event_of_any_pair_ends_the_connection_that_it_belongs_to_and_no_other() {
             let pairs = scripted::pairs();
             assert_eq!(pairs.len(), first + 8);
             scripted::tell(event, pairs[first + index]);
-            // Whoever looks first takes it for all.
+            // The first endpoint that looks takes the events of the device for all.
             assert!(others.iter_mut().all(|end| end.check().is_ok()));
             // The other end may hear that its peer is gone.
             let own = |reason: &&str| [trespassed, failed].contains(reason);

@@ -36,7 +36,7 @@ pub(crate) fn accept(socket: &TcpListener, terms: &channel::Terms) -> io::Result
 pub(crate) struct Newcomers<N> {
     /// In order of arrival.
     waiting: Vec<Waiting<N>>,
-    /// True while the system lets nobody in, so that this is logged once.
+    /// True while the system accepts no connections, so that this is logged once.
     cannot_accept: bool,
     refusals: Refusals,
 }
@@ -99,7 +99,7 @@ impl<N: Newcomer> Newcomers<N> {
         self.waiting.push(Waiting { newcomer, since: now });
     }
 
-    /// Moves all handshakes on. The next newcomer that has said its part, and what it said.
+    /// Moves all handshakes on. Returns the next newcomer that has said its part, and what it said.
     pub(crate) fn next(&mut self, listener: &dyn Display, now: Instant) -> Option<(N, N::Said)> {
         self.refusals.log(listener);
         let mut index = 0;
@@ -129,7 +129,7 @@ impl<N: Newcomer> Newcomers<N> {
         self.refusals.total()
     }
 
-    /// True while the system lets nobody in.
+    /// True while the system accepts no connections.
     pub(crate) fn cannot_accept(&self) -> bool {
         self.cannot_accept
     }

@@ -31,7 +31,7 @@ pub(crate) fn lets_write(access: Access) -> bool {
     access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }
 
-/// A number that nobody can guess.
+/// Makes a number that no process can guess.
 pub(crate) fn random() -> Result<u64, &'static str> {
     getrandom::u64().map_err(|_| "the system has no random source to make keys from")
 }

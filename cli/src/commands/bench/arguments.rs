@@ -1,4 +1,4 @@
-//! What `slackline bench` can be asked, and what it makes of it.
+//! Options of `slackline bench`, and the settings that follow from them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -36,10 +36,10 @@ use crate::optimizer_name::OptimizerName;
 /// The other process is started on this host, unless --peer names another one, where `slackline bench --listen` runs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What carries the bytes.
+    /// Transport that carries the bytes.
     #[arg(long, value_enum, default_value = "shm")]
     transport: TransportName,
-    /// What to measure.
+    /// Operation to measure.
     #[arg(long, value_enum, required_unless_present = "listen")]
     op: Option<Op>,
     /// write, read, fetch-add over tcp and verbs: requests under way at once where bandwidth is measured; by default
@@ -106,7 +106,7 @@ pub(crate) struct Args {
     /// Measure with the process that listens there; its port is 18515 unless given.
     #[arg(long, help_heading = "Two hosts", value_name = "HOST[:PORT]", value_parser = meeting)]
     peer: Option<String>,
-    /// What both hosts know, in a file of mode 600 [default: the file that SLACKLINE_SECRET_FILE names, or
+    /// File with the secret that both hosts share (mode 600) [default: the file that SLACKLINE_SECRET_FILE names, or
     /// SLACKLINE_SECRET itself]
     #[arg(long, help_heading = "Two hosts", value_name = "FILE")]
     secret_file: Option<PathBuf>,
@@ -188,15 +188,15 @@ impl Op {
     }
 }
 
-/// What was asked.
+/// The request that the options make, once they are checked.
 pub(super) enum Request {
-    /// To measure; also where the JSON goes.
+    /// A request to measure, with the file for its JSON (or `-`) if any is wanted.
     Measure(Box<Settings>, Option<String>),
-    /// To be the other side for another host.
+    /// A request to be the other side for another host.
     Listen { address: SocketAddr, transport: TransportName, means: Means, keep: bool },
 }
 
-/// What is to be measured, checked and with defaults in place.
+/// Settings of the measurements, checked and with defaults in place.
 pub(super) struct Settings {
     pub(super) transport: TransportName,
     pub(super) op: Op,
@@ -219,7 +219,7 @@ pub(super) struct Settings {
     pub(super) pin: bool,
 }
 
-/// What two processes can measure between them.
+/// Operations that can be measured with another host and that `--validate` can check.
 const OF_TWO: [Op; 5] = [Op::Write, Op::Read, Op::FetchAdd, Op::Publish, Op::Pull];
 
 impl Settings {
@@ -257,7 +257,7 @@ impl Args {
         secret.map_err(|error| BenchError::Usage(error.to_string()))
     }
 
-    /// Checks what goes together.
+    /// Checks that the options go together, and fills in the defaults.
     pub(super) fn check(self) -> Result<Request, BenchError> {
         self.device.check(self.transport)?;
         for (option, given) in [("--listen", self.listen.is_some()), ("--peer", self.peer.is_some())] {

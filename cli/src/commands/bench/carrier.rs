@@ -22,7 +22,7 @@ pub(super) trait Carrier: Transport + Clone {
 
     fn open(means: &Means) -> Result<Self, BenchError>;
 
-    /// An address on this host that nobody listens at.
+    /// Returns an address on this host at which a new listener can be opened.
     fn anywhere(host: IpAddr) -> Address;
 
     /// Adds what there is to tell of the way to the other side.

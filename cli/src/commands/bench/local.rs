@@ -1,4 +1,4 @@
-//! What one process does alone: copies and kernels.
+//! Measurements of one process alone: copies and kernels.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -76,7 +76,7 @@ fn over_arrays(settings: &Settings, kind: Kind, bytes: u64) -> Result<Measured, 
         .note(note))
 }
 
-/// What is done over whole arrays.
+/// The kernel that runs over whole arrays.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// `shared`: in shared memory, as a server's frames and slots are.

@@ -1,4 +1,4 @@
-//! By what means the bytes travel: the RDMA device, and what both hosts know.
+//! Settings of the way that the bytes travel: the RDMA device, and the secret that both hosts share.
 
 use std::net::IpAddr;
 
@@ -55,9 +55,9 @@ impl DeviceArgs {
 pub(super) struct Means {
     pub(super) device: DeviceArgs,
     pub(super) queue_depth: Option<u16>,
-    /// What both hosts know; none if both sides are on this one.
+    /// The secret that both hosts share; none if both sides are on this host.
     pub(super) secret: Option<Secret>,
-    /// Where the other side is, if it is on another host.
+    /// The address of the other side, if it is on another host.
     pub(super) peer: Option<IpAddr>,
 }
 

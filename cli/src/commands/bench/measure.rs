@@ -9,9 +9,10 @@ use slackline::internals::kernel::ticks;
 use super::BenchError;
 use super::arguments::Settings;
 
-/// How long one measurement takes if nobody says how many operations it has.
+/// Time that one measurement should take if the number of its operations is not given.
 const DEFAULT_LENGTH: Duration = Duration::from_millis(1000);
-/// What stands between the operations, or a machine that slowed down, may stretch that so far.
+/// Longest time that such a measurement takes. Work between the operations, or a machine that slowed down, can make it
+/// that long.
 const MAX_LENGTH: Duration = Duration::from_millis(3000);
 /// Fewer samples than these are no measurement.
 const MIN_SAMPLES: u64 = 5;
@@ -26,10 +27,10 @@ const BATCH_LENGTH: Duration = Duration::from_micros(10);
 const SLOW_CLOCK: Duration = Duration::from_nanos(300);
 const CALIBRATION: Duration = Duration::from_millis(50);
 
-/// After this long, and again each time, somebody who watches is told how far it has come.
+/// Time between two messages that tell a user how far a measurement has come.
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
-/// How long operations took, in nanoseconds.
+/// Times that operations took, in nanoseconds: the least, percentiles and the most.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Latency {
     pub(super) min: f64,
@@ -181,7 +182,7 @@ impl Stopwatch {
     }
 }
 
-/// How long the processor's counter takes for one; none where the clock is good enough.
+/// Nanoseconds in one tick of the processor's counter. None where the clock is good enough, or there is no counter.
 static NANOS_PER_TICK: LazyLock<Option<f64>> = LazyLock::new(|| {
     let cost = (0..50).map(|_| Instant::now().elapsed()).min();
     if cost.is_none_or(|cost| cost < SLOW_CLOCK) {

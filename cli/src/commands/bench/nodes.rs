@@ -1,4 +1,4 @@
-//! What nodes do, one at a time: publish, pull, pinned read.
+//! Measurements of single operations of nodes: publish, pull, pinned read.
 
 use std::time::{Duration, Instant};
 
@@ -20,12 +20,12 @@ use super::report::Measured;
 
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the server begins with, and by how much a gradient moves it.
+/// The value that every parameter of the server begins with, and the learning rate that scales a gradient.
 pub(super) const INITIAL: f32 = 1.0;
 pub(super) const RATE: f32 = 1e-3;
 /// Gradients are the same again after so many elements, so that what they add up to is soon worked out.
 const PERIOD: usize = 64;
-/// How long a server that has taken a gradient may take to show it.
+/// Longest time that a server may take to show a gradient after it has taken it.
 const SHOW: Duration = Duration::from_secs(5);
 
 /// Starts the other side.

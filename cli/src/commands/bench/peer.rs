@@ -1,8 +1,8 @@
 //! The other side of a measurement: this program again, in a process of its own.
 //!
 //! On this host it is told its task in an argument, says on its standard output when it is ready and later what it has
-//! measured, one JSON value a line, and ends when its standard input does. It dies with the process that started it. On
-//! another host somebody has started it, and the same is said over a [`Line`].
+//! measured, one JSON value a line, and ends when its standard input does. It dies with the process that started it.
+//! On another host a user has started it, and the two processes say the same over a [`Line`].
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
@@ -29,11 +29,11 @@ pub(crate) struct PeerArgs {
     task: String,
 }
 
-/// What the other side is to be.
+/// The task of the other side: its role, and the settings for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
     pub(super) transport: TransportName,
-    /// Whom to connect to, for those who do.
+    /// The address to connect to, for roles that connect.
     pub(super) address: Option<Address>,
     pub(super) core: Option<usize>,
     pub(super) bytes: u64,
@@ -157,13 +157,13 @@ impl Peer {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Whoever comes here without `end` has failed already, and has its own story to tell.
+        // A measurement that drops this without `end` has failed already, and reports its own error.
         let _dead_already = self.child.kill();
         let _reaped_already = self.child.wait();
     }
 }
 
-/// Whoever gave this side its task, as that side sees it.
+/// The process that gave this side its task, as this side sees it.
 pub(super) struct Client {
     /// By what means it is to be reached.
     pub(super) means: Means,
@@ -179,7 +179,7 @@ impl Client {
         let is_done = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&is_done);
         std::thread::spawn(move || {
-            // Whether it ends or fails, nobody is there any more.
+            // Whether the input ends or the read fails, the parent wants no more.
             let _ended = std::io::stdin().lock().read_to_end(&mut Vec::new());
             flag.store(true, Ordering::Relaxed);
         });
@@ -187,7 +187,7 @@ impl Client {
         Client { means, host: Ipv4Addr::LOCALHOST.into(), line: None, is_done }
     }
 
-    /// A process on another host; somebody else watches whether it `is_done`.
+    /// A process on another host. The caller watches the line and sets `is_done`.
     pub(super) fn on(line: &Arc<Line>, means: Means, host: IpAddr, is_done: &Arc<AtomicBool>) -> Client {
         Client { means, host, line: Some(Arc::clone(line)), is_done: Arc::clone(is_done) }
     }

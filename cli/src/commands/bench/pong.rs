@@ -20,11 +20,11 @@ use super::carrier::Carrier;
 use super::pattern;
 use super::peer::Client;
 
-/// How often a side that waits looks whether the other still lives, in turns of the loop.
+/// Turns of the waiting loop between two checks that the other side still lives.
 const SPINS: u32 = 4096;
 /// A target to which nothing was sent for so long sleeps between looks.
 const IDLE: Duration = Duration::from_millis(50);
-/// Between two looks of one that nothing is expected of.
+/// Time between two looks of a target that has nothing to answer.
 const STILL: Duration = Duration::from_millis(2);
 const CONNECT: Duration = Duration::from_secs(10);
 
@@ -38,15 +38,15 @@ pub(super) struct Side<C: Carrier> {
     pub(super) endpoint: C::Endpoint,
     /// The other's data.
     pub(super) remote: RemoteSlice,
-    /// What is sent, and what is read into.
+    /// The local memory that writes send from and reads fill.
     pub(super) local: LocalSlice,
-    /// Where the other says its turns.
+    /// The local word into which the other side writes its turns.
     turn: LocalSlice,
     remote_turn: RemoteSlice,
     batch: Vec<WorkRequest>,
 }
 
-/// Where the word of turns lies.
+/// Returns the offset of the word of turns.
 fn turn_at(bytes: u64) -> u64 {
     if is_own_flag(bytes) { bytes - 8 } else { bytes.next_multiple_of(4096) }
 }
@@ -153,7 +153,7 @@ impl<C: Carrier> Side<C> {
     }
 }
 
-/// What a target found in its memory in the end.
+/// The content that a target found in its memory in the end.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Found {
     /// The first byte that is not as it should be.
@@ -162,8 +162,8 @@ pub(super) struct Found {
     pub(super) word: u64,
 }
 
-/// The target: answers every turn of a ping-pong if there is one, keeps still until nobody is there any more, and says
-/// what it found if that is to be checked.
+/// Runs the target. It answers every turn of a ping-pong if there is one, and keeps still until the client is done or
+/// gone. Then it says what it found, if that is to be checked.
 pub(super) fn serve<C: Carrier>(
     bytes: u64,
     pongs: bool,
@@ -193,7 +193,7 @@ pub(super) fn serve<C: Carrier>(
     if pongs {
         side.answer(client)?;
     }
-    // Whoever spins here only keeps whoever moves the bytes off the core.
+    // Spinning here would only keep the thread that moves the bytes off the core.
     while !client.is_done() && side.endpoint.check().is_ok() {
         std::thread::sleep(STILL);
     }
@@ -206,7 +206,7 @@ pub(super) fn serve<C: Carrier>(
 }
 
 impl<C: Carrier> Side<C> {
-    /// Answers every turn up to the last, or until nobody is there any more.
+    /// Answers every turn up to the last, or until the client is done or gone.
     fn answer(&mut self, client: &Client) -> Result<(), BenchError> {
         let mut turn = 1;
         let mut last = Instant::now();

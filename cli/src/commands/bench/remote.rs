@@ -21,18 +21,18 @@ use super::arguments::TransportName;
 use super::means::Means;
 use super::peer::{Client, Role, Task, carry_out};
 
-/// Where one listens, and whom one asks, unless it is said: perftest's port.
+/// The port to listen at and to connect to, unless another one is given: perftest's port.
 pub(super) const PORT: u16 = 18515;
 
-/// How long the other side may take to let this one in, and to answer.
+/// Longest time that the other side may take for the handshake, and longest time for an answer.
 const GREETING: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(60);
 /// Between two looks at a line on which nothing is urgent.
 const NAP: Duration = Duration::from_millis(2);
-/// How long somebody who failed may take to say why.
+/// Longest wait for the reason from a side that failed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// What the one who measures says.
+/// A message of the side that measures.
 #[derive(Debug, Serialize, Deserialize)]
 enum ToHost {
     Task(Task),
@@ -40,7 +40,7 @@ enum ToHost {
     End,
 }
 
-/// What the one who listens says.
+/// A message of the side that listens.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToClient {
     /// Something that the task has to say.
@@ -49,7 +49,7 @@ pub(super) enum ToClient {
     Done,
 }
 
-/// The same, or that it failed.
+/// Such a message, or the reason that the task failed.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Well(ToClient),
@@ -81,7 +81,7 @@ fn poll<M: DeserializeOwned>(channel: &mut Channel) -> Result<Option<M>, BenchEr
 /// The side that listens, as the one that measures sees it.
 pub(super) struct Remote {
     channel: RefCell<Channel>,
-    /// Where it is.
+    /// The address of that side.
     pub(super) address: SocketAddr,
 }
 
@@ -131,7 +131,7 @@ impl Remote {
         send(&mut self.channel.borrow_mut(), &ToHost::End)
     }
 
-    /// What it says next.
+    /// Waits for its next message.
     pub(super) fn hear(&self) -> Result<ToClient, BenchError> {
         self.hear_within(ANSWER)
     }
@@ -150,7 +150,7 @@ impl Remote {
         }
     }
 
-    /// Why a measurement failed here, if the other side knows better.
+    /// Adds the other side's reason to the error with which a measurement failed here, if that side sends one.
     pub(super) fn explain(&self, error: BenchError) -> BenchError {
         match self.hear_within(LAST_WORDS) {
             Err(BenchError::Peer(why)) if !matches!(error, BenchError::Peer(_)) => {
@@ -161,7 +161,7 @@ impl Remote {
     }
 }
 
-/// Refuses an address beyond this host where no secret keeps strangers out.
+/// Refuses an address beyond this host if there is no secret, without which any process could connect.
 fn require_secret(address: SocketAddr, means: &Means, option: &str) -> Result<(), BenchError> {
     if address.ip().to_canonical().is_loopback() || means.secret.is_some() {
         return Ok(());
@@ -172,12 +172,12 @@ fn require_secret(address: SocketAddr, means: &Means, option: &str) -> Result<()
     )))
 }
 
-/// The line to whoever measures, as the side that listens has it.
+/// The line to the process that measures, as the side that listens has it.
 pub(super) struct Line(Mutex<Channel>);
 
 impl Line {
     fn lock(&self) -> MutexGuard<'_, Channel> {
-        // Whoever panicked with it has ended the conversation, which the next one notices.
+        // A thread that panicked with the lock has ended the conversation, which the next thread notices.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -21,7 +21,7 @@ pub(super) struct Measured {
     pub(super) bytes_moved: u64,
     pub(super) bandwidth_bytes_per_s: f64,
     pub(super) latency_ns: Latency,
-    /// What only this operation has to say.
+    /// Values that only this operation has.
     #[serde(flatten)]
     pub(super) more: Map<String, Value>,
     pub(super) machine: Machine,
@@ -76,7 +76,7 @@ pub(crate) fn rate(bytes: u64, nanos: f64) -> f64 {
     bytes as f64 / nanos.max(1e-3) * 1e9
 }
 
-/// Where it was measured.
+/// The machine on which it was measured.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Machine {
     cpu: String,

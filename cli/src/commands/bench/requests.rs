@@ -89,7 +89,7 @@ fn default_window<C: Carrier>(bytes: u64) -> u64 {
     if C::PONGS { C::WINDOW } else { C::WINDOW.min(UNDER_WAY / bytes).max(1) }
 }
 
-/// Who posts one kind of request again and again.
+/// The side that posts one kind of request again and again.
 struct Requester<C: Carrier> {
     side: Side<C>,
     /// So many at a time when many are under way; the last one is signalled.

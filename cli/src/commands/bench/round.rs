@@ -21,7 +21,7 @@ const DEFAULT_BYTES: u64 = 8 << 30;
 /// Rounds before the first that is timed: they touch all frames and slots for the first time.
 const DEFAULT_WARMUP: u64 = 5;
 
-/// What a server has to say at the end.
+/// The report of a server at the end.
 #[derive(Debug, Serialize, Deserialize)]
 struct Folded {
     versions: u64,

@@ -1,4 +1,4 @@
-//! What was tried, and how it ended.
+//! Results of checks, and messages about the check that runs.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -15,7 +15,7 @@ const TELL_EVERY: Duration = Duration::from_secs(2);
 /// From this length on a figure says how many bytes a second it makes.
 const BANDWIDTH_FROM: usize = 64 << 10;
 
-/// What is wrong, and what mends it.
+/// An error and its remedy.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Problem {
     pub(super) error: String,
@@ -50,7 +50,7 @@ pub(super) enum Status {
     Unavailable,
 }
 
-/// How long it took; of many times, the median.
+/// One figure of a check: the time that it took (the median if it was repeated), and the bytes, if any.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Figure {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,7 +111,7 @@ impl Check {
         Check { check, status: Status::Unavailable, figures: Vec::new(), problem: Some(problem) }
     }
 
-    /// What came of it, for people.
+    /// Returns the result of the check as text for people.
     pub(super) fn text(&self) -> String {
         match &self.problem {
             Some(problem) => problem.error.clone(),
@@ -128,7 +128,7 @@ pub(super) struct Progress {
 }
 
 struct Shared {
-    /// What is being tried, and since when; nothing once all is done.
+    /// The check that runs now and the time at which it began; none once all are done.
     now: Mutex<Option<(String, Instant)>>,
     is_done: Condvar,
 }

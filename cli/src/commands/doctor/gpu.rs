@@ -1,4 +1,4 @@
-//! What there is of GPUs. Nothing is tried with them: this build cannot.
+//! The GPUs of this host and their driver. Nothing is tried with them: this build cannot.
 
 use std::fs;
 use std::path::{Path, PathBuf};

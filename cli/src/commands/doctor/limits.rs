@@ -1,4 +1,4 @@
-//! What the system allows a process, and how it sets up what lies between devices and memory.
+//! Limits of the system for a process, and settings of what lies between devices and memory, such as the IOMMU.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -57,7 +57,7 @@ fn locked_memory() -> Limit {
     Limit::new("locked-memory", values, text, help)
 }
 
-/// Whoever has it may lock memory beyond the limit (`man 7 capabilities`).
+/// The capability by which a process may lock memory beyond the limit (`man 7 capabilities`).
 const CAP_IPC_LOCK: u32 = 14;
 
 fn has_capability(number: u32) -> bool {
@@ -153,9 +153,9 @@ fn acs() -> Limit {
 /// Whether a bridge with this configuration space redirects requests or completions between peers; `None` if what is
 /// there of the space does not tell.
 fn redirects(config: &[u8]) -> Option<bool> {
-    /// What those who are not root can read.
+    /// Bytes of the configuration space that users other than root can read.
     const HEADER: usize = 64;
-    /// Where the extended capabilities begin; conventional PCI has none.
+    /// Offset of the first extended capability; conventional PCI has none.
     const EXTENDED: usize = 0x100;
     const ACS: u16 = 0x0D;
     const REDIRECT: u16 = 0b1100;
@@ -194,7 +194,7 @@ fn read(file: &Path) -> Option<String> {
     Some(fs::read_to_string(file).ok()?.trim().to_owned())
 }
 
-/// What lies in a folder, in order.
+/// Returns the names of the entries of a folder, sorted.
 pub(super) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();

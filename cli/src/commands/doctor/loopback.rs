@@ -1,7 +1,7 @@
 //! A connection of this process with itself, and what is tried over it.
 //!
-//! Everything is done as between strangers: through the public interface of a transport, with the grants of a
-//! handshake. What is timed is one request at a time; every byte is compared.
+//! Everything is done as between two separate processes: through the public interface of a transport, with the grants
+//! of a handshake. What is timed is one request at a time; every byte is compared.
 
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -21,20 +21,20 @@ use super::check::{Check, Figure, Problem, Progress};
 /// No request and no handshake takes longer where things work.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long one figure may take to find, and of how many rounds it is the median at most and at least.
+/// Time that one figure may take to find, and the least and the most rounds of which it is the median.
 const BUDGET: Duration = Duration::from_millis(100);
 const ROUNDS: std::ops::RangeInclusive<usize> = 3..=200;
 
 /// Turns of a wait before it lets others run.
 const SPINS: u32 = 1000;
 
-/// Registered to be written: more than the limit on locked memory that systems have where nobody raised it.
+/// Memory that is registered to be written: more than the limit on locked memory that systems have by default.
 const PAYLOAD_BYTES: usize = 16 << 20;
 const LONG: usize = 1 << 20;
 const SHORT: usize = 8;
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Where in the memory for words the announcing one lies, and where the one for atomics.
+/// Offsets in the memory for words: of the word that announces, and of the word for atomics.
 const ANNOUNCED: usize = 0;
 const COUNTED: usize = 64;
 
@@ -167,7 +167,7 @@ struct Loopback<'a, T: Transport> {
     progress: &'a Progress,
 }
 
-/// How long something is waited for.
+/// A wait for something: its beginning, and its turns so far.
 struct Wait {
     begun: Instant,
     turns: u32,
@@ -322,8 +322,8 @@ impl<'a, T: Transport> Loopback<'a, T> {
         Err(Problem::new(error, "update the driver and the firmware of the device"))
     }
 
-    /// A payload, and a word that announces it: who sees the word sees the payload, and so does a READ once the word is
-    /// complete. How long until the word was seen.
+    /// Writes a payload and a word that announces it, and checks their order: a side that sees the word sees the
+    /// payload, and so does a READ once the word is complete. Returns the time until the word was seen.
     fn announce(&mut self, round: u64) -> Result<Duration, Problem> {
         let sent = pattern(PAGE_SIZE, round);
         let local = self.local.slice(0, PAGE_SIZE)?;

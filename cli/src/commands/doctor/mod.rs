@@ -1,4 +1,4 @@
-//! `slackline doctor`: what works here, by doing it, and what mends what does not.
+//! `slackline doctor`: finds out what works here by doing it, and suggests a remedy for what does not work.
 
 mod check;
 mod gpu;
@@ -116,7 +116,7 @@ fn look(device: Option<&str>) -> Report {
     }
 }
 
-/// What keeps a path from working that has to, if anything does.
+/// Returns the problem of the path that has to work, with the name of that path, if there is a problem.
 fn missing(report: &Report, required: Required) -> Option<(&'static str, &Problem)> {
     let (what, name) = match required {
         Required::Verbs | Required::Rdma => {

@@ -75,7 +75,7 @@ fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &Progres
     report
 }
 
-/// What memory of a GPU asks of the device, done with host memory in the form in which a GPU's would come.
+/// Tries what memory of a GPU asks of the device, with host memory in the form in which a GPU's would come.
 fn dma_buf(verbs: &Verbs) -> Check {
     const NAME: &str = "dma-buf";
     let unavailable = |problem| Check::unavailable(NAME, problem);
@@ -94,7 +94,7 @@ fn dma_buf(verbs: &Verbs) -> Check {
     }
 }
 
-/// What stands for RDMA as a whole is the device that would be taken.
+/// Concludes whether RDMA as a whole works: it does if the device that would be taken works.
 fn conclude(
     mut paths: Vec<PathReport>,
     wanted: Option<&str>,

@@ -1,4 +1,4 @@
-//! What was found, as a program reads it.
+//! The findings, as a program reads them.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -13,7 +13,7 @@ use super::limits::Limit;
 pub(super) struct Report {
     pub(super) version: &'static str,
     pub(super) kernel: String,
-    /// What stands for `--require rdma`.
+    /// The result that `--require rdma` asks for.
     pub(super) rdma: Rdma,
     pub(super) paths: Vec<PathReport>,
     pub(super) gpu: Gpu,
@@ -37,7 +37,7 @@ pub(super) struct PathReport {
     pub(super) path: &'static str,
     pub(super) device: Option<String>,
     pub(super) works: bool,
-    /// Why it does not.
+    /// The reason that it does not work, if it does not.
     #[serde(flatten)]
     pub(super) problem: Option<Problem>,
     pub(super) checks: Vec<Check>,
@@ -46,7 +46,7 @@ pub(super) struct PathReport {
 }
 
 impl PathReport {
-    /// What was tried, over a path that could be opened.
+    /// Makes the report of a path that could be opened, from the checks that were tried over it.
     pub(super) fn tried(path: &'static str, device: Option<String>, checks: Vec<Check>) -> PathReport {
         let failed = checks.iter().find(|check| check.status == Status::Failed);
         let problem = failed.and_then(|check| Some(check.problem.as_ref()?.at(check.check)));
@@ -74,10 +74,10 @@ pub(super) struct RdmaReport {
     pub(super) driver: Option<String>,
     pub(super) firmware: String,
     pub(super) numa_node: Option<u32>,
-    /// How memory is named to peers.
+    /// The form of the keys that name memory to peers.
     pub(super) keys: &'static str,
     pub(super) device_limits: DeviceLimits,
-    /// What is used; nothing if it could not be opened.
+    /// The settings that are used; none if the device could not be opened.
     pub(super) chosen: Option<Chosen>,
     pub(super) ports: Vec<PortReport>,
 }

@@ -1,4 +1,4 @@
-//! What was found, as people read it.
+//! The findings, as people read them.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What `slackline sim` can be told.
+//! Options of `slackline sim`.
 
 use std::path::PathBuf;
 
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "What to run", value_name = "N", requires = "fabric")]
     pub(super) seeds: Option<u64>,
 
-    /// With --fabric: nobody crashes, stalls or is cut off; there are only delays, pieces and repetitions
+    /// With --fabric: no node crashes, stalls or is cut off; there are only delays, pieces and repetitions
     #[arg(long, help_heading = "What to run", requires = "fabric")]
     pub(super) spare_nodes: bool,
 
@@ -53,8 +53,8 @@ pub(crate) struct Args {
     #[arg(conflicts_with = "spare_nodes")]
     pub(super) only: Option<Class>,
 
-    /// When workers wait, and for whom: bsp, asp, ssp, essp, bap, vap, dbw, abs, k-async, k-sync, adasync, ds-sync,
-    /// delay; settings may stand in brackets, as in 'ssp(3)' [default: ssp]
+    /// Scheme, which says when workers wait and for which others: bsp, asp, ssp, essp, bap, vap, dbw, abs, k-async,
+    /// k-sync, adasync, ds-sync, delay; settings may stand in brackets, as in 'ssp(3)' [default: ssp]
     #[arg(long, help_heading = "Scheme", value_name = "NAME")]
     pub(super) scheme: Option<String>,
 
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Workers", value_name = "N", default_value_t = 8)]
     pub(super) workers: usize,
 
-    /// How long a gradient takes, in seconds: constant(S), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE),
+    /// Seconds that a gradient takes: constant(S), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE),
     /// uniform(FROM, TO), trace:FILE, or a number
     #[arg(long, help_heading = "Workers", value_name = "LAW", default_value = "exp(1)", value_parser = seconds_or_law)]
     pub(super) compute: Law,
@@ -82,7 +82,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Workers", value_name = "TIME:WORKERS=FACTOR", value_parser = change)]
     pub(super) change: Vec<Change>,
 
-    /// How long a message takes, one way, in seconds: a number or a law
+    /// Seconds that a message takes, one way: a number or a law
     #[arg(long, help_heading = "Network", value_name = "LAW", default_value = "0", value_parser = seconds_or_law)]
     pub(super) latency: Law,
 
@@ -119,7 +119,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Faults", value_name = "LAW", value_parser = seconds_or_law)]
     pub(super) lifetime: Option<Law>,
 
-    /// How long after that a worker is back [default: never]
+    /// Seconds from such a crash until the worker is back [default: never]
     #[arg(long, help_heading = "Faults", value_name = "LAW", value_parser = seconds_or_law, requires = "lifetime")]
     pub(super) downtime: Option<Law>,
 
@@ -131,7 +131,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Faults", value_name = "WORKERS:up@FROM-UNTIL", value_parser = cut)]
     pub(super) cut: Vec<Partition>,
 
-    /// What is learnt
+    /// Problem to learn
     #[arg(long, help_heading = "Problem", value_enum, default_value_t = ProblemName::None)]
     pub(super) problem: ProblemName,
 
@@ -143,7 +143,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Problem", value_name = "UNITS")]
     pub(super) hidden: Option<usize>,
 
-    /// How gradients move the parameters
+    /// Optimizer that applies gradients to the parameters
     #[arg(long, help_heading = "Problem", value_enum, default_value_t = OptimizerName::Sgd)]
     pub(super) optimizer: OptimizerName,
 

@@ -1,4 +1,4 @@
-//! What simulations came to: tables for people, JSON for programs, a plot for both.
+//! Results of simulations: tables for people, JSON for programs, a plot for both.
 
 use std::fmt::Write as _;
 
@@ -79,7 +79,7 @@ pub(super) fn many(args: &Args, reports: &[Report]) -> String {
     format!("{}\n\n{}", setup(args), table.text())
 }
 
-/// What [`summary`] tells of a run.
+/// Returns the headings of the columns that [`summary`] fills for a run.
 pub(super) fn summary_heading(learns: bool, has_target: bool) -> Vec<&'static str> {
     let mut heading =
         vec!["time, s", "s/clock", "versions", "computing", "staleness", "least", "lag", "most"];
@@ -121,7 +121,7 @@ pub(super) fn summary(report: &Report, learns: bool, has_target: bool) -> Vec<St
     cells
 }
 
-/// Which part of the workers' time was spent on what was published.
+/// Returns the part of the workers' time that was spent on gradients that were published.
 fn busy(report: &Report) -> f64 {
     let sum = |part: fn(&slackline::sim::OfWorker) -> f64| report.of_workers.iter().map(part).sum::<f64>();
     let computing = sum(|of| of.computing);
@@ -147,8 +147,8 @@ fn shape(values: impl Iterator<Item = (i64, u64)>, unit: &str) -> String {
     format!("mean {mean:.2}  {low}|{}|{high}  {unit}", bars(&counts, 24))
 }
 
-/// How many clocks a worker is ahead of the parameters that it computes on, as `train` counts it: 0 where they hold the
-/// gradients of all clocks before its own.
+/// Describes how many clocks a worker is ahead of the parameters that it computes on, as `train` counts it: 0 where
+/// they hold the gradients of all clocks before its own.
 fn clocks_behind(staleness: &Histogram) -> String {
     shape(staleness.iter().map(|(newest, count)| (-1 - newest, count)), "clocks behind the worker")
 }

@@ -18,7 +18,7 @@ const BATCH_DEFAULT: usize = 32;
 /// Clocks, or versions, of a run that was given no end.
 const LENGTH_DEFAULT: u64 = 100;
 
-/// What `args` describe, with this scheme, which fits their workers.
+/// Builds the cluster that `args` describe, with this scheme, which fits their workers.
 pub(super) fn cluster(args: &Args, scheme: Config, until: Until) -> Result<Cluster, Failure> {
     let mut cluster = Cluster::new(scheme, args.workers, args.seed);
     cluster.damping = args.settings.damping.into();
@@ -50,7 +50,7 @@ pub(super) fn cluster(args: &Args, scheme: Config, until: Until) -> Result<Clust
     Ok(cluster)
 }
 
-/// When to stop; all of `schemes` can.
+/// Returns the condition for the end of a run; runs of all `schemes` can reach it.
 pub(super) fn until(args: &Args, schemes: &[Config]) -> Until {
     let gradient = args.compute.typical();
     if let Some(target) = args.target_loss {
@@ -127,7 +127,7 @@ fn learning_rate(optimizer: OptimizerName, problem: ProblemName) -> f32 {
     }
 }
 
-/// What the simulator says, in terms of options.
+/// Turns an error of the simulator into a failure that names the option.
 pub(super) fn failure(error: &sim::Error) -> Failure {
     let text = error.to_string();
     match error {

@@ -1,7 +1,7 @@
 //! A grid over any options.
 //!
 //! Each point of the grid is a command line of its own: that of the user with the options of the point in place of
-//! `--sweep`. So every option can be swept, and each point is checked as if somebody had typed it.
+//! `--sweep`. So every option can be swept, and each point is checked as if a user had typed it.
 
 use std::ffi::OsString;
 
@@ -15,7 +15,7 @@ use super::args::{Args, ProblemName};
 use super::{give, parse, report, setup, simulate};
 use crate::failure::Failure;
 
-/// More runs than anybody waits for.
+/// Most runs of one sweep: no user waits for more.
 const RUNS_MAX: usize = 100_000;
 
 /// `slackline sim` alone, whose options may be given again: the last counts.
@@ -125,7 +125,7 @@ fn values(axes: &[Axis], mut index: usize) -> Vec<String> {
     values
 }
 
-/// Where in the grid something is wrong.
+/// Names the place in the grid where something is wrong.
 fn place(axes: &[Axis], values: &[String]) -> String {
     let parts: Vec<_> =
         axes.iter().zip(values).map(|(axis, value)| format!("{}={value}", axis.option)).collect();
@@ -148,7 +148,7 @@ fn given(line: impl Iterator<Item = OsString>) -> Vec<OsString> {
     kept
 }
 
-/// What clap says of a point, in our form.
+/// Turns clap's error about a point into a failure in our form.
 fn told(axes: &[Axis], values: &[String], error: &clap::Error) -> Failure {
     let text = error.to_string();
     let lines: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();

@@ -28,11 +28,11 @@ const INTERVAL_MAX: f64 = 3600.0;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Where nodes serve their metrics: HOST:PORT, or PORT of this machine
+    /// Addresses at which nodes serve their metrics: HOST:PORT, or PORT of this machine
     #[arg(required = true, value_name = "ADDR", value_parser = Target::parse)]
     nodes: Vec<Target>,
 
-    /// How often to ask
+    /// Seconds between two requests to each node
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     interval: f64,
 
@@ -64,7 +64,7 @@ fn interval(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What one node answered, or why it did not; and when.
+/// The answer of one node, or the reason that there is none; and the time of it.
 pub(super) type Answer = (Result<Samples, String>, Instant);
 
 /// One line of `--json`.
@@ -128,7 +128,7 @@ fn once(args: &Args, interval: Duration) -> Result<(), Failure> {
     Err(Failure::failed(format!("{all}; do they run, with --metrics, and is that where they listen?")))
 }
 
-/// JSON, until whoever reads it has had enough.
+/// Prints JSON, until the process that reads it closes the pipe.
 fn lines(args: &Args, interval: Duration) -> Result<(), Failure> {
     let mut before = scrape::all(&args.nodes, interval);
     loop {

@@ -1,4 +1,4 @@
-//! What is shown of one node.
+//! The values that are shown of one node.
 
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ const STALENESS: &str = "slackline_staleness_clocks";
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Row {
     pub(super) address: String,
-    /// Why it did not answer.
+    /// The reason that the node did not answer.
     pub(super) unreachable: Option<String>,
     pub(super) role: Option<String>,
     pub(super) rank: Option<u64>,
@@ -58,7 +58,7 @@ impl Row {
             Some((Ok(before), then)) => Some((before, at.duration_since(*then).as_secs_f64())),
             _ => None,
         };
-        // A number that went down is of a node that began anew.
+        // A number that went down is of a node that was started again.
         let grown = |name: &str| {
             let (before, _) = since?;
             Some(now.sum(name)? - before.sum(name)?).filter(|grown| *grown >= 0.0)
@@ -124,7 +124,7 @@ fn paths(now: &Samples) -> Vec<String> {
     paths
 }
 
-/// What another process says is shown on a terminal, and must not steer it.
+/// Cuts text of another process and takes control characters out: it is shown on a terminal, and must not steer it.
 fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(32).collect()
 }

@@ -85,7 +85,7 @@ fn ask(node: &Target, wait: Duration) -> Result<Samples, String> {
     };
     let describe = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => too_late(),
-        std::io::ErrorKind::ConnectionRefused => "connection refused: nobody listens there".into(),
+        std::io::ErrorKind::ConnectionRefused => "connection refused: no process listens there".into(),
         _ => error.to_string(),
     };
     let addresses = (node.host.as_str(), node.port).to_socket_addrs();

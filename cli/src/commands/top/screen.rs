@@ -15,14 +15,14 @@ const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_REST: &str = "\x1b[J";
 
-/// What terminals were taken for before they told.
+/// The size that is assumed for a terminal that does not tell its own: rows and columns.
 const SIZE: (usize, usize) = (24, 80);
 
 /// Ctrl-C and Ctrl-D, which are keys like any other here.
 const INTERRUPT: u8 = 3;
 const END: u8 = 4;
 
-/// The terminal. Whoever drops it finds it as it was.
+/// The terminal. Dropping this leaves the terminal as it was before.
 pub(super) struct Screen {
     before: Termios,
 }

@@ -1,4 +1,4 @@
-//! What `slackline train` can be told.
+//! Options of `slackline train`.
 
 use std::path::PathBuf;
 
@@ -23,11 +23,11 @@ use crate::scheme_args::SchemeArgs;
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// When workers wait, and for whom. For everybody at every step: bsp. Never: asp. Once they are too far apart:
-    /// ssp, essp (new parameters are sent to them at once), bap (whole steps are folded in), vap (too much is on its
-    /// way). The first few make an update: dbw, k-sync (late ones are dropped), abs, k-async, adasync (they count, up
-    /// to a bound). Without a server: ds-sync, small groups that change. For tests: delay. Settings may follow in
-    /// parentheses, as in 'abs(k=2, staleness=4)'; `slackline help schemes` has all of them
+    /// Scheme, which says when workers wait and for which others. For all others at every step: bsp. Never: asp. Once
+    /// they are too far apart: ssp, essp (new parameters are sent to them at once), bap (whole steps are folded in),
+    /// vap (too much is on its way). The first few make an update: dbw, k-sync (late ones are dropped), abs, k-async,
+    /// adasync (they count, up to a bound). Without a server: ds-sync, small groups that change. For tests: delay.
+    /// Settings may follow in parentheses, as in 'abs(k=2, staleness=4)'; `slackline help schemes` has all of them
     #[arg(long, help_heading = "Scheme", value_name = "SCHEME", value_parser = scheme, default_value = "ssp")]
     pub(super) scheme: String,
 
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "require", help_heading = "Processes", value_enum, default_value_t = Transport::Auto)]
     pub(super) transport: Transport,
 
-    /// What servers do while they wait for gradients
+    /// Behaviour of servers while they wait for gradients
     #[arg(long, help_heading = "Processes", value_enum, default_value_t = Idle::Poll)]
     pub(super) idle: Idle,
 
@@ -86,8 +86,8 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Restarts", requires = "checkpoint")]
     pub(super) strict_checkpoints: bool,
 
-    /// How often a process that is lost is started again (a server only with --checkpoint); one that somebody else
-    /// starts again is always let in
+    /// Most times that a lost process is started again (a server only with --checkpoint); one that is started again by
+    /// other means is always let in
     #[arg(long, help_heading = "Restarts", value_name = "N", default_value_t = 0)]
     pub(super) restarts: u32,
 
@@ -121,7 +121,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Processes", value_name = "SECONDS", default_value_t = 60.0)]
     pub(super) timeout: f64,
 
-    /// How long a process may be silent before the others go on without it
+    /// Seconds for which a process may be silent before the others go on without it
     #[arg(long, help_heading = "Processes", value_name = "SECONDS", default_value_t = 3.0)]
     pub(super) lease: f64,
 
@@ -153,7 +153,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Training", value_name = "EXAMPLES", default_value_t = 32)]
     pub(super) batch: usize,
 
-    /// How gradients move the parameters
+    /// Optimizer that applies gradients to the parameters
     #[arg(long, help_heading = "Training", value_enum, default_value_t = OptimizerName::Momentum)]
     pub(super) optimizer: OptimizerName,
 
@@ -161,7 +161,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
 
-    /// What becomes of gradients that hold a NaN or an infinity; they are counted in any case
+    /// Treatment of gradients that hold a NaN or an infinity; they are counted in any case
     #[arg(long, help_heading = "Training", value_enum, default_value_t = NonFiniteName::Allow)]
     pub(super) non_finite: NonFiniteName,
 
@@ -169,7 +169,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Training", value_name = "PART")]
     pub(super) target_accuracy: Option<f32>,
 
-    /// How gradients travel
+    /// Type of the elements of gradients on their way to servers
     #[arg(long, help_heading = "Training", value_enum, default_value_t = Encoding::F32)]
     pub(super) encoding: Encoding,
 
@@ -196,7 +196,7 @@ impl Args {
         Ok(self.scheme()?.has_server())
     }
 
-    /// How many servers there are.
+    /// Returns the number of servers.
     pub(super) fn servers(&self) -> Result<usize, Failure> {
         match (self.servers, self.has_servers()?) {
             (Some(servers), false) => Err(Failure::usage(format!(
@@ -233,7 +233,7 @@ Exit codes: 0 trained (a warning tells of workers that were lost on the way), 1 
 
 Environment: RUST_LOG=warn (or info, debug) shows the log of all processes.";
 
-/// What servers do while they wait.
+/// Behaviour of servers while they wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Idle {
     /// Look again and again: a gradient is seen at once, and a processor is busy with that
@@ -242,7 +242,7 @@ pub(crate) enum Idle {
     Sleep,
 }
 
-/// What becomes of gradients that hold a NaN or an infinity.
+/// Treatment of gradients that hold a NaN or an infinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum NonFiniteName {
     /// They are folded in, and end the run, as the parameters are not finite from then on

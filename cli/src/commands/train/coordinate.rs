@@ -25,22 +25,23 @@ use crate::metrics::{self, NodeMetrics};
 /// Shortest time in which a child gives up to join.
 const CHILD_TIMEOUT_MIN: Duration = Duration::from_secs(60);
 
-/// How long the members are heard out after the parameters could not be read.
+/// Time for which messages of the members are still awaited after the parameters could not be read.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) parameters: Vec<f32>,
     pub(super) evaluation: Evaluation,
-    /// Where each worker has its own parameters: how good the first one's are, and how far from the mean.
+    /// Evaluation of the first worker's parameters and their distance from the mean, if each worker has its own
+    /// parameters.
     pub(super) local: Option<(Evaluation, f64)>,
     pub(super) versions: u64,
-    /// When the accuracy that was aimed at was there, counted as `wall`.
+    /// Time until the accuracy that was aimed at was reached, counted as `wall`.
     pub(super) time_to_target: Option<Duration>,
     /// From the last worker joining to the last gradient folded in.
     pub(super) wall: Duration,
-    /// What its processes came to.
+    /// Results of its processes.
     pub(super) job: coordinated::Outcome,
 }
 
@@ -50,14 +51,14 @@ struct Run<'a> {
     display: &'a mut Display,
     events: Receiver<Event>,
     metrics: Option<Measure>,
-    /// Somebody wants checkpoints now.
+    /// Set once a user or a batch system asks for checkpoints now.
     wanted: Arc<AtomicBool>,
-    /// Where a last checkpoint is to be written before this process ends: the signal that it was asked to end by.
+    /// The listener for a signal that asks this process to end, if it has to write a last checkpoint before it ends.
     stop: Option<Stop>,
     /// The workers have begun and not ended.
     is_training: bool,
     evaluation: Option<Evaluation>,
-    /// When the accuracy that is aimed at was there.
+    /// Time at which the accuracy that is aimed at was reached.
     reached: Option<Instant>,
     last: Option<Result<Gathered, String>>,
 }
@@ -205,7 +206,8 @@ impl Caller for Run<'_> {
             Role::Server(place) => ("serve", place),
             Role::Worker(place) => ("work", place),
         };
-        // This process waits no longer than the plan says, and tells who is missing: a child must not give up before.
+        // This process waits no longer than the plan says, and tells which members are missing: a child must not give
+        // up before.
         let timeout = plan.timeout.max(CHILD_TIMEOUT_MIN).as_secs_f64();
         let mut command = Command::new(own);
         command.args([name, "--place", &place.to_string(), "--rendezvous", &meeting_point.to_string()]);
@@ -213,7 +215,7 @@ impl Caller for Run<'_> {
         if let Some(metrics) = metrics {
             command.args(["--metrics", &metrics.to_string()]);
         }
-        // A command line can be read by everybody, an environment by its user alone.
+        // A command line can be read by every user, an environment by its own user alone.
         match &plan.job.secret {
             Some(secret) => command.env("SLACKLINE_SECRET", secret.expose()),
             None => command.env_remove("SLACKLINE_SECRET"),

@@ -10,16 +10,16 @@ use slackline_lab::model::Evaluation;
 use super::plan::Plan;
 use crate::failure::Failure;
 
-/// How often the model is judged at most; less often where that would take more than a tenth of the time.
+/// Least time between two evaluations of the model; it is longer where they would take more than a tenth of the time.
 const EVALUATE_EVERY: Duration = Duration::from_millis(250);
 
-/// How often it is judged at most where the time to an accuracy is to be measured.
+/// Least time between two evaluations where the time to an accuracy is to be measured.
 const MEASURE_EVERY: Duration = Duration::from_millis(10);
 
-/// What the evaluating thread tells the coordinator.
+/// A message of the evaluating thread to the coordinator.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// How good the parameters were, which were read then.
+    /// An evaluation of the parameters, and the time at which they were read.
     Judged(Evaluation, Instant),
     Final(Result<Gathered, String>),
 }

@@ -1,4 +1,4 @@
-//! What a scheme cannot do, found out before any process is started.
+//! Options that a scheme cannot meet, found out before any process is started.
 
 use slackline::{
     ElementType, Optimizer,
@@ -68,10 +68,10 @@ pub(super) fn check(
         return alone("--moments", "and what is folded is parameters");
     }
     if sleeps {
-        return alone("--idle", "so nobody waits for gradients");
+        return alone("--idle", "so no process waits for gradients");
     }
     if args.threads > 1 {
-        return alone("--threads", "so nobody sums gradients");
+        return alone("--threads", "so no process sums gradients");
     }
     if encoding != ElementType::F32 {
         return alone("--encoding", "and what travels is parameters, which are not rounded");

@@ -1,4 +1,4 @@
-//! What `slackline serve` and `slackline work` have in common: they join a job, do what its coordinator says, and end
+//! The common part of `slackline serve` and `slackline work`: both join a job, do what its coordinator says, and end
 //! with it.
 
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::metrics::{self, MetricsServer, NodeMetrics, Registry};
 use crate::place_args::PlaceArgs;
 
-/// What every process of a job can be told.
+/// Options that every process of a job takes.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct JobArgs {
     #[command(flatten)]
@@ -66,7 +66,7 @@ pub(crate) struct MemberArgs {
     #[command(flatten)]
     pub(super) job: JobArgs,
 
-    /// Which shard, or which worker, this is, from 0 [default: the first that is free]
+    /// Number of the shard or of the worker, from 0 [default: the first that is free]
     #[arg(long, help_heading = "Job", value_name = "N")]
     pub(super) place: Option<u32>,
 
@@ -115,10 +115,10 @@ fn run(args: &MemberArgs, role: Role) -> ExitCode {
     }
 }
 
-/// Where to meet, and where this process stands if a launcher tells.
+/// Returns the meeting point, and the place of this process if a launcher tells it.
 fn meeting_point(args: &JobArgs) -> Result<(String, Option<Placement>), Failure> {
     let told = args.place.flags().meeting_point(env::environment()).map_err(Failure::usage)?;
-    // Who is told where to meet needs no rank.
+    // A process that is told where to meet needs no rank.
     let placement = match env::place(&args.place.flags(), env::environment()) {
         Err(_) if told.is_some() => None,
         placement => placement.map_err(Failure::usage)?,
@@ -142,7 +142,8 @@ fn meeting_point(args: &JobArgs) -> Result<(String, Option<Placement>), Failure>
     Ok((meeting_point.to_string(), placement))
 }
 
-/// True once somebody has sent SIGUSR1, and wants a checkpoint: batch systems do before they take a host away.
+/// Returns a flag that is true once this process was sent SIGUSR1, which asks for a checkpoint. Batch systems send it
+/// before they take a host away.
 pub(super) fn checkpoint_requests() -> Result<Arc<AtomicBool>, Failure> {
     let wanted = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGUSR1, Arc::clone(&wanted))

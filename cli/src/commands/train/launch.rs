@@ -1,5 +1,5 @@
-//! Which part this process of `slackline train` has: it starts all others, coordinates those that a launcher started,
-//! or is one of them.
+//! The part that this process of `slackline train` has: it starts all others, coordinates those that a launcher
+//! started, or is one of them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
@@ -14,13 +14,13 @@ use crate::failure::Failure;
 /// A job as its coordinator sees it.
 #[derive(Debug)]
 pub(super) struct Job {
-    /// Where the others meet this process.
+    /// The address at which the others meet this process.
     pub(super) listen: SocketAddr,
     pub(super) secret: Option<Secret>,
     pub(super) starts: Starts,
 }
 
-/// Which processes the coordinator starts itself.
+/// The processes that the coordinator starts itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Starts {
     /// All of them.
@@ -31,7 +31,7 @@ pub(super) enum Starts {
     None,
 }
 
-/// What a process has to do.
+/// The part that a process has in a job.
 pub(super) enum Part {
     Coordinate(Job),
     Take(part::Part),
@@ -41,7 +41,7 @@ pub(super) enum Part {
 pub(super) fn part(args: &Args) -> Result<Part, Failure> {
     let told = args.job.place.flags().meeting_point(env::environment()).map_err(Failure::usage)?;
     if args.coordinate {
-        // Ranks do not matter: whoever was told to coordinate does.
+        // Ranks do not matter: the process that was told to coordinate does.
         let placed = || env::place(&args.job.place.flags(), env::environment()).map_err(Failure::usage);
         let meeting_point = match told {
             Some(told) => Some(told),
@@ -58,11 +58,12 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
     let Some(placement) = placement.filter(|placement| placement.world > 1) else {
         if told.is_some() {
             return Err(Failure::usage(
-                "--rendezvous: without a rank nobody knows which part this process has; add --rank and --world-size, \
+                "--rendezvous: without a rank nothing says which part this process has; add --rank and --world-size, \
                  or --coordinate to be met by `slackline serve` and `slackline work`",
             ));
         }
-        // Nobody else needs to know where these processes meet, nor the secret that they share, unless they were told.
+        // No other process needs to know where these processes meet, nor their secret, unless a file with one was
+        // given.
         let secret = match args.job.secret_file {
             Some(_) => args.job.secret()?,
             None => Some(Secret::random().map_err(Failure::failed)?),
@@ -123,7 +124,7 @@ impl Job {
         self.starts == Starts::All
     }
 
-    /// How many workers there are.
+    /// Returns the number of workers.
     pub(super) fn workers(&self, args: &Args) -> Result<usize, Failure> {
         match (self.starts, args.workers) {
             (Starts::First { workers, .. }, Some(told)) if workers != told => Err(Failure::usage(format!(
@@ -146,7 +147,7 @@ impl Job {
         }
     }
 
-    /// How far above the coordinator's port the metrics of a process that it starts are.
+    /// Returns the distance from the coordinator's metrics port up to that of a process that it starts.
     pub(super) fn metrics_offset(&self, servers: usize, role: Role) -> u32 {
         match (self.starts, role) {
             // The ranks of this host have taken those in between.
@@ -156,7 +157,7 @@ impl Job {
         }
     }
 
-    /// What servers are to be reached over.
+    /// Returns the transports over which servers are to be reached.
     pub(super) fn listen_over(&self, require: Option<TransportKind>) -> Vec<TransportKind> {
         match require {
             Some(path) => vec![path],

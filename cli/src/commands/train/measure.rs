@@ -1,4 +1,4 @@
-//! What is served of the coordinator for scrapers of metrics.
+//! The metrics of the coordinator that scrapers can read.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use slackline::internals::job::coordinated::{Members, Peer, Presence};
 
 use crate::metrics::{self, PeerMetrics, PeerState, Registry};
 
-/// How often what is served of this process is brought up to date.
+/// Least time between two updates of the metrics of this process.
 const MEASURE_EVERY: Duration = Duration::from_millis(100);
 
 /// The coordinator's metrics.

@@ -24,12 +24,12 @@ pub(super) type Trouble = Box<dyn std::error::Error>;
 pub(super) struct Part {
     pub(super) role: Role,
     pub(super) place: Option<u32>,
-    /// Where to meet.
+    /// The address at which the processes of the job meet.
     pub(super) address: String,
     pub(super) rank: Option<u32>,
     pub(super) metrics: Option<SocketAddr>,
     pub(super) timeout: Duration,
-    /// Somebody else tells what goes wrong.
+    /// Another process, which started this one, tells the user what goes wrong.
     pub(super) quiet: bool,
 }
 
@@ -49,7 +49,7 @@ impl Part {
         let role = self.role;
         let taken = match self.join(args) {
             Ok(taken) => taken,
-            // Nobody else could tell.
+            // No other process could tell.
             Err(failure) => return failure.report(),
         };
         let result = match role {
@@ -207,7 +207,7 @@ impl Taken {
     }
 }
 
-/// Tells the user how the job has ended, unless somebody else does. The exit code.
+/// Tells the user how the job has ended, unless another process does. Returns the exit code.
 fn tell(end: End, quiet: bool) -> i32 {
     match end {
         End::Dismissed => 0,

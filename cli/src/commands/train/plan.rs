@@ -46,7 +46,7 @@ pub(super) struct Plan {
     pub(super) checkpoint: Option<CheckpointOrder>,
     /// A checkpoint that cannot be written ends the run.
     pub(super) strict_checkpoints: bool,
-    /// How often a lost process is started again.
+    /// Most times that a lost process is started again.
     pub(super) restarts: u32,
     pub(super) metrics: crate::metrics::Args,
     /// The only way that processes may reach each other.
@@ -80,7 +80,7 @@ pub(super) struct Plan {
     pub(super) encoding: ElementType,
     pub(super) moments: bool,
     pub(super) non_finite: NonFiniteName,
-    /// How long a process may be silent.
+    /// Longest time for which a process may be silent.
     pub(super) lease: Duration,
     pub(super) save: Option<PathBuf>,
     pub(super) json: Option<PathBuf>,
@@ -145,7 +145,8 @@ impl Plan {
         let jitter = args.jitter.as_deref().map(str::parse::<Law>).transpose();
         let jitter = jitter.map_err(|error| refused("--jitter", &error))?;
         let target = target(args.target_accuracy)?;
-        // Under these nobody can say when a worker has done its part: who has would keep the others waiting.
+        // Under these schemes no worker has a fixed part to do: one that ended after its own steps would keep the
+        // others waiting.
         let together = scheme.counts_versions() || matches!(scheme, scheme::Config::Abs { .. });
         let local_steps = u64::from(scheme.local_steps());
         let gradients = together.then(|| (steps * workers as u64).div_ceil(local_steps));
@@ -216,7 +217,7 @@ impl Plan {
         )))
     }
 
-    /// What the library is to conduct.
+    /// Returns the job that the library is to conduct.
     pub(super) fn coordination(&self) -> Coordination {
         let listen = self.job.listen_over(self.require);
         let server = (self.servers > 0).then(|| ServerOrder {
@@ -285,7 +286,7 @@ impl Plan {
         ))
     }
 
-    /// What it trains on, for people.
+    /// Returns the name of the data that the run trains on, for people.
     pub(super) fn data_name(&self) -> String {
         self.data.as_ref().map_or("the digits".into(), |path| path.display().to_string())
     }
@@ -313,7 +314,8 @@ fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
     Err(Failure::usage(format!("{option} cannot be {value}; use {range}")))
 }
 
-/// Where checkpoints go. What an earlier run left there is taken up or left alone, never written over.
+/// Returns where checkpoints go, if any are written. Checkpoints of an earlier run are taken up or left alone, never
+/// written over.
 fn checkpoint(args: &Args, servers: usize, local: bool) -> Result<Option<CheckpointOrder>, Failure> {
     let Some(folder) = &args.checkpoint else { return Ok(None) };
     let wrong = |what: String| Failure::usage(format!("--checkpoint {}: {what}", folder.display()));
@@ -385,7 +387,7 @@ pub(super) fn timeout(seconds: f64) -> Result<Duration, Failure> {
         .ok_or_else(|| Failure::usage(format!("--timeout cannot be {seconds}; use 0.001 to 1000000 seconds")))
 }
 
-/// How long a process may be silent: long enough for the heartbeats, a few of which fit into it.
+/// Returns the longest time for which a process may be silent. A few heartbeats must fit into it.
 fn lease(seconds: f64) -> Result<Duration, Failure> {
     let usable =
         Some(seconds).filter(|seconds| (0.1..=86_400.0).contains(seconds)).map(Duration::from_secs_f64);

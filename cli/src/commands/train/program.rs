@@ -1,4 +1,4 @@
-//! What a worker computes, beyond what the library orders it to do: the model, the data and the pace.
+//! The program of a worker, beyond what the library orders it to do: the model, the data and the pace.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -45,7 +45,7 @@ impl Program {
         serde_json::to_string(self).expect("programs always serialise")
     }
 
-    /// What computes the gradients of this order.
+    /// Returns the [`Computer`] of the gradients of this order.
     pub(super) fn computer(order: &WorkerOrder) -> Result<Computer, Trouble> {
         let program: Program = serde_json::from_str(&order.program)?;
         let (kind, columns, classes, hidden) = program.model;

@@ -1,4 +1,4 @@
-//! What a run came to: a table for people, JSON for programs.
+//! The result of a run: a table for people, JSON for programs.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -59,14 +59,14 @@ struct Json<'a> {
     versions_per_s: f64,
     saved: Option<String>,
     evicted: usize,
-    /// How often each server was started again.
+    /// Times that each server was started again.
     server_restarts: &'a [u32],
     /// Updates that were lost with servers, as far as any worker had seen them.
     lost_updates: u64,
     /// Checkpoints that could not be written, and why the last could not.
     checkpoints_failed: u64,
     checkpoint_error: Option<&'a str>,
-    /// What each server last said of itself.
+    /// The last report of each server about itself.
     server_status: &'a [ServerReport],
     workers: Vec<JsonWorker<'a>>,
 }
@@ -84,11 +84,11 @@ struct JsonWorker<'a> {
     worker: usize,
     straggler_factor: f64,
     evicted: bool,
-    /// Why it did not finish.
+    /// The reason that it did not finish, if it did not.
     lost: Option<&'a str>,
-    /// How often it came back after it was lost.
+    /// Times that it came back after it was lost.
     restarts: u32,
-    /// How it reached each server, and why so.
+    /// The way by which it reached each server, and the reason for that way.
     paths: &'a [PathTaken],
     /// Of a worker that was lost: as far as it had told.
     #[serde(flatten)]

@@ -1,4 +1,4 @@
-//! What a person sees while the run goes on: a bar where stderr is a terminal, else a line now and then.
+//! The display for a person while the run goes on: a bar where stderr is a terminal, else a line now and then.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use slackline_lab::model::Evaluation;
 
 use super::plan::Plan;
 
-/// How often a line is written where there is no terminal.
+/// Least time between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(2);
 
-/// Over how long versions are counted for their rate, at least.
+/// Least time over which versions are counted for their rate.
 const RATE_OVER: Duration = Duration::from_millis(500);
 
-/// How a run is getting on.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Glance {
     /// Gradients published, by all workers together.
@@ -28,12 +28,12 @@ pub(super) struct Glance {
     pub(super) staleness: Option<(f64, u64)>,
 }
 
-/// Where it is shown.
+/// The place where the progress is shown: a bar, or lines on stderr.
 pub(super) struct Display {
     bar: Option<ProgressBar>,
     all: u64,
     epochs: u32,
-    /// When the last line was written.
+    /// The time at which the last line was written.
     line: Option<Instant>,
     counted: (Instant, u64),
     rate: Option<f64>,

@@ -1,4 +1,4 @@
-//! Why a model file was refused.
+//! Reasons that a model file was refused.
 
 use std::path::PathBuf;
 
@@ -47,7 +47,7 @@ pub enum ModelFileError {
     #[error("{}: not a safetensors file: {source}; check the path", file.display())]
     NotSafetensors { file: PathBuf, source: SafeTensorError },
 
-    /// A safetensors file that somebody else wrote.
+    /// A safetensors file that another program wrote.
     #[error(
         "{}: a safetensors file without the `slackline` metadata; \
          only models that this program saved can be read",

@@ -54,9 +54,9 @@ impl Plan {
 struct World {
     striper: Striper,
     plans: Vec<Plan>,
-    /// What each rail was given and has not carried out.
+    /// The requests that each rail was given and has not carried out.
     given: Vec<VecDeque<u64>>,
-    /// What each rail has carried out and not told.
+    /// The results of requests that each rail has carried out and not told.
     untold: Vec<VecDeque<(u64, Result<(), CompletionError>)>>,
     /// Rails that have not carried a request out, a bit for each.
     missing: Vec<u8>,
@@ -258,7 +258,7 @@ proptest! {
             }
         }
         world.finish();
-        // Whoever was to be heard of was, in order; whoever failed was; of failures there is one.
+        // Completions that were asked for came, in order, and so did failures. At most one of these is a refusal.
         let heard: Vec<u64> = world.told.iter().map(|(id, _)| *id).collect();
         prop_assert!(heard.is_sorted_by(|a, b| a < b), "{heard:?}");
         for (id, plan) in world.plans.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! What `<infiniband/verbs.h>` defines as `static inline`: calls through the tables that a provider fills.
+//! The functions that `<infiniband/verbs.h>` defines as `static inline`: calls through the tables that a provider
+//! fills.
 //!
 //! As in the header, except that an operation which a provider lacks is `EOPNOTSUPP` and not a jump to null.
 
@@ -8,7 +9,7 @@ use std::ptr;
 
 use super::bindings::*;
 
-/// What `abi_compat` holds if the context is the last field of a [`verbs_context`].
+/// The value of `abi_compat` if the context is the last field of a [`verbs_context`].
 const ABI_IS_EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
 
 /// Posts a chain of requests; 0, or an error number with `bad` set to the first that was not posted.

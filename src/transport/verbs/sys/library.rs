@@ -9,7 +9,7 @@ use super::inline;
 /// The name that every distribution has given the library since rdma-core began.
 const SONAME: &CStr = c"libibverbs.so.1";
 
-/// Why there is no libibverbs to use.
+/// The reason why there is no libibverbs to use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LibraryError {
@@ -19,7 +19,7 @@ pub enum LibraryError {
          rdma-core and libibverbs (Fedora, RHEL, SUSE)"
     )]
     NotInstalled {
-        /// What the loader said.
+        /// The message of the loader.
         reason: String,
     },
     /// It lacks a function that has been there for many years.
@@ -84,7 +84,7 @@ macro_rules! library {
                 Library {
                     $($name: {
                         unsafe extern "C" fn absent($(_: $argument),*) $(-> $result)? {
-                            panic!("nobody was to call {}", $symbol)
+                            panic!("this test does not expect a call of {}", $symbol)
                         }
                         absent
                     },)*

@@ -61,7 +61,7 @@ fn the_library_lists_devices_where_it_is_installed_and_says_so_where_not() {
 // ---------------------------------------------------------------------- a provider of our own
 
 thread_local! {
-    /// What the provider was called with last: the operation, and its arguments as numbers.
+    /// The last call that the provider got: the operation, and its arguments as numbers.
     static CALL: Cell<Option<(&'static str, [usize; 3])>> = const { Cell::new(None) };
 }
 
@@ -221,7 +221,7 @@ fn a_port_is_asked_through_the_newest_function_that_there_is() {
     assert_eq!(u32::from(attributes.link_layer), IBV_LINK_LAYER_ETHERNET);
 
     let old = Some(("old_query_port", [context.addr(), 1, attributes_addr]));
-    // SAFETY: nobody else uses it meanwhile, here and below.
+    // SAFETY: nothing else uses it meanwhile, here and below.
     unsafe { (*outer).query_port = None };
     assert_eq!((ask(&mut attributes), CALL.take()), (8, old));
     assert_eq!(attributes.link_layer, 0, "what was there before is cleared");
