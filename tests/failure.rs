@@ -1,5 +1,5 @@
-//! What happens to the others when one dies, stalls or talks nonsense: servers, workers and readers over shared
-//! memory, in processes of their own where a process is what dies.
+//! The effects on the others when one dies, stalls or talks nonsense: servers, workers and readers over shared memory.
+//! Each is in a process of its own where a process is what dies.
 
 mod failure {
     mod behind;

@@ -1,5 +1,5 @@
-//! Networks that misbehave and strangers that knock: servers, workers, publishers and readers over TCP, one of them
-//! behind a proxy that delays, cuts, stalls and damages what passes.
+//! Networks that misbehave, and connections that do not prove the secret: servers, workers, publishers and readers over
+//! TCP, one of them behind a proxy that delays, cuts, stalls and damages what passes.
 
 mod faults {
     mod corruption;

@@ -41,7 +41,7 @@ use slackline::{Address, Secret, Tcp};
 use transport::fixture::Fixture;
 use transport::process::second_process;
 
-/// The hosts of this process: the first for those who listen, the second for those who connect.
+/// The hosts of this process: the first for the side that listens, the second for the side that connects.
 static HOSTS: LazyLock<Hosts> = LazyLock::new(|| Hosts::new(2));
 
 // ---------------------------------------------------------------------- the contract
@@ -121,7 +121,8 @@ fn hosts_reach_each_other_over_their_cables_and_nobody_else_reaches_them() {
 
 const HOLDER: &str = "SLACKLINE_TEST_HOLDS_HOSTS";
 
-/// Where the name spaces of a process's hosts are; they are gone when nothing leads there any more.
+/// Lists the name spaces of a process's hosts, to which its descriptors lead. A name space is gone once nothing leads
+/// there any more.
 fn spaces(process: u32) -> Vec<String> {
     let entries = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
     let links = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
@@ -155,7 +156,7 @@ fn hosts_and_what_runs_there_are_gone_with_a_killed_test() {
     let held = spaces(holder.id());
     assert_eq!(held.len(), 4, "three hosts and a switch");
     let link = |pid| std::fs::read_link(format!("/proc/{pid}/ns/net")).map(|link| link.display().to_string());
-    // Before that it does not know yet with whom it is to end.
+    // Before that it does not know yet with which process it is to end.
     transport::fixture::wait_for("the sleeper to sleep", || {
         (std::fs::read_to_string(format!("/proc/{sleeper}/comm")).ok()? == "sleep\n").then_some(())
     });

@@ -25,7 +25,7 @@ const SCHEMES: [Config; 5] = [
     Config::Asp,
 ];
 
-/// How a job's nodes reach each other.
+/// A transport by which a job's nodes reach each other.
 trait Carrier: Transport {
     fn new() -> (Self, Address)
     where
@@ -62,7 +62,7 @@ fn options(scheme: Config, encoding: ElementType) -> WorkerOptions {
     WorkerOptions { own_step: Some(1.0), encoding, ..WorkerOptions::new(scheme) }
 }
 
-/// How many gradients of each worker a view holds. Every element of a worker's share must agree.
+/// Counts the gradients of each worker that a view holds. All elements of a worker's share must agree.
 fn counts(parameters: &[f32]) -> Vec<u64> {
     let counts = parameters.chunks(SHARE).map(|share| {
         assert!(share.iter().all(|value| *value == share[0]), "a mixture: {share:?}");
@@ -100,12 +100,12 @@ fn work<T: Transport>(worker: &mut Worker<T>, index: usize, scheme: Config, slot
     held
 }
 
-/// So many workers over so many shards, each for so many clocks.
+/// Runs a job of so many workers over so many shards, each for 60 clocks.
 fn job<T: Carrier>(scheme: Config, workers: usize, shards: u16, encoding: ElementType) {
     let servers: Vec<_> = (0..shards).map(|shard| server::<T>(scheme, workers, (shard, shards))).collect();
     let addresses: Vec<_> = servers.iter().map(|(_, address)| address.clone()).collect();
     let clocks = 60;
-    // Who leaves changes the others' weights: all stay to the end.
+    // A worker that leaves changes the others' weights: all stay to the end.
     let all = &Barrier::new(workers);
     std::thread::scope(|scope| {
         let serving: Vec<_> = servers
@@ -123,7 +123,7 @@ fn job<T: Carrier>(scheme: Config, workers: usize, shards: u16, encoding: Elemen
                 scope.spawn(move || {
                     let options = options(scheme, encoding);
                     let mut worker = Worker::connect(T::new().0, &addresses, options, TIMEOUT).unwrap();
-                    // Which share is its own only matters to the test: whoever comes takes its number at the server.
+                    // Only the test cares which share is its own: each worker takes the number that the server gave it.
                     let index = usize::from(worker.links().next().unwrap().peer);
                     for _ in 0..clocks {
                         work(&mut worker, index, scheme, false);

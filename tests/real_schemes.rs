@@ -1,6 +1,6 @@
 //! Every scheme on real servers and workers over shared memory: what it promises holds at each view and each update.
 //!
-//! Each gradient has one element that nobody else's has: what is in a version, and how much it counts, can be read off
+//! Each gradient has one element that no other one has: what is in a version, and how much it counts, can be read off
 //! its parameters.
 
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ use slackline::{
 const TIMEOUT: Duration = Duration::from_secs(60);
 const WORKERS: usize = 4;
 
-/// What a gradient of magnitude 1 counts where each is folded in alone.
+/// The weight of a gradient of magnitude 1 where each is folded in alone.
 const WEIGHT: f64 = 1.0 / WORKERS as f64;
 
 /// VAP's bound in a clock.
@@ -23,12 +23,12 @@ fn bound_at(bound: f64, clock: u64) -> f64 {
     bound / (clock as f64 + 1.0).sqrt()
 }
 
-/// How many gradients a version is the mean of in which one counts so much.
+/// Returns the number of gradients of which a version is the mean, if one of them has this weight in it.
 fn count_of(weight: f32) -> usize {
     (1.0 / weight).round() as usize
 }
 
-/// How long a worker waits before it looks whether all is over.
+/// Time for which a worker waits before it looks whether all is over.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A gradient that was published, and the view that it was computed on.
@@ -36,7 +36,7 @@ const LOOK: Duration = Duration::from_millis(20);
 struct Published {
     element: usize,
     view: View,
-    /// How many of its worker's own were not in the view.
+    /// Number of its worker's own gradients that were not in the view.
     own_missing: usize,
     /// A version that was there already when it was done.
     newest: u64,
@@ -50,7 +50,7 @@ struct Update {
     shares: Vec<(usize, f32)>,
 }
 
-/// What happened.
+/// The history of one run.
 struct History {
     published: Vec<Published>,
     updates: Vec<Update>,
@@ -58,7 +58,7 @@ struct History {
     dropped: u64,
     versions: u64,
     abandoned: u64,
-    /// How many clocks a worker has elements for.
+    /// Number of clocks for which a worker has elements.
     clocks: u64,
 }
 
@@ -116,7 +116,7 @@ fn run(scheme: Config, clocks: u64, versions: u64) -> History {
     })
 }
 
-/// What workers see of the run, and leave of themselves.
+/// The state of the run that workers see, and the list in which they leave what they published.
 struct World<'a> {
     over: &'a AtomicBool,
     newest: &'a AtomicU64,
@@ -165,7 +165,7 @@ fn work(scheme: Config, address: &Address, index: usize, clocks: u64, world: Wor
         let gradient = step.gradient().unwrap();
         gradient.fill(0.0);
         gradient[element] = 1.0;
-        // A loss that falls, for those who learn from it.
+        // A loss that falls, for the schemes that learn from it.
         step.publish(Some(1.0 / (1.0 + view.clock.0 as f32)), TIMEOUT).unwrap();
         own.push(element);
         world.published.lock().unwrap().push(Published { element, view, own_missing, newest });
@@ -230,8 +230,8 @@ impl History {
         most
     }
 
-    /// Who begins a clock has no more of its own in transit than leaves room for one, or none. Gives how often it had
-    /// any.
+    /// Asserts that a worker that begins a clock has no more of its own in transit than leaves room for one, or none.
+    /// Returns how often one had any.
     fn check_own_in_transit(&self, bound: f64) -> usize {
         let some = self.published.iter().filter(|one| one.own_missing > 0);
         for Published { view, own_missing, .. } in some.clone() {
@@ -245,8 +245,8 @@ impl History {
         some.count()
     }
 
-    /// How often more than one gradient, and more than the bound, was folded in while somebody computed on an older
-    /// version.
+    /// Counts how often more than one gradient, and more than the bound, was folded in while a worker computed on an
+    /// older version.
     fn unseen_beyond(&self, bound: f64) -> usize {
         let is_beyond = |one: &&Published| {
             let Some(last) = self.updates.iter().find(|update| update.after >= one.newest) else {
@@ -301,7 +301,7 @@ fn bap_folds_whole_clocks_in_order_and_runs_ahead_no_further_than_its_bound() {
         );
     }
     let ahead = history.published.iter().filter(|one| one.view.staleness() > 0).count();
-    assert!(ahead > 0, "nobody ever ran ahead");
+    assert!(ahead > 0, "no worker ever ran ahead");
 }
 
 fn scheme(text: &str) -> Config {
@@ -366,12 +366,12 @@ fn vap_folds_every_gradient_once_and_has_no_more_in_transit_than_its_bound() {
         history.check_folded_at_most_once();
         assert_eq!(history.dropped, 0, "{strength}");
         assert!(history.versions >= 300, "{strength}");
-        assert!(history.check_own_in_transit(bound) > 0, "{strength}: nobody had anything in transit");
+        assert!(history.check_own_in_transit(bound) > 0, "{strength}: no worker had anything in transit");
         if strength == "strong" {
             assert_eq!(history.unseen_beyond(bound), 0);
         }
     }
-    assert!(run(Config::Asp, 300, 300).unseen_beyond(bound) > 0, "nobody waits, and nothing shows");
+    assert!(run(Config::Asp, 300, 300).unseen_beyond(bound) > 0, "no worker waits, and nothing shows");
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn left(worker: u16) -> ServerEvent {
     ServerEvent::Left { worker: WorkerId(worker) }
 }
 
-/// What was asked, and (worker, clock, weight) of each share beside it.
+/// The action that was asked for, and (worker, clock, weight) of each share beside it.
 type Answer = (ServerAction, Vec<(u16, u64, f32)>);
 
 /// A server told some events, and all it answers until it wants something applied.
@@ -227,7 +227,7 @@ fn essp_pushes_when_a_clock_is_complete_and_for_newcomers_and_leavers() {
     bench.tell(&[applied(3)]);
     assert_eq!(bench.poll(), None);
     bench.tell(&[left(1)]);
-    assert_eq!(bench.poll(), push, "nobody holds clock 1 back any more");
+    assert_eq!(bench.poll(), push, "no worker holds clock 1 back any more");
     assert_eq!(bench.smallest(), 2);
 }
 
@@ -257,7 +257,7 @@ fn a_server_taken_up_at_a_clock_begins_there_and_moves_up_to_whoever_comes_alone
         let mut bench = Bench::at(config, 1, 90);
         assert_eq!(bench.smallest(), 90, "{config}");
         bench.tell(&[joined(0, 100)]);
-        assert_eq!(bench.smallest(), 100, "{config}: nobody is in who could be waited for");
+        assert_eq!(bench.smallest(), 100, "{config}: no worker is in that could be waited for");
         bench.tell(&[arrived(0, 100)]);
         while let Some((action, shares)) = bench.poll() {
             if action == ServerAction::Apply {

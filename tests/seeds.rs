@@ -46,6 +46,6 @@ fn ten_thousand_workers_come_to_their_hundredth_clock() {
     let (events, seconds) = (report.counts.events, begun.elapsed().as_secs_f64());
     println!("{events} events in {seconds:.1} s, {:.0} ns each", 1e9 * seconds / events as f64);
     assert!(report.of_workers.iter().all(|worker| worker.clocks >= clocks));
-    // Whoever began its last clock had all that the bound demands.
+    // A worker that began its last clock had all that the bound demands.
     assert!(report.versions >= workers as u64 * (clocks - 1 - staleness), "{} versions", report.versions);
 }

@@ -1,4 +1,4 @@
-//! Strangers at the door of a shared-memory listener, and its socket files.
+//! Connections to a shared-memory listener that are not to be let in, and its socket files.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -42,7 +42,7 @@ fn good_hello() -> Vec<u8> {
     bytes
 }
 
-/// Polls until nothing more happens, and answers nobody.
+/// Polls until nothing more happens, and answers no peer.
 fn settle(listener: &mut ShmListener, now: Instant) -> usize {
     std::iter::from_fn(|| listener.poll(now)).count()
 }
@@ -117,7 +117,7 @@ fn a_length_past_its_limit_is_not_waited_for() {
             let mut stream = stranger(&listener);
             stream.write_all(&bytes).unwrap();
             assert_eq!(settle(&mut listener, NOW), 0);
-            // Dropped at once, with time standing still: the stranger sees the end.
+            // Dropped at once, with time standing still: the peer sees the end.
             let closed = stream.read(&mut [0; 8]);
             assert!(matches!(closed, Ok(0) | Err(_)), "field at {at}, value {value}");
         }
@@ -204,7 +204,7 @@ fn no_descriptor_is_left_behind() {
         let server = listener.poll(NOW).unwrap().accept(offer()).unwrap();
         let Poll::Ready(Ok(client)) = connecting.poll(NOW) else { panic!() };
         drop((server, client));
-        // One refused, one given up, one never answered, one never polled, strangers.
+        // One refused, one given up, one never answered, one never polled, and peers that say no good hello.
         let mut refused = shm.connect(&listener.address(), offer()).unwrap();
         assert!(refused.poll(NOW).is_pending());
         listener.poll(NOW).unwrap().refuse("no".into());

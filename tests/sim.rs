@@ -1,4 +1,4 @@
-//! What the simulator says of schemes, laws and networks, held against what is known without it.
+//! Results of the simulator on schemes, laws and networks, compared with what is known without it.
 
 #[path = "sim/faults.rs"]
 mod faults;

@@ -1,4 +1,4 @@
-//! The house rules that a machine can hold: who may import whom, where unsafe may stand, how wide a line is.
+//! The house rules that a machine can hold: which module may import which, where unsafe may stand, how wide a line is.
 //!
 //! Sources are read as text: comments, strings and characters are taken out, what is left is cut into
 //! words. That is enough here, and sees code under every `cfg`. Paths are written with `/`, relative to the
@@ -7,9 +7,12 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+#[path = "tidy/openings.rs"]
+mod openings;
+
 // ---------------------------------------------------------------------- the rules
 
-/// What one module directly under `src/` may do.
+/// The rights of one module directly under `src/`.
 struct Row {
     module: &'static str,
     /// The other modules that it may name.
@@ -40,7 +43,7 @@ const MODULES: &[Row] = &[
     row("fuzzing", &["job", "node", "param", "channel", "transport"], true),
 ];
 
-/// Who may name a backend, besides `lib.rs`; whoever uses a transport is generic over the trait.
+/// The files that may name a backend, besides `lib.rs`. All other code that uses a transport is generic over the trait.
 const NAMES_BACKENDS: &[&str] =
     &["src/transport/mod.rs", "src/transport/mixed.rs", "src/job/transports.rs", "src/fuzzing.rs"];
 
@@ -128,6 +131,13 @@ fn examples_use_public_names_only() {
 #[test]
 fn no_line_holds_a_tab_or_ends_in_a_blank() {
     hold(&[".rs", ".md", ".toml"], blanks);
+}
+
+#[test]
+fn few_doc_comments_open_with_a_question_word() {
+    if let Some(complaint) = openings::complaint(&files(".rs")) {
+        panic!("\n{complaint}");
+    }
 }
 
 /// Panics with all that `check` finds in the files whose names end so.
@@ -278,7 +288,7 @@ fn left_behind(file: &str, text: &str) -> Vec<String> {
     offences
 }
 
-/// Users copy the examples: none of them goes through the hidden door.
+/// Users copy the examples: none of them uses the hidden module.
 fn hidden_in_examples(file: &str, text: &str) -> Vec<String> {
     if !file.starts_with("examples/") {
         return Vec::new();
@@ -468,7 +478,7 @@ fn words(text: &str) -> Vec<Word> {
     words
 }
 
-/// What begins at `at`: where it ends, and its text if it is code.
+/// Reads the piece that begins at `at`: where it ends, and its text if it is code.
 fn word(chars: &[char], at: usize) -> (usize, Option<String>) {
     let peek = |offset: usize| chars.get(at + offset).copied().unwrap_or('\n');
     let is_name = |c: &char| c.is_alphanumeric() || *c == '_';

@@ -54,7 +54,7 @@ impl Fixture for TcpFixture {
         Tcp::new()
     }
 
-    /// Port 0: any that is free to listen at, and one that nobody can listen at to connect to.
+    /// Returns port 0. To a listener it means any free port; to a client, a port at which no process can listen.
     fn address() -> Address {
         Address::Tcp((std::net::Ipv4Addr::LOCALHOST, 0).into())
     }
@@ -77,7 +77,7 @@ impl Fixture for SimFixture {
         SimTransport::new(1)
     }
 
-    /// Nobody else is in the network of a test.
+    /// Returns any address: no other test is in the network of a test.
     fn address() -> Address {
         Address::random()
     }

@@ -55,7 +55,7 @@ use transport::fixture::Fixture;
 use transport::here::this_process;
 use transport::server::Server;
 
-/// Where second processes listen.
+/// Returns the address at which second processes listen.
 fn second_address() -> IpAddr {
     std::env::var("SLACKLINE_RIG_PEER")
         .map_or_else(|_| own_address(), |text| text.parse().expect("an address"))

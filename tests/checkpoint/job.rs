@@ -11,7 +11,7 @@ use slackline::{
     Shm, Table, View, Worker, WorkerOptions, scheme::Config,
 };
 
-/// How long any wait may take. Far more than any of them needs.
+/// Longest time that any wait may take: far more than any of them needs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(180);
 
 pub(super) fn schemes() -> [Config; 4] {
@@ -34,15 +34,15 @@ impl Serving {
         let stop = Arc::new(AtomicBool::new(false));
         let (address, stopped) = (server.address(), Arc::clone(&stop));
         let thread = std::thread::spawn(move || {
-            // Whoever waits for it fails first.
+            // A test that waits for it fails first.
             let stopped = server.drive(|_| stopped.load(SeqCst), 10 * PATIENCE).unwrap();
-            assert!(stopped, "nobody stopped this server");
+            assert!(stopped, "this server was not stopped");
             server
         });
         Serving { address, stop, thread }
     }
 
-    /// The server as it stands. To drop it is to kill it: nobody is told.
+    /// Returns the server as it stands. To drop it is to kill it: no peer is told.
     pub(super) fn stop(self) -> Server<Shm> {
         self.stop.store(true, SeqCst);
         self.thread.join().unwrap()

@@ -32,7 +32,7 @@ fn publish(worker: &mut Worker<Shm>, timeout: Duration) -> Result<Clock, Error> 
     Ok(clock)
 }
 
-/// So many gradients, all applied.
+/// Publishes so many gradients, and waits until all are applied.
 fn publish_all(worker: &mut Worker<Shm>, count: u64) {
     for _ in 0..count {
         publish(worker, PATIENCE).unwrap();
@@ -40,7 +40,7 @@ fn publish_all(worker: &mut Worker<Shm>, count: u64) {
     worker.flush(PATIENCE).unwrap();
 }
 
-/// How often the gradient of each of the first clocks was applied, with a step of -2 among two workers.
+/// Counts how often the gradient of each of the first clocks was applied, with a step of -2 among two workers.
 fn counts(serving: Serving, clocks: usize) -> Vec<f32> {
     serving.stop().parameters().unwrap()[..clocks].to_vec()
 }
@@ -111,7 +111,7 @@ fn a_server_that_goes_on_from_a_checkpoint_applies_no_gradient_in_it_again() {
         let slow = connect(&addresses, scheme, Some(1)).unwrap();
         let fast = connect(&addresses, scheme, Some(0)).unwrap();
         assert_eq!((slow.clock(), fast.clock()), (Clock(0), Clock(4)), "{scheme}");
-        // A second checkpoint, in whose life the fast one has done nothing, says it, too.
+        // A second checkpoint says it, too, though the fast worker published nothing to the server that writes it.
         drop((slow, fast));
         let mut second = second.stop();
         second.finish_checkpoint(PATIENCE).unwrap();

@@ -72,7 +72,7 @@ fn a_server_that_dies_is_taken_up_elsewhere_and_its_workers_go_on_to_the_end() {
             lives.recv_timeout(PATIENCE).unwrap();
             to_worker.send(second.address.clone()).unwrap();
         }
-        // Nobody leaves before all have ended: they wait for each other's clocks.
+        // No worker leaves before all have ended: they wait for each other's clocks.
         let second = second.until("the end", |status| status.smallest_clock >= Clock(150) || status.left > 0);
         for worker in workers {
             let (reconnects, newest) = worker.join().unwrap();
@@ -161,7 +161,7 @@ fn a_worker_reconnects_from_wherever_it_is_reading_copies_or_in_place() {
                 returning.join().unwrap();
             });
             assert_eq!(worker.statistics().reconnects, 1);
-            // They may begin at different clocks: whoever is behind goes first.
+            // They may begin at different clocks: the one that is behind goes first.
             std::thread::scope(|scope| {
                 for worker in [&mut worker, &mut other] {
                     scope.spawn(move || {

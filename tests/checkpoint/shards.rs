@@ -44,7 +44,7 @@ fn workers_of_two_shards_come_back_in_any_order_though_one_shard_was_restored_at
     for scheme in schemes() {
         let folder = tempfile::tempdir().unwrap();
         let [survivor, mut victim] = start(scheme, 2, folder.path());
-        // Where the servers are now, as whoever starts them would say.
+        // The addresses of the servers now, as the process that starts them would tell them.
         let places = Mutex::new(vec![survivor.address.clone(), victim.address.clone()]);
         let (is_last, end) = (AtomicBool::new(false), Clock(300));
         let (ended, victim) = std::thread::scope(|scope| {
@@ -145,7 +145,7 @@ fn a_new_worker_finds_one_clock_though_the_shards_stand_at_two() {
             train(&mut worker).unwrap();
         }
         worker.flush(PATIENCE).unwrap();
-        // It dies with one of its servers: nobody is left who knows how far that one had come.
+        // It dies with one of its servers: no process is left that knows how far that server had come.
         drop(victim.stop());
         drop(worker);
         let victim = Serving::start(take_up(scheme, 1, 1, folder.path()));

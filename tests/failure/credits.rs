@@ -1,4 +1,4 @@
-//! Slots: none is written before it was consumed, whoever comes and goes.
+//! Slots: none is written before it was consumed, whichever workers come and go.
 
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ fn a_third_gradient_waits_for_a_slot_and_overwrites_nothing() {
     assert_eq!(server.parameters().unwrap(), [7.0; 4]);
 }
 
-/// Everything that stands still until somebody lets go of a pin.
+/// The fold and the places of its workers stand still until a pin is let go.
 #[test]
 fn a_fold_that_waits_for_a_frame_outlives_its_worker_and_leaves_the_next_one_its_credits() {
     let mut options = ServerOptions::new(Config::Asp, 1, -1.0);

@@ -15,7 +15,7 @@ use super::raw::{Raw, worker_role};
 use super::second::{NOTICE, PATIENCE, drive, server, table, train, wait_for, worker};
 
 const SHORT: Duration = Duration::from_millis(300);
-/// What a busy machine may add. Without its deadline each of these calls would wait for longer.
+/// Time that a busy machine may add. Without its deadline each of these calls would wait for longer.
 const SLACK: Duration = Duration::from_secs(30);
 
 fn in_time<R>(what: &str, call: impl FnOnce() -> Result<R, Error>) {
@@ -173,7 +173,7 @@ fn a_begin_that_has_to_finish_a_publish_first_keeps_its_deadline_over_both() {
     assert!([1, 4, 16].into_iter().any(is_kept), "each time it took half as long again");
 }
 
-/// How long a begin takes whose publish is done after four fifths of its time.
+/// Returns the time that a begin takes whose publish is done after four fifths of `timeout`.
 fn a_begin_that_finishes_a_publish_takes(timeout: Duration) -> Duration {
     let scheme = Config::Ssp { staleness: 2 };
     let mut server = server(4, ServerOptions::new(scheme, 2, -1.0));

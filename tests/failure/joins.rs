@@ -78,7 +78,7 @@ fn a_late_joiner_of_two_shards_that_stand_at_different_clocks_goes_on() {
         }
         let mut early = connecting.join().unwrap();
         train(&mut early, 1.0).unwrap();
-        // Only shard 0 applies it before the late one knocks.
+        // Only shard 0 applies it before the late one asks to join.
         while poll(&[0])[0].version == Version(0) {}
         let late = scope.spawn(move || {
             let mut late = connect();
@@ -88,7 +88,7 @@ fn a_late_joiner_of_two_shards_that_stand_at_different_clocks_goes_on() {
             late.flush(PATIENCE).unwrap();
         });
         while poll(&[0])[0].joined < 2 {}
-        // Shard 1 finds it at the door at its next poll, before it looks for gradients.
+        // Shard 1 finds its pending connection at its next poll, before it looks for gradients.
         std::thread::sleep(std::time::Duration::from_millis(300));
         while poll(&[1])[1].joined < 2 {}
         let going_on = scope.spawn(move || {

@@ -254,7 +254,7 @@ fn a_worker_of_another_encoding_is_refused_and_does_not_stop_the_server() {
             training.join().unwrap();
         });
         assert_eq!(server.parameters().unwrap(), [1.0; 4]);
-        // Once nobody is in who publishes otherwise, it is welcome.
+        // Once no worker is in that publishes otherwise, it is welcome.
         connect(&mut server, halves).unwrap();
     }
 }

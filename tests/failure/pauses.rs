@@ -15,11 +15,11 @@ use super::second::{EVICTED, PATIENCE, Second, retry, server, table, told};
 
 const LEASE: Duration = Duration::from_secs(3);
 
-/// Where a peer's page has its heartbeat.
+/// The offset of the heartbeat in a peer's page.
 const HEARTBEAT: usize = 64;
 
 /// Polls an owner every 20 ms of virtual time, `since` being the moment of its last poll, until `stop` or the end of
-/// `listened`. How much time passed.
+/// `listened`. Returns how much time passed.
 fn listen(since: &mut Instant, listened: Duration, mut poll: impl FnMut(Instant) -> bool) -> Duration {
     let begun = *since;
     while *since - begun < listened {
@@ -57,7 +57,7 @@ fn a_server_that_was_away_for_many_leases_evicts_nobody() {
         alive.write(HEARTBEAT, Inline::word(beat));
         listen(&mut time, LEASE / 10, |at| left(at) > 0);
     }
-    // The dead one is found a lease of listening later, and nobody else.
+    // The dead one is found a lease of listening later, and no other.
     alive.write(HEARTBEAT, Inline::word(11));
     let took = listen(&mut time, LEASE / 2, |at| left(at) > 0);
     assert!(took < LEASE / 2, "the dead worker is still in");
@@ -136,7 +136,7 @@ fn a_publisher_that_was_stopped_for_longer_than_the_lease_keeps_its_readers() {
     let address = Address::random();
     let publisher = Second::start(claim, &[address.to_string()]);
     reads_on(Shm::new, &address, &publisher);
-    // A port that nobody else takes meanwhile: those of the system are above.
+    // A port that no other process takes meanwhile: the ports that the system hands out are above.
     let address = Address::Tcp(([127, 0, 0, 1], 20_000 + (std::process::id() % 10_000) as u16).into());
     let publisher = Second::start(claim, &[address.to_string()]);
     reads_on(Tcp::new, &address, &publisher);

@@ -50,7 +50,7 @@ fn a_worker_that_is_killed_and_started_again_never_has_a_gradient_applied_twice(
         }
         let last = RefCell::new(Second::start(claim, &words));
         drive(&mut server, "the end", |_| last.borrow_mut().ended().is_some_and(|status| status.success()));
-        // What was published and not applied was made anew, for the clock had not moved: nothing is missing, either.
+        // A gradient that was published and not applied was made again, for the clock had not moved: none is missing.
         assert_eq!(server.parameters().unwrap(), [1.0; CLOCKS], "{name}");
         assert_eq!(server.status().version, Version(CLOCKS as u64), "{name}");
     }
@@ -150,7 +150,7 @@ fn serve(words: &[String]) -> ! {
     }
     .unwrap();
     server.drive(|_| false, 10 * PATIENCE).unwrap();
-    panic!("nobody killed this server");
+    panic!("this server was not killed");
 }
 
 #[test]

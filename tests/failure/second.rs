@@ -9,18 +9,18 @@ use slackline::{
     scheme::Config,
 };
 
-/// How long any wait may take. Far more than any of them needs.
+/// Longest time that any wait may take: far more than any of them needs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A dead process is noticed within this, on a machine however busy, and long before its lease is over.
 pub(super) const NOTICE: Duration = Duration::from_secs(30);
 
-/// A lease by which nobody is let go while a test lasts.
+/// A lease so long that no peer is let go while a test lasts.
 pub(super) const LONG_LEASE: Duration = Duration::from_secs(600);
 
 const SECOND: &str = "SLACKLINE_FAILURE_SECOND";
 
-/// What the second process is told, if this is it.
+/// Returns the words that the second process is told, if this is that process.
 pub(super) fn told() -> Option<Vec<String>> {
     Some(std::env::var(SECOND).ok()?.split(' ').map(str::to_owned).collect())
 }
@@ -53,7 +53,7 @@ impl Second {
         self.0.wait().expect("wait for a child of ours");
     }
 
-    /// How it ended, if it has.
+    /// Returns how it ended, if it has.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         self.0.try_wait().expect("wait for a child of ours")
     }
@@ -84,9 +84,9 @@ pub(super) fn wait_for<R>(what: &str, mut step: impl FnMut() -> Option<R>) -> R 
     }
 }
 
-/// Calls `connect` until somebody listens.
+/// Calls `connect` until a process listens.
 pub(super) fn retry<R>(connect: impl Fn() -> Result<R, Error>) -> R {
-    wait_for("somebody to listen", || match connect() {
+    wait_for("a process to listen", || match connect() {
         Ok(connected) => Some(connected),
         Err(Error::Connect(_)) => None,
         Err(error) => panic!("{error}"),
@@ -110,7 +110,7 @@ pub(super) fn drive(server: &mut Server<Shm>, what: &str, until: impl Fn(&Server
     assert!(server.drive(until, PATIENCE).unwrap(), "waited in vain for {what}");
 }
 
-/// One clock of a worker whose gradient is `value` everywhere.
+/// Trains for one clock, with a gradient that is `value` everywhere.
 pub(super) fn train(worker: &mut Worker<Shm>, value: f32) -> Result<Clock, Error> {
     let mut step = worker.step(PATIENCE)?;
     let view = step.view();
@@ -126,7 +126,7 @@ pub(super) fn scheme(name: &str) -> Config {
     Config::from_settings(name, settings).unwrap()
 }
 
-/// How a worker in a second process says which error ended it.
+/// The exit codes by which a worker in a second process says which error ended it.
 pub(super) const EVICTED: i32 = 42;
 pub(super) const SERVER_LOST: i32 = 43;
 

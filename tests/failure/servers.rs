@@ -20,7 +20,7 @@ fn serve(words: &[String]) -> ! {
     options.memory.lease = LONG_LEASE;
     let mut server = Server::new(Shm::new(), &address, table(1000), &[0.0; 1000], options).unwrap();
     server.drive(|_| false, PATIENCE).unwrap();
-    panic!("nobody killed this server");
+    panic!("this server was not killed");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn publish(address: &Address) -> ! {
     let mut publisher = Publisher::new(Shm::new(), address, table(100), PublisherOptions::default()).unwrap();
     publisher.publish(&[1; 400], PATIENCE).unwrap();
     publisher.drive(|_| false, PATIENCE).unwrap();
-    panic!("nobody killed this publisher");
+    panic!("this publisher was not killed");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Joining where memory takes long to register, and listeners drop who comes first: a shared-memory transport that
-//! takes as long as it is told.
+//! Joining where memory takes long to register, and where listeners drop the first newcomers: a shared-memory transport
+//! that takes as long as it is told.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -15,14 +15,14 @@ use slackline::{Address, ConnectError, Instant, Server, ServerOptions, Shm, Tran
 
 use super::second::{PATIENCE, table, train, wait_for, worker};
 
-/// How long anything takes that a peer is granted, in milliseconds.
+/// Time that it takes to make anything that a peer is granted, in milliseconds.
 type Slowness = Arc<AtomicU64>;
 
 fn tarry(slowness: &Slowness) {
     sleep(Duration::from_millis(slowness.load(SeqCst)));
 }
 
-/// How many newcomers are dropped before one is let in.
+/// Number of newcomers that are dropped before one is let in.
 const DROPPED: u64 = 3;
 
 struct Slow(Shm, Slowness);
@@ -199,7 +199,7 @@ fn a_newcomer_that_a_busy_listener_drops_asks_again() {
     assert!([1, 4, 16].into_iter().any(asks_again), "it asks once");
 }
 
-/// How often a newcomer asks a listener that drops it each time.
+/// Counts how often a newcomer asks a listener that drops it each time.
 fn dropped_within(timeout: Duration) -> u32 {
     let address = Address::random();
     let mut listening = Shm::new().listen(&address).unwrap();
@@ -213,7 +213,7 @@ fn dropped_within(timeout: Duration) -> u32 {
             dropped += u32::from(listening.poll(slackline::now()).is_some());
         }
         // The deadline may cut the last time short.
-        let error = asking.join().unwrap().err().expect("nobody lets it in");
+        let error = asking.join().unwrap().err().expect("no listener lets it in");
         let is_expected = matches!(
             error,
             slackline::Error::Connect(ConnectError::Closed { .. }) | slackline::Error::Deadline { .. }

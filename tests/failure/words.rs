@@ -1,4 +1,4 @@
-//! What a worker writes in its desk, taken back or spoilt at any moment: the worker harms itself alone.
+//! Words that a worker writes in its desk, taken back or spoilt at any moment: the worker harms itself alone.
 
 use proptest::prelude::*;
 use slackline::internals::param::FrameGeometry;
@@ -11,7 +11,7 @@ use slackline::{
 use super::raw::{Raw, worker_role};
 use super::second::{PATIENCE, server, wait_for};
 
-/// So many that the fold of one version takes several polls.
+/// Chunks of a gradient: so many that the fold of one version takes several polls.
 const CHUNKS: usize = 40;
 const CHUNK_BYTES: usize = 64;
 const ELEMENTS: usize = CHUNKS * CHUNK_BYTES / 4;
@@ -56,7 +56,7 @@ fn poll(server: &mut Server<Shm>) {
 struct Hand {
     raw: Raw,
     clock: u64,
-    /// What it computed its last gradient on.
+    /// The version on which it computed its last gradient.
     base: u64,
 }
 

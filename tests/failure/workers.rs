@@ -99,7 +99,7 @@ fn a_stopped_worker_is_evicted_after_its_lease_and_told_so_when_it_continues() {
     for name in SCHEMES {
         let claim = a_stopped_worker_is_evicted_after_its_lease_and_told_so_when_it_continues;
         three_workers(claim, name, LEASE, |victim, server, survivors| {
-            assert_eq!(server.status().left, 0, "nobody is evicted who lives");
+            assert_eq!(server.status().left, 0, "no live worker is evicted");
             victim.signal(Signal::STOP);
             drive(server, "the eviction", |server| server.status().left == 1);
             survivors.go_on(server);

@@ -13,7 +13,7 @@ use super::job::{Job, PATIENCE, SCHEMES, alone, multiple, timed};
 use super::proxy::{Fault, Proxy, Towards};
 use super::random::Seed;
 
-/// How long a call over a broken network may take.
+/// Longest time that a call over a broken network may take.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Bits to flip before a claim is believed.
@@ -68,7 +68,7 @@ fn survives(elements: usize, every: u64) {
     for scheme in SCHEMES {
         for towards in [Towards::Server, Towards::Client] {
             let noticed = train(Job::new(scheme, elements), every, towards, seed.0);
-            assert!(noticed > 0, "{scheme} {towards:?}: {FLIPS} flips and nobody noticed any");
+            assert!(noticed > 0, "{scheme} {towards:?}: {FLIPS} flips and no peer noticed any");
         }
     }
 }

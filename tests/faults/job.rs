@@ -9,10 +9,10 @@ use slackline::{
     WorkerOptions, scheme::Config,
 };
 
-/// How long any wait may take. Far more than any of them needs.
+/// Longest time that any wait may take: far more than any of them needs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a busy machine may add to a deadline.
+/// Time that a busy machine may add to a deadline.
 const SLACK: Duration = Duration::from_secs(30);
 
 pub(super) const SCHEMES: [Config; 3] =
@@ -53,7 +53,7 @@ pub(super) struct Job {
     pub(super) lease: Duration,
 }
 
-/// What can be seen of a job from outside.
+/// The part of a job's state that can be seen from outside.
 pub(super) struct Watch {
     job: Job,
     status: Mutex<ServerStatus>,
@@ -118,13 +118,13 @@ impl Drop for End<'_> {
 /// The loss of every gradient.
 const LOSS: f32 = 0.75;
 
-/// What a gradient holds: whole numbers, so that sums are exact.
+/// Returns the value of one element of each gradient: a whole number, so that sums are exact.
 pub(super) fn pattern(index: usize) -> f32 {
     (index % 7 + 1) as f32
 }
 
-/// Asserts that the parameters are one and the same multiple of the pattern, and gives it: the sum of the weights of
-/// all gradients in it.
+/// Asserts that the parameters are one and the same multiple of the pattern, and returns that multiple: the sum of the
+/// weights of all gradients in it.
 pub(super) fn multiple(parameters: &[f32]) -> f64 {
     let unit = parameters[0];
     for (index, value) in parameters.iter().enumerate() {
@@ -148,7 +148,7 @@ impl Watch {
         timed("connect", timeout, || Worker::connect(Tcp::new(), addresses, options, timeout))
     }
 
-    /// One clock, whose parameters and whose place in time are checked.
+    /// Trains for one clock, and checks its parameters and its place in time.
     pub(super) fn train(&self, worker: &mut Worker<Tcp>, timeout: Duration) -> Result<(), Error> {
         let mut step = timed("step", timeout, move || worker.step(timeout))?;
         let view = step.view();
@@ -165,7 +165,7 @@ impl Watch {
         let (unit, version) = (multiple(parameters), view.version.0 as f64);
         let furthest = self.furthest.load(SeqCst);
         let (clock, smallest) = (view.clock.0, view.smallest_clock.0);
-        assert!(smallest <= furthest, "{view:?} where nobody is past {furthest}");
+        assert!(smallest <= furthest, "{view:?} where no worker is past {furthest}");
         match self.job.scheme.staleness() {
             Some(bound) => assert!(clock <= smallest + bound, "too stale: {view:?}"),
             None => panic!("a scheme with a bound"),

@@ -153,11 +153,11 @@ fn calls_over_a_network_that_swallows_everything_end_by_their_deadline_and_the_o
                     }
                 }
                 // The connection is made by the system; nothing is ever said on it.
-                let error = watch.connect(&proxy.address(), timeout).err().expect("nobody answers");
+                let error = watch.connect(&proxy.address(), timeout).err().expect("no server answers");
                 assert!(matches!(error, Error::Deadline { .. }), "{scheme}: {error}");
                 let again = [proxy.address()];
                 let error = timed("reconnect", timeout, || worker.reconnect(&again, timeout)).err();
-                assert!(error.is_some(), "{scheme}: nobody answers");
+                assert!(error.is_some(), "{scheme}: no server answers");
                 surviving.join().unwrap();
             });
         });

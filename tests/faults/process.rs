@@ -108,7 +108,7 @@ pub(super) struct ServerProcess {
     _folder: tempfile::TempDir,
 }
 
-/// What a server tells of itself.
+/// Counts that a server tells of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Told {
     pub(super) workers: u64,
@@ -116,7 +116,7 @@ pub(super) struct Told {
     pub(super) joined: u64,
 }
 
-/// What a process holds of the system.
+/// Resources of the system that a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Usage {
     /// KiB of memory, and the most that it ever was.

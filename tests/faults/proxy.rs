@@ -1,4 +1,4 @@
-//! A network that misbehaves: sits between whoever dials it and a server, and does to the bytes what it is told.
+//! A network that misbehaves: it sits between a server and its peers, and does to the bytes what it is told.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,13 +12,13 @@ use socket2::{SockFilter, SockRef};
 
 use super::random::Random;
 
-/// What is done to everything that passes.
+/// The fault that is done to everything that passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
     /// Each piece comes so much later.
     Delay(Duration),
-    /// So many bytes at a time, and a millisecond's rest after each.
+    /// So many bytes pass at a time, with a millisecond's rest after each.
     Trickle(usize),
     /// On average one bit in so many bytes is flipped.
     Corrupt {
@@ -42,7 +42,7 @@ pub(super) enum Towards {
     Both,
 }
 
-/// How long a look at a socket takes if nothing comes.
+/// Time that a look at a socket takes if nothing comes.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Larger than a short message, smaller than a gradient.
@@ -57,7 +57,7 @@ struct Shared {
     flipped: AtomicU64,
     /// Connections that were made through it.
     lanes: AtomicU64,
-    /// What each lane's client has said, if that is to be kept.
+    /// The bytes that each lane's client has sent, if they are to be kept.
     record: Option<Mutex<Vec<Vec<u8>>>>,
 }
 
@@ -110,7 +110,7 @@ impl Proxy {
         self.shared.flipped.load(SeqCst)
     }
 
-    /// What the client said on each lane, in the order in which the lanes were made.
+    /// Returns the bytes that the client sent on each lane, in the order in which the lanes were made.
     pub(super) fn recorded(&self) -> Vec<Vec<u8>> {
         lock(self.shared.record.as_ref().expect("a proxy that records")).clone()
     }
@@ -145,7 +145,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         for stream in [&client, &server] {
             stream.set_nodelay(true).expect("a socket");
             stream.set_read_timeout(Some(LOOK)).expect("a socket");
-            // A direction that nobody empties must not hold its thread for ever.
+            // A direction that no process empties must not hold its thread for ever.
             stream.set_write_timeout(Some(LOOK)).expect("a socket");
         }
         let pair = Arc::new((client, server));

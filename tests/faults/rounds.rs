@@ -97,10 +97,11 @@ fn given_up(address: &Address, secret: &Secret, random: &mut Random) {
     }
 }
 
-/// What the server holds once it has noticed that everybody is gone: no more than before, if there was a before.
+/// Waits until the server has noticed that all peers are gone, and returns the resources that it holds then: as many
+/// threads and descriptors as `before`, if that is given.
 fn settled(server: &ServerProcess, before: Option<Usage>) -> Usage {
     let mut last = server.usage();
-    wait_for(&format!("the server to let go of everybody, as {before:?}"), || {
+    wait_for(&format!("the server to let go of all peers, as {before:?}"), || {
         // Handshakes that stand still are dropped after five seconds; two like looks are too close together.
         std::thread::sleep(Duration::from_millis(300));
         let usage = server.usage();

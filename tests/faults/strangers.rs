@@ -1,4 +1,4 @@
-//! Strangers at a server's door, while two workers train behind it.
+//! Unauthenticated peers of a server, while two workers train with it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ fn strangers_are_shut_out_in_time_at_bounded_memory_while_training_goes_on() {
         let undisturbed = undisturbed.min(rate(&clocks, || std::thread::sleep(Duration::from_secs(2))));
         assert!(disturbed > undisturbed / 3.0, "{disturbed} clocks a second, and {undisturbed} without");
         assert!(after.peak < before.memory + GROWTH, "{after:?} after {before:?}");
-        assert_eq!((server.told().joined, server.told().workers), (2, 2), "nobody else got in, nobody went");
+        assert_eq!((server.told().joined, server.told().workers), (2, 2), "no other peer got in, none went");
         drop(stops);
         for worker in workers {
             worker.join().unwrap();
@@ -82,14 +82,14 @@ fn rate(clocks: &AtomicU64, body: impl FnOnce()) -> f64 {
     (clocks.load(SeqCst) - before) as f64 / begun.elapsed().as_secs_f64()
 }
 
-/// Everything that a stranger may try.
+/// Tries everything that an unauthenticated peer may try.
 fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
     let (name, before, mut random) = (server.address(), server.usage(), Random::new(seed));
     let Address::Tcp(address) = name else { panic!("a server over tcp") };
     for tcp in [Tcp::new(), Tcp::with_secret(Secret::random().unwrap())] {
         let begun = Instant::now();
         let error = Reader::connect(tcp, &name, ReaderOptions::default(), PATIENCE).err();
-        let error = error.expect("who does not know the secret is not let in");
+        let error = error.expect("a peer without the secret is not let in");
         assert!(matches!(error, slackline::Error::Connect(_)), "{error}");
         assert!(begun.elapsed() < REFUSED_WITHIN, "{error} after {:?}", begun.elapsed());
     }
@@ -119,7 +119,7 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
         strangers.push(Stranger::says(address, &noise));
     }
     strangers.push(Stranger::says(address, &vec![7; 4 << 20]));
-    // One who knows the secret, and stops within the header of its first message.
+    // A peer that knows the secret, and stops within the header of its first message.
     let terms = Terms { secret: Some(secret.clone()), ..Terms::new(Purpose::Transport) };
     let mut channel = Channel::connect(address, &terms).unwrap();
     wait_for("the greeting", || {
@@ -130,16 +130,16 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
     for stranger in strangers {
         stranger.must_be_shut_out();
     }
-    // A busy machine may use up the time after which the strangers are dropped.
+    // A busy machine may use up the time after which unauthenticated connections are dropped.
     let gets_in_past_them = |_attempt| {
         let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
-        // Whoever is expected gets in past all of them, and few of them are kept.
+        // A peer with the secret gets in past all of them, and few of them are kept.
         let begun = Instant::now();
         let tcp = Tcp::with_secret(secret.clone());
         drop(Reader::connect(tcp, &name, ReaderOptions::default(), PATIENCE).unwrap());
         let took = begun.elapsed();
         let kept = server.usage().descriptors - before.descriptors;
-        assert!(kept < 100, "{kept} connections of strangers are kept");
+        assert!(kept < 100, "{kept} unauthenticated connections are kept");
         for stranger in silent {
             stranger.must_be_shut_out();
         }

@@ -78,8 +78,8 @@ pub(crate) fn the_others_go_on_without_a_member_that_sent_its_mean_to_one_of_the
             .collect();
         dying.join().unwrap();
         let ends: Vec<_> = rounds.into_iter().map(|round| round.join().unwrap()).collect();
-        // Member 0 has everything; if it took it before it heard from the others, who then find the round over. Or they
-        // all begin anew without the dead.
+        // Either member 0 took everything before it heard from the others, which then find the round over. Or they all
+        // begin again without the dead.
         let with_all = (ends[0].members, ends[1].skipped, ends[2].skipped) == (4, true, true);
         let without = ends.iter().all(|end| end.members == 3 && !end.skipped);
         assert!(with_all || without, "{ends:?}");
@@ -180,7 +180,7 @@ pub(crate) fn whoever_is_said_to_be_gone_is_left_out_by_all_and_told_so<F: Fixtu
                 })
             })
             .collect();
-        // Cut off by the others, whoever of them hears of it first.
+        // Cut off by the others, by the first of them that hears of it.
         wait_for("member 2 to be told", || {
             let gone = raw.ends[1].1.gone();
             gone.contains(2).then_some(())

@@ -1,10 +1,10 @@
-//! What every claim needs: groups that have met, deadlines, members that are threads.
+//! Helpers of all claims: groups that have met, deadlines, members that are threads.
 
 use std::time::{Duration, Instant};
 
 use slackline::{Address, Error, GroupListener, GroupMember, GroupOptions, Transport};
 
-/// How long any wait may take. Far more than any of them needs.
+/// Longest time that any wait may take: far more than any of them needs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A transport under test.
@@ -13,7 +13,7 @@ pub(crate) trait Fixture: 'static {
     /// The module of the test binary that holds this transport's tests, for tests that run processes of their own.
     const MODULE: &'static str;
     fn transport() -> Self::Transport;
-    /// An address for the member of this rank that nobody listens at.
+    /// Returns an address for the member of this rank, at which no process listens.
     fn address(rank: usize) -> Address;
 }
 

@@ -1,5 +1,5 @@
-//! Members at full speed that give rounds up at any moment: parts are overwritten while others read them, and nobody
-//! may take a mixture.
+//! Members at full speed that give rounds up at any moment: parts are overwritten while others read them, and no
+//! member may take a mixture.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use super::fixture::{Fixture, PATIENCE, each, meet, turn, wait_for};
 const ELEMENTS: usize = 64 << 10;
 const ROUNDS: u64 = 400;
 
-/// Takes no longer than this, unless a busy machine has let nobody take a mean until then.
+/// Longest time of the test, unless the machine is so busy that some member has taken no mean until then.
 const LONGEST: Duration = Duration::from_secs(3);
 
 pub(crate) fn nobody_ever_takes_a_mixture_though_rounds_are_given_up_at_any_moment<F: Fixture>() {
@@ -40,7 +40,7 @@ pub(crate) fn nobody_ever_takes_a_mixture_though_rounds_are_given_up_at_any_mome
             });
             // Exact in f32, and so are the sums.
             member.parameters_mut().unwrap().fill(round as f32);
-            // Most rounds are waited for, or nobody would ever meet again.
+            // Most rounds are waited for, or members would never meet again.
             let patience = if random() % 3 == 0 {
                 Duration::from_micros(random() % 200)
             } else if begun.elapsed() < LONGEST {
@@ -64,7 +64,7 @@ pub(crate) fn nobody_ever_takes_a_mixture_though_rounds_are_given_up_at_any_mome
             let wrong = member.parameters().unwrap().iter().position(|value| *value != round as f32);
             assert_eq!(wrong, None, "a mixture in round {round}");
         }
-        // Who is done first does not look dead to the others.
+        // The member that is done first does not look dead to the others.
         member.leave(PATIENCE).unwrap();
     });
     assert!(have_all_taken(), "nothing was ever averaged: {taken:?}");

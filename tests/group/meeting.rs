@@ -1,4 +1,4 @@
-//! How members meet, and who is turned away.
+//! The meeting of members, and the newcomers that are turned away.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::raw::{hello, patient, say};
 const ELEMENTS: usize = 5000;
 
 pub(crate) fn members_start_in_any_order<F: Fixture>() {
-    // The highest rank dials everybody, long before the others look whether somebody is there.
+    // The highest rank dials all others, long before those look whether a connection is pending.
     let listeners: Vec<_> =
         (0..3).map(|rank| listen::<F>(rank, 3, ELEMENTS, GroupOptions::default())).collect();
     let addresses: Vec<_> = listeners.iter().map(GroupListener::address).collect();
@@ -41,7 +41,7 @@ pub(crate) fn who_does_not_come_is_named_at_the_deadline<F: Fixture>() {
     }
 }
 
-/// What `said` is answered with.
+/// Returns the reason for which `message` is refused.
 fn refusal<F: Fixture>(address: &slackline::Address, message: Vec<u8>, elements: usize) -> String {
     let layout = slackline::internals::param::GroupLayout { elements: elements as u64 };
     match say::<F>(&F::transport(), address, message, layout) {

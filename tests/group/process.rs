@@ -13,7 +13,7 @@ const SECOND: &str = "SLACKLINE_GROUP_SECOND";
 const ELEMENTS: usize = 100_000;
 const GROUP: [usize; 3] = [0, 1, 2];
 
-/// How a member in a second process says that it was cut off.
+/// The exit code by which a member in a second process says that it was cut off.
 const CUT_OFF: i32 = 42;
 
 /// A member in another process, of the highest rank: it dials the others and needs no address that they know. Killed if
@@ -155,7 +155,7 @@ pub(crate) fn who_leaves_is_told_whom_that_has_not_reached<F: Fixture>() {
     let pid = Pid::from_raw(second.0.id() as i32).unwrap();
     waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
     match members.remove(0).leave(Duration::from_millis(500)) {
-        // Where memory is shared nobody need be awake.
+        // Where memory is shared, no process need be awake.
         Ok(()) => assert_ne!(F::MODULE, "tcp"),
         Err(Error::Group(GroupError::Unheard { ranks, .. })) => assert!(ranks.contains(&2), "{ranks:?}"),
         Err(error) => panic!("{error}"),

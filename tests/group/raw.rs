@@ -19,7 +19,7 @@ pub(crate) fn patient() -> GroupOptions {
     GroupOptions { lease: Duration::from_secs(600), ..GroupOptions::default() }
 }
 
-/// The one of the highest rank, which listens to nobody.
+/// The raw member of the highest rank: it dials the others, and does not listen.
 pub(crate) struct Raw<F: Fixture> {
     transport: F::Transport,
     layout: GroupLayout,
@@ -109,7 +109,7 @@ impl<F: Fixture> Raw<F> {
         }
     }
 
-    /// Tells member `to` who is gone.
+    /// Tells member `to` which members are gone.
     pub(crate) fn write_gone(&mut self, to: usize, gone: &[usize]) {
         let mut ranks = Ranks::default();
         gone.iter().for_each(|rank| assert!(ranks.insert(*rank)));

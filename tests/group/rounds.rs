@@ -1,4 +1,4 @@
-//! What a round gives.
+//! The results of rounds.
 
 use std::time::Duration;
 
@@ -148,7 +148,7 @@ pub(crate) fn a_round_that_was_given_up_is_skipped_by_all_and_the_next_one_is_wh
             let averaged = member.average(0, &group, PATIENCE).unwrap();
             assert_eq!((averaged.members, averaged.skipped), (1, true));
         }
-        // Free once nobody is still being sent them.
+        // Free once they are no longer being sent to any member.
         wait_for("the parameters", || {
             turn::<F>(&mut member).unwrap();
             member.parameters_mut().is_ok().then_some(())

@@ -1,5 +1,5 @@
-//! The same over a network, on one host or between two: nobody's loads and stores reach the other's memory, a thread or
-//! a device beside the writer reads it, and what it reads takes a while to arrive. Versions carry checksums.
+//! The same over a network, on one host or between two: no process loads from the other's memory or stores to it. A
+//! thread or a device beside the writer reads it, and what it reads takes a while to arrive. Versions carry checksums.
 
 use std::io;
 use std::process::{Child, Command};
@@ -15,16 +15,16 @@ use super::writing::{Fill, Kind, Second, Spec, TIMEOUT, transport_for};
 /// frames enough for one to stand still until it has arrived.
 pub(crate) type Size = (usize, u8, u64);
 
-/// Where the writer is, and how it is reached. The reader is where it is.
+/// The place of the writer, and the way to reach it. The reader is this process.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) listens_at: fn() -> Address,
     pub(crate) start: fn(&mut Command) -> io::Result<Child>,
     pub(crate) sizes: &'static [Size],
-    /// How many frames are followed, and pushed.
+    /// Number of frames that are followed, and pushed.
     pub(crate) steps: u64,
-    /// How many frames of 256 KiB are so few that each is written again while it travels, though not before its header
-    /// has; and how many are enough for some to arrive.
+    /// Two numbers of frames of 256 KiB. With the first, frames are so few that each is written again while it travels,
+    /// though not before its header has travelled. With the second, some arrive.
     pub(crate) torn: (u8, u8),
 }
 
@@ -38,12 +38,12 @@ impl Place {
     }
 }
 
-/// What is read over TCP, in a few minutes.
+/// The sizes that are read over TCP, in a few minutes.
 #[allow(dead_code, reason = "one test binary of three has no TCP")]
 pub(crate) const TCP_SIZES: &[Size] =
     &[(64, 3, 10_000), (64 << 10, 3, 10_000), (4 << 20, 8, 200), (64 << 20, 8, 20)];
 
-/// So many times as many pulls.
+/// Multiplies the number of pulls by `SLACKLINE_LITMUS_TIMES`, if that is set.
 fn times(pulls: u64) -> u64 {
     pulls * std::env::var("SLACKLINE_LITMUS_TIMES").map_or(1, |text| text.parse().expect("a number"))
 }

@@ -36,7 +36,7 @@ pub(crate) fn check_floats(bytes: &[u8], version: Version) {
     assert!(rest.is_empty() && differing == 0, "version {version:?} is torn");
 }
 
-/// What was read so far; says so every few seconds.
+/// Counts of what was read so far, which it prints every few seconds.
 pub(crate) struct Tally {
     what: String,
     wanted: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Tally {
     bytes: u64,
     retries: u64,
     pub(crate) newest: Version,
-    /// How often a pull brought another version than the one before.
+    /// Number of pulls that brought another version than the one before.
     pub(crate) versions: u64,
     begun: Instant,
     said: Instant,
@@ -84,8 +84,8 @@ impl Tally {
         ));
     }
 
-    /// Where both processes wait for each other at every step, a busy machine makes steps of milliseconds: a minute is
-    /// enough, if there were a thousand.
+    /// True after a minute with at least a thousand pulls. That is enough where both processes wait for each other at
+    /// every step: a busy machine makes steps of milliseconds.
     pub(crate) fn is_late(&self) -> bool {
         self.pulls >= 1000 && self.begun.elapsed() > Duration::from_secs(60)
     }

@@ -12,7 +12,7 @@ use slackline::{
     scheme::Config,
 };
 
-/// How long a single wait may take.
+/// Longest time that a single wait may take.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The spec of the second process.
@@ -21,10 +21,10 @@ const SECOND: &str = "SLACKLINE_LITMUS_SECOND";
 /// The RDMA devices that both processes use, with commas; the best one if nothing is said.
 pub(crate) const DEVICES: &str = "SLACKLINE_LITMUS_DEVICES";
 
-/// What the second process says before its address.
+/// The words that the second process says before its address.
 const AT: &str = "litmus: listens at ";
 
-/// What both processes speak to reach such an address, on one host or on two.
+/// Returns the transport by which both processes reach such an address, on one host or on two.
 pub(crate) fn transport_for(address: &Address) -> Mixed {
     let secret = Secret::from_text("both processes know this", "this test").unwrap();
     let mixed = Mixed::new(Shm::new(), Tcp::with_secret(secret.clone()));
@@ -37,9 +37,9 @@ pub(crate) fn transport_for(address: &Address) -> Mixed {
     mixed.with_verbs(Verbs::open(options).unwrap_or_else(|error| panic!("this litmus needs RDMA: {error}")))
 }
 
-/// Past the test harness, which keeps what `println!` says to itself.
+/// Prints the address past the test harness, which keeps what `println!` says to itself.
 fn tell(address: &Address) {
-    // Who does not hear it is gone.
+    // A process that does not hear it is gone.
     let _unheard = writeln!(io::stdout(), "{AT}{address}");
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn first_process() -> Option<MutexGuard<'static, ()>> {
     Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// How the writer stores a version.
+/// The way in which the writer stores a version.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fill {
     /// Word by word.
@@ -73,7 +73,7 @@ pub(crate) enum Kind {
     ServerAlone(Config),
 }
 
-/// What the second process does.
+/// The task of the second process.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Spec {
     pub(crate) address: Address,
@@ -82,7 +82,7 @@ pub(crate) struct Spec {
     pub(crate) fill: Fill,
     pub(crate) frames: u8,
     pub(crate) checksums: bool,
-    /// How many threads of a server fold.
+    /// Number of threads with which a server folds.
     pub(crate) threads: usize,
 }
 

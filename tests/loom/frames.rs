@@ -73,7 +73,7 @@ fn a_version_that_is_announced_is_whole() {
     });
 }
 
-/// What one reader pulls never goes back.
+/// A reader never pulls an older version than it has pulled before.
 #[test]
 fn pulls_are_monotone() {
     explore(2, |accepted| {

@@ -93,7 +93,7 @@ pub(crate) fn announced<E: Endpoint + 'static>(
     worker.join().unwrap();
 }
 
-/// What a worker is granted: control page, page, slots.
+/// The memory that a worker is granted: control page, page, slots.
 pub(crate) type Grants = [(slackline::internals::mem::RemoteKey, MemoryRegion, Access); 3];
 
 fn local(grants: &Grants) -> LocalEndpoint {

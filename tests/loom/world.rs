@@ -1,4 +1,4 @@
-//! What the models are made of: small shards, endpoints, and a reader that gives up instead of spinning.
+//! The parts of the models: small shards, endpoints, and a reader that gives up instead of spinning.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -91,7 +91,7 @@ impl<E: Endpoint> Reader<E> {
         Reader { endpoint, pull, into: region(source.geometry.payload_bytes as usize) }
     }
 
-    /// One attempt at a pull, `None` if it came to nothing. Under loom nobody may wait.
+    /// One attempt at a pull, `None` if it came to nothing. Under loom no thread may wait.
     pub(crate) fn attempt(&mut self) -> Option<Pulled> {
         self.pull.start(Bound::NONE, self.into.whole(), PullOptions::default()).unwrap();
         loop {
@@ -106,7 +106,7 @@ impl<E: Endpoint> Reader<E> {
         }
     }
 
-    /// So many steps of following the frame that will be `version`.
+    /// Follows the frame that will be `version`, for so many steps.
     pub(crate) fn follow(&mut self, version: u64, steps: usize) -> Option<Pulled> {
         let bound = Bound { version: Version(version), ..Bound::NONE };
         let options = PullOptions { follow: true, ..PullOptions::default() };

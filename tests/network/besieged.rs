@@ -17,10 +17,10 @@ const ELEMENTS: usize = 16 << 10;
 /// Workers that train all the time.
 const WORKERS: usize = 2;
 
-/// How long a worker computes in each round. It sleeps: in a job it computes on a processor of its own.
+/// Time for which a worker computes in each round. It sleeps: in a job it computes on a processor of its own.
 const COMPUTING: Duration = Duration::from_millis(1);
 
-/// How long anything may take.
+/// Longest time that anything may take.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A listener of a job.
@@ -36,7 +36,7 @@ pub(crate) enum Besieged {
 
 /// The job, with its listener in this process.
 pub(crate) struct Job {
-    /// Where the listener in question listens.
+    /// The address at which the besieged listener listens.
     pub(crate) address: Address,
     join: Box<dyn Fn()>,
     rounds: Arc<AtomicU64>,

@@ -1,6 +1,6 @@
-//! Any transport between two hosts, in one process: who listens is on one, who connects on the other.
+//! Any transport between two hosts, in one process: the listening side is on one, the connecting side on the other.
 //!
-//! A socket belongs to the name space in which it was made, whoever uses it later.
+//! A socket belongs to the name space in which it was made, whichever thread uses it later.
 
 use std::task::Poll;
 
@@ -10,7 +10,7 @@ use slackline::{Address, ConnectError, Instant, Transport};
 
 use super::namespaces::Host;
 
-/// The transport, and the hosts of those who listen and of those who connect; none in a process that is on its host
+/// The transport, and the hosts of the listening and of the connecting side; none in a process that is on its host
 /// already.
 #[derive(Clone)]
 pub(crate) struct Far<T> {

@@ -4,8 +4,8 @@
 //! with the test, however that ends: there is nothing to remove. A host has the loopback device, and `eth0` with the
 //! address [`Host::address`].
 //!
-//! Needs `ip` (of iproute2), and root. Whoever is not root becomes it in a user name space of its own, where the system
-//! allows that: see [`Hosts::new`].
+//! Needs `ip` (of iproute2), and root. A process that is not root becomes root in a user name space of its own, where
+//! the system allows that: see [`Hosts::new`].
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -15,11 +15,11 @@ use std::process::{Command, Stdio};
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-/// What the programs that are needed come with.
+/// The packages with which the programs come that are needed.
 const PACKAGES: &str =
     "`ip` comes with iproute2, `nft` with nftables, `unshare` and `setpriv` with util-linux";
 
-/// Set for whoever became root of a user name space, so that it is tried once.
+/// The variable that is set for a process that became root of a user name space, so that it is tried once.
 const MAPPED: &str = "SLACKLINE_TEST_IS_MAPPED";
 
 /// Several hosts and the switch between them.
@@ -36,10 +36,10 @@ pub(crate) struct Host {
 }
 
 impl Hosts {
-    /// So many, each of which reaches the others: 10.77.0.1, 10.77.0.2 and so on.
+    /// Makes so many hosts, each of which reaches the others: 10.77.0.1, 10.77.0.2 and so on.
     ///
-    /// Who is not root becomes it in a user name space, which takes a process without threads: this one is replaced by
-    /// `unshare`, which starts its program again from the beginning, with the same arguments.
+    /// A process that is not root becomes root in a user name space, which takes a process without threads. So this one
+    /// is replaced by `unshare`, which starts its program again from the beginning, with the same arguments.
     ///
     /// # Panics
     /// If that is not to be had here, saying what is missing.
@@ -84,7 +84,7 @@ impl std::ops::Index<usize> for Hosts {
 
 impl Host {
     fn new(name: char, address: Ipv4Addr) -> Host {
-        // A thread of its own, which keeps nobody there.
+        // A thread of its own, so that no other thread stays there.
         let space = std::thread::spawn(|| {
             #[expect(deprecated, reason = "unsafe only where descriptors are unshared, which these are not")]
             rustix::thread::unshare(UnshareFlags::NEWNET).unwrap_or_else(|error| {
@@ -96,7 +96,7 @@ impl Host {
         Host { name, address, space }
     }
 
-    /// Where others reach it.
+    /// Returns the address at which others reach it.
     pub(crate) fn address(&self) -> Ipv4Addr {
         self.address
     }
@@ -156,7 +156,7 @@ fn go(space: &File) {
         .unwrap_or_else(|error| panic!("cannot enter a network name space: {error}"));
 }
 
-/// Where programs for administrators are, too: not everybody's path leads there.
+/// Returns the search path, with the folders of the programs for administrators: an ordinary user's path may lack them.
 fn path() -> String {
     format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
 }

@@ -1,14 +1,14 @@
-//! Somebody at a door who is not to be let in.
+//! A peer that connects to a listener and is not to be let in.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// A handshake's five seconds, and what a busy machine may add before the process at the door has its turn: that the
-/// limit itself is five seconds is asserted beside the doors, which are told the time there.
+/// A handshake's five seconds, and the time that a busy machine may add before the listening process has its turn. The
+/// tests beside the acceptors, which are told the time there, assert that the limit itself is five seconds.
 pub(crate) const REFUSED_WITHIN: Duration = Duration::from_secs(5 + 25);
 
-/// A connection of somebody who is not to be let in.
+/// A connection of a peer that is not to be let in.
 pub(crate) struct Stranger {
     stream: TcpStream,
     since: Instant,
@@ -37,11 +37,11 @@ impl Stranger {
                 Ok(0) => return,
                 Ok(bytes) => heard += bytes,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    panic!("nobody shuts it out: {:?}", self.since.elapsed());
+                    panic!("it is not shut out: {:?}", self.since.elapsed());
                 }
                 Err(_) => return,
             }
-            assert!(heard <= 1024, "a stranger was told much");
+            assert!(heard <= 1024, "an unauthenticated peer was told much");
         }
     }
 }

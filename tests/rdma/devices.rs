@@ -1,4 +1,4 @@
-//! Which of several devices is taken. Needs two that are equally good, as one guest of `cargo xtask softroce` has them.
+//! The choice among several devices. Needs two that are equally good, as one guest of `cargo xtask softroce` has them.
 
 use std::net::IpAddr;
 
@@ -42,7 +42,7 @@ fn two_equal_devices_are_shared_out_by_place_and_the_reason_says_so() {
 #[test]
 fn the_device_on_the_way_to_the_peer_comes_first_whatever_the_place() {
     for device in both() {
-        // Somebody on its network, and this host's own address there.
+        // A peer on its network, and this host's own address there.
         for last in [77, 1] {
             let IpAddr::V4(own) = ipv4(&device) else { panic!("an IPv4 address") };
             let [a, b, c, _] = own.octets();

@@ -11,9 +11,9 @@ use crate::transport::fixture::{EndpointOf, Fixture, ListenerOf, now, wait_for};
 pub(crate) struct Pair<F: Fixture> {
     pub(crate) client: EndpointOf<F>,
     pub(crate) server: EndpointOf<F>,
-    /// What the server said and granted.
+    /// The message and the grants of the server.
     pub(crate) at_client: Received,
-    /// What the client said and granted.
+    /// The message and the grants of the client.
     #[allow(dead_code, reason = "one test binary of two looks at it")]
     pub(crate) at_server: Received,
 }

@@ -12,7 +12,7 @@ use crate::transport::fixture::{Fixture, bytes_of, completion, noise, now, read,
 /// Far more than one page, and some milliseconds of the device's time.
 const BYTES: usize = 1 << 20;
 
-/// What a connection needs of the device, dropped in the child in an order that asks every guard.
+/// Everything of the device that a connection needs, dropped in the child in an order that asks every guard.
 struct Inherited {
     client: Client<VerbsFixture>,
     target: Target<VerbsFixture>,

@@ -1,4 +1,4 @@
-//! What only RDMA can get wrong: keys, packet numbers, messages that are too long, objects of the device.
+//! Hazards that only RDMA has: keys, packet numbers, messages that are too long, objects of the device.
 
 use std::process::Command;
 
@@ -43,7 +43,7 @@ fn a_key_of_an_earlier_connection_opens_nothing_and_who_tries_is_counted() {
     }
     assert_eq!(target.region.as_volatile().load_u64(0), 0);
     run(&mut bystander.endpoint, write_word(bystander.remote)).expect("others go on");
-    // An honest end is no trespass.
+    // An honest end is no access violation.
     drop(bystander.endpoint);
     wait_until_gone(&mut bystander.server);
     assert_eq!(target.transport.trespasses(), before + 2);
@@ -71,7 +71,7 @@ fn a_whole_queue_that_fails_comes_back_whole_though_nobody_polled() {
     let rest = (1..depth as u64).map(|id| WorkRequest::unsignalled(id, write_word(remote)));
     let batch: Vec<WorkRequest> = std::iter::once(first).chain(rest).collect();
     endpoint.post(&batch).unwrap();
-    // Time for all of them to fail: completions that nobody takes must not overrun their queue.
+    // Time for all of them to fail: completions that no thread takes must not overrun their queue.
     std::thread::sleep(std::time::Duration::from_secs(1));
     for id in 0..depth as u64 {
         let completion = wait_for("a completion", || endpoint.poll());
@@ -95,7 +95,7 @@ fn a_batch_as_long_as_the_queue_fits_once_what_nobody_hears_of_is_done() {
     wait_for("the whole queue to be free", || match pair.client.post(&batch) {
         Ok(()) => Some(()),
         Err(PostError::QueueFull { .. }) => {
-            assert_eq!(pair.client.poll(), None, "nobody is to hear of it");
+            assert_eq!(pair.client.poll(), None, "no caller is to hear of it");
             None
         }
         Err(error) => panic!("{error}"),

@@ -1,4 +1,4 @@
-//! What a device tells besides completions: its link goes down and comes back, once or hundreds of times.
+//! The events that a device tells besides completions: its link goes down and comes back, once or hundreds of times.
 
 use std::fs;
 use std::io::Write;
@@ -105,7 +105,7 @@ fn events() -> OwnedFd {
     pidfd_getfd(this, numbers[0], PidfdGetfdFlags::empty()).unwrap()
 }
 
-/// How often the port was told to have gone down or come up.
+/// Counts the events by which the device told that the port went down or came up.
 fn changes(log: &Log) -> usize {
     let told = log.with("RDMA event");
     told.iter().filter(|line| line.contains("port error") || line.contains("port active")).count()
@@ -171,7 +171,7 @@ fn hundreds_of_events_at_once_are_all_taken_and_hold_up_nothing() {
     let (log, link, before) = (Log::of_this_thread(), Link::new(), objects(&mut Command::new("rdma")));
     let mut ends = Ends::new();
     let events = events();
-    // Nobody looks meanwhile.
+    // No thread looks meanwhile.
     link.set(&["down", "up"].repeat(FLAPS));
     wait_for("all of them to be taken", || {
         assert_eq!(ends.pair.client.check(), Ok(()));
@@ -182,7 +182,7 @@ fn hundreds_of_events_at_once_are_all_taken_and_hold_up_nothing() {
     drop(ends);
     assert_eq!(objects(&mut Command::new("rdma")), before);
 
-    // What is closed with events that nobody took is closed.
+    // Ends that are dropped with events that no thread took leave nothing behind.
     let ends = Ends::new();
     link.set(&["down", "up"].repeat(FLAPS));
     drop(ends);

@@ -1,4 +1,4 @@
-//! What the library warns of in a test.
+//! The warnings of the library in a test.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ impl Log {
         Log { lines: Arc::clone(&lines), _guard: set_default(Writer(lines)) }
     }
 
-    /// Those with `text` in them, the oldest first.
+    /// Returns the warnings with `text` in them, the oldest first.
     pub(crate) fn with(&self, text: &str) -> Vec<String> {
         let lines = self.lines.lock().unwrap();
         lines.iter().filter(|line| line.contains(text)).cloned().collect()

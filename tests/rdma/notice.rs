@@ -1,4 +1,4 @@
-//! Waking who sleeps: WRITEs with immediate data.
+//! Waking a process that sleeps: WRITEs with immediate data.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 /// More than are noticed of one peer before it is told that there is room again.
 const MANY: u64 = 2000;
 
-/// Whoever is not woken sleeps so long.
+/// Time for which a process sleeps that is not woken.
 const NAP: Duration = Duration::from_millis(400);
 
 fn sleeper() -> Sleeper {
@@ -38,7 +38,7 @@ fn write(endpoint: &mut EndpointOf<VerbsFixture>, remote: RemoteSlice, word: u64
     assert_eq!(completion(endpoint).result, Ok(()));
 }
 
-/// How long it slept.
+/// Sleeps until the listener is woken or `at_most` is over, and returns how long that took.
 fn sleep(target: &mut Sleeper, at_most: Duration) -> Duration {
     let begun = Instant::now();
     target.listener.wait(at_most);
@@ -56,7 +56,7 @@ fn who_sleeps_is_woken_by_a_write_that_is_to_be_noticed_and_by_no_other() {
     let Client { mut endpoint, remote, server: _server } = target.client();
     settle(&mut target);
     write(&mut endpoint, remote, 1, Flags::empty());
-    assert!(sleep(&mut target, NAP) >= NAP, "a plain write wakes nobody");
+    assert!(sleep(&mut target, NAP) >= NAP, "a plain write wakes no process");
     assert_eq!(target.region.as_volatile().load_u64(0), 1);
     write(&mut endpoint, remote, 2, Flags::NOTIFY);
     assert!(sleep(&mut target, PATIENCE) < PATIENCE, "what came before it ends it at once");
@@ -67,7 +67,7 @@ fn who_sleeps_is_woken_by_a_write_that_is_to_be_noticed_and_by_no_other() {
         endpoint
     });
     while target.region.as_volatile().load_u64(0) != 3 {
-        assert!(sleep(&mut target, PATIENCE) < PATIENCE, "nobody woke it");
+        assert!(sleep(&mut target, PATIENCE) < PATIENCE, "it was not woken");
     }
     writing.join().unwrap();
 }
@@ -81,7 +81,7 @@ fn no_notice_is_lost_between_the_last_look_and_the_sleep() {
     let acknowledged = std::sync::Arc::clone(&seen);
     let writing = std::thread::spawn(move || {
         for round in 1..=ROUNDS {
-            // The second one at every moment of the other's way back into its sleep, which has to ask anew for it.
+            // The second one at every moment of the other's way back into its sleep, which has to ask again for it.
             write(&mut endpoint, remote, 2 * round - 1, Flags::NOTIFY);
             for _ in 0..round % 101 * 10 {
                 std::hint::spin_loop();
@@ -96,7 +96,7 @@ fn no_notice_is_lost_between_the_last_look_and_the_sleep() {
     });
     for round in 1..=ROUNDS {
         while target.region.as_volatile().load_u64(0) < 2 * round {
-            assert!(sleep(&mut target, PATIENCE / 2) < PATIENCE / 2, "nobody woke it in round {round}");
+            assert!(sleep(&mut target, PATIENCE / 2) < PATIENCE / 2, "it was not woken in round {round}");
         }
         seen.store(round, Ordering::Release);
         server.check().unwrap();
@@ -112,7 +112,7 @@ fn a_newcomer_wakes_who_sleeps() {
         std::thread::sleep(NAP);
         std::net::TcpStream::connect(address).unwrap()
     });
-    assert!(sleep(&mut target, PATIENCE) < PATIENCE, "nobody woke it");
+    assert!(sleep(&mut target, PATIENCE) < PATIENCE, "it was not woken");
     knocking.join().unwrap();
 }
 
@@ -163,7 +163,7 @@ fn nothing_of_the_device_stays_behind_of_those_who_wake_somebody() {
     for _ in 0..20 {
         let Client { mut endpoint, remote, server } = target.client();
         write(&mut endpoint, remote, 1, Flags::NOTIFY);
-        // Either may go first, and a notice that nobody has taken goes with them.
+        // Either may go first, and a notice that no process has taken goes with them.
         drop(server);
         drop(endpoint);
         assert!(target.listener.poll(now()).is_none());

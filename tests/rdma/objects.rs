@@ -1,4 +1,4 @@
-//! What the kernel counts of RDMA devices.
+//! The objects of RDMA devices that the kernel counts.
 
 use std::process::Command;
 

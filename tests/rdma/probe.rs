@@ -16,8 +16,8 @@ use crate::transport::fixture::{bytes_of, noise, read, run, write};
 
 const BYTES: usize = 4096;
 
-/// Until this is dropped the limit on locked memory holds for this thread, whoever it belongs to. What it opens must be
-/// gone by then: the kernel lets nobody use a device with other rights than those that it was opened with.
+/// Until this is dropped, the limit on locked memory holds for this thread, even if it is root's. What it opens must be
+/// gone by then: the kernel lets no process use a device with other rights than those with which it was opened.
 struct Unprivileged(CapabilitySets);
 
 impl Unprivileged {
@@ -96,7 +96,7 @@ fn where_trying_atomics_fails_there_are_none_and_all_else_works() {
     assert!(bytes_of(&local.whole()) == noise(2, BYTES));
     assert_eq!((pair.client.check(), pair.server.check()), (Ok(()), Ok(())));
 
-    // A peer whose own atomics work is refused: what this side's device would do with them nobody knows.
+    // A peer whose own atomics work is refused: it is unknown what this side's device would do with them.
     let other = sides::open(VerbsOptions::default());
     assert_ne!(other.capabilities().atomics, AtomicDomain::None);
     let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };

@@ -1,4 +1,4 @@
-//! What only striping can get wrong: order across rails, a rail that fails, sides that differ in rails.
+//! Hazards that only striping has: order across rails, a rail that fails, sides that differ in rails.
 
 use std::process::Command;
 use std::time::Duration;
@@ -61,7 +61,7 @@ impl Ends {
 
 /// Packets that the second device has sent.
 fn sent_by_second() -> u64 {
-    // The kernel counts anew every 10 ms.
+    // The kernel reads the counters again every 10 ms.
     std::thread::sleep(Duration::from_millis(50));
     let file = format!("/sys/class/infiniband/{}/ports/1/hw_counters/sent_pkts", devices()[1]);
     std::fs::read_to_string(file).expect("a counter").trim().parse().expect("a number")

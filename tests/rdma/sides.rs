@@ -59,7 +59,7 @@ fn moves_data_both_ways(pair: &mut Pair<VerbsFixture>, connector: &Side, accepto
     }
 }
 
-/// How many packets the device has sent, where it is one in software: others count otherwise.
+/// Returns the number of packets that the device has sent, if it is one in software: others count otherwise.
 fn packets(verbs: &Verbs) -> Option<u64> {
     let counter = format!("/sys/class/infiniband/{}/ports/1/hw_counters/sent_pkts", verbs.device());
     let count = || std::fs::read_to_string(counter).unwrap().trim().parse().unwrap();

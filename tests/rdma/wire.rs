@@ -1,5 +1,5 @@
-//! How many READs and atomics are on the wire at once. Needs another host: what a device sends to its own address never
-//! gets there.
+//! The number of READs and atomics that are on the wire at once. Needs another host: packets that a device sends to its
+//! own address never get there.
 
 use std::collections::HashSet;
 use std::io;
@@ -48,7 +48,7 @@ fn open(read_depth: Option<u8>) -> Verbs {
     Verbs::open(VerbsOptions { read_depth, secret, ..VerbsOptions::default() }).unwrap()
 }
 
-/// Everything that this host sends and receives, as long as nobody looks for no more than 4 MiB of it.
+/// Everything that this host sends and receives, as long as no more than 4 MiB of it wait to be read.
 struct Wire(OwnedFd);
 
 impl Wire {

@@ -1,4 +1,4 @@
-//! What goes wrong, computed by hand.
+//! Faults of workers and networks, with results that are computed by hand.
 
 use slackline::scheme::{self, Config};
 use slackline::sim::{Cluster, Crash, Direction, Law, Partition, Quadratic, Until};

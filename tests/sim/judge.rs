@@ -164,7 +164,7 @@ fn a_server_that_folds_what_it_may_not_or_lies_about_its_clock_is_caught() {
         (|shares| shares.iter_mut().for_each(|share| share.gradient.clock.0 += 1), 0, "before it came"),
         (|shares| shares.truncate(3), 0, "is made of 3 gradients, not 4..=4"),
         (|shares| shares.iter_mut().for_each(|share| share.weight *= 0.5), 0, "where each counts 0.25"),
-        (|_| {}, 1, "somebody's is"),
+        (|_| {}, 1, "a worker's is"),
     ];
     for (how, ahead, says) in wrongs {
         let scheme = Config::Bsp;

@@ -86,8 +86,8 @@ fn schemes_that_wait_for_all_are_bsp_to_the_bit() {
     }
 }
 
-/// Both fold the first three gradients of a version, and begin the fourth again. With a network between, who is told
-/// first may differ.
+/// Both fold the first three gradients of a version, and begin the fourth again. With a network between, the worker
+/// that is told first may differ.
 #[test]
 fn k_sync_is_dbw_with_interrupts_to_the_bit() {
     let learnt = |text| {
@@ -100,7 +100,7 @@ fn k_sync_is_dbw_with_interrupts_to_the_bit() {
     assert!(dbw.counts.interrupted > 0 && dbw.parameters != [serial(logistic(), 4, 60)]);
 }
 
-/// That all parameters are those of BSP but for rounding, after so many rounds of four workers on `logistic`.
+/// Asserts that all parameters are those of BSP but for rounding, after so many rounds of four workers on `logistic`.
 fn assert_near_bsp(report: &Report, rounds: u64) {
     let serial = serial(logistic(), 4, rounds);
     for parameters in &report.parameters {
@@ -204,7 +204,7 @@ fn a_straggler_holds_up_its_own_pair_at_once_and_the_rest_later() {
     assert_eq!(clocks, [10, 10, 4, 3]);
 }
 
-/// Workers crash and come back; whoever is left averages on.
+/// Workers crash and come back; those that are left average on.
 #[test]
 fn groups_go_on_without_those_who_crash() {
     for seed in 0..20 {

@@ -1,4 +1,4 @@
-//! How long things take.
+//! Times that clocks, rounds and computations take.
 
 use slackline::scheme::{Config, Partition};
 use slackline::sim::{Change, Cluster, Law, Network, Quadratic, Until};

@@ -49,7 +49,7 @@ fn backup_workers_take_as_long_as_the_kth_of_fresh_draws() {
         near(&format!("k = {k}"), report.end / 1e4, expected, 0.02);
         assert!(report.waited_for.iter().all(|waited| waited.gradients == usize::from(k)));
         assert_eq!(report.lag.max(), Some(0));
-        // Everybody but the k of the last version, which nobody was told of yet.
+        // All workers but k, at each version except the last one, of which no worker was told yet.
         let interrupted = (16 - u64::from(k)) * 9_999;
         assert!(report.counts.interrupted >= interrupted.saturating_sub(16), "{:?}", report.counts);
         let wasted: f64 = report.of_workers.iter().map(|worker| worker.wasted).sum();
@@ -57,7 +57,7 @@ fn backup_workers_take_as_long_as_the_kth_of_fresh_draws() {
     }
 }
 
-/// What an interrupted worker would have computed never arrives; what had left before is dropped.
+/// The gradient that an interrupted worker would have computed never arrives; one that had left before is dropped.
 #[test]
 fn a_gradient_that_was_interrupted_or_came_late_does_not_count() {
     for delivery in [Delivery::Interrupt, Delivery::Wait, Delivery::Pull] {
@@ -135,7 +135,7 @@ fn every_bound_loosened_by_one_is_caught() {
         (backup(3, Delivery::Interrupt), backup(4, Delivery::Interrupt), "made of 4 gradients, not 3..=3"),
         (backup(3, Delivery::Interrupt), abs(3, Some(1)), "1 versions late, and the bound is 0"),
         (delay(2), delay(3), "3 versions late, and the bound is 2"),
-        // Requests follow gradients, so only one who does not ask has any in transit.
+        // Requests follow gradients, so only a worker that does not ask has any in transit.
         (vap(0.1, Strength::Weak), Config::Ssp { staleness: 3 }, "in transit and"),
         (vap(2.0, Strength::Strong), vap(2.05, Strength::Strong), "that not all have seen"),
     ];
@@ -160,7 +160,7 @@ fn groups_that_do_not_agree_are_caught() {
     assert!(matches!(error, Err(Error::Broken { .. })));
 }
 
-/// Everybody makes one step of its own, and then none.
+/// A problem in which each worker makes one step of its own, and then none.
 struct Scattered;
 
 impl Problem for Scattered {
@@ -240,7 +240,7 @@ fn local_steps_take_their_time_and_add_up() {
     cluster.until = Until::Versions(3);
     let report = run(cluster);
     assert_eq!(report.end, 15.0);
-    // Without noise everybody makes the same 15 steps, each of which leaves 0.9 of the way.
+    // Without noise all workers make the same 15 steps, each of which leaves 0.9 of the way.
     let first = report.curve[0].loss;
     near("loss", report.curve.last().unwrap().loss / first, 0.9f64.powi(30), 1e-3);
 }

@@ -12,11 +12,11 @@ use super::here::{Answer, Ask, Here, Serving, this_process};
 use super::process::Second;
 use super::server::Server;
 
-/// Where the process that asks listens.
+/// The variable with the address at which the process that asks listens.
 const ASKED_FROM: &str = "SLACKLINE_TEST_ASKED_FROM";
 /// The claim whose test a process runs to serve.
 const SERVING: &str = "the_server_is_another_process";
-/// Nobody says more at once: a message of a handshake, and what stands before it.
+/// Most bytes that are sent at once: a message of a handshake, and what stands before it.
 const BYTES_MAX: u64 = 64 << 20;
 
 /// `F` with its servers in other processes. Its module has the name of `F`'s and `_apart` behind it.
@@ -49,7 +49,7 @@ impl<F: Fixture> Fixture for Apart<F> {
     }
 }
 
-/// Where processes of another host reach this one, if there is another.
+/// Returns the address at which processes of another host reach this one, if there is another host.
 pub(crate) fn own_address() -> IpAddr {
     let address = std::env::var("SLACKLINE_RIG_ADDRESS").ok();
     address.map_or(Ipv4Addr::LOCALHOST.into(), |text| text.parse().expect("an address"))
@@ -98,7 +98,7 @@ impl Serving for Elsewhere {
 
 impl Drop for Elsewhere {
     fn drop(&mut self) {
-        // It ends by itself once nobody can ask any more. Its end is looked at, unless this is no good one either.
+        // It ends by itself once no process can ask any more. Its end is looked at, unless this is no good one either.
         let _gone_already = self.stream.shutdown(Shutdown::Both);
         if !std::thread::panicking() {
             self.process.wait();
@@ -106,7 +106,7 @@ impl Drop for Elsewhere {
     }
 }
 
-/// Answers the process that started this one, until it asks no more. False if nobody did.
+/// Answers the process that started this one, until it asks no more. False if no process did.
 fn serve<F: Fixture>() -> bool {
     let Ok(address) = std::env::var(ASKED_FROM) else { return false };
     let mut stream = prepared(TcpStream::connect(address).expect("call back"));
@@ -118,12 +118,12 @@ fn serve<F: Fixture>() -> bool {
             Err(error) => (Err(error), Vec::new()),
         };
         let head = postcard::to_allocvec(&reply).expect("it can be written");
-        send(&mut stream, &head, &bytes).expect("somebody waits for the answer");
+        send(&mut stream, &head, &bytes).expect("the process that asked waits for the answer");
     }
     true
 }
 
-/// What [`this_process`] says where the server is.
+/// Returns the answer of [`this_process`] in the process of the server.
 pub(crate) fn process_of<F: Fixture>(server: &Server<F>) -> String {
     let (reply, _) = server.try_ask(Ask::Process, &[]).expect("an answer");
     reply.text.expect("a name")

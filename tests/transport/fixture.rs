@@ -1,4 +1,4 @@
-//! What every claim needs: a transport, deadlines, requests that are waited for.
+//! Helpers of all claims: a transport, deadlines, requests that are waited for.
 
 use std::io;
 use std::process::{Child, Command};
@@ -14,7 +14,7 @@ use slackline::{Address, ConnectError, Instant, Transport};
 
 use super::here::{Here, Serving};
 
-/// How long any wait in this suite may take. Far more than any of them needs.
+/// Longest time that any wait in this suite may take: far more than any of them needs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A transport under test.
@@ -22,21 +22,21 @@ pub(crate) trait Fixture: Sized + 'static {
     type Transport: Transport + Clone;
     /// The module of the test binary that holds this transport's tests, for tests that run a process of their own.
     const MODULE: &'static str;
-    /// How many payloads are announced where it is watched that none is late. Fewer where each takes more switches
-    /// between threads than this machine may have processors for.
+    /// Number of payloads that are announced while a thread watches that none is late. Fewer where each takes more
+    /// switches between threads than this machine may have processors for.
     const ROUNDS: u64 = 100_000;
-    /// How often each of two adds to a word.
+    /// Number of times that each of two endpoints adds to a word.
     const ADDS: u64 = 20_000;
     /// False where keys are handed out that open something on other connections, too, as some devices do.
     const KEYS_ARE_OF_ONE_CONNECTION: bool = true;
-    /// False where nobody tells that a peer reached for what it was not granted.
+    /// False where access violations, of peers that reach for what they were not granted, are not counted.
     const TRESPASSES_ARE_COUNTED: bool = true;
     /// False where the data path may allocate: where it is a model of one.
     const ALLOCATES_NOTHING: bool = true;
     fn transport() -> Self::Transport;
-    /// An address that nobody listens at.
+    /// Returns an address at which no process listens.
     fn address() -> Address;
-    /// Who serves in a claim. `transport` is the clients'.
+    /// Returns the side that serves in a claim. `transport` is that of the clients.
     fn serving(transport: &Self::Transport) -> Box<dyn Serving> {
         Box::new(Here::<Self>::new(transport.clone()))
     }

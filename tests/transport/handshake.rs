@@ -18,7 +18,7 @@ fn listening<F: Fixture>() -> (F::Transport, Server<F>, Listening<F>) {
     (transport, server, listening)
 }
 
-/// Connects, and nobody has anything to say.
+/// Connects, and neither side has anything to say.
 fn join_silently<F: Fixture>(transport: &F::Transport, listening: &Listening<F>) -> Joined<F> {
     join(transport, listening, Offer::default(), &[], &[])
 }

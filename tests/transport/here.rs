@@ -1,4 +1,4 @@
-//! What can be asked of the side that listens, and how it is carried out in the process that has it.
+//! Requests to the side that listens, and their execution in the process of that side.
 
 use std::ops::Range;
 use std::thread::JoinHandle;
@@ -12,8 +12,8 @@ use slackline::internals::transport::{Endpoint, Incoming, Listener, Offer};
 use super::fixture::{EndpointOf, Fixture, ListenerOf, bytes_of, now, read, run};
 use super::ordering::watch;
 
-/// What the listening side is to do. What is made gets the number that the answer tells, counted for each kind; bytes
-/// travel beside it.
+/// A request to the listening side. Each object that it makes gets the number that the answer tells, counted for each
+/// kind. Bytes travel beside the request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Ask {
     Process,
@@ -48,7 +48,7 @@ pub(crate) struct Part {
 /// A [`RemoteSlice`]: its key, offset and length.
 pub(crate) type Slice = (u64, u64, u64);
 
-/// What came of it.
+/// The reply to a request.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Reply {
     pub(crate) number: u64,
@@ -56,13 +56,13 @@ pub(crate) struct Reply {
     pub(crate) grants: Vec<Slice>,
 }
 
-/// The number of who has not arrived.
+/// The number in a reply while no peer has arrived.
 pub(crate) const NOBODY: u64 = u64::MAX;
 
 /// A reply and its bytes, or the error's debugging text.
 pub(crate) type Answer = Result<(Reply, Vec<u8>), String>;
 
-/// Whoever carries it out.
+/// A side that carries requests out.
 pub(crate) trait Serving {
     /// # Panics
     /// On what no claim asks for.
@@ -131,7 +131,7 @@ impl<F: Fixture> Serving for Here<F> {
                 number(0)
             }
             Ask::Seen => {
-                let watching = self.watching.take().expect("somebody watches");
+                let watching = self.watching.take().expect("a thread watches");
                 number(watching.join().expect("the watcher saw nothing wrong"))
             }
             Ask::Listen { address } => {

@@ -1,4 +1,4 @@
-//! What other threads and processes may see, and when.
+//! Effects that other threads and processes may see, and their order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,9 +12,9 @@ use super::service::{Caller, Service};
 
 const PAYLOAD_WORDS: usize = 96;
 const PAYLOAD_BYTES: usize = PAYLOAD_WORDS * 8;
-/// Where the announcing word is: on a page of its own.
+/// The offset of the announcing word: on a page of its own.
 const WORD_AT: usize = 4096;
-/// Where the watcher notes what it saw.
+/// The offset at which the watcher notes what it saw.
 const SEEN_AT: usize = 6144;
 const TARGET_BYTES: usize = 8192;
 /// Rounds that the writer may be ahead of the watcher: without a limit, a watcher that gets no processor sees little.

@@ -10,7 +10,7 @@ use super::fixture::{EndpointOf, Fixture, now, wait_for};
 
 const ADDRESS: &str = "SLACKLINE_TEST_CONNECT_TO";
 
-/// Where to connect to, if this is the second process of a test.
+/// Returns the address to connect to, if this is the second process of a test.
 pub(crate) fn second_process() -> Option<Address> {
     std::env::var(ADDRESS).ok().map(|text| text.parse().expect("an address"))
 }

@@ -1,4 +1,4 @@
-//! What requests do, and how the queue behaves.
+//! Effects of requests, and the behaviour of the queue.
 
 use slackline::Transport;
 use slackline::internals::mem::{Access, RemoteSlice};
@@ -61,7 +61,7 @@ pub(crate) fn inline_words_arrive_as_little_endian_words<F: Fixture>() {
 
 pub(crate) fn a_write_that_is_to_be_noticed_is_a_write_like_any_other<F: Fixture>() {
     let service = Service::<F>::new(4096, RIGHTS);
-    // Nobody waits here: not where they could be woken, and not where nothing could.
+    // No thread waits here: not where a write could wake it, and not where none could.
     service.listening.be_notified();
     let Caller { mut endpoint, remote, server: _server } = service.caller();
     for word in 1..=200 {
@@ -319,7 +319,7 @@ pub(crate) fn a_beacon_is_one_aligned_writable_word<F: Fixture>() {
         let wrong = endpoint.beacon(&RemoteSlice { key: remote.key, offset, len });
         assert!(wrong.is_err(), "{len} bytes at {offset}");
     }
-    endpoint.check().expect("asking for it harms nobody");
+    endpoint.check().expect("asking for it does no harm");
     let service = Service::<F>::new(4096, Access::REMOTE_READ);
     let Caller { endpoint, remote, server: _server } = service.caller();
     assert!(endpoint.beacon(&remote.slice(0, 8).unwrap()).is_err());

@@ -1,4 +1,4 @@
-//! What was not granted is refused, and only the one who tried suffers.
+//! Access that was not granted is refused, and only the peer that tried suffers.
 
 use slackline::Transport;
 use slackline::internals::mem::{Access, RemoteKey, RemoteSlice};
@@ -36,8 +36,8 @@ fn only_the_offender_suffers<F: Fixture>(
     let error = offender.endpoint.post(&[request]).unwrap_err();
     assert!(matches!(error, PostError::Disconnected(_)), "{error}");
 
-    bystander.endpoint.check().expect("nobody else notices");
-    assert!(bystander.server.is_connected(), "nobody else notices");
+    bystander.endpoint.check().expect("no other peer notices");
+    assert!(bystander.server.is_connected(), "no other peer notices");
     run(&mut bystander.endpoint, allowed(&service, bystander.remote)).expect("allowed after");
     let mut newcomer = service.caller();
     run(&mut newcomer.endpoint, allowed(&service, newcomer.remote)).expect("others still get in");

@@ -48,7 +48,7 @@ impl<F: Fixture> Server<F> {
         self.try_listen(None).expect("listen")
     }
 
-    /// At `address`, or one that nobody listens at. An error is its debugging text.
+    /// Listens at `address`, or at one at which no process listens. An error is its debugging text.
     pub(crate) fn try_listen(&self, address: Option<&Address>) -> Result<Listening<F>, String> {
         let address = address.map(Address::to_string);
         let (reply, _) = self.try_ask(Ask::Listen { address }, &[])?;
@@ -138,7 +138,7 @@ impl<F: Fixture> Drop for Listening<F> {
     }
 }
 
-/// Somebody who arrived at the server.
+/// A peer that arrived at the server.
 pub(crate) struct Arrived<F: Fixture> {
     server: Server<F>,
     incoming: usize,
@@ -174,7 +174,7 @@ impl<F: Fixture> Accepted<F> {
         wait_for("the peer to be gone", || (!self.is_connected()).then_some(()));
     }
 
-    /// What the server reads of what it was granted.
+    /// Returns the bytes that the server reads of what it was granted.
     pub(crate) fn fetch(&self, remote: RemoteSlice) -> Vec<u8> {
         let remote = (remote.key.0, remote.offset, remote.len);
         self.server.try_ask(Ask::Fetch { endpoint: self.endpoint, remote }, &[]).expect("a read").1

@@ -14,9 +14,9 @@ use super::server::{Accepted, Listening, Memory, Server};
 pub(crate) struct Joined<F: Fixture> {
     pub(crate) client: EndpointOf<F>,
     pub(crate) server: Accepted<F>,
-    /// What the server said and granted.
+    /// The message and the grants of the server.
     pub(crate) at_client: Received,
-    /// What the client said and granted.
+    /// The message and the grants of the client.
     pub(crate) at_server: Received,
 }
 

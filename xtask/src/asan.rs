@@ -9,7 +9,7 @@ use crate::needs::Need;
 use crate::site::Site;
 use crate::steps::{Step, many_at_once};
 
-/// What runs under AddressSanitizer: a package, and which of its test targets.
+/// The tests that run under AddressSanitizer: a package, and those of its test targets that run.
 ///
 /// To add one, name its target: `("slackline", &["--lib", "--test", "transport"])`. One that is listed but
 /// does not exist fails the step.

@@ -35,7 +35,7 @@ pub(crate) const COMMAND: Command = Command {
 /// Time that the measurements may take, where no option says it.
 const MINUTES: u64 = 10;
 
-/// What was asked.
+/// The options of one call.
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
     quick: bool,

@@ -108,7 +108,7 @@ fn comparable(committed: &str, version: &str) -> Result<(), Failure> {
     Err(Failure::Missing {
         what: format!("the bindings are of rdma-core {recorded}, and the headers here are of {version}"),
         remedy: format!(
-            "check where the headers are of {recorded}, or generate them anew and commit them: cargo xtask bindgen"
+            "check where the headers are of {recorded}, or generate them again and commit them: cargo xtask bindgen"
         ),
     })
 }
@@ -119,7 +119,7 @@ fn same(committed: &str, generated: &str) -> Result<(), Failure> {
     }
     let line = committed.lines().zip(generated.lines()).take_while(|(ours, theirs)| ours == theirs).count();
     Err(Failure::Check {
-        what: format!("{BINDINGS} is not what comes out of the header\n  to mend it: cargo xtask bindgen"),
+        what: format!("{BINDINGS} is not what comes out of the header\n  to fix it: cargo xtask bindgen"),
         status: format!("the first difference is in line {}", line + 1),
     })
 }

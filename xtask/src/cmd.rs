@@ -180,7 +180,7 @@ impl Cmd {
         }
     }
 
-    /// How many tests it would run.
+    /// Counts the tests that it would run.
     fn tests(&self, site: &Site) -> usize {
         let mut list = self.clone();
         if !self.arguments.iter().any(|argument| argument == "--") {

@@ -1,8 +1,8 @@
-//! The ways in which a chore fails, sorted by who is at fault.
+//! The ways in which a chore fails, sorted by their causes: the call, the code under check, the machine.
 
 use std::fmt;
 
-/// Why a command did not do what it was asked.
+/// The reason for which a command did not do what it was asked.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The caller asked for something that does not exist.
@@ -28,7 +28,7 @@ impl fmt::Display for Failure {
         match self {
             Failure::Usage(message) => write!(f, "{}", message.trim_end()),
             Failure::Check { what, status } => write!(f, "failed ({status}): {what}"),
-            Failure::Missing { what, remedy } => write!(f, "{what}\n  to mend it: {remedy}"),
+            Failure::Missing { what, remedy } => write!(f, "{what}\n  to fix it: {remedy}"),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz`: every decoder that bytes of strangers reach is fed what nobody would say to it.
+//! `cargo xtask fuzz`: feeds every decoder that the bytes of unauthenticated peers reach with input that no honest peer
+//! sends.
 //!
 //! With a nightly toolchain: cargo-fuzz, that is libFuzzer, which sees which code an input reaches, under
 //! AddressSanitizer where the toolchain has its runtime. Without: the same functions and the same inputs' meaning, but
@@ -23,11 +24,11 @@ pub(crate) const COMMAND: Command = Command {
     run,
 };
 
-/// How long each target runs, where nobody says.
+/// The time for which each target runs, where no option says it.
 const SECONDS: u64 = 60;
 
-/// How long each runs in `cargo xtask test`, which is to end soon: what a change has broken is found at once or by
-/// `cargo xtask fuzz`.
+/// The time for which each target runs in `cargo xtask test`, which is to end soon. A fault of a recent change shows
+/// at once, or `cargo xtask fuzz` finds it.
 const STEP_SECONDS: u64 = 20;
 
 /// One input may take so long, in seconds, and so much memory in one piece, in MiB: inputs have a few KiB.
@@ -49,7 +50,7 @@ pub(crate) fn step(site: &Site) -> Step {
     Step { name: "fuzz", about, needs, feature: None, commands }
 }
 
-/// What the call asks for.
+/// The targets to run, and for how long, as the call asks.
 #[derive(Debug, PartialEq)]
 struct Plan {
     seconds: u64,
@@ -142,7 +143,7 @@ fn corpus(site: &Site, target: &str) -> PathBuf {
 
 fn libfuzzer(site: &Site, target: &str, seconds: u64) -> Cmd {
     let program = site.target.join("fuzz").join(&site.host).join("release").join(target);
-    // A crash is shown as text; the file is for who wants to run it again.
+    // A crash is shown as text; the file is for a person who wants to run it again.
     let artifacts = format!("-artifact_prefix={}/", site.target.join("fuzz").display());
     Cmd::new(&program.to_string_lossy(), &[&format!("-max_total_time={seconds}"), &artifacts])
         .arg(&format!("-timeout={INPUT_SECONDS_MAX}"))
@@ -177,7 +178,7 @@ fn fuzz(site: &Site, plan: &Plan, command: &(dyn Fn(&str) -> Cmd + Sync)) -> Res
         for _ in 0..(2 * cores).min(plan.targets.len()) {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    let next = waiting.lock().expect("nobody panics with the list").next();
+                    let next = waiting.lock().expect("no thread panics with the list").next();
                     let Some(target) = next else { return };
                     let begun = Instant::now();
                     let cmd = command(target);
@@ -197,12 +198,12 @@ fn fuzz(site: &Site, plan: &Plan, command: &(dyn Fn(&str) -> Cmd + Sync)) -> Res
                         Err(failure) => failure,
                     };
                     stop.store(true, Ordering::Relaxed);
-                    failures.lock().expect("nobody panics with the failures").push(failure);
+                    failures.lock().expect("no thread panics with the failures").push(failure);
                 }
             });
         }
     });
-    let failures = failures.into_inner().expect("nobody panics with the failures");
+    let failures = failures.into_inner().expect("no thread panics with the failures");
     failures.into_iter().next().map_or(Ok(()), Err)
 }
 
@@ -221,7 +222,7 @@ fn told(output: &Output, seconds: f64) -> String {
     format!("{executions:>11} inputs  {coverage}{seconds:>6.1} s")
 }
 
-/// What a person needs of a crash: how it went, the bytes, and what to do with them.
+/// Reports a crash for a person: how it went, the bytes, and what to do with them.
 fn finding(target: &str, output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let mut shown = String::new();
@@ -244,7 +245,7 @@ fn finding(target: &str, output: &Output) -> String {
         shown.push_str(&format!(
             "  to see it again: give the program this file as its only argument: {file}\n"
         ));
-        // The sanitizer and the limits end the process without a panic, so that nobody says the bytes.
+        // The sanitizer and the limits end the process without a panic, so that no message says the bytes.
         let input = std::fs::read(file).unwrap_or_default();
         let hexadecimal: String = input.iter().map(|byte| format!("{byte:02x}")).collect();
         shown.push_str(&format!("  its bytes: {hexadecimal}\n"));

@@ -32,7 +32,7 @@ use std::process::ExitCode;
 /// One subcommand of `cargo xtask`.
 struct Command {
     name: &'static str,
-    /// What follows the name in the usage text.
+    /// The arguments, as they follow the name in the usage text.
     arguments: &'static str,
     about: &'static str,
     run: fn(&Site, &[String]) -> Result<(), Failure>,

@@ -29,7 +29,7 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let found = list.output(site).unwrap_or_default();
     if let Some(module) = without_tests(&found, &modules) {
         return Err(Failure::Check {
-            what: format!("Miri finds no test in `{module}`; mend MODULES in xtask/src/miri.rs"),
+            what: format!("Miri finds no test in `{module}`; correct MODULES in xtask/src/miri.rs"),
             status: "nothing to check".into(),
         });
     }

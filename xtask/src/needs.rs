@@ -1,4 +1,4 @@
-//! What the steps need to have installed: looked for first, installed where we may, named where not.
+//! Programs and libraries that the steps need: looked for first, installed where we may, named where not.
 
 use crate::aarch64;
 use crate::cmd::Cmd;
@@ -37,7 +37,7 @@ pub(crate) enum Need {
     Libclang,
     /// Guests run in it.
     Qemu,
-    /// What a guest's kernel and first file system are made with.
+    /// The programs with which a guest's kernel and first file system are made.
     GuestTools,
     /// RDMA's own benchmark, and the provider of libibverbs for soft-RoCE.
     Perftest,
@@ -45,7 +45,7 @@ pub(crate) enum Need {
     Aarch64,
 }
 
-/// How a missing need is installed.
+/// The way in which a missing need is installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     Rustup(&'static str),
@@ -53,7 +53,7 @@ enum Source {
     Cargo(&'static str),
 }
 
-/// Where `cargo install` puts what only chores need, and builds it.
+/// The folder, under the target directory, in which `cargo install` builds and puts programs that only chores need.
 const TOOLS: &str = "tools";
 
 /// The program of cargo-fuzz, whether it is there or not.
@@ -61,7 +61,7 @@ pub(crate) fn cargo_fuzz(site: &Site) -> PathBuf {
     site.target.join(TOOLS).join("bin/cargo-fuzz")
 }
 
-/// Where Debian puts [`Need::Libclang`].
+/// The folder in which Debian puts [`Need::Libclang`].
 const LIBCLANG: &str = "/usr/lib/llvm-14/lib";
 
 /// The command with the way to libclang in its environment.
@@ -86,7 +86,7 @@ impl Need {
             // It has no option that succeeds and does nothing.
             Need::UcxPerftest => Cmd::new("sh", &["-c", "command -v ucx_perftest"]),
             Need::Iperf3 => Cmd::new("sh", &["-c", "command -v iperf3"]),
-            // Not everybody's path leads to programs for administrators.
+            // The search path of an ordinary user may leave out the programs for administrators.
             Need::Iproute2 => {
                 Cmd::new("sh", &["-c", "PATH=$PATH:/usr/sbin:/sbin; command -v ip && command -v tc"])
             }
@@ -198,7 +198,7 @@ fn missing(site: &Site, needs: &[Need]) -> Vec<Need> {
     missing
 }
 
-/// What this process can install with.
+/// The means by which this process can install.
 #[derive(Clone, Copy, Debug)]
 struct Rights {
     rustup: bool,

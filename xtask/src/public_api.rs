@@ -41,7 +41,8 @@ pub(crate) fn step() -> Step {
     }
 }
 
-/// Why the list cannot be made here, if it cannot: rustdoc's JSON is not stable, and the lister reads one version.
+/// Returns why the list cannot be made here, if it cannot. rustdoc's JSON is not stable, and the lister reads one
+/// version of it.
 pub(crate) fn missing(site: &Site) -> Option<String> {
     let folder = site.target.join(TARGET);
     let script = format!(
@@ -145,7 +146,7 @@ fn few(list: &str) -> Result<(), Failure> {
     }
     Err(Failure::Check {
         what: format!(
-            "the library may have {ITEMS_MAX} public items\n  to mend it: hide what users do not need"
+            "the library may have {ITEMS_MAX} public items\n  to fix it: hide what users do not need"
         ),
         status: format!("it has {count}"),
     })

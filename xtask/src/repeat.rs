@@ -111,7 +111,7 @@ impl Drop for Load {
     }
 }
 
-/// How the runs of one step went.
+/// The outcome of all runs of one step.
 struct Record {
     step: &'static str,
     /// None if this machine cannot run it.

@@ -1,4 +1,4 @@
-//! Where the chores work: the workspace, its target directory, the machine's target triple.
+//! The place where the chores work: the workspace, its target directory, the machine's target triple.
 
 use crate::cmd::Cmd;
 use crate::failure::Failure;

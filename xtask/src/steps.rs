@@ -18,9 +18,9 @@ use crate::softroce;
 pub(crate) struct Step {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
-    /// What must be installed before it can run.
+    /// The programs and libraries that must be installed before it can run.
     pub(crate) needs: Vec<Need>,
-    /// What nobody can install and not every machine has.
+    /// A feature that some machines lack, and that cannot be installed on each of them.
     pub(crate) feature: Option<Feature>,
     /// Run one after the other; the first that fails fails the step.
     pub(crate) commands: Vec<Cmd>,
@@ -38,7 +38,7 @@ pub(crate) enum Feature {
 }
 
 impl Feature {
-    /// Why it is not there, if it is not.
+    /// Returns why the feature is not there, if it is not.
     pub(crate) fn missing(self, site: &Site) -> Option<String> {
         match self {
             Feature::Netem => {
@@ -115,7 +115,7 @@ const SLOW: &[Slow] = &[
             "processes of a run that are paused for longer than the lease harm none of the others",
         )
     },
-    Slow::new("starve", "a run on a machine that is far too busy for it loses nobody"),
+    Slow::new("starve", "a run on a machine that is far too busy for it loses no process"),
     Slow {
         at_once: Some("4"),
         ..Slow::new("restart", "workers and servers killed in the middle of training come back and go on")
@@ -134,7 +134,7 @@ const SLOW: &[Slow] = &[
     },
     Slow::new(
         "faults",
-        "networks that delay, cut, stall and damage, and strangers at the door, harm nobody but their victim",
+        "networks that delay, cut, stall and damage, and unauthenticated peers, harm only their victim",
     ),
     Slow::new("reproduce", "tables of the literature come out of the simulator"),
     Slow::new("schemes", "every scheme trains the digits with real workers"),
@@ -142,7 +142,7 @@ const SLOW: &[Slow] = &[
         "seeds",
         "the node protocol over a hostile network keeps its promises in ten thousand simulated runs",
     ),
-    Slow::new("strangers", "strangers at the meeting point of a job do not disturb it"),
+    Slow::new("strangers", "unauthenticated peers at the meeting point of a job do not disturb it"),
 ];
 
 /// Features of the library that a user may switch on alone; `oracle` is for one test and links other libraries.

@@ -33,7 +33,7 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let needs: Vec<Need> = chosen.iter().flat_map(|step| step.needs.iter().copied()).collect();
     needs::ensure(site, &needs)?;
     if !names.is_empty() {
-        // Who asks for a step is not told that all is well without it.
+        // A caller that asks for a step by name is not told that all is well without it.
         if let Some(what) = chosen.iter().find_map(|step| step.feature?.missing(site)) {
             return Err(Failure::Missing { what, remedy: "run this on another machine".into() });
         }

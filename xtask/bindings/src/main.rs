@@ -4,7 +4,7 @@
 use bindgen::{Builder, EnumVariation, Formatter, RustEdition, RustTarget};
 use std::error::Error;
 
-/// What is asked for; whatever else is in the header comes along only if one of these holds it by value.
+/// The types that are asked for. Another type of the header comes along only if one of these holds it by value.
 const TYPES: &str = "verbs_context|ibv_gid_entry|ibv_gid_type|ibv_access_flags|ibv_send_flags|ibv_wc_flags|\
                      ibv_qp_attr|ibv_qp_attr_mask|ibv_async_event|ibv_event_type|ibv_device_cap_flags|ibv_wc|\
                      ibv_send_wr|ibv_recv_wr|ibv_device_attr|ibv_qp_init_attr|ibv_port_attr|ibv_port_cap_flags|\
@@ -47,7 +47,7 @@ const OPAQUE: &[&str] = &[
     "_compat_ibv_port_attr",
 ];
 
-/// What only the opaque structures hold, but the generator would still write.
+/// Types that only the opaque structures hold, but that the generator would still write.
 const LEFT_OUT: &str = "timespec|__time_t|__syscall_slong_t|__atomic.*|__pthread.*|ib_uverbs_flow.*|ibv_odp_caps.*|\
                         ibv_tso_caps|ibv_rss_caps|ibv_packet_pacing_caps|ibv_tm_caps?|ibv_cq_moderation_caps|\
                         ibv_pci_atomic_caps|ibv_srq_type|ibv_wq_type|ibv_wq_state|ibv_rx_hash_conf|ibv_ops_wr.*|\

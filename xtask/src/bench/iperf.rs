@@ -8,9 +8,9 @@ use crate::site::Site;
 use serde_json::Value;
 use std::time::Duration;
 
-/// How long it measures, in seconds.
+/// The time for which it measures, in seconds.
 const SECONDS: &str = "2";
-/// How long its server may take to listen.
+/// The time that its server may take until it listens.
 const STARTING: Duration = Duration::from_millis(300);
 
 /// Bytes per second that its receiver saw, with the longest buffers that it has.

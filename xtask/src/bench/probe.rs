@@ -8,7 +8,7 @@ use crate::site::Site;
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Where one number comes from.
+/// The source of one number.
 #[derive(Clone, Debug)]
 pub(super) enum Probe {
     /// Out of the JSON of `slackline bench`.
@@ -36,7 +36,7 @@ pub(super) struct Tools<'a> {
 }
 
 impl<'a> Tools<'a> {
-    /// Builds ours, and the C program that they are held against.
+    /// Builds the command line, and the C programs with which it is compared.
     pub(super) fn build(site: &'a Site) -> Result<Tools<'a>, Failure> {
         needs::ensure(site, &[Need::Cc])?;
         Cmd::new("cargo", &["build", "--release", "-p", "slackline-cli"]).answer(site)?;
@@ -63,7 +63,7 @@ impl Probe {
         Probe::Bench { arguments: words.split_whitespace().map(String::from).collect(), pointer }
     }
 
-    /// What it needs beside what is built here.
+    /// Returns the program that it needs beside those that are built here, if it needs one.
     pub(super) fn need(&self) -> Option<Need> {
         match self {
             Probe::Ucx { .. } | Probe::UcxTcp { .. } => Some(Need::UcxPerftest),

@@ -9,7 +9,7 @@ use std::fmt;
 pub(super) struct Row {
     pub(super) name: String,
     pub(super) ours: Probe,
-    /// What it is held against.
+    /// The name of the measurement with which ours is compared.
     pub(super) against: &'static str,
     pub(super) peer: Probe,
     pub(super) unit: Unit,
@@ -42,7 +42,7 @@ impl Unit {
     }
 }
 
-/// What our number over the peer's must be.
+/// The bound that our number, divided by the peer's, must keep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Target {
     AtLeast(f64),
@@ -71,12 +71,12 @@ impl fmt::Display for Target {
     }
 }
 
-/// How one row came out.
+/// The result of one row.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     /// Our number and the peer's, as often as they were measured.
     pub(super) pairs: Vec<(f64, f64)>,
-    /// What the peer needs and this machine lacks.
+    /// The program that the peer needs and this machine lacks.
     pub(super) missing: Option<String>,
     pub(super) failure: Option<String>,
 }

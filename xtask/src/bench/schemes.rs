@@ -1,4 +1,4 @@
-//! What each scheme is worth: time to an accuracy over real processes, against BSP's under the same conditions.
+//! The value of each scheme: its time to an accuracy over real processes, against BSP's under the same conditions.
 
 use super::probe::Probe;
 use super::row::{Row, Target, Unit};

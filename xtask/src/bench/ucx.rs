@@ -8,10 +8,10 @@ use std::net::TcpListener;
 use std::process::Child;
 use std::time::Duration;
 
-/// How often the client tries while the server is still starting.
+/// Most attempts of the client to connect, while the server is still starting.
 const ATTEMPTS: u32 = 10;
 const BETWEEN: Duration = Duration::from_millis(300);
-/// So long may the client take, in seconds, before it is ended.
+/// Longest time that the client may take, in seconds, before it is ended.
 const SECONDS_MAX: &str = "120";
 
 /// Median latency of 8 bytes over shared memory, in nanoseconds, of one of its tests, both sides on cores of their own
@@ -57,7 +57,7 @@ fn measure(
     Err(unclear(&client, &last))
 }
 
-/// A port that nobody listens on now.
+/// Returns a port on which no process listens now.
 pub(super) fn free_port() -> Result<String, Failure> {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
     port.map(|address| address.port().to_string()).map_err(|error| Failure::Missing {

@@ -7,8 +7,8 @@
 //!
 //! Standard streams, environment, exit code and the folder, if it is there, pass through, but for the variables
 //! `SLACKLINE_RIG_*`, which are those of the place where the program runs; one that died of signal `n` counts as
-//! `128 + n`. Whoever ends the client, with kill -9 too, ends the program and all that it started. There is no secret:
-//! this is for networks that nobody else is on.
+//! `128 + n`. The end of the client, by kill -9 too, ends the program and all that it started. There is no secret: this
+//! is for networks that no other host is on.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};

@@ -16,7 +16,7 @@ use std::fs;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// What is compared.
+/// One comparison.
 struct Row {
     name: &'static str,
     /// perftest's program and how it is called.
@@ -26,7 +26,7 @@ struct Row {
     wanted: Wanted,
 }
 
-/// What the ratio of ours to theirs is to be.
+/// The bound that the ratio of ours to theirs is to keep.
 #[derive(Clone, Copy)]
 enum Wanted {
     /// Bandwidth.
@@ -179,7 +179,7 @@ fn perftest(row: &Row, device: &str) -> Result<f64, String> {
     })
 }
 
-/// Waits until somebody listens on perftest's port. The client tries once.
+/// Waits until a process listens on perftest's port: the client tries only once.
 fn await_listener() -> Result<(), String> {
     let begun = Instant::now();
     // Port 18515, in the state LISTEN.

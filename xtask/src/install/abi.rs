@@ -1,4 +1,4 @@
-//! The ABI of the installed library, held against the one that is recorded in the repository.
+//! The ABI of the installed library, compared with the one that is recorded in the repository.
 //!
 //! libabigail reads no types out of what the Rust compiler says of them, and the types that count are the header's: a
 //! small C++ library is made that points at every function which the installed library exports, by the type that the

@@ -1,10 +1,10 @@
-//! What a run says: the lines of the rig's own scripts, of libtest and of perftest.
+//! The output of a run: the lines of the rig's own scripts, of libtest and of perftest.
 
 use super::perftest::{Figure, Perftest};
 use super::ratio::Ratio;
 use std::fmt;
 
-/// How a check went.
+/// The verdict on a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Ok,
@@ -95,7 +95,7 @@ impl Listener {
         (self.checks.len() > before).then(|| self.checks.last()).flatten()
     }
 
-    /// What a test prints may stand between its name and its verdict.
+    /// Reads one line of libtest. The output of a test may stand between its name and its verdict.
     fn hear_libtest(&mut self, line: &str) {
         let mut said = line;
         if let Some((name, rest)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ")) {
@@ -157,7 +157,7 @@ fn result(line: &str) -> Option<Check> {
     Some(Check { name: name.into(), verdict })
 }
 
-/// How many tests a line of totals has: `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; ...`.
+/// Counts the tests of a line of totals: `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; ...`.
 fn counted(line: &str) -> Option<usize> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let count =

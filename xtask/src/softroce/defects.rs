@@ -1,4 +1,4 @@
-//! What the kernel's rxe gets wrong: `defects.txt`.
+//! The known defects of the kernel's rxe: `defects.txt`.
 
 use super::runs::RUNS;
 

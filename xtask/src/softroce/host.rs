@@ -9,7 +9,7 @@ use std::path::Path;
 const DEVICES: &str = "/sys/class/infiniband";
 /// Of the device and the interface that are made.
 const MADE: &str = "slackline-rxe";
-/// For documentation (RFC 5737), so nobody's; it goes with the interface.
+/// An address for documentation (RFC 5737), so no host has it. It goes with the interface.
 const ADDRESS: &str = "192.0.2.1/32";
 
 /// An RDMA device with an active port.
@@ -56,12 +56,12 @@ impl Device<'_> {
         self.is_ours
     }
 
-    /// How many of them runs can use.
+    /// Returns how many devices runs can use.
     pub(super) fn count(&self) -> usize {
         1 + usize::from(self.second.is_some())
     }
 
-    /// What programs find in their environment.
+    /// Returns the variables that programs find in their environment.
     pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
         let mut environment = vec![("SLACKLINE_RIG_DEVICE", self.name.clone())];
         let netdev = Path::new(DEVICES).join(&self.name).join("ports/1/gid_attrs/ndevs/0");

@@ -7,7 +7,7 @@ use super::ratio::Ratio;
 use super::runs::{Job, Run};
 use std::time::Duration;
 
-/// What came of one run.
+/// The outcome of one run.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) run: &'static Run,
@@ -21,21 +21,21 @@ pub(super) struct Outcome {
     pub(super) took: Duration,
 }
 
-/// What is to be said of an outcome.
+/// The judgement on an outcome.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Judgement {
-    /// Why it is not good. Empty: it is.
+    /// The reasons for which the outcome is not good. Empty: it is good.
     pub(super) complaints: Vec<String>,
-    /// What somebody should look at.
+    /// Remarks at which a person should look.
     pub(super) notes: Vec<String>,
 }
 
-/// What `timeout` exits with when it has ended something, by one signal or two.
+/// The exit codes of `timeout` when it has ended a program, by one signal or two.
 const TIMED_OUT: [i32; 2] = [124, 137];
-/// What libtest exits with where a test failed.
+/// The exit code of libtest where a test failed.
 const TEST_FAILED: i32 = 101;
 
-/// Judges by the list of this kernel's defects: who is listed may fail or be skipped, nobody else.
+/// Judges by the list of this kernel's defects: a check that is listed may fail or be skipped, and no other.
 pub(super) fn judge(outcome: &Outcome, defects: &[Defect]) -> Judgement {
     let Judgement { mut complaints, mut notes } = Judgement::default();
     let defects: Vec<_> = defects.iter().filter(|defect| defect.run == outcome.run.name).collect();
@@ -82,7 +82,7 @@ pub(super) fn judge(outcome: &Outcome, defects: &[Defect]) -> Judgement {
     Judgement { complaints, notes }
 }
 
-/// What a run that came to its end should have looked at.
+/// Returns complaints about checks that a run should have made before it came to its end, and did not.
 fn missing(outcome: &Outcome) -> Vec<String> {
     match outcome.run.job {
         Job::Script | Job::Turns if outcome.checks.is_empty() => vec!["it checked nothing".into()],
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(ended(&good, Ok(1), ""), "it ended with exit code 1");
         let late = Outcome { took: SCRIPT.timeout, ..outcome(&SCRIPT, &good, Ok(124)) };
         assert_eq!(complaints(&late, ""), "it did not end within 9 s");
-        assert_eq!(ended(&good, Ok(137), ""), "it ended with exit code 137", "somebody else killed it");
+        assert_eq!(ended(&good, Ok(137), ""), "it ended with exit code 137", "another process killed it");
         assert_eq!(ended(&good, Err("guest 1 is gone".into()), ""), "guest 1 is gone");
         let known = "perftest a 6.1.. why";
         assert_eq!(ended(&[("a", failed())], Ok(101), known), "", "libtest says so of a known failure");

@@ -1,4 +1,4 @@
-//! What guests boot: a kernel that is only downloaded, and a first file system of its modules and busybox.
+//! The system that guests boot: a kernel that is only downloaded, and a first file system of its modules and busybox.
 
 use crate::cmd::Cmd;
 use crate::failure::Failure;
@@ -8,8 +8,8 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// What a guest needs, each after those that it needs itself. rxe takes crc32 by name, and fails to add a device
-/// without it.
+/// The modules that a guest needs, each after those that it needs itself. rxe takes crc32 by name, and fails to add a
+/// device without it.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_net",
@@ -28,7 +28,7 @@ const MODULES: &[&str] = &[
 /// An unpacked kernel.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    /// What `uname -r` says of it, e.g. `6.1.0-56-amd64`.
+    /// Its release, as `uname -r` says it, e.g. `6.1.0-56-amd64`.
     pub(super) release: String,
     pub(super) image: PathBuf,
     modules: PathBuf,
@@ -38,7 +38,7 @@ impl Kernel {
     /// The one in `folder`, fetched by the script if there is none.
     pub(super) fn prepare(site: &Site, folder: &Path, script: &Path) -> Result<Kernel, Failure> {
         let folder = folder.join("kernel");
-        // Whoever had it made for other modules has it made again.
+        // A kernel that was unpacked for another list of modules is unpacked again.
         let modules = fs::read_to_string(folder.join("for")).unwrap_or_default();
         if modules.split_whitespace().ne(MODULES.iter().copied()) {
             let cmd = Cmd::new("sh", &[&script.to_string_lossy(), &folder.to_string_lossy()]);

@@ -44,7 +44,7 @@ for module in "$@"; do
 done
 cp "unpacked/boot/vmlinuz-$version" vmlinuz
 echo "$version" >version
-# Last: whoever finds it finds all.
+# Last: where it is found, all is there.
 echo "$@" >for
 rm -rf unpacked depends ./*.deb "$folder"
 mv "$folder.new" "$folder"

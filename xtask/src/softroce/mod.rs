@@ -42,9 +42,9 @@ pub(crate) const COMMAND: Command = Command {
     run,
 };
 
-/// What runs in guests needs.
+/// The needs of runs in guests.
 const NEEDS: &[Need] = &[Need::Qemu, Need::GuestTools, Need::Iproute2, Need::Perftest, Need::Cc];
-/// What runs on this host needs.
+/// The needs of runs on this host.
 const HOST_NEEDS: &[Need] = &[Need::Iproute2, Need::Perftest, Need::Cc];
 
 /// The step: every run.
@@ -63,7 +63,7 @@ pub(crate) fn test_targets() -> Vec<&'static str> {
     runs::targets()
 }
 
-/// What was asked.
+/// The options of one call.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Options {
     list: bool,

@@ -1,4 +1,4 @@
-//! What perftest prints.
+//! The output of perftest.
 
 /// A figure of one of its programs.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +14,7 @@ pub(super) struct Figure {
 #[derive(Debug)]
 pub(super) struct Perftest {
     pub(super) name: String,
-    /// Which column has the figure, and what it is in.
+    /// The column that has the figure, and the figure's unit.
     column: Option<(usize, &'static str)>,
 }
 

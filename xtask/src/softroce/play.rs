@@ -6,12 +6,12 @@ use super::runs::Run;
 use super::stage::{Said, Stage};
 use std::time::{Duration, Instant};
 
-/// How long is waited.
+/// The times that `play` allows.
 #[derive(Debug)]
 pub(super) struct Patience {
     /// For the first run to begin. Seen: 5 s on two cores that are otherwise idle.
     start: Duration,
-    /// For a run beyond its own time, to make the device anew before it and to end it after it.
+    /// For a run beyond its own time, to make the device again before it and to end it after it.
     grace: Duration,
 }
 
@@ -21,12 +21,12 @@ impl Default for Patience {
     }
 }
 
-/// What came of some runs.
+/// The outcomes of some runs.
 #[derive(Debug, Default)]
 pub(super) struct Played {
     /// In the order in which they were run; not those that were not begun.
     pub(super) outcomes: Vec<Outcome>,
-    /// Why no more of them were run.
+    /// The reason for which no more of them were run.
     pub(super) trouble: Option<String>,
     /// All that was said.
     pub(super) transcript: Vec<String>,

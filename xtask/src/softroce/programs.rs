@@ -19,13 +19,13 @@ pub(super) fn test(site: &Site, arguments: &[&str]) -> Result<Program, Failure> 
     built(site, arguments.iter().fold(cmd, |cmd, argument| cmd.arg(argument)), true)
 }
 
-/// What runs programs in the other guest.
+/// Builds the program that runs others in the other guest.
 pub(super) fn elsewhere(site: &Site) -> Result<Program, Failure> {
     let arguments = ["build", "-p", "xtask", "--bin", "elsewhere"];
     built(site, Cmd::new("cargo", &arguments).arg("--message-format=json-render-diagnostics"), false)
 }
 
-/// What measures by turns with perftest, and the command line that it measures.
+/// Builds the program that measures by turns with perftest, and the command line that it measures.
 pub(super) fn turns(site: &Site) -> Result<(Program, Program), Failure> {
     let build = |arguments: &[&str]| {
         let cmd = Cmd::new("cargo", &["build", "--message-format=json-render-diagnostics"]);

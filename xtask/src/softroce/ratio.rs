@@ -1,8 +1,8 @@
-//! What `src/bin/turns.rs` says of each row.
+//! The result of each row, as `src/bin/turns.rs` says it.
 
 use serde_json::Value;
 
-/// How ours compares with perftest's in one respect, as it was said.
+/// One comparison of slackline with perftest, as `turns` said it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ratio(pub(super) Value);
 

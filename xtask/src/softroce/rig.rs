@@ -18,10 +18,10 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often perftest and slackline take turns at each row.
+/// Number of turns that perftest and slackline take at each row.
 const PAIRS: usize = 7;
 
-/// Where guest 2 serves a shell; nobody but guest 1 reaches it.
+/// The address at which guest 2 serves a shell. Only guest 1 reaches it.
 const SHELL: &str = "10.9.9.2:99";
 
 /// The rig's folder under the target directory, held by this process alone.
@@ -125,7 +125,7 @@ impl<'a> Rig<'a> {
         Ok(folder)
     }
 
-    /// What guest 2 serves, and guest 1's way to it.
+    /// Puts the program that guest 2 serves into the folder, and guest 1's way to it.
     fn put_shell(&self, folder: &Path) -> Result<(), Failure> {
         let elsewhere = programs::elsewhere(self.site)?;
         let (program, peer) = (folder.join("elsewhere"), folder.join("peer"));
@@ -138,7 +138,7 @@ impl<'a> Rig<'a> {
         write().map_err(unwritable(folder))
     }
 
-    /// What a run executes.
+    /// Returns the script that a run executes.
     fn script(&self, run: &Run) -> Result<String, Failure> {
         match run.job {
             Job::Script => {
@@ -177,7 +177,7 @@ impl<'a> Rig<'a> {
     }
 }
 
-/// Has runs run, on a new stage where one broke under them: who broke it has failed, and the others go on.
+/// Executes runs, on a new stage where one broke under them: the run that broke it has failed, and the others go on.
 fn all(
     runs: &[&'static Run],
     defects: &[Defect],
@@ -209,11 +209,12 @@ fn all(
     Ok(outcomes)
 }
 
-/// What the kernel of a guest says if the card that QEMU emulates sends no more, which is no verdict on what ran then.
+/// The message of a guest's kernel if the card that QEMU emulates sends no more. It is no verdict on the test that ran
+/// then.
 const STALL: &str = "NETDEV WATCHDOG";
 /// It says so after 5 s.
 const STALL_SHOWS: Duration = Duration::from_secs(7);
-/// How often runs are done again for it.
+/// Most times that runs are done again for it.
 const STALLS_MAX: usize = 2;
 
 fn has_stalled(stage: &Stage) -> bool {

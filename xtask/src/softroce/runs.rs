@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How many guests a run takes.
+/// The number of guests that a run takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Guests {
     /// One, with two devices, which do not reach each other; programs in it reach each other through one of them.
@@ -12,7 +12,7 @@ pub(super) enum Guests {
     Two,
 }
 
-/// What is done in the (first) guest.
+/// The work that is done in the (first) guest.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Job {
     /// The script `guest/runs/<name of the run>.sh`. It says `RESULT <name> ok`, `RESULT <name> FAILED <reason>` or
@@ -24,7 +24,7 @@ pub(super) enum Job {
         target: &'static str,
         /// In the release profile, for what takes long in the test profile.
         release: bool,
-        /// Which of its tests: those that have one of these in their names. Each must match one.
+        /// Parts of the names of the tests to run. Each must match one test.
         filters: &'static [&'static str],
     },
     /// perftest and `slackline bench` by turns (`src/bin/turns.rs`).
@@ -37,7 +37,7 @@ pub(super) struct Run {
     pub(super) name: &'static str,
     pub(super) about: &'static str,
     pub(super) guests: Guests,
-    /// How many RDMA devices it takes in the (first) guest.
+    /// Number of RDMA devices that it takes in the (first) guest.
     pub(super) devices: usize,
     /// Whether it takes interfaces of the (first) guest down and up.
     pub(super) parts_links: bool,
@@ -46,19 +46,19 @@ pub(super) struct Run {
     pub(super) timeout: Duration,
 }
 
-/// Every run. Those with as many guests share one boot, in this order; before each the devices are made anew.
+/// Every run. Those with as many guests share one boot, in this order; before each the devices are made again.
 ///
 /// Programs find in their environment: `SLACKLINE_RIG_DEVICE`, the RDMA device; `SLACKLINE_RIG_ADDRESS`, the address of
 /// its interface `SLACKLINE_RIG_NETDEV`; `SLACKLINE_RIG_SCRIPTS`, the folder `guest`; with one guest
 /// `SLACKLINE_RIG_DEVICE_2`, another device that is as good, on a network of its own (with `--host`: if there is one);
 /// and with two `SLACKLINE_RIG_PEER`, the address of the other, and `SLACKLINE_RIG_RUN`, which runs a program there
 /// (`src/bin/elsewhere.rs`). They may do to the guest what they like, as `sh $SLACKLINE_RIG_SCRIPTS/netem.sh loss 2%`
-/// does, or `ip link set $SLACKLINE_RIG_NETDEV down`: the next run finds it mended.
+/// does, or `ip link set $SLACKLINE_RIG_NETDEV down`: the next run finds it repaired.
 ///
 /// With two guests, tests are run in the first one, and start what belongs in the other by
 /// `Command::new(env("SLACKLINE_RIG_RUN")).arg(program)`: arguments, environment and streams pass through, and it ends
-/// with its client. It goes over the same network: whoever cuts that waits for no answer meanwhile,
-/// and mends it in the end if it is the other guest's side that was cut: nobody else reaches it then.
+/// with its client. It goes over the same network: a test that cuts that network waits for no answer meanwhile. If it
+/// cut the other guest's side, it repairs that side in the end, since then no other run reaches it.
 pub(super) const RUNS: &[Run] = &[
     Run {
         name: "perftest",
@@ -222,7 +222,7 @@ pub(super) const RUNS: &[Run] = &[
     },
 ];
 
-/// What `--bench` runs, alone.
+/// The run of `--bench`, which is the only one then.
 pub(super) const BENCH: Run = Run {
     name: "bench",
     about: "how close slackline comes to perftest",
@@ -278,7 +278,8 @@ mod tests {
         }
     }
 
-    /// Where there is no device they fail, which is right: nobody is to take that for a pass.
+    /// Asserts that plain `cargo test` leaves such tests out. Where there is no device they fail, which is right: a
+    /// missing device must not look like a pass.
     #[test]
     fn plain_cargo_test_leaves_out_what_needs_a_device() {
         let arguments = ["metadata", "--no-deps", "--offline", "--format-version", "1"];

@@ -1,4 +1,4 @@
-//! Where runs take place: guests that are booted for them, or this host.
+//! The stage on which runs take place: guests that are booted for them, or this host.
 
 use super::kernel::Kernel;
 use super::runs::Guests;
@@ -14,13 +14,13 @@ use std::sync::mpsc::{self, Receiver, Sender};
 /// Of each guest; used as it is touched.
 const MEBIBYTES: &str = "2500";
 /// Of each guest, also where this host has fewer. With a single one QEMU before 8.1 leaves out the memory barriers of
-/// the guest's drivers (mended there by "tcg: Do not elide memory barriers for !CF_PARALLEL in system mode",
+/// the guest's drivers (repaired there by "tcg: Do not elide memory barriers for !CF_PARALLEL in system mode",
 /// c914d46d0a64), and its network cards stop now and then: a notice is lost between driver and card.
 const PROCESSORS: &str = "2";
 /// For 4096 bytes of payload and what rxe puts around them.
 const MTU: u32 = 4200;
 
-/// Something heard from one of those on stage, who are counted from 0. Only the first one runs runs.
+/// Something heard from a guest or process on the stage; they are counted from 0. Only the first one executes runs.
 #[derive(Debug)]
 pub(super) enum Said {
     Line(usize, String),
@@ -28,13 +28,14 @@ pub(super) enum Said {
     Gone(usize),
 }
 
-/// Those who run, ended when this goes or this process does.
+/// The guests, or the process on this host, in which runs take place. They end when this is dropped, or this process
+/// ends.
 #[derive(Debug)]
 pub(super) struct Stage {
     actors: Vec<Child>,
     pub(super) said: Receiver<Said>,
     tell: Sender<Said>,
-    /// What they say besides: files.
+    /// Files with the rest of their output: kernel messages and QEMU's errors.
     pub(super) asides: Vec<PathBuf>,
 }
 
@@ -90,7 +91,7 @@ impl Stage {
             for line in stdout.into_iter().flat_map(|pipe| BufReader::new(pipe).split(b'\n')) {
                 let Ok(line) = line else { break };
                 let line = String::from_utf8_lossy(&line).trim_end_matches('\r').to_string();
-                // Nobody listens any more once the stage goes.
+                // No thread listens any more once the stage goes.
                 if tell.send(Said::Line(index, line)).is_err() {
                     return;
                 }
