@@ -82,6 +82,9 @@ pub enum JobError {
     /// The job failed: the cause, as rank 0 told it.
     #[error("the job has failed: {0}")]
     Failed(String),
+    /// The job has no place for this process: the reason, as rank 0 told it.
+    #[error("{0}")]
+    Refused(String),
     /// Rank 0 is gone and told no cause.
     #[error("{0}")]
     Lost(String),
@@ -125,9 +128,10 @@ impl JobError {
         match self {
             JobError::Node(error) => error.operation(),
             JobError::Launch(_) | JobError::NotLaunched | JobError::Secret(_) => "reading the environment",
-            JobError::TooLarge { .. } | JobError::NoWorker { .. } | JobError::Rendezvous(_) => {
-                "joining the job"
-            }
+            JobError::TooLarge { .. }
+            | JobError::NoWorker { .. }
+            | JobError::Rendezvous(_)
+            | JobError::Refused(_) => "joining the job",
             JobError::Resume(_) | JobError::InitialValues { .. } => "starting the server",
             JobError::NoServer
             | JobError::OtherServers { .. }
@@ -188,6 +192,7 @@ impl End {
         match self {
             End::Dismissed => Ok(()),
             End::Told(why) => Err(JobError::Failed(why)),
+            End::Refused(why) => Err(JobError::Refused(why)),
             End::Lost(why) => Err(JobError::Lost(why)),
         }
     }
@@ -197,6 +202,7 @@ impl From<WaitError> for JobError {
     fn from(error: WaitError) -> JobError {
         match error {
             WaitError::Ended(End::Told(why)) => JobError::Failed(why),
+            WaitError::Ended(End::Refused(why)) => JobError::Refused(why),
             WaitError::Ended(End::Lost(why)) => JobError::Lost(why),
             error => JobError::Wait(error),
         }

@@ -18,8 +18,10 @@ const TURN: Duration = Duration::from_millis(5);
 pub enum End {
     /// The job is over.
     Dismissed,
-    /// The job failed, or has no place for this process: the cause, as rank 0 told it.
+    /// The job failed: the cause, as rank 0 told it.
     Told(String),
+    /// The job has no place for this process, for a reason that rank 0 told.
+    Refused(String),
     /// Rank 0 is gone and told no cause.
     Lost(String),
 }
@@ -42,7 +44,7 @@ pub enum WaitError {
     /// The membership has ended.
     #[error("{}", match .0 {
         End::Dismissed => "the job ended",
-        End::Told(why) | End::Lost(why) => why,
+        End::Told(why) | End::Refused(why) | End::Lost(why) => why,
     })]
     Ended(End),
     /// The deadline passed.

@@ -17,7 +17,7 @@ use crate::steps::Step;
 pub(crate) const MUTANTS: &[(&str, &str)] = &[
     ("bound", "it does not converge"),
     ("credit", "was evicted though it lives"),
-    ("decider_last", "accused an honest worker"),
+    ("decider_last", "which shard 0 has in it"),
     ("epoch", "was given version"),
     ("prepare", "an owner served no peer"),
     ("second_header", "was given version"),

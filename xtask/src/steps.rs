@@ -145,6 +145,10 @@ const SLOW: &[Slow] = &[
     Slow::new("strangers", "unauthenticated peers at the meeting point of a job do not disturb it"),
 ];
 
+/// Steps that take long and seldom find something that the others do not: `cargo xtask test` leaves them out and says
+/// so, `cargo xtask test --all` runs them, and so does a call that names them.
+pub(crate) const LONG: &[&str] = &["softroce-apart", "aarch64", "asan"];
+
 /// Features of the library that a user may switch on alone; `oracle` is for one test and links other libraries.
 const FEATURES: &[&str] = &["sim"];
 
@@ -193,7 +197,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
         feature: slow.feature,
         commands: vec![slow.command()],
     }));
-    steps.push(softroce::step());
+    steps.extend(softroce::steps());
     steps.push(mutants::step());
     steps.push(loom::step());
     steps.push(aarch64::step(site));
@@ -217,6 +221,14 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::FEATURES;
+    use crate::site::Site;
+
+    #[test]
+    fn every_long_step_is_a_step() {
+        let site = Site { root: "/".into(), target: "/target".into(), host: String::new(), nightly: false };
+        let names: Vec<&str> = super::all(&site).iter().map(|step| step.name).collect();
+        assert!(super::LONG.iter().all(|long| names.contains(long)), "{names:?}");
+    }
 
     #[test]
     fn every_feature_of_the_library_is_checked_alone() {

@@ -5,24 +5,28 @@ use crate::failure::Failure;
 use crate::needs::{self, Need};
 use crate::passed::Passed;
 use crate::site::Site;
-use crate::steps::{self, Step};
+use crate::steps::{self, LONG, Step};
 use crate::table;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
 pub(crate) const COMMAND: Command = Command {
     name: "test",
-    arguments: "[--list] [--again] [STEP...]",
+    arguments: "[--list] [--again] [--all] [STEP...]",
     about: "everything that CI checks, or only the steps named; --list shows them; --again skips those that have \
-            passed on this very tree",
+            passed on this very tree; --all runs the long ones, too",
     run,
 };
 
 fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let steps = steps::all(site);
     let (options, names): (Vec<_>, Vec<_>) = arguments.iter().partition(|argument| argument.starts_with('-'));
-    if let Some(option) = options.iter().find(|option| !["--list", "--again"].contains(&option.as_str())) {
-        return Err(Failure::Usage(format!("`test` has no option `{option}`; it has --list and --again")));
+    if let Some(option) =
+        options.iter().find(|option| !["--list", "--again", "--all"].contains(&option.as_str()))
+    {
+        return Err(Failure::Usage(format!(
+            "`test` has no option `{option}`; it has --list, --again and --all"
+        )));
     }
     let has = |wanted: &str| options.iter().any(|option| *option == wanted);
     let chosen = choose(&steps, &names)?;
@@ -30,7 +34,9 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         print!("{}", list(&chosen));
         return Ok(());
     }
-    let needs: Vec<Need> = chosen.iter().flat_map(|step| step.needs.iter().copied()).collect();
+    let options = Options { again: has("--again"), long: has("--all") || !names.is_empty() };
+    let running = chosen.iter().filter(|step| !options.leaves_out(step));
+    let needs: Vec<Need> = running.flat_map(|step| step.needs.iter().copied()).collect();
     needs::ensure(site, &needs)?;
     if !names.is_empty() {
         // A caller that asks for a step by name is not told that all is well without it.
@@ -39,13 +45,28 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         }
     }
     let passed = Passed::read(site);
-    if has("--again") && !passed.knows_the_tree() {
+    if options.again && !passed.knows_the_tree() {
         return Err(Failure::Missing {
             what: "git cannot say what this tree is, so it is not known what has passed on it".into(),
             remedy: "install git and work in a clone, or leave out --again".into(),
         });
     }
-    run_all(site, &chosen, passed, has("--again"))
+    run_all(site, &chosen, passed, options)
+}
+
+/// The options of a call that say which steps run.
+#[derive(Clone, Copy, Debug, Default)]
+struct Options {
+    /// Skips the steps that have passed on this very tree.
+    again: bool,
+    /// Runs the long steps, too.
+    long: bool,
+}
+
+impl Options {
+    fn leaves_out(self, step: &Step) -> bool {
+        !self.long && LONG.contains(&step.name)
+    }
 }
 
 /// The steps of these names, in the order of the table; all of them if there are no names.
@@ -76,19 +97,24 @@ pub(crate) const NOT_RUN: &str = "NOT RUN";
 const BEFORE: &str = "ok before";
 
 /// Runs all steps, whether or not those before them failed, then says how each of them went. Those that have passed
-/// before are skipped if `again`.
-fn run_all(site: &Site, steps: &[&Step], mut passed: Passed, again: bool) -> Result<(), Failure> {
+/// before, and those that take long, are skipped where the options say so.
+fn run_all(site: &Site, steps: &[&Step], mut passed: Passed, options: Options) -> Result<(), Failure> {
     let start = Instant::now();
     let mut done = Vec::new();
     let mut failed = Vec::new();
     for step in steps {
         let before = Instant::now();
+        if options.leaves_out(step) {
+            println!("== {}: {NOT_RUN}: it takes long; to run it: cargo xtask test {0}\n", step.name);
+            done.push((NOT_RUN, before.elapsed()));
+            continue;
+        }
         if let Some(why) = step.feature.and_then(|feature| feature.missing(site)) {
             println!("== {}: {NOT_RUN}: {why}\n", step.name);
             done.push((NOT_RUN, before.elapsed()));
             continue;
         }
-        if again && passed.has(step.name) {
+        if options.again && passed.has(step.name) {
             println!("== {}: {BEFORE}\n", step.name);
             done.push((BEFORE, before.elapsed()));
             continue;
@@ -168,7 +194,7 @@ mod tests {
     }
 
     fn run(site: &Site, steps: &[&Step]) -> Result<(), Failure> {
-        run_all(site, steps, Passed::read(site), false)
+        run_all(site, steps, Passed::read(site), Options::default())
     }
 
     #[test]
@@ -185,11 +211,12 @@ mod tests {
         let good = Step { commands: vec![script("good", "true")], ..step("good", "") };
         let bad = Step { commands: vec![script("bad", "false")], ..step("bad", "") };
         let both = [&good, &bad];
-        assert!(run_all(&site, &both, Passed::read(&site), true).is_err());
-        assert!(run_all(&site, &both, Passed::read(&site), true).is_err());
+        let again = Options { again: true, ..Options::default() };
+        assert!(run_all(&site, &both, Passed::read(&site), again).is_err());
+        assert!(run_all(&site, &both, Passed::read(&site), again).is_err());
         assert_eq!((marks("good"), marks("bad")), (1, 2));
         // Without the option every step runs.
-        assert!(run_all(&site, &both, Passed::read(&site), false).is_err());
+        assert!(run(&site, &both).is_err());
         assert_eq!((marks("good"), marks("bad")), (2, 3));
         std::fs::remove_dir_all(root).unwrap();
     }
@@ -208,6 +235,14 @@ mod tests {
         assert_eq!(failure.to_string(), told);
         assert_eq!(failure.exit_code(), 1);
         assert!(run(&site(), &[&good]).is_ok());
+    }
+
+    #[test]
+    fn a_step_that_takes_long_runs_only_where_it_is_asked_for() {
+        let broken = step(LONG[0], "false");
+        assert!(run(&site(), &[&broken]).is_ok());
+        let all = Options { long: true, ..Options::default() };
+        assert!(run_all(&site(), &[&broken], Passed::read(&site()), all).is_err());
     }
 
     #[test]

@@ -50,8 +50,9 @@ impl CoordinatedMember {
         let transports = &self.member.transports;
         let listen_at = || transports.listen_at(&group.listen).map_err(JobError::NoRdma);
         let (rank, workers) = (order.worker, order.workers);
-        let listener =
-            GroupMember::listen(transports.open(), &listen_at()?, rank, workers, elements, options)?;
+        // Before the transports are opened: it opens the device, where RDMA is taken.
+        let address = listen_at()?;
+        let listener = GroupMember::listen(transports.open(), &address, rank, workers, elements, options)?;
         let memory = ShardOptions { checksums: order.checksums, ..ShardOptions::default() };
         let options = PublisherOptions { memory };
         let mut publisher = Publisher::new(transports.open(), &listen_at()?, group.table, options)?;

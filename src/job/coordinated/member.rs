@@ -64,7 +64,8 @@ impl Conversation for Talk {
     fn receive(&mut self, message: Vec<u8>) -> Option<End> {
         match read::<Order>(&message) {
             Ok(Body::Json(Order::Leave)) => return Some(End::Dismissed),
-            Ok(Body::Json(Order::Refuse(why) | Order::Abort(why))) => return Some(End::Told(why)),
+            Ok(Body::Json(Order::Refuse(why))) => return Some(End::Refused(why)),
+            Ok(Body::Json(Order::Abort(why))) => return Some(End::Told(why)),
             Ok(Body::Json(Order::Checkpoint)) => self.wanted.store(true, Ordering::Relaxed),
             Ok(Body::Json(Order::Close)) => self.closing = true,
             Ok(Body::Json(order)) => self.orders.push_back(order),

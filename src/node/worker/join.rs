@@ -111,8 +111,8 @@ pub(super) fn clock<E: Endpoint>(links: &[Link<E>]) -> Clock {
     links.iter().map(|link| link.welcome.clock).max().unwrap_or_default()
 }
 
-/// True if a worker that comes back may get in later. It was let in before, so that each refusal may pass: its old place
-/// may not be free yet.
+/// True if a worker that comes back may get in later. It was let in before, so that each refusal may pass: its old
+/// place may not be free yet.
 fn may_pass(error: &Error) -> bool {
     matches!(error, Error::Connect(ConnectError::Refused { .. })) || error.is_retryable()
 }

@@ -47,15 +47,17 @@ const NEEDS: &[Need] = &[Need::Qemu, Need::GuestTools, Need::Iproute2, Need::Per
 /// The needs of runs on this host.
 const HOST_NEEDS: &[Need] = &[Need::Iproute2, Need::Perftest, Need::Cc];
 
-/// The step: every run.
-pub(crate) fn step() -> Step {
-    Step {
-        name: "softroce",
-        about: "RDMA verbs on soft-RoCE, in one guest and between two",
-        needs: NEEDS.to_vec(),
-        feature: None,
-        commands: vec![Cmd::new("cargo", &["xtask", "softroce"])],
-    }
+/// The steps: the runs for one guest, and those between two.
+pub(crate) fn steps() -> [Step; 2] {
+    let step = |name, about, guests| {
+        let runs = RUNS.iter().filter(|run| run.guests == guests);
+        let cmd = runs.fold(Cmd::new("cargo", &["xtask", "softroce"]), |cmd, run| cmd.arg(run.name));
+        Step { name, about, needs: NEEDS.to_vec(), feature: None, commands: vec![cmd] }
+    };
+    [
+        step("softroce", "RDMA verbs on soft-RoCE, in one guest", Guests::One),
+        step("softroce-apart", "RDMA verbs on soft-RoCE, between two guests", Guests::Two),
+    ]
 }
 
 /// The test targets that run only on an RDMA device: plain `cargo test` and clippy leave them out.

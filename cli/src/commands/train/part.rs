@@ -190,7 +190,7 @@ impl Taken {
         }
         let is_loss = |error: &JobError| matches!(error, JobError::Node(error) if error.is_loss());
         match end {
-            Some(End::Told(why)) if error.downcast_ref().is_some_and(is_loss) => {
+            Some(End::Told(why) | End::Refused(why)) if error.downcast_ref().is_some_and(is_loss) => {
                 Failure::failed(why).report()
             }
             _ => Failure::failed(own).report(),
@@ -211,7 +211,7 @@ impl Taken {
 fn tell(end: End, quiet: bool) -> i32 {
     match end {
         End::Dismissed => 0,
-        End::Told(why) | End::Lost(why) => {
+        End::Told(why) | End::Refused(why) | End::Lost(why) => {
             if !quiet {
                 eprintln!("{}", Failure::failed(why));
             }
