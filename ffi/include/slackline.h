@@ -1237,7 +1237,8 @@ slackline_status slackline_job_group(const struct slackline_job *job,
  * Lends the address at which the others reach this member; empty for a member of a job. It is valid until the group
  * is destroyed.
  */
-slackline_status slackline_group_address(const struct slackline_group *group, const char **address);
+slackline_status slackline_group_address(const struct slackline_group *group,
+                                         const char **address);
 
 /**
  * Meets the other members, which may start in any order: `addresses` are those of all members, in order of rank, of
@@ -1462,7 +1463,8 @@ slackline_status slackline_publisher_commit(struct slackline_publisher *publishe
  * Takes readers in and notices readers that are gone, without waiting. `progressed`, unless NULL, becomes 1 if
  * anything happened and 0 if not.
  */
-slackline_status slackline_publisher_progress(struct slackline_publisher *publisher, uint32_t *progressed);
+slackline_status slackline_publisher_progress(struct slackline_publisher *publisher,
+                                              uint32_t *progressed);
 
 /**
  * Looks after readers until `until_joined` in all have joined since the publisher was created and `until_left` of them
@@ -1613,7 +1615,8 @@ slackline_status slackline_server_create(const char *address,
 /**
  * Lends the address at which workers and readers reach this server. It is valid until the server is destroyed.
  */
-slackline_status slackline_server_address(const struct slackline_server *server, const char **address);
+slackline_status slackline_server_address(const struct slackline_server *server,
+                                          const char **address);
 
 /**
  * Connects this server to the one of shard 0 at `decider`, which decides for all shards under a scheme that counts
