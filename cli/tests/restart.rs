@@ -2,6 +2,7 @@
 //!
 //! Only processes that a test itself started are ever signalled.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -28,20 +29,34 @@ fn end(run: Run) -> (Value, String) {
     (serde_json::from_str(&json).expect("stdout holds JSON"), said)
 }
 
+/// Waits until each server of the run has written a checkpoint.
+fn wait_for_checkpoints(folder: &str, servers: usize) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    for shard in 0..servers {
+        let file = Path::new(folder).join(format!("shard-{shard}-of-{servers}.safetensors"));
+        while Checkpoint::read(&file).is_err() {
+            assert!(Instant::now() < deadline, "{} is not written", file.display());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
 fn accuracy(json: &Value) -> f64 {
     json["final_accuracy"].as_f64().unwrap()
 }
 
 #[test]
 fn a_killed_server_goes_on_from_its_checkpoint_and_training_ends_as_if_undisturbed() {
-    for (scheme, servers, transport) in [("ssp", "1", "auto"), ("bsp", "2", "auto"), ("ssp", "2", "tcp")] {
+    for (scheme, servers, transport) in [("ssp", 1, "auto"), ("bsp", 2, "auto"), ("ssp", 2, "tcp")] {
         let folder = TempDir::new().unwrap();
         let folder = folder.path().to_str().unwrap();
-        let job = arguments(scheme, &["--servers", servers, "--transport", transport]);
+        let count = servers.to_string();
+        let job = arguments(scheme, &["--servers", &count, "--transport", transport]);
         let (undisturbed, _) = end(Run::of(&job));
         let keep = ["--checkpoint", folder, "--checkpoint-every", "50", "--restarts", "3"];
         let run = Run::of(&[&job[..], &keep].concat());
         run.wait_for("epoch");
+        wait_for_checkpoints(folder, servers);
         for _ in 0..2 {
             std::thread::sleep(Duration::from_millis(500));
             kill(run.server(0), Signal::KILL);
@@ -67,7 +82,7 @@ fn a_killed_server_of_two_of_which_one_decides_comes_back() {
         let keep = ["--checkpoint", folder, "--checkpoint-every", "50", "--restarts", "3"];
         let run = Run::of(&[&job[..], &keep].concat());
         run.wait_for("epoch");
-        std::thread::sleep(Duration::from_millis(500));
+        wait_for_checkpoints(folder, 2);
         kill(run.server(killed), Signal::KILL);
         run.wait_for(&format!("warning: the server of shard {killed} was killed by signal 9; start"));
         run.wait_for(&format!("shard {killed} goes on from its checkpoint at version"));
@@ -141,6 +156,7 @@ fn a_run_that_ends_by_its_gradients_counts_them_in_all_its_lives() {
     let job = arguments("dbw(k=2)", &keep);
     let run = Run::of(&job);
     run.wait_for("epoch");
+    wait_for_checkpoints(folder, 1);
     for _ in 0..2 {
         std::thread::sleep(Duration::from_millis(500));
         kill(run.server(0), Signal::KILL);
