@@ -3,7 +3,7 @@
 //!
 //! A [`Cluster`] says what to simulate; [`Cluster::run`] does it and gives a [`Report`]. The halves of the scheme are
 //! the very objects that run beside real servers and workers, gradients are real gradients of a [`Problem`], and they
-//! are folded in by the [kernel](crate::kernel) that real servers use, so that simulated and real parameters agree bit
+//! are folded in by the kernel that real servers use, so that simulated and real parameters agree bit
 //! for bit. Only time is not real: computing takes what a [`Law`] says, messages what the [`Network`] does, and
 //! everything follows from one seed. The same cluster gives the same [`Report::trace_hash`].
 //!
