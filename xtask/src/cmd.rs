@@ -7,6 +7,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// A program, its arguments, and the environment that it needs beyond ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub(crate) struct Cmd {
     suite: bool,
     /// The tests that must fail for it to be right, each with a text that its output must have.
     must_fail: Vec<(String, String)>,
+    /// Run if this one fails.
+    retry: Option<Box<Cmd>>,
 }
 
 impl Cmd {
@@ -34,6 +37,7 @@ impl Cmd {
             nightly: false,
             suite: false,
             must_fail: Vec::new(),
+            retry: None,
         }
     }
 
@@ -82,6 +86,24 @@ impl Cmd {
         self
     }
 
+    /// Says that it may fail on a machine that is too busy for it, and what is then to be run, once. A step whose command
+    /// passes only so is called flaky, not ok.
+    pub(crate) fn retry_with(mut self, second: Cmd) -> Cmd {
+        self.retry = Some(Box::new(second));
+        self
+    }
+
+    /// The same with itself.
+    pub(crate) fn retry(self) -> Cmd {
+        let second = self.clone();
+        self.retry_with(second)
+    }
+
+    /// Returns what is to be run if it fails.
+    pub(crate) fn second(&self) -> Option<&Cmd> {
+        self.retry.as_deref()
+    }
+
     fn command(&self, site: &Site) -> Command {
         let mut command = if self.nightly {
             // Not `cargo +nightly`: the outer cargo may have put its own toolchain's cargo first in the path.
@@ -102,17 +124,22 @@ impl Cmd {
 
     /// Runs it with our own standard streams; fails if it does.
     pub(crate) fn run(&self, site: &Site) -> Result<(), Failure> {
-        self.run_to(site, None)
+        self.run_to(site, None, COMMAND_MAX)
+    }
+
+    /// The same, for so long at most.
+    pub(crate) fn run_for(&self, site: &Site, time: Duration) -> Result<(), Failure> {
+        self.run_to(site, None, time)
     }
 
     /// The same, with its output in a file.
     pub(crate) fn record(&self, site: &Site, log: &File) -> Result<(), Failure> {
-        self.run_to(site, Some(log))
+        self.run_to(site, Some(log), COMMAND_MAX)
     }
 
-    fn run_to(&self, site: &Site, log: Option<&File>) -> Result<(), Failure> {
+    fn run_to(&self, site: &Site, log: Option<&File>, time: Duration) -> Result<(), Failure> {
         if !self.must_fail.is_empty() {
-            return self.run_broken(site, log);
+            return self.run_broken(site, log, time);
         }
         let mut command = self.command(site);
         if let Some(log) = log {
@@ -120,11 +147,11 @@ impl Cmd {
             command.stdin(Stdio::null()).stdout(stream()?).stderr(stream()?);
         }
         let ended = command.spawn().and_then(|mut child| {
-            let limit = Limit::start(&child, COMMAND_MAX);
+            let limit = Limit::start(&child, time);
             Ok((child.wait()?, limit.was_reached()))
         });
         match ended {
-            Ok((_, true)) => Err(self.too_long()),
+            Ok((_, true)) => Err(self.too_long(time)),
             Ok((status, _)) if status.success() && self.suite && self.tests(site) == 0 => {
                 Err(Failure::Check { what: self.to_string(), status: "there is no test in it".into() })
             }
@@ -135,16 +162,16 @@ impl Cmd {
     }
 
     /// Runs it in silence; fails, and shows its output, unless every test that must fail does.
-    fn run_broken(&self, site: &Site, log: Option<&File>) -> Result<(), Failure> {
+    fn run_broken(&self, site: &Site, log: Option<&File>, time: Duration) -> Result<(), Failure> {
         let mut command = self.command(site);
         let ended = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let ended = ended.and_then(|child| {
-            let limit = Limit::start(&child, COMMAND_MAX);
+            let limit = Limit::start(&child, time);
             Ok((child.wait_with_output()?, limit.was_reached()))
         });
         let (output, late) = ended.map_err(|error| self.missing(&error))?;
         if late {
-            return Err(self.too_long());
+            return Err(self.too_long(time));
         }
         let text = String::from_utf8_lossy(&output.stdout);
         let failed = |(test, why): &&(String, String)| {
@@ -168,9 +195,8 @@ impl Cmd {
         Err(Failure::Check { what: self.to_string(), status })
     }
 
-    fn too_long(&self) -> Failure {
-        let minutes = COMMAND_MAX.as_secs() / 60;
-        Failure::Check { what: self.to_string(), status: format!("it was ended after {minutes} minutes") }
+    fn too_long(&self, time: Duration) -> Failure {
+        Failure::Late { what: self.to_string(), minutes: time.as_secs().div_ceil(60) }
     }
 
     fn missing(&self, error: &std::io::Error) -> Failure {

@@ -9,6 +9,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// A check failed; its own output, already shown, says where.
     Check { what: String, status: String },
+    /// A check was ended, since its time was up.
+    Late { what: String, minutes: u64 },
     /// Something that a check needs is not there.
     Missing { what: String, remedy: String },
 }
@@ -18,7 +20,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Failure::Usage(_) => 2,
-            Failure::Check { .. } | Failure::Missing { .. } => 1,
+            Failure::Check { .. } | Failure::Late { .. } | Failure::Missing { .. } => 1,
         }
     }
 }
@@ -28,6 +30,7 @@ impl fmt::Display for Failure {
         match self {
             Failure::Usage(message) => write!(f, "{}", message.trim_end()),
             Failure::Check { what, status } => write!(f, "failed ({status}): {what}"),
+            Failure::Late { what, minutes } => write!(f, "ended after {minutes} minutes: {what}"),
             Failure::Missing { what, remedy } => write!(f, "{what}\n  to fix it: {remedy}"),
         }
     }

@@ -79,10 +79,11 @@ impl Slow {
 
     fn command(&self) -> Cmd {
         let command = Cmd::new("cargo", &[&["test", "--release"], &self.selection()[..]].concat()).suite();
-        match self.at_once {
+        let command = match self.at_once {
             Some(tests) => command.arg("--").arg("--test-threads").arg(tests),
             None => command,
-        }
+        };
+        command.retry()
     }
 }
 
@@ -165,8 +166,10 @@ fn clippy() -> Vec<Cmd> {
     [all, named, library.clone()].into_iter().chain(features).map(deny).collect()
 }
 
-/// Every step, for this machine.
+/// Every step, for this machine. Those that say most stand first: a run for which a machine is too slow leaves out
+/// those at the end.
 pub(crate) fn all(site: &Site) -> Vec<Step> {
+    let [softroce, apart] = softroce::steps();
     let mut steps = vec![
         Step {
             name: "fmt",
@@ -187,20 +190,9 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             about: "unit tests, integration tests, doctests",
             needs: vec![Need::Cc],
             feature: None,
-            commands: vec![many_at_once(Cmd::new("cargo", &["test", "--workspace"]))],
+            commands: vec![many_at_once(Cmd::new("cargo", &["test", "--workspace"])).retry()],
         },
     ];
-    steps.extend(SLOW.iter().map(|slow| Step {
-        name: slow.name,
-        about: slow.about,
-        needs: slow.needs.to_vec(),
-        feature: slow.feature,
-        commands: vec![slow.command()],
-    }));
-    steps.extend(softroce::steps());
-    steps.push(mutants::step());
-    steps.push(loom::step());
-    steps.push(aarch64::step(site));
     steps.push(Step {
         name: "doc",
         about: "the documentation builds, and no link in it is dead",
@@ -213,8 +205,20 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
     steps.push(public_api::step());
     steps.push(bindgen::step());
     steps.push(install::step());
-    steps.push(asan::step(site));
+    steps.push(softroce);
+    steps.extend(SLOW.iter().map(|slow| Step {
+        name: slow.name,
+        about: slow.about,
+        needs: slow.needs.to_vec(),
+        feature: slow.feature,
+        commands: vec![slow.command()],
+    }));
+    steps.push(loom::step());
     steps.push(fuzz::step(site));
+    steps.push(mutants::step());
+    steps.push(apart);
+    steps.push(aarch64::step(site));
+    steps.push(asan::step(site));
     steps
 }
 

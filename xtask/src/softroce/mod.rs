@@ -34,10 +34,11 @@ use report::Report;
 use rig::Rig;
 use runs::{BENCH, Guests, RUNS, Run};
 use std::fs;
+use std::path::PathBuf;
 
 pub(crate) const COMMAND: Command = Command {
     name: "softroce",
-    arguments: "[--list] [--bench] [--host] [--kvm] [--json FILE|-] [RUN...]",
+    arguments: "[--list] [--bench] [--host] [--kvm] [--last-failed] [--json FILE|-] [RUN...]",
     about: "runs on soft-RoCE in QEMU guests; --host: on this host's RDMA device",
     run,
 };
@@ -51,7 +52,9 @@ const HOST_NEEDS: &[Need] = &[Need::Iproute2, Need::Perftest, Need::Cc];
 pub(crate) fn steps() -> [Step; 2] {
     let step = |name, about, guests| {
         let runs = RUNS.iter().filter(|run| run.guests == guests);
-        let cmd = runs.fold(Cmd::new("cargo", &["xtask", "softroce"]), |cmd, run| cmd.arg(run.name));
+        let xtask = Cmd::new("cargo", &["xtask", "softroce"]);
+        let cmd =
+            runs.fold(xtask.clone(), |cmd, run| cmd.arg(run.name)).retry_with(xtask.arg("--last-failed"));
         Step { name, about, needs: NEEDS.to_vec(), feature: None, commands: vec![cmd] }
     };
     [
@@ -72,12 +75,17 @@ struct Options {
     bench: bool,
     host: bool,
     kvm: bool,
+    /// Runs those that failed in the last call.
+    last_failed: bool,
     json: Option<String>,
     names: Vec<String>,
 }
 
 fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
-    let options = parse(arguments)?;
+    let mut options = parse(arguments)?;
+    if options.last_failed {
+        options.names = last_failed(site)?;
+    }
     let runs = choose(&options)?;
     if options.list {
         for run in runs {
@@ -88,12 +96,38 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     }
     needs::ensure(site, if options.host { HOST_NEEDS } else { NEEDS })?;
     let rig = Rig::new(site)?;
+    // Until they have passed, all of them count as failed.
+    record(site, runs.iter().map(|run| run.name))?;
     let report = if options.host { rig.on_host(&runs)? } else { rig.in_guests(&runs, options.kvm)? };
+    record(site, report.failed().into_iter())?;
     show(&report, options.json.as_deref())?;
     match report.failed().as_slice() {
         [] => Ok(()),
         failed => Err(Failure::Check { what: "cargo xtask softroce".into(), status: failed.join(", ") }),
     }
+}
+
+/// Returns the names of the runs that failed in the last call.
+fn last_failed(site: &Site) -> Result<Vec<String>, Failure> {
+    let text = fs::read_to_string(record_of(site)).unwrap_or_default();
+    let names: Vec<String> = text.lines().map(String::from).collect();
+    match names.is_empty() {
+        true => Err(Failure::Usage("no run failed in the last call; leave out --last-failed".into())),
+        false => Ok(names),
+    }
+}
+
+/// Writes down the names of the runs that failed.
+fn record(site: &Site, failed: impl Iterator<Item = &'static str>) -> Result<(), Failure> {
+    let lines: String = failed.map(|name| format!("{name}\n")).collect();
+    fs::write(record_of(site), lines).map_err(|error| Failure::Missing {
+        what: format!("cannot write {}: {error}", record_of(site).display()),
+        remedy: "make the target directory writable".into(),
+    })
+}
+
+fn record_of(site: &Site) -> PathBuf {
+    site.target.join("softroce/last-failed")
 }
 
 fn show(report: &Report, json: Option<&str>) -> Result<(), Failure> {
@@ -122,6 +156,7 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
             "--bench" => options.bench = true,
             "--host" => options.host = true,
             "--kvm" => options.kvm = true,
+            "--last-failed" => options.last_failed = true,
             "--json" => {
                 let text = "`--json` needs a file, or `-` for standard output";
                 options.json = Some(arguments.next().cloned().ok_or(Failure::Usage(text.into()))?);
@@ -135,6 +170,10 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
     }
     if options.bench && !options.names.is_empty() {
         let text = "`--bench` is a run by itself, and disturbed by others; leave out their names";
+        return Err(Failure::Usage(text.into()));
+    }
+    if options.last_failed && (options.bench || !options.names.is_empty()) {
+        let text = "`--last-failed` says itself what is run; leave out --bench and the names of runs";
         return Err(Failure::Usage(text.into()));
     }
     if options.host && options.kvm {
@@ -187,5 +226,19 @@ mod tests {
         {
             assert_eq!(names(wrong), Err(2), "{wrong:?}");
         }
+        assert_eq!(names(&["--last-failed", "loss"]), Err(2));
+    }
+
+    #[test]
+    fn the_runs_that_failed_last_are_found_again() {
+        let target = std::env::temp_dir().join(format!("xtask-last-failed-{}", std::process::id()));
+        fs::create_dir_all(target.join("softroce")).unwrap();
+        let site = Site { root: "/".into(), target: target.clone(), host: String::new(), nightly: false };
+        assert_eq!(last_failed(&site).unwrap_err().exit_code(), 2);
+        record(&site, ["loss", "perftest"].into_iter()).unwrap();
+        assert_eq!(last_failed(&site).unwrap(), ["loss", "perftest"]);
+        record(&site, std::iter::empty()).unwrap();
+        assert!(last_failed(&site).is_err(), "what has passed is not run again");
+        fs::remove_dir_all(target).unwrap();
     }
 }
