@@ -2,17 +2,18 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::commands::{bench, doctor, launch, schemes, sim, top, train};
+use crate::everyday;
 
 /// Parameter memory with bounded staleness for distributed training.
 #[derive(Parser)]
 #[command(name = "slackline", version, max_term_width = 100)]
-struct Cli {
+pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
 }
@@ -38,7 +39,9 @@ pub fn run() -> ExitCode {
     let filter = log_filter(&std::env::var("RUST_LOG").unwrap_or_default());
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     tracing_subscriber::registry().with(lines).with(filter).init();
-    match Cli::parse().command {
+    let matches = everyday::shorten(Cli::command()).get_matches();
+    let called = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match called.command {
         Command::Train(args) => train::run(*args),
         Command::Sim(args) => sim::run(&args),
         Command::Schemes(_) => schemes::run(),

@@ -3,6 +3,7 @@
 
 mod cli;
 mod commands;
+mod everyday;
 mod failure;
 #[cfg(fuzzing)]
 #[doc(hidden)]

@@ -17,8 +17,9 @@ pub(crate) struct PlaceArgs {
     #[arg(long, help_heading = "Job", value_name = "RANK")]
     local_rank: Option<u32>,
 
-    /// Meeting point of the job's processes: a name or address of rank 0's host that all others can reach, and a free
-    /// port on it; the same for all [default: derived from what the launcher says, or SLACKLINE_RENDEZVOUS]
+    /// Meeting point of the job's processes: a host and port of rank 0 that all others can reach
+    ///
+    /// The port is free on the host of rank 0, and the address is the same for all processes. [default: derived from what the launcher says, or SLACKLINE_RENDEZVOUS]
     #[arg(long, help_heading = "Job", value_name = "HOST:PORT")]
     rendezvous: Option<String>,
 }

@@ -6,9 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 #[group(skip)]
 pub struct Args {
-    /// Serve metrics over HTTP, for Prometheus and `slackline top`: a PORT is one of this machine alone (127.0.0.1), an
-    /// ADDRESS:PORT is as told (0.0.0.0:PORT is all that can reach this machine). Process i of a host, from 0, takes
-    /// PORT + i
+    /// Serve metrics over HTTP, for Prometheus and `slackline top`, at this PORT or ADDRESS:PORT
+    ///
+    /// A PORT is one of this machine alone (127.0.0.1), an ADDRESS:PORT is as told (0.0.0.0:PORT is all that can reach
+    /// this machine). Process i of a host, from 0, takes PORT + i.
     #[arg(long, help_heading = "Output", value_name = "ADDR", value_parser = listen_address)]
     pub metrics: Option<SocketAddr>,
 }

@@ -28,7 +28,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "What to run", value_name = "OPTION=VALUE,...")]
     pub(super) sweep: Vec<String>,
 
-    /// Show a result of the literature and ours beside it: `list` tells which there are, `all` runs them all
+    /// Show a result of the literature and ours beside it; `list` names them, `all` runs them all
     #[arg(long, help_heading = "What to run", value_name = "NAME")]
     #[arg(conflicts_with_all = ["compare", "sweep", "scheme"], conflicts_with_all = JOB)]
     pub(super) reproduce: Option<String>,
@@ -53,8 +53,10 @@ pub(crate) struct Args {
     #[arg(conflicts_with = "spare_nodes")]
     pub(super) only: Option<Class>,
 
-    /// Scheme, which says when workers wait and for which others: bsp, asp, ssp, essp, bap, vap, dbw, abs, k-async,
-    /// k-sync, adasync, ds-sync, delay; settings may stand in brackets, as in 'ssp(3)' [default: ssp]
+    /// Scheme, which says when workers wait and for which others [default: ssp]
+    ///
+    /// One of bsp, asp, ssp, essp, bap, vap, dbw, abs, k-async, k-sync, adasync, ds-sync, delay; settings may stand in
+    /// brackets, as in 'ssp(3)'. `slackline help schemes` has all of them.
     #[arg(long, help_heading = "Scheme", value_name = "NAME")]
     pub(super) scheme: Option<String>,
 
@@ -69,8 +71,10 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Workers", value_name = "N", default_value_t = 8)]
     pub(super) workers: usize,
 
-    /// Seconds that a gradient takes: constant(S), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE),
-    /// uniform(FROM, TO), trace:FILE, or a number
+    /// Seconds that a gradient takes: a number, or a law such as exp(1)
+    ///
+    /// Laws are constant(S), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO) and
+    /// trace:FILE.
     #[arg(long, help_heading = "Workers", value_name = "LAW", default_value = "exp(1)", value_parser = seconds_or_law)]
     pub(super) compute: Law,
 
