@@ -64,7 +64,7 @@ fn workers_without_a_server_meet_and_average() {
 }
 
 #[test]
-fn a_transport_that_is_required_and_missing_ends_every_process_with_the_reason() {
+fn a_required_transport_that_is_missing_ends_all_processes_with_the_reason() {
     let ended = Processes::start(
         Ipv4Addr::LOCALHOST,
         "pull_to_one",
@@ -79,7 +79,7 @@ fn a_transport_that_is_required_and_missing_ends_every_process_with_the_reason()
 }
 
 #[test]
-fn a_worker_that_dies_is_left_out_and_the_job_is_over_when_the_others_finish() {
+fn a_worker_that_dies_is_left_out_and_the_job_ends_when_the_others_finish() {
     for transport in ["shm", "tcp"] {
         let ended = Processes::start(
             Ipv4Addr::LOCALHOST,

@@ -253,7 +253,7 @@ fn a_worker_over_three_servers_sees_one_table() {
 }
 
 #[test]
-fn a_borrowed_slot_and_a_read_in_place_copy_nothing_and_give_the_same_numbers() {
+fn a_borrowed_slot_and_an_in_place_read_copy_nothing_and_change_no_number() {
     let address = Address::random();
     let table = Table::flat(1000, ElementType::F32).unwrap();
     let options = ServerOptions::new(Config::Bsp, 1, 0.5);
@@ -316,7 +316,7 @@ fn a_reader_is_never_staler_than_it_asked_and_copies_only_when_it_must() {
 }
 
 #[test]
-fn a_pinned_frame_is_left_alone_and_pins_on_all_others_make_the_publisher_say_so() {
+fn a_pinned_frame_is_left_alone_and_a_publisher_with_no_free_one_says_so() {
     let address = Address::random();
     let table = Table::flat(16, ElementType::F32).unwrap();
     let mut options = PublisherOptions::default();

@@ -147,7 +147,7 @@ fn a_single_workers_view_is_exactly_what_it_has_published() {
 }
 
 #[test]
-fn each_of_three_workers_sees_all_of_its_own_and_what_the_bound_guarantees_of_the_others() {
+fn each_worker_sees_all_of_its_own_updates_and_the_others_up_to_the_bound() {
     for scheme in SCHEMES {
         job::<Shm>(scheme, 3, 1, ElementType::F32);
     }

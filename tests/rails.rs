@@ -115,9 +115,9 @@ fn frames_followed_and_pushed_over_two_rails_are_whole() {
 }
 
 #[test]
-fn without_the_second_look_at_the_header_torn_reads_are_found_over_two_rails() {
+fn without_the_second_look_at_headers_torn_reads_are_found_over_two_rails() {
     with_both(
-        "without_the_second_look_at_the_header_torn_reads_are_found_over_two_rails",
+        "without_the_second_look_at_headers_torn_reads_are_found_over_two_rails",
         over_network::without_the_second_look_at_the_header_torn_reads_are_found,
     );
 }

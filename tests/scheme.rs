@@ -232,7 +232,7 @@ fn essp_pushes_when_a_clock_is_complete_and_for_newcomers_and_leavers() {
 }
 
 #[test]
-fn a_worker_that_leaves_during_its_fold_and_returns_does_not_inherit_the_clock() {
+fn a_worker_that_leaves_during_its_fold_and_returns_inherits_no_clock() {
     let mut bench = Bench::new(Config::Asp, 1);
     bench.tell(&[joined(0, 0), arrived(0, 0)]);
     assert!(matches!(bench.poll(), Some((ServerAction::Apply, _))));
@@ -252,7 +252,7 @@ fn a_job_resumed_at_a_later_clock_begins_there() {
 }
 
 #[test]
-fn a_server_taken_up_at_a_clock_begins_there_and_moves_up_to_whoever_comes_alone() {
+fn a_server_resumed_at_a_clock_begins_there_and_moves_up_to_a_lone_worker() {
     for config in four(1) {
         let mut bench = Bench::at(config, 1, 90);
         assert_eq!(bench.smallest(), 90, "{config}");

@@ -7,6 +7,8 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+#[path = "tidy/names.rs"]
+mod names;
 #[path = "tidy/openings.rs"]
 mod openings;
 
@@ -116,6 +118,11 @@ fn every_unsafe_block_and_impl_states_its_argument() {
 #[test]
 fn no_line_is_too_wide_and_no_file_too_long() {
     hold(&[".rs"], too_big);
+}
+
+#[test]
+fn no_function_has_a_name_of_more_than_seventy_two_characters() {
+    hold(&[".rs"], names::too_long);
 }
 
 #[test]

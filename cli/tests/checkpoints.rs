@@ -114,7 +114,7 @@ fn a_resume_with_nothing_to_resume_from_is_an_error_that_says_what_is_there() {
 }
 
 #[test]
-fn a_run_that_resumes_says_from_where_and_whether_it_is_the_checkpoint_before() {
+fn a_run_that_resumes_names_its_checkpoint_and_says_if_it_is_the_one_before() {
     let folder = TempDir::new().unwrap();
     let place = folder.path().to_str().unwrap();
     end(Run::of(&short(place, &[])), 0);

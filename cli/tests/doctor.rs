@@ -40,7 +40,7 @@ fn path<'a>(report: &'a Value, name: &str) -> &'a Value {
 }
 
 #[test]
-fn shared_memory_and_tcp_work_with_figures_and_the_reason_for_no_rdma_has_a_remedy() {
+fn shm_and_tcp_work_with_figures_and_the_reason_for_no_rdma_has_a_remedy() {
     let output = doctor(&[]);
     let said = text(&output.stdout);
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -43,7 +43,7 @@ fn two_workers_by_shared_memory_and_two_by_tcp_learn_the_digits() {
 }
 
 #[test]
-fn two_servers_on_two_hosts_hold_a_shard_each_and_every_worker_finds_its_way_to_both() {
+fn two_servers_on_two_hosts_hold_a_shard_each_and_all_workers_reach_both() {
     let fleet = Fleet::new();
     for scheme in ["bsp", "ssp"] {
         fleet.job_served_from(&[0, 1], &format!("--scheme {scheme} --seed 7")).succeeds();
@@ -149,7 +149,7 @@ fn a_cable_that_is_out_for_a_second_costs_nobody_the_job() {
 }
 
 #[test]
-fn a_worker_that_comes_late_or_again_from_another_host_goes_on_where_the_others_are() {
+fn a_worker_restarted_on_its_own_or_another_host_goes_on_with_the_others() {
     for scheme in ["bsp", "ssp"] {
         let fleet = Fleet::new();
         let secret = Some("one secret");

@@ -46,7 +46,7 @@ fn accuracy(json: &Value) -> f64 {
 }
 
 #[test]
-fn a_killed_server_goes_on_from_its_checkpoint_and_training_ends_as_if_undisturbed() {
+fn a_killed_server_resumes_from_its_checkpoint_and_training_ends_the_same() {
     for (scheme, servers, transport) in [("ssp", 1, "auto"), ("bsp", 2, "auto"), ("ssp", 2, "tcp")] {
         let folder = TempDir::new().unwrap();
         let folder = folder.path().to_str().unwrap();
@@ -93,7 +93,7 @@ fn a_killed_server_of_two_of_which_one_decides_comes_back() {
 }
 
 #[test]
-fn a_killed_worker_is_started_again_and_its_old_gradients_are_not_applied_twice() {
+fn a_killed_worker_is_restarted_and_no_gradient_of_it_is_applied_twice() {
     for (scheme, transport) in [("bsp", "auto"), ("ssp", "tcp"), ("asp", "auto"), ("essp", "tcp")] {
         let job = arguments(scheme, &["--restarts", "5", "--transport", transport]);
         let run = Run::of(&job);

@@ -97,7 +97,7 @@ fn what_is_saved_of_workers_without_a_server_is_their_mean() {
 }
 
 #[test]
-fn a_worker_that_comes_to_a_group_that_has_begun_is_told_why_it_is_not_let_in() {
+fn a_worker_that_comes_to_a_group_that_has_begun_is_refused_with_the_reason() {
     let meet = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string();
     let meet = ["--rendezvous", &meet];
     let job =

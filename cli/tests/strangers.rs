@@ -36,7 +36,7 @@ const TRAINING: Duration = Duration::from_secs(40);
 const TRAIN: [&str; 6] = ["--model", "softmax", "--scheme", "bsp", "--json", "-"];
 
 #[test]
-fn strangers_at_the_meeting_point_are_shut_out_in_time_at_bounded_memory_while_training_goes_on() {
+fn strangers_are_shut_out_in_bounded_time_and_memory_and_training_goes_on() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     // A busy machine makes some of them slow. The fastest tells how many epochs are surely enough.

@@ -169,7 +169,7 @@ fn a_saved_model_is_taken_up_again_where_it_was() {
 }
 
 #[test]
-fn gradients_in_half_precision_several_servers_and_every_optimizer_learn_too() {
+fn training_learns_in_half_precision_by_several_servers_and_any_optimizer() {
     for options in [
         &["--encoding", "bf16", "--servers", "2", "--optimizer", "adam"][..],
         &["--encoding", "f16", "--servers", "3", "--optimizer", "adamw", "--threads", "2"],

@@ -48,7 +48,7 @@ fn meet(a: &mut Channel, b: &mut Channel) -> (Result<Vec<u8>, ChannelError>, boo
 }
 
 #[test]
-fn both_sides_learn_who_the_other_is_and_messages_of_every_size_arrive_in_order() {
+fn both_sides_learn_identities_and_messages_of_every_size_arrive_in_order() {
     let shared = secret("a secret that both know");
     let client = Identity { role: 2, rank: Some(0), epoch: 0 };
     let server = Identity { role: 1, rank: None, epoch: u64::MAX - 1 };

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_gradient_of_an_interrupted_computation_shows_its_base_and_can_be_dropped() {
+    fn a_late_gradient_after_an_interrupt_shows_its_base_and_can_be_dropped() {
         std::thread::scope(|scope| {
             let server = Scripted::serve(scope, shm(), options(1, SGD));
             let [mut late, mut fast] = [(); 2].map(|()| server.worker(Shm::new()));
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_to_the_successor_of_a_worker_that_was_let_go_is_not_taken_for_its_own() {
+    fn an_evicted_worker_does_not_take_its_successors_messages_for_its_own() {
         std::thread::scope(|scope| {
             let server = Scripted::serve(scope, shm(), options(1, SGD));
             let mut worker = server.worker(Shm::new());
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_learns_something_while_it_waits_may_wait_for_something_else() {
+    fn an_event_may_change_the_bound_that_a_waiting_worker_waits_for() {
         fn holds<T: Transport>((ours, theirs, address): (T, T, Address)) {
             std::thread::scope(|scope| {
                 let server = Scripted::serve(scope, (ours, address), options(1, SGD));

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_past_the_last_is_refused_from_an_owner_and_all_before_it_fit_their_words() {
+    fn an_owners_clock_past_the_last_is_refused_and_every_other_fits_its_word() {
         let (welcome, grants) = welcome();
         for (clock, is_good) in [(Resume::CLOCK_MAX, true), (Resume::CLOCK_MAX.next(), false)] {
             let welcome = Welcome { clock, ..welcome.clone() };

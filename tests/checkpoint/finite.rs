@@ -23,7 +23,7 @@ fn publish(worker: &mut Worker<Shm>, value: f32, odd: f32) {
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_is_counted_and_left_out_where_that_is_wanted() {
+fn a_gradient_that_is_not_finite_is_counted_and_left_out_where_asked_for() {
     for (non_finite, threads) in
         [NonFinite::Allow, NonFinite::Drop, NonFinite::Refuse].into_iter().flat_map(|n| [(n, 1), (n, 3)])
     {

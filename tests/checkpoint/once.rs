@@ -43,7 +43,7 @@ fn publish(worker: &mut Worker<Shm>, value: f32) -> Clock {
 }
 
 #[test]
-fn a_gradient_that_waits_for_others_is_dropped_with_its_worker_and_the_next_one_makes_it_anew() {
+fn a_waiting_gradient_is_dropped_with_its_worker_and_the_next_makes_it_anew() {
     let mut server = server(Config::Bsp, 2);
     let address = server.address();
     let [mut left, mut stays] =
@@ -66,7 +66,7 @@ fn a_gradient_that_waits_for_others_is_dropped_with_its_worker_and_the_next_one_
 }
 
 #[test]
-fn a_gradient_that_was_applied_before_its_worker_left_is_not_applied_to_the_next_ones_name() {
+fn a_gradient_applied_before_its_worker_left_is_not_counted_for_the_next() {
     for scheme in [Config::Asp, Config::Ssp { staleness: 1 }, Config::Bsp] {
         let mut server = server(scheme, 1);
         let address = server.address();
@@ -109,7 +109,7 @@ fn join(address: &Address, scheme: Config) -> (ShmEndpoint, Welcome, Received) {
 }
 
 #[test]
-fn a_slot_that_was_written_and_never_announced_is_nothing_to_the_next_worker_of_the_place() {
+fn a_slot_written_and_never_announced_does_not_reach_the_places_next_worker() {
     let mut server = server(Config::Asp, 1);
     let address = server.address();
     let (endpoint, welcome, received) = meanwhile(&mut server, || join(&address, Config::Asp));
@@ -153,7 +153,7 @@ fn a_slot_that_was_written_and_never_announced_is_nothing_to_the_next_worker_of_
 }
 
 #[test]
-fn a_gradient_that_is_void_with_its_worker_is_counted_and_a_flushed_one_is_not() {
+fn a_gradient_voided_with_its_worker_is_counted_and_a_flushed_one_is_not() {
     for (scheme, workers, expected) in [(Config::Bsp, 2, (1, 0)), (Config::Asp, 1, (0, 1))] {
         let mut server = server(scheme, workers);
         let address = server.address();

@@ -17,7 +17,7 @@ const ELEMENTS: usize = 500;
 const SHORT: Duration = Duration::from_millis(100);
 
 #[test]
-fn a_server_that_dies_is_taken_up_elsewhere_and_its_workers_go_on_to_the_end() {
+fn a_server_that_dies_is_resumed_elsewhere_and_its_workers_go_on_to_the_end() {
     for scheme in schemes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("shard");

@@ -40,7 +40,7 @@ fn connect(addresses: &[Address], scheme: Config) -> Worker<Shm> {
 }
 
 #[test]
-fn workers_of_two_shards_come_back_in_any_order_though_one_shard_was_restored_at_an_older_clock() {
+fn workers_rejoin_two_shards_in_any_order_though_one_is_at_an_older_clock() {
     for scheme in schemes() {
         let folder = tempfile::tempdir().unwrap();
         let [survivor, mut victim] = start(scheme, 2, folder.path());

@@ -55,7 +55,7 @@ fn a_third_gradient_waits_for_a_slot_and_overwrites_nothing() {
 
 /// The fold and the places of its workers stand still until a pin is let go.
 #[test]
-fn a_fold_that_waits_for_a_frame_outlives_its_worker_and_leaves_the_next_one_its_credits() {
+fn a_waiting_fold_outlives_its_worker_and_leaves_the_next_one_its_credits() {
     let mut options = ServerOptions::new(Config::Asp, 1, -1.0);
     options.memory.frames = 2;
     let mut server = server(4, options);

@@ -27,7 +27,7 @@ fn in_time<R>(what: &str, call: impl FnOnce() -> Result<R, Error>) {
 }
 
 #[test]
-fn a_listener_that_never_answers_and_one_that_is_not_there_are_errors_in_time() {
+fn a_listener_that_never_answers_and_a_missing_one_are_errors_in_time() {
     let address = Address::random();
     let listener = Shm::new().listen(&address).unwrap();
     for scheme in [Config::Bsp, Config::Essp { staleness: 1 }] {
@@ -138,7 +138,7 @@ fn calls_of_a_worker_whose_server_stands_still_end_in_time() {
 }
 
 #[test]
-fn a_bsp_worker_whose_peers_never_come_hears_of_it_in_time_and_goes_on_when_they_do() {
+fn a_bsp_worker_without_its_peers_times_out_and_goes_on_when_they_come() {
     let mut server = server(4, ServerOptions::new(Config::Bsp, 2, -1.0));
     let address = server.address();
     std::thread::scope(|scope| {
@@ -208,7 +208,7 @@ fn a_begin_that_finishes_a_publish_takes(timeout: Duration) -> Duration {
 }
 
 #[test]
-fn an_owner_whose_control_page_contradicts_itself_holds_nobody_past_the_deadline() {
+fn a_control_page_that_contradicts_itself_holds_no_peer_past_the_deadline() {
     let (address, shm) = (Address::random(), Shm::new());
     let mut listener = shm.listen(&address).unwrap();
     let layout = ControlLayout { peers: 1, frames: 2 };

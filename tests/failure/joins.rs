@@ -158,7 +158,7 @@ fn coming_and_going_two_hundred_times_leaks_nothing() {
 }
 
 #[test]
-fn a_table_whose_description_is_longer_than_a_sockets_buffer_reaches_workers_of_every_scheme() {
+fn a_table_description_longer_than_a_socket_buffer_reaches_every_worker() {
     for name in ["bsp", "essp"] {
         let mut table = Table::builder();
         for index in 0..20_000 {

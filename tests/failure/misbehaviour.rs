@@ -44,7 +44,7 @@ fn evicted_and_nothing_applied(what: &str, misbehave: impl FnOnce(&mut Raw, u64)
 }
 
 #[test]
-fn a_gradient_whose_header_is_not_what_was_agreed_evicts_its_worker_and_is_not_applied() {
+fn a_gradient_with_a_wrong_header_evicts_its_worker_and_is_not_applied() {
     // Clock, base version, epoch, bytes, encoding, checksum, loss, 0.
     let good = |epoch| [0, 0, epoch, 16, 0, 0, 0, 0];
     type Spoil = fn(&mut [u64; 8]);
@@ -99,7 +99,7 @@ fn a_worker_that_publishes_without_credit_is_evicted() {
 }
 
 #[test]
-fn a_worker_that_has_no_heartbeat_is_evicted_and_one_that_counts_chunks_it_never_wrote_harms_nobody() {
+fn workers_without_heartbeat_are_evicted_and_false_chunk_counts_do_no_harm() {
     let mut options = ServerOptions::new(Config::Bsp, 2, -1.0);
     // Longer than a busy machine may keep a heartbeat from its turn.
     options.memory.lease = Duration::from_millis(1500);

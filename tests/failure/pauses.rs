@@ -143,7 +143,7 @@ fn a_publisher_that_was_stopped_for_longer_than_the_lease_keeps_its_readers() {
 }
 
 #[test]
-fn a_reader_that_was_stopped_for_longer_than_the_lease_is_told_when_it_wakes() {
+fn a_reader_stopped_for_longer_than_the_lease_is_told_when_it_wakes() {
     if let Some(words) = told() {
         let (address, options) = (words[0].parse().unwrap(), ReaderOptions::default());
         let mut reader = Reader::connect(Shm::new(), &address, options, PATIENCE).unwrap();
@@ -157,7 +157,7 @@ fn a_reader_that_was_stopped_for_longer_than_the_lease_is_told_when_it_wakes() {
     }
     let options = PublisherOptions { memory: ShardOptions { lease: SHORT, ..ShardOptions::default() } };
     let mut publisher = Publisher::new(Shm::new(), &Address::random(), table(64), options).unwrap();
-    let claim = a_reader_that_was_stopped_for_longer_than_the_lease_is_told_when_it_wakes;
+    let claim = a_reader_stopped_for_longer_than_the_lease_is_told_when_it_wakes;
     let mut reader = Second::start(claim, &[publisher.address().to_string()]);
     let mut drive = |readers: usize| {
         let until = |publisher: &Publisher<Shm>| publisher.joined() == 1 && publisher.readers() == readers;

@@ -31,7 +31,7 @@ fn mark_clocks(words: &[String]) -> ! {
 }
 
 #[test]
-fn a_worker_that_is_killed_and_started_again_never_has_a_gradient_applied_twice() {
+fn a_killed_and_restarted_worker_never_has_a_gradient_applied_twice() {
     if let Some(words) = told() {
         mark_clocks(&words);
     }
@@ -39,7 +39,7 @@ fn a_worker_that_is_killed_and_started_again_never_has_a_gradient_applied_twice(
         // A step of -1: element `c` counts how often a gradient of clock `c` was applied.
         let mut server = server(CLOCKS, ServerOptions::new(scheme(name), 1, -1.0));
         let words = [server.address().to_string(), name.to_owned()];
-        let claim = a_worker_that_is_killed_and_started_again_never_has_a_gradient_applied_twice;
+        let claim = a_killed_and_restarted_worker_never_has_a_gradient_applied_twice;
         for life in 1..=5u64 {
             let mut victim = Second::start(claim, &words);
             drive(&mut server, "a part of the job", |server| {
@@ -154,14 +154,14 @@ fn serve(words: &[String]) -> ! {
 }
 
 #[test]
-fn a_server_that_is_killed_again_and_again_loses_at_most_what_came_after_its_last_checkpoint() {
+fn a_server_killed_repeatedly_loses_only_work_after_its_last_checkpoint() {
     if let Some(words) = told() {
         serve(&words);
     }
     let folder = tempfile::tempdir().unwrap();
     let (address, path) = (Address::random(), folder.path().join("shard"));
     let words = [address.to_string(), path.to_str().unwrap().to_owned()];
-    let claim = a_server_that_is_killed_again_and_again_loses_at_most_what_came_after_its_last_checkpoint;
+    let claim = a_server_killed_repeatedly_loses_only_work_after_its_last_checkpoint;
     let mut server = Second::start(claim, &words);
     let scheme = Config::Ssp { staleness: 1 };
     let connect = || {

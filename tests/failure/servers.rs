@@ -86,12 +86,12 @@ fn publish(address: &Address) -> ! {
 }
 
 #[test]
-fn a_reader_of_a_dead_publisher_is_told_so_though_it_has_all_that_it_asked_for() {
+fn a_reader_of_a_dead_publisher_is_told_though_it_has_all_it_asked_for() {
     if let Some(words) = told() {
         publish(&words[0].parse().unwrap());
     }
     let address = Address::random();
-    let claim = a_reader_of_a_dead_publisher_is_told_so_though_it_has_all_that_it_asked_for;
+    let claim = a_reader_of_a_dead_publisher_is_told_though_it_has_all_it_asked_for;
     let mut publisher = Second::start(claim, &[address.to_string()]);
     let connect = || retry(|| Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE));
     let (mut refreshes, mut copies, mut pins) = (connect(), connect(), connect());

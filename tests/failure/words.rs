@@ -188,7 +188,7 @@ fn an_announcement_that_is_taken_back_stops_no_fold() {
 }
 
 #[test]
-fn a_base_later_than_the_latest_version_evicts_its_worker_and_moves_no_bound() {
+fn a_base_past_the_latest_version_evicts_its_worker_and_moves_no_bound() {
     let counting = schemes().into_iter().map(|scheme| (scheme, Damping::None));
     for (scheme, damping) in counting.chain([(Config::Asp, Damping::Inverse)]) {
         for base in [1, u64::MAX] {

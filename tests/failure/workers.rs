@@ -92,12 +92,12 @@ fn a_killed_worker_is_noticed_and_the_others_go_on_under_every_scheme() {
 }
 
 #[test]
-fn a_stopped_worker_is_evicted_after_its_lease_and_told_so_when_it_continues() {
+fn a_stopped_worker_is_evicted_after_its_lease_and_told_when_it_continues() {
     if let Some(words) = told() {
         train_until_it_fails(&words);
     }
     for name in SCHEMES {
-        let claim = a_stopped_worker_is_evicted_after_its_lease_and_told_so_when_it_continues;
+        let claim = a_stopped_worker_is_evicted_after_its_lease_and_told_when_it_continues;
         three_workers(claim, name, LEASE, |victim, server, survivors| {
             assert_eq!(server.status().left, 0, "no live worker is evicted");
             victim.signal(Signal::STOP);

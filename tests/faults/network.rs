@@ -43,7 +43,7 @@ fn train(job: Job, clocks: u64, fault: Fault) -> (Vec<u32>, Duration) {
 }
 
 #[test]
-fn a_slow_or_trickling_network_makes_training_slower_and_changes_no_bit_of_it() {
+fn a_slow_or_trickling_network_slows_training_and_changes_no_bit_of_it() {
     let _alone = alone();
     for scheme in SCHEMES {
         let job = Job::new(scheme, 600);
@@ -104,7 +104,7 @@ fn broken(job: Job, fault: Fault, timeout: Duration) -> (Error, Duration) {
 }
 
 #[test]
-fn a_worker_whose_connection_is_cut_or_reset_is_told_at_once_and_the_other_finishes() {
+fn a_worker_whose_connection_breaks_is_told_at_once_and_the_other_finishes() {
     let _alone = alone();
     for scheme in SCHEMES {
         for fault in [Fault::Cut, Fault::Reset] {
@@ -116,7 +116,7 @@ fn a_worker_whose_connection_is_cut_or_reset_is_told_at_once_and_the_other_finis
 }
 
 #[test]
-fn a_worker_whose_network_falls_silent_hears_of_it_within_seconds_and_the_other_finishes() {
+fn a_worker_on_a_silent_network_is_told_in_seconds_and_the_other_finishes() {
     let _alone = alone();
     for scheme in SCHEMES {
         let (error, took) = broken(Job::new(scheme, 5000), Fault::HalfOpen, Duration::from_millis(500));
@@ -126,7 +126,7 @@ fn a_worker_whose_network_falls_silent_hears_of_it_within_seconds_and_the_other_
 }
 
 #[test]
-fn calls_over_a_network_that_swallows_everything_end_by_their_deadline_and_the_other_worker_finishes() {
+fn calls_over_a_stalled_network_meet_their_deadline_and_the_other_finishes() {
     let _alone = alone();
     let timeout = Duration::from_millis(300);
     for scheme in SCHEMES {
@@ -165,7 +165,7 @@ fn calls_over_a_network_that_swallows_everything_end_by_their_deadline_and_the_o
 }
 
 #[test]
-fn a_server_lets_a_worker_whose_host_is_gone_go_long_before_a_long_lease_is_over() {
+fn a_server_drops_a_worker_whose_host_is_gone_long_before_a_long_lease_ends() {
     let _alone = alone();
     Job { lease: Duration::from_secs(600), ..Job::new(Config::Bsp, 100) }.serve(|address, watch| {
         let proxy = Proxy::new(address, 1);
@@ -181,7 +181,7 @@ fn a_server_lets_a_worker_whose_host_is_gone_go_long_before_a_long_lease_is_over
 
 /// Its requests are still on their way when the deadline has passed: the next call waits for them, and for no others.
 #[test]
-fn a_reader_goes_on_after_a_deadline_that_passed_while_its_requests_were_in_flight() {
+fn a_reader_goes_on_after_a_deadline_that_passed_with_requests_in_flight() {
     let _alone = alone();
     let any_port = "127.0.0.1:0".parse().unwrap();
     let table = Table::flat(16, ElementType::F32).unwrap();

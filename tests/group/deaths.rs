@@ -30,7 +30,7 @@ pub(crate) fn the_others_go_on_without_a_member_that_died_before_the_round<F: Fi
     });
 }
 
-pub(crate) fn the_others_go_on_without_a_member_that_died_after_it_had_sent_its_summands<F: Fixture>() {
+pub(crate) fn the_others_go_on_without_a_member_that_died_after_it_sent_its_summands<F: Fixture>() {
     let has_sent = Barrier::new(4);
     each::<F, _>(meet::<F>(4, ELEMENTS, GroupOptions::default()), |mut member| {
         if member.rank() == 2 {
@@ -44,7 +44,7 @@ pub(crate) fn the_others_go_on_without_a_member_that_died_after_it_had_sent_its_
     });
 }
 
-pub(crate) fn the_others_go_on_without_a_member_that_sent_a_summand_to_one_of_them_only<F: Fixture>() {
+pub(crate) fn the_others_go_on_without_a_member_that_sent_a_summand_to_only_one<F: Fixture>() {
     let group = [0, 1, 2, 3];
     let (members, mut raw) = meet_raw::<F>(4, ELEMENTS, patient());
     let payload = raw.part(4, 1, 5.0);

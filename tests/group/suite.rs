@@ -19,8 +19,8 @@ macro_rules! group {
             );
             group!(@claims $fixture, deaths:
                 the_others_go_on_without_a_member_that_died_before_the_round,
-                the_others_go_on_without_a_member_that_died_after_it_had_sent_its_summands,
-                the_others_go_on_without_a_member_that_sent_a_summand_to_one_of_them_only,
+                the_others_go_on_without_a_member_that_died_after_it_sent_its_summands,
+                the_others_go_on_without_a_member_that_sent_a_summand_to_only_one,
                 the_others_go_on_without_a_member_that_sent_its_mean_to_one_of_them_only,
                 what_a_member_had_written_whole_counts_though_it_left_before_it_was_read,
                 two_deaths_in_one_round_leave_two_members_that_go_on,

@@ -59,7 +59,7 @@ fn the_device_on_the_way_to_the_peer_comes_first_whatever_the_place() {
 }
 
 #[test]
-fn a_device_that_is_named_is_taken_whatever_the_place_and_the_peer_and_carries_data() {
+fn a_named_device_is_taken_whatever_the_place_and_peer_and_carries_data() {
     let both = both();
     let elsewhere = [Some(ipv4(&both[1])), Some(ipv4(&both[0]))];
     for (device, peer) in both.iter().zip(elsewhere) {

@@ -50,7 +50,7 @@ fn a_key_of_an_earlier_connection_opens_nothing_and_who_tries_is_counted() {
 }
 
 #[test]
-fn who_trespasses_and_never_looks_at_what_came_of_it_is_found_out_all_the_same() {
+fn a_peer_that_trespasses_and_never_polls_is_found_out_all_the_same() {
     let mut target = Target::<VerbsFixture>::new(4096, ALL);
     let Client { mut endpoint, remote, mut server } = target.client();
     let beyond = slackline::internals::mem::RemoteSlice { offset: 1 << 40, ..remote };
@@ -173,7 +173,7 @@ fn requests_longer_than_the_device_takes_are_carried_out_in_parts() {
 }
 
 #[test]
-fn memory_that_another_transport_registered_is_malformed_before_it_is_posted() {
+fn a_request_with_memory_of_another_transport_is_malformed_before_posting() {
     let mut target = Target::<VerbsFixture>::new(4096, ALL);
     let Client { mut endpoint, remote, server: _server } = target.client();
     let foreign = Shm::new().allocate(8, Access::LOCAL).unwrap().slice(0, 8).unwrap();
@@ -193,7 +193,7 @@ fn objects() -> Vec<u64> {
 }
 
 #[test]
-fn a_hundred_rounds_of_connecting_leave_no_object_of_the_device_behind_whoever_ends_them_over_rdma() {
+fn a_hundred_rounds_of_connecting_over_rdma_leave_no_device_object_behind() {
     let mut target = Target::<VerbsFixture>::new(4096, ALL);
     drop(target.client());
     let before = objects();

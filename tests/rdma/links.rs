@@ -116,7 +116,7 @@ fn has_some(events: &OwnedFd) -> bool {
 }
 
 #[test]
-fn whoever_looks_takes_the_events_of_a_link_that_went_down_and_up_and_an_idle_connection_lives_through_it() {
+fn any_check_takes_the_events_of_a_link_and_idle_connections_survive_them() {
     let (log, link, mut ends) = (Log::of_this_thread(), Link::new(), Ends::new());
     let events = events();
     let looks: [fn(&mut Ends); 3] = [
@@ -138,7 +138,7 @@ fn whoever_looks_takes_the_events_of_a_link_that_went_down_and_up_and_an_idle_co
 }
 
 #[test]
-fn a_request_that_meets_a_link_that_is_down_ends_its_connection_by_a_typed_error_and_the_next_one_works() {
+fn a_request_on_a_down_link_is_a_typed_error_and_the_next_connection_works() {
     let (link, mut ends) = (Link::new(), Ends::new());
     let events = events();
     ends.work(1);

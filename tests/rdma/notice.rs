@@ -117,7 +117,7 @@ fn a_newcomer_wakes_who_sleeps() {
 }
 
 #[test]
-fn who_asks_for_more_notice_than_there_is_room_for_goes_on_unnoticed_until_there_is_room_again() {
+fn writes_past_the_room_for_notice_arrive_unnoticed_until_there_is_room() {
     let mut target = sleeper();
     let Client { mut endpoint, remote, mut server } = target.client();
     for word in 1..=MANY {

@@ -68,7 +68,7 @@ fn sent_by_second() -> u64 {
 }
 
 #[test]
-fn a_word_never_announces_a_payload_of_which_a_part_is_not_there_on_the_other_rail() {
+fn a_word_never_announces_a_payload_with_a_part_missing_on_the_other_rail() {
     const ROUNDS: u64 = 2_000;
     /// Both ends of each rail's part.
     const LOOKS: [usize; 4] = [0, STRIPED / 2 - 8, STRIPED / 2, STRIPED - 8];
@@ -197,7 +197,7 @@ fn fails_in_order(ends: &mut Ends, failing: RemoteSlice) -> CompletionError {
 }
 
 #[test]
-fn a_part_that_is_refused_on_either_rail_ends_the_connection_by_that_error_and_is_counted() {
+fn a_part_refused_on_a_rail_ends_the_connection_by_its_error_and_is_counted() {
     let half = STRIPED as u64 / 2;
     for (offset, key) in [
         // Past the end by the part on the second rail, and by both.
@@ -259,7 +259,7 @@ fn sides_that_differ_in_rails_use_those_that_both_have() {
 }
 
 #[test]
-fn rounds_of_connecting_over_two_rails_leave_no_object_of_the_devices_behind() {
+fn rounds_of_connecting_over_two_rails_leave_no_device_object_behind() {
     let objects = || objects::objects(&mut Command::new("rdma"));
     let transport = RailsFixture::transport();
     let before = objects();

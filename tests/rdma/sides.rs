@@ -85,7 +85,7 @@ fn packets_are_of_the_size_that_the_lesser_side_takes() {
 }
 
 #[test]
-fn a_side_with_room_for_one_request_and_one_with_room_for_many_serve_each_other() {
+fn sides_with_a_queue_depth_of_one_and_of_many_serve_each_other() {
     let shallow = || Side::new(VerbsOptions { queue_depth: Some(1), ..VerbsOptions::default() });
     let deep = || Side::new(VerbsOptions::default());
     for (connector, acceptor) in [(deep(), shallow()), (shallow(), deep())] {

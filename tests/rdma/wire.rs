@@ -220,8 +220,8 @@ fn neither_has_more_on_the_wire(claim: &str, at_first: Option<u8>, at_second: Op
 }
 
 #[test]
-fn who_could_ask_for_many_reads_at_once_keeps_to_the_few_that_the_other_side_answers() {
-    let claim = "who_could_ask_for_many_reads_at_once_keeps_to_the_few_that_the_other_side_answers";
+fn a_side_that_could_ask_many_reads_keeps_to_the_few_that_its_peer_answers() {
+    let claim = "a_side_that_could_ask_many_reads_keeps_to_the_few_that_its_peer_answers";
     neither_has_more_on_the_wire(claim, None, Some(2));
 }
 

@@ -86,7 +86,7 @@ impl Cmd {
         self
     }
 
-    /// Says that it may fail on a machine that is too busy for it, and what is then to be run, once. A step whose command
+    /// Says that it may fail on a machine that is too busy for it, and the command that is then run, once. A step that
     /// passes only so is called flaky, not ok.
     pub(crate) fn retry_with(mut self, second: Cmd) -> Cmd {
         self.retry = Some(Box::new(second));

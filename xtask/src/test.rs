@@ -154,10 +154,8 @@ fn run_all(site: &Site, steps: &[&Step], mut passed: Passed, options: Options) -
         }
         if !budget.is_open() {
             let minutes = Budget::LAST_BEGIN.as_secs() / 60;
-            println!(
-                "== {0}: {NOT_RUN}: this machine is slow, {minutes} minutes are over; to run it: cargo xtask test {0}\n",
-                step.name
-            );
+            println!("== {}: {NOT_RUN}: this machine is slow, {minutes} minutes are over", step.name);
+            println!("   to run it: cargo xtask test {}\n", step.name);
             done.push((NOT_RUN, before.elapsed()));
             continue;
         }

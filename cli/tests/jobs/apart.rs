@@ -37,7 +37,7 @@ fn two_workers_in_the_other_guest_learn_what_they_learn_in_one() {
 }
 
 #[test]
-fn over_a_network_that_loses_and_reorders_packets_training_comes_to_the_same() {
+fn training_comes_to_the_same_on_a_network_that_loses_and_reorders_packets() {
     let before = [Here, There].map(|guest| guest.retries());
     let _faults = Faults::new("loss 2% delay 1ms reorder 25% 50%");
     learns(6, 20);
@@ -47,7 +47,7 @@ fn over_a_network_that_loses_and_reorders_packets_training_comes_to_the_same() {
 }
 
 #[test]
-fn a_worker_that_is_killed_in_the_other_guest_is_evicted_and_nothing_of_it_stays() {
+fn a_worker_killed_in_the_other_guest_is_evicted_and_leaves_nothing_behind() {
     let before = [Here, There].map(|guest| guest.objects());
     for scheme in ["bsp", "ssp"] {
         let mut job = Job::new(Here, [Here, There], &format!("{SLOW} --scheme {scheme} --epochs 12"));
@@ -71,7 +71,7 @@ fn a_worker_that_is_killed_in_the_other_guest_is_evicted_and_nothing_of_it_stays
 }
 
 #[test]
-fn a_server_that_is_killed_in_the_other_guest_is_told_by_its_workers_and_nothing_of_it_stays() {
+fn a_server_killed_in_the_other_guest_is_reported_and_leaves_nothing_behind() {
     let before = [Here, There].map(|guest| guest.objects());
     let job = Job::new(There, [Here, Here], &format!("{SLOW} --scheme ssp --epochs 12"));
     std::thread::sleep(Duration::from_millis(500));

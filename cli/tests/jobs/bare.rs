@@ -30,7 +30,7 @@ impl Drop for Bare {
 }
 
 #[test]
-fn without_a_device_rdma_that_is_required_is_an_error_with_its_mend_and_other_paths_are_taken() {
+fn without_a_device_rdma_is_an_error_with_a_remedy_and_auto_takes_shm() {
     let bare = Bare::new();
     let (code, json, said) = Run::of(&["train", "--transport", "verbs", "--json", "-"]).end();
     assert_eq!((code, json.as_str()), (Some(1), ""), "{said}");

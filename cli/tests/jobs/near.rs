@@ -26,7 +26,7 @@ fn succeeds(run: Run) -> Value {
 }
 
 #[test]
-fn two_workers_learn_the_digits_and_in_lock_step_what_they_learn_by_shared_memory() {
+fn two_workers_learn_the_digits_and_by_bsp_the_same_as_by_shared_memory() {
     let before = Guest::Here.objects();
     for (scheme, epochs) in [("bsp", 12), ("ssp", 20)] {
         let json = succeeds(train(&format!("{QUICK} --scheme {scheme} --epochs {epochs} --transport verbs")));
@@ -69,7 +69,7 @@ fn two_workers_without_a_server_learn_the_digits() {
 }
 
 #[test]
-fn a_killed_worker_is_evicted_and_what_its_connection_held_of_the_device_is_free() {
+fn a_killed_worker_is_evicted_and_its_device_objects_are_freed() {
     let before = Guest::Here.objects();
     for scheme in ["bsp", "ssp"] {
         let run = train(&format!("{SLOW} --scheme {scheme} --epochs 12 --transport verbs"));
@@ -90,7 +90,7 @@ fn a_killed_worker_is_evicted_and_what_its_connection_held_of_the_device_is_free
 }
 
 #[test]
-fn a_killed_server_is_told_by_its_workers_and_what_they_held_of_the_device_is_free() {
+fn a_killed_server_is_reported_by_its_workers_and_device_objects_are_freed() {
     let before = Guest::Here.objects();
     let run = train(&format!("{SLOW} --scheme ssp --epochs 12 --transport verbs"));
     run.wait_for("epoch");
@@ -134,7 +134,7 @@ fn a_paused_coordinator_loses_none_of_its_workers_by_rdma() {
 }
 
 #[test]
-fn a_paused_worker_or_group_member_is_left_out_by_rdma_and_the_others_finish() {
+fn a_paused_worker_or_member_is_evicted_by_rdma_and_the_others_finish() {
     for scheme in ["ssp", "ds-sync(group=3)"] {
         let run = train(&format!("{SLOW} --scheme {scheme} --workers 3 --epochs 12 --transport verbs"));
         run.wait_for("epoch");

@@ -180,7 +180,7 @@ fn messages_go_both_ways_in_order() {
 }
 
 #[test]
-fn a_meeting_point_that_comes_later_is_waited_for_and_one_that_never_comes_is_an_error() {
+fn a_late_meeting_point_is_waited_for_and_one_that_never_comes_is_an_error() {
     let MeetingPoint { port, .. } = MeetingPoint::free([127, 0, 0, 1].into()).unwrap();
     let port = SocketAddr::from(([127, 0, 0, 1], port));
     let error = Membership::join(&port.to_string(), worker(), None, Duration::from_millis(200)).err();

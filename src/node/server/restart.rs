@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_publishes_up_to_the_last_clock_and_then_says_that_it_was_the_last() {
+    fn a_worker_publishes_up_to_the_last_clock_and_the_one_after_is_an_error() {
         let last = Resume::CLOCK_MAX;
         let mut server = late(Version(0), Clock(last.0 - 1));
         let address = server.address();

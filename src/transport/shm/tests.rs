@@ -77,7 +77,7 @@ fn one_poll_accepts_at_most_64_connections_of_another_user() {
 }
 
 #[test]
-fn silent_connections_do_not_keep_a_peer_out_nor_push_out_one_that_has_begun() {
+fn silent_connections_neither_keep_a_peer_out_nor_push_out_one_that_began() {
     let mut listener = Shm::new().listen(&Address::random()).unwrap();
     let hello = wire::frame(&Hello::Offer(nothing()), b"");
     let begun = raw_connection(&listener);
@@ -155,7 +155,7 @@ fn another_wire_version_is_named_on_both_sides() {
 const OFFER_1: &[u8; 32] = b"slkl-shm\x01\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 #[test]
-fn a_peer_of_version_1_is_refused_by_name_and_finds_the_version_in_its_place() {
+fn a_version_1_peer_is_refused_by_name_and_finds_our_version_in_its_place() {
     let mut listener = Shm::new().listen(&Address::random()).unwrap();
     let link = raw_connection(&listener);
     link.send(OFFER_1, &[]).unwrap();

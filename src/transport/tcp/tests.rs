@@ -89,7 +89,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn random_truncated_and_endless_first_bytes_are_dropped_and_honest_peers_get_in() {
+fn random_cut_and_endless_first_bytes_are_dropped_and_honest_peers_get_in() {
     let tcp = Tcp::new();
     let mut listener = listen(&tcp);
     let mut open = Vec::new();
@@ -594,7 +594,7 @@ fn answers_in_pieces_and_before_the_end_count() {
 }
 
 #[test]
-fn a_short_answer_that_was_changed_on_its_way_ends_the_connection_and_completes_nothing() {
+fn a_corrupted_short_answer_ends_the_connection_and_completes_nothing() {
     for at in [0, 50, 99] {
         let mut payload = [7; 100];
         let header = short(2, &payload).encode();

@@ -200,7 +200,7 @@ fn an_event_ends_the_pair_that_it_names_and_no_other_and_is_told_once() {
 }
 
 #[test]
-fn every_event_is_taken_and_acknowledged_and_nothing_stays_behind_of_a_pair_that_is_gone() {
+fn every_event_is_acknowledged_and_nothing_stays_behind_of_a_destroyed_pair() {
     let device = device();
     let [first, second, posting] = pairs(&device);
     for _ in 0..500 {

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_reason_is_cut_between_characters_and_control_characters_are_taken_out() {
+    fn a_long_reason_is_cut_between_characters_and_loses_control_characters() {
         let Message::Refuse(Refusal { reason, .. }) = Message::refuse("ä".repeat(5000).into()) else {
             panic!("a refusal")
         };

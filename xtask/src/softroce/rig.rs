@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_while_a_guests_card_has_stopped_is_done_again_and_not_for_ever() {
+    fn a_run_that_fails_while_a_guests_card_is_stopped_is_repeated_a_few_times() {
         let console = std::env::temp_dir().join(format!("softroce-stall-{}", std::process::id()));
         fs::write(&console, "eth0: NETDEV WATCHDOG: transmit queue 0 timed out").unwrap();
         let verdicts = |failures: usize| {

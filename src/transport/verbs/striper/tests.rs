@@ -168,7 +168,7 @@ fn plan(kind: Kind) -> Plan {
 }
 
 #[test]
-fn a_word_waits_for_the_payload_before_it_on_the_other_rail_and_for_no_later_one() {
+fn a_word_waits_for_earlier_payloads_on_other_rails_and_for_no_later_one() {
     let mut world = World::new(2);
     assert_eq!(world.post(plan(Payload)), Some(Placement::Striped(0)));
     assert_eq!(world.post(plan(Word)), Some(Placement::Held));
@@ -184,7 +184,7 @@ fn a_word_waits_for_the_payload_before_it_on_the_other_rail_and_for_no_later_one
 }
 
 #[test]
-fn a_read_is_striped_while_no_write_is_under_way_and_writes_do_not_wait_for_it_without_a_fence() {
+fn reads_are_striped_between_writes_and_only_fenced_writes_wait_for_them() {
     let mut world = World::new(3);
     assert_eq!(world.post(plan(Pull)), Some(Placement::Striped(0)));
     assert_eq!(world.post(plan(Word)), Some(Placement::First(1)));
@@ -238,7 +238,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn nothing_overtakes_what_it_must_not_and_all_is_told_in_order_whatever_the_rails_do(
+    fn requests_overtake_only_where_allowed_and_complete_in_order_on_any_rails(
         rails in 2..=MAX_RAILS,
         plans in plans(),
         steps in prop::collection::vec((0..4u8, 0..MAX_RAILS), 0..300),
