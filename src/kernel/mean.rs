@@ -8,8 +8,8 @@ const TURN: usize = 64;
 
 /// The mean of f32 vectors, element by element: they are added in the order given, from the left, and the sum is
 /// divided by their number. Each operation is rounded once, so that every processor gives the same bits. `parts` are
-/// read where they lie, and others may be writing them: what is read then is garbage, not harm (`docs/design.md`,
-/// section 3).
+/// read where they lie, and others may be writing them: what is read then is garbage, not harm
+/// (`docs/architecture.md`, "Memory and `unsafe`").
 ///
 /// ```
 /// use slackline::internals::kernel::mean;

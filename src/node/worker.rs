@@ -446,7 +446,8 @@ impl<T: Transport> Worker<T> {
         self.watch_consumed(self.needs.waits_for_own);
         flushed?;
         // Was that said to this worker? One that has slept for longer than its lease may have read what is said to its
-        // successor; and where reads outlive a server (design, section 7), what its next life says.
+        // successor; and where reads outlive a server (`docs/protocol.md`, assumption 6), what its next
+        // life says.
         self.parts.iter_mut().try_for_each(|part| part.link.ask_again())?;
         let is_answered = |worker: &Self| worker.parts.iter().all(|part| part.link.is_answered());
         self.wait(deadline - now(), operation, is_answered)

@@ -1,6 +1,6 @@
 //! The file: safetensors, so that every framework reads the parameters.
 //!
-//! `docs/design.md` has the format. What is not a tensor is one JSON object in the metadata, for people to read; a
+//! `docs/checkpoints.md` has the format. What is not a tensor is one JSON object in the metadata, for people to read; a
 //! CRC-64 over it and all tensors stands beside it.
 
 use std::collections::HashMap;

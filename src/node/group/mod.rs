@@ -2,7 +2,7 @@
 //!
 //! Every member holds all parameters. A round averages those of a few members: each writes its parameters of part `j`
 //! into the memory of the `j`th of them, which sums, divides, and writes the result into the memory of all. What is
-//! read is proved whole as a pull proves it. `docs/design.md` has the layout and the argument.
+//! read is proved whole as a pull proves it. `docs/schemes.md` has the layout and the argument.
 
 mod error;
 mod flock;
