@@ -19,14 +19,14 @@ use super::{Backoff, Error, surroundings};
 use crate::clock::Clock;
 use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, largest_magnitude};
 use crate::mem::{LocalSlice, OutOfBounds};
-use crate::param::{Desk, Progress};
+use crate::param::{PeerInbox, Progress};
 use crate::scheme::GradientId;
 use crate::table::ElementType;
 
 /// One gradient of a job.
 pub(super) struct Input {
     pub(super) gradient: GradientId,
-    pub(super) desk: Desk,
+    pub(super) inbox: PeerInbox,
     pub(super) clock: Clock,
     pub(super) payload: LocalSlice,
     pub(super) weight: f32,
@@ -34,7 +34,7 @@ pub(super) struct Input {
 
 impl Input {
     fn has(&self, chunk: usize) -> bool {
-        self.desk.landed(self.clock) > chunk || self.desk.published() > self.clock
+        self.inbox.landed(self.clock) > chunk || self.inbox.published() > self.clock
     }
 }
 

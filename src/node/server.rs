@@ -22,7 +22,7 @@ use super::{Error, PeerStatus};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
 use crate::mem::{Access, MemoryRegion, streaming_threshold};
-use crate::param::{Desk, FrameHeader};
+use crate::param::{FrameHeader, PeerInbox};
 use crate::scheme::{self, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
 use crate::table::{ElementType, Table};
 use crate::time::Instant;
@@ -66,7 +66,7 @@ impl WorkerState {
 /// The place of a gradient that is folded. It is kept although its worker may leave meanwhile.
 #[derive(Clone)]
 struct Source {
-    desk: Desk,
+    inbox: PeerInbox,
     /// Generation, identity and session of the worker.
     generation: u64,
     identity: u64,
@@ -78,7 +78,7 @@ struct Source {
 impl Source {
     fn of<E>(peer: &Peer<E>) -> Source {
         let Peer { generation, identity, session, began, .. } = *peer;
-        Source { desk: peer.desk.clone(), generation, identity, session, began }
+        Source { inbox: peer.inbox.clone(), generation, identity, session, began }
     }
 }
 
@@ -335,8 +335,8 @@ impl<T: Transport> Server<T> {
         let present = self.shard.peers.iter().enumerate();
         present.filter_map(|(index, peer)| {
             let peer = peer.as_ref().filter(|peer| peer.follows.is_none())?;
-            let gradients = peer.desk.published().0.saturating_sub(peer.began.0);
-            let slot = peer.desk.slot_geometry().map_or(0, |slots| slots.payload_bytes());
+            let gradients = peer.inbox.published().0.saturating_sub(peer.began.0);
+            let slot = peer.inbox.slot_geometry().map_or(0, |slots| slots.payload_bytes());
             Some(PeerStatus {
                 peer: index as u16,
                 worker: peer.worker,
@@ -508,9 +508,9 @@ impl<T: Transport> Server<T> {
     /// Begins to fold if the first chunk has come from every worker of the fold and a frame is free.
     fn begin_fold(&mut self) -> Result<bool, Error> {
         let mut sources = self.work.shares.iter().zip(&self.work.sources);
-        let has_begun = |(share, Source { desk, .. }): (&Share, &Source)| {
+        let has_begun = |(share, Source { inbox, .. }): (&Share, &Source)| {
             let clock = share.gradient.clock;
-            desk.landed(clock) > 0 || desk.published() > clock
+            inbox.landed(clock) > 0 || inbox.published() > clock
         };
         // A fold that counts was announced whole: that is not asked again, since a worker can take it back.
         if !self.work.bound && !sources.all(has_begun) {
@@ -559,7 +559,7 @@ impl<T: Transport> Server<T> {
         let chunks = frames.geometry().chunks();
         let measures = self.measures_moments;
         // All workers of a server publish in one encoding: others are not admitted.
-        let geometry = |source: &Source| source.desk.slot_geometry().map(|slots| slots.encoding);
+        let geometry = |source: &Source| source.inbox.slot_geometry().map(|slots| slots.encoding);
         let encoding = self.work.sources.iter().find_map(geometry).unwrap_or(ElementType::F32);
         let (states, work) = (&self.states, &self.work);
         self.aggregator.begin(|old| {
@@ -572,13 +572,13 @@ impl<T: Transport> Server<T> {
             }
             inputs.clear();
             stages.clear();
-            for (share, Source { desk, .. }) in work.shares.iter().zip(&work.sources) {
+            for (share, Source { inbox, .. }) in work.shares.iter().zip(&work.sources) {
                 let (gradient, clock) = (share.gradient, share.gradient.clock);
-                let Some(payload) = desk.payload(clock) else { continue };
+                let Some(payload) = inbox.payload(clock) else { continue };
                 if work.left_out.contains(&gradient) {
                     continue;
                 }
-                inputs.push(Input { gradient, desk: desk.clone(), clock, payload, weight: share.weight });
+                inputs.push(Input { gradient, inbox: inbox.clone(), clock, payload, weight: share.weight });
             }
             for state in states {
                 stages.push(Stage { from: state[current].whole(), to: state[1 - current].whole() });
@@ -680,7 +680,7 @@ impl<T: Transport> Server<T> {
     fn mean_loss(&self) -> Option<f64> {
         let epoch = self.shard.frames.epoch();
         let folded = self.work.shares.iter().zip(&self.work.sources);
-        let losses = folded.filter_map(|(share, source)| source.desk.loss(share.gradient.clock, epoch));
+        let losses = folded.filter_map(|(share, source)| source.inbox.loss(share.gradient.clock, epoch));
         let (sum, count) = losses.fold((0.0, 0u32), |(sum, count), loss| (sum + f64::from(loss), count + 1));
         (count > 0).then(|| sum / f64::from(count))
     }

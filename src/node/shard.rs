@@ -14,8 +14,8 @@ use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
 use crate::mem::Access;
 use crate::param::{
-    ControlLayout, DECISIONS_BYTES, Decisions, Desk, Eviction, FrameGeometry, Frames, Hello, Latest, Push,
-    Resume, Role, SlotGeometry, Welcome,
+    ControlLayout, DECISIONS_BYTES, Decisions, Eviction, FrameGeometry, Frames, Hello, Latest, PeerInbox,
+    Push, Resume, Role, SlotGeometry, Welcome,
 };
 use crate::scheme;
 use crate::table::{ElementType, Table};
@@ -120,7 +120,7 @@ pub(super) struct Gone {
     pub(super) slots: u64,
     /// True if the gradients that it announced count: it did not break the protocol.
     pub(super) is_honest: bool,
-    pub(super) desk: Desk,
+    pub(super) inbox: PeerInbox,
     pub(super) began: Clock,
     pub(super) generation: u64,
     pub(super) identity: u64,
@@ -153,7 +153,7 @@ impl From<&scheme::AnyScheme> for Kept {
 
 pub(super) struct Peer<E> {
     pub(super) endpoint: E,
-    pub(super) desk: Desk,
+    pub(super) inbox: PeerInbox,
     pub(super) worker: bool,
     /// The identity of a worker; 0 for other peers.
     pub(super) identity: u64,
@@ -196,7 +196,7 @@ pub(super) struct Shard<T: Transport> {
     greeted: Instant,
     /// True if peers wake the thread that waits at the listener.
     is_notified: bool,
-    /// Places of peers that left, while their desks are still read.
+    /// Places of peers that left, while their inboxes are still read.
     pub(super) withheld: Vec<u16>,
     /// The clocks up to which gradients of each worker were taken, by identity.
     pub(super) taken: Taken,
@@ -376,7 +376,7 @@ impl<T: Transport> Shard<T> {
     fn departure(&mut self, peer: u16, now: Instant, listens: bool) -> Option<Departure> {
         let lease = self.config.options.lease;
         let peer = self.peers[usize::from(peer)].as_mut()?;
-        let beat = peer.desk.heartbeat();
+        let beat = peer.inbox.heartbeat();
         if !listens {
             peer.silence.skip(now, beat);
         }
@@ -403,10 +403,10 @@ impl<T: Transport> Shard<T> {
             Departure::Closed(_) => tracing::info!(peer, reason = %departure, "peer left"),
             _ => tracing::warn!(peer, reason = %departure, "peer evicted"),
         }
-        let slots = gone.desk.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
-        let Peer { endpoint, desk, worker, began, generation, identity, session, .. } = gone;
-        let (published, is_honest) = (desk.published(), !matches!(departure, Departure::Misbehaved(_)));
-        let gone = Gone { worker, published, slots, is_honest, desk, began, generation, identity, session };
+        let slots = gone.inbox.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
+        let Peer { endpoint, inbox, worker, began, generation, identity, session, .. } = gone;
+        let (published, is_honest) = (inbox.published(), !matches!(departure, Departure::Misbehaved(_)));
+        let gone = Gone { worker, published, slots, is_honest, inbox, began, generation, identity, session };
         events.push(ShardEvent::Left { peer, gone });
         // Where the end of the connection keeps the peer from reading its line, this tells it the same.
         endpoint.close(departure.eviction().state());
@@ -423,7 +423,7 @@ impl<T: Transport> Shard<T> {
 
     pub(super) fn is_pinned(peers: &[Option<Peer<T::Endpoint>>], frame: u8) -> bool {
         peers.iter().flatten().any(|peer| {
-            peer.desk.pins(frame) || peer.push.as_ref().is_some_and(|push| push.source() == Some(frame))
+            peer.inbox.pins(frame) || peer.push.as_ref().is_some_and(|push| push.source() == Some(frame))
         })
     }
 
@@ -467,7 +467,7 @@ impl<T: Transport> Shard<T> {
         clock: Clock,
         events: &mut Vec<ShardEvent>,
     ) {
-        let Newcomer { incoming, hello, desk, grants } = newcomer;
+        let Newcomer { incoming, hello, inbox, grants } = newcomer;
         let smallest = clock;
         let (worker, identity, session) = match hello.role {
             Role::Worker { identity, session, .. } => (true, identity, session),
@@ -493,11 +493,11 @@ impl<T: Transport> Shard<T> {
         // What was taken of it is not taken again.
         let is_bound = worker && !mutant!("taken");
         let clock = if is_bound { clock.max(self.taken.begin(identity)) } else { clock };
-        let checked = self.check(&hello, 0).and_then(|(peer, slots)| Ok((peer, slots, desk?)));
+        let checked = self.check(&hello, 0).and_then(|(peer, slots)| Ok((peer, slots, inbox?)));
         match checked {
             Err(reason) => self.refuse(incoming, reason),
             Ok((peer, slots, (page, payloads))) => {
-                let desk = Desk::new(page, payloads.zip(slots), clock);
+                let inbox = PeerInbox::new(page, payloads.zip(slots), clock);
                 self.generations = self.generations.wrapping_add(1);
                 self.frames.open_line(peer, clock, self.generations);
                 let mut welcome = self.welcome(peer, clock, slots);
@@ -513,11 +513,11 @@ impl<T: Transport> Shard<T> {
                     }
                     Ok(endpoint) => {
                         let push = hello.push.map(|grant| Push::new(theirs[0], theirs[1], grant));
-                        let silence = Silence::new(desk.heartbeat());
+                        let silence = Silence::new(inbox.heartbeat());
                         let (checked, wants_push, generation) = (now, false, self.generations);
                         self.peers[usize::from(peer)] = Some(Peer {
                             endpoint,
-                            desk,
+                            inbox,
                             worker,
                             identity,
                             session,
@@ -641,7 +641,7 @@ impl<T: Transport> Shard<T> {
 
     /// Returns the encoding that the workers which are in have agreed to publish.
     fn encoding(&self) -> Option<ElementType> {
-        self.peers.iter().flatten().find_map(|peer| Some(peer.desk.slot_geometry()?.encoding))
+        self.peers.iter().flatten().find_map(|peer| Some(peer.inbox.slot_geometry()?.encoding))
     }
 
     fn slot_geometry(&self, encoding: ElementType, slots: u16) -> SlotGeometry {

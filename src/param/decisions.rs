@@ -1,12 +1,12 @@
 //! Decisions of the server that decides for all shards, and how the servers of the other shards read them.
 //!
 //! The server of shard 0 appends entries to a ring in its own memory and then announces how many there are. A follower
-//! reads the count, then the entries, and says in its desk how many it has taken. The owner overwrites no entry that a
+//! reads the count, then the entries, and says in its inbox how many it has taken. The owner overwrites no entry that a
 //! follower still has to take.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use super::layout::{LINE, desk};
+use super::layout::{LINE, inbox};
 use super::own_page::{Eviction, own_words, read_line};
 use super::{Epoch, Latest, Welcome};
 use crate::clock::{Clock, Version};
@@ -340,7 +340,7 @@ impl Follow {
     }
 
     fn say_taken(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, FollowError> {
-        let remote = self.page.slice(desk::FOLLOWED as u64, 8)?;
+        let remote = self.page.slice(inbox::FOLLOWED as u64, 8)?;
         let operation = Operation::WriteInline { data: Inline::word(self.next), remote };
         let mut request = WorkRequest::signalled(FOLLOW_TAG, operation);
         request.flags |= Flags::NOTIFY;

@@ -241,7 +241,7 @@ impl Welcome {
         check(grants[0].len >= welcome.layout.bytes() as u64, "a control page too short")?;
         check(grants[1].len >= welcome.geometry.bytes(), "frames too short")?;
         let count = welcome.slots.map_or(0, |slots| slots.slots);
-        check(grants[2].len >= super::Desk::page_bytes(count) as u64, "a peer's page too short")?;
+        check(grants[2].len >= super::PeerInbox::page_bytes(count) as u64, "a peer's page too short")?;
         if follows {
             let from =
                 welcome.decided.ok_or(HandshakeError::Damaged { reason: "no begin for a follower" })?;
@@ -347,7 +347,7 @@ pub(crate) fn fuzz_welcome(bytes: &[u8]) {
     if matches!(role, Role::Worker { .. }) {
         let slots = welcome.slots.expect("a worker has slots");
         assert_holds(&grants[3], slots.slots.into(), slots.payload_bytes(), slots.stride());
-        let last = super::layout::desk::slot_header(usize::from(slots.slots) - 1);
+        let last = super::layout::inbox::slot_header(usize::from(slots.slots) - 1);
         assert!((last + super::layout::LINE) as u64 <= grants[2].len);
         assert!(slots.slot_of(welcome.clock) < usize::from(slots.slots));
         assert_eq!(slots.chunks(), geometry.chunks());

@@ -120,7 +120,7 @@ pub(super) mod peer_line {
     pub(crate) const STATE_MISBEHAVED: u64 = 4;
 }
 
-/// Offsets in a peer's desk: the page that this one peer writes.
+/// Offsets in a peer's inbox: the page that this one peer writes.
 ///
 /// ```text
 /// line 0      published clock, landed chunks, held version + 1      worker
@@ -129,7 +129,7 @@ pub(super) mod peer_line {
 /// line 2      pin                                                   reader
 /// line 3+d    header of slot d                                      worker
 /// ```
-pub(super) mod desk {
+pub(super) mod inbox {
     use super::LINE;
 
     pub(crate) const PUBLISHED: usize = 0;
@@ -431,8 +431,8 @@ mod tests {
         let many = ControlLayout { peers: 65, frames: 2 };
         assert_eq!(many.included(1, 0), many.included(0, 64) + LINE, "a frame's words fill whole lines");
         assert!(many.included(1, 64) + 8 <= many.bytes());
-        assert_ne!(desk::PUBLISHED / LINE, desk::HEARTBEAT / LINE);
-        assert_ne!(desk::HEARTBEAT / LINE, desk::PIN / LINE);
+        assert_ne!(inbox::PUBLISHED / LINE, inbox::HEARTBEAT / LINE);
+        assert_ne!(inbox::HEARTBEAT / LINE, inbox::PIN / LINE);
     }
 
     #[test]

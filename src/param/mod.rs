@@ -1,15 +1,15 @@
 //! Parameter memory: control page, frames and slots, and the operations on them.
 //!
-//! The owner of a shard holds [`Frames`] and a [`Desk`] for each peer; peers hold a [`Pull`] and a [`Publish`], state
+//! The owner of a shard holds [`Frames`] and a [`PeerInbox`] for each peer; peers hold a [`Pull`] and a [`Publish`], state
 //! machines that post requests to an endpoint and are told of their completions. `docs/protocol.md` has the layout
 //! to the byte and the argument for each fence.
 #![forbid(unsafe_code)]
 
 mod decisions;
-mod desk;
 mod frames;
 mod group;
 mod handshake;
+mod inbox;
 mod layout;
 #[cfg_attr(
     not(feature = "sim"),
@@ -22,7 +22,6 @@ mod pull;
 mod push;
 
 pub use decisions::{DECISIONS_BYTES, DecidedFrom, Decision, Decisions, Follow, FollowError, Followed};
-pub use desk::{Desk, SlotFault};
 pub use frames::{Frames, Pinned, Progress};
 pub use group::{
     GONE_ID, GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, LEAVE_ID, MAX_MEMBERS, PART_ID,
@@ -33,6 +32,7 @@ pub(crate) use group::{fuzz_group_hello, group_hello_samples};
 pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Resume, Role, Welcome};
 #[cfg(any(test, fuzzing))]
 pub(crate) use handshake::{fuzz_hello, fuzz_welcome, hello_samples, welcome_samples};
+pub use inbox::{PeerInbox, SlotFault};
 pub use layout::{
     ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, Latest, SlotGeometry, SlotHeader,
 };

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use super::Welcome;
-use super::layout::{ControlLayout, LINE, Latest, desk, peer_line};
+use super::layout::{ControlLayout, LINE, Latest, inbox, peer_line};
 use crate::clock::{Clock, Version};
 use crate::mem::{OutOfBounds, RemoteSlice, VolatileSlice};
 
@@ -29,26 +29,26 @@ pub(crate) fn own_words(welcome: &Welcome, grants: &[RemoteSlice]) -> Result<Own
 
 /// The heartbeat's word in a peer's page.
 pub(crate) fn heartbeat(page: &RemoteSlice) -> Result<RemoteSlice, OutOfBounds> {
-    page.slice(desk::HEARTBEAT as u64, 8)
+    page.slice(inbox::HEARTBEAT as u64, 8)
 }
 
 /// The word in a peer's page that says which version it holds, and what to write there.
 pub(crate) fn held(page: &RemoteSlice, version: Version) -> Result<(RemoteSlice, u64), OutOfBounds> {
-    Ok((page.slice(desk::HELD as u64, 8)?, version.0.wrapping_add(1)))
+    Ok((page.slice(inbox::HELD as u64, 8)?, version.0.wrapping_add(1)))
 }
 
 /// Offsets of the words of a peer's page, for a simulated peer that breaks the protocol: those that have a place of
 /// their own, then those of the headers of so many slots.
-pub(crate) fn desk_words(slots: usize) -> impl Iterator<Item = usize> {
-    let own = [desk::PUBLISHED, desk::LANDED, desk::HELD, desk::HEARTBEAT, desk::PIN];
+pub(crate) fn inbox_words(slots: usize) -> impl Iterator<Item = usize> {
+    let own = [inbox::PUBLISHED, inbox::LANDED, inbox::HELD, inbox::HEARTBEAT, inbox::PIN];
     let headers =
-        (0..slots).flat_map(|slot| (0..LINE).step_by(8).map(move |at| desk::slot_header(slot) + at));
+        (0..slots).flat_map(|slot| (0..LINE).step_by(8).map(move |at| inbox::slot_header(slot) + at));
     own.into_iter().chain(headers)
 }
 
 /// Offset of the pin in a peer's page.
 pub(crate) fn pin_word() -> usize {
-    desk::PIN
+    inbox::PIN
 }
 
 /// The frame of the newest version, as the owner's control page says.

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use super::layout::{ControlLayout, FrameHeader, LINE, Latest, desk};
+use super::layout::{ControlLayout, FrameHeader, LINE, Latest, inbox};
 use super::{FrameSource, Pulled};
 use crate::clock::{Clock, Version};
 use crate::mem::{LocalSlice, RemoteSlice, VolatileSlice, fence, pause};
@@ -58,7 +58,7 @@ pub struct Pins {
 impl Pins {
     /// Maps what is needed. `page` is this peer's own page.
     pub fn new(endpoint: &impl Endpoint, source: &FrameSource, page: &RemoteSlice) -> Result<Pins, PinError> {
-        let word = page.slice(desk::PIN as u64, 8).map_err(|_| PinError::NotMapped)?;
+        let word = page.slice(inbox::PIN as u64, 8).map_err(|_| PinError::NotMapped)?;
         let map = |remote: &RemoteSlice| endpoint.map(remote).ok_or(PinError::NotMapped);
         let word = map(&word)?;
         if !word.as_volatile().is_writable() {

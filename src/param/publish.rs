@@ -4,9 +4,9 @@
 //! that the server can begin before the last byte), the slot's header, the published clock. The server trusts nothing
 //! before the clock has moved.
 
-use super::layout::{LINE, SlotGeometry, SlotHeader, desk, encoding_word, landed_word, peer_line};
+use super::layout::{LINE, SlotGeometry, SlotHeader, encoding_word, inbox, landed_word, peer_line};
 use super::own_page::{Eviction, read_line};
-use super::{Resume, Welcome, desk as desk_of_owner};
+use super::{Resume, Welcome, inbox as inbox_of_owner};
 use crate::clock::{Clock, Version};
 use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
 use crate::transport::{
@@ -236,7 +236,7 @@ impl Publish {
         if self.checksums
             && let Source::Memory(memory) = &source
         {
-            header.checksum = desk_of_owner::slot_checksum(&header, memory.as_volatile());
+            header.checksum = inbox_of_owner::slot_checksum(&header, memory.as_volatile());
         }
         self.pending = Some((source, header));
         if matches!(self.state, State::Idle) {
@@ -444,7 +444,7 @@ impl Publish {
                 if chunks > 1 {
                     let landed = landed_word(header.clock.0, chunk + 1);
                     let mut request =
-                        self.inline(self.page.slice(desk::LANDED as u64, 8)?, Inline::word(landed));
+                        self.inline(self.page.slice(inbox::LANDED as u64, 8)?, Inline::word(landed));
                     if chunk == 0 {
                         // From here on the server can fold along.
                         request.flags |= Flags::NOTIFY;
@@ -457,10 +457,10 @@ impl Publish {
             }
         }
         if is_last {
-            let header_at = desk::slot_header(geometry.slot_of(header.clock)) as u64;
+            let header_at = inbox::slot_header(geometry.slot_of(header.clock)) as u64;
             batch.push(self.inline(self.page.slice(header_at, 64)?, Inline::line(header.to_words())));
             let announced = Inline::word(header.clock.next().0);
-            let mut announcement = self.inline(self.page.slice(desk::PUBLISHED as u64, 8)?, announced);
+            let mut announcement = self.inline(self.page.slice(inbox::PUBLISHED as u64, 8)?, announced);
             announcement.flags |= Flags::NOTIFY;
             batch.push(announcement);
             if mutant!("announce") {

@@ -91,7 +91,7 @@ fn a_waiting_fold_outlives_its_worker_and_leaves_the_next_one_its_credits() {
         let next = Raw::join(&address, worker_role(Config::Asp), || {
             poll(&mut server);
         });
-        // Another place, for the fold still reads the desk of this one.
+        // Another place, for the fold still reads the inbox of this one.
         assert_eq!((next.welcome.peer, server.status().version), (2, Version(2)));
         assert_eq!(next.welcome.clock, Clock(2), "it is another worker");
         let role = Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 7, session: 0 };
@@ -185,7 +185,7 @@ fn with_a_zombie(after: impl FnOnce(&mut Server<Shm>, Zombie, &mut dyn FnMut(&mu
 }
 
 #[test]
-fn a_place_is_not_handed_out_while_a_fold_reads_the_desk_of_its_last_holder() {
+fn a_place_is_not_handed_out_while_a_fold_reads_the_inbox_of_its_last_holder() {
     with_a_zombie(|server, mut zombie, unpin| {
         let address = server.address();
         let next = Raw::resume(&address, worker_role(Config::Asp), 9, || poll(server));

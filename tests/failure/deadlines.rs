@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use slackline::internals::mem::Access;
-use slackline::internals::param::{ControlLayout, Desk, FrameGeometry, Frames, Latest, Welcome};
+use slackline::internals::param::{ControlLayout, FrameGeometry, Frames, Latest, PeerInbox, Welcome};
 use slackline::internals::transport::{Incoming, Listener, Offer};
 use slackline::{
     Address, Clock, ConnectError, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
@@ -216,7 +216,7 @@ fn a_control_page_that_contradicts_itself_holds_no_peer_past_the_deadline() {
     let region = |bytes, access| shm.allocate(bytes, access).unwrap();
     let control = region(layout.bytes(), Access::REMOTE_READ);
     let payload = region(geometry.bytes() as usize, Access::REMOTE_READ);
-    let page = region(Desk::page_bytes(0), Access::REMOTE_READ | Access::REMOTE_WRITE);
+    let page = region(PeerInbox::page_bytes(0), Access::REMOTE_READ | Access::REMOTE_WRITE);
     let frames = Frames::new(control.clone(), payload.clone(), layout, geometry, 7);
     // It says that frame 0 is version 5; the frame says that it is version 0.
     control.as_volatile().store_u64(64, Latest { version: Version(5), frame: 0 }.to_word());

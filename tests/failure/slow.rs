@@ -83,7 +83,7 @@ impl Incoming for SlowIncoming {
     }
 
     fn prepare(&mut self, grants: &[LocalSlice]) {
-        assert_eq!(grants.len(), 4, "control page, frames, desk, slots");
+        assert_eq!(grants.len(), 4, "control page, frames, inbox, slots");
         tarry(&self.1);
         self.0.prepare(grants);
     }

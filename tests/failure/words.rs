@@ -1,4 +1,4 @@
-//! Words that a worker writes in its desk, taken back or spoilt at any moment: the worker harms itself alone.
+//! Words that a worker writes in its inbox, taken back or spoilt at any moment: the worker harms itself alone.
 
 use proptest::prelude::*;
 use slackline::internals::param::FrameGeometry;
@@ -17,7 +17,7 @@ const CHUNK_BYTES: usize = 64;
 const ELEMENTS: usize = CHUNKS * CHUNK_BYTES / 4;
 const BYTES: u64 = ELEMENTS as u64 * 4;
 
-/// Places of words in a desk.
+/// Places of words in an inbox.
 const PUBLISHED: usize = 0;
 const LANDED: usize = 8;
 const HELD: usize = 16;
@@ -122,7 +122,7 @@ fn go_on(server: &mut Server<Shm>, honest: &mut [Hand], count: u64, what: &str) 
     panic!("{what}: {:?}", server.status());
 }
 
-/// A gradient of the culprit's is announced. After `moment` polls words of its desk change; the honest worker
+/// A gradient of the culprit's is announced. After `moment` polls words of its inbox change; the honest worker
 /// publishes after `partner` polls. Then the culprit leaves, if it was not evicted, and the honest one goes on.
 fn spoil(scheme: Config, words: &[(usize, u64)], moment: usize, partner: usize) {
     let mut server = job(scheme, Damping::None, 2);

@@ -6,7 +6,9 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use slackline::internals::mem::Access;
-use slackline::internals::param::{DECISIONS_BYTES, DecidedFrom, Decision, Decisions, Desk, Follow, Welcome};
+use slackline::internals::param::{
+    DECISIONS_BYTES, DecidedFrom, Decision, Decisions, Follow, PeerInbox, Welcome,
+};
 use slackline::internals::transport::{Endpoint, LocalEndpoint};
 use slackline::{Clock, ElementType, Table, Version};
 
@@ -19,7 +21,7 @@ use super::world::{CONTROL, EPOCH, FRAMES, PAGE, SLOTS, explore, region, remote,
 fn a_follower_reads_every_decision_whole_and_in_order() {
     explore(2, |accepted| {
         let (frames, source) = shard(2, 16);
-        let (page, ring) = (region(Desk::page_bytes(0)), region(DECISIONS_BYTES));
+        let (page, ring) = (region(PeerInbox::page_bytes(0)), region(DECISIONS_BYTES));
         let welcome = Welcome {
             epoch: EPOCH,
             peer: 0,
@@ -44,7 +46,7 @@ fn a_follower_reads_every_decision_whole_and_in_order() {
         }
         let mut follow =
             Follow::new(&welcome, &grants, region(Follow::SCRATCH_BYTES).whole()).unwrap().unwrap();
-        let (desk, mut decisions) = (Desk::new(page, None, Clock(0)), Decisions::new(ring));
+        let (inbox, mut decisions) = (PeerInbox::new(page, None, Clock(0)), Decisions::new(ring));
         let read = Arc::new(AtomicU64::new(0));
         let read_by_follower = Arc::clone(&read);
         let follower = thread::spawn(move || {
@@ -65,7 +67,7 @@ fn a_follower_reads_every_decision_whole_and_in_order() {
             }
         });
         for session in 0..3 {
-            while !decisions.append(Decision::Joined { session }, desk.followed()) {
+            while !decisions.append(Decision::Joined { session }, inbox.followed()) {
                 thread::yield_now();
             }
             let read = read_by_follower.load(Relaxed);

@@ -7,7 +7,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use slackline::internals::mem::Access;
-use slackline::internals::param::{Desk, FrameSource, Frames, Pins};
+use slackline::internals::param::{FrameSource, Frames, PeerInbox, Pins};
 use slackline::{Clock, Version, scheme::Bound};
 
 use super::world::{PAGE, endpoint_to, explore, fill, region, remote, shard};
@@ -18,7 +18,7 @@ use super::world::{PAGE, endpoint_to, explore, fill, region, remote, shard};
 fn a_pinned_frame_is_never_written() {
     explore(3, |accepted| {
         let (mut frames, source) = shard(2, 16);
-        let (mut pins, desk) = peer(&frames, source);
+        let (mut pins, inbox) = peer(&frames, source);
         let reader = thread::spawn(move || {
             let pinned = pins.pin(Bound::NONE).unwrap().expect("there is a version from the start");
             let version = pinned.pulled().version.0;
@@ -28,7 +28,7 @@ fn a_pinned_frame_is_never_written() {
             version
         });
         for version in [1, 2].map(Version) {
-            if let Ok(frame) = frames.begin(version, |frame| desk.pins(frame)) {
+            if let Ok(frame) = frames.begin(version, |frame| inbox.pins(frame)) {
                 fill(&frames.payload(frame), &[0, 1], version.0);
                 frames.commit(frame, version, Clock(0));
             }
@@ -48,7 +48,7 @@ fn a_pinned_frame_is_never_written() {
 fn a_frame_is_written_after_the_last_read_of_its_reader() {
     explore(3, |accepted| {
         let (mut frames, source) = shard(2, 8);
-        let (mut pins, desk) = peer(&frames, source);
+        let (mut pins, inbox) = peer(&frames, source);
         let has_read = Arc::new(AtomicU64::new(0));
         // No part of the model: it says what has happened, and orders nothing.
         let has_pinned = std::sync::Arc::new(AtomicBool::new(false));
@@ -61,7 +61,7 @@ fn a_frame_is_written_after_the_last_read_of_its_reader() {
             }
         });
         commit(&mut frames, 1);
-        if frames.begin(Version(2), |frame| desk.pins(frame)).is_ok() && has_pinned.load(Relaxed) {
+        if frames.begin(Version(2), |frame| inbox.pins(frame)).is_ok() && has_pinned.load(Relaxed) {
             assert_eq!(has_read.load(Relaxed), 1, "a frame was written before its reader had read it");
             accepted.fetch_add(1, Relaxed);
         }
@@ -90,13 +90,13 @@ fn a_frame_that_was_lost_is_not_taken_for_intact() {
     });
 }
 
-/// A peer's pins, and the desk where the owner finds them.
-fn peer(frames: &Frames, source: FrameSource) -> (Pins, Desk) {
-    let page = region(Desk::page_bytes(0));
+/// A peer's pins, and the inbox where the owner finds them.
+fn peer(frames: &Frames, source: FrameSource) -> (Pins, PeerInbox) {
+    let page = region(PeerInbox::page_bytes(0));
     let mut endpoint = endpoint_to(frames, Access::REMOTE_READ);
     endpoint.attach(PAGE, page.clone(), Access::REMOTE_WRITE);
     let pins = Pins::new(&endpoint, &source, &remote(PAGE, &page)).unwrap();
-    (pins, Desk::new(page, None, Clock(0)))
+    (pins, PeerInbox::new(page, None, Clock(0)))
 }
 
 /// Writes a version, whatever is pinned.

@@ -6,7 +6,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use slackline::internals::mem::{Access, LocalSlice, MemoryRegion};
-use slackline::internals::param::{Desk, Frames, Publish, Remarks, SlotGeometry, Source, Welcome};
+use slackline::internals::param::{Frames, PeerInbox, Publish, Remarks, SlotGeometry, Source, Welcome};
 use slackline::internals::transport::{Endpoint, LocalEndpoint};
 use slackline::{Clock, ElementType, Table, Version};
 
@@ -34,7 +34,7 @@ fn the_owner_reads_what_was_announced_in_two_slots() {
 #[test]
 fn a_chunk_that_has_landed_is_whole() {
     explore(3, |accepted| {
-        let (frames, mut worker, desk) = desk(72, 1, &local);
+        let (frames, mut worker, inbox) = inbox(72, 1, &local);
         let gradients = [1, 2].map(|value| gradient(72, &[0, 8], value));
         let worker = thread::spawn(move || {
             for gradient in gradients {
@@ -42,8 +42,8 @@ fn a_chunk_that_has_landed_is_whole() {
             }
         });
         for clock in [0, 1].map(Clock) {
-            let payload = desk.payload(clock).unwrap();
-            let (landed, value) = (desk.landed(clock), clock.0 + 1);
+            let payload = inbox.payload(clock).unwrap();
+            let (landed, value) = (inbox.landed(clock), clock.0 + 1);
             if landed >= 1 {
                 assert_eq!(words(&payload, [0]), [value], "a chunk was read before it had landed");
                 accepted.fetch_add(1, Relaxed);
@@ -51,7 +51,7 @@ fn a_chunk_that_has_landed_is_whole() {
             if landed >= 2 {
                 assert_eq!(words(&payload, [8]), [value], "the last chunk was read before it had landed");
             }
-            await_announcement(&desk, clock);
+            await_announcement(&inbox, clock);
             assert_eq!(words(&payload, [0, 8]), [value; 2], "the gradient is not the one that was announced");
             frames.set_consumed(0, clock.next());
         }
@@ -65,7 +65,7 @@ pub(crate) fn announced<E: Endpoint + 'static>(
     slots: u16,
     connect: impl Fn(&Grants) -> E,
 ) {
-    let (frames, mut worker, desk) = desk(16, slots, &connect);
+    let (frames, mut worker, inbox) = inbox(16, slots, &connect);
     let gradients = [1, 2].map(|value| gradient(16, &[0, 1], value));
     let read = Arc::new(AtomicU64::new(0));
     let read_by_owner = Arc::clone(&read);
@@ -77,14 +77,14 @@ pub(crate) fn announced<E: Endpoint + 'static>(
         }
     });
     for clock in [0, 1].map(Clock) {
-        await_announcement(&desk, clock);
-        let header = desk.header(clock, EPOCH).expect("an announced gradient has its header");
+        await_announcement(&inbox, clock);
+        let header = inbox.header(clock, EPOCH).expect("an announced gradient has its header");
         assert_eq!(
             header.base,
             Version(clock.0),
             "the header is not that of the gradient that was announced"
         );
-        let words = words(&desk.payload(clock).unwrap(), [0, 1]);
+        let words = words(&inbox.payload(clock).unwrap(), [0, 1]);
         assert_eq!(words, [clock.0 + 1; 2], "the gradient is not the one that was announced");
         read.store(clock.0 + 1, Relaxed);
         frames.set_consumed(0, clock.next());
@@ -126,11 +126,15 @@ impl<E: Endpoint> Worker<E> {
     }
 }
 
-fn desk<E: Endpoint>(bytes: u64, slots: u16, connect: &impl Fn(&Grants) -> E) -> (Frames, Worker<E>, Desk) {
+fn inbox<E: Endpoint>(
+    bytes: u64,
+    slots: u16,
+    connect: &impl Fn(&Grants) -> E,
+) -> (Frames, Worker<E>, PeerInbox) {
     let (frames, source) = shard(2, bytes);
     let elements = bytes / 4;
     let geometry = SlotGeometry { slots, encoding: ElementType::F32, elements, chunk_elements: 16 };
-    let (page, room) = (region(Desk::page_bytes(slots)), region(geometry.bytes() as usize));
+    let (page, room) = (region(PeerInbox::page_bytes(slots)), region(geometry.bytes() as usize));
     let welcome = Welcome {
         epoch: EPOCH,
         peer: 0,
@@ -154,7 +158,7 @@ fn desk<E: Endpoint>(bytes: u64, slots: u16, connect: &impl Fn(&Grants) -> E) ->
         (SLOTS, room.clone(), Access::REMOTE_WRITE),
     ]);
     let publish = Publish::new(&welcome, &grants, region(Publish::SCRATCH_BYTES).whole()).unwrap().unwrap();
-    (frames, Worker { endpoint, publish }, Desk::new(page, Some((room, geometry)), Clock(0)))
+    (frames, Worker { endpoint, publish }, PeerInbox::new(page, Some((room, geometry)), Clock(0)))
 }
 
 fn gradient(bytes: usize, at: &[usize], value: u64) -> LocalSlice {
@@ -163,8 +167,8 @@ fn gradient(bytes: usize, at: &[usize], value: u64) -> LocalSlice {
     gradient
 }
 
-fn await_announcement(desk: &Desk, clock: Clock) {
-    while desk.published() <= clock {
+fn await_announcement(inbox: &PeerInbox, clock: Clock) {
+    while inbox.published() <= clock {
         thread::yield_now();
     }
 }

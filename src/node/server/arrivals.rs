@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::{Server, WorkerState};
 use crate::clock::{Clock, WorkerId};
 use crate::node::shard::{Departure, Gone, ShardEvent};
-use crate::param::{Desk, Resume, SlotHeader};
+use crate::param::{PeerInbox, Resume, SlotHeader};
 use crate::scheme::{GradientId, ServerEvent, Share};
 use crate::time::Instant;
 use crate::transport::Transport;
@@ -48,7 +48,7 @@ impl<T: Transport> Server<T> {
                     }
                     if self.work.shares.iter().any(|share| share.gradient.worker == WorkerId(peer)) {
                         // A fold that counts already is finished: its gradients were announced whole, and the
-                        // desks hold their memory. One in hope is thrown away.
+                        // inboxes hold their memory. One in hope is thrown away.
                         if self.work.bound {
                             // Its line says no more of its slots to a process that takes itself for this worker.
                             self.shard.withheld.push(peer);
@@ -72,7 +72,7 @@ impl<T: Transport> Server<T> {
         for index in 0..self.workers.len() {
             // Read first: a worker says what it holds before it announces what it made of that.
             let Some(peer) = &self.shard.peers[index] else { continue };
-            let published = peer.desk.published();
+            let published = peer.inbox.published();
             progress |= self.take_held(index, now);
             while let (Some(state), Some(peer)) = (&self.workers[index], &self.shard.peers[index]) {
                 if published <= state.arrived {
@@ -80,7 +80,7 @@ impl<T: Transport> Server<T> {
                 }
                 progress = true;
                 let clock = state.arrived;
-                match self.believe(&peer.desk, state.consumed, clock) {
+                match self.believe(&peer.inbox, state.consumed, clock) {
                     Ok(header) => {
                         if let Some(state) = &mut self.workers[index] {
                             state.arrived = clock.next();
@@ -105,16 +105,21 @@ impl<T: Transport> Server<T> {
     }
 
     /// The header of the gradient of `clock`, which was announced, or how that broke the protocol.
-    pub(super) fn believe(&self, desk: &Desk, consumed: Clock, clock: Clock) -> Result<SlotHeader, String> {
+    pub(super) fn believe(
+        &self,
+        inbox: &PeerInbox,
+        consumed: Clock,
+        clock: Clock,
+    ) -> Result<SlotHeader, String> {
         // Without this a worker that ignores its credits could have one slot folded under two names.
-        let slots = desk.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
+        let slots = inbox.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
         if clock.0 >= consumed.0.saturating_add(slots) {
             return Err("it published more than it has slots for".into());
         }
         if clock >= Resume::CLOCK_MAX {
             return Err("it published past the last clock that there is".into());
         }
-        let header = desk.header(clock, self.shard.frames.epoch()).map_err(|fault| fault.to_string())?;
+        let header = inbox.header(clock, self.shard.frames.epoch()).map_err(|fault| fault.to_string())?;
         // The commit of a version comes before all that a worker computes on it.
         if header.base > self.shard.frames.latest().version {
             return Err("its gradient is computed on a version that there is not".into());
@@ -130,7 +135,7 @@ impl<T: Transport> Server<T> {
         let (Some(state), Some(peer)) = (&mut self.workers[index], &self.shard.peers[index]) else {
             return false;
         };
-        let Some(version) = peer.desk.held() else { return false };
+        let Some(version) = peer.inbox.held() else { return false };
         if state.held.is_some_and(|held| version <= held) {
             return false;
         }

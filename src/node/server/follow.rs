@@ -46,7 +46,7 @@ struct Decided<E> {
     checked: Instant,
 }
 
-/// A worker that has left, and whose desk still holds gradients. Its place stays empty.
+/// A worker that has left, and whose inbox still holds gradients. Its place stays empty.
 struct Departed {
     place: u16,
     source: Source,
@@ -254,15 +254,15 @@ impl<T: Transport> Server<T> {
             return;
         }
         let mut arrived = state.arrived;
-        while arrived < gone.published && self.believe(&gone.desk, state.consumed, arrived).is_ok() {
+        while arrived < gone.published && self.believe(&gone.inbox, state.consumed, arrived).is_ok() {
             arrived = arrived.next();
         }
         let Some(following) = &mut self.following else { return };
         if state.unconsumed(arrived) == 0 {
             return;
         }
-        let Gone { desk, generation, identity, session, began, .. } = gone;
-        let source = Source { desk, generation, identity, session, began };
+        let Gone { inbox, generation, identity, session, began, .. } = gone;
+        let source = Source { inbox, generation, identity, session, began };
         let look = following.link.as_ref().map_or(0, |link| link.follow.next_look());
         following.departed.push(Departed { place, source, arrived, look });
         self.release_places();
@@ -379,7 +379,7 @@ impl<T: Transport> Server<T> {
         for (place, peer) in (0..).zip(&self.shard.peers) {
             if let Some(peer) = peer
                 && let Some(shard) = peer.follows
-                && !decider.learn(shard, peer.desk.followed())
+                && !decider.learn(shard, peer.inbox.followed())
             {
                 liar = Some(place);
             }

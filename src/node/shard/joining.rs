@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use crate::mem::{Access, LocalSlice, MemoryRegion};
 use crate::node::{Backoff, now, surroundings};
-use crate::param::{Desk, Hello, SlotGeometry};
+use crate::param::{Hello, PeerInbox, SlotGeometry};
 use crate::time::{Duration, Instant};
 use crate::transport::{Incoming, RegisterError, Transport};
 
@@ -19,7 +19,7 @@ pub(super) struct Newcomer<I> {
     pub(super) incoming: I,
     pub(super) hello: Hello,
     /// Its page, and the payloads of its slots; or why there are none.
-    pub(super) desk: Result<(MemoryRegion, Option<MemoryRegion>), String>,
+    pub(super) inbox: Result<(MemoryRegion, Option<MemoryRegion>), String>,
     /// All that it is granted, in order.
     pub(super) grants: Vec<LocalSlice>,
 }
@@ -61,17 +61,17 @@ impl<I: Incoming + 'static> Joining<I> {
     ) {
         let transport = Arc::clone(transport);
         let prepare = move || {
-            let desk = allocate(&*transport, slots);
+            let inbox = allocate(&*transport, slots);
             let mut grants = Vec::from(shared);
-            if let Ok((page, payloads)) = &desk {
+            if let Ok((page, payloads)) = &inbox {
                 grants.extend([page].into_iter().chain(payloads).map(MemoryRegion::whole));
                 grants.extend(decisions);
                 if !mutant!("prepare") {
                     incoming.prepare(&grants);
                 }
             }
-            let desk = desk.map_err(|error| format!("no memory for another peer: {error}"));
-            Newcomer { incoming, hello, desk, grants }
+            let inbox = inbox.map_err(|error| format!("no memory for another peer: {error}"));
+            Newcomer { incoming, hello, inbox, grants }
         };
         // Simulated time stands still while a node computes, and all its nodes run in one thread.
         if let Some(surroundings) = surroundings::installed() {
@@ -113,12 +113,12 @@ impl<I: Incoming + 'static> Joining<I> {
     }
 }
 
-/// A desk's page and the payloads of its slots.
+/// An inbox's page and the payloads of its slots.
 fn allocate<T: Transport>(
     transport: &T,
     slots: Option<SlotGeometry>,
 ) -> Result<(MemoryRegion, Option<MemoryRegion>), RegisterError> {
-    let page_bytes = Desk::page_bytes(slots.map_or(0, |slots| slots.slots));
+    let page_bytes = PeerInbox::page_bytes(slots.map_or(0, |slots| slots.slots));
     let page = transport.allocate(page_bytes, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
     // Payloads only: their headers, and what announces them, are on the peer's page.
     let access = Access::REMOTE_WRITE | Access::RELAXED;

@@ -9,7 +9,7 @@ use std::str::FromStr;
 pub enum Class {
     /// Nodes crash and return, stand still while words land in their memory, directions stall, connections break.
     Failures,
-    /// One worker breaks the protocol: words of its desk are taken back or replaced by arbitrary bits.
+    /// One worker breaks the protocol: words of its inbox are taken back or replaced by arbitrary bits.
     Liars,
     /// Nodes stand still, and so do the threads that serve their connections: nothing lands in their memory meanwhile.
     FrozenThreads,

@@ -1,4 +1,4 @@
-//! A member that breaks the protocol: its program is the ordinary one, and words of its desk are forged, in what it
+//! A member that breaks the protocol: its program is the ordinary one, and words of its inbox are forged, in what it
 //! writes and in the owner's memory at any moment afterwards.
 #![forbid(unsafe_code)]
 
@@ -43,14 +43,14 @@ impl Net {
         }
     }
 
-    /// Replaces a word of the liar's desk at one of its owners.
+    /// Replaces a word of the liar's inbox at one of its owners.
     pub(super) fn on_lie(&mut self) {
         let Some(host) = self.law.liar.and_then(|place| self.living(place)) else { return };
-        let Some((owner, grants)) = self.desk_of(host) else { return };
+        let Some((owner, grants)) = self.inbox_of(host) else { return };
         let page = grants[PAGE].slice.clone();
         let slots = self.random.between(1, SLOTS_MAX as u64) as usize;
-        let all: Vec<usize> = own_page::desk_words(slots).filter(|at| at + 8 <= page.len()).collect();
-        let own = own_page::desk_words(0).count();
+        let all: Vec<usize> = own_page::inbox_words(slots).filter(|at| at + 8 <= page.len()).collect();
+        let own = own_page::inbox_words(0).count();
         // One word of its own or of a header, or several that belong together.
         let count = self.random.pick(&[1, 1, 2, 8]);
         let choice = if self.random.permille(600) { own } else { all.len() };
@@ -79,7 +79,7 @@ impl Net {
 
     /// Pins the newest frame of an owner for a while, as a reader in place does where memory is shared.
     pub(super) fn pin(&mut self, host: HostId, nanos: u64) {
-        let Some((_, grants)) = self.desk_of(host) else { return };
+        let Some((_, grants)) = self.inbox_of(host) else { return };
         let newest = own_page::newest_frame(&grants[CONTROL].slice.as_volatile());
         let page = grants[PAGE].slice.clone();
         let pin = own_page::pin_word();
@@ -94,16 +94,16 @@ impl Net {
         self.pins[index].as_volatile().store(0, 0, Relaxed);
     }
 
-    /// The owner of one of the desks that this life of a node has, and what it granted.
-    fn desk_of(&mut self, host: HostId) -> Option<(HostId, Vec<Grant>)> {
-        let desks: Vec<usize> = (0..self.connections.len())
+    /// The owner of one of the inboxes that this life of a node has, and what it granted.
+    fn inbox_of(&mut self, host: HostId) -> Option<(HostId, Vec<Grant>)> {
+        let inboxes: Vec<usize> = (0..self.connections.len())
             .filter(|at| {
                 let [peer, owner] = &self.connections[*at].ends;
                 peer.host == host && !peer.is_dropped && peer.reach.len() > PAGE && !owner.is_dropped
             })
             .collect();
-        let desk = *desks.get(self.random.between(0, (desks.len() as u64).max(1) - 1) as usize)?;
-        let [peer, owner] = &self.connections[desk].ends;
+        let inbox = *inboxes.get(self.random.between(0, (inboxes.len() as u64).max(1) - 1) as usize)?;
+        let [peer, owner] = &self.connections[inbox].ends;
         Some((owner.host, peer.reach.clone()))
     }
 }

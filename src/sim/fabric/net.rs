@@ -133,7 +133,7 @@ pub(super) enum Event {
     Beat { pulse: usize },
     /// Something breaks, or is repaired.
     Fault { index: usize },
-    /// A word of the liar's desk is replaced.
+    /// A word of the liar's inbox is replaced.
     Lie,
     /// A pin that was set for a while ends.
     Unpin { index: usize },

@@ -1,9 +1,9 @@
-//! A peer's desk as the owner of the shard sees it: the page that this one peer writes, and its slots.
+//! A peer's inbox as the owner of the shard sees it: the page that this one peer writes, and its slots.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::frames;
-use super::layout::{LINE, SlotGeometry, SlotHeader, desk, encoding_word, landed_chunks};
+use super::layout::{LINE, SlotGeometry, SlotHeader, encoding_word, inbox, landed_chunks};
 use crate::clock::{Clock, Version};
 use crate::kernel;
 use crate::mem::{LocalSlice, MemoryRegion, VolatileSlice};
@@ -11,7 +11,7 @@ use crate::mem::{LocalSlice, MemoryRegion, VolatileSlice};
 /// The memory of the owner that one peer writes: its words, and its gradients. The owner only reads it, trusts
 /// nothing of it, and no other peer can reach it.
 #[derive(Clone, Debug)]
-pub struct Desk {
+pub struct PeerInbox {
     page: MemoryRegion,
     slots: Option<(MemoryRegion, SlotGeometry)>,
 }
@@ -44,60 +44,60 @@ impl std::fmt::Display for SlotFault {
     }
 }
 
-impl Desk {
+impl PeerInbox {
     /// Bytes of the page of a peer with so many slots (none for a reader).
     pub fn page_bytes(slots: u16) -> usize {
-        desk::bytes(usize::from(slots))
+        inbox::bytes(usize::from(slots))
     }
 
-    /// Makes a desk over a zeroed page and, for a worker, its slots. `clock` is where the worker begins.
+    /// Makes an inbox over a zeroed page and, for a worker, its slots. `clock` is where the worker begins.
     ///
     /// # Panics
     /// If a region is shorter than the geometry needs; both are the owner's own.
-    pub fn new(page: MemoryRegion, slots: Option<(MemoryRegion, SlotGeometry)>, clock: Clock) -> Desk {
+    pub fn new(page: MemoryRegion, slots: Option<(MemoryRegion, SlotGeometry)>, clock: Clock) -> PeerInbox {
         let count = slots.as_ref().map_or(0, |(_, geometry)| geometry.slots);
         assert!(page.len() >= Self::page_bytes(count), "page too short");
         if let Some((region, geometry)) = &slots {
             assert!(geometry.is_sound() && region.len() as u64 >= geometry.bytes(), "slots too short");
         }
         // The one word of the page that the owner writes, before the peer knows of it.
-        page.as_volatile().store(desk::PUBLISHED, clock.0, Relaxed);
-        Desk { page, slots }
+        page.as_volatile().store(inbox::PUBLISHED, clock.0, Relaxed);
+        PeerInbox { page, slots }
     }
 
     /// Gradients of clocks before this one are announced.
     pub fn published(&self) -> Clock {
         // Acquire: the slot's header and payload were written before the announcement.
-        Clock(self.page.as_volatile().load(desk::PUBLISHED, ordering!("published_acquire", Acquire)))
+        Clock(self.page.as_volatile().load(inbox::PUBLISHED, ordering!("published_acquire", Acquire)))
     }
 
     /// Chunks that have landed of the gradient of `clock`, which may not be announced yet.
     pub fn landed(&self, clock: Clock) -> usize {
         // Acquire: the chunks were written before they were counted.
-        let landed = self.page.as_volatile().load(desk::LANDED, ordering!("landed_acquire", Acquire));
+        let landed = self.page.as_volatile().load(inbox::LANDED, ordering!("landed_acquire", Acquire));
         landed_chunks(landed, clock.0)
     }
 
     /// Returns the newest version that the peer says it holds, if it has said so. The number is unchecked.
     pub fn held(&self) -> Option<Version> {
-        let word = self.page.as_volatile().load(desk::HELD, Relaxed);
+        let word = self.page.as_volatile().load(inbox::HELD, Relaxed);
         word.checked_sub(1).map(Version)
     }
 
     /// Returns the number of decisions that the follower says it has taken. The number is unchecked.
     pub fn followed(&self) -> u64 {
         // Acquire: the follower's reads of the entries come before they are overwritten.
-        self.page.as_volatile().load(desk::FOLLOWED, ordering!("followed_acquire", Acquire))
+        self.page.as_volatile().load(inbox::FOLLOWED, ordering!("followed_acquire", Acquire))
     }
 
     /// The peer's heartbeat: changes while the peer lives.
     pub fn heartbeat(&self) -> u64 {
-        self.page.as_volatile().load(desk::HEARTBEAT, Relaxed)
+        self.page.as_volatile().load(inbox::HEARTBEAT, Relaxed)
     }
 
     /// Returns whether the peer pins `frame`.
     pub fn pins(&self, frame: u8) -> bool {
-        frames::pins(&self.page.as_volatile().subslice(desk::PIN, 8), frame)
+        frames::pins(&self.page.as_volatile().subslice(inbox::PIN, 8), frame)
     }
 
     /// Returns the layout of the slots, for a worker.
@@ -145,7 +145,7 @@ impl Desk {
 
     fn line(&self, clock: Clock) -> Option<SlotHeader> {
         let (_, geometry) = self.slots.as_ref()?;
-        let line = self.page.as_volatile().subslice(desk::slot_header(geometry.slot_of(clock)), LINE);
+        let line = self.page.as_volatile().subslice(inbox::slot_header(geometry.slot_of(clock)), LINE);
         Some(SlotHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed))))
     }
 
