@@ -16,7 +16,7 @@ use super::{Backoff, Error, LinkStatus, WorkerStatistics, now};
 use crate::clock::{Clock, Version};
 use crate::kernel::largest_magnitude;
 use crate::mem::{Access, Buffer};
-use crate::param::{Epoch, PinnedFrame, Remarks, Source};
+use crate::param::{Epoch, GradientMetadata, PinnedFrame, Source};
 use crate::scheme::{AnyScheme, Bound, Needs, Registry, WorkerEvent, WorkerScheme};
 use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
@@ -406,7 +406,7 @@ impl<T: Transport> Worker<T> {
             }
         }
         // That of the whole gradient, for a server may decide on all of it.
-        let remarks = Remarks { loss, magnitude: self.magnitude };
+        let metadata = GradientMetadata { loss, magnitude: self.magnitude };
         // The copy is as old as its oldest part, where one server decides for all.
         let base = self.is_decided().then(|| self.view_of_parts().version);
         for (index, (part, source)) in self.parts.iter_mut().zip(sources).enumerate() {
@@ -414,7 +414,7 @@ impl<T: Transport> Worker<T> {
             if let Some(publish) = &mut part.link.publish {
                 publish.hold(base.is_some() && index == 0 && !mutant!("decider_last"));
                 publish
-                    .start(source, base.unwrap_or(part.version), remarks)
+                    .start(source, base.unwrap_or(part.version), metadata)
                     .map_err(|source| Error::Publish { shard, source })?;
             }
             part.published = false;

@@ -39,7 +39,7 @@ pub use layout::{
 pub use own_page::Eviction;
 pub(crate) use own_page::own_words;
 pub use pin::{PinError, PinnedFrame, Pins};
-pub use publish::{Publish, PublishError, Remarks, Source};
+pub use publish::{GradientMetadata, Publish, PublishError, Source};
 pub(crate) use pull::PULL_TAG;
 pub use pull::{Consistency, FrameSource, Pull, PullError, PullOptions, Pulled};
 pub use push::{Push, PushError};

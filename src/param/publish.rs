@@ -22,9 +22,9 @@ pub enum Source {
     Slot,
 }
 
-/// Remarks of a worker on its gradient.
+/// The metadata that a worker publishes with its gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Remarks {
+pub struct GradientMetadata {
     /// Its loss on the batch.
     pub loss: Option<f32>,
     /// The largest magnitude of the elements.
@@ -200,7 +200,12 @@ impl Publish {
     }
 
     /// Begins to publish the gradient of this worker's clock, computed from version `base`.
-    pub fn start(&mut self, source: Source, base: Version, remarks: Remarks) -> Result<(), PublishError> {
+    pub fn start(
+        &mut self,
+        source: Source,
+        base: Version,
+        metadata: GradientMetadata,
+    ) -> Result<(), PublishError> {
         if self.pending.is_some()
             || !matches!(
                 self.state,
@@ -230,8 +235,8 @@ impl Publish {
             bytes: self.geometry.payload_bytes(),
             encoding: encoding_word(self.geometry.encoding),
             checksum: 0,
-            loss: remarks.loss,
-            magnitude: remarks.magnitude,
+            loss: metadata.loss,
+            magnitude: metadata.magnitude,
         };
         if self.checksums
             && let Source::Memory(memory) = &source

@@ -1,7 +1,7 @@
 //! A worker that went in the middle of its clock and joined again: what it had written is applied once or not at all.
 
 use slackline::internals::mem::Access;
-use slackline::internals::param::{Hello, Publish, Remarks, Role, Source, Welcome};
+use slackline::internals::param::{GradientMetadata, Hello, Publish, Role, Source, Welcome};
 use slackline::internals::transport::shm::ShmEndpoint;
 use slackline::internals::transport::{Connecting, Endpoint, Offer, Received};
 use slackline::{
@@ -140,7 +140,7 @@ fn a_slot_written_and_never_announced_does_not_reach_the_places_next_worker() {
     gradient.as_volatile().write(&[0; ELEMENTS * 4]);
     let scratch = shm.allocate(Publish::SCRATCH_BYTES, Access::LOCAL).unwrap().whole();
     let mut publish = Publish::new(&next, &received.grants, scratch).unwrap().unwrap();
-    publish.start(Source::Memory(gradient.whole()), Version(0), Remarks::default()).unwrap();
+    publish.start(Source::Memory(gradient.whole()), Version(0), GradientMetadata::default()).unwrap();
     wait_for("the gradient", || {
         publish.advance(&mut endpoint).unwrap();
         while let Some(completion) = endpoint.poll() {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use slackline::internals::mem::{Access, MemoryRegion};
-use slackline::internals::param::{Publish, PublishError, Remarks, Role, Source};
+use slackline::internals::param::{GradientMetadata, Publish, PublishError, Role, Source};
 use slackline::internals::transport::Endpoint;
 use slackline::{
     Clock, ElementType, Error, Eviction, Reader, ReaderOptions, Server, ServerOptions, Shm, Transport,
@@ -126,7 +126,9 @@ impl Zombie {
     /// Begins to publish its next gradient, which is `value` everywhere.
     fn start(&mut self, value: f32) {
         self.gradient.as_volatile().write(&[value.to_le_bytes(); 4].concat());
-        self.publish.start(Source::Memory(self.gradient.whole()), Version(0), Remarks::default()).unwrap();
+        self.publish
+            .start(Source::Memory(self.gradient.whole()), Version(0), GradientMetadata::default())
+            .unwrap();
     }
 
     /// Goes on for a while. True once the gradient is announced.

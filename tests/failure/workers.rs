@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
 use slackline::internals::mem::Access;
-use slackline::internals::param::{Publish, Remarks, Source};
+use slackline::internals::param::{GradientMetadata, Publish, Source};
 use slackline::internals::transport::Endpoint;
 use slackline::{Address, Optimizer, Server, ServerOptions, Shm, Transport, Version, scheme::Config};
 
@@ -156,7 +156,7 @@ fn die_in_the_middle_of_a_publish(address: &Address) -> ! {
     gradient.as_volatile().write(&[0x7F; ELEMENTS * 4]);
     let scratch = shm.allocate(Publish::SCRATCH_BYTES, Access::LOCAL).unwrap().whole();
     let mut publish = Publish::new(&raw.welcome, &raw.received.grants, scratch).unwrap().unwrap();
-    publish.start(Source::Memory(gradient.whole()), Version(0), Remarks::default()).unwrap();
+    publish.start(Source::Memory(gradient.whole()), Version(0), GradientMetadata::default()).unwrap();
     // A slot, then three batches of eight chunks out of 64.
     for _ in 0..5 {
         assert!(publish.advance(&mut raw.endpoint).unwrap());

@@ -6,7 +6,9 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use slackline::internals::mem::{Access, LocalSlice, MemoryRegion};
-use slackline::internals::param::{Frames, PeerInbox, Publish, Remarks, SlotGeometry, Source, Welcome};
+use slackline::internals::param::{
+    Frames, GradientMetadata, PeerInbox, Publish, SlotGeometry, Source, Welcome,
+};
 use slackline::internals::transport::{Endpoint, LocalEndpoint};
 use slackline::{Clock, ElementType, Table, Version};
 
@@ -112,7 +114,7 @@ struct Worker<E> {
 impl<E: Endpoint> Worker<E> {
     fn publish(&mut self, gradient: LocalSlice) {
         let base = Version(self.publish.clock().0);
-        self.publish.start(Source::Memory(gradient), base, Remarks::default()).unwrap();
+        self.publish.start(Source::Memory(gradient), base, GradientMetadata::default()).unwrap();
         while !self.publish.take() {
             let mut moved = self.publish.advance(&mut self.endpoint).unwrap();
             while let Some(completion) = self.endpoint.poll() {
