@@ -40,7 +40,7 @@ pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, Group
 pub use publisher::{Publisher, PublisherOptions};
 pub use reader::{Fresh, Reader, ReaderOptions};
 pub use server::{NonFinite, Server, ServerOptions, ServerStatus};
-pub use shard::{Departure, Idle, ShardOptions};
+pub use shard::{DisconnectReason, Idle, ShardOptions};
 pub use stats::{Histogram, LinkStatus, PeerStatus, WorkerStatistics};
 pub use wait::{Backoff, now};
 pub use worker::{ReadMode, Step, View, Worker, WorkerOptions};

@@ -74,7 +74,7 @@ impl Default for ShardOptions {
 /// The reason why a peer left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Departure {
+pub enum DisconnectReason {
     /// Its connection ended: it finished, or died.
     Closed(Disconnected),
     /// It was silent for longer than the lease.
@@ -83,23 +83,23 @@ pub enum Departure {
     Misbehaved(String),
 }
 
-impl Departure {
+impl DisconnectReason {
     /// Returns the code that the peer finds in its line.
     fn eviction(&self) -> Eviction {
         match self {
-            Departure::Closed(_) => Eviction::Left,
-            Departure::Silent => Eviction::Silent,
-            Departure::Misbehaved(_) => Eviction::Misbehaved,
+            DisconnectReason::Closed(_) => Eviction::Left,
+            DisconnectReason::Silent => Eviction::Silent,
+            DisconnectReason::Misbehaved(_) => Eviction::Misbehaved,
         }
     }
 }
 
-impl std::fmt::Display for Departure {
+impl std::fmt::Display for DisconnectReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Departure::Closed(gone) => f.write_str(gone.reason),
-            Departure::Silent => f.write_str("it was silent for longer than the lease"),
-            Departure::Misbehaved(how) => f.write_str(how),
+            DisconnectReason::Closed(gone) => f.write_str(gone.reason),
+            DisconnectReason::Silent => f.write_str("it was silent for longer than the lease"),
+            DisconnectReason::Misbehaved(how) => f.write_str(how),
         }
     }
 }
@@ -343,8 +343,8 @@ impl<T: Transport> Shard<T> {
                 self.peers.iter().flatten().any(|peer| peer.follows.is_none() && peer.silence.is_long(lease));
             let listens = !is_in_doubt || self.listener.has_caught_up();
             for peer in 0..self.peers.len() as u16 {
-                if let Some(departure) = self.departure(peer, now, listens) {
-                    self.dismiss(peer, departure, events);
+                if let Some(disconnect_reason) = self.disconnect_reason(peer, now, listens) {
+                    self.dismiss(peer, disconnect_reason, events);
                 }
             }
         }
@@ -373,7 +373,7 @@ impl<T: Transport> Shard<T> {
 
     /// Finds out whether a peer is gone, as far as its connection and its heartbeat tell. Unless the owner
     /// `listens`, a heartbeat that has come may not be seen yet.
-    fn departure(&mut self, peer: u16, now: Instant, listens: bool) -> Option<Departure> {
+    fn disconnect_reason(&mut self, peer: u16, now: Instant, listens: bool) -> Option<DisconnectReason> {
         let lease = self.config.options.lease;
         let peer = self.peers[usize::from(peer)].as_mut()?;
         let beat = peer.inbox.heartbeat();
@@ -385,31 +385,37 @@ impl<T: Transport> Shard<T> {
         if now - peer.checked >= CHECK_EVERY {
             peer.checked = now;
             if let Err(gone) = peer.endpoint.check() {
-                return Some(Departure::Closed(gone));
+                return Some(DisconnectReason::Closed(gone));
             }
         }
-        is_silent.then_some(Departure::Silent)
+        is_silent.then_some(DisconnectReason::Silent)
     }
 
     /// Lets a peer go: its pins, slots and what it published without being applied are void.
-    pub(super) fn dismiss(&mut self, peer: u16, departure: Departure, events: &mut Vec<ShardEvent>) {
+    pub(super) fn dismiss(
+        &mut self,
+        peer: u16,
+        disconnect_reason: DisconnectReason,
+        events: &mut Vec<ShardEvent>,
+    ) {
         let Some(gone) = self.peers[usize::from(peer)].take() else { return };
-        self.frames.close_line(peer, departure.eviction());
+        self.frames.close_line(peer, disconnect_reason.eviction());
         if gone.worker {
             self.taken.leave(gone.identity);
         }
-        self.misbehaved += u64::from(matches!(departure, Departure::Misbehaved(_)));
-        match departure {
-            Departure::Closed(_) => tracing::info!(peer, reason = %departure, "peer left"),
-            _ => tracing::warn!(peer, reason = %departure, "peer evicted"),
+        self.misbehaved += u64::from(matches!(disconnect_reason, DisconnectReason::Misbehaved(_)));
+        match disconnect_reason {
+            DisconnectReason::Closed(_) => tracing::info!(peer, reason = %disconnect_reason, "peer left"),
+            _ => tracing::warn!(peer, reason = %disconnect_reason, "peer evicted"),
         }
         let slots = gone.inbox.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
         let Peer { endpoint, inbox, worker, began, generation, identity, session, .. } = gone;
-        let (published, is_honest) = (inbox.published(), !matches!(departure, Departure::Misbehaved(_)));
+        let (published, is_honest) =
+            (inbox.published(), !matches!(disconnect_reason, DisconnectReason::Misbehaved(_)));
         let gone = Gone { worker, published, slots, is_honest, inbox, began, generation, identity, session };
         events.push(ShardEvent::Left { peer, gone });
         // Where the end of the connection keeps the peer from reading its line, this tells it the same.
-        endpoint.close(departure.eviction().state());
+        endpoint.close(disconnect_reason.eviction().state());
     }
 
     /// The version after the latest, if it fits the words that name it.

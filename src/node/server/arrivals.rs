@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::{Server, WorkerState};
 use crate::clock::{Clock, WorkerId};
-use crate::node::shard::{Departure, Gone, ShardEvent};
+use crate::node::shard::{DisconnectReason, Gone, ShardEvent};
 use crate::param::{PeerInbox, Resume, SlotHeader};
 use crate::scheme::{GradientId, ServerEvent, Share};
 use crate::time::Instant;
@@ -93,8 +93,8 @@ impl<T: Transport> Server<T> {
                         self.scheme.handle_event(now, event);
                     }
                     Err(reason) => {
-                        let departure = Departure::Misbehaved(reason);
-                        self.shard.dismiss(index as u16, departure, &mut self.events);
+                        let disconnect_reason = DisconnectReason::Misbehaved(reason);
+                        self.shard.dismiss(index as u16, disconnect_reason, &mut self.events);
                         self.take_events(now);
                         break;
                     }
@@ -140,8 +140,9 @@ impl<T: Transport> Server<T> {
             return false;
         }
         if version > self.shard.frames.latest().version {
-            let departure = Departure::Misbehaved("it holds a version that there is not".into());
-            self.shard.dismiss(index as u16, departure, &mut self.events);
+            let disconnect_reason =
+                DisconnectReason::Misbehaved("it holds a version that there is not".into());
+            self.shard.dismiss(index as u16, disconnect_reason, &mut self.events);
             self.take_events(now);
             return true;
         }

@@ -2,7 +2,7 @@
 
 use super::{NonFinite, Server};
 use crate::node::Error;
-use crate::node::shard::Departure;
+use crate::node::shard::DisconnectReason;
 use crate::time::Instant;
 use crate::transport::Transport;
 
@@ -31,7 +31,7 @@ impl<T: Transport> Server<T> {
             tracing::warn!(worker, clock, "left out a gradient that is not finite");
             if self.non_finite == NonFinite::Refuse {
                 let why = format!("its gradient of clock {clock} holds a NaN or an infinity");
-                self.shard.dismiss(worker, Departure::Misbehaved(why), &mut self.events);
+                self.shard.dismiss(worker, DisconnectReason::Misbehaved(why), &mut self.events);
             }
         }
         self.work.left_out.extend(found);

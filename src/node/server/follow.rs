@@ -7,7 +7,7 @@ use super::{Server, Source, WorkerState};
 use crate::clock::{Clock, WorkerId};
 use crate::mem::Access;
 use crate::node::link::Link;
-use crate::node::shard::{Departure, Gone};
+use crate::node::shard::{DisconnectReason, Gone};
 use crate::node::wait::retry;
 use crate::node::{Error, now};
 use crate::param::{Decision, Epoch, Follow, FollowError, Followed, Hello, Role};
@@ -243,7 +243,7 @@ impl<T: Transport> Server<T> {
             return Some(GradientId { worker: WorkerId(place), clock });
         }
         let reason = "it announced a gradient to shard 0 before it announced it here".to_owned();
-        self.shard.dismiss(place, Departure::Misbehaved(reason), &mut self.events);
+        self.shard.dismiss(place, DisconnectReason::Misbehaved(reason), &mut self.events);
         self.take_events(now);
         None
     }
@@ -386,8 +386,9 @@ impl<T: Transport> Server<T> {
         }
         let progress = decider.flush();
         if let Some(place) = liar {
-            let departure = Departure::Misbehaved("it has taken decisions that there are not".into());
-            self.shard.dismiss(place, departure, &mut self.events);
+            let disconnect_reason =
+                DisconnectReason::Misbehaved("it has taken decisions that there are not".into());
+            self.shard.dismiss(place, disconnect_reason, &mut self.events);
             self.take_events(now);
         }
         progress
