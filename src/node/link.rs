@@ -2,7 +2,7 @@
 
 use std::task::Poll;
 
-use super::pulse::Pulse;
+use super::heartbeat::Heartbeat;
 use super::wait::sleep;
 use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
@@ -36,7 +36,7 @@ pub(super) struct Link<E: Endpoint> {
     answers: u64,
     /// The number of answers that there are once the last question of [`ask_again`](Self::ask_again) is answered.
     awaited: u64,
-    _pulse: Pulse,
+    _heartbeat: Heartbeat,
     probed: Instant,
     failed: Option<Disconnected>,
 }
@@ -215,8 +215,9 @@ impl<E: Endpoint> Link<E> {
         };
         let heartbeat = own_page::heartbeat(&words.page)?;
         let shard = welcome.shard;
-        let beacon = endpoint.beacon(&heartbeat).map_err(|source| Error::Post { shard, source })?;
-        let pulse = Pulse::start(beacon, Duration::from_nanos(welcome.lease_ns))?;
+        let heartbeat_word =
+            endpoint.heartbeat_word(&heartbeat).map_err(|source| Error::Post { shard, source })?;
+        let heartbeat = Heartbeat::start(heartbeat_word, Duration::from_nanos(welcome.lease_ns))?;
         let line = Line::default();
         let (pushed, failed, probed) = (None, None, now());
         Ok(Link {
@@ -232,7 +233,7 @@ impl<E: Endpoint> Link<E> {
             held,
             answers: 0,
             awaited: 0,
-            _pulse: pulse,
+            _heartbeat: heartbeat,
             probed,
             failed,
         })

@@ -16,9 +16,9 @@ mod aggregate;
 mod checkpoint;
 mod error;
 mod group;
+mod heartbeat;
 mod link;
 mod publisher;
-mod pulse;
 mod reader;
 #[cfg(test)]
 mod scripted;

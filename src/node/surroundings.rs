@@ -12,7 +12,7 @@ use crate::clock::{Clock, Version};
 use crate::mem::VolatileSlice;
 use crate::scheme::{GradientId, Share};
 use crate::time::{Duration, Instant};
-use crate::transport::Beacon;
+use crate::transport::HeartbeatWord;
 
 /// The surroundings of the nodes that run in one thread.
 pub(crate) trait Surroundings {
@@ -31,8 +31,8 @@ pub(crate) trait Surroundings {
     /// The time that registering memory for a peer takes, in a thread of its own.
     fn registering(&self) -> Duration;
 
-    /// Sets `beacon` every `interval` from now on, until `stop` is set or the node that asks for it is no more.
-    fn beat(&self, beacon: Box<dyn Beacon>, interval: Duration, stop: Arc<AtomicBool>);
+    /// Sets `heartbeat_word` every `interval` from now on, until `stop` is set or the node that asks for it is no more.
+    fn beat(&self, heartbeat_word: Box<dyn HeartbeatWord>, interval: Duration, stop: Arc<AtomicBool>);
 
     /// Takes note of a version that a server has just published.
     fn published(&self, published: &Published<'_>);

@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use super::{
-    Beacon, CompletionError, Disconnected, Endpoint, Flags, Operation, PostError, WorkCompletion, WorkRequest,
+    CompletionError, Disconnected, Endpoint, Flags, HeartbeatWord, Operation, PostError, WorkCompletion,
+    WorkRequest,
 };
 use crate::mem::{self, Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, VolatileSlice};
 
@@ -151,9 +152,11 @@ impl Endpoint for LocalEndpoint {
         "local"
     }
 
-    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
-        let malformed =
-            PostError::Malformed { index: 0, reason: "a beacon is one granted, aligned, writable word" };
+    fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {
+        let malformed = PostError::Malformed {
+            index: 0,
+            reason: "a heartbeat word is one granted, aligned, writable word",
+        };
         let target = self.target(word, Access::REMOTE_WRITE).map_err(|_| malformed.clone())?;
         if target.len() != 8 || !target.is_aligned() || !target.is_writable() {
             return Err(malformed);
@@ -167,7 +170,7 @@ struct MappedWord {
     slice: LocalSlice,
 }
 
-impl Beacon for MappedWord {
+impl HeartbeatWord for MappedWord {
     fn set(&mut self, value: u64) -> Result<(), Disconnected> {
         self.slice.as_volatile().store_u64(0, value);
         Ok(())

@@ -10,8 +10,9 @@ use super::shm::{self, Shm, ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener
 use super::tcp::{Tcp, TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
 use super::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsIncoming, VerbsListener};
 use super::{
-    Address, AtomicDomain, Beacon, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, Incoming,
-    Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, WorkCompletion, WorkRequest,
+    Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, HeartbeatWord,
+    Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, WorkCompletion,
+    WorkRequest,
 };
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::{Duration, Instant};
@@ -309,11 +310,11 @@ impl Endpoint for MixedEndpoint {
         }
     }
 
-    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
+    fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {
         match self {
-            MixedEndpoint::Shm(endpoint) => endpoint.beacon(word),
-            MixedEndpoint::Tcp(endpoint) => endpoint.beacon(word),
-            MixedEndpoint::Verbs(endpoint) => endpoint.beacon(word),
+            MixedEndpoint::Shm(endpoint) => endpoint.heartbeat_word(word),
+            MixedEndpoint::Tcp(endpoint) => endpoint.heartbeat_word(word),
+            MixedEndpoint::Verbs(endpoint) => endpoint.heartbeat_word(word),
         }
     }
 

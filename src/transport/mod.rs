@@ -281,7 +281,7 @@ pub trait Endpoint: Send {
 
     /// A handle that sets one granted word from another thread: for heartbeats, which must not wait for the thread
     /// that computes.
-    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError>;
+    fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError>;
 
     /// Ends the connection as dropping it does, and first sends the peer a code of the layer above that says why. It
     /// arrives before the end of the connection does, unless the network loses it. A transport over which the peer can
@@ -298,8 +298,8 @@ pub trait Endpoint: Send {
     }
 }
 
-/// Sets one word at a peer. See [`Endpoint::beacon`].
-pub trait Beacon: Send {
+/// Sets one word at a peer. See [`Endpoint::heartbeat_word`].
+pub trait HeartbeatWord: Send {
     /// Sets the word.
     fn set(&mut self, value: u64) -> Result<(), Disconnected>;
 }

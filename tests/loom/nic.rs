@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use slackline::internals::mem::{LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, fence};
 use slackline::internals::transport::{
-    Beacon, Disconnected, Endpoint, Flags, Operation, PostError, WorkCompletion, WorkRequest,
+    Disconnected, Endpoint, Flags, HeartbeatWord, Operation, PostError, WorkCompletion, WorkRequest,
 };
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -125,7 +125,7 @@ impl Endpoint for Nic {
         "nic"
     }
 
-    fn beacon(&self, _word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
+    fn heartbeat_word(&self, _word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {
         unreachable!("nothing here beats")
     }
 }

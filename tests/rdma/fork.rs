@@ -59,7 +59,7 @@ fn claims(inherited: &mut Inherited) -> Vec<bool> {
         endpoint.poll().is_none(),
         endpoint.check().is_err_and(|error| is_inherited(&error)),
         server.check().is_err_and(|error| is_inherited(&error)),
-        endpoint.beacon(&remote.slice(0, 8).unwrap()).is_err(),
+        endpoint.heartbeat_word(&remote.slice(0, 8).unwrap()).is_err(),
         target.listener.poll(now()).is_none(),
         target.transport.allocate(4096, Access::LOCAL).is_err_and(|error| is_inherited(&error)),
         target.transport.listen(&VerbsFixture::address()).is_err_and(|error| is_inherited(&error)),
@@ -107,9 +107,9 @@ fn a_forked_child_neither_changes_nor_ends_what_its_parent_does_by_rdma() {
         run(endpoint, read(local.clone(), remote)).unwrap();
         assert!(bytes_of(local) == noise(seed + 10, BYTES), "a peer sees the parent's bytes");
     }
-    let mut beacon = endpoint.beacon(&remote.slice(0, 8).unwrap()).unwrap();
-    beacon.set(6).unwrap();
-    wait_for("the beacon", || (target.region.as_volatile().load_u64(0) == 6).then_some(()));
+    let mut heartbeat_word = endpoint.heartbeat_word(&remote.slice(0, 8).unwrap()).unwrap();
+    heartbeat_word.set(6).unwrap();
+    wait_for("the heartbeat word", || (target.region.as_volatile().load_u64(0) == 6).then_some(()));
     // The device itself, the domain of local memory and the listener are whole.
     let Client { endpoint: mut other, remote, server: _server } = target.client();
     run(&mut other, word(7, remote)).unwrap();

@@ -158,8 +158,8 @@ pub(crate) fn a_killed_process_is_noticed<F: Fixture>() {
     let transport = F::transport();
     if let Some(address) = second_process() {
         let (mut endpoint, received) = connect_to::<F>(&transport, &address);
-        let mut beacon = endpoint.beacon(&received.grants[0].slice(0, 8).unwrap()).unwrap();
-        beacon.set(1).unwrap();
+        let mut heartbeat_word = endpoint.heartbeat_word(&received.grants[0].slice(0, 8).unwrap()).unwrap();
+        heartbeat_word.set(1).unwrap();
         return wait_until_gone(&mut endpoint);
     }
     let service = Service::<F>::new(4096, RIGHTS);

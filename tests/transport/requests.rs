@@ -291,36 +291,36 @@ pub(crate) fn a_read_into_memory_mapped_read_only_is_malformed<F: Fixture>() {
     assert!(matches!(error, PostError::Malformed { index: 0, .. }), "{error}");
 }
 
-pub(crate) fn a_beacon_sets_its_word_from_another_thread<F: Fixture>() {
+pub(crate) fn a_heartbeat_word_sets_its_word_from_another_thread<F: Fixture>() {
     let service = Service::<F>::new(4096, RIGHTS);
     let Caller { mut endpoint, remote, server: _server } = service.caller();
-    let mut beacon = endpoint.beacon(&remote.slice(256, 8).unwrap()).unwrap();
+    let mut heartbeat_word = endpoint.heartbeat_word(&remote.slice(256, 8).unwrap()).unwrap();
     let beating = std::thread::spawn(move || {
         for value in 1..=1000 {
-            beacon.set(value).expect("the connection stands");
+            heartbeat_word.set(value).expect("the connection stands");
         }
-        beacon
+        heartbeat_word
     });
     for value in 0..100 {
         let remote = remote.slice(0, 8).unwrap();
         run(&mut endpoint, Operation::WriteInline { data: Inline::word(value), remote }).unwrap();
     }
-    let mut beacon = beating.join().unwrap();
+    let mut heartbeat_word = beating.join().unwrap();
     let word = || service.memory.load(256);
     wait_for("the last beat", || (word() == 1000).then_some(()));
     drop(endpoint);
-    wait_for("the beacon to go out with its endpoint", || beacon.set(1001).err());
+    wait_for("the heartbeat word to go out with its endpoint", || heartbeat_word.set(1001).err());
 }
 
-pub(crate) fn a_beacon_is_one_aligned_writable_word<F: Fixture>() {
+pub(crate) fn a_heartbeat_word_is_one_aligned_writable_word<F: Fixture>() {
     let service = Service::<F>::new(4096, RIGHTS);
     let Caller { mut endpoint, remote, server: _server } = service.caller();
     for (offset, len) in [(0, 16), (4, 8), (4096, 8), (0, 0)] {
-        let wrong = endpoint.beacon(&RemoteSlice { key: remote.key, offset, len });
+        let wrong = endpoint.heartbeat_word(&RemoteSlice { key: remote.key, offset, len });
         assert!(wrong.is_err(), "{len} bytes at {offset}");
     }
     endpoint.check().expect("asking for it does no harm");
     let service = Service::<F>::new(4096, Access::REMOTE_READ);
     let Caller { endpoint, remote, server: _server } = service.caller();
-    assert!(endpoint.beacon(&remote.slice(0, 8).unwrap()).is_err());
+    assert!(endpoint.heartbeat_word(&remote.slice(0, 8).unwrap()).is_err());
 }

@@ -52,8 +52,8 @@ macro_rules! conformance {
                 memory_outlives_its_region_while_a_request_holds_it
                 mapped_memory_is_the_peers_own_where_it_is_in_place
                 a_read_into_memory_mapped_read_only_is_malformed
-                a_beacon_sets_its_word_from_another_thread
-                a_beacon_is_one_aligned_writable_word
+                a_heartbeat_word_sets_its_word_from_another_thread
+                a_heartbeat_word_is_one_aligned_writable_word
             }
             rights {
                 a_write_to_a_read_only_grant_is_refused_and_only_the_offender_suffers

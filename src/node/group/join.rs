@@ -2,7 +2,7 @@
 
 use std::task::Poll;
 
-use super::flock::Flock;
+use super::heartbeat::GroupHeartbeat;
 use super::peer::Peer;
 use super::{GroupError, GroupMember, GroupOptions};
 use crate::mem::Access;
@@ -21,7 +21,7 @@ pub struct GroupListener<T: Transport> {
     listener: T::Listener,
     terms: GroupHello,
     lease: Duration,
-    flock: Flock,
+    heartbeat: GroupHeartbeat,
     peers: Vec<Option<Peer<T::Endpoint>>>,
 }
 
@@ -92,10 +92,10 @@ impl<T: Transport> GroupListener<T> {
             checksums: options.checksums,
         };
         let listener = transport.listen(address)?;
-        let flock = Flock::new(options.lease)?;
+        let heartbeat = GroupHeartbeat::new(options.lease)?;
         tracing::info!(address = %listener.address(), rank, members, elements, "listening for a group");
         let peers = (0..members).map(|_| None).collect();
-        Ok(GroupListener { transport, listener, terms, lease: options.lease, flock, peers })
+        Ok(GroupListener { transport, listener, terms, lease: options.lease, heartbeat, peers })
     }
 
     /// Returns the address at which the others reach this member.
@@ -166,7 +166,7 @@ impl<T: Transport> GroupListener<T> {
             }
         }
         tracing::info!(rank = self.terms.rank, members = self.terms.members, "the group is complete");
-        Ok(GroupMember::assemble(self.listener, self.terms, self.lease, self.flock, self.peers, buffers))
+        Ok(GroupMember::assemble(self.listener, self.terms, self.lease, self.heartbeat, self.peers, buffers))
     }
 
     fn inbox(&self) -> Result<GroupInbox, Error> {
@@ -288,10 +288,10 @@ impl<T: Transport> GroupListener<T> {
         outbox: GroupOutbox,
     ) -> Result<(), Error> {
         use crate::transport::Endpoint;
-        match endpoint.beacon(&outbox.heartbeat()?) {
-            Ok(beacon) => {
+        match endpoint.heartbeat_word(&outbox.heartbeat()?) {
+            Ok(heartbeat_word) => {
                 tracing::debug!(rank, transport = endpoint.transport(), "met a member");
-                self.flock.add(beacon);
+                self.heartbeat.add(heartbeat_word);
                 self.peers[rank] = Some(Peer::new(endpoint, inbox, outbox));
             }
             Err(error) => {

@@ -5,14 +5,14 @@
 //! read is proved whole as a pull proves it. `docs/schemes.md` has the layout and the argument.
 
 mod error;
-mod flock;
+mod heartbeat;
 mod join;
 mod peer;
 mod round;
 mod watch;
 
 pub use error::GroupError;
-use flock::Flock;
+use heartbeat::GroupHeartbeat;
 pub use join::GroupListener;
 pub use peer::Absence;
 use peer::Peer;
@@ -106,7 +106,7 @@ pub struct GroupStatistics {
 /// ```
 pub struct GroupMember<T: Transport> {
     /// Declared before the connections, so that it is dropped first: a member that is gone has no heart.
-    flock: Flock,
+    heartbeat: GroupHeartbeat,
     listener: T::Listener,
     terms: GroupHello,
     lease: Duration,
@@ -153,13 +153,13 @@ impl<T: Transport> GroupMember<T> {
         listener: T::Listener,
         terms: GroupHello,
         lease: Duration,
-        flock: Flock,
+        heartbeat: GroupHeartbeat,
         peers: Vec<Option<Peer<T::Endpoint>>>,
         buffers: [Buffer; 2],
     ) -> Self {
         let round = Round::new(peers.len());
         GroupMember {
-            flock,
+            heartbeat,
             listener,
             terms,
             lease,

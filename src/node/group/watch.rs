@@ -52,7 +52,7 @@ impl<T: Transport> GroupMember<T> {
     }
 
     fn check_connections(&mut self) -> Result<(), Error> {
-        let woken = self.flock.woken();
+        let woken = self.heartbeat.woken();
         for rank in 0..self.peers.len() {
             let alive = self.peers[rank].as_mut().filter(|peer| peer.is_alive());
             let endpoint = alive.and_then(|peer| peer.endpoint.as_mut());
@@ -102,7 +102,7 @@ impl<T: Transport> GroupMember<T> {
     fn lose(&mut self, rank: usize, absence: Absence) -> Result<(), Error> {
         self.adopt(rank)?;
         let has_left = self.peers[rank].as_ref().is_some_and(|peer| peer.inbox.has_left());
-        if !has_left && !self.is_leaving && self.flock.overslept(self.forgiven) {
+        if !has_left && !self.is_leaving && self.heartbeat.overslept(self.forgiven) {
             return Err(self.cut_off());
         }
         self.part_with(rank, if has_left { Absence::Left } else { absence });

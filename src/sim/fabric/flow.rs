@@ -522,7 +522,7 @@ impl Net {
         self.connections[connection].ends[end].completions.pop_front()
     }
 
-    /// A word that a beacon may set.
+    /// A word that a heartbeat may set.
     pub(super) fn light(&mut self, connection: usize, end: usize, word: &RemoteSlice) -> Option<usize> {
         let target = self.connections[connection].ends[end].target(word, Access::REMOTE_WRITE)?;
         if target.len() != 8 || !target.as_volatile().is_aligned() {
@@ -540,7 +540,7 @@ impl Net {
             return Err(gone.clone());
         }
         if sender.is_dropped {
-            return Err(Disconnected { reason: "the endpoint of this beacon was dropped" });
+            return Err(Disconnected { reason: "the endpoint of this heartbeat word was dropped" });
         }
         let at = (self.now + self.latency()).max(self.lights[light].last);
         self.lights[light].last = at;

@@ -14,7 +14,7 @@ use super::meet::{Attempt, Door};
 use super::random::{Random, Trace};
 use crate::mem::{LocalSlice, MemoryRegion};
 use crate::time::{Duration, Instant};
-use crate::transport::Beacon;
+use crate::transport::HeartbeatWord;
 
 /// The network as all its users hold it.
 pub(super) type Shared = Arc<Mutex<Net>>;
@@ -121,7 +121,7 @@ pub(super) enum Event {
     Notice { connection: usize, end: usize },
     /// A write of a failed connection arrives.
     Late { connection: usize, end: usize },
-    /// A beacon's word arrives.
+    /// The value of a heartbeat word arrives.
     Word { light: usize, value: u64 },
     /// A peer arrives at a listener.
     Arrive { attempt: usize },
@@ -130,7 +130,7 @@ pub(super) enum Event {
     /// A node goes on.
     Wake { host: HostId, token: u64 },
     /// A heart beats.
-    Beat { pulse: usize },
+    Beat { heartbeat: usize },
     /// Something breaks, or is repaired.
     Fault { index: usize },
     /// A word of the liar's inbox is replaced.
@@ -180,7 +180,7 @@ pub(super) struct Heart {
     pub(super) host: HostId,
     pub(super) interval: u64,
     pub(super) stop: Arc<AtomicBool>,
-    pub(super) beacon: Option<Box<dyn Beacon>>,
+    pub(super) heartbeat_word: Option<Box<dyn HeartbeatWord>>,
     pub(super) count: u64,
 }
 
@@ -402,7 +402,7 @@ impl Net {
             Event::Word { light, value } => self.on_word(light, value),
             Event::Arrive { attempt } => self.on_arrive(attempt),
             Event::Answer { attempt } => self.on_answer(attempt),
-            Event::Beat { pulse } => return self.on_beat(pulse),
+            Event::Beat { heartbeat } => return self.on_beat(heartbeat),
             Event::Fault { index } => return Some(Outside::Fault(index)),
             Event::Lie => self.on_lie(),
             Event::Unpin { index } => self.unpin(index),
@@ -425,33 +425,33 @@ impl Net {
         None
     }
 
-    fn on_beat(&mut self, pulse: usize) -> Option<Outside> {
-        let heart = &mut self.hearts[pulse];
+    fn on_beat(&mut self, heartbeat: usize) -> Option<Outside> {
+        let heart = &mut self.hearts[heartbeat];
         let host = &self.hosts[heart.host];
         if !host.is_alive || heart.stop.load(std::sync::atomic::Ordering::Relaxed) {
-            heart.beacon = None;
+            heart.heartbeat_word = None;
             return None;
         }
         if host.frozen_until > self.now {
             let until = host.frozen_until;
-            self.schedule(until, Event::Beat { pulse });
+            self.schedule(until, Event::Beat { heartbeat });
             return None;
         }
-        Some(Outside::Beat(pulse))
+        Some(Outside::Beat(heartbeat))
     }
 
     /// A node starts a heartbeat.
     pub(super) fn add_heart(
         &mut self,
         host: HostId,
-        beacon: Box<dyn Beacon>,
+        heartbeat_word: Box<dyn HeartbeatWord>,
         interval: Duration,
         stop: Arc<AtomicBool>,
     ) {
         let interval = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
-        self.hearts.push(Heart { host, interval, stop, beacon: Some(beacon), count: 0 });
-        let pulse = self.hearts.len() - 1;
-        self.schedule_in(0, Event::Beat { pulse });
+        self.hearts.push(Heart { host, interval, stop, heartbeat_word: Some(heartbeat_word), count: 0 });
+        let heartbeat = self.hearts.len() - 1;
+        self.schedule_in(0, Event::Beat { heartbeat });
     }
 
     /// A host vanishes, and its peers hear of it at some time.

@@ -16,7 +16,7 @@ use super::random::Trace;
 use crate::node::surroundings::{Published, Stay, Surroundings};
 use crate::scheme::{AnyScheme, GradientId};
 use crate::time::{Duration, Instant};
-use crate::transport::Beacon;
+use crate::transport::HeartbeatWord;
 
 /// The results of a run.
 pub(super) struct Outcome {
@@ -84,8 +84,8 @@ impl Surroundings for Ground {
         Duration::from_nanos(lock(&self.net).registers_for())
     }
 
-    fn beat(&self, beacon: Box<dyn Beacon>, interval: Duration, stop: Arc<AtomicBool>) {
-        lock(&self.net).add_heart(self.running.get(), beacon, interval, stop);
+    fn beat(&self, heartbeat_word: Box<dyn HeartbeatWord>, interval: Duration, stop: Arc<AtomicBool>) {
+        lock(&self.net).add_heart(self.running.get(), heartbeat_word, interval, stop);
     }
 
     fn published(&self, published: &Published<'_>) {
@@ -175,7 +175,7 @@ impl Stage {
             match next {
                 None => return Err("nothing moves any more".into()),
                 Some(Outside::Wake(host)) => self.resume(host),
-                Some(Outside::Beat(pulse)) => self.beat(pulse),
+                Some(Outside::Beat(heartbeat)) => self.beat(heartbeat),
                 Some(Outside::Fault(index)) => self.strike(index),
             }
             let evictions = std::mem::take(&mut lock(&self.net).evictions);
@@ -234,18 +234,18 @@ impl Stage {
         }
     }
 
-    fn beat(&mut self, pulse: usize) {
+    fn beat(&mut self, heartbeat: usize) {
         let mut net = lock(&self.net);
-        let heart = &mut net.hearts[pulse];
+        let heart = &mut net.hearts[heartbeat];
         heart.count += 1;
-        let (count, interval, beacon) = (heart.count, heart.interval, heart.beacon.take());
+        let (count, interval, heartbeat_word) = (heart.count, heart.interval, heart.heartbeat_word.take());
         drop(net);
-        let Some(mut beacon) = beacon else { return };
-        // A beacon whose connection is gone has no peer to tell.
-        if beacon.set(count).is_ok() {
+        let Some(mut heartbeat_word) = heartbeat_word else { return };
+        // A heartbeat word whose connection is gone has no peer to tell.
+        if heartbeat_word.set(count).is_ok() {
             let mut net = lock(&self.net);
-            net.hearts[pulse].beacon = Some(beacon);
-            net.schedule_in(interval, Event::Beat { pulse });
+            net.hearts[heartbeat].heartbeat_word = Some(heartbeat_word);
+            net.schedule_in(interval, Event::Beat { heartbeat });
         }
     }
 

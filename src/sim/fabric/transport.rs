@@ -9,8 +9,9 @@ use super::net::{HostId, Law, Net, Shared, lock};
 use crate::mem::{Access, HostMemory, LocalKey, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::Instant;
 use crate::transport::{
-    Address, AtomicDomain, Beacon, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, Incoming,
-    Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, WorkCompletion, WorkRequest,
+    Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, HeartbeatWord,
+    Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, WorkCompletion,
+    WorkRequest,
 };
 
 const NAME: &str = "sim";
@@ -252,15 +253,15 @@ impl Endpoint for SimEndpoint {
         NAME
     }
 
-    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
+    fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {
         let mut net = lock(&self.net);
         if let Some(gone) = &net.connections[self.connection].ends[self.end].failed {
             return Err(gone.clone().into());
         }
-        let reason = "a beacon is one granted, aligned, writable word";
+        let reason = "a heartbeat word is one granted, aligned, writable word";
         let light = net.light(self.connection, self.end, word);
         let light = light.ok_or(PostError::Malformed { index: 0, reason })?;
-        Ok(Box::new(SimBeacon { net: Arc::clone(&self.net), light }))
+        Ok(Box::new(SimHeartbeatWord { net: Arc::clone(&self.net), light }))
     }
 }
 
@@ -272,12 +273,12 @@ impl Drop for SimEndpoint {
     }
 }
 
-struct SimBeacon {
+struct SimHeartbeatWord {
     net: Shared,
     light: usize,
 }
 
-impl Beacon for SimBeacon {
+impl HeartbeatWord for SimHeartbeatWord {
     fn set(&mut self, value: u64) -> Result<(), Disconnected> {
         let mut net = lock(&self.net);
         net.shine(self.light, value)?;

@@ -7,7 +7,7 @@ use super::handshake::{Opened, Outbox};
 use super::socket::{FORKED, Heard, Link};
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
-    Beacon, Disconnected, Endpoint, LocalEndpoint, PostError, Received, WorkCompletion, WorkRequest,
+    Disconnected, Endpoint, HeartbeatWord, LocalEndpoint, PostError, Received, WorkCompletion, WorkRequest,
 };
 
 const GONE: Disconnected = Disconnected { reason: "the peer process ended or closed the connection" };
@@ -19,7 +19,7 @@ pub struct ShmEndpoint {
     link: Link,
     /// The rest of an answer that did not fit the socket's buffer.
     outbox: Option<Outbox>,
-    /// Tells the beacons that the connection is over: a dead worker must not look alive.
+    /// Tells the heartbeat words that the connection is over: a dead worker must not look alive.
     over: Arc<AtomicBool>,
 }
 
@@ -108,12 +108,12 @@ impl Endpoint for ShmEndpoint {
         super::NAME
     }
 
-    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
+    fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {
         if self.link.is_inherited() {
             return Err(INHERITED.into());
         }
-        let inner = self.local.beacon(word)?;
-        Ok(Box::new(ShmBeacon { inner, over: self.over.clone(), guard: self.link.guard() }))
+        let inner = self.local.heartbeat_word(word)?;
+        Ok(Box::new(ShmHeartbeatWord { inner, over: self.over.clone(), guard: self.link.guard() }))
     }
 }
 
@@ -124,19 +124,19 @@ impl Drop for ShmEndpoint {
 }
 
 /// A word at the peer, for as long as the connection lasts.
-struct ShmBeacon {
-    inner: Box<dyn Beacon>,
+struct ShmHeartbeatWord {
+    inner: Box<dyn HeartbeatWord>,
     over: Arc<AtomicBool>,
     guard: ForkGuard,
 }
 
-impl Beacon for ShmBeacon {
+impl HeartbeatWord for ShmHeartbeatWord {
     fn set(&mut self, value: u64) -> Result<(), Disconnected> {
         if self.guard.is_inherited() {
             return Err(INHERITED);
         }
         if self.over.load(Ordering::Relaxed) {
-            return Err(Disconnected { reason: "the endpoint of this beacon is closed" });
+            return Err(Disconnected { reason: "the endpoint of this heartbeat word is closed" });
         }
         self.inner.set(value)
     }

@@ -340,7 +340,7 @@ fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
     let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
     let (mut client, mut server, received) = pair(&shm, offer);
     let word = received.grants[0].slice(0, 8).unwrap();
-    let mut beacon = client.beacon(&word).unwrap();
+    let mut heartbeat_word = client.heartbeat_word(&word).unwrap();
     let mut listener = shm.listen(&Address::random()).unwrap();
     let write = |client: &mut ShmEndpoint, value| {
         let operation = Operation::WriteInline { data: Inline::word(value), remote: word };
@@ -354,7 +354,7 @@ fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
         let all = posted
             && client.check() == dead
             && client.map(&word).is_none()
-            && beacon.set(667) == dead
+            && heartbeat_word.set(667) == dead
             && listener.poll(NOW).is_none();
         // Dropping the child's copies must not end the parent's connection.
         drop((client, server, listener));
@@ -371,7 +371,7 @@ fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
     server.check().unwrap();
     write(&mut client, 5).unwrap();
     assert_eq!(region.as_volatile().load_u64(0), 5);
-    beacon.set(6).unwrap();
+    heartbeat_word.set(6).unwrap();
     let mut connecting = shm.connect(&listener.address(), Offer::default()).unwrap();
     assert!(connecting.poll(NOW).is_pending());
     assert!(listener.poll(NOW).is_some());

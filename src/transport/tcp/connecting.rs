@@ -109,23 +109,24 @@ impl TcpConnecting {
         let Some(State::Joining { first, connection, received, lanes }) = self.state.take() else {
             return Ok(None);
         };
-        let mut pulse = None;
+        let mut heartbeat = None;
         for Joining { lane, joined, .. } in lanes {
             let (Some(stream), engine) = (joined, &self.engine) else { continue };
             let socket = match lane {
-                Lane::ForwardPulse => {
-                    pulse = Some(Socket::new(stream));
+                Lane::ForwardHeartbeat => {
+                    heartbeat = Some(Socket::new(stream));
                     continue;
                 }
                 Lane::ReverseData => Socket::patient(stream),
-                Lane::ReversePulse => Socket::new(stream),
+                Lane::ReverseHeartbeat => Socket::new(stream),
             };
             if let Some(engine) = engine {
                 engine.tell(Command::Serve(socket, Arc::clone(&connection)));
             }
         }
         let first = Socket::patient(first);
-        let endpoint = TcpEndpoint::connected(connection, first, pulse, self.engine.take(), self.queue_depth);
+        let endpoint =
+            TcpEndpoint::connected(connection, first, heartbeat, self.engine.take(), self.queue_depth);
         Ok(Some((endpoint, received)))
     }
 }

@@ -16,7 +16,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One connection, as its endpoint, its beacons and the progress thread see it.
+/// One connection, as its endpoint, its heartbeat words and the progress thread see it.
 pub(super) struct Connection {
     /// Tells it from the others of this process.
     pub(super) id: u64,
@@ -29,7 +29,7 @@ pub(super) struct Connection {
     over: OnceLock<Disconnected>,
     /// Lanes for this side's own requests that the peer has dialled and the endpoint has not taken yet.
     reverse_data: Mutex<Option<TcpStream>>,
-    reverse_pulse: Mutex<Option<TcpStream>>,
+    reverse_heartbeat: Mutex<Option<TcpStream>>,
 }
 
 impl Connection {
@@ -42,7 +42,7 @@ impl Connection {
             theirs,
             over: OnceLock::new(),
             reverse_data: Mutex::default(),
-            reverse_pulse: Mutex::default(),
+            reverse_heartbeat: Mutex::default(),
         }
     }
 
@@ -66,7 +66,7 @@ impl Connection {
     /// Returns the place where a reverse lane is handed over. The place is locked until the peer may know that the
     /// lane stands, so that a thread that hears of the lane from the peer finds it here.
     pub(super) fn reverse(&self, lane: Lane) -> MutexGuard<'_, Option<TcpStream>> {
-        lock(if lane == Lane::ReversePulse { &self.reverse_pulse } else { &self.reverse_data })
+        lock(if lane == Lane::ReverseHeartbeat { &self.reverse_heartbeat } else { &self.reverse_data })
     }
 
     /// True if `word` is one aligned word that the peer lets this side write.

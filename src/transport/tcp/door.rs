@@ -200,7 +200,7 @@ impl Stranger {
             Heard::Join(lane, connection) => {
                 let joined = Hello::Note(Note::Joined).encode(&[]);
                 // A socket to which nothing was sent but a greeting has room for this.
-                if lane == Lane::ForwardPulse {
+                if lane == Lane::ForwardHeartbeat {
                     if self.channel.send(&joined).is_err() || !self.channel.is_flushed() {
                         return Err(connection);
                     }

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 
 use super::connection::{Connection, lock};
 use super::engine::{Command, Engine};
+use super::heartbeat::HeartbeatLane;
 use super::hello::Lane;
 use super::initiator::{Broken, Initiator};
-use super::pulse::Pulse;
 use super::socket::Socket;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
-use crate::transport::{Beacon, Disconnected, Endpoint, PostError, WorkCompletion, WorkRequest};
+use crate::transport::{Disconnected, Endpoint, HeartbeatWord, PostError, WorkCompletion, WorkRequest};
 
 pub(super) const FORKED: &str = "used in a forked child; connect again there";
 const INHERITED: Disconnected = Disconnected { reason: FORKED };
@@ -20,7 +20,7 @@ pub struct TcpEndpoint {
     connection: Arc<Connection>,
     /// The lane of this side's requests; none on the accepting side until the peer has dialled it.
     data: Option<Initiator>,
-    pulse: Arc<Mutex<Pulse>>,
+    heartbeat: Arc<Mutex<HeartbeatLane>>,
     /// The thread that serves the peer's requests; none if the peer was granted nothing.
     engine: Option<Arc<Engine>>,
     queue_depth: usize,
@@ -34,14 +34,14 @@ impl TcpEndpoint {
     pub(super) fn connected(
         connection: Arc<Connection>,
         data: Socket,
-        pulse: Option<Socket>,
+        heartbeat: Option<Socket>,
         engine: Option<Arc<Engine>>,
         queue_depth: usize,
     ) -> TcpEndpoint {
         let data = Initiator::new(data, connection.theirs.blob.epoch, queue_depth);
         TcpEndpoint {
             data: Some(data),
-            pulse: Arc::new(Mutex::new(Pulse::new(Arc::clone(&connection), pulse))),
+            heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(Arc::clone(&connection), heartbeat))),
             engine,
             connection,
             queue_depth,
@@ -58,7 +58,7 @@ impl TcpEndpoint {
     ) -> TcpEndpoint {
         TcpEndpoint {
             data: None,
-            pulse: Arc::new(Mutex::new(Pulse::new(Arc::clone(&connection), None))),
+            heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(Arc::clone(&connection), None))),
             engine: Some(engine),
             connection,
             queue_depth,
@@ -89,7 +89,7 @@ impl TcpEndpoint {
     fn end(&mut self, broken: Option<Broken>) {
         if let Some(Broken(reason)) = broken {
             // The lane for heartbeats may hold what the other one had no room for: why the peer closed them.
-            lock(&self.pulse).look();
+            lock(&self.heartbeat).look();
             self.connection.fail(reason);
         }
         if let (Some(data), Some(over)) = (&mut self.data, self.connection.over()) {
@@ -97,7 +97,7 @@ impl TcpEndpoint {
         }
         if !self.is_forgotten {
             self.is_forgotten = true;
-            lock(&self.pulse).close();
+            lock(&self.heartbeat).close();
             if let Some(engine) = &self.engine {
                 engine.tell(Command::Forget(Arc::clone(&self.connection)));
             }
@@ -163,7 +163,7 @@ impl Endpoint for TcpEndpoint {
             if let Some(data) = self.data() {
                 data.advance();
             }
-            lock(&self.pulse).look();
+            lock(&self.heartbeat).look();
         }
         self.settle();
         self.connection.check()
@@ -177,16 +177,20 @@ impl Endpoint for TcpEndpoint {
         super::NAME
     }
 
-    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
+    fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {
         if self.guard.is_inherited() {
             return Err(INHERITED.into());
         }
         self.connection.check()?;
         if !self.connection.is_writable_word(word) {
-            let reason = "a beacon is one granted, aligned, writable word";
+            let reason = "a heartbeat word is one granted, aligned, writable word";
             return Err(PostError::Malformed { index: 0, reason });
         }
-        Ok(Box::new(TcpBeacon { pulse: Arc::clone(&self.pulse), word: *word, guard: self.guard }))
+        Ok(Box::new(TcpHeartbeatWord {
+            heartbeat: Arc::clone(&self.heartbeat),
+            word: *word,
+            guard: self.guard,
+        }))
     }
 
     fn close(mut self, code: u64) {
@@ -194,12 +198,12 @@ impl Endpoint for TcpEndpoint {
         {
             engine.tell(Command::Part(Arc::clone(&self.connection), code));
             self.is_forgotten = true;
-            lock(&self.pulse).close();
+            lock(&self.heartbeat).close();
         }
     }
 
     fn close_code(&self) -> Option<u64> {
-        self.data.as_ref().and_then(Initiator::close_code).or_else(|| lock(&self.pulse).close_code())
+        self.data.as_ref().and_then(Initiator::close_code).or_else(|| lock(&self.heartbeat).close_code())
     }
 }
 
@@ -214,17 +218,17 @@ impl Drop for TcpEndpoint {
 }
 
 /// A word at the peer, for as long as the connection lasts.
-struct TcpBeacon {
-    pulse: Arc<Mutex<Pulse>>,
+struct TcpHeartbeatWord {
+    heartbeat: Arc<Mutex<HeartbeatLane>>,
     word: RemoteSlice,
     guard: ForkGuard,
 }
 
-impl Beacon for TcpBeacon {
+impl HeartbeatWord for TcpHeartbeatWord {
     fn set(&mut self, value: u64) -> Result<(), Disconnected> {
         if self.guard.is_inherited() {
             return Err(INHERITED);
         }
-        lock(&self.pulse).set(&self.word, value)
+        lock(&self.heartbeat).set(&self.word, value)
     }
 }

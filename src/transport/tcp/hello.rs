@@ -23,11 +23,11 @@ pub(crate) struct Life {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Lane {
     /// The connector's heartbeats.
-    ForwardPulse,
+    ForwardHeartbeat,
     /// The acceptor's requests.
     ReverseData,
     /// The acceptor's heartbeats.
-    ReversePulse,
+    ReverseHeartbeat,
 }
 
 /// The messages by which further lanes join.
@@ -69,11 +69,12 @@ pub(super) fn random_ticket() -> Result<Ticket, &'static str> {
 }
 
 /// The lanes beside the first one that a connection has, given what its acceptor and its connector granted: only those
-/// that can be used. Each data lane has a pulse lane beside it: it carries the heartbeats, and it alone is timed. Bulk
+/// that can be used. Each data lane has a heartbeat lane beside it: it carries the heartbeats, and it alone is timed. Bulk
 /// data stands still for as long as its reader computes, and the system would take that for death.
 pub(super) fn lanes(acceptor: &Terms, connector: &Terms) -> Vec<Lane> {
     let (forward, reverse) = (!acceptor.grants.is_empty(), !connector.grants.is_empty());
-    let lanes = [(Lane::ForwardPulse, forward), (Lane::ReverseData, reverse), (Lane::ReversePulse, reverse)];
+    let lanes =
+        [(Lane::ForwardHeartbeat, forward), (Lane::ReverseData, reverse), (Lane::ReverseHeartbeat, reverse)];
     lanes.into_iter().filter(|(_, used)| *used).map(|(lane, _)| lane).collect()
 }
 

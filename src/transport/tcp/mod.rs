@@ -9,9 +9,9 @@
 //! | lane | posts | carries |
 //! | --- | --- | --- |
 //! | forward data | connector | its requests; the connection of the handshake |
-//! | forward pulse | connector | its heartbeats ([beacons](super::Endpoint::beacon)), if it was granted something |
+//! | forward heartbeat | connector | its heartbeats ([heartbeat words](super::Endpoint::heartbeat_word)), if it was granted something |
 //! | reverse data | acceptor | its requests, if the connector granted something |
-//! | reverse pulse | acceptor | its heartbeats, likewise |
+//! | reverse heartbeat | acceptor | its heartbeats, likewise |
 //!
 //! Heartbeats have lanes of their own so that a gigabyte on its way never stands before one. When one lane ends, the
 //! connection ends.
@@ -65,10 +65,10 @@ mod connection;
 mod door;
 mod endpoint;
 mod engine;
+mod heartbeat;
 mod hello;
 mod initiator;
 mod listener;
-mod pulse;
 mod socket;
 mod target;
 mod wire;

@@ -131,7 +131,7 @@ fn first_messages_that_are_none_are_dropped_and_honest_peers_get_in() {
         Hello::Note(Note::Joined).encode(&[]),
         Hello::refuse("no".into()).encode(&[]),
         Hello::Note(Note::Join([7; 16], Lane::ReverseData)).encode(&[]),
-        Hello::Note(Note::Join([0; 16], Lane::ForwardPulse)).encode(&[]),
+        Hello::Note(Note::Join([0; 16], Lane::ForwardHeartbeat)).encode(&[]),
         good[..good.len() - 3].to_vec(),
     ];
     messages.extend((0..100).map(|seed| noise(seed, seed as usize)));
@@ -513,7 +513,7 @@ fn raw_target(answers: &[Vec<u8>]) -> (TcpEndpoint, Received, Vec<TcpStream>) {
             first.send(&Hello::Accept(ours).encode(b"")).unwrap();
             let (mut second, hello) = next();
             assert!(
-                matches!(hello, Hello::Note(Note::Join(ticket, Lane::ForwardPulse)) if ticket == [4; 16])
+                matches!(hello, Hello::Note(Note::Join(ticket, Lane::ForwardHeartbeat)) if ticket == [4; 16])
             );
             second.send(&Hello::Note(Note::Joined).encode(&[])).unwrap();
             let mut stream = first.into_stream();
@@ -674,8 +674,8 @@ fn a_thousand_connections_leave_nothing_behind() {
     let region = tcp.allocate(4096, ALL).unwrap();
     let connect = |tcp: &Tcp, listener: &mut TcpListener| {
         let ends = pair(tcp, listener, offer(vec![region.whole()]));
-        let beacon = ends.0.beacon(&ends.2.grants[0].slice(0, 8).unwrap()).unwrap();
-        (ends, beacon)
+        let heartbeat_word = ends.0.heartbeat_word(&ends.2.grants[0].slice(0, 8).unwrap()).unwrap();
+        (ends, heartbeat_word)
     };
     drop(connect(&tcp, &mut listener));
     let settled = |what: &str, expected: (usize, usize)| {

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::device::{Breakage, lock};
+use super::heartbeat::HeartbeatLane;
 use super::hello::{Hello, Note, Terms};
 use super::pairs::{Posting, Serving};
-use super::pulse::Pulse;
 use super::rails::Rails;
 use crate::channel::Channel;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
-    Beacon, CompletionError, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, PostError, WorkCompletion,
+    CompletionError, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, HeartbeatWord, PostError, WorkCompletion,
     WorkRequest,
 };
 
@@ -59,7 +59,7 @@ pub struct VerbsEndpoint {
     link: Option<Link>,
     /// This side's requests; none if the peer granted nothing.
     data: Option<Rails>,
-    pulse: Arc<Mutex<Pulse>>,
+    heartbeat: Arc<Mutex<HeartbeatLane>>,
     /// The peer's requests; none if it was granted nothing.
     serving: Option<Serving>,
     theirs: Terms,
@@ -84,8 +84,10 @@ impl VerbsEndpoint {
         is_ready: bool,
     ) -> VerbsEndpoint {
         let depth = shared.queue_depth;
-        let (mut data, pulse) = posting
-            .map(|Posting { data, pulse, further }| (Rails::new(data, further, &theirs, depth), pulse))
+        let (mut data, heartbeat) = posting
+            .map(|Posting { data, heartbeat, further }| {
+                (Rails::new(data, further, &theirs, depth), heartbeat)
+            })
             .unzip();
         if let Some(data) = &mut data {
             data.add_receives(theirs.blob.receives, theirs.blob.receives);
@@ -94,7 +96,7 @@ impl VerbsEndpoint {
             shared,
             link: Some(Link { channel: link, guard: ForkGuard::new() }),
             data,
-            pulse: Arc::new(Mutex::new(Pulse::new(pulse, is_ready))),
+            heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(heartbeat, is_ready))),
             serving,
             theirs,
             is_ready,
@@ -118,7 +120,7 @@ impl VerbsEndpoint {
         self.over = Some(reason);
         self.serving = None;
         self.link = None;
-        lock(&self.pulse).close();
+        lock(&self.heartbeat).close();
         if let Some(data) = &mut self.data {
             data.end();
         }
@@ -133,7 +135,7 @@ impl VerbsEndpoint {
                 Ok(None) => break,
                 Ok(Some(Ok((Hello::Note(Note::Ready), _)))) if !self.is_ready => {
                     self.is_ready = true;
-                    lock(&self.pulse).set_ready();
+                    lock(&self.heartbeat).set_ready();
                 }
                 Ok(Some(Ok((Hello::Note(Note::Trespassed), _)))) => return self.fail_trespassed(),
                 // Each of them takes something of this side's first: a peer cannot go on saying so.
@@ -185,7 +187,7 @@ impl VerbsEndpoint {
     /// too: of an unreachable peer, or a refusal, of which the completion says more.
     fn was_told_of_own_pairs(&self) -> bool {
         let data = self.data.as_ref().and_then(Rails::take_broken);
-        data.or(lock(&self.pulse).take_broken()).is_some()
+        data.or(lock(&self.heartbeat).take_broken()).is_some()
     }
 
     #[cold]
@@ -225,7 +227,7 @@ impl VerbsEndpoint {
                 self.settle_failure(failure);
             }
         }
-        let beat = lock(&self.pulse).failure();
+        let beat = lock(&self.heartbeat).failure();
         if beat.is_some() {
             self.settle_failure(beat);
         }
@@ -317,42 +319,46 @@ impl Endpoint for VerbsEndpoint {
         super::NAME
     }
 
-    fn beacon(&self, word: &RemoteSlice) -> Result<Box<dyn Beacon>, PostError> {
+    fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {
         if self.guard.is_inherited() {
             return Err(INHERITED.into());
         }
         self.check_over()?;
         if !self.theirs.is_writable_word(word) {
-            let reason = "a beacon is one granted, aligned, writable word";
+            let reason = "a heartbeat word is one granted, aligned, writable word";
             return Err(PostError::Malformed { index: 0, reason });
         }
-        Ok(Box::new(VerbsBeacon { pulse: Arc::clone(&self.pulse), word: *word, guard: self.guard }))
+        Ok(Box::new(VerbsHeartbeatWord {
+            heartbeat: Arc::clone(&self.heartbeat),
+            word: *word,
+            guard: self.guard,
+        }))
     }
 }
 
 impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
         if !self.guard.is_inherited() {
-            lock(&self.pulse).close();
+            lock(&self.heartbeat).close();
         }
     }
 }
 
 /// A word at the peer, for as long as the connection lasts.
-struct VerbsBeacon {
-    pulse: Arc<Mutex<Pulse>>,
+struct VerbsHeartbeatWord {
+    heartbeat: Arc<Mutex<HeartbeatLane>>,
     word: RemoteSlice,
     guard: ForkGuard,
 }
 
-impl Beacon for VerbsBeacon {
+impl HeartbeatWord for VerbsHeartbeatWord {
     fn set(&mut self, value: u64) -> Result<(), Disconnected> {
         if self.guard.is_inherited() {
             return Err(INHERITED);
         }
         let begin = Instant::now();
         // The lock is not held while waiting for room: the thread that ends the connection takes it, too.
-        while !lock(&self.pulse).set(&self.word, value)? && begin.elapsed() < ROOM_WAIT {
+        while !lock(&self.heartbeat).set(&self.word, value)? && begin.elapsed() < ROOM_WAIT {
             std::thread::sleep(NAP);
         }
         Ok(())

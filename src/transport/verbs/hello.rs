@@ -21,7 +21,7 @@ pub(super) struct Pairs {
     /// For requests.
     pub(super) data: Pair,
     /// For heartbeats.
-    pub(super) pulse: Pair,
+    pub(super) heartbeat: Pair,
 }
 
 /// The addresses of a side's port in its network, and the limits that both sides must agree on.
@@ -127,7 +127,7 @@ impl Blob for Ports {
         check(from == Side::Listener || self.posting.is_some(), "it offers no queue pair")?;
         self.place.check()?;
         let pairs = [self.posting, self.serving].into_iter().flatten();
-        for pair in pairs.flat_map(|pairs| [pairs.data, pairs.pulse]) {
+        for pair in pairs.flat_map(|pairs| [pairs.data, pairs.heartbeat]) {
             pair.check()?;
         }
         let reads = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -189,7 +189,7 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let pair = |number| Pair { number, first_packet: NUMBER_MAX - 2 };
-    let pairs = |number| Some(Pairs { data: pair(number), pulse: pair(number + 1) });
+    let pairs = |number| Some(Pairs { data: pair(number), heartbeat: pair(number + 1) });
     let place = Place {
         is_infiniband: false,
         lid: 0,
@@ -246,7 +246,7 @@ mod tests {
         let bad = [
             Ports { posting: None, ..good.clone() },
             Ports { place: Place { mtu: 1500, ..place }, ..good.clone() },
-            Ports { posting: Some(Pairs { data: huge, pulse: huge }), ..good.clone() },
+            Ports { posting: Some(Pairs { data: huge, heartbeat: huge }), ..good.clone() },
             Ports { serving: None, ..good.clone() },
             Ports { place: Place { reads_served: 0, ..place }, ..good.clone() },
         ];
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beacon_is_one_aligned_writable_word_of_a_grant() {
+    fn a_heartbeat_word_is_one_aligned_writable_word_of_a_grant() {
         let grant = Grant { key: name(0, 3), offset: 64, bytes: 128, access: Access::REMOTE_WRITE };
         let terms = Terms { grants: vec![grant], ..terms() };
         let word = |offset, len| RemoteSlice { key: grant.key, offset, len };

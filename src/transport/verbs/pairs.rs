@@ -18,12 +18,12 @@ use crate::mem::{Access, HostMemory, LocalSlice};
 use crate::transport::wireup::Grant;
 
 /// Heartbeats that may be under way.
-const PULSE_DEPTH: usize = 16;
+const HEARTBEAT_DEPTH: usize = 16;
 
 /// The pairs that this side posts on.
 pub(super) struct Posting {
     pub(super) data: Initiator,
-    pub(super) pulse: Initiator,
+    pub(super) heartbeat: Initiator,
     /// One for each rail after the first.
     pub(super) further: Vec<Initiator>,
 }
@@ -35,19 +35,19 @@ impl Posting {
         let further = |rail| shared.initiator(rail, 2 * shared.queue_depth);
         Ok(Posting {
             data: shared.initiator(0, shared.queue_depth)?,
-            pulse: shared.initiator(0, PULSE_DEPTH)?,
+            heartbeat: shared.initiator(0, HEARTBEAT_DEPTH)?,
             further: (1..rails).map(further).collect::<io::Result<_>>()?,
         })
     }
 
     pub(super) fn pairs(&self) -> Pairs {
-        Pairs { data: self.data.pair().pair(), pulse: self.pulse.pair().pair() }
+        Pairs { data: self.data.pair().pair(), heartbeat: self.heartbeat.pair().pair() }
     }
 
     /// Connects those of the first rail to the pairs that serve them.
     pub(super) fn connect(&self, path: &Path, serving: &Pairs) -> io::Result<()> {
         self.data.pair().connect(path, &serving.data)?;
-        self.pulse.pair().connect(path, &serving.pulse)
+        self.heartbeat.pair().connect(path, &serving.heartbeat)
     }
 }
 
@@ -110,7 +110,7 @@ pub(super) struct Serving {
     bell: Option<Arc<Bell>>,
     // Dropped in this order: no pair, no keys, then the domain.
     data: Arc<QueuePair>,
-    pulse: QueuePair,
+    heartbeat: QueuePair,
     /// One for each rail after the first.
     pub(super) further: Vec<ServingFurther>,
     granted: Vec<Granted>,
@@ -164,7 +164,7 @@ impl Serving {
         let limits = &shared.first().info.limits;
         let receives = limits.queue_depth.min(limits.completions).min(RECEIVES.into()) as u16;
         let data = QueuePair::to_serve(&domain, bell.map(|bell| (bell, receives)))?;
-        let pulse = QueuePair::to_serve(&domain, None)?;
+        let heartbeat = QueuePair::to_serve(&domain, None)?;
         let grant = |slice: LocalSlice| {
             let access = shared.served(slice.region().access());
             // Peers name bytes by their offset in the region: no address of this process ever travels.
@@ -179,7 +179,7 @@ impl Serving {
         if let Some(bell) = bell {
             bell.add(&data);
         }
-        Ok(Some(Serving { bell: bell.cloned(), data, pulse, further, granted }))
+        Ok(Some(Serving { bell: bell.cloned(), data, heartbeat, further, granted }))
     }
 
     /// Receives that the peer may use up before it is told of more.
@@ -193,7 +193,7 @@ impl Serving {
     }
 
     pub(super) fn pairs(&self) -> Pairs {
-        Pairs { data: self.data.pair(), pulse: self.pulse.pair() }
+        Pairs { data: self.data.pair(), heartbeat: self.heartbeat.pair() }
     }
 
     pub(super) fn grants(&self) -> Vec<Grant> {
@@ -217,20 +217,20 @@ impl Serving {
         let all = self.rights();
         self.data.serve(path, &posting.data, all)?;
         // Heartbeats are words, and words are written.
-        self.pulse.serve(path, &posting.pulse, all.intersection(Access::REMOTE_WRITE))
+        self.heartbeat.serve(path, &posting.heartbeat, all.intersection(Access::REMOTE_WRITE))
     }
 
     /// True if the device says that the peer reached for what it was not granted.
     pub(super) fn is_broken(&self) -> bool {
         self.data.is_broken()
-            || self.pulse.is_broken()
+            || self.heartbeat.is_broken()
             || self.further.iter().any(|further| further.data.is_broken())
     }
 
     /// Whether a device has told that one of them is over, and how, since it was asked last.
     pub(super) fn take_broken(&self) -> Option<Breakage> {
         let further = self.further.iter().map(|further| further.data.take_broken());
-        further.fold(self.data.take_broken().max(self.pulse.take_broken()), Option::max)
+        further.fold(self.data.take_broken().max(self.heartbeat.take_broken()), Option::max)
     }
 }
 

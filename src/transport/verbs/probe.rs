@@ -19,7 +19,7 @@ struct Loopback {
     remote: RemoteSlice,
     target: MemoryRegion,
     local: MemoryRegion,
-    _pulse: Initiator,
+    _heartbeat: Initiator,
     _serving: Serving,
 }
 
@@ -48,8 +48,8 @@ impl Loopback {
         let terms = Terms { grants: serving.grants(), blob: ports };
         connect(&[path], Some(&posting), Some(&serving), &terms.blob).map_err(text)?;
         let remote = terms.received(Vec::new()).grants.remove(0);
-        let Posting { data, pulse, .. } = posting;
-        Ok(Loopback { data, remote, target, local, _pulse: pulse, _serving: serving })
+        let Posting { data, heartbeat, .. } = posting;
+        Ok(Loopback { data, remote, target, local, _heartbeat: heartbeat, _serving: serving })
     }
 
     fn run(&mut self, operation: Operation) -> Result<(), String> {

@@ -30,7 +30,7 @@ fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
     let mut listener = listen(&tcp);
     let (mut client, mut server, received) = pair(&tcp, &mut listener, offer(vec![region.whole()]));
     let word = received.grants[0].slice(0, 8).unwrap();
-    let mut beacon = client.beacon(&word).unwrap();
+    let mut heartbeat_word = client.heartbeat_word(&word).unwrap();
     let write = |client: &mut TcpEndpoint, value| {
         let operation = Operation::WriteInline { data: Inline::word(value), remote: word };
         client.post(&[WorkRequest::signalled(1, operation)])
@@ -45,10 +45,10 @@ fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
             && client.check() == dead
             && server.check() == dead
             && client.poll().is_none()
-            && beacon.set(667) == dead
+            && heartbeat_word.set(667) == dead
             && listener.poll(NOW).is_none();
         // Dropping the child's copies must neither end the parent's connection nor wait for the parent's thread.
-        drop((client, server, listener, beacon, tcp));
+        drop((client, server, listener, heartbeat_word, tcp));
         // SAFETY: ends this process without running what belongs to its parent.
         unsafe { libc::_exit(if all { 0 } else { 1 }) };
     }
@@ -63,8 +63,8 @@ fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
     write(&mut client, 5).unwrap();
     assert_eq!(results(&mut client, 1), [Ok(())]);
     assert_eq!(region.as_volatile().load_u64(0), 5);
-    beacon.set(6).unwrap();
-    wait_for("the beacon", || (region.as_volatile().load_u64(0) == 6).then_some(()));
+    heartbeat_word.set(6).unwrap();
+    wait_for("the heartbeat word", || (region.as_volatile().load_u64(0) == 6).then_some(()));
     honest_peers_are_served(&tcp, &mut listener);
 }
 

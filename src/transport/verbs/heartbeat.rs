@@ -5,12 +5,12 @@ use super::initiator::Initiator;
 use crate::mem::RemoteSlice;
 use crate::transport::{CompletionError, Disconnected, Inline, Operation, PostError, WorkRequest};
 
-const ENDED: Disconnected = Disconnected { reason: "the endpoint of this beacon is closed" };
+const ENDED: Disconnected = Disconnected { reason: "the endpoint of this heartbeat word is closed" };
 const FAILED: Disconnected =
     Disconnected { reason: "a heartbeat failed: the peer does not answer or refused it" };
 
 /// The posting end of the lane for heartbeats.
-pub(super) struct Pulse {
+pub(super) struct HeartbeatLane {
     lane: Option<Initiator>,
     /// False until the peer's queue pairs stand: until then no peer can miss a beat.
     is_ready: bool,
@@ -18,9 +18,9 @@ pub(super) struct Pulse {
     failure: Option<CompletionError>,
 }
 
-impl Pulse {
-    pub(super) fn new(lane: Option<Initiator>, is_ready: bool) -> Pulse {
-        Pulse { lane, is_ready, failure: None }
+impl HeartbeatLane {
+    pub(super) fn new(lane: Option<Initiator>, is_ready: bool) -> HeartbeatLane {
+        HeartbeatLane { lane, is_ready, failure: None }
     }
 
     pub(super) fn set_ready(&mut self) {
@@ -69,7 +69,7 @@ impl Pulse {
         }
     }
 
-    /// Ends the lane, and the beacons with it.
+    /// Ends the lane, and the heartbeat words with it.
     pub(super) fn close(&mut self) {
         self.lane = None;
     }

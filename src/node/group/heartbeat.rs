@@ -3,20 +3,20 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::node::pulse::Pulse;
+use crate::node::heartbeat::Heartbeat;
 use crate::node::{Error, now};
 use crate::time::{Duration, Instant};
-use crate::transport::{Beacon, Disconnected};
+use crate::transport::{Disconnected, HeartbeatWord};
 
 /// Beats in the inbox of every member that was added, until it is dropped.
-pub(super) struct Flock {
+pub(super) struct GroupHeartbeat {
     shared: Arc<Shared>,
     lease: Duration,
-    _pulse: Pulse,
+    _heartbeat: Heartbeat,
 }
 
 struct Shared {
-    beacons: Mutex<Vec<Box<dyn Beacon>>>,
+    heartbeat_words: Mutex<Vec<Box<dyn HeartbeatWord>>>,
     /// The time of the last beat, in nanoseconds.
     beaten: AtomicU64,
     /// The time of the last beat that came more than a lease after the beat before it, in nanoseconds.
@@ -24,24 +24,24 @@ struct Shared {
 }
 
 impl Shared {
-    fn beacons(&self) -> MutexGuard<'_, Vec<Box<dyn Beacon>>> {
-        self.beacons.lock().unwrap_or_else(PoisonError::into_inner)
+    fn heartbeat_words(&self) -> MutexGuard<'_, Vec<Box<dyn HeartbeatWord>>> {
+        self.heartbeat_words.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Flock {
-    pub(super) fn new(lease: Duration) -> Result<Flock, Error> {
+impl GroupHeartbeat {
+    pub(super) fn new(lease: Duration) -> Result<GroupHeartbeat, Error> {
         let shared = Arc::new(Shared {
-            beacons: Mutex::default(),
+            heartbeat_words: Mutex::default(),
             beaten: AtomicU64::new(now().as_nanos()),
             woken: AtomicU64::new(0),
         });
         let all = All { shared: Arc::clone(&shared), lease };
-        Ok(Flock { shared, lease, _pulse: Pulse::start(Box::new(all), lease)? })
+        Ok(GroupHeartbeat { shared, lease, _heartbeat: Heartbeat::start(Box::new(all), lease)? })
     }
 
-    pub(super) fn add(&self, beacon: Box<dyn Beacon>) {
-        self.shared.beacons().push(beacon);
+    pub(super) fn add(&self, heartbeat_word: Box<dyn HeartbeatWord>) {
+        self.shared.heartbeat_words().push(heartbeat_word);
     }
 
     /// Returns the last time at which this heart beat again after the whole process was stopped for longer than a
@@ -58,13 +58,13 @@ impl Flock {
     }
 }
 
-/// All beacons as one, which never ends.
+/// All heartbeat words as one, which never ends.
 struct All {
     shared: Arc<Shared>,
     lease: Duration,
 }
 
-impl Beacon for All {
+impl HeartbeatWord for All {
     fn set(&mut self, value: u64) -> Result<(), Disconnected> {
         let now = now();
         let before = Instant::from_nanos(self.shared.beaten.load(Ordering::Relaxed));
@@ -73,7 +73,7 @@ impl Beacon for All {
             self.shared.woken.store(now.as_nanos(), Ordering::Release);
         }
         self.shared.beaten.store(now.as_nanos(), Ordering::Release);
-        self.shared.beacons().retain_mut(|beacon| beacon.set(value).is_ok());
+        self.shared.heartbeat_words().retain_mut(|heartbeat_word| heartbeat_word.set(value).is_ok());
         Ok(())
     }
 }

@@ -6,39 +6,42 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Error, surroundings};
-use crate::transport::Beacon;
+use crate::transport::HeartbeatWord;
 
-/// Sets a growing number in a beacon's word until dropped.
-pub(super) struct Pulse {
+/// Sets a growing number in a heartbeat word until dropped.
+pub(super) struct Heartbeat {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Pulse {
+impl Heartbeat {
     /// Beats ten times a lease, at least every 300 ms.
-    pub(super) fn start(mut beacon: Box<dyn Beacon>, lease: Duration) -> Result<Pulse, Error> {
+    pub(super) fn start(
+        mut heartbeat_word: Box<dyn HeartbeatWord>,
+        lease: Duration,
+    ) -> Result<Heartbeat, Error> {
         let interval = (lease / 10).clamp(Duration::from_millis(1), Duration::from_millis(300));
         let stop = Arc::new(AtomicBool::new(false));
         if let Some(surroundings) = surroundings::installed() {
-            surroundings.beat(beacon, interval, Arc::clone(&stop));
-            return Ok(Pulse { stop, thread: None });
+            surroundings.beat(heartbeat_word, interval, Arc::clone(&stop));
+            return Ok(Heartbeat { stop, thread: None });
         }
         let stopped = Arc::clone(&stop);
-        let named = std::thread::Builder::new().name("slackline-pulse".into());
+        let named = std::thread::Builder::new().name("slackline-heartbeat".into());
         let spawned = named.spawn(move || {
             let mut count = 1u64;
-            // A beacon whose connection is gone reaches no owner any more.
-            while !stopped.load(Ordering::Relaxed) && beacon.set(count).is_ok() {
+            // A heartbeat word whose connection is gone reaches no owner any more.
+            while !stopped.load(Ordering::Relaxed) && heartbeat_word.set(count).is_ok() {
                 count += 1;
                 std::thread::park_timeout(interval);
             }
         });
         let thread = spawned.map_err(|source| Error::Thread { what: "heartbeats", source })?;
-        Ok(Pulse { stop, thread: Some(thread) })
+        Ok(Heartbeat { stop, thread: Some(thread) })
     }
 }
 
-impl Drop for Pulse {
+impl Drop for Heartbeat {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

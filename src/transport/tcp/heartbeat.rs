@@ -15,7 +15,7 @@ use crate::transport::Disconnected;
 const ROOM_WAIT_MS: i64 = 20;
 
 /// Sets words at the peer and asks for no answers.
-pub(super) struct Pulse {
+pub(super) struct HeartbeatLane {
     connection: Arc<Connection>,
     socket: Option<Socket>,
     sequence: u64,
@@ -25,9 +25,9 @@ pub(super) struct Pulse {
     close_code: Option<u64>,
 }
 
-impl Pulse {
-    pub(super) fn new(connection: Arc<Connection>, socket: Option<Socket>) -> Pulse {
-        Pulse { connection, socket, sequence: 0, under_way: None, close_code: None }
+impl HeartbeatLane {
+    pub(super) fn new(connection: Arc<Connection>, socket: Option<Socket>) -> HeartbeatLane {
+        HeartbeatLane { connection, socket, sequence: 0, under_way: None, close_code: None }
     }
 
     pub(super) fn set(&mut self, word: &RemoteSlice, value: u64) -> Result<(), Disconnected> {
@@ -72,7 +72,7 @@ impl Pulse {
     /// Looks whether the peer is still there.
     pub(super) fn look(&mut self) {
         if self.socket.is_none() && self.connection.over().is_none() {
-            self.socket = self.connection.reverse(Lane::ReversePulse).take().map(Socket::new);
+            self.socket = self.connection.reverse(Lane::ReverseHeartbeat).take().map(Socket::new);
         }
         let Some(socket) = &self.socket else { return };
         let mut buffer = [0; RESPONSE_BYTES];
@@ -97,7 +97,7 @@ impl Pulse {
         self.close_code
     }
 
-    /// Ends the lane, and the beacons with it.
+    /// Ends the lane, and the heartbeat words with it.
     pub(super) fn close(&mut self) {
         self.connection.fail(ENDED);
         self.socket = None;
