@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
-use super::bell::Bell;
 use super::connecting::device_failed;
 use super::endpoint::VerbsEndpoint;
 use super::gid::GidChoice;
 use super::hello::{Hello, Place, Ports, Terms};
 use super::pairs::{Posting, Serving, connect, further};
+use super::waker::Waker;
 use crate::channel::Channel;
 use crate::mem::{ForkGuard, LocalSlice};
 use crate::time::Instant;
@@ -24,8 +24,8 @@ pub struct VerbsListener {
     socket: TcpListener,
     address: Address,
     newcomers: Newcomers<Pending>,
-    /// The bell that peers ring, once the owner wants to sleep here.
-    bell: Option<Arc<Bell>>,
+    /// The waker that peers ring, once the owner wants to sleep here.
+    waker: Option<Arc<Waker>>,
     guard: ForkGuard,
 }
 
@@ -46,7 +46,7 @@ impl VerbsListener {
             socket,
             address,
             newcomers: Newcomers::default(),
-            bell: None,
+            waker: None,
             guard: ForkGuard::new(),
         })
     }
@@ -88,14 +88,14 @@ impl Listener for VerbsListener {
 
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         self.shared.check_own("be notified", &self.address)?;
-        if self.bell.is_none() {
-            let bell = Bell::new(&self.shared.first().device).map_err(|source| ConnectError::System {
+        if self.waker.is_none() {
+            let waker = Waker::new(&self.shared.first().device).map_err(|source| ConnectError::System {
                 operation: "be notified",
                 address: self.address.clone(),
                 source,
                 remedy: "raise the limit on open files (ulimit -n), see the kernel's log (dmesg), or poll",
             })?;
-            self.bell = Some(bell);
+            self.waker = Some(waker);
         }
         Ok(true)
     }
@@ -104,12 +104,12 @@ impl Listener for VerbsListener {
         if self.guard.is_inherited() {
             // Nothing is to be heard here any more.
             std::thread::sleep(timeout);
-        } else if let Some(bell) = &self.bell {
+        } else if let Some(waker) = &self.waker {
             // Of a socket that cannot be accepted from there is nothing to be heard but that.
             let cannot_accept = self.newcomers.cannot_accept();
             let is_short = cannot_accept || self.newcomers.iter().len() > 0;
             let timeout = if is_short { timeout.min(HANDSHAKE_NAP) } else { timeout };
-            bell.wait((!cannot_accept).then_some(&self.socket), timeout);
+            waker.wait((!cannot_accept).then_some(&self.socket), timeout);
         }
     }
 
@@ -127,7 +127,7 @@ impl Listener for VerbsListener {
             received: theirs.received(message),
             theirs,
             address: self.address.clone(),
-            bell: self.bell.clone(),
+            waker: self.waker.clone(),
             made: None,
         })
     }
@@ -149,7 +149,7 @@ pub struct VerbsIncoming {
     received: Received,
     theirs: Terms,
     address: Address,
-    bell: Option<Arc<Bell>>,
+    waker: Option<Arc<Waker>>,
     /// This side of the connection, once it was made.
     made: Option<Result<Made, ConnectError>>,
 }
@@ -184,7 +184,7 @@ impl VerbsIncoming {
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let make = || {
             let posting = self.theirs.blob.serving.map(|_| Posting::new(&self.shared, rails)).transpose()?;
-            let serving = Serving::new(&self.shared, rails, offer.grants.clone(), self.bell.as_ref())?;
+            let serving = Serving::new(&self.shared, rails, offer.grants.clone(), self.waker.as_ref())?;
             connect(&paths, posting.as_ref(), serving.as_ref(), &self.theirs.blob)?;
             io::Result::Ok((posting, serving))
         };

@@ -45,7 +45,6 @@
 //! ```
 #![allow(unsafe_code)]
 
-mod bell;
 mod connecting;
 mod device;
 mod dma_buf;
@@ -70,6 +69,7 @@ mod striper;
 pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
+mod waker;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

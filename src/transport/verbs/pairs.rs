@@ -8,12 +8,12 @@ use std::io;
 use std::sync::Arc;
 
 use super::Shared;
-use super::bell::Bell;
 use super::device::Breakage;
 use super::hello::{Further, FurtherServing, Pairs, Place, Ports, name};
 use super::initiator::Initiator;
 use super::queue_pair::{Path, QueuePair, RECEIVES};
 use super::region::{ProtectionDomain, Registered};
+use super::waker::Waker;
 use crate::mem::{Access, HostMemory, LocalSlice};
 use crate::transport::wireup::Grant;
 
@@ -106,8 +106,8 @@ struct Granted {
 
 /// The pairs that serve the peer, and what it may reach through them.
 pub(super) struct Serving {
-    /// The bell that the peer's requests ring.
-    bell: Option<Arc<Bell>>,
+    /// The waker that the peer's requests ring.
+    waker: Option<Arc<Waker>>,
     // Dropped in this order: no pair, no keys, then the domain.
     data: Arc<QueuePair>,
     heartbeat: QueuePair,
@@ -150,12 +150,12 @@ impl ServingFurther {
 
 impl Serving {
     /// For a peer that is granted `slices`, on the first so many rails; none if that is nothing. Its requests ring the
-    /// bell, if there is one.
+    /// waker, if there is one.
     pub(super) fn new(
         shared: &Shared,
         rails: usize,
         slices: Vec<LocalSlice>,
-        bell: Option<&Arc<Bell>>,
+        waker: Option<&Arc<Waker>>,
     ) -> io::Result<Option<Serving>> {
         if slices.is_empty() {
             return Ok(None);
@@ -163,7 +163,7 @@ impl Serving {
         let domain = ProtectionDomain::new(&shared.first().device)?;
         let limits = &shared.first().info.limits;
         let receives = limits.queue_depth.min(limits.completions).min(RECEIVES.into()) as u16;
-        let data = QueuePair::to_serve(&domain, bell.map(|bell| (bell, receives)))?;
+        let data = QueuePair::to_serve(&domain, waker.map(|waker| (waker, receives)))?;
         let heartbeat = QueuePair::to_serve(&domain, None)?;
         let grant = |slice: LocalSlice| {
             let access = shared.served(slice.region().access());
@@ -176,10 +176,10 @@ impl Serving {
         let further = |rail| ServingFurther::new(shared, rail, &granted);
         let further = (1..rails).map(further).collect::<io::Result<_>>()?;
         let data = Arc::new(data);
-        if let Some(bell) = bell {
-            bell.add(&data);
+        if let Some(waker) = waker {
+            waker.add(&data);
         }
-        Ok(Some(Serving { bell: bell.cloned(), data, heartbeat, further, granted }))
+        Ok(Some(Serving { waker: waker.cloned(), data, heartbeat, further, granted }))
     }
 
     /// Receives that the peer may use up before it is told of more.
@@ -236,10 +236,10 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        if let Some(bell) = &self.bell
+        if let Some(waker) = &self.waker
             && !self.data.is_inherited()
         {
-            bell.remove(&self.data);
+            waker.remove(&self.data);
         }
     }
 }

@@ -5,11 +5,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 
-use super::bell::Bell;
 use super::device::{self, Breakage, Device};
 use super::hello::{Pair, Place};
 use super::region::ProtectionDomain;
 use super::sys;
+use super::waker::Waker;
 use crate::mem::Access;
 
 /// The time that a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power, 268 ms.
@@ -35,22 +35,22 @@ struct CompletionQueue {
     raw: NonNull<sys::ibv_cq>,
     /// Tells it, and its queue pair, from all others of this process, whatever numbers the device uses again.
     serial: usize,
-    /// The bell whose channel is told of completions, where that is wanted.
-    _bell: Option<Arc<Bell>>,
+    /// The waker whose channel is told of completions, where that is wanted.
+    _waker: Option<Arc<Waker>>,
 }
 
 impl CompletionQueue {
-    fn new(device: &Arc<Device>, entries: u32, bell: Option<Arc<Bell>>) -> io::Result<CompletionQueue> {
+    fn new(device: &Arc<Device>, entries: u32, waker: Option<Arc<Waker>>) -> io::Result<CompletionQueue> {
         static SERIALS: AtomicUsize = AtomicUsize::new(1);
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
         let entries = i32::try_from(entries).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-        let channel = bell.as_ref().map_or(std::ptr::null_mut(), |bell| bell.raw());
+        let channel = waker.as_ref().map_or(std::ptr::null_mut(), |waker| waker.raw());
         // Comes back with events of the queue, and is never followed.
         let context = std::ptr::without_provenance_mut(serial);
         // SAFETY: the device is open, and the channel, if there is one, lives as long as the queue.
         let raw = unsafe { (device.library.create_cq)(device.context(), entries, context, channel, 0) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        Ok(CompletionQueue { device: Arc::clone(device), raw, serial, _bell: bell })
+        Ok(CompletionQueue { device: Arc::clone(device), raw, serial, _waker: waker })
     }
 }
 
@@ -122,16 +122,17 @@ impl QueuePair {
         QueuePair::new(domain, sizes, depth, first_packet, None)
     }
 
-    /// One that serves a peer, so many of whose requests can ring the bell if there is one.
+    /// One that serves a peer, so many of whose requests can ring the waker if there is one.
     pub(super) fn to_serve(
         domain: &Arc<ProtectionDomain>,
-        bell: Option<(&Arc<Bell>, u16)>,
+        waker: Option<(&Arc<Waker>, u16)>,
     ) -> io::Result<QueuePair> {
-        let (bell, receives) = bell.map_or((None, 0), |(bell, receives)| (Some(bell), u32::from(receives)));
+        let (waker, receives) =
+            waker.map_or((None, 0), |(waker, receives)| (Some(waker), u32::from(receives)));
         // Some devices make no queue for nothing.
         let mut sizes = sys::ibv_qp_cap { max_send_wr: 1, max_recv_wr: receives, ..Default::default() };
         (sizes.max_send_sge, sizes.max_recv_sge) = (1, receives.min(1));
-        QueuePair::new(domain, sizes, receives.max(1), None, bell.cloned())
+        QueuePair::new(domain, sizes, receives.max(1), None, waker.cloned())
     }
 
     fn new(
@@ -139,12 +140,12 @@ impl QueuePair {
         sizes: sys::ibv_qp_cap,
         completions: u32,
         first_packet: Option<u32>,
-        bell: Option<Arc<Bell>>,
+        waker: Option<Arc<Waker>>,
     ) -> io::Result<QueuePair> {
         let random = || getrandom::u32().map_err(|error| io::Error::other(error.to_string()));
         let first_packet = first_packet.map_or_else(random, Ok)? & 0xFF_FFFF;
         let library = domain.device.library;
-        let completions = CompletionQueue::new(&domain.device, completions, bell)?;
+        let completions = CompletionQueue::new(&domain.device, completions, waker)?;
         let mut attributes = sys::ibv_qp_init_attr {
             send_cq: completions.raw.as_ptr(),
             recv_cq: completions.raw.as_ptr(),

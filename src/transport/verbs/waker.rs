@@ -1,4 +1,4 @@
-//! The bell of a listener, which wakes its sleeping owner: peers' requests that are to be noticed ring it.
+//! The waker of a listener, which wakes its sleeping owner: peers' requests that are to be noticed ring it.
 //!
 //! A WRITE with immediate data uses up a receive of the queue pair that serves it, and completes there. The completion
 //! queues of all such pairs share one channel, whose descriptor a thread can wait for. A peer spends no more receives
@@ -21,25 +21,25 @@ use super::sys;
 const NAP: Duration = Duration::from_millis(1);
 
 /// A completion channel, and the queue pairs whose completions it tells of.
-pub(super) struct Bell {
+pub(super) struct Waker {
     device: Arc<Device>,
     channel: NonNull<sys::ibv_comp_channel>,
     pairs: Mutex<Vec<Arc<QueuePair>>>,
 }
 
 // SAFETY: the library's calls on a channel may come from any thread, and it is destroyed once.
-unsafe impl Send for Bell {}
+unsafe impl Send for Waker {}
 // SAFETY: as above.
-unsafe impl Sync for Bell {}
+unsafe impl Sync for Waker {}
 
-impl Bell {
-    pub(super) fn new(device: &Arc<Device>) -> io::Result<Arc<Bell>> {
+impl Waker {
+    pub(super) fn new(device: &Arc<Device>) -> io::Result<Arc<Waker>> {
         // SAFETY: the device is open.
         let channel = unsafe { (device.library.create_comp_channel)(device.context()) };
         let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
-        let bell = Bell { device: Arc::clone(device), channel, pairs: Mutex::default() };
-        rustix::io::ioctl_fionbio(bell.events(), true)?;
-        Ok(Arc::new(bell))
+        let waker = Waker { device: Arc::clone(device), channel, pairs: Mutex::default() };
+        rustix::io::ioctl_fionbio(waker.events(), true)?;
+        Ok(Arc::new(waker))
     }
 
     pub(super) fn raw(&self) -> *mut sys::ibv_comp_channel {
@@ -51,12 +51,12 @@ impl Bell {
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
-    /// Waits for this pair, too. It was made with this bell.
+    /// Waits for this pair, too. It was made with this waker.
     pub(super) fn add(&self, pair: &Arc<QueuePair>) {
         lock(&self.pairs).push(Arc::clone(pair));
     }
 
-    /// Waits for it no longer: when this returns, the bell does not hold the pair any more.
+    /// Waits for it no longer: when this returns, the waker does not hold the pair any more.
     pub(super) fn remove(&self, pair: &Arc<QueuePair>) {
         lock(&self.pairs).retain(|known| !Arc::ptr_eq(known, pair));
     }
@@ -107,7 +107,7 @@ impl Bell {
     }
 }
 
-impl Drop for Bell {
+impl Drop for Waker {
     fn drop(&mut self) {
         if !self.device.is_inherited() {
             // SAFETY: its completion queues hold it, so it is destroyed last, and once.
