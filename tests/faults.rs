@@ -9,7 +9,7 @@ mod faults {
     mod proxy;
     mod random;
     mod rounds;
-    #[path = "../network/stranger.rs"]
-    mod stranger;
-    mod strangers;
+    #[path = "../network/unauthenticated_peer.rs"]
+    mod unauthenticated_peer;
+    mod unauthenticated_peers;
 }

@@ -22,7 +22,7 @@ fn listener() -> ShmListener {
     Shm::new().listen(&Address::random()).unwrap()
 }
 
-fn stranger(listener: &ShmListener) -> UnixStream {
+fn unauthenticated_peer(listener: &ShmListener) -> UnixStream {
     let Address::Abstract(name) = listener.address() else { panic!("an abstract name") };
     UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap()
 }
@@ -78,7 +78,7 @@ fn a_thousand_random_first_messages_are_dropped_one_by_one() {
             // Half of them begin well: magic and version.
             bytes.splice(..bytes.len().min(12), good[..12].iter().copied());
         }
-        let mut stream = stranger(&listener);
+        let mut stream = unauthenticated_peer(&listener);
         stream.write_all(&bytes).unwrap();
         drop(stream);
         assert_eq!(settle(&mut listener, NOW), 0, "seed {seed}");
@@ -91,13 +91,13 @@ fn a_hello_cut_at_any_byte_is_nobody_and_a_whole_one_in_pieces_is_somebody() {
     let mut listener = listener();
     let good = good_hello();
     for len in 0..good.len() {
-        let mut stream = stranger(&listener);
+        let mut stream = unauthenticated_peer(&listener);
         stream.write_all(&good[..len]).unwrap();
         assert_eq!(settle(&mut listener, NOW), 0, "{len} bytes: it may go on");
         drop(stream);
         assert_eq!(settle(&mut listener, NOW), 0, "{len} bytes: it does not");
     }
-    let mut stream = stranger(&listener);
+    let mut stream = unauthenticated_peer(&listener);
     for (index, byte) in good.iter().enumerate() {
         assert!(listener.poll(NOW).is_none(), "{index} bytes");
         stream.write_all(&[*byte]).unwrap();
@@ -114,7 +114,7 @@ fn a_length_past_its_limit_is_not_waited_for() {
             let mut listener = listener();
             let mut bytes = good.clone();
             bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-            let mut stream = stranger(&listener);
+            let mut stream = unauthenticated_peer(&listener);
             stream.write_all(&bytes).unwrap();
             assert_eq!(settle(&mut listener, NOW), 0);
             // Dropped at once, with time standing still: the peer sees the end.
@@ -125,9 +125,9 @@ fn a_length_past_its_limit_is_not_waited_for() {
 }
 
 #[test]
-fn a_silent_stranger_is_dropped_when_its_time_is_up_and_not_before() {
+fn a_silent_unauthenticated_peer_is_dropped_when_its_time_is_up_and_not_before() {
     let mut listener = listener();
-    let mut stream = stranger(&listener);
+    let mut stream = unauthenticated_peer(&listener);
     stream.set_nonblocking(true).unwrap();
     stream.write_all(&good_hello()[..20]).unwrap();
     let is_open = |mut stream: &UnixStream| {
@@ -142,9 +142,9 @@ fn a_silent_stranger_is_dropped_when_its_time_is_up_and_not_before() {
 }
 
 #[test]
-fn two_hundred_silent_strangers_delay_a_good_peer_and_no_more() {
+fn two_hundred_silent_unauthenticated_peers_delay_a_good_peer_and_no_more() {
     let mut listener = listener();
-    let strangers: Vec<UnixStream> = (0..200).map(|_| stranger(&listener)).collect();
+    let unauthenticated_peers: Vec<UnixStream> = (0..200).map(|_| unauthenticated_peer(&listener)).collect();
     let mut connecting = Shm::new().connect(&listener.address(), Offer::default()).unwrap();
     assert!(connecting.poll(NOW).is_pending());
     // The good one is behind 200. Those that say nothing make room for it, before any time has passed.
@@ -159,13 +159,14 @@ fn two_hundred_silent_strangers_delay_a_good_peer_and_no_more() {
     assert!(polls > 200 / MAX_PENDING_HANDSHAKES, "one poll accepts no more than the limit");
     let _server = incoming.accept(Offer::default()).unwrap();
     assert!(matches!(connecting.poll(NOW), Poll::Ready(Ok(_))));
-    drop(strangers);
+    drop(unauthenticated_peers);
 }
 
 #[test]
-fn a_stranger_that_stalls_does_not_hold_up_those_behind_it() {
+fn a_unauthenticated_peer_that_stalls_does_not_hold_up_those_behind_it() {
     let mut listener = listener();
-    let _silent: Vec<UnixStream> = (0..MAX_PENDING_HANDSHAKES - 1).map(|_| stranger(&listener)).collect();
+    let _silent: Vec<UnixStream> =
+        (0..MAX_PENDING_HANDSHAKES - 1).map(|_| unauthenticated_peer(&listener)).collect();
     for _ in 0..10 {
         a_good_one_gets_in(&mut listener);
     }
@@ -216,7 +217,7 @@ fn no_descriptor_is_left_behind() {
         assert!(unanswered.poll(NOW).is_pending());
         while listener.poll(NOW).is_some() {}
         let _unpolled = shm.connect(&listener.address(), offer()).unwrap();
-        stranger(&listener).write_all(&noise(1, 100)).unwrap();
+        unauthenticated_peer(&listener).write_all(&noise(1, 100)).unwrap();
         assert_eq!(settle(&mut listener, NOW), 0);
     };
     round();

@@ -16,7 +16,7 @@ const REFLECT: u8 = 3;
 const ACTIONS: u8 = 4;
 
 /// The first byte of an input: the two sides know different secrets.
-const STRANGERS: u8 = 1;
+const UNAUTHENTICATED: u8 = 1;
 /// Neither has a secret.
 const OPEN: u8 = 2;
 /// They mean different things by the connection.
@@ -68,7 +68,7 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
     let secret =
         |text| (setting & OPEN == 0).then(|| Secret::from_text(text, "a test").expect("long enough"));
     let ours = secret("a secret of two sides");
-    let theirs = if setting & STRANGERS == 0 { ours.clone() } else { secret("another of nobody's") };
+    let theirs = if setting & UNAUTHENTICATED == 0 { ours.clone() } else { secret("another of nobody's") };
     let purpose = if setting & MIXED_UP == 0 { Purpose::Transport } else { Purpose::Rendezvous };
     let who = [Identity { role: 1, rank: Some(7), epoch: 11 }, Identity { role: 2, rank: None, epoch: 13 }];
     let client = Greeting::client(ours.as_ref(), Purpose::Transport, who[0]);
@@ -130,7 +130,7 @@ pub(crate) fn greeting_samples() -> Vec<Vec<u8>> {
     let changed_welcome = vec![0, PASS, CHANGE, 1, 40, 1];
     let changed_confirmation = vec![0, PASS, PASS, CHANGE, 1, 20, 1];
     let replaced_hail = [&[0, REPLACE][..], b"slk-hail", &[1, 0, 0, 0, 2, 0, 0, 0]].concat();
-    let settings = [0, STRANGERS, OPEN, MIXED_UP].map(|setting| vec![setting]);
+    let settings = [0, UNAUTHENTICATED, OPEN, MIXED_UP].map(|setting| vec![setting]);
     let others = [changed_welcome, changed_confirmation, replaced_hail, vec![0, REFLECT]];
     settings.into_iter().chain(others).collect()
 }
@@ -150,8 +150,8 @@ pub(super) fn sessions() -> [Session; 2] {
 pub(crate) fn fuzz_sealed(bytes: &[u8]) {
     let mut script = Script(bytes);
     let [mut sending, mut receiving] = sessions();
-    let is_stranger = script.byte().unwrap_or(0) & STRANGERS != 0;
-    if is_stranger {
+    let is_unauthenticated_peer = script.byte().unwrap_or(0) & UNAUTHENTICATED != 0;
+    if is_unauthenticated_peer {
         let [_, other] = sessions();
         receiving = other;
     }
@@ -185,7 +185,7 @@ pub(crate) fn fuzz_sealed(bytes: &[u8]) {
             _ => {}
         }
         // Another message with the same payload is not the same message.
-        let is_whole = which == next && delivered == sealed[which] && !is_stranger;
+        let is_whole = which == next && delivered == sealed[which] && !is_unauthenticated_peer;
         let (header, body) = delivered.split_at(HEADER_BYTES.min(delivered.len()));
         let opened = receiving.open_header(header).and_then(|bytes| match body_bytes(bytes) == body.len() {
             true => receiving.open_body(body),

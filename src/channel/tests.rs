@@ -285,9 +285,9 @@ fn a_damaged_repeated_or_reflected_message_is_noticed() {
 #[test]
 fn a_promise_of_a_long_message_allocates_nothing_before_it_comes() {
     let (listener, address) = listener();
-    let mut stranger = TcpStream::connect(address).unwrap();
+    let mut unauthenticated_peer = TcpStream::connect(address).unwrap();
     let mut server = Channel::accept(listener.accept().unwrap().0, &terms(None)).unwrap();
-    stranger.write_all(&[0xFF; 4096]).unwrap();
+    unauthenticated_peer.write_all(&[0xFF; 4096]).unwrap();
     let error = error_of(&mut server);
     assert!(matches!(error, ChannelError::Foreign));
 
@@ -314,7 +314,7 @@ fn nothing_is_read_past_the_end_of_a_message() {
 
 proptest! {
     #[test]
-    fn no_bytes_of_a_stranger_panic(mut message in prop::collection::vec(any::<u8>(), 0..100), tag in 0usize..4) {
+    fn no_bytes_of_a_unauthenticated_peer_panic(mut message in prop::collection::vec(any::<u8>(), 0..100), tag in 0usize..4) {
         let (mut client, _) = Greeting::client(None, Purpose::Transport, Identity::default()).unwrap();
         let server = || Greeting::server(None, Purpose::Transport, Identity::default());
         let (mut waiting, mut welcomed) = (server(), server());

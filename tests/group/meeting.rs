@@ -50,7 +50,7 @@ fn refusal<F: Fixture>(address: &slackline::Address, message: Vec<u8>, elements:
     }
 }
 
-pub(crate) fn strangers_are_told_why_they_are_turned_away_while_others_meet<F: Fixture>() {
+pub(crate) fn unauthenticated_peers_are_told_why_they_are_turned_away_while_others_meet<F: Fixture>() {
     let listeners: Vec<_> =
         (0..2).map(|rank| listen::<F>(rank, 2, ELEMENTS, GroupOptions::default())).collect();
     let addresses: Vec<_> = listeners.iter().map(GroupListener::address).collect();
@@ -147,11 +147,11 @@ pub(crate) fn a_group_that_has_begun_takes_nobody_in<F: Fixture>() {
     let mut alone = listener.connect(std::slice::from_ref(&address), PATIENCE).unwrap();
     std::thread::scope(|scope| {
         let message = hello(1, 2, ELEMENTS, GroupOptions::default()).encode();
-        let stranger = scope.spawn(|| refusal::<F>(&address, message, ELEMENTS));
-        while !stranger.is_finished() {
+        let unauthenticated_peer = scope.spawn(|| refusal::<F>(&address, message, ELEMENTS));
+        while !unauthenticated_peer.is_finished() {
             turn::<F>(&mut alone).unwrap();
         }
-        let reason = stranger.join().unwrap();
+        let reason = unauthenticated_peer.join().unwrap();
         assert!(reason.contains("takes no member in"), "{reason}");
     });
     drop(meet::<F>(2, ELEMENTS, GroupOptions::default()));

@@ -103,14 +103,15 @@ fn a_batch_as_long_as_the_queue_fits_once_what_nobody_hears_of_is_done() {
 }
 
 #[test]
-fn strangers_who_say_nothing_keep_nobody_out() {
+fn unauthenticated_peers_who_say_nothing_keep_nobody_out() {
     let mut target = Target::<VerbsFixture>::new(4096, ALL);
     let slackline::Address::Verbs(address) = target.listener.address() else { panic!("an address") };
-    let strangers: Vec<_> = (0..100).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+    let unauthenticated_peers: Vec<_> =
+        (0..100).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
     for _ in 0..3 {
         drop(target.client());
     }
-    drop(strangers);
+    drop(unauthenticated_peers);
 }
 
 #[test]

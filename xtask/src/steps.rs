@@ -143,7 +143,10 @@ const SLOW: &[Slow] = &[
         "seeds",
         "the node protocol over a hostile network keeps its promises in ten thousand simulated runs",
     ),
-    Slow::new("strangers", "unauthenticated peers at the meeting point of a job do not disturb it"),
+    Slow::new(
+        "unauthenticated_peers",
+        "unauthenticated peers at the meeting point of a job do not disturb it",
+    ),
 ];
 
 /// Steps that take long and seldom find something that the others do not: `cargo xtask test` leaves them out and says

@@ -39,8 +39,10 @@ impl<C: Caller> Coordinator<C> {
         match self.hub.turned_away() {
             0 => missing,
             1 => format!("{missing}; one connection was turned away (RUST_LOG=warn says why)"),
-            strangers => {
-                format!("{missing}; {strangers} connections were turned away (RUST_LOG=warn says why)")
+            unauthenticated_peers => {
+                format!(
+                    "{missing}; {unauthenticated_peers} connections were turned away (RUST_LOG=warn says why)"
+                )
             }
         }
     }

@@ -156,8 +156,8 @@ impl Hub {
         }
         let mut sockets = Vec::with_capacity(1 + self.newcomers.iter().len() + self.inside.len());
         sockets.push(PollFd::new(&self.listener, PollFlags::IN));
-        let strangers = self.newcomers.iter().map(|Pending(channel)| channel);
-        let channels = strangers.chain(self.inside.iter().map(|inside| &inside.channel));
+        let unauthenticated_peers = self.newcomers.iter().map(|Pending(channel)| channel);
+        let channels = unauthenticated_peers.chain(self.inside.iter().map(|inside| &inside.channel));
         sockets.extend(channels.map(|channel| PollFd::from_borrowed_fd(channel.as_fd(), interest(channel))));
         let timeout = if self.changed { timeout.min(TELL_EVERY) } else { timeout };
         let timeout = rustix::time::Timespec {

@@ -253,14 +253,14 @@ fn a_member_that_joins_while_a_hub_closes_is_told_the_cause() {
 }
 
 #[test]
-fn strangers_keep_nobody_out() {
+fn unauthenticated_peers_keep_nobody_out() {
     // They are gone within the time that a handshake may take, which a busy machine may use up.
-    let is_shown = |_attempt| strangers_keep_somebody_out_for() < HANDSHAKE_TIMEOUT;
+    let is_shown = |_attempt| unauthenticated_peers_keep_somebody_out_for() < HANDSHAKE_TIMEOUT;
     assert!((0..10).any(is_shown), "ten times they were waited for");
 }
 
 /// Returns the time that a worker takes to join while many unauthenticated connections are pending.
-fn strangers_keep_somebody_out_for() -> Duration {
+fn unauthenticated_peers_keep_somebody_out_for() -> Duration {
     let mut hub = hub(HubOptions::default());
     let mut silent = Vec::new();
     for _ in 0..300 {

@@ -181,7 +181,7 @@ impl<T: Transport> Server<T> {
 
     /// The next decision that is to be carried out, with its shares.
     pub(super) fn next_decided(&mut self, now: Instant) -> Result<Option<ServerAction>, Error> {
-        self.forget_strangers();
+        self.forget_unauthenticated_peers();
         while let Some(following) = &mut self.following
             && let Some(decision) = following.queue.pop_front()
         {
@@ -269,7 +269,7 @@ impl<T: Transport> Server<T> {
     }
 
     /// Lets go of workers that have left and that the decider has never let in, or not for long.
-    fn forget_strangers(&mut self) {
+    fn forget_unauthenticated_peers(&mut self) {
         let Some(Following { departed, link: Some(link), sessions, queue, .. }) = &mut self.following else {
             return;
         };

@@ -13,7 +13,7 @@ use crate::transport::{
 };
 
 /// A listener, at whose address peers arrive.
-pub(super) struct Door {
+pub(super) struct SimAcceptor {
     pub(super) address: Address,
     pub(super) host: HostId,
     pub(super) is_open: bool,
@@ -37,8 +37,8 @@ pub(super) struct Attempt {
 
 impl Net {
     /// Opens a listener, or says that the address is taken.
-    pub(super) fn open_door(&mut self, address: &Address, host: HostId) -> Result<usize, ConnectError> {
-        if self.doors.iter().any(|door| door.is_open && door.address == *address) {
+    pub(super) fn open_acceptor(&mut self, address: &Address, host: HostId) -> Result<usize, ConnectError> {
+        if self.acceptors.iter().any(|acceptor| acceptor.is_open && acceptor.address == *address) {
             return Err(ConnectError::System {
                 operation: "listen",
                 address: address.clone(),
@@ -47,13 +47,13 @@ impl Net {
             });
         }
         let (address, pending) = (address.clone(), VecDeque::new());
-        self.doors.push(Door { address, host, is_open: true, pending });
-        Ok(self.doors.len() - 1)
+        self.acceptors.push(SimAcceptor { address, host, is_open: true, pending });
+        Ok(self.acceptors.len() - 1)
     }
 
-    pub(super) fn close_door(&mut self, door: usize) {
-        self.doors[door].is_open = false;
-        for (attempt, _) in std::mem::take(&mut self.doors[door].pending) {
+    pub(super) fn close_acceptor(&mut self, acceptor: usize) {
+        self.acceptors[acceptor].is_open = false;
+        for (attempt, _) in std::mem::take(&mut self.acceptors[acceptor].pending) {
             let address = self.attempts[attempt].address.clone();
             self.answer(attempt, Err(ConnectError::Closed { address }));
         }
@@ -97,7 +97,9 @@ impl Net {
             return;
         }
         let (from, address) = (*from, address.clone());
-        let Some(door) = self.doors.iter().position(|door| door.is_open && door.address == address) else {
+        let Some(acceptor) =
+            self.acceptors.iter().position(|acceptor| acceptor.is_open && acceptor.address == address)
+        else {
             let refused = ConnectError::System {
                 operation: "connect",
                 address,
@@ -106,25 +108,25 @@ impl Net {
             };
             return self.answer(attempt, Err(refused));
         };
-        let host = self.doors[door].host;
+        let host = self.acceptors[acceptor].host;
         if let Some(until) = self.stalled_until(from, host) {
             return self.schedule(until, Event::Arrive { attempt });
         }
         self.attempts[attempt].at = Some(host);
-        if self.doors[door].pending.len() >= MAX_PENDING_HANDSHAKES
-            && let Some((oldest, _)) = self.doors[door].pending.pop_front()
+        if self.acceptors[acceptor].pending.len() >= MAX_PENDING_HANDSHAKES
+            && let Some((oldest, _)) = self.acceptors[acceptor].pending.pop_front()
         {
             self.turn_away(oldest);
         }
         let now = self.now;
-        self.doors[door].pending.push_back((attempt, now));
+        self.acceptors[acceptor].pending.push_back((attempt, now));
         self.touch(host);
     }
 
     /// The next peer that waits at a listener.
-    pub(super) fn greet(&mut self, door: usize) -> Option<(usize, Received)> {
+    pub(super) fn greet(&mut self, acceptor: usize) -> Option<(usize, Received)> {
         let patience = HANDSHAKE_TIMEOUT.as_nanos() as u64;
-        while let Some((attempt, since)) = self.doors[door].pending.pop_front() {
+        while let Some((attempt, since)) = self.acceptors[acceptor].pending.pop_front() {
             if self.now - since > patience {
                 self.turn_away(attempt);
                 continue;

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::flow::Connection;
-use super::meet::{Attempt, Door};
+use super::meet::{Attempt, SimAcceptor};
 use super::random::{Random, Trace};
 use crate::mem::{LocalSlice, MemoryRegion};
 use crate::time::{Duration, Instant};
@@ -207,7 +207,7 @@ pub(super) struct Net {
     pub(super) moves_itself: bool,
     pub(super) hosts: Vec<Host>,
     pub(super) connections: Vec<Connection>,
-    pub(super) doors: Vec<Door>,
+    pub(super) acceptors: Vec<SimAcceptor>,
     pub(super) attempts: Vec<Attempt>,
     pub(super) lights: Vec<Light>,
     pub(super) hearts: Vec<Heart>,
@@ -233,7 +233,7 @@ impl Net {
             moves_itself,
             hosts: Vec::new(),
             connections: Vec::new(),
-            doors: Vec::new(),
+            acceptors: Vec::new(),
             attempts: Vec::new(),
             lights: Vec::new(),
             hearts: Vec::new(),
@@ -466,9 +466,9 @@ impl Net {
                 }
             }
         }
-        for door in 0..self.doors.len() {
-            if self.doors[door].host == host {
-                self.close_door(door);
+        for acceptor in 0..self.acceptors.len() {
+            if self.acceptors[acceptor].host == host {
+                self.close_acceptor(acceptor);
             }
         }
         for attempt in 0..self.attempts.len() {

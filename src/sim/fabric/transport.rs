@@ -73,8 +73,8 @@ impl Transport for SimTransport {
 
     fn listen(&self, address: &Address) -> Result<SimListener, ConnectError> {
         takes("listen", address)?;
-        let door = lock(&self.net).open_door(address, self.host)?;
-        Ok(SimListener { net: Arc::clone(&self.net), door, address: address.clone() })
+        let acceptor = lock(&self.net).open_acceptor(address, self.host)?;
+        Ok(SimListener { net: Arc::clone(&self.net), acceptor, address: address.clone() })
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<SimConnecting, ConnectError> {
@@ -100,7 +100,7 @@ fn takes(operation: &'static str, address: &Address) -> Result<(), ConnectError>
 /// The listener at which simulated peers arrive.
 pub struct SimListener {
     net: Shared,
-    door: usize,
+    acceptor: usize,
     address: Address,
 }
 
@@ -115,8 +115,8 @@ impl Listener for SimListener {
     fn poll(&mut self, _now: Instant) -> Option<SimIncoming> {
         let mut net = lock(&self.net);
         net.look();
-        let (attempt, received) = net.greet(self.door)?;
-        let host = net.doors[self.door].host;
+        let (attempt, received) = net.greet(self.acceptor)?;
+        let host = net.acceptors[self.acceptor].host;
         Some(SimIncoming {
             net: Arc::clone(&self.net),
             host,
@@ -130,7 +130,7 @@ impl Listener for SimListener {
 
 impl Drop for SimListener {
     fn drop(&mut self) {
-        lock(&self.net).close_door(self.door);
+        lock(&self.net).close_acceptor(self.acceptor);
     }
 }
 

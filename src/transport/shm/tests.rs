@@ -106,7 +106,7 @@ fn the_kernel_tells_users_apart() {
     let shm = Shm::new();
     let mut listener = shm.listen(&Address::random()).unwrap();
     let address = listener.address();
-    let stranger = std::thread::spawn(move || {
+    let unauthenticated_peer = std::thread::spawn(move || {
         let nobody = rustix::fs::Uid::from_raw(NOBODY);
         rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
         let error = Shm::new().connect(&address, Offer::default()).err().unwrap();
@@ -117,7 +117,7 @@ fn the_kernel_tells_users_apart() {
         assert!(Outbox::offer(Side::Connector, &Offer::default()).unwrap().flush(&link).unwrap());
         link
     });
-    let link = stranger.join().unwrap();
+    let link = unauthenticated_peer.join().unwrap();
     assert!(listener.poll(NOW).is_none());
     assert_ne!(link.receive(&mut [0; 64], &mut Vec::new()).ok(), Some(Heard::Silence), "the link is shut");
 }

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::time::Timespec;
 
+use super::acceptor::{Acceptor, AcceptorSource, Admitted, Heard, Newcomer};
 use super::connection::{Connection, lock};
-use super::door::{Admitted, Door, DoorSource, Heard, Stranger};
 use super::hello::{Lane, Ticket};
 use super::socket::Socket;
 use super::target::{Target, Turn};
@@ -49,11 +49,11 @@ const WAKE: u64 = u64::MAX;
 /// The commands that others give to the thread.
 pub(super) enum Command {
     /// Accept newcomers.
-    Listen(TcpListener, Arc<Door>),
+    Listen(TcpListener, Arc<Acceptor>),
     /// Accept no newcomers any more.
-    Close(Arc<Door>),
+    Close(Arc<Acceptor>),
     /// This listener has room for newcomers again.
-    Resume(Arc<Door>),
+    Resume(Arc<Acceptor>),
     /// Send the rest of an answer, then serve the connection.
     Finish(Channel, Arc<Connection>),
     /// Serve a lane.
@@ -227,8 +227,8 @@ impl Round {
 
 /// Something that events come from.
 enum Source {
-    Door(DoorSource),
-    Stranger(Stranger),
+    Acceptor(AcceptorSource),
+    Newcomer(Newcomer),
     Finishing(Channel, Arc<Connection>),
     Lane(Target),
 }
@@ -238,7 +238,7 @@ impl Source {
         match self {
             Source::Finishing(_, connection) => Some(connection),
             Source::Lane(target) => Some(target.connection()),
-            Source::Door(_) | Source::Stranger(_) => None,
+            Source::Acceptor(_) | Source::Newcomer(_) => None,
         }
     }
 }
@@ -246,8 +246,8 @@ impl Source {
 impl AsFd for Source {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match self {
-            Source::Door(door) => door.socket.as_fd(),
-            Source::Stranger(stranger) => stranger.channel.as_fd(),
+            Source::Acceptor(acceptor) => acceptor.socket.as_fd(),
+            Source::Newcomer(newcomer) => newcomer.channel.as_fd(),
             Source::Finishing(channel, _) => channel.as_fd(),
             Source::Lane(target) => target.socket().as_fd(),
         }
@@ -372,11 +372,11 @@ impl Progress {
         let commands = std::mem::take(&mut *lock(&self.shared.commands));
         for command in commands {
             match command {
-                Command::Listen(socket, door) => {
-                    self.add(Source::Door(DoorSource::new(socket, door)), epoll::EventFlags::IN);
+                Command::Listen(socket, acceptor) => {
+                    self.add(Source::Acceptor(AcceptorSource::new(socket, acceptor)), epoll::EventFlags::IN);
                 }
-                Command::Close(door) => self.close(&door),
-                Command::Resume(door) => self.resume(&door),
+                Command::Close(acceptor) => self.close(&acceptor),
+                Command::Resume(acceptor) => self.resume(&acceptor),
                 Command::Finish(channel, connection) => self.finish(channel, connection),
                 Command::Serve(socket, connection) => self.serve(socket, connection),
                 Command::Forget(connection) => self.forget(&connection),
@@ -444,17 +444,17 @@ impl Progress {
         }
     }
 
-    fn close(&mut self, door: &Arc<Door>) {
+    fn close(&mut self, acceptor: &Arc<Acceptor>) {
         self.remove_all(|source| match source {
-            Source::Door(source) => Arc::ptr_eq(&source.door, door),
-            Source::Stranger(stranger) => Arc::ptr_eq(&stranger.door, door),
+            Source::Acceptor(source) => Arc::ptr_eq(&source.acceptor, acceptor),
+            Source::Newcomer(newcomer) => Arc::ptr_eq(&newcomer.acceptor, acceptor),
             Source::Finishing(..) | Source::Lane(_) => false,
         });
     }
 
-    fn resume(&mut self, door: &Arc<Door>) {
+    fn resume(&mut self, acceptor: &Arc<Acceptor>) {
         let place = self.sources.iter().position(|entry| match &entry.source {
-            Some(Source::Door(source)) => Arc::ptr_eq(&source.door, door),
+            Some(Source::Acceptor(source)) => Arc::ptr_eq(&source.acceptor, acceptor),
             _ => false,
         });
         if let Some(place) = place {
@@ -475,14 +475,14 @@ impl Progress {
                     self.finish(channel, connection);
                 }
             }
-            Some(Source::Stranger(stranger)) => match stranger.hear(&self.shared) {
+            Some(Source::Newcomer(newcomer)) => match newcomer.hear(&self.shared) {
                 Heard::Silence { has_more_to_say } => self.wants(place, interest(has_more_to_say)),
                 heard => {
-                    let Some(Source::Stranger(stranger)) = self.remove(place) else { return };
-                    self.settle(stranger, heard);
+                    let Some(Source::Newcomer(newcomer)) = self.remove(place) else { return };
+                    self.settle(newcomer, heard);
                 }
             },
-            Some(Source::Door(_)) => self.admit(place),
+            Some(Source::Acceptor(_)) => self.admit(place),
         }
     }
 
@@ -501,8 +501,8 @@ impl Progress {
     }
 
     /// Does what follows from what a newcomer said.
-    fn settle(&mut self, stranger: Stranger, heard: Heard) {
-        match stranger.settle(heard) {
+    fn settle(&mut self, newcomer: Newcomer, heard: Heard) {
+        match newcomer.settle(heard) {
             Ok(Some((socket, connection))) => self.serve(socket, connection),
             Ok(None) => {}
             Err(connection) => self.end(&connection, super::initiator::ENDED),
@@ -512,9 +512,9 @@ impl Progress {
     /// Accepts newcomers, at most so many whatever comes of them: the lanes of others wait meanwhile.
     fn admit(&mut self, place: usize) {
         for _ in 0..MAX_PENDING_HANDSHAKES {
-            let Some(Source::Door(source)) = &mut self.sources[place].source else { return };
+            let Some(Source::Acceptor(source)) = &mut self.sources[place].source else { return };
             match source.admit() {
-                Admitted::Newcomer(stranger) => self.greet(*stranger),
+                Admitted::Newcomer(newcomer) => self.greet(*newcomer),
                 Admitted::Refused => {}
                 Admitted::Nothing => {
                     let pauses = source.is_paused();
@@ -527,21 +527,21 @@ impl Progress {
     }
 
     /// Hears a newcomer for the first time: what it says first is mostly there already, and counts when one has to go.
-    fn greet(&mut self, mut stranger: Stranger) {
-        let heard = stranger.hear(&self.shared);
+    fn greet(&mut self, mut newcomer: Newcomer) {
+        let heard = newcomer.hear(&self.shared);
         if let Heard::Silence { has_more_to_say } = heard {
-            self.make_room(&stranger.door);
-            self.add(Source::Stranger(stranger), interest(has_more_to_say));
+            self.make_room(&newcomer.acceptor);
+            self.add(Source::Newcomer(newcomer), interest(has_more_to_say));
         } else {
-            self.settle(stranger, heard);
+            self.settle(newcomer, heard);
         }
     }
 
     /// Drops a newcomer of a listener if there are as many as there may be.
-    fn make_room(&mut self, door: &Arc<Door>) {
+    fn make_room(&mut self, acceptor: &Arc<Acceptor>) {
         let newcomers = self.sources.iter().enumerate().filter_map(|(place, entry)| match &entry.source {
-            Some(Source::Stranger(stranger)) if Arc::ptr_eq(&stranger.door, door) => {
-                Some((place, stranger.channel.greetings()))
+            Some(Source::Newcomer(newcomer)) if Arc::ptr_eq(&newcomer.acceptor, acceptor) => {
+                Some((place, newcomer.channel.greetings()))
             }
             _ => None,
         });
@@ -551,14 +551,14 @@ impl Progress {
         let chosen = victim(newcomers.clone().map(|(_, messages)| messages));
         if let Some((place, _)) = chosen.and_then(|index| newcomers.clone().nth(index)) {
             self.remove(place);
-            door.refuse(&"there are too many unfinished handshakes");
+            acceptor.refuse(&"there are too many unfinished handshakes");
         }
     }
 
     fn needs_tick(&self) -> bool {
         self.sources.iter().any(|entry| match &entry.source {
-            Some(Source::Stranger(_)) => true,
-            Some(Source::Door(source)) => source.is_paused() || source.door.has_unlogged_refusals(),
+            Some(Source::Newcomer(_)) => true,
+            Some(Source::Acceptor(source)) => source.is_paused() || source.acceptor.has_unlogged_refusals(),
             Some(Source::Lane(target)) => target.is_draining(),
             Some(Source::Finishing(..)) | None => false,
         })
@@ -568,12 +568,12 @@ impl Progress {
     fn tick(&mut self, now: Instant) {
         for place in 0..self.sources.len() {
             match &self.sources[place].source {
-                Some(Source::Stranger(stranger)) if stranger.is_late(now) => {
-                    stranger.door.refuse(&"it said too little in time");
+                Some(Source::Newcomer(newcomer)) if newcomer.is_late(now) => {
+                    newcomer.acceptor.refuse(&"it said too little in time");
                     self.remove(place);
                 }
-                Some(Source::Door(source)) => {
-                    source.door.log_refusals();
+                Some(Source::Acceptor(source)) => {
+                    source.acceptor.log_refusals();
                     if source.is_paused() {
                         self.admit(place);
                     }

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::TcpEndpoint;
+use super::acceptor::{Acceptor, PendingConnection};
 use super::connection::Connection;
-use super::door::{Door, Knock};
 use super::engine::{Command, Engine, Expected};
 use super::hello::{self, Hello, lanes};
 use crate::channel;
@@ -18,7 +18,7 @@ use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Receive
 pub struct TcpListener {
     /// The progress thread has a copy; this one is kept so as to end the listening at once.
     socket: std::net::TcpListener,
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     engine: Arc<Engine>,
     queue_depth: usize,
     guard: ForkGuard,
@@ -38,9 +38,9 @@ impl TcpListener {
         let socket = listen(address).map_err(failed)?;
         let address = Address::Tcp(socket.local_addr().map_err(failed)?);
         let copy = socket.try_clone().map_err(failed)?;
-        let door = Arc::new(Door::new(address, terms));
-        engine.tell(Command::Listen(copy, Arc::clone(&door)));
-        Ok(TcpListener { socket, door, engine, queue_depth, guard: ForkGuard::new() })
+        let acceptor = Arc::new(Acceptor::new(address, terms));
+        engine.tell(Command::Listen(copy, Arc::clone(&acceptor)));
+        Ok(TcpListener { socket, acceptor, engine, queue_depth, guard: ForkGuard::new() })
     }
 }
 
@@ -49,7 +49,7 @@ impl Listener for TcpListener {
     type Incoming = TcpIncoming;
 
     fn address(&self) -> Address {
-        self.door.address.clone()
+        self.acceptor.address.clone()
     }
 
     fn has_caught_up(&mut self) -> bool {
@@ -61,16 +61,16 @@ impl Listener for TcpListener {
         if self.guard.is_inherited() {
             return None;
         }
-        let (knock, was_full) = self.door.next();
+        let (pending, was_full) = self.acceptor.next();
         if was_full {
-            self.engine.tell(Command::Resume(Arc::clone(&self.door)));
+            self.engine.tell(Command::Resume(Arc::clone(&self.acceptor)));
         }
-        let Knock { channel, terms, message } = knock?;
+        let PendingConnection { channel, terms, message } = pending?;
         Some(TcpIncoming {
             channel,
             received: terms.received(message),
             theirs: terms,
-            address: self.door.address.clone(),
+            address: self.acceptor.address.clone(),
             engine: Arc::clone(&self.engine),
             queue_depth: self.queue_depth,
         })
@@ -82,10 +82,10 @@ impl Drop for TcpListener {
         if self.guard.is_inherited() {
             return;
         }
-        self.door.close();
+        self.acceptor.close();
         // The port is free at once, whichever process holds copies of the descriptor.
         let _never_connected = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-        self.engine.tell(Command::Close(Arc::clone(&self.door)));
+        self.engine.tell(Command::Close(Arc::clone(&self.acceptor)));
     }
 }
 

@@ -59,10 +59,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod acceptor;
 mod check;
 mod connecting;
 mod connection;
-mod door;
 mod endpoint;
 mod engine;
 mod heartbeat;

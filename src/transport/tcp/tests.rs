@@ -158,7 +158,7 @@ fn another_wire_version_is_told_which_one_is_spoken_here() {
 }
 
 #[test]
-fn two_hundred_half_open_strangers_do_not_keep_an_honest_peer_out() {
+fn two_hundred_half_open_unauthenticated_peers_do_not_keep_an_honest_peer_out() {
     let tcp = Tcp::new();
     let is_shown = |_attempt| {
         let mut listener = listen(&tcp);
@@ -172,12 +172,18 @@ fn two_hundred_half_open_strangers_do_not_keep_an_honest_peer_out() {
 }
 
 /// A listening socket as the progress thread has it, and where it listens.
-fn source() -> (door::DoorSource, SocketAddr) {
+fn source() -> (acceptor::AcceptorSource, SocketAddr) {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     socket.set_nonblocking(true).unwrap();
     let address = socket.local_addr().unwrap();
     let terms = channel::Terms::new(channel::Purpose::Transport);
-    (door::DoorSource::new(socket, Arc::new(door::Door::new(Address::Tcp(address), terms))), address)
+    (
+        acceptor::AcceptorSource::new(
+            socket,
+            Arc::new(acceptor::Acceptor::new(Address::Tcp(address), terms)),
+        ),
+        address,
+    )
 }
 
 /// The progress thread looks 64 times in a row.
@@ -191,9 +197,9 @@ fn one_look_accepts_one_connection_though_it_comes_to_nothing() {
     }
     for _ in 0..100 {
         // On a busy machine the reset may come after the look, which then takes a connection like any other.
-        assert!(!matches!(source.admit(), door::Admitted::Nothing));
+        assert!(!matches!(source.admit(), acceptor::Admitted::Nothing));
     }
-    assert!(matches!(source.admit(), door::Admitted::Nothing));
+    assert!(matches!(source.admit(), acceptor::Admitted::Nothing));
 }
 
 #[test]
@@ -236,20 +242,20 @@ fn silent_connections_come_while_a_peer_is_slow() -> bool {
 }
 
 #[test]
-fn a_stranger_has_five_seconds_and_no_more() {
+fn a_newcomer_has_five_seconds_and_no_more() {
     let (mut source, address) = source();
     let _silent = TcpStream::connect(address).unwrap();
-    let stranger = wait_for("the newcomer", || match source.admit() {
-        door::Admitted::Newcomer(stranger) => Some(stranger),
-        door::Admitted::Refused | door::Admitted::Nothing => None,
+    let newcomer = wait_for("the newcomer", || match source.admit() {
+        acceptor::Admitted::Newcomer(newcomer) => Some(newcomer),
+        acceptor::Admitted::Refused | acceptor::Admitted::Nothing => None,
     });
     let limit = Duration::from_secs(5);
-    assert!(!stranger.is_late(stranger.since + (limit - Duration::from_nanos(1))));
-    assert!(stranger.is_late(stranger.since + limit));
+    assert!(!newcomer.is_late(newcomer.since + (limit - Duration::from_nanos(1))));
+    assert!(newcomer.is_late(newcomer.since + limit));
 }
 
 #[test]
-fn a_stranger_that_says_nothing_is_dropped_in_time() {
+fn a_newcomer_that_says_nothing_is_dropped_in_time() {
     let listener = listen(&Tcp::new());
     let begun = std::time::Instant::now();
     let mut silent = TcpStream::connect(address_of(&listener)).unwrap();

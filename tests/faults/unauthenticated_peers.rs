@@ -11,7 +11,7 @@ use super::job::{PATIENCE, alone, multiple, wait_for};
 use super::process::{self, ServerProcess};
 use super::proxy::Proxy;
 use super::random::{Random, Seed};
-use super::stranger::{REFUSED_WITHIN, Stranger};
+use super::unauthenticated_peer::{REFUSED_WITHIN, UnauthenticatedPeer};
 
 /// KiB by which a server may grow at most, at any moment.
 const GROWTH: u64 = 16 << 10;
@@ -19,10 +19,10 @@ const GROWTH: u64 = 16 << 10;
 const HALF_OPEN: usize = 1000;
 
 #[test]
-fn strangers_are_shut_out_in_time_at_bounded_memory_while_training_goes_on() {
+fn unauthenticated_peers_are_shut_out_in_time_at_bounded_memory_while_training_goes_on() {
     process::is_told();
     let _alone = alone();
-    let claim = strangers_are_shut_out_in_time_at_bounded_memory_while_training_goes_on;
+    let claim = unauthenticated_peers_are_shut_out_in_time_at_bounded_memory_while_training_goes_on;
     allow_many_descriptors();
     let seed = Seed::of_this_run();
     let secret = Secret::random().unwrap();
@@ -102,12 +102,13 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
         proxy.recorded()
     };
     wait_for("the reader to be gone", || (server.told().readers == 0).then_some(()));
-    let mut strangers = Vec::new();
+    let mut unauthenticated_peers = Vec::new();
     for lane in &good {
         assert!(lane.len() > 128, "a greeting and a message");
-        strangers.push(Stranger::says(address, lane));
+        unauthenticated_peers.push(UnauthenticatedPeer::says(address, lane));
         for _ in 0..20 {
-            strangers.push(Stranger::says(address, &lane[..random.below(lane.len() as u64) as usize]));
+            unauthenticated_peers
+                .push(UnauthenticatedPeer::says(address, &lane[..random.below(lane.len() as u64) as usize]));
         }
     }
     // Noise of any length; and of any after a beginning that is right.
@@ -116,9 +117,9 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
         if number % 2 == 0 {
             noise.splice(0..0, good[0][..random.below(80) as usize].iter().copied());
         }
-        strangers.push(Stranger::says(address, &noise));
+        unauthenticated_peers.push(UnauthenticatedPeer::says(address, &noise));
     }
-    strangers.push(Stranger::says(address, &vec![7; 4 << 20]));
+    unauthenticated_peers.push(UnauthenticatedPeer::says(address, &vec![7; 4 << 20]));
     // A peer that knows the secret, and stops within the header of its first message.
     let terms = Terms { secret: Some(secret.clone()), ..Terms::new(Purpose::Transport) };
     let mut channel = Channel::connect(address, &terms).unwrap();
@@ -126,13 +127,13 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
         channel.poll().unwrap();
         channel.is_open().then_some(())
     });
-    strangers.push(Stranger::goes_on(channel.into_stream(), &[0xFF; 4]));
-    for stranger in strangers {
-        stranger.must_be_shut_out();
+    unauthenticated_peers.push(UnauthenticatedPeer::goes_on(channel.into_stream(), &[0xFF; 4]));
+    for unauthenticated_peer in unauthenticated_peers {
+        unauthenticated_peer.must_be_shut_out();
     }
     // A busy machine may use up the time after which unauthenticated connections are dropped.
     let gets_in_past_them = |_attempt| {
-        let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
+        let silent: Vec<_> = (0..HALF_OPEN).map(|_| UnauthenticatedPeer::says(address, b"")).collect();
         // A peer with the secret gets in past all of them, and few of them are kept.
         let begun = Instant::now();
         let tcp = Tcp::with_secret(secret.clone());
@@ -140,8 +141,8 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
         let took = begun.elapsed();
         let kept = server.usage().descriptors - before.descriptors;
         assert!(kept < 100, "{kept} unauthenticated connections are kept");
-        for stranger in silent {
-            stranger.must_be_shut_out();
+        for unauthenticated_peer in silent {
+            unauthenticated_peer.must_be_shut_out();
         }
         took < Duration::from_secs(4)
     };

@@ -16,31 +16,31 @@ use crate::transport::wireup::{Refusals, WireError};
 use crate::transport::{Address, HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES};
 
 /// The state that a listener and the progress thread share.
-pub(super) struct Door {
+pub(super) struct Acceptor {
     pub(super) address: Address,
     pub(super) terms: channel::Terms,
     /// The peers that have made their offer, in order.
-    ready: Mutex<VecDeque<Knock>>,
+    ready: Mutex<VecDeque<PendingConnection>>,
     refusals: Mutex<Refusals>,
     /// Its listener is gone, and its socket shut down.
     is_closed: AtomicBool,
 }
 
 /// A peer that has made its offer.
-pub(super) struct Knock {
+pub(super) struct PendingConnection {
     pub(super) channel: Channel,
     pub(super) terms: Terms,
     pub(super) message: Vec<u8>,
 }
 
-impl Door {
-    pub(super) fn new(address: Address, terms: channel::Terms) -> Door {
+impl Acceptor {
+    pub(super) fn new(address: Address, terms: channel::Terms) -> Acceptor {
         let (ready, refusals) = (Mutex::default(), Mutex::default());
-        Door { address, terms, ready, refusals, is_closed: AtomicBool::new(false) }
+        Acceptor { address, terms, ready, refusals, is_closed: AtomicBool::new(false) }
     }
 
     /// The next peer that waits for an answer; and whether there were as many as there may be until now.
-    pub(super) fn next(&self) -> (Option<Knock>, bool) {
+    pub(super) fn next(&self) -> (Option<PendingConnection>, bool) {
         let mut ready = lock(&self.ready);
         let was_full = ready.len() >= MAX_PENDING_HANDSHAKES;
         (ready.pop_front(), was_full)
@@ -71,26 +71,26 @@ impl Door {
 }
 
 /// A listening socket.
-pub(super) struct DoorSource {
+pub(super) struct AcceptorSource {
     pub(super) socket: TcpListener,
-    pub(super) door: Arc<Door>,
+    pub(super) acceptor: Arc<Acceptor>,
     /// True while the system accepts no connections, so that this is logged once.
     cannot_accept: bool,
 }
 
-impl DoorSource {
-    pub(super) fn new(socket: TcpListener, door: Arc<Door>) -> DoorSource {
-        DoorSource { socket, door, cannot_accept: false }
+impl AcceptorSource {
+    pub(super) fn new(socket: TcpListener, acceptor: Arc<Acceptor>) -> AcceptorSource {
+        AcceptorSource { socket, acceptor, cannot_accept: false }
     }
 
     /// True if no connection is to be accepted for now: the others wait in the system's queue.
     pub(super) fn is_paused(&self) -> bool {
-        self.cannot_accept || self.door.is_full()
+        self.cannot_accept || self.acceptor.is_full()
     }
 
     /// Accepts one connection at most, so that its caller bounds how many are looked at in a row.
     pub(super) fn admit(&mut self) -> Admitted {
-        if self.door.is_full() {
+        if self.acceptor.is_full() {
             return Admitted::Nothing;
         }
         let accepted = self.socket.accept();
@@ -101,19 +101,19 @@ impl DoorSource {
         };
         let could_accept = !std::mem::replace(&mut self.cannot_accept, cannot_accept);
         match accepted {
-            Ok((stream, _)) => match Channel::accept(stream, &self.door.terms) {
+            Ok((stream, _)) => match Channel::accept(stream, &self.acceptor.terms) {
                 Ok(channel) => {
-                    let (door, since) = (Arc::clone(&self.door), Instant::now());
-                    Admitted::Newcomer(Box::new(Stranger { channel, door, since }))
+                    let (acceptor, since) = (Arc::clone(&self.acceptor), Instant::now());
+                    Admitted::Newcomer(Box::new(Newcomer { channel, acceptor, since }))
                 }
                 Err(error) => {
-                    self.door.refuse(&error);
+                    self.acceptor.refuse(&error);
                     Admitted::Refused
                 }
             },
             Err(error) => {
-                if cannot_accept && could_accept && !self.door.is_closed.load(Ordering::Acquire) {
-                    tracing::warn!(address = %self.door.address, %error, "cannot accept connections for now");
+                if cannot_accept && could_accept && !self.acceptor.is_closed.load(Ordering::Acquire) {
+                    tracing::warn!(address = %self.acceptor.address, %error, "cannot accept connections for now");
                 }
                 Admitted::Nothing
             }
@@ -124,7 +124,7 @@ impl DoorSource {
 /// The outcome of one look at the system's queue.
 pub(super) enum Admitted {
     /// A newcomer about which nothing is known yet.
-    Newcomer(Box<Stranger>),
+    Newcomer(Box<Newcomer>),
     /// A connection that came to nothing.
     Refused,
     /// There is none, or no room for one.
@@ -132,9 +132,9 @@ pub(super) enum Admitted {
 }
 
 /// A newcomer about which nothing is known yet.
-pub(super) struct Stranger {
+pub(super) struct Newcomer {
     pub(super) channel: Channel,
-    pub(super) door: Arc<Door>,
+    pub(super) acceptor: Arc<Acceptor>,
     pub(super) since: Instant,
 }
 
@@ -150,7 +150,7 @@ pub(super) enum Heard {
     Nonsense,
 }
 
-impl Stranger {
+impl Newcomer {
     /// Whether it has had the time that there is for its handshake.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         now - self.since >= HANDSHAKE_TIMEOUT
@@ -159,7 +159,7 @@ impl Stranger {
     /// Moves its handshake on.
     pub(super) fn hear(&mut self, shared: &Shared) -> Heard {
         let nonsense = |what: &dyn std::fmt::Display| {
-            self.door.refuse(what);
+            self.acceptor.refuse(what);
             Heard::Nonsense
         };
         let message = match self.channel.poll() {
@@ -195,7 +195,11 @@ impl Stranger {
         match heard {
             Heard::Silence { .. } | Heard::Nonsense => {}
             Heard::Offer(terms, message) => {
-                lock(&self.door.ready).push_back(Knock { channel: self.channel, terms, message });
+                lock(&self.acceptor.ready).push_back(PendingConnection {
+                    channel: self.channel,
+                    terms,
+                    message,
+                });
             }
             Heard::Join(lane, connection) => {
                 let joined = Hello::Note(Note::Joined).encode(&[]);

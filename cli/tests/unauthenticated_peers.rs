@@ -16,9 +16,9 @@ use slackline::internals::job::rendezvous::{Host, Introduction, MemberRole, Memb
 use slackline::{MeetingPoint, Secret};
 use tempfile::TempDir;
 
-#[path = "../../tests/network/stranger.rs"]
-mod stranger;
-use stranger::{REFUSED_WITHIN, Stranger};
+#[path = "../../tests/network/unauthenticated_peer.rs"]
+mod unauthenticated_peer;
+use unauthenticated_peer::{REFUSED_WITHIN, UnauthenticatedPeer};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -36,7 +36,7 @@ const TRAINING: Duration = Duration::from_secs(40);
 const TRAIN: [&str; 6] = ["--model", "softmax", "--scheme", "bsp", "--json", "-"];
 
 #[test]
-fn strangers_are_shut_out_in_bounded_time_and_memory_and_training_goes_on() {
+fn unauthenticated_peers_are_shut_out_in_bounded_time_and_memory_and_training_goes_on() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     // A busy machine makes some of them slow. The fastest tells how many epochs are surely enough.
@@ -91,15 +91,16 @@ fn besiege(job: &Job, good: &[u8]) {
         assert!(begun.elapsed() < REFUSED_WITHIN, "{error} after {:?}", begun.elapsed());
     }
     assert!(good.len() > 128, "a greeting and an introduction");
-    let mut strangers = vec![Stranger::says(address, good), Stranger::says(address, &vec![7; 4 << 20])];
+    let mut unauthenticated_peers =
+        vec![UnauthenticatedPeer::says(address, good), UnauthenticatedPeer::says(address, &vec![7; 4 << 20])];
     for cut in 0..30 {
-        strangers.push(Stranger::says(address, &good[..cut * good.len() / 30]));
+        unauthenticated_peers.push(UnauthenticatedPeer::says(address, &good[..cut * good.len() / 30]));
     }
     // Noise, and noise after a beginning that is right.
     for number in 1..=60 {
         let right = if number % 2 == 0 { number } else { 0 };
         let said = [&good[..right], &noise(number as u64, number * 50)].concat();
-        strangers.push(Stranger::says(address, &said));
+        unauthenticated_peers.push(UnauthenticatedPeer::says(address, &said));
     }
     // A peer that knows the secret, and stops within the header of its first message.
     let terms = Terms { secret: Some(secret.clone()), ..Terms::new(Purpose::Rendezvous) };
@@ -110,11 +111,11 @@ fn besiege(job: &Job, good: &[u8]) {
         assert!(Instant::now() < deadline, "no greeting");
         std::thread::sleep(Duration::from_millis(1));
     }
-    strangers.push(Stranger::goes_on(channel.into_stream(), &[0xFF; 4]));
-    for stranger in strangers {
-        stranger.must_be_shut_out();
+    unauthenticated_peers.push(UnauthenticatedPeer::goes_on(channel.into_stream(), &[0xFF; 4]));
+    for unauthenticated_peer in unauthenticated_peers {
+        unauthenticated_peer.must_be_shut_out();
     }
-    let silent: Vec<_> = (0..HALF_OPEN).map(|_| Stranger::says(address, b"")).collect();
+    let silent: Vec<_> = (0..HALF_OPEN).map(|_| UnauthenticatedPeer::says(address, b"")).collect();
     // A peer that knows the secret is heard past all of them, and few of them are kept. The job has no place left for
     // it, and it is told so.
     let introduction = Introduction { place: Some(0), ..Introduction::new(MemberRole::Reader, Host::own()) };
@@ -123,8 +124,8 @@ fn besiege(job: &Job, good: &[u8]) {
     assert!(error.contains("the job has places for 0 readers"), "{error}");
     let kept = job.descriptors() - before;
     assert!(kept < 100, "{kept} connections of unauthenticated peers are kept");
-    for stranger in silent {
-        stranger.must_be_shut_out();
+    for unauthenticated_peer in silent {
+        unauthenticated_peer.must_be_shut_out();
     }
 }
 

@@ -9,22 +9,22 @@ use std::time::{Duration, Instant};
 pub(crate) const REFUSED_WITHIN: Duration = Duration::from_secs(5 + 25);
 
 /// A connection of a peer that is not to be let in.
-pub(crate) struct Stranger {
+pub(crate) struct UnauthenticatedPeer {
     stream: TcpStream,
     since: Instant,
 }
 
-impl Stranger {
-    pub(crate) fn says(address: SocketAddr, bytes: &[u8]) -> Stranger {
-        Stranger::goes_on(TcpStream::connect(address).unwrap(), bytes)
+impl UnauthenticatedPeer {
+    pub(crate) fn says(address: SocketAddr, bytes: &[u8]) -> UnauthenticatedPeer {
+        UnauthenticatedPeer::goes_on(TcpStream::connect(address).unwrap(), bytes)
     }
 
-    pub(crate) fn goes_on(mut stream: TcpStream, bytes: &[u8]) -> Stranger {
+    pub(crate) fn goes_on(mut stream: TcpStream, bytes: &[u8]) -> UnauthenticatedPeer {
         stream.set_nonblocking(false).unwrap();
         stream.set_write_timeout(Some(REFUSED_WITHIN)).unwrap();
         // It may be shut out before it has said all.
         let _sent = stream.write_all(bytes);
-        Stranger { stream, since: Instant::now() }
+        UnauthenticatedPeer { stream, since: Instant::now() }
     }
 
     /// Answers of a greeting may come before the end, and no more than those.
