@@ -72,13 +72,13 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
     let purpose = if setting & MIXED_UP == 0 { Purpose::Transport } else { Purpose::Rendezvous };
     let who = [Identity { role: 1, rank: Some(7), epoch: 11 }, Identity { role: 2, rank: None, epoch: 13 }];
     let client = Greeting::client(ours.as_ref(), Purpose::Transport, who[0]);
-    let (client, hail) = client.expect("there are random numbers");
+    let (client, hello) = client.expect("there are random numbers");
     let server = Greeting::server(theirs.as_ref(), purpose, who[1]);
     let may_open = ours == theirs && purpose == Purpose::Transport;
 
     let mut sides = [client, server];
     let mut agreed: [Option<Agreed>; 2] = [None, None];
-    let (mut message, mut from, mut honest) = (hail, 0, true);
+    let (mut message, mut from, mut honest) = (hello, 0, true);
     loop {
         let (mut delivered, back) = script.deliver(&message);
         let to = if back { from } else { 1 - from };
@@ -129,18 +129,18 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
 pub(crate) fn greeting_samples() -> Vec<Vec<u8>> {
     let changed_welcome = vec![0, PASS, CHANGE, 1, 40, 1];
     let changed_confirmation = vec![0, PASS, PASS, CHANGE, 1, 20, 1];
-    let replaced_hail = [&[0, REPLACE][..], b"slk-hail", &[1, 0, 0, 0, 2, 0, 0, 0]].concat();
+    let replaced_hello = [&[0, REPLACE][..], b"slk-hail", &[1, 0, 0, 0, 2, 0, 0, 0]].concat();
     let settings = [0, UNAUTHENTICATED, OPEN, MIXED_UP].map(|setting| vec![setting]);
-    let others = [changed_welcome, changed_confirmation, replaced_hail, vec![0, REFLECT]];
+    let others = [changed_welcome, changed_confirmation, replaced_hello, vec![0, REFLECT]];
     settings.into_iter().chain(others).collect()
 }
 
 /// The sessions of two sides that know the same secret.
 pub(super) fn sessions() -> [Session; 2] {
     let client = Greeting::client(None, Purpose::Transport, Identity::default());
-    let (mut client, hail) = client.expect("there are random numbers");
+    let (mut client, hello) = client.expect("there are random numbers");
     let mut server = Greeting::server(None, Purpose::Transport, Identity::default());
-    let Ok(Step::Answer(welcome)) = server.receive(&hail) else { panic!("refused a hello") };
+    let Ok(Step::Answer(welcome)) = server.receive(&hello) else { panic!("refused a hello") };
     let Ok(Step::Done(Some(answer), at_client)) = client.receive(&welcome) else { panic!("not welcomed") };
     let Ok(Step::Done(None, at_server)) = server.receive(&answer) else { panic!("not confirmed") };
     [at_client.session, at_server.session]

@@ -24,7 +24,7 @@ const IDENTITY_BYTES: usize = 16;
 const WELCOME_BYTES: usize = PREFIX_BYTES + NOISE_BYTES + IDENTITY_BYTES;
 const CONFIRMATION_BYTES: usize = IDENTITY_BYTES + TAG_BYTES;
 
-const HAIL: &[u8; 8] = b"slk-hail";
+const HELLO: &[u8; 8] = b"slk-hail";
 const WELCOME: &[u8; 8] = b"slk-well";
 const REFUSAL: &[u8; 8] = b"slk-nope";
 
@@ -48,7 +48,7 @@ pub(super) struct Greeting {
 /// The message that this side waits for.
 enum Stage {
     /// Client: a welcome.
-    Hailed(Box<HandshakeState>),
+    HelloSent(Box<HandshakeState>),
     /// Server: a hello.
     Waiting,
     /// Server: the confirmation that the client has not just repeated another client's hello.
@@ -87,11 +87,11 @@ impl Greeting {
     ) -> Result<(Greeting, Vec<u8>), ChannelError> {
         let mut greeting = Greeting::server(secret, purpose, identity);
         let mut noise = greeting.noise(true)?;
-        let mut hail = greeting.prefix(HAIL).to_vec();
-        hail.resize(OPENING_BYTES, 0);
-        noise.write_message(&[], &mut hail[PREFIX_BYTES..]).map_err(cannot_begin)?;
-        greeting.stage = Stage::Hailed(Box::new(noise));
-        Ok((greeting, hail))
+        let mut hello = greeting.prefix(HELLO).to_vec();
+        hello.resize(OPENING_BYTES, 0);
+        noise.write_message(&[], &mut hello[PREFIX_BYTES..]).map_err(cannot_begin)?;
+        greeting.stage = Stage::HelloSent(Box::new(noise));
+        Ok((greeting, hello))
     }
 
     /// Begins as the server.
@@ -104,7 +104,7 @@ impl Greeting {
 
     /// Noise with the job's secret as its pre-shared key and the hello's prefix as its prologue.
     fn noise(&self, is_client: bool) -> Result<HandshakeState, ChannelError> {
-        let prologue = self.prefix(HAIL);
+        let prologue = self.prefix(HELLO);
         let builder = NOISE.parse().map(Builder::new).and_then(|builder| builder.psk(0, &self.key));
         let builder = builder.and_then(|builder| builder.prologue(&prologue)).map_err(cannot_begin)?;
         let noise = if is_client { builder.build_initiator() } else { builder.build_responder() };
@@ -121,9 +121,9 @@ impl Greeting {
         match self.stage {
             Stage::Waiting => OPENING_BYTES,
             Stage::Welcomed(_) => CONFIRMATION_BYTES,
-            Stage::Hailed(_) if begin.starts_with(&self.prefix(WELCOME)) => WELCOME_BYTES,
-            Stage::Hailed(_) if begin.starts_with(REFUSAL) => OPENING_BYTES,
-            Stage::Hailed(_) | Stage::Over => PREFIX_BYTES,
+            Stage::HelloSent(_) if begin.starts_with(&self.prefix(WELCOME)) => WELCOME_BYTES,
+            Stage::HelloSent(_) if begin.starts_with(REFUSAL) => OPENING_BYTES,
+            Stage::HelloSent(_) | Stage::Over => PREFIX_BYTES,
         }
     }
 
@@ -132,14 +132,14 @@ impl Greeting {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Waiting => self.welcome(message),
             Stage::Welcomed(session) => confirmed(session, message),
-            Stage::Hailed(noise) => self.confirm(*noise, message).map_err(silent),
+            Stage::HelloSent(noise) => self.confirm(*noise, message).map_err(silent),
             Stage::Over => Err(silent(ChannelError::Closed { when: "after an error" })),
         }
     }
 
     /// Server: answers a hello with a welcome or a refusal.
-    fn welcome(&mut self, hail: &[u8]) -> Result<Step, Failed> {
-        self.check_prefix(hail, HAIL).map_err(|error| {
+    fn welcome(&mut self, hello: &[u8]) -> Result<Step, Failed> {
+        self.check_prefix(hello, HELLO).map_err(|error| {
             let reason = match error {
                 ChannelError::Version { .. } => Refusal::Version,
                 ChannelError::Purpose { .. } => Refusal::Purpose,
@@ -149,7 +149,7 @@ impl Greeting {
         })?;
         let failed = |error| silent(cannot_begin(error));
         let mut noise = self.noise(false).map_err(silent)?;
-        if noise.read_message(&hail[PREFIX_BYTES..], &mut []).is_err() {
+        if noise.read_message(&hello[PREFIX_BYTES..], &mut []).is_err() {
             let answer = Some(refusal(Refusal::Secret, self.purpose));
             return Err(Failed { error: ChannelError::Secret, answer });
         }

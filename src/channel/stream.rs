@@ -65,11 +65,11 @@ impl Channel {
     pub fn connect(address: SocketAddr, terms: &Terms) -> Result<Channel, ChannelError> {
         loopback_without_secret(address, terms)?;
         let stream = dial(address).map_err(ChannelError::system("connect"))?;
-        let (greeting, hail) = Greeting::client(terms.secret.as_ref(), terms.purpose, terms.identity)?;
+        let (greeting, hello) = Greeting::client(terms.secret.as_ref(), terms.purpose, terms.identity)?;
         let mut channel = Channel::new(stream, State::Dialling(Box::new(greeting)), terms)?;
         let begun = std::time::Instant::now();
         channel.redial = Some(Box::new(Redial { address, begun, after: REDIAL_AFTER }));
-        channel.outbox.extend(hail);
+        channel.outbox.extend(hello);
         Ok(channel)
     }
 

@@ -111,7 +111,7 @@ fn the_wrong_kind_of_port_says_what_it_is() {
 
 /// Bytes that processes of channel version 1 sent: a hello of a worker to a meeting point, and the answer of a
 /// meeting point to a hello of version 2.
-const HAIL_1: &str = "736c6b2d6861696c010000000100000002000000000000000000000000000000\
+const HELLO_1: &str = "736c6b2d6861696c010000000100000002000000000000000000000000000000\
                       eeb03078786d2bf32d60a31e7a0d6a78a50e1e1d5e4b6f29ffdb038e61ee9095";
 const REFUSAL_1: &str = "736c6b2d6e6f7065010000000101000000000000000000000000000000000000\
                          0000000000000000000000000000000000000000000000000000000000000000";
@@ -137,7 +137,7 @@ fn a_client_of_version_1_is_refused_by_name_and_can_read_the_refusal() {
     let (listener, address) = listener();
     let mut old = TcpStream::connect(address).unwrap();
     let mut server = Channel::accept(listener.accept().unwrap().0, &terms(None)).unwrap();
-    old.write_all(&bytes(HAIL_1)).unwrap();
+    old.write_all(&bytes(HELLO_1)).unwrap();
     let error = error_of(&mut server);
     assert!(matches!(error, ChannelError::Version { theirs: 1 }), "{error:?}");
     drop(server);
@@ -155,11 +155,11 @@ fn a_server_of_version_1_is_named_to_the_client() {
     let mut old = listener.accept().unwrap().0;
     assert_eq!(client.poll().unwrap(), None);
     // It reads a whole hello before it answers, and resets the connection if that is longer than its own.
-    let mut hail = vec![0; bytes(HAIL_1).len()];
-    old.read_exact(&mut hail).unwrap();
+    let mut hello = vec![0; bytes(HELLO_1).len()];
+    old.read_exact(&mut hello).unwrap();
     old.set_nonblocking(true).unwrap();
     assert!(old.read(&mut [0]).is_err(), "the hello is longer than one of version 1");
-    assert_eq!(hail[..8], bytes(HAIL_1)[..8]);
+    assert_eq!(hello[..8], bytes(HELLO_1)[..8]);
     old.write_all(&bytes(REFUSAL_1)).unwrap();
     let error = error_of(&mut client);
     assert!(matches!(error, ChannelError::Version { theirs: 1 }), "{error:?}");
@@ -187,14 +187,14 @@ fn server(secret: &Secret) -> Greeting {
 #[test]
 fn a_recorded_handshake_opens_nothing_when_it_is_repeated() {
     let secret = secret("a secret that both know");
-    let (mut honest, hail) = client(&secret);
+    let (mut honest, hello) = client(&secret);
     let mut first = server(&secret);
-    let Ok(Step::Answer(welcome)) = first.receive(&hail) else { panic!() };
+    let Ok(Step::Answer(welcome)) = first.receive(&hello) else { panic!() };
     let Ok(Step::Done(Some(confirmation), _)) = honest.receive(&welcome) else { panic!() };
     assert!(matches!(first.receive(&confirmation), Ok(Step::Done(None, _))));
     // A hello can be repeated, which is why the channel does not open to it.
     let mut second = server(&secret);
-    assert!(matches!(second.receive(&hail), Ok(Step::Answer(_))));
+    assert!(matches!(second.receive(&hello), Ok(Step::Answer(_))));
     let Err(failed) = second.receive(&confirmation) else { panic!("a repeated confirmation was taken") };
     assert!(matches!(failed.error, ChannelError::Secret));
     let (mut other, _) = client(&secret);
@@ -203,12 +203,12 @@ fn a_recorded_handshake_opens_nothing_when_it_is_repeated() {
 }
 
 #[test]
-fn a_hail_cannot_be_sent_back_to_its_author() {
-    let (mut client, mut hail) = client(&secret("a secret that both know"));
+fn a_hello_cannot_be_sent_back_to_its_author() {
+    let (mut client, mut hello) = client(&secret("a secret that both know"));
     // A mirror that knows no secret: it answers with the client's own words.
-    hail[..8].copy_from_slice(b"slk-well");
-    hail.resize(client.wanted(&hail), 0);
-    assert!(client.receive(&hail).is_err());
+    hello[..8].copy_from_slice(b"slk-well");
+    hello.resize(client.wanted(&hello), 0);
+    assert!(client.receive(&hello).is_err());
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn every_changed_byte_of_a_handshake_is_noticed() {
     let lengths = [OPENING_BYTES, 80, 32];
     for (message, length) in lengths.into_iter().enumerate() {
         for at in 0..length {
-            let (mut client, mut hail) = client(&secret);
+            let (mut client, mut hello) = client(&secret);
             let mut server = server(&secret);
             let change = |number, bytes: &mut Vec<u8>| {
                 assert_eq!(bytes.len(), lengths[number]);
@@ -226,8 +226,8 @@ fn every_changed_byte_of_a_handshake_is_noticed() {
                 }
             };
             let mut talk = || -> Option<()> {
-                change(0, &mut hail);
-                let Ok(Step::Answer(mut welcome)) = server.receive(&hail) else { return None };
+                change(0, &mut hello);
+                let Ok(Step::Answer(mut welcome)) = server.receive(&hello) else { return None };
                 change(1, &mut welcome);
                 let Ok(Step::Done(Some(mut answer), _)) = client.receive(&welcome) else { return None };
                 change(2, &mut answer);
@@ -242,13 +242,13 @@ fn every_changed_byte_of_a_handshake_is_noticed() {
 fn neither_who_one_is_nor_what_one_says_can_be_read_on_the_way() {
     let secret = secret("a secret that both know");
     let identity = Identity { role: 0x2222_2222, rank: Some(0x3333_3332), epoch: 0x4444_4444_4444_4444 };
-    let (mut client, hail) = Greeting::client(Some(&secret), Purpose::Transport, identity).unwrap();
+    let (mut client, hello) = Greeting::client(Some(&secret), Purpose::Transport, identity).unwrap();
     let mut server = Greeting::server(Some(&secret), Purpose::Transport, identity);
-    let Ok(Step::Answer(welcome)) = server.receive(&hail) else { panic!() };
+    let Ok(Step::Answer(welcome)) = server.receive(&hello) else { panic!() };
     let Ok(Step::Done(Some(confirmation), mut agreed)) = client.receive(&welcome) else { panic!() };
     let mut sealed = Vec::new();
     agreed.session.seal(b"the words of a client", &mut sealed);
-    let said = [hail, welcome, confirmation, sealed].concat();
+    let said = [hello, welcome, confirmation, sealed].concat();
     let contains = |words: &[u8]| said.windows(words.len()).any(|window| window == words);
     assert!(contains(b"slk-hail") && contains(b"slk-well"), "these are for everybody to read");
     for hidden in [&b"words"[..], &[0x22; 4], &[0x33; 4], &[0x44; 4]] {
@@ -318,8 +318,8 @@ proptest! {
         let (mut client, _) = Greeting::client(None, Purpose::Transport, Identity::default()).unwrap();
         let server = || Greeting::server(None, Purpose::Transport, Identity::default());
         let (mut waiting, mut welcomed) = (server(), server());
-        let (_, hail) = Greeting::client(None, Purpose::Transport, Identity::default()).unwrap();
-        prop_assert!(matches!(welcomed.receive(&hail), Ok(Step::Answer(_))));
+        let (_, hello) = Greeting::client(None, Purpose::Transport, Identity::default()).unwrap();
+        prop_assert!(matches!(welcomed.receive(&hello), Ok(Step::Answer(_))));
         if message.len() >= 16 {
             let tags: [&[u8; 8]; 4] = [b"slk-hail", b"slk-well", b"slk-nope", b"slk-shm\0"];
             message[..8].copy_from_slice(tags[tag]);
