@@ -29,7 +29,7 @@ struct ShmFixture;
 impl Fixture for ShmFixture {
     type Transport = Shm;
     const MODULE: &'static str = "shm";
-    const TRESPASSES_ARE_COUNTED: bool = false;
+    const ACCESS_VIOLATIONS_ARE_COUNTED: bool = false;
 
     fn transport() -> Shm {
         Shm::new()
@@ -69,7 +69,7 @@ impl Fixture for SimFixture {
     type Transport = SimTransport;
     const MODULE: &'static str = "sim";
     const KEYS_ARE_OF_ONE_CONNECTION: bool = false;
-    const TRESPASSES_ARE_COUNTED: bool = false;
+    const ACCESS_VIOLATIONS_ARE_COUNTED: bool = false;
     const ALLOCATES_NOTHING: bool = false;
     const ROUNDS: u64 = 2_000;
 

@@ -318,7 +318,7 @@ impl<T: Transport> Server<T> {
             workers: peers().filter(|peer| peer.worker).count(),
             readers: peers().filter(|peer| !peer.worker && peer.follows.is_none()).count(),
             refused: self.shard.refused,
-            trespasses: self.shard.transport().trespasses(),
+            access_violations: self.shard.transport().access_violations(),
             misbehaved: self.shard.misbehaved,
             lost_updates: self.shard.lost_updates,
             waits_for: self.scheme.waits_for().filter(|_| self.following.is_none()),

@@ -103,8 +103,8 @@ impl Transport for Mixed {
         Ok(listener)
     }
 
-    fn trespasses(&self) -> u64 {
-        self.tcp.trespasses() + self.verbs.as_ref().map_or(0, Transport::trespasses)
+    fn access_violations(&self) -> u64 {
+        self.tcp.access_violations() + self.verbs.as_ref().map_or(0, Transport::access_violations)
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<MixedConnecting, ConnectError> {

@@ -148,7 +148,7 @@ pub trait Transport: Send + Sync + 'static {
     /// Returns how often peers have reached for memory that they were not granted, as far as this side was told.
     /// Each time it was the end of their connection. Always 0 where a processor carries requests out without asking.
     #[doc(hidden)]
-    fn trespasses(&self) -> u64 {
+    fn access_violations(&self) -> u64 {
         0
     }
 

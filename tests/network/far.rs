@@ -42,8 +42,8 @@ impl<T: Transport> Transport for Far<T> {
         self.transport.allocate(bytes, access)
     }
 
-    fn trespasses(&self) -> u64 {
-        self.transport.trespasses()
+    fn access_violations(&self) -> u64 {
+        self.transport.access_violations()
     }
 
     fn listen(&self, address: &Address) -> Result<T::Listener, ConnectError> {

@@ -24,7 +24,7 @@ fn a_key_of_an_earlier_connection_opens_nothing_and_who_tries_is_counted() {
     wait_until_gone(&mut server);
     drop(server);
     let mut bystander = target.client();
-    let before = target.transport.trespasses();
+    let before = target.transport.access_violations();
     for (tries, offence) in [
         |stale, _| write_word(stale),
         |_, own: slackline::internals::mem::RemoteSlice| {
@@ -39,24 +39,24 @@ fn a_key_of_an_earlier_connection_opens_nothing_and_who_tries_is_counted() {
         assert_eq!(run(&mut endpoint, offence(stale, remote)), Err(CompletionError::RemoteAccess));
         wait_until_gone(&mut endpoint);
         wait_until_gone(&mut server);
-        assert_eq!(target.transport.trespasses(), before + 1 + tries as u64);
+        assert_eq!(target.transport.access_violations(), before + 1 + tries as u64);
     }
     assert_eq!(target.region.as_volatile().load_u64(0), 0);
     run(&mut bystander.endpoint, write_word(bystander.remote)).expect("others go on");
     // An honest end is no access violation.
     drop(bystander.endpoint);
     wait_until_gone(&mut bystander.server);
-    assert_eq!(target.transport.trespasses(), before + 2);
+    assert_eq!(target.transport.access_violations(), before + 2);
 }
 
 #[test]
-fn a_peer_that_trespasses_and_never_polls_is_found_out_all_the_same() {
+fn a_peer_that_access_violations_and_never_polls_is_found_out_all_the_same() {
     let mut target = Target::<VerbsFixture>::new(4096, ALL);
     let Client { mut endpoint, remote, mut server } = target.client();
     let beyond = slackline::internals::mem::RemoteSlice { offset: 1 << 40, ..remote };
     endpoint.post(&[WorkRequest::unsignalled(1, write_word(beyond))]).unwrap();
     wait_until_gone(&mut server);
-    assert_eq!(target.transport.trespasses(), 1);
+    assert_eq!(target.transport.access_violations(), 1);
     // Until here the offender's side has said nothing.
     assert_eq!(endpoint.poll().unwrap().result, Err(CompletionError::RemoteAccess));
 }

@@ -213,7 +213,7 @@ fn a_part_refused_on_a_rail_ends_the_connection_by_its_error_and_is_counted() {
         let failing = RemoteSlice { key: RemoteKey(key(remote.key.0)), offset, ..remote };
         assert_eq!(fails_in_order(&mut ends, failing), CompletionError::RemoteAccess);
         wait_until_gone(&mut ends.pair.server);
-        assert_eq!(ends.transport.trespasses(), 1);
+        assert_eq!(ends.transport.access_violations(), 1);
     }
 }
 

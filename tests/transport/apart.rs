@@ -29,7 +29,7 @@ impl<F: Fixture> Fixture for Apart<F> {
     const ROUNDS: u64 = F::ROUNDS / 4;
     const ADDS: u64 = F::ADDS / 4;
     const KEYS_ARE_OF_ONE_CONNECTION: bool = F::KEYS_ARE_OF_ONE_CONNECTION;
-    const TRESPASSES_ARE_COUNTED: bool = F::TRESPASSES_ARE_COUNTED;
+    const ACCESS_VIOLATIONS_ARE_COUNTED: bool = F::ACCESS_VIOLATIONS_ARE_COUNTED;
     const ALLOCATES_NOTHING: bool = F::ALLOCATES_NOTHING;
 
     fn transport() -> F::Transport {

@@ -30,7 +30,7 @@ pub(crate) trait Fixture: Sized + 'static {
     /// False where keys are handed out that open something on other connections, too, as some devices do.
     const KEYS_ARE_OF_ONE_CONNECTION: bool = true;
     /// False where access violations, of peers that reach for what they were not granted, are not counted.
-    const TRESPASSES_ARE_COUNTED: bool = true;
+    const ACCESS_VIOLATIONS_ARE_COUNTED: bool = true;
     /// False where the data path may allocate: where it is a model of one.
     const ALLOCATES_NOTHING: bool = true;
     fn transport() -> Self::Transport;

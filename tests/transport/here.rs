@@ -35,7 +35,7 @@ pub(crate) enum Ask {
     Check { endpoint: usize },
     Fetch { endpoint: usize, remote: Slice },
     Disconnect { endpoint: usize },
-    Trespasses,
+    AccessViolations,
 }
 
 /// A part of a region of the listening side.
@@ -187,7 +187,7 @@ impl<F: Fixture> Serving for Here<F> {
                 self.endpoints[endpoint] = None;
                 number(0)
             }
-            Ask::Trespasses => number(self.transport.trespasses()),
+            Ask::AccessViolations => number(self.transport.access_violations()),
         }
     }
 }

@@ -28,9 +28,9 @@ fn only_the_offender_suffers<F: Fixture>(
     assert_eq!(service.memory.load(0), 77, "the memory is as it was");
     assert_eq!(service.memory.load(8), 88);
     wait_until_gone(&mut offender.endpoint);
-    if F::TRESPASSES_ARE_COUNTED {
+    if F::ACCESS_VIOLATIONS_ARE_COUNTED {
         offender.server.wait_until_gone();
-        assert_eq!(service.server.trespasses(), 1);
+        assert_eq!(service.server.access_violations(), 1);
     }
     let request = WorkRequest::signalled(1, allowed(&service, offender.remote));
     let error = offender.endpoint.post(&[request]).unwrap_err();

@@ -56,8 +56,8 @@ impl<F: Fixture> Server<F> {
         Ok(Listening { server: self.clone(), listener: reply.number as usize, address })
     }
 
-    pub(crate) fn trespasses(&self) -> u64 {
-        self.ask(Ask::Trespasses)
+    pub(crate) fn access_violations(&self) -> u64 {
+        self.ask(Ask::AccessViolations)
     }
 }
 

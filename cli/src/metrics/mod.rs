@@ -110,7 +110,7 @@ pub struct ServerMetrics {
     pub refused: u64,
     /// Access violations: times that peers reached for memory that they were not granted, which ended their
     /// connections.
-    pub trespasses: u64,
+    pub access_violations: u64,
     /// Gradients that were folded in, in all lives of the server that its checkpoint tells of.
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
@@ -149,7 +149,7 @@ impl From<ServerStatus> for ServerMetrics {
             joined: status.joined,
             left: status.left,
             refused: status.refused,
-            trespasses: status.trespasses,
+            access_violations: status.access_violations,
             folded: status.folded,
             dropped: status.dropped,
             voided: status.voided,

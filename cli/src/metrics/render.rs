@@ -108,9 +108,9 @@ fn of_server(server: &ServerMetrics, families: &mut Families<'_>) -> fmt::Result
         ("slackline_workers_left", "Workers that left or were evicted.", server.left),
         ("slackline_peers_refused", "Peers that were turned away.", server.refused),
         (
-            "slackline_trespasses",
+            "slackline_access_violations",
             "Times that peers reached for memory that they were not granted.",
-            server.trespasses,
+            server.access_violations,
         ),
         ("slackline_gradients_folded", "Gradients that were folded in.", server.folded),
         (

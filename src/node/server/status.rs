@@ -87,8 +87,8 @@ pub struct ServerStatus {
     pub left: u64,
     /// Peers that were turned away.
     pub refused: u64,
-    /// Number of accesses by peers to memory that they were not granted: [`Transport::trespasses`].
-    pub trespasses: u64,
+    /// Number of accesses by peers to memory that they were not granted: [`Transport::access_violations`].
+    pub access_violations: u64,
     /// Workers that were let go because what they wrote broke the protocol.
     pub misbehaved: u64,
     /// Gradients that were folded in, those in the checkpoint among them that this life began with.

@@ -80,7 +80,7 @@ pub(super) struct Shared {
     asked: AtomicU64,
     answered: AtomicU64,
     /// Requests of peers that were refused.
-    trespasses: Arc<AtomicU64>,
+    access_violations: Arc<AtomicU64>,
 }
 
 /// The progress thread, as its owners hold it.
@@ -91,7 +91,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn start(trespasses: Arc<AtomicU64>) -> io::Result<Engine> {
+    pub(super) fn start(access_violations: Arc<AtomicU64>) -> io::Result<Engine> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
@@ -102,7 +102,7 @@ impl Engine {
             stop: AtomicBool::new(false),
             asked: AtomicU64::new(0),
             answered: AtomicU64::new(0),
-            trespasses,
+            access_violations,
         });
         let progress = Progress { shared: Arc::clone(&shared), epoll, sources: Vec::new(), free: Vec::new() };
         let named = std::thread::Builder::new().name("slackline-tcp".into());
@@ -387,7 +387,7 @@ impl Progress {
 
     fn serve(&mut self, socket: Socket, connection: Arc<Connection>) {
         if connection.over().is_none() {
-            let target = Target::new(socket, connection, Arc::clone(&self.shared.trespasses));
+            let target = Target::new(socket, connection, Arc::clone(&self.shared.access_violations));
             self.add(Source::Lane(target), epoll::EventFlags::IN);
         }
     }

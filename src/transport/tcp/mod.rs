@@ -105,7 +105,7 @@ pub struct Tcp {
     secret: Option<Secret>,
     /// The progress thread, once it was needed.
     engine: Arc<Mutex<Option<Arc<Engine>>>>,
-    trespasses: Arc<AtomicU64>,
+    access_violations: Arc<AtomicU64>,
 }
 
 impl Default for Tcp {
@@ -117,7 +117,12 @@ impl Default for Tcp {
 impl Tcp {
     /// TCP between processes of one host, over its loopback addresses, with queues of 1024.
     pub fn new() -> Self {
-        Tcp { queue_depth: QUEUE_DEPTH, secret: None, engine: Arc::default(), trespasses: Arc::default() }
+        Tcp {
+            queue_depth: QUEUE_DEPTH,
+            secret: None,
+            engine: Arc::default(),
+            access_violations: Arc::default(),
+        }
     }
 
     /// Makes a transport over TCP between all processes that know `secret`, on whatever host they are.
@@ -137,12 +142,13 @@ impl Tcp {
         if let Some(running) = engine.as_ref().filter(|engine| !engine.is_inherited()) {
             return Ok(Arc::clone(running));
         }
-        let started = Engine::start(Arc::clone(&self.trespasses)).map_err(|source| ConnectError::System {
-            operation,
-            address: address.clone(),
-            source,
-            remedy: "check the limits on open files (ulimit -n) and processes (ulimit -u)",
-        })?;
+        let started =
+            Engine::start(Arc::clone(&self.access_violations)).map_err(|source| ConnectError::System {
+                operation,
+                address: address.clone(),
+                source,
+                remedy: "check the limits on open files (ulimit -n) and processes (ulimit -u)",
+            })?;
         Ok(Arc::clone(engine.insert(Arc::new(started))))
     }
 
@@ -190,8 +196,8 @@ impl Transport for Tcp {
         TcpListener::new(socket, self.engine("listen", address)?, self.terms(), self.queue_depth)
     }
 
-    fn trespasses(&self) -> u64 {
-        self.trespasses.load(Ordering::Relaxed)
+    fn access_violations(&self) -> u64 {
+        self.access_violations.load(Ordering::Relaxed)
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<TcpConnecting, ConnectError> {

@@ -71,7 +71,7 @@ pub(super) struct Target {
     socket: Socket,
     connection: Arc<Connection>,
     /// Counts what is refused.
-    trespasses: Arc<AtomicU64>,
+    access_violations: Arc<AtomicU64>,
     state: State,
     /// Sequence of the last request that began.
     sequence: u64,
@@ -86,11 +86,15 @@ pub(super) struct Target {
 }
 
 impl Target {
-    pub(super) fn new(socket: Socket, connection: Arc<Connection>, trespasses: Arc<AtomicU64>) -> Target {
+    pub(super) fn new(
+        socket: Socket,
+        connection: Arc<Connection>,
+        access_violations: Arc<AtomicU64>,
+    ) -> Target {
         Target {
             socket,
             connection,
-            trespasses,
+            access_violations,
             state: State::Header,
             sequence: 0,
             to_tell: None,
@@ -347,7 +351,7 @@ impl Target {
     }
 
     fn refuse(&mut self) {
-        self.trespasses.fetch_add(1, Ordering::Relaxed);
+        self.access_violations.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(
             connection = self.connection.id,
             "refused a request of a tcp peer: unknown key, range outside of the grant, or a right that was not granted"

@@ -21,7 +21,7 @@ pub(super) const FORKED: &str = "used in a forked child; connect again there";
 const INHERITED: Disconnected = Disconnected { reason: FORKED };
 const GONE: Disconnected = Disconnected { reason: "the peer process ended, or its host does not answer" };
 const PROTOCOL: Disconnected = Disconnected { reason: "the peer broke the protocol" };
-const TRESPASSED: Disconnected =
+const ACCESS_VIOLATION: Disconnected =
     Disconnected { reason: "the peer reached for memory that it was not granted" };
 const UNREADY: Disconnected = Disconnected { reason: "the peer did not finish the handshake in time" };
 const REFUSED: Disconnected = Disconnected { reason: "the peer's device refused a request" };
@@ -137,7 +137,9 @@ impl VerbsEndpoint {
                     self.is_ready = true;
                     lock(&self.heartbeat).set_ready();
                 }
-                Ok(Some(Ok((Hello::Note(Note::Trespassed), _)))) => return self.fail_trespassed(),
+                Ok(Some(Ok((Hello::Note(Note::AccessViolation), _)))) => {
+                    return self.fail_for_access_violation();
+                }
                 // Each of them takes something of this side's first: a peer cannot go on saying so.
                 Ok(Some(Ok((Hello::Note(Note::Receives(more)), _))))
                     if self
@@ -150,7 +152,7 @@ impl VerbsEndpoint {
                 }
                 Err(_) => {
                     return match &self.serving {
-                        Some(serving) if serving.is_broken() => self.fail_trespassed(),
+                        Some(serving) if serving.is_broken() => self.fail_for_access_violation(),
                         _ => self.fail(GONE),
                     };
                 }
@@ -191,11 +193,11 @@ impl VerbsEndpoint {
     }
 
     #[cold]
-    fn fail_trespassed(&mut self) {
+    fn fail_for_access_violation(&mut self) {
         if self.over.is_none() {
-            self.shared.trespasses.fetch_add(1, Ordering::Relaxed);
+            self.shared.access_violations.fetch_add(1, Ordering::Relaxed);
             tracing::warn!("an RDMA peer reached for memory that it was not granted: disconnected");
-            self.fail(TRESPASSED);
+            self.fail(ACCESS_VIOLATION);
         }
     }
 
@@ -209,7 +211,7 @@ impl VerbsEndpoint {
             && let Some(link) = &mut self.link
         {
             // The peer's device may have told it, and may not. If it is gone already, it does not need to know.
-            let _unheard = link.channel.send(&Hello::Note(Note::Trespassed).encode(&[]));
+            let _unheard = link.channel.send(&Hello::Note(Note::AccessViolation).encode(&[]));
         }
         self.fail(match error {
             Some(CompletionError::RemoteAccess) => REFUSED,
@@ -294,7 +296,7 @@ impl Endpoint for VerbsEndpoint {
                 self.fail(NO_DEVICE);
             } else {
                 match self.breakage() {
-                    Some(Breakage::Refused) => self.fail_trespassed(),
+                    Some(Breakage::Refused) => self.fail_for_access_violation(),
                     Some(Breakage::Failed) => self.fail(BROKEN),
                     None => {
                         let is_told = self.was_told_of_own_pairs();

@@ -82,7 +82,7 @@ pub(crate) enum Note {
     /// The connector's queue pairs are ready.
     Ready,
     /// The other side's device refused a request of this side, which ends the connection.
-    Trespassed,
+    AccessViolation,
     /// This side can take so many requests with immediate data more.
     Receives(u16),
 }
@@ -214,7 +214,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
         Hello::Accept(terms(Ports { posting: None, ..full })).encode(b"hello"),
         Hello::refuse("no room".into()).encode(&[]),
         Hello::Note(Note::Ready).encode(&[]),
-        Hello::Note(Note::Trespassed).encode(&[]),
+        Hello::Note(Note::AccessViolation).encode(&[]),
         Hello::Note(Note::Receives(32)).encode(&[]),
     ]
 }

@@ -184,7 +184,7 @@ struct Shared {
     /// The fault that was found when they were tried.
     atomics_fault: Option<String>,
     secret: Option<Secret>,
-    trespasses: AtomicU64,
+    access_violations: AtomicU64,
 }
 
 impl Verbs {
@@ -216,7 +216,7 @@ impl Verbs {
             atomics: AtomicDomain::None,
             atomics_fault: None,
             secret: options.secret,
-            trespasses: AtomicU64::new(0),
+            access_violations: AtomicU64::new(0),
         };
         let said = shared.first().info.limits.atomics;
         if said != AtomicDomain::None {
@@ -317,7 +317,7 @@ impl Shared {
             atomics: self.first().info.limits.atomics,
             atomics_fault: None,
             secret: None,
-            trespasses: AtomicU64::new(0),
+            access_violations: AtomicU64::new(0),
             ..*self
         }
     }
@@ -469,8 +469,8 @@ impl Transport for Verbs {
         VerbsListener::new(&self.shared, takes("listen", address)?)
     }
 
-    fn trespasses(&self) -> u64 {
-        self.shared.trespasses.load(Ordering::Relaxed)
+    fn access_violations(&self) -> u64 {
+        self.shared.access_violations.load(Ordering::Relaxed)
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<VerbsConnecting, ConnectError> {

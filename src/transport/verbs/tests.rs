@@ -72,7 +72,7 @@ fn verbs(secret: Option<Secret>) -> Verbs {
             atomics: AtomicDomain::None,
             atomics_fault: None,
             secret,
-            trespasses: AtomicU64::new(0),
+            access_violations: AtomicU64::new(0),
         }),
     }
 }
@@ -111,32 +111,35 @@ fn an_event_of_any_pair_ends_the_connection_that_it_belongs_to_and_no_other() {
     let verbs = verbs(None);
     let mut others = connection(&verbs);
     let first = scripted::pairs().len();
-    let trespassed = "the peer reached for memory that it was not granted";
+    let access_violation = "the peer reached for memory that it was not granted";
     let failed = "the RDMA device of this host could not go on with this connection";
     for (event, serves, posts) in [
         // Devices say this of a pair that posts, too, when its peer does not answer: there was no access violation.
-        (sys::IBV_EVENT_QP_ACCESS_ERR, trespassed, failed),
-        (sys::IBV_EVENT_QP_REQ_ERR, trespassed, failed),
+        (sys::IBV_EVENT_QP_ACCESS_ERR, access_violation, failed),
+        (sys::IBV_EVENT_QP_REQ_ERR, access_violation, failed),
         (sys::IBV_EVENT_QP_FATAL, failed, failed),
         (sys::IBV_EVENT_CQ_ERR, failed, failed),
     ] {
         let (mut ended, mut reasons) = ([0; 2], Vec::new());
         // Each end has two pairs to post on, and two that serve.
         for index in 0..8 {
-            let (mut ends, before) = (connection(&verbs), verbs.trespasses());
+            let (mut ends, before) = (connection(&verbs), verbs.access_violations());
             let pairs = scripted::pairs();
             assert_eq!(pairs.len(), first + 8);
             scripted::tell(event, pairs[first + index]);
             // The first endpoint that looks takes the events of the device for all.
             assert!(others.iter_mut().all(|end| end.check().is_ok()));
             // The other end may hear that its peer is gone.
-            let own = |reason: &&str| [trespassed, failed].contains(reason);
+            let own = |reason: &&str| [access_violation, failed].contains(reason);
             let told = ends.each_mut().map(|end| end.check().err().map(|over| over.reason).filter(own));
             let [client, server] = told;
             assert!(client.is_some() != server.is_some(), "one end has the pair: {told:?}");
             ended[usize::from(server.is_some())] += 1;
             reasons.extend(client.or(server));
-            assert_eq!(verbs.trespasses() - before, u64::from(reasons.last() == Some(&trespassed)));
+            assert_eq!(
+                verbs.access_violations() - before,
+                u64::from(reasons.last() == Some(&access_violation))
+            );
         }
         assert_eq!(ended, [4, 4]);
         reasons.sort_unstable();
