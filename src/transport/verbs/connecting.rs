@@ -9,7 +9,7 @@ use super::Shared;
 use super::endpoint::{FORKED, VerbsEndpoint};
 use super::gid::GidChoice;
 use super::hello::{Hello, Note, Ports, Terms};
-use super::pairs::{Posting, Serving, connect, further};
+use super::pairs::{Requester, Responder, connect, further};
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
@@ -30,8 +30,8 @@ struct State {
     ours: Terms,
     /// The addresses to speak from, one for each rail.
     from: Vec<GidChoice>,
-    posting: Posting,
-    serving: Option<Serving>,
+    requester: Requester,
+    responder: Option<Responder>,
 }
 
 impl VerbsConnecting {
@@ -47,23 +47,23 @@ impl VerbsConnecting {
         let from = shared.rails.iter().map(|rail| rail.gid_towards(towards, &at));
         let from: Vec<_> = from.collect::<Result<_, _>>()?;
         let rails = from.len();
-        let made = Posting::new(shared, rails)
-            .and_then(|posting| Ok((posting, Serving::new(shared, rails, offer.grants, None)?)));
-        let (posting, serving) = made.map_err(|error| device_failed(&at, error))?;
+        let made = Requester::new(shared, rails)
+            .and_then(|requester| Ok((requester, Responder::new(shared, rails, offer.grants, None)?)));
+        let (requester, responder) = made.map_err(|error| device_failed(&at, error))?;
         let places = shared.places(&from);
         let ports = Ports {
             place: places[0],
-            posting: Some(posting.pairs()),
-            serving: serving.as_ref().map(Serving::pairs),
-            further: further(&places, Some(&posting), serving.as_ref()),
-            receives: serving.as_ref().map_or(0, Serving::receives),
+            requester: Some(requester.pairs()),
+            responder: responder.as_ref().map(Responder::pairs),
+            further: further(&places, Some(&requester), responder.as_ref()),
+            receives: responder.as_ref().map_or(0, Responder::receives),
         };
-        let ours = Terms { grants: serving.as_ref().map_or_else(Vec::new, Serving::grants), blob: ports };
+        let ours = Terms { grants: responder.as_ref().map_or_else(Vec::new, Responder::grants), blob: ports };
         let said = Hello::Offer(ours.clone()).encode(&offer.message);
         let failed = |error| ConnectError::from_channel(Address::Verbs(address), error);
         let mut link = Channel::connect(address, &shared.terms()).map_err(failed)?;
         link.send(&said).map_err(failed)?;
-        let state = Some(State { link, ours, from, posting, serving });
+        let state = Some(State { link, ours, from, requester, responder });
         Ok(VerbsConnecting { shared: Arc::clone(shared), address, state, guard: ForkGuard::new() })
     }
 
@@ -78,29 +78,29 @@ impl VerbsConnecting {
             (Hello::Refuse(refusal), _) => return Err(ConnectError::refused(at, refusal)),
             _ => return Err(protocol(&at, &WireError::Rule("it answered out of turn"))),
         };
-        let Some(State { mut link, ours, from, mut posting, mut serving }) = self.state.take() else {
+        let Some(State { mut link, ours, from, mut requester, mut responder }) = self.state.take() else {
             return Ok(None);
         };
         if theirs.blob.further.len() > ours.blob.further.len() {
             return Err(protocol(&at, &WireError::Rule("it answers on rails that it was not offered")));
         }
         // Those that the other side has not are not used.
-        posting.further.truncate(theirs.blob.further.len());
-        if let Some(serving) = &mut serving {
-            serving.further.truncate(theirs.blob.further.len());
+        requester.further.truncate(theirs.blob.further.len());
+        if let Some(responder) = &mut responder {
+            responder.further.truncate(theirs.blob.further.len());
         }
-        if serving.is_some() && theirs.blob.posting.is_none() {
+        if responder.is_some() && theirs.blob.requester.is_none() {
             return Err(protocol(&at, &WireError::Rule("it takes grants and has nothing to use them by")));
         }
         let paths = self.shared.paths(&from, &ours, &theirs);
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
-        connect(&paths, Some(&posting), serving.as_ref(), &theirs.blob)
+        connect(&paths, Some(&requester), responder.as_ref(), &theirs.blob)
             .map_err(|error| device_failed(&at, error))?;
         link.send(&Hello::Note(Note::Ready).encode(&[]))
             .map_err(|error| ConnectError::from_channel(at, error))?;
         let received = theirs.received(message);
-        let posting = theirs.blob.serving.is_some().then_some(posting);
-        let endpoint = VerbsEndpoint::new(Arc::clone(&self.shared), link, posting, serving, theirs, true);
+        let requester = theirs.blob.responder.is_some().then_some(requester);
+        let endpoint = VerbsEndpoint::new(Arc::clone(&self.shared), link, requester, responder, theirs, true);
         Ok(Some((endpoint, received)))
     }
 }

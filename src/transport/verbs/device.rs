@@ -77,7 +77,7 @@ pub struct DeviceInfo {
 
 /// The way in which a queue pair ended, as its device told. If it told both, the greater one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Breakage {
+pub(super) enum QueuePairError {
     /// The device could not go on with it.
     Failed,
     /// If it serves: its peer reached for what it was not granted. If it posts: a request failed, and its completion
@@ -95,7 +95,7 @@ pub(super) struct Device {
     events: Mutex<()>,
     is_dead: AtomicBool,
     /// Queue pairs, by serial, that the device told to be over, until their owners notice.
-    broken: Mutex<Vec<(usize, Breakage)>>,
+    broken: Mutex<Vec<(usize, QueuePairError)>>,
 }
 
 // SAFETY: a context may be used from any thread: all calls of the library are thread-safe (ibv_open_device(3),
@@ -446,25 +446,29 @@ impl Device {
     }
 
     /// Whether the device has told that the queue pair of this serial is over, and how; tells it once.
-    pub(super) fn take_broken(&self, serial: usize) -> Option<Breakage> {
+    pub(super) fn take_broken(&self, serial: usize) -> Option<QueuePairError> {
         let mut broken = lock(&self.broken);
-        let told = broken.iter().filter(|(of, _)| *of == serial).map(|(_, breakage)| *breakage).max();
+        let told = broken
+            .iter()
+            .filter(|(of, _)| *of == serial)
+            .map(|(_, queue_pair_error)| *queue_pair_error)
+            .max();
         broken.retain(|(of, _)| *of != serial);
         told
     }
 }
 
 /// The serial of the queue pair that an event ends, if it ends one, and how. The event was not acknowledged yet.
-fn ended_by(event: &sys::ibv_async_event) -> Option<(usize, Breakage)> {
+fn ended_by(event: &sys::ibv_async_event) -> Option<(usize, QueuePairError)> {
     // SAFETY: these events are of queue pairs, which are not destroyed before the event of them is acknowledged.
     let pair = || unsafe { (*event.element.qp).qp_context }.addr();
     match event.event_type {
-        sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR => Some((pair(), Breakage::Refused)),
-        sys::IBV_EVENT_QP_FATAL => Some((pair(), Breakage::Failed)),
+        sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR => Some((pair(), QueuePairError::Refused)),
+        sys::IBV_EVENT_QP_FATAL => Some((pair(), QueuePairError::Failed)),
         sys::IBV_EVENT_CQ_ERR => {
             // SAFETY: as above: these are of completion queues. Each has the serial of its only pair.
             let serial = unsafe { (*event.element.cq).cq_context }.addr();
-            Some((serial, Breakage::Failed))
+            Some((serial, QueuePairError::Failed))
         }
         _ => None,
     }

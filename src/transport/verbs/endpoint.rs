@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::device::{Breakage, lock};
+use super::device::{QueuePairError, lock};
 use super::heartbeat::HeartbeatLane;
 use super::hello::{Hello, Note, Terms};
-use super::pairs::{Posting, Serving};
+use super::pairs::{Requester, Responder};
 use super::rails::Rails;
 use crate::channel::Channel;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
@@ -61,7 +61,7 @@ pub struct VerbsEndpoint {
     data: Option<Rails>,
     heartbeat: Arc<Mutex<HeartbeatLane>>,
     /// The peer's requests; none if it was granted nothing.
-    serving: Option<Serving>,
+    responder: Option<Responder>,
     theirs: Terms,
     /// False on the accepting side until the peer's queue pairs stand.
     is_ready: bool,
@@ -78,14 +78,14 @@ impl VerbsEndpoint {
     pub(super) fn new(
         shared: Arc<Shared>,
         link: Channel,
-        posting: Option<Posting>,
-        serving: Option<Serving>,
+        requester: Option<Requester>,
+        responder: Option<Responder>,
         theirs: Terms,
         is_ready: bool,
     ) -> VerbsEndpoint {
         let depth = shared.queue_depth;
-        let (mut data, heartbeat) = posting
-            .map(|Posting { data, heartbeat, further }| {
+        let (mut data, heartbeat) = requester
+            .map(|Requester { data, heartbeat, further }| {
                 (Rails::new(data, further, &theirs, depth), heartbeat)
             })
             .unzip();
@@ -97,7 +97,7 @@ impl VerbsEndpoint {
             link: Some(Link { channel: link, guard: ForkGuard::new() }),
             data,
             heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(heartbeat, is_ready))),
-            serving,
+            responder,
             theirs,
             is_ready,
             is_settled: false,
@@ -118,7 +118,7 @@ impl VerbsEndpoint {
         }
         tracing::debug!(reason = reason.reason, "RDMA peer disconnected");
         self.over = Some(reason);
-        self.serving = None;
+        self.responder = None;
         self.link = None;
         lock(&self.heartbeat).close();
         if let Some(data) = &mut self.data {
@@ -151,8 +151,8 @@ impl VerbsEndpoint {
                     return self.fail(PROTOCOL);
                 }
                 Err(_) => {
-                    return match &self.serving {
-                        Some(serving) if serving.is_broken() => self.fail_for_access_violation(),
+                    return match &self.responder {
+                        Some(responder) if responder.is_broken() => self.fail_for_access_violation(),
                         _ => self.fail(GONE),
                     };
                 }
@@ -166,8 +166,8 @@ impl VerbsEndpoint {
 
     /// Tells the peer how many more of its requests can be noticed.
     fn tell_receives(&mut self) {
-        let (Some(serving), Some(link)) = (&self.serving, &mut self.link) else { return };
-        if let Some(renewed) = serving.take_renewed() {
+        let (Some(responder), Some(link)) = (&self.responder, &mut self.link) else { return };
+        if let Some(renewed) = responder.take_renewed() {
             // If it is gone, its end is heard elsewhere.
             let _unheard = link.channel.send(&Hello::Note(Note::Receives(renewed)).encode(&[]));
         }
@@ -175,14 +175,14 @@ impl VerbsEndpoint {
 
     /// Whether a pair that serves the peer is over, and how. Not every device tells by itself that a peer broke it;
     /// asking costs a system call, and on an adapter a command to its firmware: now and then is enough.
-    fn breakage(&mut self) -> Option<Breakage> {
-        let serving = self.serving.as_ref()?;
-        let told = serving.take_broken();
+    fn queue_pair_error(&mut self) -> Option<QueuePairError> {
+        let responder = self.responder.as_ref()?;
+        let told = responder.take_broken();
         if told.is_some() || self.looked.elapsed() < LOOK_EVERY {
             return told;
         }
         self.looked = Instant::now();
-        serving.is_broken().then_some(Breakage::Refused)
+        responder.is_broken().then_some(QueuePairError::Refused)
     }
 
     /// Whether the device has told that a pair that this side posts on is over. Devices say so of requests that fail,
@@ -295,9 +295,9 @@ impl Endpoint for VerbsEndpoint {
             if !self.shared.take_events() {
                 self.fail(NO_DEVICE);
             } else {
-                match self.breakage() {
-                    Some(Breakage::Refused) => self.fail_for_access_violation(),
-                    Some(Breakage::Failed) => self.fail(BROKEN),
+                match self.queue_pair_error() {
+                    Some(QueuePairError::Refused) => self.fail_for_access_violation(),
+                    Some(QueuePairError::Failed) => self.fail(BROKEN),
                     None => {
                         let is_told = self.was_told_of_own_pairs();
                         self.hear();

@@ -1,6 +1,6 @@
 //! Heartbeats: words that are set on a queue pair of their own, so that no bulk data is ever before them.
 
-use super::device::Breakage;
+use super::device::QueuePairError;
 use super::initiator::Initiator;
 use crate::mem::RemoteSlice;
 use crate::transport::{CompletionError, Disconnected, Inline, Operation, PostError, WorkRequest};
@@ -28,7 +28,7 @@ impl HeartbeatLane {
     }
 
     /// Whether the device has told that the lane's pair is over, and how, since it was asked last.
-    pub(super) fn take_broken(&self) -> Option<Breakage> {
+    pub(super) fn take_broken(&self) -> Option<QueuePairError> {
         self.lane.as_ref().and_then(|lane| lane.pair().take_broken())
     }
 

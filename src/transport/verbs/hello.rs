@@ -46,13 +46,13 @@ pub(super) struct Place {
 pub(super) struct Further {
     pub(super) place: Place,
     /// The pair that it posts on, if it does.
-    pub(super) posting: Option<Pair>,
-    pub(super) serving: Option<FurtherServing>,
+    pub(super) requester: Option<Pair>,
+    pub(super) responder: Option<FurtherResponder>,
 }
 
 /// The queue pair by which a rail after the first serves the other side, and its keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct FurtherServing {
+pub(super) struct FurtherResponder {
     pub(super) data: Pair,
     /// The key of each grant on this rail.
     pub(super) keys: Vec<u32>,
@@ -67,9 +67,9 @@ pub(super) struct FurtherServing {
 pub(crate) struct Ports {
     pub(super) place: Place,
     /// Pairs that it posts on: always in an offer; in an answer if the connector granted something.
-    pub(super) posting: Option<Pairs>,
+    pub(super) requester: Option<Pairs>,
     /// Pairs that serve the other side, if it grants anything.
-    pub(super) serving: Option<Pairs>,
+    pub(super) responder: Option<Pairs>,
     /// The other rails; in an answer those that both sides have.
     pub(super) further: Vec<Further>,
     /// Requests with immediate data that it can take before it says more: 0 if no owner sleeps there.
@@ -110,30 +110,30 @@ impl Further {
     /// Whether it fits what is said of the first rail.
     fn check(&self, first: &Ports, grants: &[Grant]) -> Result<(), &'static str> {
         self.place.check()?;
-        let serving = self.serving.as_ref();
-        for pair in self.posting.into_iter().chain(serving.map(|serving| serving.data)) {
+        let responder = self.responder.as_ref();
+        for pair in self.requester.into_iter().chain(responder.map(|responder| responder.data)) {
             pair.check()?;
         }
-        let is_alike = self.posting.is_some() == first.posting.is_some()
-            && serving.is_some() == first.serving.is_some()
-            && serving.is_none_or(|serving| serving.keys.len() == grants.len());
+        let is_alike = self.requester.is_some() == first.requester.is_some()
+            && responder.is_some() == first.responder.is_some()
+            && responder.is_none_or(|responder| responder.keys.len() == grants.len());
         check(is_alike, "one of its rails does what the others do not")?;
-        check(serving.is_none() || self.place.reads_served > 0, "it serves on a rail that answers no reads")
+        check(responder.is_none() || self.place.reads_served > 0, "it serves on a rail that answers no reads")
     }
 }
 
 impl Blob for Ports {
     fn check(&self, from: Side, grants: &[Grant]) -> Result<(), &'static str> {
-        check(from == Side::Listener || self.posting.is_some(), "it offers no queue pair")?;
+        check(from == Side::Listener || self.requester.is_some(), "it offers no queue pair")?;
         self.place.check()?;
-        let pairs = [self.posting, self.serving].into_iter().flatten();
+        let pairs = [self.requester, self.responder].into_iter().flatten();
         for pair in pairs.flat_map(|pairs| [pairs.data, pairs.heartbeat]) {
             pair.check()?;
         }
         let reads = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let wants_reads = grants.iter().any(|grant| grant.access.intersects(reads));
         check(self.place.reads_served > 0 || !wants_reads, "it grants reading and answers no reads")?;
-        check(grants.is_empty() == self.serving.is_none(), "it grants without serving, or serves nothing")?;
+        check(grants.is_empty() == self.responder.is_none(), "it grants without serving, or serves nothing")?;
         let is_named = |(index, grant): (usize, &Grant)| index_of(grant.key) == index;
         check(grants.iter().enumerate().all(is_named), "a grant is not named by its place among them")?;
         check(self.further.len() < MAX_RAILS, "it has more rails than there may be")?;
@@ -178,10 +178,10 @@ impl Terms {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_hello(bytes: &[u8]) {
     let Some(Hello::Offer(terms) | Hello::Accept(terms)) = wireup::fuzz::<Ports, Note>(bytes) else { return };
-    assert!(terms.grants.is_empty() == terms.blob.serving.is_none() && terms.places().count() <= MAX_RAILS);
+    assert!(terms.grants.is_empty() == terms.blob.responder.is_none() && terms.places().count() <= MAX_RAILS);
     for (index, grant) in terms.grants.iter().enumerate() {
-        let mut servings = terms.blob.further.iter().filter_map(|further| further.serving.as_ref());
-        assert!(index_of(grant.key) == index && servings.all(|serving| serving.keys.len() > index));
+        let mut responders = terms.blob.further.iter().filter_map(|further| further.responder.as_ref());
+        assert!(index_of(grant.key) == index && responders.all(|responder| responder.keys.len() > index));
     }
 }
 
@@ -201,17 +201,17 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     };
     let grant = |index| Grant { key: name(index, 3), offset: 64, bytes: 4096, access: Access::REMOTE_READ };
     let (grants, further) = (vec![grant(0), grant(1)], Vec::new());
-    let full = Ports { place, posting: pairs(17), serving: pairs(19), further, receives: 64 };
-    let bare = Ports { serving: None, ..full.clone() };
-    let serving = FurtherServing { data: pair(23), keys: vec![5, 6], sentinel: 7 };
-    let further = Further { place, posting: Some(pair(21)), serving: Some(serving) };
+    let full = Ports { place, requester: pairs(17), responder: pairs(19), further, receives: 64 };
+    let bare = Ports { responder: None, ..full.clone() };
+    let responder = FurtherResponder { data: pair(23), keys: vec![5, 6], sentinel: 7 };
+    let further = Further { place, requester: Some(pair(21)), responder: Some(responder) };
     let striped = Ports { further: vec![further; MAX_RAILS - 1], ..full.clone() };
     let terms = |blob: Ports| Terms { grants: grants.clone(), blob };
     vec![
         Hello::Offer(terms(full.clone())).encode(b"hi"),
         Hello::Offer(Terms { grants: Vec::new(), blob: bare }).encode(&[]),
         Hello::Offer(terms(striped)).encode(&[]),
-        Hello::Accept(terms(Ports { posting: None, ..full })).encode(b"hello"),
+        Hello::Accept(terms(Ports { requester: None, ..full })).encode(b"hello"),
         Hello::refuse("no room".into()).encode(&[]),
         Hello::Note(Note::Ready).encode(&[]),
         Hello::Note(Note::AccessViolation).encode(&[]),
@@ -244,23 +244,23 @@ mod tests {
         let place = good.place;
         let huge = Pair { number: 1 << 24, first_packet: 0 };
         let bad = [
-            Ports { posting: None, ..good.clone() },
+            Ports { requester: None, ..good.clone() },
             Ports { place: Place { mtu: 1500, ..place }, ..good.clone() },
-            Ports { posting: Some(Pairs { data: huge, heartbeat: huge }), ..good.clone() },
-            Ports { serving: None, ..good.clone() },
+            Ports { requester: Some(Pairs { data: huge, heartbeat: huge }), ..good.clone() },
+            Ports { responder: None, ..good.clone() },
             Ports { place: Place { reads_served: 0, ..place }, ..good.clone() },
         ];
         let Ok((Hello::Offer(Terms { blob: striped, .. }), _)) = Hello::decode(&hello_samples()[2]) else {
             panic!("an offer")
         };
         let rail = striped.further[0].clone();
-        let serving = rail.serving.clone().unwrap();
+        let responder = rail.responder.clone().unwrap();
         let rails = [
-            Further { posting: None, ..rail.clone() },
-            Further { posting: Some(huge), ..rail.clone() },
-            Further { serving: None, ..rail.clone() },
-            Further { serving: Some(FurtherServing { data: huge, ..serving.clone() }), ..rail.clone() },
-            Further { serving: Some(FurtherServing { keys: vec![5], ..serving }), ..rail.clone() },
+            Further { requester: None, ..rail.clone() },
+            Further { requester: Some(huge), ..rail.clone() },
+            Further { responder: None, ..rail.clone() },
+            Further { responder: Some(FurtherResponder { data: huge, ..responder.clone() }), ..rail.clone() },
+            Further { responder: Some(FurtherResponder { keys: vec![5], ..responder }), ..rail.clone() },
             Further { place: Place { mtu: 1500, ..place }, ..rail.clone() },
             Further { place: Place { reads_served: 0, ..place }, ..rail.clone() },
         ];

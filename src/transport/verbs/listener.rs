@@ -10,7 +10,7 @@ use super::connecting::device_failed;
 use super::endpoint::VerbsEndpoint;
 use super::gid::GidChoice;
 use super::hello::{Hello, Place, Ports, Terms};
-use super::pairs::{Posting, Serving, connect, further};
+use super::pairs::{Requester, Responder, connect, further};
 use super::waker::Waker;
 use crate::channel::Channel;
 use crate::mem::{ForkGuard, LocalSlice};
@@ -155,7 +155,7 @@ pub struct VerbsIncoming {
 }
 
 /// One side of a connection, and what the other one is to be told of it.
-type Made = (Option<Posting>, Option<Serving>, Terms);
+type Made = (Option<Requester>, Option<Responder>, Terms);
 
 impl VerbsIncoming {
     fn check(&self, offer: &Offer) -> Result<(), ConnectError> {
@@ -178,23 +178,24 @@ impl VerbsIncoming {
         let (rails, places) = (from.len(), self.shared.places(&from));
         let further_places = further(&places, None, None);
         let place = places[0];
-        let ports = Ports { place, posting: None, serving: None, further: further_places, receives: 0 };
+        let ports = Ports { place, requester: None, responder: None, further: further_places, receives: 0 };
         let mut ours = Terms { grants: Vec::new(), blob: ports };
         let paths = self.shared.paths(&from, &ours, &self.theirs);
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let make = || {
-            let posting = self.theirs.blob.serving.map(|_| Posting::new(&self.shared, rails)).transpose()?;
-            let serving = Serving::new(&self.shared, rails, offer.grants.clone(), self.waker.as_ref())?;
-            connect(&paths, posting.as_ref(), serving.as_ref(), &self.theirs.blob)?;
-            io::Result::Ok((posting, serving))
+            let requester =
+                self.theirs.blob.responder.map(|_| Requester::new(&self.shared, rails)).transpose()?;
+            let responder = Responder::new(&self.shared, rails, offer.grants.clone(), self.waker.as_ref())?;
+            connect(&paths, requester.as_ref(), responder.as_ref(), &self.theirs.blob)?;
+            io::Result::Ok((requester, responder))
         };
-        let (posting, serving) = { make }().map_err(|error| device_failed(at, error))?;
-        ours.blob.posting = posting.as_ref().map(Posting::pairs);
-        ours.blob.serving = serving.as_ref().map(Serving::pairs);
-        ours.grants = serving.as_ref().map_or_else(Vec::new, Serving::grants);
-        ours.blob.receives = serving.as_ref().map_or(0, Serving::receives);
-        ours.blob.further = further(&places, posting.as_ref(), serving.as_ref());
-        Ok((posting, serving, ours))
+        let (requester, responder) = { make }().map_err(|error| device_failed(at, error))?;
+        ours.blob.requester = requester.as_ref().map(Requester::pairs);
+        ours.blob.responder = responder.as_ref().map(Responder::pairs);
+        ours.grants = responder.as_ref().map_or_else(Vec::new, Responder::grants);
+        ours.blob.receives = responder.as_ref().map_or(0, Responder::receives);
+        ours.blob.further = further(&places, requester.as_ref(), responder.as_ref());
+        Ok((requester, responder, ours))
     }
 }
 
@@ -214,7 +215,7 @@ impl Incoming for VerbsIncoming {
             Some(made) => self.check(&offer).and(made),
             None => self.make(&offer),
         };
-        let (posting, serving, ours) = match made {
+        let (requester, responder, ours) = match made {
             Ok(made) => made,
             Err(error) => {
                 match &error {
@@ -227,7 +228,9 @@ impl Incoming for VerbsIncoming {
             }
         };
         match self.link.send(&Hello::Accept(ours).encode(&offer.message)) {
-            Ok(()) => Ok(VerbsEndpoint::new(self.shared, self.link, posting, serving, self.theirs, false)),
+            Ok(()) => {
+                Ok(VerbsEndpoint::new(self.shared, self.link, requester, responder, self.theirs, false))
+            }
             Err(error) => {
                 tracing::debug!(%error, "a peer was gone before it was accepted");
                 Err(ConnectError::Closed { address: self.address })

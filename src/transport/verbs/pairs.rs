@@ -8,8 +8,8 @@ use std::io;
 use std::sync::Arc;
 
 use super::Shared;
-use super::device::Breakage;
-use super::hello::{Further, FurtherServing, Pairs, Place, Ports, name};
+use super::device::QueuePairError;
+use super::hello::{Further, FurtherResponder, Pairs, Place, Ports, name};
 use super::initiator::Initiator;
 use super::queue_pair::{Path, QueuePair, RECEIVES};
 use super::region::{ProtectionDomain, Registered};
@@ -21,19 +21,19 @@ use crate::transport::wireup::Grant;
 const HEARTBEAT_DEPTH: usize = 16;
 
 /// The pairs that this side posts on.
-pub(super) struct Posting {
+pub(super) struct Requester {
     pub(super) data: Initiator,
     pub(super) heartbeat: Initiator,
     /// One for each rail after the first.
     pub(super) further: Vec<Initiator>,
 }
 
-impl Posting {
+impl Requester {
     /// On the first so many rails.
-    pub(super) fn new(shared: &Shared, rails: usize) -> io::Result<Posting> {
+    pub(super) fn new(shared: &Shared, rails: usize) -> io::Result<Requester> {
         // A write goes with the READ that tells of its arrival.
         let further = |rail| shared.initiator(rail, 2 * shared.queue_depth);
-        Ok(Posting {
+        Ok(Requester {
             data: shared.initiator(0, shared.queue_depth)?,
             heartbeat: shared.initiator(0, HEARTBEAT_DEPTH)?,
             further: (1..rails).map(further).collect::<io::Result<_>>()?,
@@ -45,22 +45,22 @@ impl Posting {
     }
 
     /// Connects those of the first rail to the pairs that serve them.
-    pub(super) fn connect(&self, path: &Path, serving: &Pairs) -> io::Result<()> {
-        self.data.pair().connect(path, &serving.data)?;
-        self.heartbeat.pair().connect(path, &serving.heartbeat)
+    pub(super) fn connect(&self, path: &Path, responder: &Pairs) -> io::Result<()> {
+        self.data.pair().connect(path, &responder.data)?;
+        self.heartbeat.pair().connect(path, &responder.heartbeat)
     }
 }
 
 /// Returns what a peer is told of the rails after the first.
 pub(super) fn further(
     places: &[Place],
-    posting: Option<&Posting>,
-    serving: Option<&Serving>,
+    requester: Option<&Requester>,
+    responder: Option<&Responder>,
 ) -> Vec<Further> {
     let tell = |(index, place): (usize, &Place)| Further {
         place: *place,
-        posting: posting.and_then(|posting| Some(posting.further.get(index)?.pair().pair())),
-        serving: serving.and_then(|serving| Some(serving.further.get(index)?.told())),
+        requester: requester.and_then(|requester| Some(requester.further.get(index)?.pair().pair())),
+        responder: responder.and_then(|responder| Some(responder.further.get(index)?.told())),
     };
     places.iter().skip(1).enumerate().map(tell).collect()
 }
@@ -68,28 +68,28 @@ pub(super) fn further(
 /// Connects this side's pairs to those that `theirs` tells of, as far as there are both.
 pub(super) fn connect(
     paths: &[Path],
-    posting: Option<&Posting>,
-    serving: Option<&Serving>,
+    requester: Option<&Requester>,
+    responder: Option<&Responder>,
     theirs: &Ports,
 ) -> io::Result<()> {
     let Some((first, rest)) = paths.split_first() else { return Ok(()) };
-    if let (Some(posting), Some(theirs)) = (posting, &theirs.serving) {
-        posting.connect(first, theirs)?;
+    if let (Some(requester), Some(theirs)) = (requester, &theirs.responder) {
+        requester.connect(first, theirs)?;
     }
-    if let (Some(serving), Some(theirs)) = (serving, &theirs.posting) {
-        serving.serve(first, theirs)?;
+    if let (Some(responder), Some(theirs)) = (responder, &theirs.requester) {
+        responder.serve(first, theirs)?;
     }
     for (index, (path, theirs)) in rest.iter().zip(&theirs.further).enumerate() {
-        if let (Some(posting), Some(theirs)) = (posting, &theirs.serving)
-            && let Some(ours) = posting.further.get(index)
+        if let (Some(requester), Some(theirs)) = (requester, &theirs.responder)
+            && let Some(ours) = requester.further.get(index)
         {
             ours.pair().connect(path, &theirs.data)?;
         }
-        if let (Some(serving), Some(theirs)) = (serving, &theirs.posting)
-            && let Some(ours) = serving.further.get(index)
+        if let (Some(responder), Some(theirs)) = (responder, &theirs.requester)
+            && let Some(ours) = responder.further.get(index)
         {
             // The word that is read to learn what has arrived is there besides what was granted.
-            ours.data.serve(path, theirs, serving.rights() | Access::REMOTE_READ)?;
+            ours.data.serve(path, theirs, responder.rights() | Access::REMOTE_READ)?;
         }
     }
     Ok(())
@@ -105,19 +105,19 @@ struct Granted {
 }
 
 /// The pairs that serve the peer, and what it may reach through them.
-pub(super) struct Serving {
+pub(super) struct Responder {
     /// The waker that the peer's requests ring.
     waker: Option<Arc<Waker>>,
     // Dropped in this order: no pair, no keys, then the domain.
     data: Arc<QueuePair>,
     heartbeat: QueuePair,
     /// One for each rail after the first.
-    pub(super) further: Vec<ServingFurther>,
+    pub(super) further: Vec<ResponderFurther>,
     granted: Vec<Granted>,
 }
 
 /// The same on a rail after the first.
-pub(super) struct ServingFurther {
+pub(super) struct ResponderFurther {
     // Dropped in this order, and before the memory that was granted.
     data: QueuePair,
     keys: Vec<Registered>,
@@ -125,8 +125,8 @@ pub(super) struct ServingFurther {
     _word: HostMemory,
 }
 
-impl ServingFurther {
-    fn new(shared: &Shared, rail: usize, granted: &[Granted]) -> io::Result<ServingFurther> {
+impl ResponderFurther {
+    fn new(shared: &Shared, rail: usize, granted: &[Granted]) -> io::Result<ResponderFurther> {
         let domain = ProtectionDomain::new(&shared.rails[rail].device)?;
         let data = QueuePair::to_serve(&domain, None)?;
         let key = |granted: &Granted| {
@@ -136,11 +136,11 @@ impl ServingFurther {
         let keys = granted.iter().map(key).collect::<io::Result<_>>()?;
         let word = HostMemory::anonymous(size_of::<u64>()).map_err(io::Error::other)?;
         let sentinel = Registered::new(&domain, word.as_volatile(), 0, Access::REMOTE_READ)?;
-        Ok(ServingFurther { data, keys, sentinel, _word: word })
+        Ok(ResponderFurther { data, keys, sentinel, _word: word })
     }
 
-    fn told(&self) -> FurtherServing {
-        FurtherServing {
+    fn told(&self) -> FurtherResponder {
+        FurtherResponder {
             data: self.data.pair(),
             keys: self.keys.iter().map(Registered::remote_key).collect(),
             sentinel: self.sentinel.remote_key(),
@@ -148,7 +148,7 @@ impl ServingFurther {
     }
 }
 
-impl Serving {
+impl Responder {
     /// For a peer that is granted `slices`, on the first so many rails; none if that is nothing. Its requests ring the
     /// waker, if there is one.
     pub(super) fn new(
@@ -156,7 +156,7 @@ impl Serving {
         rails: usize,
         slices: Vec<LocalSlice>,
         waker: Option<&Arc<Waker>>,
-    ) -> io::Result<Option<Serving>> {
+    ) -> io::Result<Option<Responder>> {
         if slices.is_empty() {
             return Ok(None);
         }
@@ -173,13 +173,13 @@ impl Serving {
             Ok(Granted { registered, slice, access })
         };
         let granted: Vec<_> = slices.into_iter().map(grant).collect::<io::Result<_>>()?;
-        let further = |rail| ServingFurther::new(shared, rail, &granted);
+        let further = |rail| ResponderFurther::new(shared, rail, &granted);
         let further = (1..rails).map(further).collect::<io::Result<_>>()?;
         let data = Arc::new(data);
         if let Some(waker) = waker {
             waker.add(&data);
         }
-        Ok(Some(Serving { waker: waker.cloned(), data, heartbeat, further, granted }))
+        Ok(Some(Responder { waker: waker.cloned(), data, heartbeat, further, granted }))
     }
 
     /// Receives that the peer may use up before it is told of more.
@@ -213,11 +213,11 @@ impl Serving {
     }
 
     /// Begins to serve the pairs that the peer posts on over the first rail.
-    pub(super) fn serve(&self, path: &Path, posting: &Pairs) -> io::Result<()> {
+    pub(super) fn serve(&self, path: &Path, requester: &Pairs) -> io::Result<()> {
         let all = self.rights();
-        self.data.serve(path, &posting.data, all)?;
+        self.data.serve(path, &requester.data, all)?;
         // Heartbeats are words, and words are written.
-        self.heartbeat.serve(path, &posting.heartbeat, all.intersection(Access::REMOTE_WRITE))
+        self.heartbeat.serve(path, &requester.heartbeat, all.intersection(Access::REMOTE_WRITE))
     }
 
     /// True if the device says that the peer reached for what it was not granted.
@@ -228,13 +228,13 @@ impl Serving {
     }
 
     /// Whether a device has told that one of them is over, and how, since it was asked last.
-    pub(super) fn take_broken(&self) -> Option<Breakage> {
+    pub(super) fn take_broken(&self) -> Option<QueuePairError> {
         let further = self.further.iter().map(|further| further.data.take_broken());
         further.fold(self.data.take_broken().max(self.heartbeat.take_broken()), Option::max)
     }
 }
 
-impl Drop for Serving {
+impl Drop for Responder {
     fn drop(&mut self) {
         if let Some(waker) = &self.waker
             && !self.data.is_inherited()

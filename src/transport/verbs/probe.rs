@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Shared;
 use super::hello::{Ports, Terms};
 use super::initiator::Initiator;
-use super::pairs::{Posting, Serving, connect};
+use super::pairs::{Requester, Responder, connect};
 use crate::mem::{Access, HostMemory, MemoryRegion, RemoteSlice};
 use crate::transport::{Operation, WorkRequest};
 
@@ -20,7 +20,7 @@ struct Loopback {
     target: MemoryRegion,
     local: MemoryRegion,
     _heartbeat: Initiator,
-    _serving: Serving,
+    _responder: Responder,
 }
 
 impl Loopback {
@@ -35,21 +35,22 @@ impl Loopback {
         let from = rail.choose_gid(None).ok_or("its port has no address")?;
         let place = rail.place(&from.gid);
         let path = rail.path(&from, &place, &place)?;
-        let posting = Posting::new(shared, 1).map_err(text)?;
-        let serving =
-            Serving::new(shared, 1, vec![target.whole()], None).map_err(text)?.ok_or("nothing is granted")?;
+        let requester = Requester::new(shared, 1).map_err(text)?;
+        let responder = Responder::new(shared, 1, vec![target.whole()], None)
+            .map_err(text)?
+            .ok_or("nothing is granted")?;
         let ports = Ports {
             place,
-            posting: Some(posting.pairs()),
-            serving: Some(serving.pairs()),
+            requester: Some(requester.pairs()),
+            responder: Some(responder.pairs()),
             further: Vec::new(),
-            receives: serving.receives(),
+            receives: responder.receives(),
         };
-        let terms = Terms { grants: serving.grants(), blob: ports };
-        connect(&[path], Some(&posting), Some(&serving), &terms.blob).map_err(text)?;
+        let terms = Terms { grants: responder.grants(), blob: ports };
+        connect(&[path], Some(&requester), Some(&responder), &terms.blob).map_err(text)?;
         let remote = terms.received(Vec::new()).grants.remove(0);
-        let Posting { data, heartbeat, .. } = posting;
-        Ok(Loopback { data, remote, target, local, _heartbeat: heartbeat, _serving: serving })
+        let Requester { data, heartbeat, .. } = requester;
+        Ok(Loopback { data, remote, target, local, _heartbeat: heartbeat, _responder: responder })
     }
 
     fn run(&mut self, operation: Operation) -> Result<(), String> {

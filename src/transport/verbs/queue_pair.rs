@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 
-use super::device::{self, Breakage, Device};
+use super::device::{self, Device, QueuePairError};
 use super::hello::{Pair, Place};
 use super::region::ProtectionDomain;
 use super::sys;
@@ -273,7 +273,7 @@ impl QueuePair {
     }
 
     /// Whether the device has told that it is over, and how, since it was asked last.
-    pub(super) fn take_broken(&self) -> Option<Breakage> {
+    pub(super) fn take_broken(&self) -> Option<QueuePairError> {
         self.domain.device.take_broken(self.serial())
     }
 

@@ -1,6 +1,6 @@
 //! The requests of one side over all rails of a connection: what [`Striper`] decides, done.
 
-use super::device::Breakage;
+use super::device::QueuePairError;
 use super::hello::{Further, Terms, index_of};
 use super::initiator::Initiator;
 use super::striper::{Placement, Striper};
@@ -50,13 +50,13 @@ impl Rails {
     /// Makes those rails of this side that the peer serves. `depth` requests may be outstanding.
     pub(super) fn new(first: Initiator, further: Vec<Initiator>, theirs: &Terms, depth: usize) -> Rails {
         let lane = |(initiator, further): (Initiator, &Further)| {
-            let serving = further.serving.as_ref()?;
-            let remote = RemoteSlice { key: RemoteKey(serving.sentinel.into()), offset: 0, len: 8 };
+            let responder = further.responder.as_ref()?;
+            let remote = RemoteSlice { key: RemoteKey(responder.sentinel.into()), offset: 0, len: 8 };
             let sentinel = (initiator.spare(), remote);
             Some(Lane {
                 initiator,
                 outbox: Vec::with_capacity(2 * depth),
-                keys: serving.keys.clone(),
+                keys: responder.keys.clone(),
                 sentinel,
             })
         };
@@ -109,7 +109,7 @@ impl Rails {
     }
 
     /// Whether a device has told that one of the pairs is over, and how, since it was asked last.
-    pub(super) fn take_broken(&self) -> Option<Breakage> {
+    pub(super) fn take_broken(&self) -> Option<QueuePairError> {
         let further = self.striping.iter().flat_map(|striping| &striping.further);
         let further = further.map(|lane| lane.initiator.pair().take_broken());
         further.fold(self.first.pair().take_broken(), Option::max)

@@ -1,6 +1,6 @@
 //! Tests of what a device is asked for, and of what follows from what it tells.
 
-use super::device::{Breakage, Device};
+use super::device::{Device, QueuePairError};
 use super::hello::Pair;
 use super::scripted::{self, device, gid, info};
 use super::*;
@@ -154,14 +154,14 @@ fn an_event_of_any_pair_ends_the_connection_that_it_belongs_to_and_no_other() {
 /// Pairs of the device that serve, and one that posts.
 fn pairs(device: &Arc<Device>) -> [QueuePair; 3] {
     let domain = ProtectionDomain::new(device).unwrap();
-    let serving = || QueuePair::to_serve(&domain, None).unwrap();
-    [serving(), serving(), QueuePair::to_post(&domain, 4, 0, None).unwrap()]
+    let responder = || QueuePair::to_serve(&domain, None).unwrap();
+    [responder(), responder(), QueuePair::to_post(&domain, 4, 0, None).unwrap()]
 }
 
-fn ends(event: sys::ibv_event_type) -> Option<Breakage> {
+fn ends(event: sys::ibv_event_type) -> Option<QueuePairError> {
     match event {
-        sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR => Some(Breakage::Refused),
-        sys::IBV_EVENT_QP_FATAL | sys::IBV_EVENT_CQ_ERR => Some(Breakage::Failed),
+        sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR => Some(QueuePairError::Refused),
+        sys::IBV_EVENT_QP_FATAL | sys::IBV_EVENT_CQ_ERR => Some(QueuePairError::Failed),
         _ => None,
     }
 }
@@ -199,13 +199,13 @@ fn an_event_ends_the_pair_that_it_names_and_no_other_and_is_told_once() {
     scripted::tell(sys::IBV_EVENT_QP_ACCESS_ERR, pairs[0].serial());
     scripted::tell(sys::IBV_EVENT_QP_FATAL, pairs[0].serial());
     device.take_events();
-    assert_eq!(pairs[0].take_broken(), Some(Breakage::Refused), "what the peer did is what matters");
+    assert_eq!(pairs[0].take_broken(), Some(QueuePairError::Refused), "what the peer did is what matters");
 }
 
 #[test]
 fn every_event_is_acknowledged_and_nothing_stays_behind_of_a_destroyed_pair() {
     let device = device();
-    let [first, second, posting] = pairs(&device);
+    let [first, second, requester] = pairs(&device);
     for _ in 0..500 {
         OF_PAIRS.iter().for_each(|event| scripted::tell(*event, first.serial()));
         [sys::IBV_EVENT_PORT_ERR, sys::IBV_EVENT_PORT_ACTIVE, sys::IBV_EVENT_GID_CHANGE, u32::MAX]
@@ -218,7 +218,7 @@ fn every_event_is_acknowledged_and_nothing_stays_behind_of_a_destroyed_pair() {
     let serial = first.serial();
     drop(first);
     assert_eq!(device.take_broken(serial), None);
-    assert_eq!((second.take_broken(), posting.take_broken()), (None, None));
+    assert_eq!((second.take_broken(), requester.take_broken()), (None, None));
 }
 
 #[test]
