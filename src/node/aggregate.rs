@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use crossbeam::utils::CachePadded;
 use smallvec::SmallVec;
 
-use super::{Backoff, Error, surroundings};
+use super::{Backoff, Error, runtime};
 use crate::clock::Clock;
 use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, largest_magnitude};
 use crate::mem::{LocalSlice, OutOfBounds};
@@ -334,8 +334,8 @@ impl Aggregator {
         let Some(job) = job.as_ref() else { return Ok(false) };
         let mut progress = false;
         for _ in 0..CHUNKS_PER_TURN {
-            if let Some(surroundings) = surroundings::installed() {
-                surroundings.breathe();
+            if let Some(runtime) = runtime::installed() {
+                runtime.breathe();
             }
             match self.shared.step(job, 0) {
                 Some(true) => progress = true,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::{Error, surroundings};
+use super::{Error, runtime};
 use crate::transport::HeartbeatWord;
 
 /// Sets a growing number in a heartbeat word until dropped.
@@ -22,8 +22,8 @@ impl Heartbeat {
     ) -> Result<Heartbeat, Error> {
         let interval = (lease / 10).clamp(Duration::from_millis(1), Duration::from_millis(300));
         let stop = Arc::new(AtomicBool::new(false));
-        if let Some(surroundings) = surroundings::installed() {
-            surroundings.beat(heartbeat_word, interval, Arc::clone(&stop));
+        if let Some(runtime) = runtime::installed() {
+            runtime.beat(heartbeat_word, interval, Arc::clone(&stop));
             return Ok(Heartbeat { stop, thread: None });
         }
         let stopped = Arc::clone(&stop);

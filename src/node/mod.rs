@@ -20,13 +20,13 @@ mod heartbeat;
 mod link;
 mod publisher;
 mod reader;
+#[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "only a simulator replaces them"))]
+pub(crate) mod runtime;
 #[cfg(test)]
 mod scripted;
 mod server;
 mod shard;
 mod stats;
-#[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "only a simulator replaces them"))]
-pub(crate) mod surroundings;
 mod taken;
 mod wait;
 mod worker;

@@ -15,8 +15,8 @@ use self::follow::Following;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
 use super::aggregate::{Aggregator, Input, Job, Measured, Stage};
 use super::checkpoint::{Checkpointer, Identity};
+use super::runtime::{self, Published};
 use super::shard::{Peer, Shard, ShardConfig, ShardEvent};
-use super::surroundings::{self, Published};
 use super::taken::{Applied, Taken};
 use super::{Error, PeerStatus};
 use crate::clock::{Clock, Version, WorkerId};
@@ -422,8 +422,8 @@ impl<T: Transport> Server<T> {
                         self.shard.frames.set_included(frame, gradient.worker.0, state.consumed);
                         self.shard.frames.set_consumed(gradient.worker.0, state.consumed);
                     }
-                    if let Some(surroundings) = surroundings::installed() {
-                        surroundings.dropped(self.shard.frames.epoch(), gradient);
+                    if let Some(runtime) = runtime::installed() {
+                        runtime.dropped(self.shard.frames.epoch(), gradient);
                     }
                 }
                 ServerAction::Interrupt { worker } => self.interrupt(worker),
@@ -637,8 +637,8 @@ impl<T: Transport> Server<T> {
                 }
             }
             self.shard.frames.commit(frame, version, clock);
-            if let Some(surroundings) = surroundings::installed() {
-                surroundings.published(&Published {
+            if let Some(runtime) = runtime::installed() {
+                runtime.published(&Published {
                     epoch: self.shard.frames.epoch(),
                     version,
                     smallest_clock: clock,

@@ -2,13 +2,13 @@
 
 use std::sync::LazyLock;
 
-use super::{Error, surroundings};
+use super::{Error, runtime};
 use crate::time::{Duration, Instant};
 
 /// This process's monotonic clock, as the nodes are told it. Its origin is the first call.
 pub fn now() -> Instant {
-    if let Some(surroundings) = surroundings::installed() {
-        return surroundings.now();
+    if let Some(runtime) = runtime::installed() {
+        return runtime.now();
     }
     static ORIGIN: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
     let nanos = ORIGIN.elapsed().as_nanos();
@@ -53,8 +53,8 @@ impl Backoff {
     }
 
     fn wait_or(&mut self, rest: impl FnOnce()) {
-        if let Some(surroundings) = surroundings::installed() {
-            surroundings.stand_back(self.turns);
+        if let Some(runtime) = runtime::installed() {
+            runtime.stand_back(self.turns);
             self.turns = self.turns.saturating_add(1);
             return;
         }
@@ -74,8 +74,8 @@ impl Backoff {
 
 /// Sleeps for `pause`.
 pub(super) fn sleep(pause: Duration) {
-    match surroundings::installed() {
-        Some(surroundings) => surroundings.sleep(pause),
+    match runtime::installed() {
+        Some(runtime) => runtime.sleep(pause),
         None => std::thread::sleep(pause),
     }
 }

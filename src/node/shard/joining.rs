@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::mem::{Access, LocalSlice, MemoryRegion};
-use crate::node::{Backoff, now, surroundings};
+use crate::node::{Backoff, now, runtime};
 use crate::param::{Hello, PeerInbox, SlotGeometry};
 use crate::time::{Duration, Instant};
 use crate::transport::{Incoming, RegisterError, Transport};
@@ -74,8 +74,8 @@ impl<I: Incoming + 'static> Joining<I> {
             Newcomer { incoming, hello, inbox, grants }
         };
         // Simulated time stands still while a node computes, and all its nodes run in one thread.
-        if let Some(surroundings) = surroundings::installed() {
-            let done = now() + surroundings.registering();
+        if let Some(runtime) = runtime::installed() {
+            let done = now() + runtime.registering();
             return self.ready.push((done, prepare()));
         }
         match std::thread::Builder::new().name("slackline-join".into()).spawn(prepare) {

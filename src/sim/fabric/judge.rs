@@ -9,7 +9,7 @@ use super::plan::Plan;
 use super::random::Trace;
 use super::values::{BITS, GRADIENTS_MAX, LANES, LIFE_LANE, bytes_of, gradients_between, lanes};
 use crate::clock::Clock;
-use crate::node::surroundings::Published;
+use crate::node::runtime::Published;
 use crate::node::{Error, ServerStatus, View};
 use crate::scheme::{AnyScheme, Config, GradientId, Needs, Share, Strength};
 use crate::time::{Duration, Instant};

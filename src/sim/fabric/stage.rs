@@ -13,7 +13,7 @@ use super::net::{Event, HostId, Net, Outside, Shared, lock};
 use super::nodes::Life;
 use super::plan::{Fault, Plan};
 use super::random::Trace;
-use crate::node::surroundings::{Published, Stay, Surroundings};
+use crate::node::runtime::{Published, Runtime, Stay};
 use crate::scheme::{AnyScheme, GradientId};
 use crate::time::{Duration, Instant};
 use crate::transport::HeartbeatWord;
@@ -38,14 +38,14 @@ const PAUSE_DOUBLINGS: u32 = 10;
 /// A node that has found nothing to do for so many turns is no longer woken by whatever comes.
 const PATIENT_TURNS: u32 = 14;
 
-/// The surroundings of the nodes, in the place of clock, processor and threads.
+/// The runtime of the nodes, in the place of clock, processor and threads.
 struct Ground {
     net: Shared,
     judge: Rc<RefCell<Judge>>,
     running: Rc<Cell<HostId>>,
 }
 
-impl Surroundings for Ground {
+impl Runtime for Ground {
     fn now(&self) -> Instant {
         lock(&self.net).at()
     }
@@ -125,7 +125,7 @@ pub(super) fn play(seed: u64, plan: Plan, promised: AnyScheme) -> Result<Outcome
     };
     let _stay = Stay::new(Rc::new(ground()));
     let played = catch_unwind(AssertUnwindSafe(|| stage.play()));
-    // Programs that still run are ended before the surroundings are.
+    // Programs that still run are ended before the runtime is.
     let laggards = judge.borrow().laggards();
     stage.programs.clear();
     let net = lock(&net);

@@ -8,7 +8,7 @@
 
 use super::judge::Seen;
 use crate::mem::VolatileSlice;
-use crate::node::surroundings::Published;
+use crate::node::runtime::Published;
 use crate::scheme::Share;
 
 /// Values in one line.

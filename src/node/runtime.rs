@@ -14,8 +14,8 @@ use crate::scheme::{GradientId, Share};
 use crate::time::{Duration, Instant};
 use crate::transport::HeartbeatWord;
 
-/// The surroundings of the nodes that run in one thread.
-pub(crate) trait Surroundings {
+/// The runtime of the nodes that run in one thread.
+pub(crate) trait Runtime {
     /// The time.
     fn now(&self) -> Instant;
 
@@ -52,20 +52,20 @@ pub(crate) struct Published<'a> {
 }
 
 thread_local! {
-    /// True if surroundings are installed. Code reads this flag where the cost of a look matters.
+    /// True if a runtime is installed. Code reads this flag where the cost of a look matters.
     static ARE_INSTALLED: Cell<bool> = const { Cell::new(false) };
-    static INSTALLED: RefCell<Option<Rc<dyn Surroundings>>> = const { RefCell::new(None) };
+    static INSTALLED: RefCell<Option<Rc<dyn Runtime>>> = const { RefCell::new(None) };
 }
 
-/// Keeps surroundings installed in this thread for as long as it lives.
+/// Keeps a runtime installed in this thread for as long as it lives.
 pub(crate) struct Stay {
     _not_send: std::marker::PhantomData<Rc<()>>,
 }
 
 impl Stay {
-    /// Puts `surroundings` around all nodes of this thread.
-    pub(crate) fn new(surroundings: Rc<dyn Surroundings>) -> Stay {
-        INSTALLED.set(Some(surroundings));
+    /// Puts `runtime` around all nodes of this thread.
+    pub(crate) fn new(runtime: Rc<dyn Runtime>) -> Stay {
+        INSTALLED.set(Some(runtime));
         ARE_INSTALLED.set(true);
         Stay { _not_send: std::marker::PhantomData }
     }
@@ -78,13 +78,13 @@ impl Drop for Stay {
     }
 }
 
-/// Returns the surroundings of this thread, if it is a simulator's.
+/// Returns the runtime of this thread, if it is a simulator's.
 #[inline]
-pub(super) fn installed() -> Option<Rc<dyn Surroundings>> {
+pub(super) fn installed() -> Option<Rc<dyn Runtime>> {
     if ARE_INSTALLED.get() { find() } else { None }
 }
 
 #[cold]
-fn find() -> Option<Rc<dyn Surroundings>> {
+fn find() -> Option<Rc<dyn Runtime>> {
     INSTALLED.with_borrow(Clone::clone)
 }
