@@ -3,12 +3,12 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use slackline::scheme::Config;
-use slackline::sim::{Cluster, Law, Until};
+use slackline::sim::{Cluster, Distribution, Until};
 
 fn cluster(scheme: Config, workers: usize) -> Cluster {
     let mut cluster = Cluster::new(scheme, workers, 1);
-    cluster.compute = Law::Exponential { mean: 1.0 };
-    cluster.network.latency = Law::Exponential { mean: 0.1 };
+    cluster.compute = Distribution::Exponential { mean: 1.0 };
+    cluster.network.latency = Distribution::Exponential { mean: 0.1 };
     cluster.until = Until::Clocks(20);
     cluster
 }

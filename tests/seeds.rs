@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use slackline::scheme::Config;
 use slackline::sim::fabric::{self, Options};
-use slackline::sim::{Cluster, Law, Until};
+use slackline::sim::{Cluster, Distribution, Until};
 
 /// All of them, unless `SLACKLINE_SEEDS` says otherwise: `FROM..TO`.
 fn seeds() -> Range<u64> {
@@ -38,8 +38,8 @@ fn ten_thousand_seeds_keep_every_promise() {
 fn ten_thousand_workers_come_to_their_hundredth_clock() {
     let (workers, clocks, staleness) = (10_000, 100, 3);
     let mut cluster = Cluster::new(Config::Ssp { staleness }, workers, 1);
-    cluster.compute = Law::Exponential { mean: 1.0 };
-    cluster.network.latency = Law::Exponential { mean: 0.1 };
+    cluster.compute = Distribution::Exponential { mean: 1.0 };
+    cluster.network.latency = Distribution::Exponential { mean: 0.1 };
     cluster.until = Until::Clocks(clocks);
     let begun = std::time::Instant::now();
     let report = cluster.run().unwrap_or_else(|error| panic!("{error}"));

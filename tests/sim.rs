@@ -1,4 +1,4 @@
-//! Results of the simulator on schemes, laws and networks, compared with what is known without it.
+//! Results of the simulator on schemes, distributions and networks, compared with what is known without it.
 
 #[path = "sim/faults.rs"]
 mod faults;

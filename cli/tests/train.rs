@@ -271,7 +271,7 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
         (&["--scheme", "ds-sync", "--idle", "sleep"], "--idle: ds-sync has no server", "leave"),
         (&["--scheme", "abs", "--local-steps", "3"], "--local-steps 3", "--optimizer sgd"),
         (&["--scheme", "dbw", "--delivery", "pigeon"], "--delivery: delivery of dbw cannot be", "interrupt"),
-        (&["--jitter", "normal(1)"], "--jitter: no law of times is written", "constant(SECONDS)"),
+        (&["--jitter", "normal(1)"], "--jitter: no distribution of times is written", "constant(SECONDS)"),
         (&["--jitter", "trace:/no/such/file"], "--jitter: cannot read the trace /no/such/file", "number"),
         (&["--target-accuracy", "1.5"], "--target-accuracy cannot be 1.5", "such as 0.95"),
     ] {

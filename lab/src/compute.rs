@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use slackline::sim::{Law, LawError, Sampler};
+use slackline::sim::{Distribution, DistributionError, Sampler};
 
 use crate::data::Dataset;
 use crate::model::{Batches, ModelSpec, Scratch};
@@ -88,33 +88,33 @@ pub struct Pace {
     /// The factor by which the worker is slower than it could be.
     factor: f64,
     /// The time that each step takes besides computing, before that.
-    jitter: Option<(Law, Sampler)>,
+    jitter: Option<(Distribution, Sampler)>,
 }
 
 impl Pace {
-    /// The pace of one worker out of `workers`, with jitter of this law, if any.
+    /// The pace of one worker out of `workers`, with jitter of this distribution, if any.
     ///
     /// # Errors
-    /// `jitter` is no law.
+    /// `jitter` is no distribution.
     pub fn new(
         factor: f64,
         jitter: Option<&str>,
         seed: u64,
         worker: usize,
         workers: usize,
-    ) -> Result<Pace, LawError> {
-        let jitter: Option<Law> = jitter.map(str::parse).transpose()?;
-        let sampler = |law: Law| {
-            let sampler = Sampler::new(&law, seed, JITTER, worker, workers);
-            (law, sampler)
+    ) -> Result<Pace, DistributionError> {
+        let jitter: Option<Distribution> = jitter.map(str::parse).transpose()?;
+        let sampler = |distribution: Distribution| {
+            let sampler = Sampler::new(&distribution, seed, JITTER, worker, workers);
+            (distribution, sampler)
         };
         Ok(Pace { factor, jitter: jitter.map(sampler) })
     }
 
     /// The time that a step still has to take. `begun` is [`computed`] at its beginning.
     fn lag(&mut self, begun: Duration) -> Duration {
-        let jitter = self.jitter.as_mut().map_or(0.0, |(law, sampler)| sampler.draw(law));
-        // A law may have no mean; no worker waits for more than this.
+        let jitter = self.jitter.as_mut().map_or(0.0, |(distribution, sampler)| sampler.draw(distribution));
+        // A distribution may have no mean; no worker waits for more than this.
         let jitter = Duration::from_secs_f64((jitter * self.factor).min(LONGEST.as_secs_f64()));
         computed().saturating_sub(begun).mul_f64(self.factor - 1.0) + jitter
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::engine::Engine;
-use super::{Error, Faults, Law, Network, Problem, Report};
+use super::{Distribution, Error, Faults, Network, Problem, Report};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
 use crate::scheme::{AnyScheme, Config, Damping, Groups, ServerScheme, Start, WorkerScheme, damped};
@@ -20,8 +20,8 @@ pub struct Cluster {
     /// Everything random follows from it.
     pub seed: u64,
     /// The time that a gradient takes; with local steps, the time of each step.
-    pub compute: Law,
-    /// The factors by which each worker's times are longer than the law says; 1 for those that the list is too short
+    pub compute: Distribution,
+    /// The factors by which each worker's times are longer than the distribution says; 1 for those that the list is too short
     /// for.
     pub factors: Vec<f64>,
     /// Workers that become slower, or faster, on the way.
@@ -87,7 +87,7 @@ impl Cluster {
             damping: Damping::None,
             workers,
             seed,
-            compute: Law::Constant { seconds: 1.0 },
+            compute: Distribution::Constant { seconds: 1.0 },
             factors: Vec::new(),
             changes: Vec::new(),
             network: Network::default(),
@@ -141,8 +141,9 @@ impl Cluster {
     /// Says what is wrong with it, if anything is.
     pub fn check(&self) -> Result<(), Error> {
         let Faults { lifetime, downtime, .. } = &self.faults;
-        let laws = [Some(&self.compute), Some(&self.network.latency), lifetime.as_ref(), downtime.as_ref()];
-        laws.into_iter().flatten().try_for_each(Law::check)?;
+        let distributions =
+            [Some(&self.compute), Some(&self.network.latency), lifetime.as_ref(), downtime.as_ref()];
+        distributions.into_iter().flatten().try_for_each(Distribution::check)?;
         let not_negative = |value: f64| value.is_finite() && value >= 0.0;
         let positive = |value: f64| value.is_finite() && value > 0.0;
         let bandwidth = |value: Option<f64>| value.is_none_or(positive);
@@ -158,11 +159,16 @@ impl Cluster {
             self.compute.mean() > 0.0,
             "compute",
             &self.compute,
-            "if nothing took time, time would never pass: use a law with a mean above 0",
+            "if nothing took time, time would never pass: use a distribution with a mean above 0",
         )?;
-        let lives = lifetime.as_ref().is_none_or(|law| law.mean() > 0.0);
-        let value = lifetime.as_ref().map_or(String::new(), Law::to_string);
-        holds(lives, "lifetime", &value, "no worker would ever do anything: use a law with a mean above 0")?;
+        let lives = lifetime.as_ref().is_none_or(|distribution| distribution.mean() > 0.0);
+        let value = lifetime.as_ref().map_or(String::new(), Distribution::to_string);
+        holds(
+            lives,
+            "lifetime",
+            &value,
+            "no worker would ever do anything: use a distribution with a mean above 0",
+        )?;
         for factor in &self.factors {
             holds(positive(*factor), "a factor of a worker's times", factor, "it is finite and above 0")?;
         }

@@ -1,9 +1,9 @@
 //! The run itself: its events, in order, until the end.
 
 use super::agenda::{Agenda, Down, Event, Up};
+use super::distribution::Sampler;
 use super::group::{Members, Nobody, Peers};
 use super::judge::Judge;
-use super::law::Sampler;
 use super::model::Model;
 use super::network::{Delivery, Passage, Wires};
 use super::report::{OfWorker, Report};
@@ -71,13 +71,14 @@ impl<'a> Engine<'a> {
         });
         let model = if peers.is_none() { model() } else { None };
         let parameters = problem.as_ref().map_or(0, |problem| problem.parameters() as u64);
-        let constant = super::Law::Constant { seconds: 0.0 };
+        let constant = super::Distribution::Constant { seconds: 0.0 };
         let faults = &cluster.faults;
         let lifetime = faults.lifetime.as_ref().unwrap_or(&constant);
         let downtime = faults.downtime.as_ref().unwrap_or(&constant);
         let members = (0..workers)
             .map(|index| {
-                let sampler = |law, purpose| Sampler::new(law, seed, purpose, index, workers);
+                let sampler =
+                    |distribution, purpose| Sampler::new(distribution, seed, purpose, index, workers);
                 let samplers = [
                     sampler(&cluster.compute, COMPUTE),
                     sampler(lifetime, LIFETIME),
@@ -204,12 +205,12 @@ impl<'a> Engine<'a> {
         let worker = &mut self.workers[id];
         worker.begin(now, clock);
         self.record.published.join_at(WorkerId(id as u16), Clock(clock));
-        if let Some(law) = &self.cluster.faults.lifetime {
+        if let Some(distribution) = &self.cluster.faults.lifetime {
             // As with computing, a life that took no time might be repeated for ever at one instant.
-            let at = now.saturating_add(nanos(worker.lifetime.draw(law)).max(1));
+            let at = now.saturating_add(nanos(worker.lifetime.draw(distribution)).max(1));
             let life = Some(worker.life);
             let back = self.cluster.faults.downtime.as_ref();
-            let back = back.map(|law| at.saturating_add(nanos(worker.downtime.draw(law))));
+            let back = back.map(|distribution| at.saturating_add(nanos(worker.downtime.draw(distribution))));
             self.agenda.put(at, Event::Crash { worker: id as u32, life, back });
         }
     }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::law::LawError;
+use super::distribution::DistributionError;
 use crate::kernel::FoldError;
 use crate::scheme::ConfigError;
 
@@ -20,9 +20,9 @@ pub enum Error {
         /// The remedy.
         remedy: &'static str,
     },
-    /// A law out of its range.
+    /// A distribution out of its range.
     #[error(transparent)]
-    Law(#[from] LawError),
+    Distribution(#[from] DistributionError),
     /// A scheme that does not fit the job.
     #[error(transparent)]
     Scheme(#[from] ConfigError),
@@ -65,7 +65,7 @@ impl Error {
     pub fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
             Error::Setting { remedy, .. } => Some((*remedy).into()),
-            Error::Law(error) => error.remedy().map(Cow::from),
+            Error::Distribution(error) => error.remedy().map(Cow::from),
             Error::Scheme(error) => error.remedy(),
             Error::Fold { .. } | Error::Broken { .. } | Error::Stuck { .. } => None,
         }

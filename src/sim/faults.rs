@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::law::Law;
+use super::distribution::Distribution;
 
 /// Faults of workers and of the network. By default there are none.
 #[derive(Clone, Debug, PartialEq)]
@@ -10,9 +10,9 @@ pub struct Faults {
     /// Workers that crash at given times.
     pub crashes: Vec<Crash>,
     /// The time that each worker lives before it crashes; `None`: for ever.
-    pub lifetime: Option<Law>,
+    pub lifetime: Option<Distribution>,
     /// The time from such a crash until the worker is back; `None`: it never comes back.
-    pub downtime: Option<Law>,
+    pub downtime: Option<Distribution>,
     /// Seconds from a crash until the others know.
     pub detection: f64,
     /// Probability that a message is lost on its way, each time it is sent.

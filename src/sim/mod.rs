@@ -4,7 +4,7 @@
 //! A [`Cluster`] says what to simulate; [`Cluster::run`] does it and gives a [`Report`]. The halves of the scheme are
 //! the very objects that run beside real servers and workers, gradients are real gradients of a [`Problem`], and they
 //! are folded in by the kernel that real servers use, so that simulated and real parameters agree bit
-//! for bit. Only time is not real: computing takes what a [`Law`] says, messages what the [`Network`] does, and
+//! for bit. Only time is not real: computing takes what a [`Distribution`] says, messages what the [`Network`] does, and
 //! everything follows from one seed. The same cluster gives the same [`Report::trace_hash`].
 //!
 //! ```
@@ -41,6 +41,7 @@
 
 mod agenda;
 mod cluster;
+mod distribution;
 mod engine;
 mod error;
 pub mod fabric;
@@ -48,7 +49,6 @@ mod faults;
 mod group;
 mod histogram;
 mod judge;
-mod law;
 mod model;
 mod network;
 mod problem;
@@ -59,10 +59,10 @@ mod transit;
 mod worker;
 
 pub use cluster::{Change, Cluster, Until};
+pub use distribution::{Distribution, DistributionError, Sampler, Trace, TraceError};
 pub use error::Error;
 pub use faults::{Crash, Direction, Faults, Partition};
 pub use histogram::Histogram;
-pub use law::{Law, LawError, Sampler, Trace, TraceError};
 pub use network::Network;
 pub use problem::{Evaluation, Factorisation, Logistic, Problem, Quadratic, Shape};
 pub use random::Random;

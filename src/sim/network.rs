@@ -1,7 +1,7 @@
 //! The network between workers and server: how long messages take, and how they queue.
 
+use super::distribution::{Distribution, Sampler};
 use super::faults::{Direction, Faults};
-use super::law::{Law, Sampler};
 use super::nanos;
 use super::random::Random;
 
@@ -15,7 +15,7 @@ use super::random::Random;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
     /// The latency of each message, one way.
-    pub latency: Law,
+    pub latency: Distribution,
     /// Bytes per second of each worker's link, each way; `None`: without limit.
     pub worker_bandwidth: Option<f64>,
     /// Bytes per second of the server's link, each way; `None`: without limit.
@@ -27,7 +27,7 @@ pub struct Network {
 impl Default for Network {
     fn default() -> Network {
         Network {
-            latency: Law::Constant { seconds: 0.0 },
+            latency: Distribution::Constant { seconds: 0.0 },
             worker_bandwidth: None,
             server_bandwidth: None,
             message_bytes: None,
@@ -64,7 +64,7 @@ struct Link {
 /// The links, and what is on them.
 #[derive(Debug)]
 pub(super) struct Wires {
-    latency: Law,
+    latency: Distribution,
     sampler: Sampler,
     random: Random,
     /// Nanoseconds per byte.

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::agenda::{Down, Event, Held, Up};
+use super::distribution::Sampler;
 use super::engine::Engine;
-use super::law::Sampler;
 use super::model::{Payload, payload, values};
 use super::server::Outstanding;
 use super::{Error, nanos};

@@ -7,7 +7,7 @@ use slackline::{
     Shm, Table, Tcp, Worker, WorkerOptions,
     scheme::{AnyScheme, Config, ConfigError, Needs, Registry, Scheme, ServerScheme, Start, WorkerScheme},
     sim::fabric::{self, Options},
-    sim::{Cluster, Law},
+    sim::{Cluster, Distribution},
 };
 
 use crate::custom_scheme::{NAME, SCHEME, ShrinkingSsp, train};
@@ -52,7 +52,7 @@ fn a_scheme_from_outside_trains_over_shared_memory_and_tcp() {
 fn a_scheme_from_outside_is_simulated_and_held_to_what_it_promises() {
     let jittery = |scheme: AnyScheme| {
         let mut cluster = Cluster::new(scheme, 8, 1);
-        cluster.compute = Law::Exponential { mean: 1.0 };
+        cluster.compute = Distribution::Exponential { mean: 1.0 };
         cluster.run()
     };
     let report = jittery(SCHEME.into()).unwrap();

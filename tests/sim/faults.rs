@@ -1,7 +1,7 @@
 //! Faults of workers and networks, with results that are computed by hand.
 
 use slackline::scheme::{self, Config};
-use slackline::sim::{Cluster, Crash, Direction, Law, Partition, Quadratic, Until};
+use slackline::sim::{Cluster, Crash, Direction, Distribution, Partition, Quadratic, Until};
 
 use super::{near, run};
 
@@ -51,7 +51,7 @@ fn a_message_that_comes_twice_counts_once() {
     for scheme in [Config::Bsp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
         let parameters = |replay| {
             let mut cluster = Cluster::new(scheme, 4, 1);
-            cluster.compute = Law::Exponential { mean: 1.0 };
+            cluster.compute = Distribution::Exponential { mean: 1.0 };
             cluster.problem = Some(Box::new(Quadratic::new(16, 4.0, 1.0, 1)));
             cluster.faults.replay = replay;
             let report = run(cluster);
@@ -88,8 +88,8 @@ fn a_job_whose_last_worker_is_gone_is_stuck() {
 #[test]
 fn a_life_takes_time_however_short_it_is() {
     let mut cluster = in_step(1);
-    cluster.faults.lifetime = Some(Law::Exponential { mean: 1e-12 });
-    cluster.faults.downtime = Some(Law::Constant { seconds: 0.0 });
+    cluster.faults.lifetime = Some(Distribution::Exponential { mean: 1e-12 });
+    cluster.faults.downtime = Some(Distribution::Constant { seconds: 0.0 });
     cluster.until = Until::Seconds(1e-6);
     let crashes = run(cluster).counts.crashes;
     assert!((1..=1_000).contains(&crashes), "{crashes}");
@@ -98,7 +98,7 @@ fn a_life_takes_time_however_short_it_is() {
 #[test]
 fn what_a_dead_life_sent_holds_up_nothing_of_the_next() {
     let mut cluster = Cluster::new(Config::Bsp, 1, 1);
-    cluster.network.latency = Law::Constant { seconds: 1.0 };
+    cluster.network.latency = Distribution::Constant { seconds: 1.0 };
     cluster.network.worker_bandwidth = Some(1e4);
     cluster.network.server_bandwidth = Some(1e9);
     cluster.network.message_bytes = Some(1_000_000);
@@ -114,7 +114,7 @@ fn who_comes_back_to_a_group_that_has_begun_keeps_its_own_parameters() {
     let groups = Config::DsSync { group: 3, partition: scheme::Partition::Digits };
     let mut cluster = Cluster::new(groups, 3, 1);
     cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 1.0, 1)));
-    cluster.network.latency = Law::Constant { seconds: 10.0 };
+    cluster.network.latency = Distribution::Constant { seconds: 10.0 };
     cluster.until = Until::Versions(1);
     // The others begin without it at 1.5 and have their mean at 21.5; it is back at 2 and has made a step at 3.
     cluster.faults.crashes = vec![Crash { worker: 2, at: 0.5, back: Some(2.0) }];

@@ -1,38 +1,39 @@
-//! Laws, traces and settings: what they mean, and what is refused.
+//! Distributions, traces and settings: what they mean, and what is refused.
 
 use slackline::scheme::{Config, Damping};
-use slackline::sim::{Change, Cluster, Crash, Law, LawError, TraceError, Until};
+use slackline::sim::{Change, Cluster, Crash, Distribution, DistributionError, TraceError, Until};
 
 use super::{near, run};
 
 #[test]
-fn every_law_has_the_mean_it_says() {
+fn every_distribution_has_the_mean_it_says() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("times");
     std::fs::write(&file, "# seconds\n0.5\n1.5 # slow\n\n4\n").unwrap();
     let trace = format!("trace:{}", file.display());
-    let laws = ["constant(2)", "exp(0.5)", "shifted-exp(0.5, 0.25)", "pareto(3, 0.5)", "uniform(0.5, 1.5)"];
-    for text in laws.into_iter().chain([trace.as_str()]) {
-        let law: Law = text.parse().unwrap();
-        assert_eq!(law.to_string(), text);
+    let distributions =
+        ["constant(2)", "exp(0.5)", "shifted-exp(0.5, 0.25)", "pareto(3, 0.5)", "uniform(0.5, 1.5)"];
+    for text in distributions.into_iter().chain([trace.as_str()]) {
+        let distribution: Distribution = text.parse().unwrap();
+        assert_eq!(distribution.to_string(), text);
         let mut cluster = Cluster::new(Config::Asp, 3, 1);
-        cluster.compute = law.clone();
+        cluster.compute = distribution.clone();
         cluster.until = Until::Clocks(30_000);
-        near(text, run(cluster).mean_time_per_clock, law.mean(), 0.02);
+        near(text, run(cluster).mean_time_per_clock, distribution.mean(), 0.02);
     }
-    assert_eq!("pareto(1, 1)".parse::<Law>().unwrap().mean(), f64::INFINITY);
+    assert_eq!("pareto(1, 1)".parse::<Distribution>().unwrap().mean(), f64::INFINITY);
 }
 
 #[test]
-fn a_text_that_is_no_law_is_refused_with_all_that_are() {
+fn a_text_that_is_no_distribution_is_refused_with_all_that_are() {
     for text in ["", "exp", "exp()", "exp(1", "exp(a)", "exp(1, 2)", "normal(1, 2)", "uniform(1)"] {
-        let error = text.parse::<Law>().unwrap_err();
-        assert!(matches!(error, LawError::Unknown { .. }), "{text}: {error}");
+        let error = text.parse::<Distribution>().unwrap_err();
+        assert!(matches!(error, DistributionError::Unknown { .. }), "{text}: {error}");
         assert!(error.to_string().contains("shifted-exp(SHIFT, MEAN)"), "{error}");
     }
     for text in ["constant(-1)", "exp(inf)", "exp(NaN)", "pareto(0, 1)", "pareto(2, 0)", "uniform(2, 1)"] {
-        let error = text.parse::<Law>().unwrap_err();
-        assert!(matches!(error, LawError::Parameters { .. }), "{text}: {error}");
+        let error = text.parse::<Distribution>().unwrap_err();
+        assert!(matches!(error, DistributionError::Parameters { .. }), "{text}: {error}");
     }
 }
 
@@ -42,7 +43,7 @@ fn a_trace_that_cannot_be_used_is_refused_with_file_line_and_remedy() {
     let refused = |content: &[u8]| {
         let file = folder.path().join("times");
         std::fs::write(&file, content).unwrap();
-        let error = Law::trace(file.to_str().unwrap()).unwrap_err();
+        let error = Distribution::trace(file.to_str().unwrap()).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("times"), "names the file: {text}");
         (error, text)
@@ -57,7 +58,7 @@ fn a_trace_that_cannot_be_used_is_refused_with_file_line_and_remedy() {
     assert!(matches!(refused(b"inf\n").0, TraceError::OutOfRange { line: 1, .. }));
     assert!(matches!(refused(b"0\n0\n").0, TraceError::AllZero { .. }));
     assert!(matches!(refused(b"\xff\xfe").0, TraceError::Unreadable { .. }), "not text");
-    let error = "trace:/no/such/file".parse::<Law>().unwrap_err().to_string();
+    let error = "trace:/no/such/file".parse::<Distribution>().unwrap_err().to_string();
     assert!(error.contains("cannot read the trace /no/such/file") && error.contains("give a text file"));
 }
 
@@ -73,8 +74,8 @@ fn settings_that_cannot_be_are_refused_with_a_remedy() {
     let spoilt: &[Spoilt] = &[
         (|c| c.workers = 0, "workers cannot be 0: use 1 to 65535"),
         (|c| c.workers = 65_536, "workers cannot be 65536"),
-        (|c| c.compute = Law::Constant { seconds: 0.0 }, "time would never pass"),
-        (|c| c.compute = Law::Exponential { mean: -1.0 }, "exp takes no such parameters"),
+        (|c| c.compute = Distribution::Constant { seconds: 0.0 }, "time would never pass"),
+        (|c| c.compute = Distribution::Exponential { mean: -1.0 }, "exp takes no such parameters"),
         (|c| c.factors = vec![0.0], "above 0"),
         (
             |c| c.changes = vec![Change { at: 1.0, workers: 2..9, factor: 2.0 }],
@@ -88,7 +89,10 @@ fn settings_that_cannot_be_are_refused_with_a_remedy() {
         (|c| c.faults.loss = 1.0, "loss cannot be 1"),
         (|c| c.faults.crashes = vec![Crash { worker: 4, at: 1.0, back: None }], "there are fewer"),
         (|c| c.faults.crashes = vec![Crash { worker: usize::MAX, at: 1.0, back: None }], "there are fewer"),
-        (|c| c.faults.lifetime = Some(Law::Constant { seconds: 0.0 }), "lifetime cannot be constant(0)"),
+        (
+            |c| c.faults.lifetime = Some(Distribution::Constant { seconds: 0.0 }),
+            "lifetime cannot be constant(0)",
+        ),
         (
             |c| (c.read_my_writes, c.scheme) = (true, scheme("dbw").into()),
             "read_my_writes cannot be used with dbw",

@@ -7,7 +7,7 @@ use slackline::scheme::{
 };
 use slackline::{
     Instant,
-    sim::{Cluster, Direction, Error, Law, Partition, Quadratic, Random, Until},
+    sim::{Cluster, Direction, Distribution, Error, Partition, Quadratic, Random, Until},
 };
 
 use super::loosened::Loosened;
@@ -18,15 +18,15 @@ fn drawn(scheme: Config, seed: u64) -> Cluster {
     let workers = 1 + random.below(6) as usize;
     let mut cluster = Cluster::new(scheme, workers, seed);
     cluster.compute = match random.below(3) {
-        0 => Law::Exponential { mean: 1.0 },
-        1 => Law::Uniform { from: 0.25, to: 1.75 },
-        _ => Law::Pareto { shape: 1.5, scale: 0.3 },
+        0 => Distribution::Exponential { mean: 1.0 },
+        1 => Distribution::Uniform { from: 0.25, to: 1.75 },
+        _ => Distribution::Pareto { shape: 1.5, scale: 0.3 },
     };
     if random.below(3) == 0 {
         cluster.factors = vec![1.0, 3.0];
     }
     if random.below(2) == 0 {
-        cluster.network.latency = Law::Exponential { mean: random.unit() };
+        cluster.network.latency = Distribution::Exponential { mean: random.unit() };
         cluster.network.message_bytes = Some(1_000);
         cluster.network.worker_bandwidth = (random.below(2) == 0).then_some(5e3);
         cluster.network.server_bandwidth = (random.below(2) == 0).then_some(1e4);
@@ -38,8 +38,8 @@ fn drawn(scheme: Config, seed: u64) -> Cluster {
         cluster.faults.partitions = vec![Partition { workers: 0..1, direction, from, until: from + 5.0 }];
     }
     if random.below(2) == 0 {
-        cluster.faults.lifetime = Some(Law::Exponential { mean: 20.0 });
-        cluster.faults.downtime = Some(Law::Exponential { mean: 3.0 });
+        cluster.faults.lifetime = Some(Distribution::Exponential { mean: 20.0 });
+        cluster.faults.downtime = Some(Distribution::Exponential { mean: 3.0 });
         cluster.faults.detection = random.unit();
     }
     cluster.until = Until::Versions(100);
@@ -126,7 +126,7 @@ impl ServerScheme for Wrong {
 
 fn jittery(scheme: Config, seed: u64) -> Cluster {
     let mut cluster = Cluster::new(scheme, 4, seed);
-    cluster.compute = Law::Exponential { mean: 1.0 };
+    cluster.compute = Distribution::Exponential { mean: 1.0 };
     cluster.until = Until::Clocks(20);
     cluster
 }

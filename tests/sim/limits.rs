@@ -1,7 +1,9 @@
 //! Schemes at their limits, where they agree bit for bit.
 
 use slackline::scheme::Config;
-use slackline::sim::{Cluster, Factorisation, Law, Logistic, Problem, Quadratic, Report, Shape, Until};
+use slackline::sim::{
+    Cluster, Distribution, Factorisation, Logistic, Problem, Quadratic, Report, Shape, Until,
+};
 
 use super::run;
 
@@ -18,8 +20,8 @@ fn logistic() -> Box<dyn Problem> {
 /// Workers that jitter, over a network that does.
 fn learning(scheme: Config, workers: usize, problem: Box<dyn Problem>, rounds: u64) -> Cluster {
     let mut cluster = Cluster::new(scheme, workers, 3);
-    cluster.compute = Law::Exponential { mean: 1.0 };
-    cluster.network.latency = Law::Exponential { mean: 0.2 };
+    cluster.compute = Distribution::Exponential { mean: 1.0 };
+    cluster.network.latency = Distribution::Exponential { mean: 0.2 };
     cluster.problem = Some(problem);
     cluster.learning_rate = RATE;
     cluster.until = Until::Versions(rounds);
@@ -92,7 +94,7 @@ fn schemes_that_wait_for_all_are_bsp_to_the_bit() {
 fn k_sync_is_dbw_with_interrupts_to_the_bit() {
     let learnt = |text| {
         let mut cluster = learning(of(text), 4, logistic(), 60);
-        cluster.network.latency = Law::Constant { seconds: 0.0 };
+        cluster.network.latency = Distribution::Constant { seconds: 0.0 };
         run(cluster)
     };
     let (dbw, k_sync) = (learnt("dbw(3)"), learnt("k-sync(3)"));
@@ -119,8 +121,8 @@ fn assert_near_bsp(report: &Report, rounds: u64) {
 fn ssp_and_essp_without_staleness_and_in_step_are_bsp_but_for_rounding() {
     for scheme in [Config::Ssp { staleness: 0 }, Config::Essp { staleness: 0 }] {
         let mut cluster = learning(scheme, 4, logistic(), 4 * 50);
-        cluster.compute = Law::Constant { seconds: 1.0 };
-        cluster.network.latency = Law::Constant { seconds: 0.0 };
+        cluster.compute = Distribution::Constant { seconds: 1.0 };
+        cluster.network.latency = Distribution::Constant { seconds: 0.0 };
         assert_near_bsp(&run(cluster), 50);
     }
 }
@@ -131,7 +133,7 @@ fn a_worker_that_reads_its_own_writes_is_serial_however_stale_its_copies() {
     for staleness in [2, 5] {
         let scheme = Config::Ssp { staleness };
         let mut cluster = learning(scheme, 1, logistic(), 60);
-        cluster.network.latency = Law::Constant { seconds: 0.7 };
+        cluster.network.latency = Distribution::Constant { seconds: 0.7 };
         cluster.read_my_writes = true;
         let report = run(cluster);
         assert!(report.lag.max() > Some(0), "{scheme}: copies were stale");
@@ -210,8 +212,8 @@ fn groups_go_on_without_those_who_crash() {
     for seed in 0..20 {
         let mut cluster = learning(Config::Bsp, 4, quadratic(), 40);
         cluster.seed = seed;
-        cluster.faults.lifetime = Some(Law::Exponential { mean: 20.0 });
-        cluster.faults.downtime = Some(Law::Exponential { mean: 5.0 });
+        cluster.faults.lifetime = Some(Distribution::Exponential { mean: 20.0 });
+        cluster.faults.downtime = Some(Distribution::Exponential { mean: 5.0 });
         cluster.faults.detection = 0.5;
         let digits = |worker: usize, round: u64| match round % 2 {
             0 => vec![worker & !1, worker | 1],

@@ -1,13 +1,13 @@
 //! Times that clocks, rounds and computations take.
 
 use slackline::scheme::{Config, Partition};
-use slackline::sim::{Change, Cluster, Law, Network, Quadratic, Until};
+use slackline::sim::{Change, Cluster, Distribution, Network, Quadratic, Until};
 
 use super::{near, run};
 
 fn exponential(scheme: Config, workers: usize, clocks: u64) -> Cluster {
     let mut cluster = Cluster::new(scheme, workers, 11);
-    cluster.compute = Law::Exponential { mean: 1.0 };
+    cluster.compute = Distribution::Exponential { mean: 1.0 };
     cluster.until = Until::Clocks(clocks);
     cluster
 }
@@ -29,7 +29,7 @@ fn the_same_seed_is_the_same_run_and_another_is_another() {
         let hash = |seed, learns| {
             let mut cluster = exponential(scheme, 6, 50);
             cluster.seed = seed;
-            cluster.network.latency = Law::Exponential { mean: 0.1 };
+            cluster.network.latency = Distribution::Exponential { mean: 0.1 };
             cluster.faults.loss = 0.05;
             cluster.faults.replay = 0.1;
             if learns {
@@ -47,7 +47,7 @@ fn the_same_seed_is_the_same_run_and_another_is_another() {
 fn staleness_does_not_hide_a_worker_that_is_always_slow() {
     for staleness in [0, 1, 4, 16] {
         let mut cluster = exponential(Config::Ssp { staleness }, 4, 3_000);
-        cluster.compute = Law::Uniform { from: 0.9, to: 1.1 };
+        cluster.compute = Distribution::Uniform { from: 0.9, to: 1.1 };
         cluster.factors = vec![1.0, 3.0];
         near(&format!("s = {staleness}"), run(cluster).mean_time_per_clock, 3.0, 0.01);
     }
@@ -58,7 +58,7 @@ fn essp_reads_fresh_copies_where_ssp_reads_any_that_are_allowed() {
     for staleness in [4u64, 8] {
         let histogram = |scheme| {
             let mut cluster = exponential(scheme, 8, 300);
-            cluster.compute = Law::Uniform { from: 0.95, to: 1.05 };
+            cluster.compute = Distribution::Uniform { from: 0.95, to: 1.05 };
             run(cluster).staleness
         };
         let (ssp, essp) = (histogram(Config::Ssp { staleness }), histogram(Config::Essp { staleness }));
@@ -78,7 +78,7 @@ fn a_round_of_bsp_grows_with_those_who_come_at_once() {
     for workers in [1, 4, 16, 64] {
         let mut cluster = Cluster::new(Config::Bsp, workers, 1);
         cluster.network = Network {
-            latency: Law::Constant { seconds: 0.01 },
+            latency: Distribution::Constant { seconds: 0.01 },
             worker_bandwidth: Some(1e7),
             server_bandwidth: Some(1e7),
             message_bytes: Some(1_000_000),
@@ -120,7 +120,7 @@ fn bap_takes_as_long_as_its_recurrence_says() {
 #[test]
 fn a_computation_takes_time_however_short_it_is() {
     let too_short: [fn(&mut Cluster); 3] = [
-        |cluster| cluster.compute = Law::Constant { seconds: 1e-10 },
+        |cluster| cluster.compute = Distribution::Constant { seconds: 1e-10 },
         |cluster| cluster.factors = vec![1e-12; 2],
         |cluster| cluster.changes = vec![Change { at: 0.0, workers: 0..2, factor: f64::MIN_POSITIVE }],
     ];
@@ -136,7 +136,7 @@ fn a_computation_takes_time_however_short_it_is() {
 #[test]
 fn a_target_is_looked_for_though_times_have_no_mean() {
     let mut cluster = Cluster::new(Config::Asp, 4, 1);
-    cluster.compute = Law::Pareto { shape: 1.0, scale: 0.5 };
+    cluster.compute = Distribution::Pareto { shape: 1.0, scale: 0.5 };
     cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 0.0, 1)));
     cluster.until = Until::Loss { target: 1e-3, within: 1e4 };
     let report = run(cluster);

@@ -1,13 +1,13 @@
 //! Schemes that count versions, and those without a server, against what is known of them.
 
 use slackline::scheme::{Choice, Config, Damping, Delivery, Partition, Shrink, Strength, WaitFor};
-use slackline::sim::{Cluster, Error, Evaluation, Law, Problem, Quadratic, Report, Until};
+use slackline::sim::{Cluster, Distribution, Error, Evaluation, Problem, Quadratic, Report, Until};
 
 use super::{near, run};
 
 fn exponential(scheme: Config, workers: usize, versions: u64) -> Report {
     let mut cluster = Cluster::new(scheme, workers, 17);
-    cluster.compute = Law::Exponential { mean: 1.0 };
+    cluster.compute = Distribution::Exponential { mean: 1.0 };
     cluster.until = Until::Versions(versions);
     run(cluster)
 }
@@ -62,8 +62,8 @@ fn backup_workers_take_as_long_as_the_kth_of_fresh_draws() {
 fn a_gradient_that_was_interrupted_or_came_late_does_not_count() {
     for delivery in [Delivery::Interrupt, Delivery::Wait, Delivery::Pull] {
         let mut cluster = Cluster::new(backup(3, delivery), 8, 5);
-        cluster.compute = Law::Exponential { mean: 1.0 };
-        cluster.network.latency = Law::Exponential { mean: 0.1 };
+        cluster.compute = Distribution::Exponential { mean: 1.0 };
+        cluster.network.latency = Distribution::Exponential { mean: 0.1 };
         cluster.problem = Some(Box::new(Quadratic::new(8, 4.0, 1.0, 1)));
         cluster.until = Until::Versions(500);
         let report = run(cluster);
@@ -79,7 +79,7 @@ fn a_gradient_that_was_interrupted_or_came_late_does_not_count() {
 fn dbw_waits_for_more_as_the_gradient_shrinks() {
     let choice = Choice::Dynamic { window: 5, loss_growth: 1.01 };
     let mut cluster = Cluster::new(Config::Dbw { delivery: Delivery::Interrupt, choice }, 16, 1);
-    cluster.compute = Law::Exponential { mean: 1.0 };
+    cluster.compute = Distribution::Exponential { mean: 1.0 };
     let mut problem = Quadratic::new(64, 4.0, 8.0, 1);
     let target = 1e-3 * problem.evaluate(&problem.initial(1)).loss;
     cluster.problem = Some(Box::new(problem));
@@ -105,7 +105,7 @@ fn a_blind_choice_over_exponential_times_ends_with_one() {
 fn damping_tames_stale_gradients() {
     let last = |damping| {
         let mut cluster = Cluster::new(abs(1, None), 32, 1);
-        cluster.compute = Law::Uniform { from: 0.9, to: 1.1 };
+        cluster.compute = Distribution::Uniform { from: 0.9, to: 1.1 };
         cluster.problem = Some(Box::new(Quadratic::new(16, 2.0, 0.01, 1)));
         cluster.learning_rate = 0.25;
         cluster.damping = damping;
@@ -141,8 +141,8 @@ fn every_bound_loosened_by_one_is_caught() {
     ];
     for (promised, kept, says) in pairs {
         let mut cluster = Cluster::new(promised, 8, 1);
-        cluster.compute = Law::Exponential { mean: 1.0 };
-        cluster.network.latency = Law::Exponential { mean: 0.2 };
+        cluster.compute = Distribution::Exponential { mean: 1.0 };
+        cluster.network.latency = Distribution::Exponential { mean: 0.2 };
         cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 1.0, 1)));
         cluster.until = Until::Versions(1_000);
         match cluster.run_with(kept.server(8).unwrap(), &mut |_| kept.worker()) {
@@ -192,7 +192,7 @@ fn groups_that_shuffle_have_the_exact_mean_after_as_many_rounds_as_digits() {
         let cluster = |rounds| {
             let scheme = Config::DsSync { group, partition: Partition::Digits };
             let mut cluster = Cluster::new(scheme, workers.into(), 1);
-            cluster.compute = Law::Exponential { mean: 1.0 };
+            cluster.compute = Distribution::Exponential { mean: 1.0 };
             cluster.problem = Some(Box::new(Scattered));
             cluster.learning_rate = 1.0;
             cluster.until = Until::Versions(rounds);
@@ -221,7 +221,7 @@ fn groups_that_shuffle_have_the_exact_mean_after_as_many_rounds_as_digits() {
 fn averaging_costs_what_a_ring_does() {
     for group in [2u16, 4, 16] {
         let mut cluster = Cluster::new(Config::DsSync { group, partition: Partition::Digits }, 16, 1);
-        cluster.network.latency = Law::Constant { seconds: 0.01 };
+        cluster.network.latency = Distribution::Constant { seconds: 0.01 };
         cluster.network.worker_bandwidth = Some(1e7);
         cluster.network.message_bytes = Some(1_000_000);
         cluster.until = Until::Versions(10);
@@ -261,8 +261,8 @@ fn bounded_values_wait_the_longer_the_smaller_the_bound() {
     for strength in [Strength::Weak, Strength::Strong] {
         let end = |bound| {
             let mut cluster = Cluster::new(Config::Vap { bound, strength }, 4, 1);
-            cluster.compute = Law::Exponential { mean: 1.0 };
-            cluster.network.latency = Law::Constant { seconds: 0.5 };
+            cluster.compute = Distribution::Exponential { mean: 1.0 };
+            cluster.network.latency = Distribution::Constant { seconds: 0.5 };
             cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 1.0, 1)));
             cluster.until = Until::Versions(400);
             run(cluster).end

@@ -3,7 +3,7 @@
 use crate::plot::{Axis, Figure, Panel, Series};
 use serde_json::json;
 use slackline::scheme::Config;
-use slackline::sim::{Cluster, Law, Logistic, Random, Report, Until};
+use slackline::sim::{Cluster, Distribution, Logistic, Random, Report, Until};
 
 use super::{Check, Error, Findings, Recipe, mean, scheme, simulate};
 use crate::table::{Table, number};
@@ -100,7 +100,7 @@ fn run(seed: u64) -> Result<Findings, Error> {
     }
     let reports = simulate("abs", &runs, |(scheme, rate, seed)| {
         let mut cluster = Cluster::new(schemes[*scheme], WORKERS, *seed);
-        cluster.compute = Law::Pareto { shape: 2.5, scale: 0.6 };
+        cluster.compute = Distribution::Pareto { shape: 2.5, scale: 0.6 };
         cluster.factors = factors(*seed);
         // One set of data; seeds differ in times.
         cluster.problem = Some(Box::new(Logistic::new(2000, 20, BATCH, 1e-4, DATA)));

@@ -5,7 +5,7 @@ use crate::plot::{Axis, Figure, Panel, Series};
 use crate::problem::Digits;
 use serde_json::json;
 use slackline::scheme::Config;
-use slackline::sim::{Cluster, Law, Until};
+use slackline::sim::{Cluster, Distribution, Until};
 
 use super::{Check, Error, Findings, Recipe, mean, simulate};
 use crate::table::Table;
@@ -59,7 +59,7 @@ pub(super) const STRAGGLER: Recipe = Recipe {
 
 fn job(staleness: u64, workers: usize, seed: u64) -> Cluster {
     let mut cluster = Cluster::new(Config::Bap { staleness }, workers, seed);
-    cluster.compute = Law::Exponential { mean: 1.0 };
+    cluster.compute = Distribution::Exponential { mean: 1.0 };
     cluster
 }
 
@@ -154,12 +154,17 @@ fn run(seed: u64) -> Result<Findings, Error> {
 }
 
 fn straggler(seed: u64) -> Result<Findings, Error> {
-    let laws =
-        [("constant", Law::Constant { seconds: 1.0 }), ("exponential", Law::Exponential { mean: 1.0 })];
-    let cells: Vec<_> = laws.iter().flat_map(|law| [0, 1, 4, 16].map(|staleness| (law, staleness))).collect();
-    let reports = simulate("bap-straggler", &cells, |((_, law), staleness)| {
+    let distributions = [
+        ("constant", Distribution::Constant { seconds: 1.0 }),
+        ("exponential", Distribution::Exponential { mean: 1.0 }),
+    ];
+    let cells: Vec<_> = distributions
+        .iter()
+        .flat_map(|distribution| [0, 1, 4, 16].map(|staleness| (distribution, staleness)))
+        .collect();
+    let reports = simulate("bap-straggler", &cells, |((_, distribution), staleness)| {
         let mut cluster = job(*staleness, 8, seed);
-        cluster.compute = law.clone();
+        cluster.compute = distribution.clone();
         cluster.factors = vec![3.0];
         cluster.until = Until::Clocks(4000);
         Ok(cluster)
@@ -168,7 +173,7 @@ fn straggler(seed: u64) -> Result<Findings, Error> {
     let mut panel =
         Panel::new(Axis::names("staleness s", ["0", "1", "4", "16"]), Axis::linear("mean time per clock, s"));
     let mut rows = Vec::new();
-    for (index, (name, _)) in laws.iter().enumerate() {
+    for (index, (name, _)) in distributions.iter().enumerate() {
         let own = &reports[4 * index..][..4];
         for (report, staleness) in own.iter().zip([0, 1, 4, 16]) {
             let time = report.mean_time_per_clock;

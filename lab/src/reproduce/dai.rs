@@ -5,7 +5,7 @@ use crate::problem::Digits;
 use serde_json::json;
 use slackline::{
     AdamParameters, Optimizer,
-    sim::{Cluster, Law, Until},
+    sim::{Cluster, Distribution, Until},
 };
 
 use super::{Check, Error, Findings, Recipe, mean, scheme, simulate};
@@ -74,7 +74,7 @@ fn run(seed: u64) -> Result<Findings, Error> {
         let mut cluster =
             Cluster::new(scheme(&format!("delay(staleness={delay}, seed={seed})"))?, WORKERS, *seed);
         // A round is a second.
-        cluster.compute = Law::Constant { seconds: 1.0 };
+        cluster.compute = Distribution::Constant { seconds: 1.0 };
         let digits = Digits::tower(*depth, WIDTH, WORKERS, 32, *seed)?;
         cluster.problem = Some(Box::new(digits));
         cluster.optimizer = *optimizer;

@@ -1,9 +1,9 @@
-//! DBW in training: against every static k, over step sizes, batches and laws of time.
+//! DBW in training: against every static k, over step sizes, batches and distributions of time.
 
 use crate::plot::{Axis, Figure, Panel, Series};
 use serde_json::json;
 use slackline::scheme::Config;
-use slackline::sim::{Change, Cluster, Law, Logistic, Report, Until};
+use slackline::sim::{Change, Cluster, Distribution, Logistic, Report, Until};
 
 use super::{Check, Error, Findings, Recipe, mean, scheme, simulate};
 use crate::table::{Table, number};
@@ -53,7 +53,7 @@ pub(super) const RECIPE: Recipe = Recipe {
 #[derive(Clone, Debug)]
 struct Setting {
     name: &'static str,
-    law: Law,
+    distribution: Distribution,
     rate: f32,
     batch: usize,
     changes: Vec<Change>,
@@ -66,18 +66,18 @@ impl Setting {
 }
 
 fn settings() -> Vec<Setting> {
-    let laws = [
-        ("shifted-exp", Law::ShiftedExponential { shift: 0.8, mean: 0.2 }, false),
-        ("exp", Law::Exponential { mean: 1.0 }, false),
-        ("pareto", Law::Pareto { shape: 1.5, scale: 1.0 / 3.0 }, false),
-        ("half slowed", Law::ShiftedExponential { shift: 0.8, mean: 0.2 }, true),
+    let distributions = [
+        ("shifted-exp", Distribution::ShiftedExponential { shift: 0.8, mean: 0.2 }, false),
+        ("exp", Distribution::Exponential { mean: 1.0 }, false),
+        ("pareto", Distribution::Pareto { shape: 1.5, scale: 1.0 / 3.0 }, false),
+        ("half slowed", Distribution::ShiftedExponential { shift: 0.8, mean: 0.2 }, true),
     ];
     let mut all = Vec::new();
-    for (name, law, is_slowed) in laws {
+    for (name, distribution, is_slowed) in distributions {
         for (rate, batch) in places() {
             let change = Change { at: SLOW_AT, workers: 0..N / 2, factor: SLOW_BY };
             let changes = if is_slowed { vec![change] } else { Vec::new() };
-            all.push(Setting { name, law: law.clone(), rate, batch, changes });
+            all.push(Setting { name, distribution: distribution.clone(), rate, batch, changes });
         }
     }
     all
@@ -205,7 +205,7 @@ fn run(seed: u64) -> Result<Findings, Error> {
 
 fn cluster(setting: &Setting, scheme: Config, seed: u64) -> Cluster {
     let mut cluster = Cluster::new(scheme, N, seed);
-    cluster.compute = setting.law.clone();
+    cluster.compute = setting.distribution.clone();
     cluster.changes = setting.changes.clone();
     cluster.problem = Some(Box::new(Logistic::new(2000, 20, setting.batch, 1e-4, DATA).narrowed(0.5)));
     cluster.learning_rate = setting.rate;

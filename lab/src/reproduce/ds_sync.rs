@@ -7,7 +7,7 @@ use serde_json::json;
 use slackline::{
     Optimizer,
     scheme::{Groups, Partition},
-    sim::{Cluster, Law, Random, Report, Until},
+    sim::{Cluster, Distribution, Random, Report, Until},
 };
 
 use super::{Check, Error, Findings, Recipe, mean, scheme, simulate};
@@ -166,8 +166,8 @@ fn run(seed: u64) -> Result<Findings, Error> {
     }
     let timed = simulate("ds-sync: time", &cells, |(workers, name)| {
         let mut cluster = Cluster::new(scheme(name)?, *workers, seed);
-        cluster.compute = Law::Constant { seconds: 1.0 };
-        cluster.network.latency = Law::Constant { seconds: 20e-6 };
+        cluster.compute = Distribution::Constant { seconds: 1.0 };
+        cluster.network.latency = Distribution::Constant { seconds: 20e-6 };
         cluster.network.worker_bandwidth = Some(BANDWIDTH);
         cluster.network.server_bandwidth = Some(BANDWIDTH);
         cluster.network.message_bytes = Some(BYTES);

@@ -3,7 +3,7 @@
 use crate::plot::{Axis, Figure, Panel, Series, staleness};
 use serde_json::json;
 use slackline::scheme::Config;
-use slackline::sim::{Cluster, Factorisation, Law, Report, Shape, Until};
+use slackline::sim::{Cluster, Distribution, Factorisation, Report, Shape, Until};
 
 use super::{Check, Error, Findings, Recipe, mean, simulate};
 use crate::table::{Table, number};
@@ -36,8 +36,8 @@ pub(super) const RECIPE: Recipe = Recipe {
 
 fn cluster(scheme: Config, seed: u64) -> Cluster {
     let mut cluster = Cluster::new(scheme, WORKERS, seed);
-    cluster.compute = Law::Uniform { from: 0.98, to: 1.02 };
-    cluster.network.latency = Law::Constant { seconds: 0.02 };
+    cluster.compute = Distribution::Uniform { from: 0.98, to: 1.02 };
+    cluster.network.latency = Distribution::Constant { seconds: 0.02 };
     cluster.read_my_writes = true;
     cluster.problem = Some(Box::new(Factorisation::new(Shape::default(), seed)));
     cluster.learning_rate = 8.0;

@@ -2,7 +2,7 @@
 
 use crate::plot::{Axis, Figure, Panel, Series};
 use serde_json::json;
-use slackline::sim::{Cluster, Law, Until};
+use slackline::sim::{Cluster, Distribution, Until};
 
 use super::{Check, Error, Findings, Recipe, scheme, simulate};
 use crate::table::Table;
@@ -35,7 +35,7 @@ fn run(seed: u64) -> Result<Findings, Error> {
             Some(bound) => format!("abs(rule=fixed, k={k}, staleness={bound}, shrink=fixed)"),
         })?;
         let mut cluster = Cluster::new(scheme, WORKERS, seed);
-        cluster.compute = Law::Exponential { mean: 1.0 };
+        cluster.compute = Distribution::Exponential { mean: 1.0 };
         cluster.until = Until::Versions(VERSIONS);
         Ok(cluster)
     })?;

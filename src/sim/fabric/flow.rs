@@ -130,7 +130,7 @@ impl Net {
         end: usize,
         batch: &[WorkRequest],
     ) -> Result<(), PostError> {
-        let depth = self.law.queue_depth;
+        let depth = self.distribution.queue_depth;
         let poster = &self.connections[connection].ends[end];
         if let Some(gone) = &poster.failed {
             return Err(gone.clone().into());
@@ -148,7 +148,7 @@ impl Net {
             checked.map_err(|reason| PostError::Malformed { index, reason })?;
         }
         let free = depth - (poster.requests.len() + poster.completions.len()).min(depth);
-        if batch.len() > free || self.random.permille(self.law.full) {
+        if batch.len() > free || self.random.permille(self.distribution.full) {
             let free = free.min(batch.len().saturating_sub(1));
             return Err(PostError::QueueFull { free, batch: batch.len() });
         }
@@ -156,7 +156,10 @@ impl Net {
         for request in batch {
             self.queue_request(connection, end, request);
         }
-        if self.law.shape == Shape::Mapped && is_idle && self.random.permille(self.law.at_once) {
+        if self.distribution.shape == Shape::Mapped
+            && is_idle
+            && self.random.permille(self.distribution.at_once)
+        {
             self.carry_out(connection, end);
         } else {
             self.pump(connection, end);
@@ -224,7 +227,7 @@ impl Net {
 
     /// Pieces of a range, in any order, and where the parts of them end. Aligned words are never cut.
     fn cut_up(&mut self, there: &LocalSlice) -> (Vec<(u32, u32)>, Vec<u32>) {
-        let unit = if self.law.lines { 64 } else { 8 };
+        let unit = if self.distribution.lines { 64 } else { 8 };
         let unit =
             unit.max(there.len().div_ceil(PIECES_MAX).next_multiple_of(64) * usize::from(there.len() > 512));
         let mut pieces = Vec::with_capacity(there.len() / unit + 2);
@@ -235,7 +238,7 @@ impl Net {
             at += len;
         }
         self.random.shuffle(&mut pieces);
-        let most = self.law.parts_max.min(pieces.len() as u64).max(1);
+        let most = self.distribution.parts_max.min(pieces.len() as u64).max(1);
         let count = self.random.between(1, most);
         let mut parts: Vec<u32> =
             (1..count).map(|_| self.random.between(0, pieces.len() as u64) as u32).collect();
@@ -271,7 +274,7 @@ impl Net {
                 request.is_begun = true;
                 let (arrival, parts) = (request.arrival.max(self.now), request.parts.len() as u32);
                 for part in 0..parts {
-                    let at = arrival + self.random.between(0, self.law.spread);
+                    let at = arrival + self.random.between(0, self.distribution.spread);
                     self.schedule(at, Event::Part { connection, end, serial, part });
                 }
             }
@@ -288,7 +291,7 @@ impl Net {
     pub(super) fn on_part(&mut self, connection: usize, end: usize, serial: u64, part: u32) {
         let [poster, target] = [end, 1 - end].map(|end| self.connections[connection].ends[end].host);
         if let Some(until) = self.stalled_until(poster, target) {
-            let at = until + self.random.between(0, self.law.spread);
+            let at = until + self.random.between(0, self.distribution.spread);
             return self.schedule(at, Event::Part { connection, end, serial, part });
         }
         let is_read = self.request(connection, end, serial).is_some_and(|request| request.is_read());
@@ -298,7 +301,7 @@ impl Net {
         let Connection { ends, is_cut } = &self.connections[connection];
         let there = &ends[1 - end];
         // A request to a node that is gone is not answered, unless memory is all that it takes.
-        let is_mapped = self.law.shape == Shape::Mapped;
+        let is_mapped = self.distribution.shape == Shape::Mapped;
         let answering = is_mapped || !*is_cut && !there.is_dropped && there.failed.is_none();
         let successor =
             if self.hosts[target].is_alive { None } else { self.living(self.hosts[target].place) };
@@ -310,7 +313,7 @@ impl Net {
             }
             return;
         }
-        let same_keys = self.law.same_keys;
+        let same_keys = self.distribution.same_keys;
         let Some(request) = self.request(connection, end, serial) else { return };
         let mut instead = None;
         if let (Work::Read { from, .. }, Some(successor), false) = (&request.work, successor, answering) {
@@ -328,7 +331,7 @@ impl Net {
         move_part(request, part, instead.as_ref());
         request.parts_left = request.parts_left.saturating_sub(1);
         let is_moved = request.parts_left == 0;
-        if is_moved && !request.is_repeated && self.random.permille(self.law.repeated) {
+        if is_moved && !request.is_repeated && self.random.permille(self.distribution.repeated) {
             // The answer, or the acknowledgement, was lost: all or a part of it is carried out once more.
             let part_again = if self.random.permille(500) { WHOLE } else { part };
             let again = self.latency();
@@ -374,7 +377,7 @@ impl Net {
         if let Some(until) = self.deaf_until(poster) {
             return self.schedule(until, Event::Done { connection, end, serial });
         }
-        if self.connections[connection].is_cut && self.law.shape != Shape::Mapped {
+        if self.connections[connection].is_cut && self.distribution.shape != Shape::Mapped {
             return;
         }
         let Some(request) = self.request(connection, end, serial) else { return };
@@ -427,7 +430,7 @@ impl Net {
     /// Writes that are under way and not to be answered may arrive nevertheless: they are copied, since their memory
     /// is its owner's again.
     fn let_go(&mut self, connection: usize, end: usize) {
-        if !self.random.permille(self.law.late) {
+        if !self.random.permille(self.distribution.late) {
             return;
         }
         let poster = &mut self.connections[connection].ends[end];
@@ -441,7 +444,7 @@ impl Net {
         }
         if !late.is_empty() {
             poster.late = late;
-            let arrival = self.latency() + self.random.between(0, self.law.notice.1);
+            let arrival = self.latency() + self.random.between(0, self.distribution.notice.1);
             self.schedule_in(arrival, Event::Late { connection, end });
         }
     }
@@ -468,7 +471,7 @@ impl Net {
 
     pub(super) fn on_notice(&mut self, connection: usize, end: usize) {
         let host = self.connections[connection].ends[end].host;
-        if self.law.shape == Shape::Mapped {
+        if self.distribution.shape == Shape::Mapped {
             self.connections[connection].ends[end].is_gone = true;
         } else if let Some(until) = self.deaf_until(host) {
             self.schedule(until, Event::Notice { connection, end });
@@ -553,7 +556,7 @@ impl Net {
         let Connection { ends, is_cut } = &self.connections[connection];
         let [from, to] = [end, 1 - end].map(|end| ends[end].host);
         let is_gone = *is_cut || ends[1 - end].is_dropped || ends[1 - end].failed.is_some();
-        if is_gone && self.law.shape != Shape::Mapped || !self.hosts[to].is_alive {
+        if is_gone && self.distribution.shape != Shape::Mapped || !self.hosts[to].is_alive {
             return;
         }
         if let Some(until) = self.deaf_until(to) {

@@ -241,8 +241,8 @@ impl Judge {
 
     /// An owner let a peer go that lives and is connected.
     pub(super) fn evicted(&mut self, place: usize, now: Instant) {
-        let is_lawful = self.is_over() || self.is_liar_at(place) || self.causes.explain(place, now);
-        if !is_lawful {
+        let is_allowed = self.is_over() || self.is_liar_at(place) || self.causes.explain(place, now);
+        if !is_allowed {
             self.fail(format!("node {place} was evicted though it lives and kept the protocol"));
         }
     }
@@ -706,7 +706,7 @@ impl Judge {
         }
         // Connections end where something breaks them, or when all is over.
         let has_cause = self.harm.is_some() || self.is_over();
-        let is_lawful = match error {
+        let is_allowed = match error {
             // A node that asks early, often or late is turned away, and asks again.
             Error::Deadline { .. } | Error::Connect(_) => true,
             Error::ServerLost { .. } | Error::Post { .. } => has_cause,
@@ -722,7 +722,7 @@ impl Judge {
             }
             _ => false,
         };
-        if !is_lawful {
+        if !is_allowed {
             self.fail(format!("node {place}: `{call}` failed though nothing gave cause: {error}"));
         }
     }

@@ -19,12 +19,12 @@ const PAGE: usize = 2;
 impl Net {
     /// True if this life of a node breaks the protocol now.
     fn lies(&self, host: HostId) -> bool {
-        self.law.liar == Some(self.hosts[host].place)
+        self.distribution.liar == Some(self.hosts[host].place)
     }
 
     /// Returns a node's words as they leave it.
     pub(super) fn tamper(&mut self, host: HostId, data: Inline) -> Inline {
-        if !self.lies(host) || !self.random.permille(self.law.lying) {
+        if !self.lies(host) || !self.random.permille(self.distribution.lying) {
             return data;
         }
         let (count, mut words) = (data.words().len(), [0; 8]);
@@ -36,7 +36,7 @@ impl Net {
 
     /// A node's write has landed: it may be changed again before the owner has done with it.
     pub(super) fn tempt(&mut self, host: HostId) {
-        if self.lies(host) && self.random.permille(self.law.lying) {
+        if self.lies(host) && self.random.permille(self.distribution.lying) {
             let most = self.random.pick(&[1_000, 100_000, 5_000_000]);
             let after = self.random.between(0, most);
             self.schedule_in(after, Event::Lie);
@@ -45,7 +45,7 @@ impl Net {
 
     /// Replaces a word of the liar's inbox at one of its owners.
     pub(super) fn on_lie(&mut self) {
-        let Some(host) = self.law.liar.and_then(|place| self.living(place)) else { return };
+        let Some(host) = self.distribution.liar.and_then(|place| self.living(place)) else { return };
         let Some((owner, grants)) = self.inbox_of(host) else { return };
         let page = grants[PAGE].slice.clone();
         let slots = self.random.between(1, SLOTS_MAX as u64) as usize;

@@ -43,7 +43,7 @@ pub(super) enum Shape {
 
 /// Rules by which the network treats what goes through it. Times in nanoseconds, chances in thousandths.
 #[derive(Clone, Debug)]
-pub(super) struct Law {
+pub(super) struct Distribution {
     /// The time one way, mostly.
     pub(super) latency: (u64, u64),
     /// The share of requests and messages that take longer, and the time that these take.
@@ -82,10 +82,10 @@ pub(super) struct Law {
     pub(super) registration: (u64, u64),
 }
 
-impl Law {
+impl Distribution {
     /// As the tests of the contract use it: in pieces and out of order, with nothing failing by itself.
-    pub(super) fn plain() -> Law {
-        Law {
+    pub(super) fn plain() -> Distribution {
+        Distribution {
             latency: (100, 5_000),
             straggling: 20,
             straggle: (5_000, 50_000),
@@ -197,7 +197,7 @@ const NETWORK: u64 = 2;
 /// All of it.
 pub(super) struct Net {
     pub(super) now: u64,
-    pub(super) law: Law,
+    pub(super) distribution: Distribution,
     pub(super) random: Random,
     pub(super) trace: Trace,
     pub(super) events: u64,
@@ -221,10 +221,10 @@ pub(super) struct Net {
 }
 
 impl Net {
-    pub(super) fn new(seed: u64, law: Law, moves_itself: bool) -> Net {
+    pub(super) fn new(seed: u64, distribution: Distribution, moves_itself: bool) -> Net {
         Net {
             now: 0,
-            law,
+            distribution,
             random: Random::new(seed, NETWORK),
             trace: Trace::new(),
             events: 0,
@@ -279,13 +279,16 @@ impl Net {
 
     /// Draws the time that something takes one way.
     pub(super) fn latency(&mut self) -> u64 {
-        let (least, most) =
-            if self.random.permille(self.law.straggling) { self.law.straggle } else { self.law.latency };
+        let (least, most) = if self.random.permille(self.distribution.straggling) {
+            self.distribution.straggle
+        } else {
+            self.distribution.latency
+        };
         self.random.between(least, most)
     }
 
     pub(super) fn notice(&mut self) -> u64 {
-        let (least, most) = self.law.notice;
+        let (least, most) = self.distribution.notice;
         self.random.between(least, most)
     }
 
@@ -300,8 +303,8 @@ impl Net {
     pub(super) fn freeze(&mut self, host: HostId, nanos: u64) {
         let until = self.now.saturating_add(nanos).max(self.hosts[host].frozen_until);
         self.hosts[host].frozen_until = until;
-        if self.law.shape == Shape::Threads {
-            let (least, most) = self.law.thaw;
+        if self.distribution.shape == Shape::Threads {
+            let (least, most) = self.distribution.thaw;
             let after = self.random.between(least, most);
             let deaf_until = &mut self.hosts[host].deaf_until;
             *deaf_until = (*deaf_until).max(until + after);
@@ -316,7 +319,7 @@ impl Net {
 
     /// Returns the time until which a request stands still because one of its ends does.
     pub(super) fn halted_until(&self, poster: HostId, target: HostId, is_read: bool) -> Option<u64> {
-        if self.law.shape == Shape::Mapped {
+        if self.distribution.shape == Shape::Mapped {
             return Some(self.hosts[poster].frozen_until).filter(|until| *until > self.now);
         }
         // The answer to a READ is put into the poster's memory by the poster's threads.
@@ -325,10 +328,10 @@ impl Net {
 
     /// Draws the time that it takes an owner now to register memory for a peer.
     pub(super) fn registers_for(&mut self) -> u64 {
-        if self.law.registering == 0 || !self.random.permille(self.law.registering) {
+        if self.distribution.registering == 0 || !self.random.permille(self.distribution.registering) {
             return 0;
         }
-        let (least, most) = self.law.registration;
+        let (least, most) = self.distribution.registration;
         self.random.between(least, most)
     }
 
@@ -341,7 +344,7 @@ impl Net {
     /// Lets everything through again, at once, and ends all lies.
     pub(super) fn mend(&mut self) {
         self.stalls.clear();
-        (self.law.liar, self.law.registering) = (None, 0);
+        (self.distribution.liar, self.distribution.registering) = (None, 0);
         let now = self.now;
         for host in &mut self.hosts {
             host.frozen_until = host.frozen_until.min(now);

@@ -168,7 +168,7 @@ impl Life {
                 for (at, line) in (0..).step_by(64).zip(words.chunks(64)) {
                     memory.subslice(at, line.len()).write(line);
                     if self.draw(0, 3) == 0 {
-                        self.pause(100, self.plan.law.latency.1);
+                        self.pause(100, self.plan.distribution.latency.1);
                     }
                 }
             })?;

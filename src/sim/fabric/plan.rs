@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::class::Class;
-use super::net::{Law, Shape};
+use super::net::{Distribution, Shape};
 use super::random::Random;
 use crate::scheme::{AnyScheme, Choice, Config, Delivery, Shrink, Strength, WaitFor};
 
@@ -73,7 +73,7 @@ pub(super) struct Plan {
     pub(super) slow: Option<usize>,
     /// The worker that breaks the protocol. It is not expected to get anywhere, and vanishes in the end.
     pub(super) liar: Option<usize>,
-    pub(super) law: Law,
+    pub(super) distribution: Distribution,
     /// The faults, in order of time.
     pub(super) faults: Vec<(u64, Fault)>,
     /// A run that has not ended by then does not converge.
@@ -108,11 +108,11 @@ impl Plan {
         let workers = if publishes { 0 } else { random.between(least, most) as usize };
         let readers = if publishes { random.between(1, 3) } else { u64::from(random.permille(400)) } as usize;
         let lease = random.between(60, 150) * MILLISECOND;
-        let law = draw_law(&mut random, lease);
+        let distribution = draw_distribution(&mut random, lease);
         let goal = random.between(3, 10);
         let compute_max = random.pick(&[20, 200, 1_000, 4_000]) * MICROSECOND;
         // About as long as the job takes, so that faults hit it while it runs.
-        let span = goal * (compute_max + 6 * law.latency.1 + law.spread) + 5 * MILLISECOND;
+        let span = goal * (compute_max + 6 * distribution.latency.1 + distribution.spread) + 5 * MILLISECOND;
         let mut plan = Plan {
             scheme,
             servers,
@@ -127,7 +127,7 @@ impl Plan {
             compute: (compute_max / 20, compute_max),
             slow: random.permille(250).then(|| random.between(0, 3) as usize),
             liar: None,
-            law,
+            distribution,
             faults: Vec::new(),
             limit: CONVERGES_WITHIN,
         };
@@ -164,17 +164,18 @@ impl Plan {
             calm = calm.max(self.draw_failures(random, span, lease, &mut dead_for_good));
         }
         if faults.have(Class::SlowRegistration, 150, lies) {
-            (self.law.registering, self.law.registration) = (lies.pick(&[100, 500]), (lease / 20, 2 * lease));
+            (self.distribution.registering, self.distribution.registration) =
+                (lies.pick(&[100, 500]), (lease / 20, 2 * lease));
             calm = calm.max(span);
         }
         let is_zombie = faults.have(Class::Zombies, 250, lies);
         if is_zombie {
-            (self.law.shape, self.law.at_once) = (Shape::Mapped, lies.pick(&[500, 1000]));
+            (self.distribution.shape, self.distribution.at_once) = (Shape::Mapped, lies.pick(&[500, 1000]));
             calm = calm.max(self.draw_zombies(lies, span, lease));
         }
         if faults.have(Class::FrozenThreads, 330, lies) && !is_zombie {
-            self.law.shape = Shape::Threads;
-            self.law.thaw = (0, lies.pick(&[0, 100 * MICROSECOND, 3 * MILLISECOND]));
+            self.distribution.shape = Shape::Threads;
+            self.distribution.thaw = (0, lies.pick(&[0, 100 * MICROSECOND, 3 * MILLISECOND]));
             calm = calm.max(self.draw_freezes(lies, span, lease));
         }
         if let Some(liar) = self.liar {
@@ -198,7 +199,8 @@ impl Plan {
         (self.workers, self.quorum) = (workers, [workers; 2]);
         let liar = lies.between(0, workers as u64 - 1) as usize;
         self.liar = Some(liar);
-        (self.law.liar, self.law.lying) = (Some(self.servers + liar), lies.pick(&[50, 200, 500]));
+        (self.distribution.liar, self.distribution.lying) =
+            (Some(self.servers + liar), lies.pick(&[50, 200, 500]));
     }
 
     /// Draws owners that stand still for longer than the lease, and peers for about as long. Returns the time at
@@ -342,10 +344,10 @@ fn awaited(scheme: &AnyScheme) -> u64 {
     }
 }
 
-fn draw_law(random: &mut Random, lease: u64) -> Law {
+fn draw_distribution(random: &mut Random, lease: u64) -> Distribution {
     let latency = random.pick(&[2, 10, 40]) * MICROSECOND;
     let notice = random.pick(&[100 * MICROSECOND, 5 * MILLISECOND, lease]);
-    Law {
+    Distribution {
         latency: (latency / 4, latency),
         straggling: random.pick(&[0, 10, 100]),
         straggle: (latency, random.pick(&[100, 3_000]) * MICROSECOND),
@@ -359,7 +361,7 @@ fn draw_law(random: &mut Random, lease: u64) -> Law {
         notice: (10 * MICROSECOND, notice),
         late: random.pick(&[0, 500, 1000]),
         same_keys: random.permille(600),
-        ..Law::plain()
+        ..Distribution::plain()
     }
 }
 
@@ -391,9 +393,9 @@ mod tests {
             let has = |is: fn(&Fault) -> bool| plan.faults.iter().any(|(_, fault)| is(fault));
             let case = format!("{class}, seed {seed}");
             assert_eq!(plan.liar.is_some(), class == Class::Liars, "{case}");
-            assert_eq!(plan.law.registering > 0, class == Class::SlowRegistration, "{case}");
-            assert_eq!(plan.law.shape == Shape::Mapped, class == Class::Zombies, "{case}");
-            assert_eq!(plan.law.shape == Shape::Threads, class == Class::FrozenThreads, "{case}");
+            assert_eq!(plan.distribution.registering > 0, class == Class::SlowRegistration, "{case}");
+            assert_eq!(plan.distribution.shape == Shape::Mapped, class == Class::Zombies, "{case}");
+            assert_eq!(plan.distribution.shape == Shape::Threads, class == Class::FrozenThreads, "{case}");
             assert_eq!(has(|fault| matches!(fault, Fault::Pin { .. })), class == Class::Zombies, "{case}");
             let stalls = has(|fault| matches!(fault, Fault::Stall { .. } | Fault::Return { .. }));
             assert!(!stalls || class == Class::Failures, "{case}");

@@ -63,11 +63,11 @@ impl Runtime for Ground {
     fn breathe(&self) {
         {
             let mut net = lock(&self.net);
-            let breathers = net.law.breathers;
+            let breathers = net.distribution.breathers;
             if !net.random.permille(breathers) {
                 return;
             }
-            let most = net.law.latency.1;
+            let most = net.distribution.latency.1;
             let nanos = net.random.between(100, most);
             net.sleep(self.running.get(), nanos, false);
         }
@@ -109,7 +109,7 @@ struct Stage {
 
 /// Plays one run to its end, held to what `promised` promises.
 pub(super) fn play(seed: u64, plan: Plan, promised: AnyScheme) -> Result<Outcome, String> {
-    let net = Arc::new(Mutex::new(Net::new(seed, plan.law.clone(), false)));
+    let net = Arc::new(Mutex::new(Net::new(seed, plan.distribution.clone(), false)));
     let plan = Rc::new(plan);
     let judge = Rc::new(RefCell::new(Judge::new(&plan, promised)));
     let running = Rc::new(Cell::new(0));
@@ -260,10 +260,10 @@ impl Stage {
                 if self.judge.borrow().is_over() {
                     return;
                 }
-                let (least, _) = net.law.notice;
-                let usual = std::mem::replace(&mut net.law.notice, (least, notice_max.max(least)));
+                let (least, _) = net.distribution.notice;
+                let usual = std::mem::replace(&mut net.distribution.notice, (least, notice_max.max(least)));
                 net.kill(host);
-                net.law.notice = usual;
+                net.distribution.notice = usual;
                 drop(net);
                 // What it held is dropped without a word: to the network it is dead already.
                 self.programs[host] = None;
@@ -310,7 +310,7 @@ impl Stage {
             Fault::Cut { one: one_place, other: other_place } => {
                 if let (Some(one), Some(other)) = (net.living(one_place), net.living(other_place)) {
                     net.cut(one, other);
-                    let notice = Duration::from_nanos(net.law.notice.1);
+                    let notice = Duration::from_nanos(net.distribution.notice.1);
                     let mut judge = self.judge.borrow_mut();
                     judge.harm(now);
                     judge.causes.lost(one_place, now + notice);

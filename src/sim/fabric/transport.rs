@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use super::coroutine;
-use super::net::{HostId, Law, Net, Shared, lock};
+use super::net::{Distribution, HostId, Net, Shared, lock};
 use crate::mem::{Access, HostMemory, LocalKey, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::Instant;
 use crate::transport::{
@@ -29,7 +29,7 @@ impl SimTransport {
     /// A network of its own, with one node that talks to itself. Its time passes whenever the node looks: each poll,
     /// check and post lets one thing happen.
     pub fn new(seed: u64) -> SimTransport {
-        let mut net = Net::new(seed, Law::plain(), true);
+        let mut net = Net::new(seed, Distribution::plain(), true);
         let host = net.add_host(0);
         SimTransport { net: Arc::new(Mutex::new(net)), host }
     }
@@ -47,7 +47,7 @@ impl Transport for SimTransport {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: NAME,
-            queue_depth: lock(&self.net).law.queue_depth,
+            queue_depth: lock(&self.net).distribution.queue_depth,
             max_request_bytes: u32::MAX as usize,
             atomics: AtomicDomain::None,
             in_place: false,

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use slackline::scheme::Config;
 use slackline::sim::fabric::Class;
-use slackline::sim::{Change, Crash, Law, Partition};
+use slackline::sim::{Change, Crash, Distribution, Partition};
 
-use super::parse::{Factor, change, crash, cut, scaled, seconds_or_law};
+use super::parse::{Factor, change, crash, cut, scaled, seconds_or_distribution};
 use crate::failure::Failure;
 use crate::optimizer_name::OptimizerName;
 use crate::scheme_args::SchemeArgs;
@@ -71,12 +71,12 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Workers", value_name = "N", default_value_t = 8)]
     pub(super) workers: usize,
 
-    /// Seconds that a gradient takes: a number, or a law such as exp(1)
+    /// Seconds that a gradient takes: a number, or a distribution such as exp(1)
     ///
-    /// Laws are constant(S), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO) and
+    /// Distributions are constant(S), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO) and
     /// trace:FILE.
-    #[arg(long, help_heading = "Workers", value_name = "LAW", default_value = "exp(1)", value_parser = seconds_or_law)]
-    pub(super) compute: Law,
+    #[arg(long, help_heading = "Workers", value_name = "DISTRIBUTION", default_value = "exp(1)", value_parser = seconds_or_distribution)]
+    pub(super) compute: Distribution,
 
     /// Make workers, such as 3 or 0-7, FACTOR times slower; may be repeated
     #[arg(long, visible_alias = "straggler", help_heading = "Workers", value_name = "WORKERS=FACTOR")]
@@ -86,9 +86,9 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Workers", value_name = "TIME:WORKERS=FACTOR", value_parser = change)]
     pub(super) change: Vec<Change>,
 
-    /// Seconds that a message takes, one way: a number or a law
-    #[arg(long, help_heading = "Network", value_name = "LAW", default_value = "0", value_parser = seconds_or_law)]
-    pub(super) latency: Law,
+    /// Seconds that a message takes, one way: a number or a distribution
+    #[arg(long, help_heading = "Network", value_name = "DISTRIBUTION", default_value = "0", value_parser = seconds_or_distribution)]
+    pub(super) latency: Distribution,
 
     /// Bytes per second of each worker's link, such as 125M [default: no limit]
     #[arg(long, help_heading = "Network", value_name = "RATE", value_parser = scaled)]
@@ -120,12 +120,12 @@ pub(crate) struct Args {
     pub(super) crash: Vec<Crash>,
 
     /// Crash every worker again and again, after so long
-    #[arg(long, help_heading = "Faults", value_name = "LAW", value_parser = seconds_or_law)]
-    pub(super) lifetime: Option<Law>,
+    #[arg(long, help_heading = "Faults", value_name = "DISTRIBUTION", value_parser = seconds_or_distribution)]
+    pub(super) lifetime: Option<Distribution>,
 
     /// Seconds from such a crash until the worker is back [default: never]
-    #[arg(long, help_heading = "Faults", value_name = "LAW", value_parser = seconds_or_law, requires = "lifetime")]
-    pub(super) downtime: Option<Law>,
+    #[arg(long, help_heading = "Faults", value_name = "DISTRIBUTION", value_parser = seconds_or_distribution, requires = "lifetime")]
+    pub(super) downtime: Option<Distribution>,
 
     /// Seconds from a crash until the others know
     #[arg(long, help_heading = "Faults", value_name = "SECONDS", default_value_t = 0.0)]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::str::FromStr;
 
-use slackline::sim::{Change, Crash, Direction, Law, Partition};
+use slackline::sim::{Change, Crash, Direction, Distribution, Partition};
 
 /// Some workers: `3`, or `0-7`, both ends included.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,9 +85,9 @@ pub(super) fn cut(text: &str) -> Result<Partition, String> {
     Ok(Partition { workers, direction, from: seconds(from)?, until: seconds(until)? })
 }
 
-/// A law, or a bare number of seconds.
-pub(super) fn seconds_or_law(text: &str) -> Result<Law, String> {
-    text.parse::<Law>().map_err(|error| error.to_string())
+/// A distribution, or a bare number of seconds.
+pub(super) fn seconds_or_distribution(text: &str) -> Result<Distribution, String> {
+    text.parse::<Distribution>().map_err(|error| error.to_string())
 }
 
 /// A number with K, M or G behind it: powers of 1000.
@@ -153,9 +153,9 @@ mod tests {
     fn sizes_and_times_read_as_people_write_them() {
         assert_eq!((scaled("125M"), scaled("2.5k"), scaled("7")), (Ok(125e6), Ok(2500.0), Ok(7.0)));
         assert!(scaled("-1").is_err() && scaled("M").is_err() && scaled("").is_err() && scaled("é").is_err());
-        assert_eq!(seconds_or_law("0.5"), Ok(Law::Constant { seconds: 0.5 }));
-        assert_eq!(seconds_or_law("exp(2)"), Ok(Law::Exponential { mean: 2.0 }));
-        assert!(seconds_or_law("-1").is_err());
+        assert_eq!(seconds_or_distribution("0.5"), Ok(Distribution::Constant { seconds: 0.5 }));
+        assert_eq!(seconds_or_distribution("exp(2)"), Ok(Distribution::Exponential { mean: 2.0 }));
+        assert!(seconds_or_distribution("-1").is_err());
     }
 
     #[test]

@@ -118,10 +118,10 @@ pub(crate) struct Args {
     )]
     pub(super) straggler: Vec<(usize, f64)>,
 
-    /// Time that each step takes besides computing, in seconds, drawn from a law: constant(0.01), exp(0.01),
+    /// Time that each step takes besides computing, in seconds, drawn from a distribution: constant(0.01), exp(0.01),
     /// shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO), trace:FILE, or a number for a constant; a
     /// straggler's is as many times longer
-    #[arg(long, help_heading = "Processes", value_name = "LAW")]
+    #[arg(long, help_heading = "Processes", value_name = "DISTRIBUTION")]
     pub(super) jitter: Option<String>,
 
     /// Give up a wait after this many seconds

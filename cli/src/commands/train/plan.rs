@@ -8,7 +8,8 @@ use slackline::internals::job::coordinated::{
     CheckpointOrder, Coordination, GroupOrder, ServerOrder, WorkerOrder,
 };
 use slackline::{
-    Checkpoint, CheckpointOptions, ElementType, Optimizer, Resume, Table, TransportKind, scheme, sim::Law,
+    Checkpoint, CheckpointOptions, ElementType, Optimizer, Resume, Table, TransportKind, scheme,
+    sim::Distribution,
 };
 use slackline_lab::data::{self, Split};
 use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
@@ -72,8 +73,8 @@ pub(super) struct Plan {
     pub(super) damping: scheme::Damping,
     /// Workers see what they wrote: what one gradient of their own does to the parameters.
     pub(super) own_step: Option<f32>,
-    /// The law of the time that each step takes besides computing.
-    pub(super) jitter: Option<Law>,
+    /// The distribution of the time that each step takes besides computing.
+    pub(super) jitter: Option<Distribution>,
     pub(super) optimizer: Optimizer,
     pub(super) optimizer_name: &'static str,
     pub(super) learning_rate: f32,
@@ -142,7 +143,7 @@ impl Plan {
         let batches = Batches::new(args.seed, 0, workers, rows, args.batch)
             .map_err(|error| Failure::usage(format!("--batch: {error}")))?;
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
-        let jitter = args.jitter.as_deref().map(str::parse::<Law>).transpose();
+        let jitter = args.jitter.as_deref().map(str::parse::<Distribution>).transpose();
         let jitter = jitter.map_err(|error| refused("--jitter", &error))?;
         let target = target(args.target_accuracy)?;
         // Under these schemes no worker has a fixed part to do: one that ended after its own steps would keep the

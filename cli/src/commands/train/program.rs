@@ -22,7 +22,7 @@ pub(super) struct Program {
     seed: u64,
     batch: usize,
     factor: f64,
-    /// The law of the time that each step takes besides computing.
+    /// The distribution of the time that each step takes besides computing.
     jitter: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Laws of random times: of computing, of latency, of what comes between crashes.
+//! Distributions of random times: of computing, of latency, of what comes between crashes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,22 +6,22 @@ use std::sync::Arc;
 
 use super::random::Random;
 
-/// A law of the time that something takes, in seconds.
+/// A distribution of the time that something takes, in seconds.
 ///
 /// Written and read as `constant(1)`, `exp(1)` (mean), `shifted-exp(0.5, 0.5)` (shift, and mean of the rest),
 /// `pareto(2, 0.5)` (shape and scale), `uniform(0.5, 1.5)` (from, to) and `trace:FILE`.
 ///
 /// ```
-/// use slackline::sim::Law;
-/// let law: Law = "shifted-exp(0.5, 0.25)".parse()?;
-/// assert_eq!(law, Law::ShiftedExponential { shift: 0.5, mean: 0.25 });
-/// assert_eq!(law.to_string(), "shifted-exp(0.5, 0.25)");
-/// assert_eq!(law.mean(), 0.75);
-/// # Ok::<(), slackline::sim::LawError>(())
+/// use slackline::sim::Distribution;
+/// let distribution: Distribution = "shifted-exp(0.5, 0.25)".parse()?;
+/// assert_eq!(distribution, Distribution::ShiftedExponential { shift: 0.5, mean: 0.25 });
+/// assert_eq!(distribution.to_string(), "shifted-exp(0.5, 0.25)");
+/// assert_eq!(distribution.mean(), 0.75);
+/// # Ok::<(), slackline::sim::DistributionError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Law {
+pub enum Distribution {
     /// Always the same.
     Constant {
         /// The time.
@@ -65,24 +65,24 @@ pub struct Trace {
     seconds: Arc<[f64]>,
 }
 
-/// A law that cannot be.
+/// A distribution that cannot be.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum LawError {
-    /// Not the form of any law.
-    #[error("no law of times is written {text:?}: {}", self.help())]
+pub enum DistributionError {
+    /// Not the form of any distribution.
+    #[error("no distribution of times is written {text:?}: {}", self.help())]
     Unknown {
         /// The text that was given.
         text: String,
     },
     /// A parameter out of its range.
-    #[error("{law} takes no such parameters as {text:?}: {remedy}")]
+    #[error("{distribution} takes no such parameters as {text:?}: {remedy}")]
     Parameters {
-        /// The law.
-        law: &'static str,
+        /// The distribution.
+        distribution: &'static str,
         /// The text that was given.
         text: String,
-        /// The parameters that the law takes.
+        /// The parameters that the distribution takes.
         remedy: &'static str,
     },
     /// A trace that cannot be used.
@@ -90,12 +90,12 @@ pub enum LawError {
     Trace(#[from] TraceError),
 }
 
-impl LawError {
+impl DistributionError {
     /// The remedy in a few words, which the text of the error ends in.
     pub(super) fn remedy(&self) -> Option<&'static str> {
         match self {
-            LawError::Parameters { remedy, .. } => Some(remedy),
-            LawError::Trace(error) => Some(error.help()).filter(|text| !text.is_empty()),
+            DistributionError::Parameters { remedy, .. } => Some(remedy),
+            DistributionError::Trace(error) => Some(error.help()).filter(|text| !text.is_empty()),
             error => Some(error.help()),
         }
     }
@@ -103,7 +103,7 @@ impl LawError {
     /// The remedy, where it is the same for all errors of a kind.
     fn help(&self) -> &'static str {
         match self {
-            LawError::Unknown { .. } => {
+            DistributionError::Unknown { .. } => {
                 "use constant(SECONDS), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO) \
                  or trace:FILE"
             }
@@ -171,74 +171,76 @@ impl TraceError {
     }
 }
 
-impl Law {
-    /// Mean, in seconds; infinite for a Pareto law of shape 1 or less.
+impl Distribution {
+    /// Mean, in seconds; infinite for a Pareto distribution of shape 1 or less.
     pub fn mean(&self) -> f64 {
         match self {
-            Law::Constant { seconds } => *seconds,
-            Law::Exponential { mean } => *mean,
-            Law::ShiftedExponential { shift, mean } => shift + mean,
-            Law::Pareto { shape, .. } if *shape <= 1.0 => f64::INFINITY,
-            Law::Pareto { shape, scale } => shape * scale / (shape - 1.0),
-            Law::Uniform { from, to } => (from + to) / 2.0,
-            Law::Trace(trace) => trace.seconds.iter().sum::<f64>() / trace.seconds.len() as f64,
+            Distribution::Constant { seconds } => *seconds,
+            Distribution::Exponential { mean } => *mean,
+            Distribution::ShiftedExponential { shift, mean } => shift + mean,
+            Distribution::Pareto { shape, .. } if *shape <= 1.0 => f64::INFINITY,
+            Distribution::Pareto { shape, scale } => shape * scale / (shape - 1.0),
+            Distribution::Uniform { from, to } => (from + to) / 2.0,
+            Distribution::Trace(trace) => trace.seconds.iter().sum::<f64>() / trace.seconds.len() as f64,
         }
     }
 
     /// Returns its mean, or where that is infinite its median, in seconds.
     pub fn typical(&self) -> f64 {
         match self {
-            Law::Pareto { shape, scale } if *shape <= 1.0 => scale * (1.0 / shape).exp2(),
-            law => law.mean(),
+            Distribution::Pareto { shape, scale } if *shape <= 1.0 => scale * (1.0 / shape).exp2(),
+            distribution => distribution.mean(),
         }
     }
 
-    /// A law with the times of a file: one number of seconds in each line; empty lines, and what follows a `#`, count
+    /// A distribution with the times of a file: one number of seconds in each line; empty lines, and what follows a `#`, count
     /// for nothing.
-    pub fn trace(file: &str) -> Result<Law, TraceError> {
+    pub fn trace(file: &str) -> Result<Distribution, TraceError> {
         let text = std::fs::read_to_string(file)
             .map_err(|source| TraceError::Unreadable { file: file.to_owned(), source })?;
-        Trace::parse(file, &text).map(Law::Trace)
+        Trace::parse(file, &text).map(Distribution::Trace)
     }
 
     /// Says what is wrong with its parameters, if anything is.
-    pub fn check(&self) -> Result<(), LawError> {
+    pub fn check(&self) -> Result<(), DistributionError> {
         let not_negative = |value: f64| value.is_finite() && value >= 0.0;
-        let (law, sound, remedy) = match *self {
-            Law::Constant { seconds } => {
+        let (distribution, sound, remedy) = match *self {
+            Distribution::Constant { seconds } => {
                 ("constant", not_negative(seconds), "seconds are finite, at least 0")
             }
-            Law::Exponential { mean } => ("exp", not_negative(mean), "the mean is finite, at least 0"),
-            Law::ShiftedExponential { shift, mean } => {
+            Distribution::Exponential { mean } => {
+                ("exp", not_negative(mean), "the mean is finite, at least 0")
+            }
+            Distribution::ShiftedExponential { shift, mean } => {
                 ("shifted-exp", not_negative(shift) && not_negative(mean), "both are finite, at least 0")
             }
-            Law::Pareto { shape, scale } => {
+            Distribution::Pareto { shape, scale } => {
                 let sound = shape.is_finite() && shape > 0.0 && scale.is_finite() && scale > 0.0;
                 ("pareto", sound, "shape and scale are finite and greater than 0")
             }
-            Law::Uniform { from, to } => {
+            Distribution::Uniform { from, to } => {
                 let sound = not_negative(from) && not_negative(to) && from <= to;
                 ("uniform", sound, "both are finite, at least 0, and the first is not the greater one")
             }
-            Law::Trace(_) => return Ok(()),
+            Distribution::Trace(_) => return Ok(()),
         };
-        let error = || LawError::Parameters { law, text: self.to_string(), remedy };
+        let error = || DistributionError::Parameters { distribution, text: self.to_string(), remedy };
         if sound { Ok(()) } else { Err(error()) }
     }
 }
 
-impl FromStr for Law {
-    type Err = LawError;
+impl FromStr for Distribution {
+    type Err = DistributionError;
 
-    fn from_str(text: &str) -> Result<Law, LawError> {
+    fn from_str(text: &str) -> Result<Distribution, DistributionError> {
         let text = text.trim();
-        let unknown = || LawError::Unknown { text: text.to_owned() };
+        let unknown = || DistributionError::Unknown { text: text.to_owned() };
         if let Ok(seconds) = text.parse() {
-            let law = Law::Constant { seconds };
-            return law.check().map(|()| law);
+            let distribution = Distribution::Constant { seconds };
+            return distribution.check().map(|()| distribution);
         }
         if let Some(file) = text.strip_prefix("trace:") {
-            return Ok(Law::trace(file.trim())?);
+            return Ok(Distribution::trace(file.trim())?);
         }
         let (name, rest) = text.split_once('(').ok_or_else(unknown)?;
         let inner = rest.trim_end().strip_suffix(')').ok_or_else(unknown)?;
@@ -247,27 +249,27 @@ impl FromStr for Law {
             .map(|part| part.trim().parse())
             .collect::<Result<_, _>>()
             .map_err(|_| unknown())?;
-        let law = match (name.trim(), numbers.as_slice()) {
-            ("constant", &[seconds]) => Law::Constant { seconds },
-            ("exp", &[mean]) => Law::Exponential { mean },
-            ("shifted-exp", &[shift, mean]) => Law::ShiftedExponential { shift, mean },
-            ("pareto", &[shape, scale]) => Law::Pareto { shape, scale },
-            ("uniform", &[from, to]) => Law::Uniform { from, to },
+        let distribution = match (name.trim(), numbers.as_slice()) {
+            ("constant", &[seconds]) => Distribution::Constant { seconds },
+            ("exp", &[mean]) => Distribution::Exponential { mean },
+            ("shifted-exp", &[shift, mean]) => Distribution::ShiftedExponential { shift, mean },
+            ("pareto", &[shape, scale]) => Distribution::Pareto { shape, scale },
+            ("uniform", &[from, to]) => Distribution::Uniform { from, to },
             _ => return Err(unknown()),
         };
-        law.check().map(|()| law)
+        distribution.check().map(|()| distribution)
     }
 }
 
-impl fmt::Display for Law {
+impl fmt::Display for Distribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Law::Constant { seconds } => write!(f, "constant({seconds})"),
-            Law::Exponential { mean } => write!(f, "exp({mean})"),
-            Law::ShiftedExponential { shift, mean } => write!(f, "shifted-exp({shift}, {mean})"),
-            Law::Pareto { shape, scale } => write!(f, "pareto({shape}, {scale})"),
-            Law::Uniform { from, to } => write!(f, "uniform({from}, {to})"),
-            Law::Trace(trace) => write!(f, "trace:{}", trace.file),
+            Distribution::Constant { seconds } => write!(f, "constant({seconds})"),
+            Distribution::Exponential { mean } => write!(f, "exp({mean})"),
+            Distribution::ShiftedExponential { shift, mean } => write!(f, "shifted-exp({shift}, {mean})"),
+            Distribution::Pareto { shape, scale } => write!(f, "pareto({shape}, {scale})"),
+            Distribution::Uniform { from, to } => write!(f, "uniform({from}, {to})"),
+            Distribution::Trace(trace) => write!(f, "trace:{}", trace.file),
         }
     }
 }
@@ -303,7 +305,7 @@ impl Trace {
     }
 }
 
-/// Draws from a law: one of several, each with a stream of its own.
+/// Draws from a distribution: one of several, each with a stream of its own.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     random: Random,
@@ -313,9 +315,9 @@ pub struct Sampler {
 
 impl Sampler {
     /// Number `index` of `count` under one seed, for one purpose: each has a stream of its own.
-    pub fn new(law: &Law, seed: u64, purpose: u64, index: usize, count: usize) -> Sampler {
-        let line = match law {
-            Law::Trace(trace) => {
+    pub fn new(distribution: &Distribution, seed: u64, purpose: u64, index: usize, count: usize) -> Sampler {
+        let line = match distribution {
+            Distribution::Trace(trace) => {
                 (trace.seconds.len() as u128 * index as u128 / count.max(1) as u128) as usize
             }
             _ => 0,
@@ -324,14 +326,14 @@ impl Sampler {
     }
 
     /// The next time, in seconds.
-    pub fn draw(&mut self, law: &Law) -> f64 {
-        match law {
-            Law::Constant { seconds } => *seconds,
-            Law::Exponential { mean } => mean * self.random.exponential(),
-            Law::ShiftedExponential { shift, mean } => shift + mean * self.random.exponential(),
-            Law::Pareto { shape, scale } => scale * (1.0 - self.random.unit()).powf(-1.0 / shape),
-            Law::Uniform { from, to } => from + (to - from) * self.random.unit(),
-            Law::Trace(trace) => {
+    pub fn draw(&mut self, distribution: &Distribution) -> f64 {
+        match distribution {
+            Distribution::Constant { seconds } => *seconds,
+            Distribution::Exponential { mean } => mean * self.random.exponential(),
+            Distribution::ShiftedExponential { shift, mean } => shift + mean * self.random.exponential(),
+            Distribution::Pareto { shape, scale } => scale * (1.0 - self.random.unit()).powf(-1.0 / shape),
+            Distribution::Uniform { from, to } => from + (to - from) * self.random.unit(),
+            Distribution::Trace(trace) => {
                 let seconds = trace.seconds[self.line % trace.seconds.len()];
                 self.line = (self.line + 1) % trace.seconds.len();
                 seconds
