@@ -125,7 +125,7 @@ fn a_length_past_its_limit_is_not_waited_for() {
 }
 
 #[test]
-fn a_silent_unauthenticated_peer_is_dropped_when_its_time_is_up_and_not_before() {
+fn a_silent_peer_is_dropped_when_its_time_is_up_and_not_before() {
     let mut listener = listener();
     let mut stream = unauthenticated_peer(&listener);
     stream.set_nonblocking(true).unwrap();
@@ -163,7 +163,7 @@ fn two_hundred_silent_unauthenticated_peers_delay_a_good_peer_and_no_more() {
 }
 
 #[test]
-fn a_unauthenticated_peer_that_stalls_does_not_hold_up_those_behind_it() {
+fn an_unauthenticated_peer_that_stalls_does_not_hold_up_those_behind_it() {
     let mut listener = listener();
     let _silent: Vec<UnixStream> =
         (0..MAX_PENDING_HANDSHAKES - 1).map(|_| unauthenticated_peer(&listener)).collect();

@@ -19,7 +19,8 @@ pub(crate) struct PlaceArgs {
 
     /// Meeting point of the job's processes: a host and port of rank 0 that all others can reach
     ///
-    /// The port is free on the host of rank 0, and the address is the same for all processes. [default: derived from what the launcher says, or SLACKLINE_RENDEZVOUS]
+    /// The port is free on the host of rank 0, and the address is the same for all processes. [default: derived from
+    /// what the launcher says, or SLACKLINE_RENDEZVOUS]
     #[arg(long, help_heading = "Job", value_name = "HOST:PORT")]
     rendezvous: Option<String>,
 }

@@ -36,7 +36,7 @@ const TRAINING: Duration = Duration::from_secs(40);
 const TRAIN: [&str; 6] = ["--model", "softmax", "--scheme", "bsp", "--json", "-"];
 
 #[test]
-fn unauthenticated_peers_are_shut_out_in_bounded_time_and_memory_and_training_goes_on() {
+fn floods_of_unauthenticated_peers_cost_bounded_memory_and_no_training() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     // A busy machine makes some of them slow. The fastest tells how many epochs are surely enough.

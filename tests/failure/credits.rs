@@ -187,7 +187,7 @@ fn with_a_zombie(after: impl FnOnce(&mut Server<Shm>, Zombie, &mut dyn FnMut(&mu
 }
 
 #[test]
-fn a_place_is_not_handed_out_while_a_fold_reads_the_inbox_of_its_last_holder() {
+fn a_place_is_not_handed_out_while_a_fold_reads_its_last_inbox() {
     with_a_zombie(|server, mut zombie, unpin| {
         let address = server.address();
         let next = Raw::resume(&address, worker_role(Config::Asp), 9, || poll(server));

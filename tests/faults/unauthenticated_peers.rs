@@ -19,10 +19,10 @@ const GROWTH: u64 = 16 << 10;
 const HALF_OPEN: usize = 1000;
 
 #[test]
-fn unauthenticated_peers_are_shut_out_in_time_at_bounded_memory_while_training_goes_on() {
+fn unauthenticated_peers_are_shut_out_in_time_while_training_goes_on() {
     process::is_told();
     let _alone = alone();
-    let claim = unauthenticated_peers_are_shut_out_in_time_at_bounded_memory_while_training_goes_on;
+    let claim = unauthenticated_peers_are_shut_out_in_time_while_training_goes_on;
     allow_many_descriptors();
     let seed = Seed::of_this_run();
     let secret = Secret::random().unwrap();

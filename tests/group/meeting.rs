@@ -50,7 +50,7 @@ fn refusal<F: Fixture>(address: &slackline::Address, message: Vec<u8>, elements:
     }
 }
 
-pub(crate) fn unauthenticated_peers_are_told_why_they_are_turned_away_while_others_meet<F: Fixture>() {
+pub(crate) fn unauthenticated_peers_are_told_why_and_others_meet<F: Fixture>() {
     let listeners: Vec<_> =
         (0..2).map(|rank| listen::<F>(rank, 2, ELEMENTS, GroupOptions::default())).collect();
     let addresses: Vec<_> = listeners.iter().map(GroupListener::address).collect();

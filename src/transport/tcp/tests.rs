@@ -158,7 +158,7 @@ fn another_wire_version_is_told_which_one_is_spoken_here() {
 }
 
 #[test]
-fn two_hundred_half_open_unauthenticated_peers_do_not_keep_an_honest_peer_out() {
+fn two_hundred_half_open_connections_do_not_keep_an_honest_peer_out() {
     let tcp = Tcp::new();
     let is_shown = |_attempt| {
         let mut listener = listen(&tcp);

@@ -7,7 +7,7 @@ use slackline::scheme::Config;
 use slackline::sim::fabric::Class;
 use slackline::sim::{Change, Crash, Distribution, Partition};
 
-use super::parse::{Factor, change, crash, cut, scaled, seconds_or_distribution};
+use super::parse::{Factor, change, crash, cut, random_time, scaled};
 use crate::failure::Failure;
 use crate::optimizer_name::OptimizerName;
 use crate::scheme_args::SchemeArgs;
@@ -75,7 +75,7 @@ pub(crate) struct Args {
     ///
     /// Distributions are constant(S), exp(MEAN), shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO) and
     /// trace:FILE.
-    #[arg(long, help_heading = "Workers", value_name = "DISTRIBUTION", default_value = "exp(1)", value_parser = seconds_or_distribution)]
+    #[arg(long, help_heading = "Workers", value_name = "DIST", default_value = "exp(1)", value_parser = random_time)]
     pub(super) compute: Distribution,
 
     /// Make workers, such as 3 or 0-7, FACTOR times slower; may be repeated
@@ -87,7 +87,7 @@ pub(crate) struct Args {
     pub(super) change: Vec<Change>,
 
     /// Seconds that a message takes, one way: a number or a distribution
-    #[arg(long, help_heading = "Network", value_name = "DISTRIBUTION", default_value = "0", value_parser = seconds_or_distribution)]
+    #[arg(long, help_heading = "Network", value_name = "DIST", default_value = "0", value_parser = random_time)]
     pub(super) latency: Distribution,
 
     /// Bytes per second of each worker's link, such as 125M [default: no limit]
@@ -120,11 +120,11 @@ pub(crate) struct Args {
     pub(super) crash: Vec<Crash>,
 
     /// Crash every worker again and again, after so long
-    #[arg(long, help_heading = "Faults", value_name = "DISTRIBUTION", value_parser = seconds_or_distribution)]
+    #[arg(long, help_heading = "Faults", value_name = "DIST", value_parser = random_time)]
     pub(super) lifetime: Option<Distribution>,
 
     /// Seconds from such a crash until the worker is back [default: never]
-    #[arg(long, help_heading = "Faults", value_name = "DISTRIBUTION", value_parser = seconds_or_distribution, requires = "lifetime")]
+    #[arg(long, help_heading = "Faults", value_name = "DIST", value_parser = random_time, requires = "lifetime")]
     pub(super) downtime: Option<Distribution>,
 
     /// Seconds from a crash until the others know

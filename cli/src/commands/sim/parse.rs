@@ -86,7 +86,7 @@ pub(super) fn cut(text: &str) -> Result<Partition, String> {
 }
 
 /// A distribution, or a bare number of seconds.
-pub(super) fn seconds_or_distribution(text: &str) -> Result<Distribution, String> {
+pub(super) fn random_time(text: &str) -> Result<Distribution, String> {
     text.parse::<Distribution>().map_err(|error| error.to_string())
 }
 
@@ -153,9 +153,9 @@ mod tests {
     fn sizes_and_times_read_as_people_write_them() {
         assert_eq!((scaled("125M"), scaled("2.5k"), scaled("7")), (Ok(125e6), Ok(2500.0), Ok(7.0)));
         assert!(scaled("-1").is_err() && scaled("M").is_err() && scaled("").is_err() && scaled("é").is_err());
-        assert_eq!(seconds_or_distribution("0.5"), Ok(Distribution::Constant { seconds: 0.5 }));
-        assert_eq!(seconds_or_distribution("exp(2)"), Ok(Distribution::Exponential { mean: 2.0 }));
-        assert!(seconds_or_distribution("-1").is_err());
+        assert_eq!(random_time("0.5"), Ok(Distribution::Constant { seconds: 0.5 }));
+        assert_eq!(random_time("exp(2)"), Ok(Distribution::Exponential { mean: 2.0 }));
+        assert!(random_time("-1").is_err());
     }
 
     #[test]

@@ -68,8 +68,8 @@ pub(crate) struct Args {
 
     /// Write checkpoints into this folder, from which a lost server goes on
     ///
-    /// The folder has the last checkpoint of each server, and the one before it. SIGUSR1 to this process, or to a server, writes it at once; SIGINT (Ctrl-C) and SIGTERM write
-    /// it before the end.
+    /// The folder has the last checkpoint of each server, and the one before it. SIGUSR1 to this process, or to a
+    /// server, writes it at once; SIGINT (Ctrl-C) and SIGTERM write it before the end.
     #[arg(long, help_heading = "Restarts", value_name = "FOLDER")]
     pub(super) checkpoint: Option<PathBuf>,
 
@@ -121,7 +121,7 @@ pub(crate) struct Args {
     /// Time that each step takes besides computing, in seconds, drawn from a distribution: constant(0.01), exp(0.01),
     /// shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO), trace:FILE, or a number for a constant; a
     /// straggler's is as many times longer
-    #[arg(long, help_heading = "Processes", value_name = "DISTRIBUTION")]
+    #[arg(long, help_heading = "Processes", value_name = "DIST")]
     pub(super) jitter: Option<String>,
 
     /// Give up a wait after this many seconds
