@@ -314,7 +314,7 @@ fn nothing_is_read_past_the_end_of_a_message() {
 
 proptest! {
     #[test]
-    fn no_bytes_of_a_unauthenticated_peer_panic(mut message in prop::collection::vec(any::<u8>(), 0..100), tag in 0usize..4) {
+    fn no_bytes_of_a_peer_panic(mut message in prop::collection::vec(any::<u8>(), 0..100), tag in 0usize..4) {
         let (mut client, _) = Greeting::client(None, Purpose::Transport, Identity::default()).unwrap();
         let server = || Greeting::server(None, Purpose::Transport, Identity::default());
         let (mut waiting, mut welcomed) = (server(), server());

@@ -1,8 +1,8 @@
 //! Parameter memory: control page, frames and slots, and the operations on them.
 //!
-//! The owner of a shard holds [`Frames`] and a [`PeerInbox`] for each peer; peers hold a [`Pull`] and a [`Publish`], state
-//! machines that post requests to an endpoint and are told of their completions. `docs/protocol.md` has the layout
-//! to the byte and the argument for each fence.
+//! The owner of a shard holds [`Frames`] and a [`PeerInbox`] for each peer; peers hold a [`Pull`] and a [`Publish`],
+//! state machines that post requests to an endpoint and are told of their completions. `docs/protocol.md` has the
+//! layout to the byte and the argument for each fence.
 #![forbid(unsafe_code)]
 
 mod decisions;

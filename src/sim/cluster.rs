@@ -21,8 +21,8 @@ pub struct Cluster {
     pub seed: u64,
     /// The time that a gradient takes; with local steps, the time of each step.
     pub compute: Distribution,
-    /// The factors by which each worker's times are longer than the distribution says; 1 for those that the list is too short
-    /// for.
+    /// The factors by which each worker's times are longer than the distribution says; 1 for those that the list is
+    /// too short for.
     pub factors: Vec<f64>,
     /// Workers that become slower, or faster, on the way.
     pub changes: Vec<Change>,

@@ -193,8 +193,8 @@ impl Distribution {
         }
     }
 
-    /// A distribution with the times of a file: one number of seconds in each line; empty lines, and what follows a `#`, count
-    /// for nothing.
+    /// A distribution with the times of a file: one number of seconds in each line; empty lines, and what follows a
+    /// `#`, count for nothing.
     pub fn trace(file: &str) -> Result<Distribution, TraceError> {
         let text = std::fs::read_to_string(file)
             .map_err(|source| TraceError::Unreadable { file: file.to_owned(), source })?;

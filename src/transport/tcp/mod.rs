@@ -9,7 +9,7 @@
 //! | lane | posts | carries |
 //! | --- | --- | --- |
 //! | forward data | connector | its requests; the connection of the handshake |
-//! | forward heartbeat | connector | its heartbeats ([heartbeat words](super::Endpoint::heartbeat_word)), if it was granted something |
+//! | forward heartbeat | connector | its [heartbeats](super::Endpoint::heartbeat_word), if it was granted something |
 //! | reverse data | acceptor | its requests, if the connector granted something |
 //! | reverse heartbeat | acceptor | its heartbeats, likewise |
 //!

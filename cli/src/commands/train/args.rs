@@ -25,11 +25,10 @@ use crate::scheme_args::SchemeArgs;
 pub(crate) struct Args {
     /// Scheme, which says when workers wait and for which others; `slackline help schemes` has all of them
     ///
-    /// Workers wait for all others at every step: bsp. Never: asp. Once
-    /// they are too far apart: ssp, essp (new parameters are sent to them at once), bap (whole steps are folded in),
-    /// vap (too much is on its way). The first few make an update: dbw, k-sync (late ones are dropped), abs, k-async,
-    /// adasync (they count, up to a bound). Without a server: ds-sync, small groups that change. For tests: delay.
-    /// Settings may follow in parentheses, as in 'abs(k=2, staleness=4)'.
+    /// Workers wait for all others at every step: bsp. Never: asp. Once they are too far apart: ssp, essp (new
+    /// parameters are sent to them at once), bap (whole steps are folded in), vap (too much is on its way). The first
+    /// few make an update: dbw, k-sync (late ones are dropped), abs, k-async, adasync (they count, up to a bound).
+    /// Without a server: ds-sync. For tests: delay. Settings may follow, as in 'abs(k=2, staleness=4)'.
     #[arg(long, help_heading = "Scheme", value_name = "SCHEME", value_parser = scheme, default_value = "ssp")]
     pub(super) scheme: String,
 
@@ -52,9 +51,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Processes", value_name = "N", default_value_t = 1)]
     pub(super) threads: usize,
 
-    /// Transport; auto takes the best for each pair of processes
-    ///
-    /// Any other choice fails if it is unavailable.
+    /// Transport; auto takes the best for each pair of processes, and any other fails if it is unavailable
     #[arg(long, visible_alias = "require", help_heading = "Processes", value_enum, default_value_t = Transport::Auto)]
     pub(super) transport: Transport,
 
@@ -68,8 +65,7 @@ pub(crate) struct Args {
 
     /// Write checkpoints into this folder, from which a lost server goes on
     ///
-    /// The folder has the last checkpoint of each server, and the one before it. SIGUSR1 to this process, or to a
-    /// server, writes it at once; SIGINT (Ctrl-C) and SIGTERM write it before the end.
+    /// It keeps the last two of each server. SIGUSR1 writes one at once, SIGINT (Ctrl-C) and SIGTERM before the end.
     #[arg(long, help_heading = "Restarts", value_name = "FOLDER")]
     pub(super) checkpoint: Option<PathBuf>,
 
@@ -91,10 +87,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Restarts", requires = "checkpoint")]
     pub(super) strict_checkpoints: bool,
 
-    /// Most times that a lost process is started again
-    ///
-    /// A server is started again only with --checkpoint. A process that is started again by other means is always let
-    /// in.
+    /// Most times that a lost process is started again (a server only with --checkpoint)
     #[arg(long, help_heading = "Restarts", value_name = "N", default_value_t = 0)]
     pub(super) restarts: u32,
 

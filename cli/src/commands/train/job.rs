@@ -24,7 +24,6 @@ pub(crate) struct JobArgs {
     pub(super) place: PlaceArgs,
 
     /// File with the job's shared secret (mode 600); needed beyond this host
-    ///
     /// [default: the file that SLACKLINE_SECRET_FILE names, or SLACKLINE_SECRET itself]
     #[arg(long, help_heading = "Job", value_name = "FILE")]
     pub(super) secret_file: Option<PathBuf>,
