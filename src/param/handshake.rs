@@ -495,7 +495,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_of_a_unauthenticated_peer_panic(
+        fn no_bytes_of_a_peer_panic(
             mut bytes in prop::collection::vec(any::<u8>(), 0..200),
             good in any::<bool>(),
         ) {

@@ -4,7 +4,8 @@
 //! A [`Cluster`] says what to simulate; [`Cluster::run`] does it and gives a [`Report`]. The halves of the scheme are
 //! the very objects that run beside real servers and workers, gradients are real gradients of a [`Problem`], and they
 //! are folded in by the kernel that real servers use, so that simulated and real parameters agree bit for bit. Only
-//! time is not real: computing takes what a [`Distribution`] says, messages what the [`Network`] does, and everything follows from one seed. The same cluster gives the same [`Report::trace_hash`].
+//! time is not real: computing takes what a [`Distribution`] says, messages what the [`Network`] does, and everything
+//! follows from one seed. The same cluster gives the same [`Report::trace_hash`].
 //!
 //! ```
 //! use slackline::scheme::Config;

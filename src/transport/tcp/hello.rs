@@ -69,7 +69,8 @@ pub(super) fn random_ticket() -> Result<Ticket, &'static str> {
 }
 
 /// The lanes beside the first one that a connection has, given what its acceptor and its connector granted: only those
-/// that can be used. Each data lane has a heartbeat lane beside it, and that lane alone is timed. Bulk data stands still for as long as its reader computes, and the system would take that for death.
+/// that can be used. Each data lane has a heartbeat lane beside it, and that lane alone is timed. Bulk data stands
+/// still for as long as its reader computes, and the system would take that for death.
 pub(super) fn lanes(acceptor: &Terms, connector: &Terms) -> Vec<Lane> {
     let (forward, reverse) = (!acceptor.grants.is_empty(), !connector.grants.is_empty());
     let lanes =
