@@ -73,7 +73,7 @@ impl HostMemory {
             bytes,
             kind: "shared",
             source: errno.into(),
-            remedy: "ask for less, or raise the limit on shared memory (size of /dev/shm, memory cgroup)",
+            remedy: "ask for less, or raise the memory limit of the cgroup",
         };
         // The pages of a memfd are found when they are touched. If one cannot be found, the process is killed.
         if bytes as u64 > memory_of_the_machine() {

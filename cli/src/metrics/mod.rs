@@ -190,7 +190,7 @@ pub struct WorkerMetrics {
     pub reconnects: u64,
     /// Computations that were abandoned because a server asked for that.
     pub interrupts: u64,
-    /// The loss of the last gradient.
+    /// The mean loss of the gradients since the last update of these figures.
     pub loss: Option<f64>,
 }
 

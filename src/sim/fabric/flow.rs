@@ -325,7 +325,7 @@ impl Net {
             instead = region.and_then(|region| region.slice(offset, len).ok());
         }
         if !answering && instead.is_none() {
-            return self.meet_a_unauthenticated_peer(connection, end, serial);
+            return self.meet_an_unauthenticated_peer(connection, end, serial);
         }
         let Some(request) = self.request(connection, end, serial) else { return };
         move_part(request, part, instead.as_ref());
@@ -356,7 +356,7 @@ impl Net {
     }
 
     /// A request reaches the next life of its target, which never granted anything to this connection.
-    fn meet_a_unauthenticated_peer(&mut self, connection: usize, end: usize, serial: u64) {
+    fn meet_an_unauthenticated_peer(&mut self, connection: usize, end: usize, serial: u64) {
         if !self.random.permille(300) {
             return;
         }
