@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 #[group(skip)]
 pub struct Args {
-    /// Serve metrics over HTTP, for Prometheus and `slackline top`, at this PORT or ADDRESS:PORT
+    /// Serve metrics for Prometheus and `slackline top` at this PORT or ADDRESS:PORT
     ///
     /// A PORT is one of this machine alone (127.0.0.1), an ADDRESS:PORT is as told (0.0.0.0:PORT is all that can reach
     /// this machine). Process i of a host, from 0, takes PORT + i.

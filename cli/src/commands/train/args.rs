@@ -23,7 +23,7 @@ use crate::scheme_args::SchemeArgs;
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Scheme, which says when workers wait and for which others; `slackline help schemes` has all of them
+    /// Scheme of synchronisation; `slackline help schemes` has all of them
     ///
     /// Workers wait for all others at every step: bsp. Never: asp. Once they are too far apart: ssp, essp (new
     /// parameters are sent to them at once), bap (whole steps are folded in), vap (too much is on its way). The first
@@ -133,7 +133,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Model and data", value_name = "UNITS")]
     pub(super) hidden: Option<usize>,
 
-    /// CSV, LIBSVM or IDX file to train on [default: the built-in digits, 1437 to train and 360 to test]
+    /// CSV, LIBSVM or IDX file to train on [default: the built-in digits]
     #[arg(long, help_heading = "Model and data", value_name = "FILE")]
     pub(super) data: Option<PathBuf>,
 
@@ -181,7 +181,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(super) save: Option<PathBuf>,
 
-    /// Write the results of the run as JSON; - for stdout, which then holds nothing else
+    /// Write the results as JSON; - for stdout, which then holds nothing else
     #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
 }
