@@ -83,7 +83,7 @@ struct Budget {
 
 impl Budget {
     /// No step, and no second try, begins later than this after the first.
-    const LAST_BEGIN: Duration = Duration::from_secs(60 * 60);
+    const LAST_BEGIN: Duration = Duration::from_secs(50 * 60);
     /// No command goes on for longer than this after the first has begun.
     const END: Duration = Duration::from_secs(80 * 60);
 
