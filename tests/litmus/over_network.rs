@@ -3,7 +3,7 @@
 
 use std::io;
 use std::process::{Child, Command};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slackline::internals::param::Consistency;
 use slackline::{Address, ReaderOptions, Version, Worker, WorkerOptions, scheme::Config};
@@ -62,7 +62,12 @@ pub(crate) fn pulls_are_whole_of_every_size(claim: &str, place: Place) {
             let writer = Second::start(claim, &spec, place.start);
             let mut reader = writer.reader(transport_for(&writer.address), checked());
             tally.next_writer();
-            for _ in 0..times(pulls) / 2 {
+            let begun = Instant::now();
+            for done in 0..times(pulls) / 2 {
+                // A writer of 64 bytes that has a processor for itself leaves a reader no time to look twice.
+                if done >= 500 && begun.elapsed() > Duration::from_secs(60) {
+                    break;
+                }
                 // Small ones are read over and over while the writer works on the next; of large ones each is new.
                 let next = if bytes < 1 << 20 { Version(0) } else { Version(tally.newest.0 + 1) };
                 pull_to(next, &mut reader, &mut tally);
