@@ -153,6 +153,11 @@ const SLOW: &[Slow] = &[
 /// so, `cargo xtask test --all` runs them, and so does a call that names them.
 pub(crate) const LONG: &[&str] = &["softroce-apart", "aarch64", "asan"];
 
+/// The steps that come last, in this order: a run for which a machine is too slow leaves out those at the end. They take
+/// long for what a common change can break.
+const LAST: &[&str] =
+    &["softroce", "loom", "mutants", "reproduce", "bindings", "fuzz", "softroce-apart", "aarch64", "asan"];
+
 /// Features of the library that a user may switch on alone; `oracle` is for one test and links other libraries.
 const FEATURES: &[&str] = &["sim"];
 
@@ -169,10 +174,8 @@ fn clippy() -> Vec<Cmd> {
     [all, named, library.clone()].into_iter().chain(features).map(deny).collect()
 }
 
-/// Every step, for this machine. Those that say most stand first: a run for which a machine is too slow leaves out
-/// those at the end.
+/// Every step, for this machine.
 pub(crate) fn all(site: &Site) -> Vec<Step> {
-    let [softroce, apart] = softroce::steps();
     let mut steps = vec![
         Step {
             name: "fmt",
@@ -208,7 +211,6 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
     steps.push(public_api::step());
     steps.push(bindgen::step());
     steps.push(install::step());
-    steps.push(softroce);
     steps.extend(SLOW.iter().map(|slow| Step {
         name: slow.name,
         about: slow.about,
@@ -216,12 +218,14 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
         feature: slow.feature,
         commands: vec![slow.command()],
     }));
+    steps.extend(softroce::steps());
     steps.push(loom::step());
     steps.push(fuzz::step(site));
     steps.push(mutants::step());
-    steps.push(apart);
     steps.push(aarch64::step(site));
     steps.push(asan::step(site));
+    // The sort is stable: the others keep the order in which they stand here.
+    steps.sort_by_key(|step| LAST.iter().position(|name| *name == step.name).map_or(0, |index| index + 1));
     steps
 }
 
@@ -235,6 +239,8 @@ mod tests {
         let site = Site { root: "/".into(), target: "/target".into(), host: String::new(), nightly: false };
         let names: Vec<&str> = super::all(&site).iter().map(|step| step.name).collect();
         assert!(super::LONG.iter().all(|long| names.contains(long)), "{names:?}");
+        assert!(names.ends_with(super::LAST), "{names:?}");
+        assert!(super::LAST.ends_with(super::LONG));
     }
 
     #[test]
