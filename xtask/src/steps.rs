@@ -153,8 +153,8 @@ const SLOW: &[Slow] = &[
 /// so, `cargo xtask test --all` runs them, and so does a call that names them.
 pub(crate) const LONG: &[&str] = &["softroce-apart", "aarch64", "asan"];
 
-/// The steps that come last, in this order: a run for which a machine is too slow leaves out those at the end. They take
-/// long for what a common change can break.
+/// The steps that come last, in this order: a run for which a machine is too slow leaves out those at the end. They
+/// take long, and a common change seldom breaks them.
 const LAST: &[&str] =
     &["softroce", "loom", "mutants", "reproduce", "bindings", "fuzz", "softroce-apart", "aarch64", "asan"];
 
