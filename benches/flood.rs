@@ -2,7 +2,7 @@
 //! fast as one thread can make them, against the same job left alone and against the same job beside one busy thread,
 //! which takes as much of the machine as the flood does. And how long an honest worker takes to join meanwhile.
 //!
-//! `cargo bench --bench flood -- --seconds 30`; the seconds are those of the flood at each listener.
+//! `cargo bench --bench flood -- --seconds 30`; the seconds are those of each flood at each listener.
 
 #[path = "../tests/network/besieged.rs"]
 mod besieged;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use besieged::{Besieged, Job};
-use flood::Flood;
+use flood::{Flood, FloodKind};
 
 /// The three cases take turns of this length, so that a machine that slows down does so for all of them.
 const TURN: Duration = Duration::from_secs(3);
@@ -26,12 +26,17 @@ fn main() {
     let seconds = match arguments.as_slice() {
         [] => 30,
         [option, seconds] if option == "--seconds" => seconds.parse().expect("a number of seconds"),
-        _ => panic!("usage: cargo bench --bench flood -- [--seconds N]"),
+        _ => {
+            eprintln!("usage: cargo bench --bench flood -- [--seconds N]");
+            std::process::exit(2);
+        }
     };
     println!(
-        "listener  alone/s  busy/s  flood/s  flood:alone  flood:busy  connections/s  joins: median, longest (ms)"
+        "listener  flood    alone/s  busy/s  flood/s  flood:alone  flood:busy  connections/s  joins: median, longest (ms)"
     );
-    for besieged in [Besieged::Hub, Besieged::Shm, Besieged::Tcp] {
+    let listeners = [Besieged::Hub, Besieged::Shm, Besieged::Tcp];
+    let kinds = [FloodKind::Silent, FloodKind::Talking];
+    for (besieged, kind) in listeners.into_iter().flat_map(|listener| kinds.map(|kind| (listener, kind))) {
         let job = Job::start(besieged);
         let mut cases = [Measured::default(), Measured::default(), Measured::default()];
         let [alone, busy, flooded] = &mut cases;
@@ -39,7 +44,7 @@ fn main() {
         while flooded.time < Duration::from_secs(seconds) {
             alone.turn(&job);
             beside_a_busy_thread(|| busy.turn(&job));
-            let flood = Flood::at(&job.address);
+            let flood = Flood::at(&job.address, kind);
             flooded.turn(&job);
             connections += flood.connections();
         }
@@ -47,7 +52,9 @@ fn main() {
         let (a, b, f) = (alone.rate(), busy.rate(), flooded.rate());
         let joins = &flooded.joins;
         println!(
-            "{besieged:<8?} {a:>8.0} {b:>7.0} {f:>8.0} {:>12.2} {:>11.2} {:>14.0}  {}, {}",
+            "{:<8} {:<7} {a:>8.0} {b:>7.0} {f:>8.0} {:>12.2} {:>11.2} {:>14.0}  {}, {}",
+            format!("{besieged:?}"),
+            format!("{kind:?}"),
             f / a,
             f / b,
             connections as f64 / flooded.time.as_secs_f64(),

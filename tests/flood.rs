@@ -9,14 +9,20 @@ mod flood;
 use std::time::{Duration, Instant};
 
 use besieged::{Besieged, Job};
-use flood::Flood;
+use flood::{Flood, FloodKind};
 
 /// Generous: what is asked for takes a second or two.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 fn work_goes_on(besieged: Besieged) {
+    for kind in [FloodKind::Silent, FloodKind::Talking] {
+        work_goes_on_beside(besieged, kind);
+    }
+}
+
+fn work_goes_on_beside(besieged: Besieged, kind: FloodKind) {
     let job = Job::start(besieged);
-    let flood = Flood::at(&job.address);
+    let flood = Flood::at(&job.address, kind);
     let deadline = Instant::now() + PATIENCE;
     let wait_for = |what: &str, is_there: &dyn Fn() -> bool| {
         while !is_there() {

@@ -51,32 +51,46 @@ fn a_program_that_is_not_there_is_a_wrong_usage() {
     assert!(String::from_utf8(output.stderr).unwrap().contains("cannot start `/no/such/program`"));
 }
 
+/// Starts two processes that run a script, and waits until both have said that they are up.
+fn start(script: &str) -> (Child, impl Iterator<Item = String>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+    command.args(["launch", "-n", "2", "--", "sh", "-c", script]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    for _ in 0..2 {
+        assert_eq!(lines.next().as_deref(), Some("up"));
+    }
+    (child, lines)
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_raw(child.id() as i32).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn a_signal_that_asks_for_a_checkpoint_is_passed_on_and_ends_nothing() {
+    let script = "trap 'echo asked' USR1; trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done";
+    let (mut child, mut lines) = start(script);
+    for _ in 0..2 {
+        send(&child, Signal::USR1);
+        assert_eq!((lines.next().as_deref(), lines.next().as_deref()), (Some("asked"), Some("asked")));
+    }
+    send(&child, Signal::TERM);
+    assert!(child.wait().unwrap().success(), "all processes ended with 0");
+}
+
 #[test]
 fn a_signal_is_passed_on_once_and_a_second_one_kills() {
     // Each process says that it is up, and ends with the number of signals that it has heard once it is told to.
     let script = "n=0; trap 'n=$((n+1)); sleep 0.3; echo heard $n; exit 0' TERM; echo up; while :; do sleep 0.05; done";
-    let start = |script: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
-        command.args(["launch", "-n", "2", "--", "sh", "-c", script]);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        for _ in 0..2 {
-            assert_eq!(lines.next().unwrap().unwrap(), "up");
-        }
-        (child, lines)
-    };
-    let signal = |child: &Child| {
-        kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::TERM).unwrap();
-    };
     let (mut child, lines) = start(script);
-    signal(&child);
-    assert_eq!(lines.map(Result::unwrap).collect::<Vec<_>>(), ["heard 1", "heard 1"]);
+    send(&child, Signal::TERM);
+    assert_eq!(lines.collect::<Vec<_>>(), ["heard 1", "heard 1"]);
     assert!(child.wait().unwrap().success(), "all processes ended with 0");
-    let (mut child, lines) = start("trap 'echo again' TERM; echo up; while :; do sleep 0.05; done");
-    signal(&child);
-    let mut lines = lines.map(Result::unwrap);
+    let (mut child, mut lines) = start("trap 'echo again' TERM; echo up; while :; do sleep 0.05; done");
+    send(&child, Signal::TERM);
     assert_eq!(lines.next().as_deref(), Some("again"));
-    signal(&child);
+    send(&child, Signal::TERM);
     assert_eq!(child.wait().unwrap().signal(), Some(15));
     // The pipe ends with the last process that holds it.
     assert!(lines.count() <= 1);

@@ -37,14 +37,13 @@
 //! ```
 //!
 //! ```
-//! use slackline::internals::channel::{Channel, Identity, Purpose, Terms};
+//! use slackline::internals::channel::{Channel, Purpose, Terms, listen};
 //! use slackline::Secret;
-//! use std::net::TcpListener;
 //!
 //! let terms = Terms { secret: Some(Secret::random()?), ..Terms::new(Purpose::Rendezvous) };
-//! let listener = TcpListener::bind("127.0.0.1:0")?;
+//! let listener = listen("127.0.0.1:0".parse()?)?;
 //! let mut client = Channel::connect(listener.local_addr()?, &terms)?;
-//! let mut server = Channel::accept(listener.accept()?.0, &terms)?;
+//! let mut server = Channel::accept(&listener, &terms)??;
 //! client.send(b"hello")?;
 //! let heard = loop {
 //!     client.poll()?;
@@ -55,7 +54,6 @@
 //! assert_eq!(heard, b"hello");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![forbid(unsafe_code)]
 
 mod error;
 #[cfg(any(test, fuzzing))]
@@ -63,6 +61,7 @@ pub(crate) mod fuzz;
 mod greeting;
 mod secret;
 mod session;
+mod socket;
 mod stream;
 
 #[cfg(test)]
@@ -72,6 +71,7 @@ use std::net::SocketAddr;
 
 pub use error::ChannelError;
 pub use secret::{Secret, SecretError};
+pub use socket::listen;
 pub use stream::Channel;
 
 /// Version of everything that a channel says.

@@ -1,19 +1,16 @@
 //! A channel over a socket that never blocks.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::greeting::{Agreed, Greeting, Refusal, Step, refusal};
 use super::session::{HEADER_BYTES, Session, body_bytes};
+use super::socket::{self, dial};
 use super::{ChannelError, Identity, Terms};
 use crate::time::Duration;
-
-/// A peer that acknowledges nothing for so long is gone.
-const SILENCE_MAX: Duration = Duration::from_secs(3);
 
 /// Bytes that are read at a time of a long message: memory grows as they come, not as they are promised.
 const PIECE: usize = 64 << 10;
@@ -66,28 +63,30 @@ impl Channel {
         loopback_without_secret(address, terms)?;
         let stream = dial(address).map_err(ChannelError::system("connect"))?;
         let (greeting, hello) = Greeting::client(terms.secret.as_ref(), terms.purpose, terms.identity)?;
-        let mut channel = Channel::new(stream, State::Dialling(Box::new(greeting)), terms)?;
+        let mut channel = Channel::new(stream, State::Dialling(Box::new(greeting)), terms);
         let begun = std::time::Instant::now();
         channel.redial = Some(Box::new(Redial { address, begun, after: REDIAL_AFTER }));
         channel.outbox.extend(hello);
         Ok(channel)
     }
 
-    /// Begins to greet a client that a listener let in.
-    pub fn accept(stream: TcpStream, terms: &Terms) -> Result<Channel, ChannelError> {
-        let address = stream.peer_addr().map_err(ChannelError::system("ask who connects"))?;
+    /// Accepts a client of a socket that [listens](super::listen), and begins to greet it.
+    ///
+    /// The outer error is the system's: no connection was accepted. The inner one is the reason for which the client
+    /// that connected is refused.
+    pub fn accept(listener: &TcpListener, terms: &Terms) -> io::Result<Result<Channel, ChannelError>> {
+        let (stream, address) = socket::accept(listener)?;
         if let Err(error) = loopback_without_secret(address, terms) {
             // If it does not fit the buffer of a fresh socket, it is not worth waiting for.
             let _unheard = (&stream).write(&refusal(Refusal::NotLoopback, terms.purpose));
-            return Err(error);
+            return Ok(Err(error));
         }
         let greeting = Greeting::server(terms.secret.as_ref(), terms.purpose, terms.identity);
-        Channel::new(stream, State::Greeting(Box::new(greeting)), terms)
+        Ok(Ok(Channel::new(stream, State::Greeting(Box::new(greeting)), terms)))
     }
 
-    fn new(stream: TcpStream, state: State, terms: &Terms) -> Result<Channel, ChannelError> {
-        tune(&stream).map_err(ChannelError::system("set up a socket"))?;
-        Ok(Channel {
+    fn new(stream: TcpStream, state: State, terms: &Terms) -> Channel {
+        Channel {
             stream,
             redial: None,
             state,
@@ -96,7 +95,7 @@ impl Channel {
             early: Vec::new(),
             inbox: Vec::new(),
             limit: terms.limit,
-        })
+        }
     }
 
     /// Moves everything on as far as it goes without waiting, and takes the next message if there is one.
@@ -204,7 +203,6 @@ impl Channel {
         // A little longer each time: an answer that takes long is waited for in the end.
         (redial.begun, redial.after) = (std::time::Instant::now(), redial.after + REDIAL_AFTER);
         let stream = dial(redial.address).map_err(ChannelError::system("connect"))?;
-        tune(&stream).map_err(ChannelError::system("set up a socket"))?;
         self.stream = stream;
         Ok(())
     }
@@ -305,28 +303,6 @@ impl AsFd for Channel {
 
 fn loopback_without_secret(address: SocketAddr, terms: &Terms) -> Result<(), ChannelError> {
     if terms.allow(address) { Ok(()) } else { Err(ChannelError::NeedsSecret { address }) }
-}
-
-fn dial(address: SocketAddr) -> io::Result<TcpStream> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket: OwnedFd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(TcpStream::from(socket)),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// No waiting for more to send, and a peer that is gone without a word is noticed.
-fn tune(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nonblocking(true)?;
-    stream.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, std::time::Duration::from_secs(1))?;
-    sockopt::set_tcp_keepintvl(stream, std::time::Duration::from_secs(1))?;
-    sockopt::set_tcp_keepcnt(stream, 2)?;
-    sockopt::set_tcp_user_timeout(stream, SILENCE_MAX.as_millis() as u32)?;
-    Ok(())
 }
 
 fn is_gone(error: &io::Error) -> bool {

@@ -28,7 +28,7 @@ fn listener() -> (TcpListener, SocketAddr) {
 fn pair(client: &Terms, server: &Terms) -> (Channel, Channel) {
     let (listener, address) = listener();
     let client = Channel::connect(address, client).unwrap();
-    (client, Channel::accept(listener.accept().unwrap().0, server).unwrap())
+    (client, Channel::accept(&listener, server).unwrap().unwrap())
 }
 
 /// Polls both until one has something to say, or fails.
@@ -136,7 +136,7 @@ fn error_of(channel: &mut Channel) -> ChannelError {
 fn a_client_of_version_1_is_refused_by_name_and_can_read_the_refusal() {
     let (listener, address) = listener();
     let mut old = TcpStream::connect(address).unwrap();
-    let mut server = Channel::accept(listener.accept().unwrap().0, &terms(None)).unwrap();
+    let mut server = Channel::accept(&listener, &terms(None)).unwrap().unwrap();
     old.write_all(&bytes(HELLO_1)).unwrap();
     let error = error_of(&mut server);
     assert!(matches!(error, ChannelError::Version { theirs: 1 }), "{error:?}");
@@ -286,7 +286,7 @@ fn a_damaged_repeated_or_reflected_message_is_noticed() {
 fn a_promise_of_a_long_message_allocates_nothing_before_it_comes() {
     let (listener, address) = listener();
     let mut unauthenticated_peer = TcpStream::connect(address).unwrap();
-    let mut server = Channel::accept(listener.accept().unwrap().0, &terms(None)).unwrap();
+    let mut server = Channel::accept(&listener, &terms(None)).unwrap().unwrap();
     unauthenticated_peer.write_all(&[0xFF; 4096]).unwrap();
     let error = error_of(&mut server);
     assert!(matches!(error, ChannelError::Foreign));
@@ -352,7 +352,7 @@ fn a_listener_whose_queue_is_full_is_dialled_again_before_the_system_does() {
         assert!(Instant::now() < deadline, "it waits for the system");
     }
     drop(listener.accept().unwrap());
-    let mut server = Channel::accept(listener.accept().unwrap().0, &terms(None)).unwrap();
+    let mut server = Channel::accept(&listener, &terms(None)).unwrap().unwrap();
     while !client.is_open() {
         client.poll().unwrap();
         server.poll().unwrap();

@@ -63,11 +63,41 @@ impl Backoff {
             std::hint::spin_loop();
             return;
         }
-        let since = *self.yielding_since.get_or_insert_with(now);
-        if now() - since < Self::YIELD_FOR {
-            std::thread::yield_now();
-        } else {
-            rest();
+        let begun = now();
+        let since = *self.yielding_since.get_or_insert(begun);
+        if begun - since >= Self::YIELD_FOR || crowded::is_now(begun) {
+            return rest();
+        }
+        std::thread::yield_now();
+        crowded::yielded(begun, now());
+    }
+}
+
+/// Whether the machine has more to run than processors.
+///
+/// A thread that yields then waits for whole time slices of the others; one that sleeps is woken ahead of them. So a
+/// process whose yield took that long sleeps instead for a while.
+mod crowded {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    use crate::time::{Duration, Instant};
+
+    /// A yield that took longer than a sleep would have.
+    const LONG: Duration = Duration::from_micros(200);
+
+    /// The time for which the threads of this process do not yield after a long yield.
+    const HOLDS_FOR: Duration = Duration::from_millis(100);
+
+    /// When it ends, in nanoseconds of [`now`](super::now).
+    static UNTIL: AtomicU64 = AtomicU64::new(0);
+
+    pub(super) fn is_now(now: Instant) -> bool {
+        now.as_nanos() < UNTIL.load(Relaxed)
+    }
+
+    pub(super) fn yielded(from: Instant, to: Instant) {
+        if to - from >= LONG {
+            UNTIL.store((to + HOLDS_FOR).as_nanos(), Relaxed);
         }
     }
 }

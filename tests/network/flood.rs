@@ -6,14 +6,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread::JoinHandle;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with, sockopt,
+};
 use slackline::Address;
 
 /// Connections that the flood holds open at a time: more than a listener keeps.
 const OPEN: usize = 256;
 
+/// The first bytes of a connection of a [`FloodKind::Talking`] flood: as many as a hello has, and none of them right.
+const NONSENSE: [u8; 64] = [0xFF; 64];
+
 /// User and group of no process that matters.
 const NOBODY: u32 = 65534;
+
+/// What the connections of a flood do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FloodKind {
+    /// Nothing.
+    Silent,
+    /// They send as many bytes as a client does that opens a channel, so that each is accepted, read and refused.
+    Talking,
+}
 
 /// The flood. It ends when this is dropped.
 pub(crate) struct Flood {
@@ -25,7 +39,7 @@ pub(crate) struct Flood {
 impl Flood {
     /// Begins to connect to a listener over TCP or over shared memory. Unix sockets are connected by another user
     /// where this process may become one, so that all that its listener sees of them are refused.
-    pub(crate) fn at(address: &Address) -> Flood {
+    pub(crate) fn at(address: &Address, kind: FloodKind) -> Flood {
         let (stop, connections) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (address, ended, count) = (address.clone(), Arc::clone(&stop), Arc::clone(&connections));
         let thread = std::thread::spawn(move || {
@@ -37,6 +51,10 @@ impl Flood {
             let mut open = VecDeque::with_capacity(OPEN);
             while !ended.load(SeqCst) {
                 if let Some(socket) = begin(&address) {
+                    if let FloodKind::Talking = kind {
+                        // One that is not connected yet, or refused by now, stays silent.
+                        let _unheard = send(&socket, &NONSENSE, SendFlags::NOSIGNAL);
+                    }
                     count.fetch_add(1, SeqCst);
                     open.push_back(socket);
                 }

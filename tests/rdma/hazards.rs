@@ -103,11 +103,15 @@ fn a_batch_as_long_as_the_queue_fits_once_what_nobody_hears_of_is_done() {
 }
 
 #[test]
-fn unauthenticated_peers_who_say_nothing_keep_nobody_out() {
+fn unauthenticated_peers_who_say_next_to_nothing_keep_nobody_out() {
     let mut target = Target::<VerbsFixture>::new(4096, ALL);
     let slackline::Address::Verbs(address) = target.listener.address() else { panic!("an address") };
-    let unauthenticated_peers: Vec<_> =
-        (0..100).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+    let begin = |_| {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        std::io::Write::write_all(&mut stream, b"s").unwrap();
+        stream
+    };
+    let unauthenticated_peers: Vec<_> = (0..100).map(begin).collect();
     for _ in 0..3 {
         drop(target.client());
     }

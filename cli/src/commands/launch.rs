@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use slackline::{MeetingPoint, Secret};
 
@@ -20,7 +20,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 ///
 /// Starts PROGRAM N times with the variables SLACKLINE_RANK, _WORLD_SIZE, _LOCAL_RANK, _RENDEZVOUS and _SECRET, which
 /// `slackline::Job::from_env` reads, and waits for all of them. If one fails, the others go on: the job itself
-/// decides whether it can. SIGINT, SIGTERM and SIGHUP are passed on to all of them; a second signal kills them.
+/// decides whether it can. SIGINT, SIGTERM and SIGHUP are passed on to all of them, and a second one kills them. SIGUSR1
+/// and SIGUSR2 are passed on, too, and end nothing by themselves.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -46,7 +47,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn launch(args: &Args) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])
         .map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))?;
     let secret = Secret::random().map_err(Failure::failed)?;
     let rendezvous = MeetingPoint::free(Ipv4Addr::LOCALHOST.into())
@@ -70,7 +71,8 @@ fn launch(args: &Args) -> Result<(), Failure> {
     let mut asked = None;
     while !processes.look()? {
         for signal in signals.pending() {
-            if asked.replace(signal).is_some() {
+            let ends = !matches!(signal, SIGUSR1 | SIGUSR2);
+            if ends && asked.replace(signal).is_some() {
                 // A second signal ends the wait: dropping the processes kills them.
                 return Err(Failure::stopped(
                     signal,

@@ -107,10 +107,20 @@ pub struct Peer {
     pub role: Role,
     /// Its presence.
     pub presence: Presence,
-    /// The transport over which the coordinator reaches it.
+    /// The transport of its first address; of a worker, that of the control channel.
     pub transport: TransportKind,
     /// Bytes of initial values that were sent to it.
     pub bytes_told: u64,
+}
+
+/// The transport of an address, or of the first one of several.
+fn first_transport(address: &Address) -> TransportKind {
+    match address {
+        Address::Tcp(_) => TransportKind::Tcp,
+        Address::Verbs(_) => TransportKind::Verbs,
+        Address::Several(all) => all.first().map_or(TransportKind::Shm, first_transport),
+        _ => TransportKind::Shm,
+    }
 }
 
 impl<'a> Members<'a> {
@@ -139,10 +149,7 @@ impl<'a> Members<'a> {
         let server = move |(shard, place): (u32, &ServerPlace)| Peer {
             role: Role::Server(shard),
             presence: presence(place.member, place.address.is_some()),
-            transport: match place.address {
-                Some(Address::Tcp(_)) => TransportKind::Tcp,
-                _ => TransportKind::Shm,
-            },
+            transport: place.address.as_ref().map_or(TransportKind::Shm, first_transport),
             bytes_told: 4 * place.told as u64,
         };
         let worker = move |(worker, place): (u32, &WorkerPlace)| Peer {

@@ -10,9 +10,9 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::wire::{FromHub, LIMIT, ToHub, decode, encode};
 use super::{Error, Introduction, MAX_MEMBERS, Member, MemberId, MemberRole};
-use crate::channel::{Channel, ChannelError, Identity, Purpose, Secret, Terms};
+use crate::channel::{Channel, ChannelError, Identity, Purpose, Secret, Terms, listen};
 use crate::node::now;
-use crate::transport::wireup::{Newcomer, Newcomers, accept, listen};
+use crate::transport::wireup::{Newcomer, Newcomers, accept};
 
 /// Changes of the list of members are told at most so often: a job of a thousand joins at once.
 const TELL_EVERY: Duration = Duration::from_millis(20);

@@ -54,11 +54,7 @@ impl Pending {
     fn accept(socket: &OwnedFd, user: u32) -> io::Result<Result<Pending, String>> {
         let link = Link::new(rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?);
         Ok(match check_user(&link, user) {
-            Ok(()) => {
-                let mut pending = Pending { link, inbox: Inbox::default() };
-                let begun = pending.inbox.fill(&pending.link);
-                begun.map_err(|error| pending.refused(&error)).map(|_| pending)
-            }
+            Ok(()) => Ok(Pending { link, inbox: Inbox::default() }),
             Err(UserError::Another { theirs }) => Err(format!("it is a process of another user, {theirs}")),
             Err(UserError::Unknown(error)) => Err(format!("it is a process of an unknown user: {error}")),
         })

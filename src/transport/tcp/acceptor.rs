@@ -1,29 +1,45 @@
-//! Newcomers: from the moment the system accepts them until they have said all that a listener has to decide on.
+//! Newcomers of one listener: from the moment the system accepts them until they have said all that the listener has to
+//! decide on. A thread of their own greets them, so that however many come, those who are served wait for none of them.
 
 use std::collections::VecDeque;
 use std::io;
 use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::thread::JoinHandle;
 
-use super::connection::{Connection, lock};
-use super::engine::Shared;
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::process::setpriority_process;
+use rustix::time::Timespec;
+
+use super::connection::lock;
+use super::engine::{Command, Engine};
 use super::hello::{Hello, Lane, Note, Terms, Ticket};
-use super::socket::Socket;
 use crate::channel::{self, Channel};
-use crate::transport::wireup::{Refusals, WireError};
-use crate::transport::{Address, HANDSHAKE_TIMEOUT, MAX_PENDING_HANDSHAKES};
+use crate::time::Instant;
+use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept};
+use crate::transport::{Address, MAX_PENDING_HANDSHAKES};
 
-/// The state that a listener and the progress thread share.
+/// The time after which the thread looks at its time limits again, while there are any.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// The priority of the thread, as `nice` counts it: where processors are short, peers that are served come before
+/// connections of which nothing is known.
+const NICENESS: i32 = 10;
+
+/// The thread that greets the newcomers of a listener, as the listener holds it.
 pub(super) struct Acceptor {
-    pub(super) address: Address,
-    pub(super) terms: channel::Terms,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The state that the thread shares with its listener.
+struct Shared {
     /// The peers that have made their offer, in order.
     ready: Mutex<VecDeque<PendingConnection>>,
-    refusals: Mutex<Refusals>,
-    /// Its listener is gone, and its socket shut down.
-    is_closed: AtomicBool,
+    wake: OwnedFd,
+    stop: AtomicBool,
 }
 
 /// A peer that has made its offer.
@@ -34,35 +50,59 @@ pub(super) struct PendingConnection {
 }
 
 impl Acceptor {
-    pub(super) fn new(address: Address, terms: channel::Terms) -> Acceptor {
-        let (ready, refusals) = (Mutex::default(), Mutex::default());
-        Acceptor { address, terms, ready, refusals, is_closed: AtomicBool::new(false) }
+    pub(super) fn start(
+        socket: TcpListener,
+        address: Address,
+        terms: channel::Terms,
+        engine: Arc<Engine>,
+    ) -> io::Result<Acceptor> {
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let shared = Arc::new(Shared { ready: Mutex::default(), wake, stop: AtomicBool::new(false) });
+        let newcomers = Newcomers::default();
+        let greeter = Greeter { shared: Arc::clone(&shared), socket, address, terms, engine, newcomers };
+        let named = std::thread::Builder::new().name("slackline-accept".into());
+        let thread = Some(named.spawn(move || greeter.run())?);
+        Ok(Acceptor { shared, thread })
     }
 
-    /// The next peer that waits for an answer; and whether there were as many as there may be until now.
-    pub(super) fn next(&self) -> (Option<PendingConnection>, bool) {
-        let mut ready = lock(&self.ready);
+    /// Takes the next peer that waits for an answer.
+    pub(super) fn next(&self) -> Option<PendingConnection> {
+        let mut ready = lock(&self.shared.ready);
         let was_full = ready.len() >= MAX_PENDING_HANDSHAKES;
-        (ready.pop_front(), was_full)
+        let next = ready.pop_front();
+        drop(ready);
+        if was_full {
+            self.shared.wake();
+        }
+        next
     }
 
-    /// Marks its listener as gone: from now on a socket that accepts no connections is not logged.
-    pub(super) fn close(&self) {
-        self.is_closed.store(true, Ordering::Release);
+    /// Ends the thread, and waits for that: it looks at its socket no more.
+    pub(super) fn stop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake();
+        if thread.join().is_err() {
+            tracing::error!("the thread that accepts tcp connections panicked");
+        }
     }
 
-    /// Counts a connection that is refused, and logs it if it is time for that.
-    pub(super) fn refuse(&self, reason: &dyn std::fmt::Display) {
-        lock(&self.refusals).add(&self.address, reason);
+    /// Forgets the thread, which runs in the parent of this forked child.
+    pub(super) fn forget(&mut self) {
+        std::mem::forget(self.thread.take());
     }
+}
 
-    /// Logs the connections that were refused since the last line of the log, if it is time for that.
-    pub(super) fn log_refusals(&self) {
-        lock(&self.refusals).log(&self.address);
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.stop();
     }
+}
 
-    pub(super) fn has_unlogged_refusals(&self) -> bool {
-        lock(&self.refusals).has_unlogged()
+impl Shared {
+    fn wake(&self) {
+        // Fails only if it was woken 2^64 times already, and then it is awake.
+        let _awake = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     fn is_full(&self) -> bool {
@@ -70,167 +110,101 @@ impl Acceptor {
     }
 }
 
-/// A listening socket.
-pub(super) struct AcceptorSource {
-    pub(super) socket: TcpListener,
-    pub(super) acceptor: Arc<Acceptor>,
-    /// True while the system accepts no connections, so that this is logged once.
-    cannot_accept: bool,
+/// The state of the thread.
+struct Greeter {
+    shared: Arc<Shared>,
+    socket: TcpListener,
+    address: Address,
+    terms: channel::Terms,
+    engine: Arc<Engine>,
+    newcomers: Newcomers<Pending>,
 }
 
-impl AcceptorSource {
-    pub(super) fn new(socket: TcpListener, acceptor: Arc<Acceptor>) -> AcceptorSource {
-        AcceptorSource { socket, acceptor, cannot_accept: false }
-    }
-
-    /// True if no connection is to be accepted for now: the others wait in the system's queue.
-    pub(super) fn is_paused(&self) -> bool {
-        self.cannot_accept || self.acceptor.is_full()
-    }
-
-    /// Accepts one connection at most, so that its caller bounds how many are looked at in a row.
-    pub(super) fn admit(&mut self) -> Admitted {
-        if self.acceptor.is_full() {
-            return Admitted::Nothing;
-        }
-        let accepted = self.socket.accept();
-        let cannot_accept = match accepted.as_ref().map_err(io::Error::kind) {
-            Ok(_) | Err(io::ErrorKind::WouldBlock) => false,
-            Err(io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => return Admitted::Refused,
-            Err(_) => true,
-        };
-        let could_accept = !std::mem::replace(&mut self.cannot_accept, cannot_accept);
-        match accepted {
-            Ok((stream, _)) => match Channel::accept(stream, &self.acceptor.terms) {
-                Ok(channel) => {
-                    let (acceptor, since) = (Arc::clone(&self.acceptor), Instant::now());
-                    Admitted::Newcomer(Box::new(Newcomer { channel, acceptor, since }))
+impl Greeter {
+    fn run(mut self) {
+        // Of this thread alone. Where it is refused, the thread has the priority of the others.
+        let _same = setpriority_process(Some(rustix::thread::gettid()), NICENESS);
+        let origin = std::time::Instant::now();
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let is_full = self.shared.is_full();
+            self.wait(is_full);
+            let now = Instant::ORIGIN + origin.elapsed();
+            if !is_full {
+                let (socket, terms, engine) = (&self.socket, &self.terms, &self.engine);
+                let pending = |channel| Pending { channel, engine: Arc::clone(engine) };
+                self.newcomers.admit(&self.address, now, || Ok(accept(socket, terms)?.map(pending)));
+            }
+            while let Some((Pending { channel, .. }, said)) = self.newcomers.next(&self.address, now) {
+                match said {
+                    Said::Offer(terms, message) => {
+                        lock(&self.shared.ready).push_back(PendingConnection { channel, terms, message });
+                    }
+                    Said::Join(ticket, lane) => self.engine.tell(Command::Join(channel, ticket, lane)),
                 }
-                Err(error) => {
-                    self.acceptor.refuse(&error);
-                    Admitted::Refused
-                }
-            },
-            Err(error) => {
-                if cannot_accept && could_accept && !self.acceptor.is_closed.load(Ordering::Acquire) {
-                    tracing::warn!(address = %self.acceptor.address, %error, "cannot accept connections for now");
-                }
-                Admitted::Nothing
             }
         }
     }
-}
 
-/// The outcome of one look at the system's queue.
-pub(super) enum Admitted {
-    /// A newcomer about which nothing is known yet.
-    Newcomer(Box<Newcomer>),
-    /// A connection that came to nothing.
-    Refused,
-    /// There is none, or no room for one.
-    Nothing,
+    /// Waits until there is something to do. While as many wait for an answer as may, the others stay in the system's
+    /// queue.
+    fn wait(&self, is_full: bool) {
+        let mut sockets = Vec::with_capacity(2 + MAX_PENDING_HANDSHAKES);
+        sockets.push(PollFd::new(&self.shared.wake, PollFlags::IN));
+        if !is_full && !self.newcomers.cannot_accept() {
+            sockets.push(PollFd::new(&self.socket, PollFlags::IN));
+        }
+        sockets.extend(self.newcomers.iter().map(|Pending { channel, .. }| {
+            let out = if channel.is_flushed() { PollFlags::empty() } else { PollFlags::OUT };
+            PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN | out)
+        }));
+        // Interrupted or refused, it is only a shorter wait.
+        let _ready = rustix::event::poll(&mut sockets, self.newcomers.is_timed().then_some(&TICK));
+        // Fails where it was not woken.
+        let _woken = rustix::io::read(&self.shared.wake, &mut [0; 8]);
+    }
 }
 
 /// A newcomer about which nothing is known yet.
-pub(super) struct Newcomer {
-    pub(super) channel: Channel,
-    pub(super) acceptor: Arc<Acceptor>,
-    pub(super) since: Instant,
+struct Pending {
+    channel: Channel,
+    engine: Arc<Engine>,
 }
 
-/// The outcome of hearing a newcomer.
-pub(super) enum Heard {
-    /// Not all of it yet.
-    Silence { has_more_to_say: bool },
+/// The wish of a newcomer.
+enum Said {
     /// It wants to connect.
     Offer(Terms, Vec<u8>),
-    /// It is one more lane of a connection.
-    Join(Lane, Arc<Connection>),
-    /// A message that no listener wants to hear.
-    Nonsense,
+    /// It is one more lane of a connection, which the progress thread serves.
+    Join(Ticket, Lane),
 }
 
-impl Newcomer {
-    /// Whether it has had the time that there is for its handshake.
-    pub(super) fn is_late(&self, now: Instant) -> bool {
-        now - self.since >= HANDSHAKE_TIMEOUT
-    }
+impl Newcomer for Pending {
+    type Said = Said;
 
-    /// Moves its handshake on.
-    pub(super) fn hear(&mut self, shared: &Shared) -> Heard {
-        let nonsense = |what: &dyn std::fmt::Display| {
-            self.acceptor.refuse(what);
-            Heard::Nonsense
-        };
-        let message = match self.channel.poll() {
-            Ok(Some(message)) => message,
-            Ok(None) => return Heard::Silence { has_more_to_say: !self.channel.is_flushed() },
-            Err(error) => return nonsense(&error),
-        };
-        match Hello::decode(&message) {
-            Ok((Hello::Offer(terms), message)) => Heard::Offer(terms, message),
-            Ok((Hello::Note(Note::Join(ticket, lane)), _)) => match expected(shared, &ticket, lane) {
-                Some(connection) => Heard::Join(lane, connection),
-                None => nonsense(&"it joins a connection that does not wait for it"),
-            },
+    fn hear(&mut self) -> Result<Option<Said>, String> {
+        let Some(bytes) = self.channel.poll().map_err(|error| error.to_string())? else { return Ok(None) };
+        match Hello::decode(&bytes) {
+            Ok((Hello::Offer(terms), message)) => Ok(Some(Said::Offer(terms, message))),
+            Ok((Hello::Note(Note::Join(ticket, lane)), _)) if self.engine.expects(&ticket, lane) => {
+                Ok(Some(Said::Join(ticket, lane)))
+            }
+            Ok((Hello::Note(Note::Join(..)), _)) => {
+                Err("it joins a connection that does not wait for it".into())
+            }
             Ok((Hello::Accept(_) | Hello::Refuse(_) | Hello::Note(Note::Joined), _)) => {
-                nonsense(&"it answered without a question")
+                Err("it answered without a question".into())
             }
             Err(error) => {
                 if let WireError::Version { .. } = error {
                     // If it is gone already, it does not need to know.
                     let _unheard = self.channel.send(&Hello::refuse(error.to_string().into()).encode(&[]));
                 }
-                nonsense(&error)
+                Err(error.to_string())
             }
         }
     }
 
-    /// Does what follows from what was heard: a lane that is to be served, if that is what it is. An error is a
-    /// connection that is over, as one of its lanes is.
-    pub(super) fn settle(
-        mut self,
-        heard: Heard,
-    ) -> Result<Option<(Socket, Arc<Connection>)>, Arc<Connection>> {
-        match heard {
-            Heard::Silence { .. } | Heard::Nonsense => {}
-            Heard::Offer(terms, message) => {
-                lock(&self.acceptor.ready).push_back(PendingConnection {
-                    channel: self.channel,
-                    terms,
-                    message,
-                });
-            }
-            Heard::Join(lane, connection) => {
-                let joined = Hello::Note(Note::Joined).encode(&[]);
-                // A socket to which nothing was sent but a greeting has room for this.
-                if lane == Lane::ForwardHeartbeat {
-                    if self.channel.send(&joined).is_err() || !self.channel.is_flushed() {
-                        return Err(connection);
-                    }
-                    return Ok(Some((Socket::new(self.channel.into_stream()), connection)));
-                }
-                let mut place = connection.reverse(lane);
-                if self.channel.send(&joined).is_err() || !self.channel.is_flushed() {
-                    drop(place);
-                    return Err(connection);
-                }
-                *place = Some(self.channel.into_stream());
-            }
-        }
-        Ok(None)
+    fn messages(&self) -> u8 {
+        self.channel.greetings()
     }
-}
-
-/// The connection that waits for this lane; from now on it does so no more.
-fn expected(shared: &Shared, ticket: &Ticket, lane: Lane) -> Option<Arc<Connection>> {
-    let mut all = lock(&shared.expected);
-    let expected = all.get_mut(ticket)?;
-    let index = expected.lanes.iter().position(|other| *other == lane)?;
-    expected.lanes.swap_remove(index);
-    let connection = Arc::clone(&expected.connection);
-    if expected.lanes.is_empty() {
-        all.remove(ticket);
-    }
-    Some(connection)
 }

@@ -1,11 +1,10 @@
-//! The progress thread: it serves what peers do with this process's memory, and lets newcomers in.
+//! The progress thread: it serves what peers do with this process's memory.
 //!
-//! One thread for all listeners and connections of one [`Tcp`](super::Tcp). It is started by the first of them that
+//! One thread for all connections of one [`Tcp`](super::Tcp). It is started by the first listener or connection that
 //! needs it, ends with the last, and no thread waits for it on the posting side.
 
 use std::collections::HashMap;
 use std::io;
-use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,15 +14,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::time::Timespec;
 
-use super::acceptor::{Acceptor, AcceptorSource, Admitted, Heard, Newcomer};
 use super::connection::{Connection, lock};
-use super::hello::{Lane, Ticket};
+use super::hello::{Hello, Lane, Note, Ticket};
 use super::socket::Socket;
 use super::target::{Target, Turn};
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
-use crate::transport::MAX_PENDING_HANDSHAKES;
-use crate::transport::wireup::victim;
 
 /// The time for which the thread looks for more before it sleeps: a sleeping thread is woken in several
 /// microseconds, and a peer that waits for an answer posts again within a few.
@@ -48,12 +44,8 @@ const WAKE: u64 = u64::MAX;
 
 /// The commands that others give to the thread.
 pub(super) enum Command {
-    /// Accept newcomers.
-    Listen(TcpListener, Arc<Acceptor>),
-    /// Accept no newcomers any more.
-    Close(Arc<Acceptor>),
-    /// This listener has room for newcomers again.
-    Resume(Arc<Acceptor>),
+    /// Take this for a further lane of the connection that waits for it under this ticket.
+    Join(Channel, Ticket, Lane),
     /// Send the rest of an answer, then serve the connection.
     Finish(Channel, Arc<Connection>),
     /// Serve a lane.
@@ -73,7 +65,7 @@ pub(super) struct Expected {
 /// The state that the thread shares with the threads that command it.
 pub(super) struct Shared {
     commands: Mutex<Vec<Command>>,
-    pub(super) expected: Mutex<HashMap<Ticket, Expected>>,
+    expected: Mutex<HashMap<Ticket, Expected>>,
     wake: OwnedFd,
     stop: AtomicBool,
     /// The number of the last question whether the thread has caught up, and of the last one that it has answered.
@@ -143,12 +135,30 @@ impl Engine {
         let ticket = expected.connection.ours.blob.ticket;
         lock(&self.shared.expected).insert(ticket, expected);
     }
+
+    /// True if a connection waits for this lane.
+    pub(super) fn expects(&self, ticket: &Ticket, lane: Lane) -> bool {
+        lock(&self.shared.expected).get(ticket).is_some_and(|expected| expected.lanes.contains(&lane))
+    }
 }
 
 impl Shared {
     fn wake(&self) {
         // Fails only if it was woken 2^64 times already, and then it is awake.
         let _awake = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// The connection that waits for this lane; from now on it does so no more.
+    fn take_expected(&self, ticket: &Ticket, lane: Lane) -> Option<Arc<Connection>> {
+        let mut all = lock(&self.expected);
+        let expected = all.get_mut(ticket)?;
+        let index = expected.lanes.iter().position(|other| *other == lane)?;
+        expected.lanes.swap_remove(index);
+        let connection = Arc::clone(&expected.connection);
+        if expected.lanes.is_empty() {
+            all.remove(ticket);
+        }
+        Some(connection)
     }
 }
 
@@ -227,18 +237,15 @@ impl Round {
 
 /// Something that events come from.
 enum Source {
-    Acceptor(AcceptorSource),
-    Newcomer(Newcomer),
     Finishing(Channel, Arc<Connection>),
     Lane(Target),
 }
 
 impl Source {
-    fn connection(&self) -> Option<&Arc<Connection>> {
+    fn connection(&self) -> &Arc<Connection> {
         match self {
-            Source::Finishing(_, connection) => Some(connection),
-            Source::Lane(target) => Some(target.connection()),
-            Source::Acceptor(_) | Source::Newcomer(_) => None,
+            Source::Finishing(_, connection) => connection,
+            Source::Lane(target) => target.connection(),
         }
     }
 }
@@ -246,8 +253,6 @@ impl Source {
 impl AsFd for Source {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match self {
-            Source::Acceptor(acceptor) => acceptor.socket.as_fd(),
-            Source::Newcomer(newcomer) => newcomer.channel.as_fd(),
             Source::Finishing(channel, _) => channel.as_fd(),
             Source::Lane(target) => target.socket().as_fd(),
         }
@@ -334,9 +339,7 @@ impl Progress {
             Err(error) => {
                 tracing::warn!(%error, "dropped a tcp connection: it cannot be waited for");
                 self.free.push(place);
-                if let Some(connection) = source.connection() {
-                    connection.fail(super::initiator::ENDED);
-                }
+                source.connection().fail(super::initiator::ENDED);
             }
         }
     }
@@ -372,11 +375,7 @@ impl Progress {
         let commands = std::mem::take(&mut *lock(&self.shared.commands));
         for command in commands {
             match command {
-                Command::Listen(socket, acceptor) => {
-                    self.add(Source::Acceptor(AcceptorSource::new(socket, acceptor)), epoll::EventFlags::IN);
-                }
-                Command::Close(acceptor) => self.close(&acceptor),
-                Command::Resume(acceptor) => self.resume(&acceptor),
+                Command::Join(channel, ticket, lane) => self.join(channel, &ticket, lane),
                 Command::Finish(channel, connection) => self.finish(channel, connection),
                 Command::Serve(socket, connection) => self.serve(socket, connection),
                 Command::Forget(connection) => self.forget(&connection),
@@ -412,7 +411,7 @@ impl Progress {
 
     fn forget(&mut self, connection: &Arc<Connection>) {
         lock(&self.shared.expected).remove(&connection.ours.blob.ticket);
-        self.remove_all(|source| source.connection().is_some_and(|other| Arc::ptr_eq(other, connection)));
+        self.remove_all(|source| Arc::ptr_eq(source.connection(), connection));
     }
 
     /// Tells the peer of a connection that it is closed and why, on each lane that has nothing else under way. They are
@@ -421,7 +420,7 @@ impl Progress {
         lock(&self.shared.expected).remove(&connection.ours.blob.ticket);
         for place in 0..self.sources.len() {
             let Some(source) = &mut self.sources[place].source else { continue };
-            if !source.connection().is_some_and(|other| Arc::ptr_eq(other, connection)) {
+            if !Arc::ptr_eq(source.connection(), connection) {
                 continue;
             }
             let is_told = match source {
@@ -444,24 +443,6 @@ impl Progress {
         }
     }
 
-    fn close(&mut self, acceptor: &Arc<Acceptor>) {
-        self.remove_all(|source| match source {
-            Source::Acceptor(source) => Arc::ptr_eq(&source.acceptor, acceptor),
-            Source::Newcomer(newcomer) => Arc::ptr_eq(&newcomer.acceptor, acceptor),
-            Source::Finishing(..) | Source::Lane(_) => false,
-        });
-    }
-
-    fn resume(&mut self, acceptor: &Arc<Acceptor>) {
-        let place = self.sources.iter().position(|entry| match &entry.source {
-            Some(Source::Acceptor(source)) => Arc::ptr_eq(&source.acceptor, acceptor),
-            _ => false,
-        });
-        if let Some(place) = place {
-            self.wants(place, epoll::EventFlags::IN);
-        }
-    }
-
     fn handle(&mut self, token: u64) {
         let (generation, place) = ((token >> 32) as u32, token as u32 as usize);
         let Some(entry) = self.sources.get_mut(place).filter(|entry| entry.generation == generation) else {
@@ -475,14 +456,6 @@ impl Progress {
                     self.finish(channel, connection);
                 }
             }
-            Some(Source::Newcomer(newcomer)) => match newcomer.hear(&self.shared) {
-                Heard::Silence { has_more_to_say } => self.wants(place, interest(has_more_to_say)),
-                heard => {
-                    let Some(Source::Newcomer(newcomer)) = self.remove(place) else { return };
-                    self.settle(newcomer, heard);
-                }
-            },
-            Some(Source::Acceptor(_)) => self.admit(place),
         }
     }
 
@@ -500,104 +473,48 @@ impl Progress {
         }
     }
 
-    /// Does what follows from what a newcomer said.
-    fn settle(&mut self, newcomer: Newcomer, heard: Heard) {
-        match newcomer.settle(heard) {
-            Ok(Some((socket, connection))) => self.serve(socket, connection),
-            Ok(None) => {}
-            Err(connection) => self.end(&connection, super::initiator::ENDED),
+    /// Takes a newcomer for the lane that it wants to be, if its connection still waits for that lane.
+    fn join(&mut self, mut channel: Channel, ticket: &Ticket, lane: Lane) {
+        let Some(connection) = self.shared.take_expected(ticket, lane) else { return };
+        // A lane of this side's is posted on by another thread, which finds it once the peer knows.
+        let mut place = (lane != Lane::ForwardHeartbeat).then(|| connection.reverse(lane));
+        // A socket to which nothing was sent but a greeting has room for this.
+        let said = channel.send(&Hello::Note(Note::Joined).encode(&[]));
+        if said.is_err() || !channel.is_flushed() {
+            drop(place);
+            return self.end(&connection, super::initiator::ENDED);
         }
-    }
-
-    /// Accepts newcomers, at most so many whatever comes of them: the lanes of others wait meanwhile.
-    fn admit(&mut self, place: usize) {
-        for _ in 0..MAX_PENDING_HANDSHAKES {
-            let Some(Source::Acceptor(source)) = &mut self.sources[place].source else { return };
-            match source.admit() {
-                Admitted::Newcomer(newcomer) => self.greet(*newcomer),
-                Admitted::Refused => {}
-                Admitted::Nothing => {
-                    let pauses = source.is_paused();
-                    let interest = if pauses { epoll::EventFlags::empty() } else { epoll::EventFlags::IN };
-                    self.wants(place, interest);
-                    return;
-                }
+        match &mut place {
+            Some(place) => **place = Some(channel.into_stream()),
+            None => {
+                drop(place);
+                self.serve(Socket::new(channel.into_stream()), connection);
             }
-        }
-    }
-
-    /// Hears a newcomer for the first time: what it says first is mostly there already, and counts when one has to go.
-    fn greet(&mut self, mut newcomer: Newcomer) {
-        let heard = newcomer.hear(&self.shared);
-        if let Heard::Silence { has_more_to_say } = heard {
-            self.make_room(&newcomer.acceptor);
-            self.add(Source::Newcomer(newcomer), interest(has_more_to_say));
-        } else {
-            self.settle(newcomer, heard);
-        }
-    }
-
-    /// Drops a newcomer of a listener if there are as many as there may be.
-    fn make_room(&mut self, acceptor: &Arc<Acceptor>) {
-        let newcomers = self.sources.iter().enumerate().filter_map(|(place, entry)| match &entry.source {
-            Some(Source::Newcomer(newcomer)) if Arc::ptr_eq(&newcomer.acceptor, acceptor) => {
-                Some((place, newcomer.channel.greetings()))
-            }
-            _ => None,
-        });
-        if newcomers.clone().count() < MAX_PENDING_HANDSHAKES {
-            return;
-        }
-        let chosen = victim(newcomers.clone().map(|(_, messages)| messages));
-        if let Some((place, _)) = chosen.and_then(|index| newcomers.clone().nth(index)) {
-            self.remove(place);
-            acceptor.refuse(&"there are too many unfinished handshakes");
         }
     }
 
     fn needs_tick(&self) -> bool {
-        self.sources.iter().any(|entry| match &entry.source {
-            Some(Source::Newcomer(_)) => true,
-            Some(Source::Acceptor(source)) => source.is_paused() || source.acceptor.has_unlogged_refusals(),
-            Some(Source::Lane(target)) => target.is_draining(),
-            Some(Source::Finishing(..)) | None => false,
-        })
+        let is_draining =
+            |entry: &Entry| matches!(&entry.source, Some(Source::Lane(target)) if target.is_draining());
+        self.sources.iter().any(is_draining)
     }
 
     /// Looks after everything that has a time limit.
     fn tick(&mut self, now: Instant) {
         for place in 0..self.sources.len() {
-            match &self.sources[place].source {
-                Some(Source::Newcomer(newcomer)) if newcomer.is_late(now) => {
-                    newcomer.acceptor.refuse(&"it said too little in time");
-                    self.remove(place);
-                }
-                Some(Source::Acceptor(source)) => {
-                    source.acceptor.log_refusals();
-                    if source.is_paused() {
-                        self.admit(place);
-                    }
-                }
-                Some(Source::Lane(target)) if target.is_overdue(now) => {
-                    let connection = Arc::clone(target.connection());
-                    self.end(&connection, super::target::OFFENDED.0);
-                }
-                _ => {}
+            let Some(Source::Lane(target)) = &self.sources[place].source else { continue };
+            if target.is_overdue(now) {
+                let connection = Arc::clone(target.connection());
+                self.end(&connection, super::target::OFFENDED.0);
             }
         }
     }
 }
 
-/// The events that a newcomer is waited for with.
-fn interest(has_more_to_say: bool) -> epoll::EventFlags {
-    let out = if has_more_to_say { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-    epoll::EventFlags::IN | out
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::net::TcpStream;
+    use std::net::{TcpListener, TcpStream};
 
     use super::super::hello::{Life, Terms};
     use super::super::wire::Response;

@@ -8,17 +8,17 @@ use super::acceptor::{Acceptor, PendingConnection};
 use super::connection::Connection;
 use super::engine::{Command, Engine, Expected};
 use super::hello::{self, Hello, lanes};
-use crate::channel;
+use crate::channel::{self, listen};
 use crate::mem::ForkGuard;
 use crate::time::Instant;
-use crate::transport::wireup::listen;
 use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, Refusal};
 
 /// The listener at which peers arrive over TCP.
 pub struct TcpListener {
-    /// The progress thread has a copy; this one is kept so as to end the listening at once.
+    /// The acceptor has a copy; this one is kept so as to end the listening at once.
     socket: std::net::TcpListener,
-    acceptor: Arc<Acceptor>,
+    address: Address,
+    acceptor: Acceptor,
     engine: Arc<Engine>,
     queue_depth: usize,
     guard: ForkGuard,
@@ -38,9 +38,8 @@ impl TcpListener {
         let socket = listen(address).map_err(failed)?;
         let address = Address::Tcp(socket.local_addr().map_err(failed)?);
         let copy = socket.try_clone().map_err(failed)?;
-        let acceptor = Arc::new(Acceptor::new(address, terms));
-        engine.tell(Command::Listen(copy, Arc::clone(&acceptor)));
-        Ok(TcpListener { socket, acceptor, engine, queue_depth, guard: ForkGuard::new() })
+        let acceptor = Acceptor::start(copy, address.clone(), terms, Arc::clone(&engine)).map_err(failed)?;
+        Ok(TcpListener { socket, address, acceptor, engine, queue_depth, guard: ForkGuard::new() })
     }
 }
 
@@ -49,28 +48,24 @@ impl Listener for TcpListener {
     type Incoming = TcpIncoming;
 
     fn address(&self) -> Address {
-        self.acceptor.address.clone()
+        self.address.clone()
     }
 
     fn has_caught_up(&mut self) -> bool {
         self.engine.has_caught_up()
     }
 
-    /// The progress thread moves the handshakes on, by its own clock.
+    /// The acceptor's thread moves the handshakes on, by its own clock.
     fn poll(&mut self, _now: Instant) -> Option<TcpIncoming> {
         if self.guard.is_inherited() {
             return None;
         }
-        let (pending, was_full) = self.acceptor.next();
-        if was_full {
-            self.engine.tell(Command::Resume(Arc::clone(&self.acceptor)));
-        }
-        let PendingConnection { channel, terms, message } = pending?;
+        let PendingConnection { channel, terms, message } = self.acceptor.next()?;
         Some(TcpIncoming {
             channel,
             received: terms.received(message),
             theirs: terms,
-            address: self.acceptor.address.clone(),
+            address: self.address.clone(),
             engine: Arc::clone(&self.engine),
             queue_depth: self.queue_depth,
         })
@@ -80,12 +75,11 @@ impl Listener for TcpListener {
 impl Drop for TcpListener {
     fn drop(&mut self) {
         if self.guard.is_inherited() {
-            return;
+            return self.acceptor.forget();
         }
-        self.acceptor.close();
+        self.acceptor.stop();
         // The port is free at once, whichever process holds copies of the descriptor.
         let _never_connected = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-        self.engine.tell(Command::Close(Arc::clone(&self.acceptor)));
     }
 }
 

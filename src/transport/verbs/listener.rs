@@ -12,10 +12,10 @@ use super::gid::GidChoice;
 use super::hello::{Hello, Place, Ports, Terms};
 use super::pairs::{Requester, Responder, connect, further};
 use super::waker::Waker;
-use crate::channel::Channel;
+use crate::channel::{Channel, listen};
 use crate::mem::{ForkGuard, LocalSlice};
 use crate::time::Instant;
-use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept, check_offer, listen};
+use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept, check_offer};
 use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, Refusal};
 
 /// The listener at which peers arrive. Handshakes go over TCP.

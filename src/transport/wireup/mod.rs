@@ -20,5 +20,5 @@ mod offer;
 #[cfg(any(test, fuzzing))]
 pub(crate) use message::fuzz;
 pub(crate) use message::{Blob, Grant, Hello, LIMIT, Side, Terms, WIRE_VERSION, WireError};
-pub(crate) use newcomers::{Newcomer, Newcomers, Refusals, accept, listen, victim};
+pub(crate) use newcomers::{Newcomer, Newcomers, accept};
 pub(crate) use offer::{check_offer, lets_write, random};

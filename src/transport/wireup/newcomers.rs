@@ -3,7 +3,7 @@
 
 use std::fmt::{Display, Write};
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::time::Duration;
 
 use crate::channel::{self, Channel};
@@ -22,18 +22,13 @@ pub(crate) trait Newcomer {
     fn messages(&self) -> u8;
 }
 
-/// Accepts a connection and begins to greet it. Its first message is mostly there already, and counts when one newcomer
-/// has to go. It says nothing more before it is answered.
+/// Accepts a connection as [`Newcomers::admit`] takes it.
 pub(crate) fn accept(socket: &TcpListener, terms: &channel::Terms) -> io::Result<Result<Channel, String>> {
-    let greet = |stream| {
-        let mut channel = Channel::accept(stream, terms)?;
-        channel.poll().map(|_| channel)
-    };
-    socket.accept().map(|(stream, _)| greet(stream).map_err(|error| error.to_string()))
+    Ok(Channel::accept(socket, terms)?.map_err(|error| error.to_string()))
 }
 
 /// The newcomers of one listener: at most [`MAX_PENDING_HANDSHAKES`], each for at most [`HANDSHAKE_TIMEOUT`].
-pub(crate) struct Newcomers<N> {
+pub(crate) struct Newcomers<N: Newcomer> {
     /// In order of arrival.
     waiting: Vec<Waiting<N>>,
     /// True while the system accepts no connections, so that this is logged once.
@@ -41,15 +36,17 @@ pub(crate) struct Newcomers<N> {
     refusals: Refusals,
 }
 
-impl<N> Default for Newcomers<N> {
+impl<N: Newcomer> Default for Newcomers<N> {
     fn default() -> Newcomers<N> {
         Newcomers { waiting: Vec::new(), cannot_accept: false, refusals: Refusals::default() }
     }
 }
 
-struct Waiting<N> {
+struct Waiting<N: Newcomer> {
     newcomer: N,
     since: Instant,
+    /// All of its part, if it had said that when it was accepted.
+    said: Option<N::Said>,
 }
 
 impl<N: Newcomer> Newcomers<N> {
@@ -88,23 +85,29 @@ impl<N: Newcomer> Newcomers<N> {
         self.cannot_accept = false;
     }
 
-    /// Keeps a newcomer, in place of another one if there are too many.
-    fn keep(&mut self, listener: &dyn Display, now: Instant, newcomer: N) {
+    /// Keeps a newcomer, in place of another one if there are too many. Its first message is mostly there already, and
+    /// counts when one has to go.
+    fn keep(&mut self, listener: &dyn Display, now: Instant, mut newcomer: N) {
+        let said = match newcomer.hear() {
+            Ok(said) => said,
+            Err(reason) => return self.refuse(listener, &reason),
+        };
         if self.waiting.len() >= MAX_PENDING_HANDSHAKES
             && let Some(index) = victim(self.waiting.iter().map(|waiting| waiting.newcomer.messages()))
         {
             self.waiting.remove(index);
             self.refuse(listener, &"there are too many unfinished handshakes");
         }
-        self.waiting.push(Waiting { newcomer, since: now });
+        self.waiting.push(Waiting { newcomer, since: now, said });
     }
 
     /// Moves all handshakes on. Returns the next newcomer that has said its part, and what it said.
     pub(crate) fn next(&mut self, listener: &dyn Display, now: Instant) -> Option<(N, N::Said)> {
         self.refusals.log(listener);
         let mut index = 0;
-        while let Some(Waiting { newcomer, since }) = self.waiting.get_mut(index) {
-            let reason = match newcomer.hear() {
+        while let Some(Waiting { newcomer, since, said }) = self.waiting.get_mut(index) {
+            let heard = said.take().map_or_else(|| newcomer.hear(), |said| Ok(Some(said)));
+            let reason = match heard {
                 Ok(Some(said)) => return Some((self.waiting.remove(index).newcomer, said)),
                 Ok(None) if now.saturating_since(*since) < HANDSHAKE_TIMEOUT => {
                     index += 1;
@@ -134,23 +137,15 @@ impl<N: Newcomer> Newcomers<N> {
         self.cannot_accept
     }
 
+    /// True while there is something that happens at its time, whether a newcomer says something or not.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.cannot_accept || !self.waiting.is_empty() || self.refusals.has_unlogged()
+    }
+
     /// The newcomers that are there now.
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &N> {
         self.waiting.iter().map(|waiting| &waiting.newcomer)
     }
-}
-
-/// Connections that wait in the system's queue until a listener accepts them, where the system allows as many. A crowd
-/// that comes at once finds room there.
-const BACKLOG: i32 = 1024;
-
-/// Begins to listen at an address, without waiting for connections.
-pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = TcpListener::bind(address)?;
-    socket.set_nonblocking(true)?;
-    // The standard library asks for a queue of 128.
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
 }
 
 /// Shortest time between two log lines of one listener about refused connections.
@@ -229,6 +224,45 @@ pub(crate) fn victim(messages: impl Iterator<Item = u8> + Clone) -> Option<usize
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A newcomer that says one thing at most, once.
+    struct Terse(Option<&'static str>);
+
+    impl Newcomer for Terse {
+        type Said = &'static str;
+
+        fn hear(&mut self) -> Result<Option<&'static str>, String> {
+            Ok(self.0.take())
+        }
+
+        fn messages(&self) -> u8 {
+            0
+        }
+    }
+
+    fn let_in(now: Instant, newcomer: Terse) -> Newcomers<Terse> {
+        let (mut newcomers, mut one) = (Newcomers::default(), Some(newcomer));
+        newcomers.admit(&"here", now, || one.take().map(Ok).ok_or(io::ErrorKind::WouldBlock.into()));
+        newcomers
+    }
+
+    #[test]
+    fn what_a_newcomer_has_said_when_it_is_accepted_is_not_forgotten() {
+        let mut newcomers = let_in(Instant::ORIGIN, Terse(Some("all")));
+        assert_eq!(newcomers.next(&"here", Instant::ORIGIN).map(|(_, said)| said), Some("all"));
+        assert!(newcomers.next(&"here", Instant::ORIGIN).is_none());
+    }
+
+    #[test]
+    fn a_newcomer_has_five_seconds_and_no_more() {
+        let begin = Instant::from_nanos(77);
+        let mut newcomers = let_in(begin, Terse(None));
+        let limit = crate::time::Duration::from_secs(5);
+        let last = begin + (limit - crate::time::Duration::from_nanos(1));
+        assert!(newcomers.next(&"here", last).is_none() && newcomers.refused() == 0 && newcomers.is_timed());
+        assert!(newcomers.next(&"here", begin + limit).is_none());
+        assert_eq!((newcomers.refused(), newcomers.iter().len()), (1, 0));
+    }
 
     #[test]
     fn a_flood_of_refusals_is_one_line_a_second_with_their_count() {

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use slackline::Secret;
-use slackline::internals::channel::{Channel, ChannelError, Purpose, Terms};
+use slackline::internals::channel::{Channel, ChannelError, Purpose, Terms, listen as listen_at};
 
 use super::BenchError;
 use super::arguments::TransportName;
@@ -196,15 +196,22 @@ pub(super) fn listen(
     require_secret(address, means, "--listen")?;
     // What cannot be had is told now, and not to the first client.
     transport.open(means)?;
-    let socket = TcpListener::bind(address).map_err(BenchError::system("listen there"))?;
+    let socket = listen_at(address).map_err(BenchError::system("listen there"))?;
+    // It has nothing else to do than to wait for clients.
+    socket.set_nonblocking(false).map_err(BenchError::system("listen there"))?;
     let address = socket.local_addr().map_err(BenchError::system("ask where this listens"))?;
     tell(&format!("listening at {address} for `bench --transport {} --peer HOST:PORT`", transport.name()))?;
     loop {
-        let (stream, from) = socket.accept().map_err(BenchError::system("let a client in"))?;
-        let (channel, first) = match greet(stream, means) {
+        let accepted = Channel::accept(&socket, &terms(means.secret.as_ref()));
+        let accepted = accepted.map_err(BenchError::system("let a client in"))?;
+        let greeted = accepted.map_err(|error| broken(&error)).and_then(|channel| {
+            let from = channel.peer_address().map_err(BenchError::system("ask who connects"))?;
+            Ok((greet(channel)?, from))
+        });
+        let ((channel, first), from) = match greeted {
             Ok(greeted) => greeted,
             Err(error) => {
-                eprintln!("slackline bench: turned {from} away: {error}");
+                eprintln!("slackline bench: turned a client away: {error}");
                 continue;
             }
         };
@@ -227,9 +234,7 @@ fn tell(text: &str) -> Result<(), BenchError> {
 }
 
 /// Lets a client prove that it knows the secret. Its first message may come together with the proof.
-fn greet(stream: TcpStream, means: &Means) -> Result<(Channel, Option<Vec<u8>>), BenchError> {
-    let terms = terms(means.secret.as_ref());
-    let mut channel = Channel::accept(stream, &terms).map_err(|error| broken(&error))?;
+fn greet(mut channel: Channel) -> Result<(Channel, Option<Vec<u8>>), BenchError> {
     let begun = Instant::now();
     loop {
         let first = channel.poll().map_err(|error| broken(&error))?;

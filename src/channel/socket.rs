@@ -1,0 +1,110 @@
+//! Sockets as channels use them: none ever blocks, and each notices a peer that is gone without a word.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+/// A peer that acknowledges nothing for so long is gone.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
+
+/// Connections that wait in the system's queue until a listener accepts them, where the system allows as many. A crowd
+/// that comes at once finds room there.
+const BACKLOG: i32 = 1024;
+
+/// The system hands a connection over once its first bytes are there, and keeps it from the listener for about so many
+/// seconds until then. So connections that say nothing, however many, wake nobody. A client speaks first.
+const DEFER_ACCEPT: libc::c_int = 5;
+
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+/// Begins to listen at an address, without waiting for connections; port 0 takes any that is free.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = TcpListener::bind(address)?;
+    socket.set_nonblocking(true)?;
+    tune(&socket)?;
+    defer_accept(&socket)?;
+    // The standard library asks for a queue of 128.
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Accepts a connection in one system call, so that one that comes to nothing costs little: Linux hands a listener's
+/// options down to the connections that it accepts.
+pub(super) fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
+    let (socket, address) = rustix::net::acceptfrom_with(listener, FLAGS)?;
+    let address = address.ok_or(Errno::CONNABORTED)?;
+    Ok((TcpStream::from(socket), SocketAddr::try_from(address)?))
+}
+
+/// Begins to connect.
+pub(super) fn dial(address: SocketAddr) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket: OwnedFd = rustix::net::socket_with(family, SocketType::STREAM, FLAGS, None)?;
+    tune(&socket)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(TcpStream::from(socket)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Sends at once what is to be sent, and lets the system find out that a peer is gone.
+fn tune(socket: impl AsFd) -> io::Result<()> {
+    let socket = socket.as_fd();
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(1))?;
+    sockopt::set_tcp_keepcnt(socket, 2)?;
+    sockopt::set_tcp_user_timeout(socket, SILENCE_MAX.as_millis() as u32)?;
+    Ok(())
+}
+
+/// Sets the one option that has no safe interface.
+#[allow(unsafe_code)]
+fn defer_accept(socket: &TcpListener) -> io::Result<()> {
+    let (level, name, seconds) = (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, DEFER_ACCEPT);
+    // SAFETY: the descriptor is open for as long as `socket` is borrowed, and the system reads the four bytes of an
+    // integer that lives until after the call.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const seconds).cast(), 4) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// Reads what `tune` sets.
+    fn options(socket: &TcpStream) -> (bool, bool, Duration, Duration, u32, u32) {
+        (
+            sockopt::tcp_nodelay(socket).unwrap(),
+            sockopt::socket_keepalive(socket).unwrap(),
+            sockopt::tcp_keepidle(socket).unwrap(),
+            sockopt::tcp_keepintvl(socket).unwrap(),
+            sockopt::tcp_keepcnt(socket).unwrap(),
+            sockopt::tcp_user_timeout(socket).unwrap(),
+        )
+    }
+
+    #[test]
+    fn both_ends_of_a_connection_notice_a_peer_that_is_gone_and_never_block() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut dialled = dial(listener.local_addr().unwrap()).unwrap();
+        // Until it has said something it is not there.
+        assert_eq!(accept(&listener).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        dialled.write_all(b"a").unwrap();
+        let (accepted, address) = accept(&listener).unwrap();
+        assert_eq!(address, dialled.local_addr().unwrap());
+        let second = Duration::from_secs(1);
+        for socket in [dialled, accepted] {
+            assert_eq!(options(&socket), (true, true, second, second, 2, 3000));
+            let flags = rustix::fs::fcntl_getfl(&socket).unwrap();
+            assert!(flags.contains(rustix::fs::OFlags::NONBLOCK), "{flags:?}");
+        }
+    }
+}
