@@ -32,7 +32,7 @@ fn main() {
         }
     };
     println!(
-        "listener  flood    alone/s  busy/s  flood/s  flood:alone  flood:busy  connections/s  joins: median, longest (ms)"
+        "listener flood    alone/s  busy/s  flood/s  flood:alone  flood:busy  connections/s  joins: median, most (ms)"
     );
     let listeners = [Besieged::Hub, Besieged::Shm, Besieged::Tcp];
     let kinds = [FloodKind::Silent, FloodKind::Talking];

@@ -4,8 +4,8 @@
 //! queue pair. Posting and polling are done wholly by the caller's thread: a batch leaves with one system call,
 //! gathered straight from registered memory, and what is read arrives straight in it. The serving side of all lanes
 //! belongs to one *progress thread* per [`Tcp`]: it receives payloads straight into the memory that was granted,
-//! after one small function has checked the key, the epoch, the range, the right and the alignment. Newcomers are greeted
-//! by one more thread per listener, so that a flood of connections holds up no lane.
+//! after one small function has checked the key, the epoch, the range, the right and the alignment. Newcomers are
+//! greeted by one more thread per listener, so that a flood of connections holds up no lane.
 //!
 //! | lane | posts | carries |
 //! | --- | --- | --- |
