@@ -207,7 +207,11 @@ impl<T: Transport> Reader<T> {
                 let operation = "waiting for a version";
                 return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen });
             }
-            if progress { backoff.reset() } else { backoff.wait() }
+            match progress {
+                true => backoff.reset(),
+                false if self.link.pull.is_lapped() => backoff.hurry(),
+                false => backoff.wait(),
+            }
         }
     }
 

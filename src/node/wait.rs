@@ -44,15 +44,20 @@ impl Backoff {
 
     /// Nothing happened: stand back once.
     pub fn wait(&mut self) {
-        self.wait_or(|| std::thread::sleep(Self::SLEEP));
+        self.wait_or(crowded::is_now, || std::thread::sleep(Self::SLEEP));
+    }
+
+    /// The same for a pull that was lapped, whatever else the machine runs: its owner writes on while this thread sleeps.
+    pub(super) fn hurry(&mut self) {
+        self.wait_or(|_| false, || std::thread::sleep(Self::SLEEP));
     }
 
     /// The same, and after a while until this thread is unparked (or for no reason at all).
     pub(super) fn wait_for_unpark(&mut self) {
-        self.wait_or(std::thread::park);
+        self.wait_or(crowded::is_now, std::thread::park);
     }
 
-    fn wait_or(&mut self, rest: impl FnOnce()) {
+    fn wait_or(&mut self, skips_yields: impl FnOnce(Instant) -> bool, rest: impl FnOnce()) {
         if let Some(runtime) = runtime::installed() {
             runtime.stand_back(self.turns);
             self.turns = self.turns.saturating_add(1);
@@ -65,7 +70,7 @@ impl Backoff {
         }
         let begun = now();
         let since = *self.yielding_since.get_or_insert(begun);
-        if begun - since >= Self::YIELD_FOR || crowded::is_now(begun) {
+        if begun - since >= Self::YIELD_FOR || skips_yields(begun) {
             return rest();
         }
         std::thread::yield_now();

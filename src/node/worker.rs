@@ -495,7 +495,11 @@ impl<T: Transport> Worker<T> {
                 self.statistics.timeouts += 1;
                 break Err(self.deadline(operation, timeout));
             }
-            if progress { backoff.reset() } else { backoff.wait() }
+            match progress {
+                true => backoff.reset(),
+                false if self.parts.iter().any(|part| part.link.pull.is_lapped()) => backoff.hurry(),
+                false => backoff.wait(),
+            }
         };
         let ended = now();
         self.statistics.wait += ended - begun;

@@ -382,6 +382,11 @@ impl Pull {
         self.retries
     }
 
+    /// True while a pull is under way that its owner has overtaken.
+    pub(crate) fn is_lapped(&self) -> bool {
+        self.is_active() && self.retries > 0
+    }
+
     /// Returns the destination and the bound of a pull whose whole copy the caller may bring in another way, if no
     /// request is in flight. It is for a pull that a fast writer laps again and again. [`finish`](Self::finish)
     /// ends the pull then.

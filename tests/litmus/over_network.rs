@@ -64,7 +64,7 @@ pub(crate) fn pulls_are_whole_of_every_size(claim: &str, place: Place) {
             tally.next_writer();
             let begun = Instant::now();
             for done in 0..times(pulls) / 2 {
-                // A writer of 64 bytes that has a processor for itself leaves a reader no time to look twice.
+                // A busy machine may leave a reader few of the writer's pauses.
                 if done >= 500 && begun.elapsed() > Duration::from_secs(60) {
                     break;
                 }

@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slackline::internals::mem::{Streaming, VolatileSlice};
 use slackline::{
@@ -52,6 +52,11 @@ pub(crate) fn first_process() -> Option<MutexGuard<'static, ()>> {
     }
     Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
+
+/// The time for which a writer publishes without a pause to a reader over a network, and the pause. A writer that never
+/// pauses and has a processor for itself keeps such a reader out for minutes: it writes all frames within one round trip.
+const SPRINT: Duration = Duration::from_millis(5);
+const REST: Duration = Duration::from_millis(1);
 
 /// The way in which the writer stores a version.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -144,6 +149,10 @@ impl Spec {
         }
     }
 
+    fn is_over_a_network(&self) -> bool {
+        matches!(self.address, Address::Tcp(_) | Address::Verbs(_))
+    }
+
     fn publish<T: Transport + Clone>(&self, transport: &T) {
         let table = Table::flat(self.bytes as u64 / 4, ElementType::F32).unwrap();
         let mut options = PublisherOptions::default();
@@ -153,11 +162,16 @@ impl Spec {
         tell(&publisher.address());
         let parent = Parent::new();
         let mut pattern = vec![0; self.bytes.min(64 << 10)];
+        let mut rested = Instant::now();
         for version in 1u64.. {
             let fill = |memory: VolatileSlice<'_>| self.fill(memory, version, &mut pattern);
             assert_eq!(publisher.publish_with(TIMEOUT, fill).unwrap(), Version(version));
             if version.is_multiple_of(64) && !parent.lives() {
                 return;
+            }
+            if self.is_over_a_network() && rested.elapsed() > SPRINT {
+                std::thread::sleep(REST);
+                rested = Instant::now();
             }
         }
     }
