@@ -7,7 +7,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::commands::{bench, doctor, launch, schemes, sim, top, train};
+use crate::commands::{bench, completions, doctor, launch, man, schemes, sim, top, train};
 use crate::everyday;
 
 /// Parameter memory with bounded staleness for distributed training.
@@ -27,6 +27,8 @@ enum Command {
     Doctor(doctor::Args),
     Launch(launch::Args),
     Top(top::Args),
+    Completions(completions::Args),
+    Man(man::Args),
     /// The other process of a measurement; started by `bench`.
     #[command(hide = true)]
     BenchPeer(bench::PeerArgs),
@@ -49,6 +51,8 @@ pub fn run() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Man(args) => man::run(&args, Cli::command()),
         Command::BenchPeer(args) => bench::run_peer(args),
         Command::Serve(args) => train::serve(args),
         Command::Work(args) => train::work(args),
