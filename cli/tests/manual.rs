@@ -9,7 +9,8 @@ fn slackline(arguments: &[&str]) -> Output {
 /// The commands that `slackline --help` lists, but for `help`.
 fn commands() -> Vec<String> {
     let help = String::from_utf8(slackline(&["--help"]).stdout).unwrap();
-    let lines = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let lines =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
     let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
     let names: Vec<_> = names.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect();
     assert!(names.len() >= 9, "{help}");
@@ -58,7 +59,8 @@ fn completions_for_each_shell_have_each_command() {
 #[test]
 fn bash_can_read_its_completions() {
     let script = slackline(&["completions", "bash"]).stdout;
-    let ask = "source /dev/stdin; COMP_WORDS=(slackline tr); COMP_CWORD=1; _slackline slackline tr slackline; echo ${COMPREPLY[@]}";
+    let ask = "source /dev/stdin; COMP_WORDS=(slackline tr); COMP_CWORD=1; \
+               _slackline slackline tr slackline; echo ${COMPREPLY[@]}";
     let mut bash = Command::new("bash");
     bash.args(["-c", ask]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut bash = bash.spawn().expect("start bash");

@@ -47,7 +47,8 @@ impl Backoff {
         self.wait_or(crowded::is_now, || std::thread::sleep(Self::SLEEP));
     }
 
-    /// The same for a pull that was lapped, whatever else the machine runs: its owner writes on while this thread sleeps.
+    /// The same for a pull that was lapped, whatever else the machine runs: its owner writes on while this thread
+    /// sleeps.
     pub(super) fn hurry(&mut self) {
         self.wait_or(|_| false, || std::thread::sleep(Self::SLEEP));
     }

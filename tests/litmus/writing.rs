@@ -54,7 +54,8 @@ pub(crate) fn first_process() -> Option<MutexGuard<'static, ()>> {
 }
 
 /// The time for which a writer publishes without a pause to a reader over a network, and the pause. A writer that never
-/// pauses and has a processor for itself keeps such a reader out for minutes: it writes all frames within one round trip.
+/// pauses and has a processor for itself keeps such a reader out for minutes: it writes all frames within one round
+/// trip.
 const SPRINT: Duration = Duration::from_millis(5);
 const REST: Duration = Duration::from_millis(1);
 
