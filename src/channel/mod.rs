@@ -37,11 +37,12 @@
 //! ```
 //!
 //! ```
-//! use slackline::internals::channel::{Channel, Purpose, Terms, listen};
+//! use slackline::internals::channel::{Channel, Purpose, Terms};
 //! use slackline::Secret;
+//! use std::net::TcpListener;
 //!
 //! let terms = Terms { secret: Some(Secret::random()?), ..Terms::new(Purpose::Rendezvous) };
-//! let listener = listen("127.0.0.1:0".parse()?)?;
+//! let listener = TcpListener::bind("127.0.0.1:0")?;
 //! let mut client = Channel::connect(listener.local_addr()?, &terms)?;
 //! let mut server = Channel::accept(&listener, &terms)??;
 //! client.send(b"hello")?;
