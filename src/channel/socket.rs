@@ -16,7 +16,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(3);
 const BACKLOG: i32 = 1024;
 
 /// The system hands a connection over once its first bytes are there, and keeps it from the listener for about so many
-/// seconds until then. So connections that say nothing, however many, wake nobody. A client speaks first.
+/// seconds until then. So connections that say nothing, however many, wake no thread. A client speaks first.
 const DEFER_ACCEPT: libc::c_int = 5;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);

@@ -1,6 +1,7 @@
 //! Waiting, for the blocking wrappers: reading the clock and standing back between polls.
 
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{Error, runtime};
 use crate::time::{Duration, Instant};
@@ -44,7 +45,7 @@ impl Backoff {
 
     /// Nothing happened: stand back once.
     pub fn wait(&mut self) {
-        self.wait_or(crowded::is_now, || std::thread::sleep(Self::SLEEP));
+        self.wait_or(|now| CROWD.is_seen(now), || std::thread::sleep(Self::SLEEP));
     }
 
     /// The same for a pull that was lapped, whatever else the machine runs: its owner writes on while this thread
@@ -55,7 +56,7 @@ impl Backoff {
 
     /// The same, and after a while until this thread is unparked (or for no reason at all).
     pub(super) fn wait_for_unpark(&mut self) {
-        self.wait_or(crowded::is_now, std::thread::park);
+        self.wait_or(|now| CROWD.is_seen(now), std::thread::park);
     }
 
     fn wait_or(&mut self, skips_yields: impl FnOnce(Instant) -> bool, rest: impl FnOnce()) {
@@ -75,35 +76,36 @@ impl Backoff {
             return rest();
         }
         std::thread::yield_now();
-        crowded::yielded(begun, now());
+        CROWD.yielded(begun, now());
     }
 }
 
-/// Whether the machine has more to run than processors.
+/// Whether the machine has more to run than processors, as the threads of this process have seen.
 ///
 /// A thread that yields then waits for whole time slices of the others; one that sleeps is woken ahead of them. So a
 /// process whose yield took that long sleeps instead for a while.
-mod crowded {
-    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+struct Crowd {
+    /// The time until which no thread yields, in nanoseconds of [`now`].
+    until: AtomicU64,
+}
 
-    use crate::time::{Duration, Instant};
+static CROWD: Crowd = Crowd { until: AtomicU64::new(0) };
 
+impl Crowd {
     /// A yield that took longer than a sleep would have.
     const LONG: Duration = Duration::from_micros(200);
 
     /// The time for which the threads of this process do not yield after a long yield.
     const HOLDS_FOR: Duration = Duration::from_millis(100);
 
-    /// When it ends, in nanoseconds of [`now`](super::now).
-    static UNTIL: AtomicU64 = AtomicU64::new(0);
-
-    pub(super) fn is_now(now: Instant) -> bool {
-        now.as_nanos() < UNTIL.load(Relaxed)
+    fn is_seen(&self, now: Instant) -> bool {
+        now.as_nanos() < self.until.load(Relaxed)
     }
 
-    pub(super) fn yielded(from: Instant, to: Instant) {
-        if to - from >= LONG {
-            UNTIL.store((to + HOLDS_FOR).as_nanos(), Relaxed);
+    /// A yield took from one time to another.
+    fn yielded(&self, from: Instant, to: Instant) {
+        if to - from >= Self::LONG {
+            self.until.store((to + Self::HOLDS_FOR).as_nanos(), Relaxed);
         }
     }
 }
@@ -161,5 +163,20 @@ pub(super) fn drive<N>(
             return Ok(false);
         }
         if progress { backoff.reset() } else { stand_back(node, deadline - now, &mut backoff) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_long_yield_a_process_does_not_yield_for_a_tenth_of_a_second() {
+        let crowd = Crowd { until: AtomicU64::new(0) };
+        let at = |micros| Instant::ORIGIN + Duration::from_micros(micros);
+        crowd.yielded(at(1000), at(1199));
+        assert!(!crowd.is_seen(at(1199)), "it was short");
+        crowd.yielded(at(2000), at(2200));
+        assert!(crowd.is_seen(at(102_199)) && !crowd.is_seen(at(102_200)));
     }
 }

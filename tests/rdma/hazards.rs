@@ -103,7 +103,7 @@ fn a_batch_as_long_as_the_queue_fits_once_what_nobody_hears_of_is_done() {
 }
 
 #[test]
-fn unauthenticated_peers_who_say_next_to_nothing_keep_nobody_out() {
+fn connections_that_say_next_to_nothing_keep_no_peer_out() {
     let mut target = Target::<VerbsFixture>::new(4096, ALL);
     let slackline::Address::Verbs(address) = target.listener.address() else { panic!("an address") };
     let begin = |_| {

@@ -206,7 +206,8 @@ pub(super) fn listen(
         let accepted = accepted.map_err(BenchError::system("let a client in"))?;
         let greeted = accepted.map_err(|error| broken(&error)).and_then(|channel| {
             let from = channel.peer_address().map_err(BenchError::system("ask who connects"))?;
-            Ok((greet(channel)?, from))
+            let greeted = greet(channel).map_err(|error| BenchError::Peer(format!("{from}: {error}")))?;
+            Ok((greeted, from))
         });
         let ((channel, first), from) = match greeted {
             Ok(greeted) => greeted,
