@@ -1,8 +1,11 @@
 //! A process's membership of its job, which a thread of its own keeps: rank 0 hears of the process however long it
 //! computes.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustix::event::EventfdFlags;
 
 use super::choose::{Choice, PathError, choose};
 use super::rendezvous::{self, Host, Introduction, Member, MemberEvent, MemberRole, Membership};
@@ -10,8 +13,8 @@ use super::transports::Transports;
 use crate::channel::Secret;
 use crate::transport::{Address, TransportKind};
 
-/// The longest time for which a message waits for the thread.
-const TURN: Duration = Duration::from_millis(5);
+/// The time between two questions for a message that is due. A message that is sent wakes the thread.
+const TURN: Duration = Duration::from_millis(50);
 
 /// The reason why a membership has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +34,7 @@ pub trait Conversation: Send + 'static {
     /// Takes a message of rank 0. `Some` ends the membership.
     fn receive(&mut self, message: Vec<u8>) -> Option<End>;
 
-    /// Gives the message that is due at `now`, if any; asked every few milliseconds.
+    /// Gives the message that is due at `now`, if any; asked twenty times a second.
     fn due(&mut self, now: Instant) -> Option<Vec<u8>> {
         let _ = now;
         None
@@ -76,6 +79,8 @@ pub struct JobMember<C: Conversation> {
 struct Shared<C> {
     state: Mutex<State<C>>,
     changed: Condvar,
+    /// Wakes the thread.
+    wake: OwnedFd,
 }
 
 struct State<C> {
@@ -93,6 +98,13 @@ struct State<C> {
 impl<C> Shared<C> {
     fn state(&self) -> MutexGuard<'_, State<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state and wakes the thread, which looks at it.
+    fn tell(&self, change: impl FnOnce(&mut State<C>)) {
+        change(&mut self.state());
+        // It fails only where the counter is full: the thread is awake then.
+        let _counted = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
@@ -120,7 +132,9 @@ impl<C: Conversation> JobMember<C> {
             sending: false,
             leaving: false,
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| rendezvous::Error::Thread(errno.into()))?;
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), wake });
         let kept = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("slackline-job".into())
@@ -146,12 +160,12 @@ impl<C: Conversation> JobMember<C> {
 
     /// Sends a message to rank 0.
     pub fn send(&self, message: Vec<u8>) {
-        self.shared.state().outgoing.push(message);
+        self.shared.tell(|state| state.outgoing.push(message));
     }
 
     /// Tells all members the addresses at which this process listens.
     pub fn announce(&self, addresses: Vec<Address>) {
-        self.shared.state().announcement = Some(addresses);
+        self.shared.tell(|state| state.announcement = Some(addresses));
     }
 
     /// Waits until all messages are handed to the connection, at most `timeout`.
@@ -236,7 +250,7 @@ impl<C: Conversation> JobMember<C> {
 
 impl<C: Conversation> Drop for JobMember<C> {
     fn drop(&mut self) {
-        self.shared.state().leaving = true;
+        self.shared.tell(|state| state.leaving = true);
     }
 }
 
@@ -244,7 +258,11 @@ impl<C: Conversation> Drop for JobMember<C> {
 fn keep<C: Conversation>(mut membership: Membership, shared: &Shared<C>) {
     let end = loop {
         match turn(&mut membership, shared) {
-            Ok(None) => membership.wait(TURN),
+            Ok(None) => {
+                membership.wait(TURN, shared.wake.as_fd());
+                // Whether it was counted up or not, the next turn looks.
+                let _count = rustix::io::read(&shared.wake, &mut [0; 8]);
+            }
             Ok(Some(end)) => break end,
             Err(error) => break End::Lost(format!("{error}; rank 0 told no cause: look at its output")),
         }
@@ -274,8 +292,10 @@ fn turn<C: Conversation>(
     for message in messages {
         membership.say(&message)?;
     }
-    shared.state().sending = false;
-    shared.changed.notify_all();
+    let was_sending = std::mem::take(&mut shared.state().sending);
+    if was_sending {
+        shared.changed.notify_all();
+    }
     while let Some(event) = membership.poll()? {
         let mut state = shared.state();
         match event {

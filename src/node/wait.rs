@@ -20,17 +20,24 @@ pub fn now() -> Instant {
 ///
 /// Spinning catches what another core does within a microsecond; yielding lets the peer run where there are fewer
 /// cores than processes; sleeping keeps a long wait from burning a core. What is waited for in a round of a hundred
-/// megabytes comes within the yields.
+/// megabytes comes within the yields. A sleep takes a small part of the wait so far: two hundred processes that wait
+/// for one leave it a processor, and no wait becomes longer by more than that part.
 #[derive(Debug, Default)]
 pub struct Backoff {
     turns: u32,
-    yielding_since: Option<Instant>,
+    waiting_since: Option<Instant>,
 }
 
 impl Backoff {
     const SPINS: u32 = 64;
     const YIELD_FOR: Duration = Duration::from_millis(2);
-    const SLEEP: std::time::Duration = std::time::Duration::from_micros(100);
+
+    /// The shortest sleep; the longest, and the longest on a crowded machine.
+    const SHORTEST: Duration = Duration::from_micros(100);
+    const LONGEST: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(20));
+
+    /// The part of the wait so far that a sleep takes, and the one on a crowded machine.
+    const PARTS: (u32, u32) = (32, 4);
 
     /// A wait that has not begun.
     pub fn new() -> Self {
@@ -45,35 +52,46 @@ impl Backoff {
 
     /// Nothing happened: stand back once.
     pub fn wait(&mut self) {
-        self.wait_or(|now| CROWD.is_seen(now), || std::thread::sleep(Self::SLEEP));
+        let is_crowded = CROWD.is_seen();
+        self.wait_or(is_crowded, |waited| std::thread::sleep(Self::pause(waited, is_crowded)));
     }
 
     /// The same for a pull that was lapped, whatever else the machine runs: its owner writes on while this thread
     /// sleeps.
     pub(super) fn hurry(&mut self) {
-        self.wait_or(|_| false, || std::thread::sleep(Self::SLEEP));
+        self.wait_or(false, |_| std::thread::sleep(Self::SHORTEST));
     }
 
     /// The same, and after a while until this thread is unparked (or for no reason at all).
     pub(super) fn wait_for_unpark(&mut self) {
-        self.wait_or(|now| CROWD.is_seen(now), std::thread::park);
+        self.wait_or(CROWD.is_seen(), |_| std::thread::park());
     }
 
-    fn wait_or(&mut self, skips_yields: impl FnOnce(Instant) -> bool, rest: impl FnOnce()) {
+    /// The time to sleep after a wait of `waited`.
+    fn pause(waited: Duration, is_crowded: bool) -> Duration {
+        let (part, longest) = match is_crowded {
+            false => (Self::PARTS.0, Self::LONGEST.0),
+            true => (Self::PARTS.1, Self::LONGEST.1),
+        };
+        (waited / part).clamp(Self::SHORTEST, longest)
+    }
+
+    /// Stands back once; `rest` is told for how long this wait has lasted.
+    fn wait_or(&mut self, rests_at_once: bool, rest: impl FnOnce(Duration)) {
         if let Some(runtime) = runtime::installed() {
             runtime.stand_back(self.turns);
             self.turns = self.turns.saturating_add(1);
             return;
         }
-        if self.turns < Self::SPINS {
+        if self.turns < Self::SPINS && !rests_at_once {
             self.turns += 1;
             std::hint::spin_loop();
             return;
         }
         let begun = now();
-        let since = *self.yielding_since.get_or_insert(begun);
-        if begun - since >= Self::YIELD_FOR || skips_yields(begun) {
-            return rest();
+        let waited = begun - *self.waiting_since.get_or_insert(begun);
+        if waited >= Self::YIELD_FOR || rests_at_once {
+            return rest(waited);
         }
         std::thread::yield_now();
         CROWD.yielded(begun, now());
@@ -98,7 +116,12 @@ impl Crowd {
     /// The time for which the threads of this process do not yield after a long yield.
     const HOLDS_FOR: Duration = Duration::from_millis(100);
 
-    fn is_seen(&self, now: Instant) -> bool {
+    fn is_seen(&self) -> bool {
+        // The clock is not read where no yield was ever long.
+        self.until.load(Relaxed) > 0 && self.is_seen_at(now())
+    }
+
+    fn is_seen_at(&self, now: Instant) -> bool {
         now.as_nanos() < self.until.load(Relaxed)
     }
 
@@ -171,12 +194,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_sleep_is_a_small_part_of_its_wait_and_never_long() {
+        let pause =
+            |micros, is_crowded| Backoff::pause(Duration::from_micros(micros), is_crowded).as_micros();
+        assert_eq!(
+            [0, 3_200, 6_400, 64_000, 1_000_000].map(|wait| pause(wait, false)),
+            [100, 100, 200, 2_000, 5_000]
+        );
+        assert_eq!([0, 400, 6_400, 1_000_000].map(|wait| pause(wait, true)), [100, 100, 1_600, 20_000]);
+    }
+
+    #[test]
     fn after_a_long_yield_a_process_does_not_yield_for_a_tenth_of_a_second() {
         let crowd = Crowd { until: AtomicU64::new(0) };
         let at = |micros| Instant::ORIGIN + Duration::from_micros(micros);
         crowd.yielded(at(1000), at(1199));
-        assert!(!crowd.is_seen(at(1199)), "it was short");
+        assert!(!crowd.is_seen_at(at(1199)), "it was short");
         crowd.yielded(at(2000), at(2200));
-        assert!(crowd.is_seen(at(102_199)) && !crowd.is_seen(at(102_200)));
+        assert!(crowd.is_seen_at(at(102_199)) && !crowd.is_seen_at(at(102_200)));
     }
 }

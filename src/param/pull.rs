@@ -737,7 +737,7 @@ impl Pull {
     fn posted(&mut self, posted: Result<(), PostError>, next: State) -> Result<bool, PullError> {
         match posted {
             Ok(()) => {
-                let looks = matches!(next, State::Status | State::FollowHeader);
+                let looks = matches!(next, State::Status | State::Header | State::FollowHeader);
                 // What is copied again was a gain the first time.
                 self.gains += u64::from(!looks && self.retries == 0);
                 self.outstanding += 1;

@@ -8,15 +8,18 @@ use crate::steps::{self, Step};
 use crate::table;
 use crate::test::{NOT_RUN, choose, seconds};
 use std::fs::{self, File};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 pub(crate) const COMMAND: Command = Command {
     name: "repeat",
-    arguments: "[--times N] [--load] [STEP...]",
-    about: "steps of `test` N times in a row (20), beside a load that takes all processors with --load; \
-            a table of failures and times",
+    arguments: "[--times N] [--jobs N] [--load] [STEP...]",
+    about: "steps of `test` N times in a row (20), several runs of a step at once with --jobs, \
+            beside a load that takes all processors with --load; a table of failures and times",
     run,
 };
 
@@ -31,23 +34,25 @@ const BUSY: &str =
 #[derive(Debug, PartialEq)]
 struct Options<'a> {
     times: usize,
+    /// Runs of a step at the same time.
+    jobs: usize,
     load: bool,
     names: Vec<&'a String>,
 }
 
 fn parse(arguments: &[String]) -> Result<Options<'_>, Failure> {
-    let mut options = Options { times: TIMES, load: false, names: Vec::new() };
+    let mut options = Options { times: TIMES, jobs: 1, load: false, names: Vec::new() };
     let mut words = arguments.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
             "--load" => options.load = true,
-            "--times" => {
+            "--times" | "--jobs" => {
                 let count = words.next().and_then(|count| count.parse().ok()).filter(|count| *count > 0);
-                options.times =
-                    count.ok_or_else(|| Failure::Usage("--times takes a number from 1".into()))?;
+                let count = count.ok_or_else(|| Failure::Usage(format!("{word} takes a number from 1")))?;
+                if word == "--times" { options.times = count } else { options.jobs = count }
             }
             option if option.starts_with('-') => {
-                let known = "it has --times N and --load";
+                let known = "it has --times N, --jobs N and --load";
                 return Err(Failure::Usage(format!("`repeat` has no option `{option}`; {known}")));
             }
             _ => options.names.push(word),
@@ -70,10 +75,10 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let _load = if options.load { Some(Load::start()?) } else { None };
     let mut records = Vec::new();
     for step in &chosen {
-        records.push(repeat(site, step, options.times, &folder)?);
+        records.push(repeat(site, step, &options, &folder)?);
     }
     print!("{}", summary(&records));
-    verdict(&records, options.load)
+    verdict(&records, &options)
 }
 
 /// Busy loops, one for each processor, which end when this is dropped.
@@ -120,38 +125,65 @@ struct Record {
     failures: Vec<PathBuf>,
 }
 
-fn repeat(site: &Site, step: &Step, times: usize, folder: &Path) -> Result<Record, Failure> {
+fn repeat(site: &Site, step: &Step, options: &Options, folder: &Path) -> Result<Record, Failure> {
     let mut record = Record { step: step.name, times: None, failures: Vec::new() };
     if let Some(why) = step.feature.and_then(|feature| feature.missing(site)) {
         println!("== {}: {NOT_RUN}: {why}", step.name);
         return Ok(record);
     }
-    let mut took = Vec::new();
-    for run in 1..=times {
-        let path = folder.join(format!("{}-{run}.log", step.name));
-        let log = File::create(&path).map_err(|error| Failure::Missing {
-            what: format!("cannot write {}: {error}", path.display()),
-            remedy: "look at its permissions and the space left".into(),
-        })?;
-        let before = Instant::now();
-        let outcome = step.commands.iter().try_for_each(|command| command.record(site, &log));
-        took.push(before.elapsed());
-        let time = seconds(before.elapsed());
-        match outcome {
-            Ok(()) => {
-                println!("== {}: run {run} of {times}: ok after {time}", step.name);
-                // Only what a failure said is kept.
-                let _removed = fs::remove_file(&path);
-            }
-            Err(failure) => {
-                println!("== {}: run {run} of {times}: FAILED after {time}: {failure}", step.name);
-                println!("   its output: {}", path.display());
-                record.failures.push(path);
-            }
-        }
-    }
-    record.times = Some(took);
+    let numbers = Mutex::new(1..=options.times);
+    // One after the other, until no number is left.
+    let row = || {
+        let next = || numbers.lock().unwrap_or_else(PoisonError::into_inner).next();
+        std::iter::from_fn(next).map(|number| once(site, step, number, options.times, folder)).collect()
+    };
+    let mut runs: Vec<Run> = std::thread::scope(|scope| {
+        let rows: Vec<_> = (0..options.jobs).map(|_| scope.spawn(row)).collect();
+        let join = |row: ScopedJoinHandle<'_, Result<Vec<Run>, Failure>>| {
+            row.join().unwrap_or_else(|panic| resume_unwind(panic))
+        };
+        rows.into_iter().map(join).collect::<Result<Vec<_>, _>>()
+    })?
+    .concat();
+    runs.sort_by_key(|run| run.number);
+    record.times = Some(runs.iter().map(|run| run.took).collect());
+    record.failures = runs.into_iter().filter_map(|run| run.failure).collect();
     Ok(record)
+}
+
+/// The outcome of one run.
+#[derive(Clone)]
+struct Run {
+    number: usize,
+    took: Duration,
+    /// Its output, if it failed.
+    failure: Option<PathBuf>,
+}
+
+fn once(site: &Site, step: &Step, number: usize, times: usize, folder: &Path) -> Result<Run, Failure> {
+    let path = folder.join(format!("{}-{number}.log", step.name));
+    let log = File::create(&path).map_err(|error| Failure::Missing {
+        what: format!("cannot write {}: {error}", path.display()),
+        remedy: "look at its permissions and the space left".into(),
+    })?;
+    let before = Instant::now();
+    let outcome = step.commands.iter().try_for_each(|command| command.record(site, &log));
+    let took = before.elapsed();
+    let time = seconds(took);
+    let failure = match outcome {
+        Ok(()) => {
+            println!("== {}: run {number} of {times}: ok after {time}", step.name);
+            // Only what a failure said is kept.
+            let _removed = fs::remove_file(&path);
+            None
+        }
+        Err(failure) => {
+            println!("== {}: run {number} of {times}: FAILED after {time}: {failure}", step.name);
+            println!("   its output: {}", path.display());
+            Some(path)
+        }
+    };
+    Ok(Run { number, took, failure })
 }
 
 fn summary(records: &[Record]) -> String {
@@ -170,18 +202,21 @@ fn summary(records: &[Record]) -> String {
     table::layout(&rows)
 }
 
-fn verdict(records: &[Record], load: bool) -> Result<(), Failure> {
+fn verdict(records: &[Record], options: &Options) -> Result<(), Failure> {
     let failed: Vec<_> = records.iter().filter(|record| !record.failures.is_empty()).collect();
     if failed.is_empty() {
         return Ok(());
     }
     let runs: usize = failed.iter().map(|record| record.failures.len()).sum();
     let names: Vec<_> = failed.iter().map(|record| record.step).collect();
-    let load = if load { "--load " } else { "" };
-    Err(Failure::Check {
-        what: format!("again: cargo xtask repeat {load}{}", names.join(" ")),
-        status: format!("{runs} runs"),
-    })
+    let mut again = String::from("cargo xtask repeat ");
+    if options.jobs > 1 {
+        again += &format!("--jobs {} ", options.jobs);
+    }
+    if options.load {
+        again += "--load ";
+    }
+    Err(Failure::Check { what: format!("again: {again}{}", names.join(" ")), status: format!("{runs} runs") })
 }
 
 #[cfg(test)]
@@ -207,6 +242,10 @@ mod tests {
         }
     }
 
+    fn options(times: usize, jobs: usize, load: bool) -> Options<'static> {
+        Options { times, jobs, load, names: Vec::new() }
+    }
+
     #[test]
     fn every_run_is_counted_and_only_what_a_failure_said_is_kept() {
         let folder = folder("counted");
@@ -215,15 +254,30 @@ mod tests {
             format!("cd {}; echo a word; [ -e odd ] && rm odd || {{ touch odd; exit 3; }}", folder.display());
         let commands = vec![Cmd::new("sh", &["-c", &script])];
         let step = Step { name: "shaky", about: "", needs: Vec::new(), feature: None, commands };
-        let record = repeat(&site(), &step, 5, &folder).unwrap();
+        let record = repeat(&site(), &step, &options(5, 1, false), &folder).unwrap();
         let failures = [1, 3, 5].map(|run| folder.join(format!("shaky-{run}.log")));
         assert_eq!(record.failures, failures);
         assert_eq!(fs::read_to_string(&failures[0]).unwrap(), "a word\n");
         assert!(!folder.join("shaky-2.log").exists());
         let text = summary(std::slice::from_ref(&record));
         assert!(text.starts_with("step   runs  failures  shortest  longest\nshaky  5     3 "), "{text}");
-        let failure = verdict(&[record], true).unwrap_err();
+        let failure = verdict(&[record], &options(5, 1, true)).unwrap_err();
         assert_eq!(failure.to_string(), "failed (3 runs): again: cargo xtask repeat --load shaky");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn as_many_runs_as_there_are_jobs_go_on_at_the_same_time() {
+        let folder = folder("at-once");
+        // Ends only when three runs have begun.
+        let script = format!(
+            "cd {}; touch $$; until [ $(ls | grep -vc log) = 3 ]; do sleep 0.01; done",
+            folder.display()
+        );
+        let commands = vec![Cmd::new("sh", &["-c", &script])];
+        let step = Step { name: "together", about: "", needs: Vec::new(), feature: None, commands };
+        let record = repeat(&site(), &step, &options(3, 3, false), &folder).unwrap();
+        assert_eq!((record.times.map(|times| times.len()), record.failures.len()), (Some(3), 0));
         fs::remove_dir_all(folder).unwrap();
     }
 
@@ -251,11 +305,11 @@ mod tests {
     #[test]
     fn options_are_read_wherever_they_stand_and_unknown_ones_refused() {
         let words = |line: &str| line.split(' ').map(String::from).collect::<Vec<_>>();
-        let arguments = words("hosts --times 3 kill --load");
+        let arguments = words("hosts --times 3 kill --load --jobs 2");
         let options = parse(&arguments).unwrap();
-        assert_eq!((options.times, options.load), (3, true));
+        assert_eq!((options.times, options.jobs, options.load), (3, 2, true));
         assert_eq!(options.names, ["hosts", "kill"]);
-        for wrong in ["--times", "--times 0", "--times x", "--tmies 3"] {
+        for wrong in ["--times", "--times 0", "--times x", "--tmies 3", "--jobs 0"] {
             assert_eq!(parse(&words(wrong)).unwrap_err().exit_code(), 2, "{wrong}");
         }
     }

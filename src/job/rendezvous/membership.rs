@@ -1,6 +1,7 @@
 //! The side of every other process in the meeting.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -118,9 +119,9 @@ impl Membership {
         }
     }
 
-    /// Waits until there is something to do, at most `timeout`.
-    pub fn wait(&self, timeout: Duration) {
-        wait(&self.channel, timeout);
+    /// Waits until there is something to do or `wake` is readable, at most `timeout`.
+    pub fn wait(&self, timeout: Duration, wake: BorrowedFd<'_>) {
+        wait(&self.channel, timeout, Some(wake));
     }
 
     /// Tells all members where this member is reached from now on.
@@ -187,7 +188,7 @@ fn join_at(
         if left.is_zero() {
             return Err(Trouble::Unanswered);
         }
-        wait(&channel, left);
+        wait(&channel, left, None);
     };
     match decode(&answer) {
         Some(FromHub::Welcome { id, place, generation, epoch }) => {
@@ -205,7 +206,7 @@ fn join_at(
     }
 }
 
-fn wait(channel: &Channel, timeout: Duration) {
+fn wait(channel: &Channel, timeout: Duration, wake: Option<BorrowedFd<'_>>) {
     // A channel that is being dialled becomes writable, one that is open readable.
     let flags = if channel.is_open() && channel.is_flushed() { PollFlags::IN } else { PollFlags::all() };
     let flags = flags & (PollFlags::IN | PollFlags::OUT);
@@ -215,7 +216,10 @@ fn wait(channel: &Channel, timeout: Duration) {
         tv_sec: timeout.as_secs() as i64,
         tv_nsec: i64::from(timeout.subsec_nanos()),
     };
-    let mut sockets = [PollFd::new(channel, flags)];
+    let socket = PollFd::new(channel, flags);
+    // Without a descriptor that wakes, the socket stands in both places.
+    let wake = wake.map_or_else(|| socket.clone(), |wake| PollFd::from_borrowed_fd(wake, PollFlags::IN));
+    let mut sockets = [socket, wake];
     // Interrupted or refused, it is only a shorter wait.
     let _ready = rustix::event::poll(&mut sockets, Some(&timeout));
 }

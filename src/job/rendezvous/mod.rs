@@ -207,7 +207,7 @@ pub enum Error {
         reason: &'static str,
     },
     /// The thread that keeps the connection to rank 0 cannot be started.
-    #[error("cannot start the thread that talks to rank 0: {0}; look at the limit on processes (ulimit -u)")]
+    #[error("cannot start the thread that talks to rank 0: {0}; see ulimit -u and ulimit -n")]
     Thread(std::io::Error),
     /// A text or a message to be sent is too long.
     #[error("{what} is too long to be said: {length}, at most {limit}")]

@@ -7,8 +7,8 @@ fn region(bytes: usize) -> MemoryRegion {
     MemoryRegion::new(HostMemory::anonymous(bytes).unwrap(), Access::REMOTE_READ, LocalKey::NONE, ())
 }
 
-#[test]
-fn a_pull_that_is_lapped_gains_nothing_and_its_caller_stands_back() {
+/// An owner of two frames of 64 bytes, an endpoint that reads them, and a pull from them.
+fn owner_and_pull() -> (Frames, LocalEndpoint, Pull) {
     let layout = ControlLayout { peers: 1, frames: 2 };
     let geometry = FrameGeometry { frames: 2, payload_bytes: 64, chunk_bytes: 64 };
     let (control, payload) = (region(layout.bytes()), region(geometry.bytes() as usize));
@@ -22,19 +22,49 @@ fn a_pull_that_is_lapped_gains_nothing_and_its_caller_stands_back() {
     let source = FrameSource { control: control_slice, frames: frames_slice, layout, geometry, epoch: 7 };
     let mut frames = Frames::new(control, payload, layout, geometry, 7);
     frames.set_initial(Version(0), Clock(0));
-    let mut pull = Pull::new(source, &region(Pull::SCRATCH_BYTES)).unwrap();
+    let pull = Pull::new(source, &region(Pull::SCRATCH_BYTES)).unwrap();
+    (frames, endpoint, pull)
+}
+
+fn publish(frames: &mut Frames, version: Version) {
+    let frame = frames.begin(version, |_| false).unwrap();
+    frames.commit(frame, version, Clock(0));
+}
+
+fn turn(pull: &mut Pull, endpoint: &mut LocalEndpoint) {
+    pull.advance(endpoint).unwrap();
+    while let Some(completion) = endpoint.poll() {
+        pull.complete(completion);
+    }
+}
+
+#[test]
+fn versions_that_do_not_satisfy_the_bound_are_no_gain_to_a_pull() {
+    let (mut frames, mut endpoint, mut pull) = owner_and_pull();
+    let bound = Bound { smallest_clock: Clock(1), ..Bound::NONE };
+    pull.start(bound, region(64).whole(), PullOptions::default()).unwrap();
+    turn(&mut pull, &mut endpoint);
+    let gains = pull.gains();
+    for version in 1..10 {
+        publish(&mut frames, Version(version));
+        for _ in 0..10 {
+            turn(&mut pull, &mut endpoint);
+        }
+        assert_eq!((pull.seen().version, pull.gains()), (Version(version), gains));
+    }
+}
+
+#[test]
+fn a_pull_that_is_lapped_gains_nothing_and_its_caller_stands_back() {
+    let (mut frames, mut endpoint, mut pull) = owner_and_pull();
     pull.start(Bound::NONE, region(64).whole(), PullOptions::default()).unwrap();
     // The owner writes two versions during each copy.
     let (mut version, mut gains) = (Version(0), None);
     while pull.retries() < 10 {
-        pull.advance(&mut endpoint).unwrap();
-        while let Some(completion) = endpoint.poll() {
-            pull.complete(completion);
-        }
+        turn(&mut pull, &mut endpoint);
         for _ in 0..2 {
             version = version.next();
-            let frame = frames.begin(version, |_| false).unwrap();
-            frames.commit(frame, version, Clock(0));
+            publish(&mut frames, version);
         }
         assert!(pull.is_active() && pull.take().is_none(), "it is lapped");
         if pull.retries() > 0 {
@@ -45,10 +75,7 @@ fn a_pull_that_is_lapped_gains_nothing_and_its_caller_stands_back() {
     assert_eq!(pull.gains(), gains, "no further retry is a gain");
     // Left alone, it ends.
     let pulled = loop {
-        pull.advance(&mut endpoint).unwrap();
-        while let Some(completion) = endpoint.poll() {
-            pull.complete(completion);
-        }
+        turn(&mut pull, &mut endpoint);
         if let Some(pulled) = pull.take() {
             break pulled;
         }
