@@ -23,7 +23,7 @@ pub(crate) const MUTANTS: &[(&str, &str)] = &[
     ("second_header", "was given version"),
     ("silence", "was evicted though it lives"),
     ("taken", "is in it as clock"),
-    ("withheld", "in it, and shard 0 has not"),
+    ("withheld", "was folded as of"),
 ];
 
 /// The step. The library as it is passes the same seeds in the step `seeds`.
