@@ -4,7 +4,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use slackline::internals::clock::WorkerId;
 use slackline::{
     Clock, Instant, Version,
-    scheme::{Config, GradientId, ServerAction, ServerEvent, Share, Statistics, WorkerEvent},
+    scheme::{GradientId, SchemeConfig, ServerAction, ServerEvent, Share, Statistics, WorkerEvent},
 };
 
 const NOW: Instant = Instant::ORIGIN;
@@ -12,7 +12,12 @@ const NOW: Instant = Instant::ORIGIN;
 /// One clock of all workers: an event is a gradient that arrives, with all that follows from it.
 fn server(c: &mut Criterion) {
     let mut group = c.benchmark_group("server");
-    for config in [Config::Bsp, Config::Bap { staleness: 3 }, Config::Asp, Config::Essp { staleness: 3 }] {
+    for config in [
+        SchemeConfig::Bsp,
+        SchemeConfig::Bap { staleness: 3 },
+        SchemeConfig::Asp,
+        SchemeConfig::Essp { staleness: 3 },
+    ] {
         for workers in [4u16, 1_000, 10_000] {
             group.throughput(Throughput::Elements(u64::from(workers)));
             group.bench_function(BenchmarkId::new(config.name(), workers), |b| {
@@ -48,7 +53,7 @@ fn server(c: &mut Criterion) {
 /// One clock of one worker: a copy taken, a gradient published.
 fn worker(c: &mut Criterion) {
     let mut group = c.benchmark_group("worker");
-    for config in [Config::Bsp, Config::Ssp { staleness: 3 }] {
+    for config in [SchemeConfig::Bsp, SchemeConfig::Ssp { staleness: 3 }] {
         group.bench_function(config.name(), |b| {
             let mut worker = config.worker();
             let mut clock = Clock(0);

@@ -2,10 +2,10 @@
 //! that number.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use slackline::scheme::Config;
+use slackline::scheme::SchemeConfig;
 use slackline::sim::{Cluster, Distribution, Until};
 
-fn cluster(scheme: Config, workers: usize) -> Cluster {
+fn cluster(scheme: SchemeConfig, workers: usize) -> Cluster {
     let mut cluster = Cluster::new(scheme, workers, 1);
     cluster.compute = Distribution::Exponential { mean: 1.0 };
     cluster.network.latency = Distribution::Exponential { mean: 0.1 };
@@ -17,7 +17,8 @@ fn cluster(scheme: Config, workers: usize) -> Cluster {
 fn events(c: &mut Criterion) {
     let mut group = c.benchmark_group("simulator");
     group.sample_size(10);
-    for scheme in [Config::Bsp, Config::Ssp { staleness: 3 }, Config::Essp { staleness: 3 }] {
+    for scheme in [SchemeConfig::Bsp, SchemeConfig::Ssp { staleness: 3 }, SchemeConfig::Essp { staleness: 3 }]
+    {
         for workers in [100, 1_000, 10_000] {
             let events = cluster(scheme, workers).run().unwrap().counts.events;
             group.throughput(Throughput::Elements(events));

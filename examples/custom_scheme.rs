@@ -23,12 +23,12 @@ impl ShrinkingSsp {
         self.first.saturating_sub(clock.0 / self.every)
     }
 
-    pub(crate) fn make(settings: &str) -> Result<AnyScheme, ConfigError> {
+    pub(crate) fn make(settings: &str) -> Result<AnyScheme, SchemeConfigError> {
         let numbers: Vec<u64> = settings.split(", ").filter_map(|number| number.parse().ok()).collect();
         let reason = format!("cannot read {settings:?}: write two numbers, such as 4, 10");
         match numbers[..] {
             [first, every] if every > 0 => Ok(ShrinkingSsp { first, every }.into()),
-            _ => Err(ConfigError::Custom { scheme: NAME.into(), reason }),
+            _ => Err(SchemeConfigError::Custom { scheme: NAME.into(), reason }),
         }
     }
 }
@@ -47,8 +47,8 @@ impl Scheme for ShrinkingSsp {
     }
 
     /// The server folds each gradient as it comes, as that of SSP does.
-    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, ConfigError> {
-        Scheme::server(&Config::Asp, start)
+    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
+        Scheme::server(&SchemeConfig::Asp, start)
     }
 
     fn worker(&self) -> Box<dyn WorkerScheme> {

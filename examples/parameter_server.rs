@@ -9,7 +9,7 @@
 
 use std::error::Error;
 
-use slackline::{ElementType, Job, JobPlan, Role, ServerOptions, Table, WorkerOptions, scheme::Config};
+use slackline::{ElementType, Job, JobPlan, Role, ServerOptions, Table, WorkerOptions, scheme::SchemeConfig};
 
 const COLUMNS: usize = 16;
 const BATCH: usize = 32;
@@ -17,7 +17,7 @@ const CLOCKS: u64 = 300;
 const LEARNING_RATE: f32 = 0.05;
 
 /// The scheme: a worker is at most two clocks ahead of the slowest.
-const SCHEME: Config = Config::Ssp { staleness: 2 };
+const SCHEME: SchemeConfig = SchemeConfig::Ssp { staleness: 2 };
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let job = Job::from_env(JobPlan::servers(1).clocks(CLOCKS))?;

@@ -103,14 +103,14 @@ impl ClockTable {
             self.clocks.resize(index + 1, None);
         }
         let start = clock.max(self.smallest);
-        self.place(index, Some(start));
+        self.set(index, Some(start));
         start
     }
 
     /// Takes a worker out. The smallest clock may grow by it; returns true if it did.
     pub fn leave(&mut self, worker: WorkerId) -> bool {
         let index = usize::from(worker.0);
-        index < self.clocks.len() && self.place(index, None)
+        index < self.clocks.len() && self.set(index, None)
     }
 
     /// Notes that `worker` has reached `clock`; ignored for a worker that is not in, or that would move back.
@@ -118,12 +118,12 @@ impl ClockTable {
     pub fn advance(&mut self, worker: WorkerId, clock: Clock) -> bool {
         let index = usize::from(worker.0);
         match self.clocks.get(index) {
-            Some(Some(reached)) if *reached < clock => self.place(index, Some(clock)),
+            Some(Some(reached)) if *reached < clock => self.set(index, Some(clock)),
             _ => false,
         }
     }
 
-    fn place(&mut self, index: usize, clock: Option<Clock>) -> bool {
+    fn set(&mut self, index: usize, clock: Option<Clock>) -> bool {
         // In before out: a map that never runs empty keeps its memory.
         if let Some(clock) = clock {
             *self.standing.entry(clock).or_default() += 1;

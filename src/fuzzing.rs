@@ -11,7 +11,7 @@ use crate::{channel, node, param, transport};
 
 /// One decoder.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
+pub struct FuzzTarget {
     /// The name of the format that it decodes; the target of cargo-fuzz has the same name.
     pub name: &'static str,
     /// Gives it bytes, and panics if it breaks a promise.
@@ -20,12 +20,12 @@ pub struct Target {
     pub samples: fn() -> Vec<Vec<u8>>,
 }
 
-const fn target(name: &'static str, check: fn(&[u8]), samples: fn() -> Vec<Vec<u8>>) -> Target {
-    Target { name, check, samples }
+const fn target(name: &'static str, check: fn(&[u8]), samples: fn() -> Vec<Vec<u8>>) -> FuzzTarget {
+    FuzzTarget { name, check, samples }
 }
 
 /// Every decoder of the library.
-pub const TARGETS: &[Target] = &[
+pub const TARGETS: &[FuzzTarget] = &[
     target("address", transport::fuzz_address, transport::address_samples),
     target("checkpoint", node::checkpoint_fuzz::fuzz_file, node::checkpoint_fuzz::file_samples),
     target("checkpoint_forged", node::checkpoint_fuzz::fuzz_forged, node::checkpoint_fuzz::forged_samples),

@@ -13,7 +13,7 @@
 //! the others and chooses a transport for each pair. All processes run this program:
 //!
 //! ```no_run
-//! use slackline::{ElementType, Job, JobPlan, Role, ServerOptions, Table, WorkerOptions, scheme::Config};
+//! use slackline::{ElementType, Job, JobPlan, Role, ServerOptions, Table, WorkerOptions, scheme::SchemeConfig};
 //!
 //! # fn loss_and_gradient(parameters: &[f32], gradient: &mut [f32]) -> f32 { 0.0 }
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,7 +21,7 @@
 //! match job.role() {
 //!     Role::Server(_) => {
 //!         let table = Table::builder().tensor("weight", &[1000], ElementType::F32).build()?;
-//!         let scheme = Config::Ssp { staleness: 2 };
+//!         let scheme = SchemeConfig::Ssp { staleness: 2 };
 //!         let served = job.serve(table, &[0.0; 1000], ServerOptions::new(scheme, job.workers(), 0.1))?;
 //!         println!("{} versions", served.status.version.0);
 //!     }
@@ -68,7 +68,7 @@
 //!
 //! | variable | what it sets |
 //! | --- | --- |
-//! | `SLACKLINE_RANK`, `_WORLD_SIZE`, `_LOCAL_RANK` | place of this process, where no launcher sets it |
+//! | `SLACKLINE_RANK`, `_WORLD_SIZE`, `_LOCAL_RANK` | rank, world size and local rank, where no launcher sets them |
 //! | `SLACKLINE_RENDEZVOUS` | `HOST:PORT` at which rank 0 listens for the other processes |
 //! | `SLACKLINE_SECRET_FILE`, `SLACKLINE_SECRET` | the secret of the job; needed beyond one host |
 //! | `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU` | the RDMA device and its settings, instead of the best |

@@ -1,11 +1,11 @@
 //! The simulated fabric: the same nodes as everywhere, judged from outside. The many seeds are in `tests/seeds.rs`.
 
-use slackline::scheme::{Config, Strength};
-use slackline::sim::fabric::{self, Class, Options};
+use slackline::scheme::{SchemeConfig, Strength};
+use slackline::sim::fabric::{self, Class, FabricOptions};
 
 #[test]
 fn hundreds_of_seeds_keep_every_promise() {
-    let summary = fabric::run_all(0..300, &Options::default(), 0, &|_| {});
+    let summary = fabric::run_all(0..300, &FabricOptions::default(), 0, &|_| {});
     let summary = summary.unwrap_or_else(|failure| panic!("{failure}"));
     assert_eq!(summary.runs, 300);
     assert!(summary.views > 3_000 && summary.errors > 100, "little happened: {summary:?}");
@@ -13,7 +13,7 @@ fn hundreds_of_seeds_keep_every_promise() {
 
 #[test]
 fn the_same_seed_is_the_same_run_and_another_seed_is_another() {
-    let options = Options::default();
+    let options = FabricOptions::default();
     let run = |seed| fabric::run(seed, &options).unwrap_or_else(|failure| panic!("{failure}"));
     for seed in 0..20 {
         let here = run(seed);
@@ -26,13 +26,13 @@ fn the_same_seed_is_the_same_run_and_another_seed_is_another() {
 #[test]
 fn each_class_of_faults_alone_is_survived_and_repeats_with_its_seed() {
     for class in Class::ALL {
-        let options = Options { only: Some(class), ..Options::default() };
+        let options = FabricOptions { only: Some(class), ..FabricOptions::default() };
         let all =
             || fabric::run_all(0..60, &options, 0, &|_| {}).unwrap_or_else(|failure| panic!("{failure}"));
         let (summary, again) = (all(), all());
         assert_eq!(summary, again, "{class}");
         assert!(summary.runs == 60 && summary.views > 600, "{class}: little happened: {summary:?}");
-        let spared = Options { spare_nodes: true, ..Options::default() };
+        let spared = FabricOptions { spare_nodes: true, ..FabricOptions::default() };
         let spared =
             fabric::run_all(0..60, &spared, 0, &|_| {}).unwrap_or_else(|failure| panic!("{failure}"));
         assert_ne!(summary.trace_hash, spared.trace_hash, "{class} changes nothing");
@@ -41,7 +41,11 @@ fn each_class_of_faults_alone_is_survived_and_repeats_with_its_seed() {
 
 #[test]
 fn a_scheme_that_is_asked_for_is_the_one_that_runs() {
-    let bounded = [Config::Ssp { staleness: 2 }, Config::Essp { staleness: 1 }, Config::Bap { staleness: 1 }];
+    let bounded = [
+        SchemeConfig::Ssp { staleness: 2 },
+        SchemeConfig::Essp { staleness: 1 },
+        SchemeConfig::Bap { staleness: 1 },
+    ];
     let texts = [
         "dbw",
         "dbw(delivery=wait, k=2)",
@@ -50,10 +54,12 @@ fn a_scheme_that_is_asked_for_is_the_one_that_runs() {
         "delay(staleness=2, seed=3)",
     ];
     let others = texts.into_iter().map(|text| text.parse().unwrap_or_else(|error| panic!("{text}: {error}")));
-    let values = [Strength::Weak, Strength::Strong].map(|strength| Config::Vap { bound: 10.0, strength });
-    let schemes = [Config::Bsp, Config::Asp].into_iter().chain(bounded).chain(values).chain(others);
+    let values =
+        [Strength::Weak, Strength::Strong].map(|strength| SchemeConfig::Vap { bound: 10.0, strength });
+    let schemes =
+        [SchemeConfig::Bsp, SchemeConfig::Asp].into_iter().chain(bounded).chain(values).chain(others);
     for scheme in schemes {
-        let options = Options { scheme: Some(scheme.into()), ..Options::default() };
+        let options = FabricOptions { scheme: Some(scheme.into()), ..FabricOptions::default() };
         for seed in 0..10 {
             let report = fabric::run(seed, &options).unwrap_or_else(|failure| panic!("{failure}"));
             assert_eq!(report.scheme.built_in(), Some(scheme));
@@ -63,7 +69,7 @@ fn a_scheme_that_is_asked_for_is_the_one_that_runs() {
 
 #[test]
 fn where_nothing_breaks_no_call_fails_for_good() {
-    let options = Options { spare_nodes: true, ..Options::default() };
+    let options = FabricOptions { spare_nodes: true, ..FabricOptions::default() };
     for seed in 0..50 {
         let report = fabric::run(seed, &options).unwrap_or_else(|failure| panic!("{failure}"));
         assert!(report.versions > 0 && report.views > 0);

@@ -33,7 +33,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use litmus::over_network::{self, Place, TCP_SIZES};
+use litmus::over_network::{self, Setup, TCP_SIZES};
 use litmus::writing::first_process;
 use network::far::Far;
 use network::namespaces::{Host, Hosts};
@@ -73,12 +73,12 @@ conformance!(tcp_between_hosts, super::BetweenHosts);
 // ---------------------------------------------------------------------- the litmus
 
 /// The writer on one host, the reader on another.
-fn apart(claim: fn(&str, Place), name: &str) {
+fn apart(claim: fn(&str, Setup), name: &str) {
     let Some(_alone) = first_process() else { return };
     let start = |command: &mut Command| HOSTS[0].within(|| command.spawn());
     let listens_at = || Address::Tcp((HOSTS[0].address(), 0).into());
-    let place = Place { listens_at, start, sizes: TCP_SIZES, steps: 5_000, torn: (2, 2) };
-    HOSTS[1].within(|| claim(name, place));
+    let setup = Setup { listens_at, start, sizes: TCP_SIZES, steps: 5_000, torn: (2, 2) };
+    HOSTS[1].within(|| claim(name, setup));
 }
 
 #[test]

@@ -15,13 +15,13 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::Instant;
 
-use litmus::over_network::{self, Place, TCP_SIZES};
+use litmus::over_network::{self, Setup, TCP_SIZES};
 use litmus::reading::{Tally, all_are, check_floats, pull, say};
 use litmus::writing::{Fill, Kind, Second, Spec, TIMEOUT, first_process};
 use slackline::internals::param::Consistency;
 use slackline::{
     Address, ReaderOptions, Shm, Version, Worker, WorkerOptions,
-    scheme::{Bound, Config},
+    scheme::{Bound, SchemeConfig},
 };
 
 // ---------------------------------------------------------------------- the claims
@@ -164,7 +164,8 @@ fn frames_followed_while_several_threads_fold_them_are_whole() {
 /// Follows each version of a server that folds 64 chunks with so many threads.
 fn follow(claim: &str, threads: usize, pulls: u64) {
     let Some(_alone) = first_process() else { return };
-    let spec = Spec { kind: Kind::Server(Config::Bsp), threads, ..Spec::publisher(64 << 10, Fill::Words) };
+    let spec =
+        Spec { kind: Kind::Server(SchemeConfig::Bsp), threads, ..Spec::publisher(64 << 10, Fill::Words) };
     let writer = Second::start(claim, &spec, Command::spawn);
     let mut options = ReaderOptions::default();
     options.pull.follow = true;
@@ -186,7 +187,7 @@ fn follow(claim: &str, threads: usize, pulls: u64) {
 #[test]
 fn pushed_frames_are_whole() {
     let Some(_alone) = first_process() else { return };
-    let scheme = Config::Essp { staleness: 2 };
+    let scheme = SchemeConfig::Essp { staleness: 2 };
     let spec = Spec { kind: Kind::ServerAlone(scheme), ..Spec::publisher(32 << 10, Fill::Words) };
     let second = Second::start("pushed_frames_are_whole", &spec, Command::spawn);
     let address = std::slice::from_ref(&second.address);
@@ -214,7 +215,7 @@ fn pushed_frames_are_whole() {
 fn what_a_frame_says_of_a_workers_gradients_is_what_it_holds() {
     let Some(_alone) = first_process() else { return };
     let mut tally = Tally::new("views of what a worker has published", 200_000);
-    for scheme in [Config::Asp, Config::Essp { staleness: 2 }] {
+    for scheme in [SchemeConfig::Asp, SchemeConfig::Essp { staleness: 2 }] {
         let spec =
             Spec { kind: Kind::ServerAlone(scheme), frames: 2, ..Spec::publisher(8 << 10, Fill::Words) };
         let claim = "what_a_frame_says_of_a_workers_gradients_is_what_it_holds";
@@ -244,7 +245,7 @@ fn what_a_frame_says_of_a_workers_gradients_is_what_it_holds() {
 }
 
 /// On this host, over its loopback device.
-const LOOPBACK: Place = Place {
+const LOOPBACK: Setup = Setup {
     listens_at: || Address::Tcp((Ipv4Addr::LOCALHOST, 0).into()),
     start: Command::spawn,
     sizes: TCP_SIZES,

@@ -26,7 +26,7 @@ use slackline::{
     Address, ConnectError, ElementType, Error, GroupMember, GroupOptions, Optimizer, Publisher,
     PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Shm, Table, Tcp, Transport, Version,
     Worker, WorkerOptions,
-    scheme::{Bound, Config},
+    scheme::{Bound, SchemeConfig},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -152,7 +152,8 @@ fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
     ];
     for optimizer in optimizers {
         for threads in [1, 3] {
-            let options = ServerOptions { optimizer, threads, ..ServerOptions::new(Config::Bsp, 1, 0.1) };
+            let options =
+                ServerOptions { optimizer, threads, ..ServerOptions::new(SchemeConfig::Bsp, 1, 0.1) };
             let run = Run { options, elements: 5_003, workers: 1, clocks: 30, chunk_bytes: 4096 };
             let (parameters, staleness) = run.go(ElementType::F32);
             let expected = serial(optimizer, 0.1, 5_003, 1, 30);
@@ -166,7 +167,7 @@ fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
 #[test]
 fn four_workers_under_bsp_give_the_serial_large_batch_run() {
     let optimizer = Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 };
-    let options = ServerOptions { optimizer, threads: 2, ..ServerOptions::new(Config::Bsp, 4, 0.05) };
+    let options = ServerOptions { optimizer, threads: 2, ..ServerOptions::new(SchemeConfig::Bsp, 4, 0.05) };
     let run = Run { options, elements: 3_000, workers: 4, clocks: 40, chunk_bytes: 2048 };
     let (parameters, _) = run.go(ElementType::F32);
     let expected = serial(optimizer, 0.05, 3_000, 4, 40);
@@ -180,7 +181,8 @@ fn four_workers_under_bsp_give_the_serial_large_batch_run() {
 
 #[test]
 fn every_scheme_keeps_its_bound_and_converges() {
-    for scheme in [Config::Asp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
+    for scheme in [SchemeConfig::Asp, SchemeConfig::Ssp { staleness: 2 }, SchemeConfig::Essp { staleness: 2 }]
+    {
         let options = ServerOptions::new(scheme, 3, 0.1);
         let run = Run { options, elements: 2_000, workers: 3, clocks: 150, chunk_bytes: 1024 };
         let (parameters, staleness) = run.go(ElementType::F32);
@@ -202,7 +204,7 @@ fn every_scheme_keeps_its_bound_and_converges() {
 #[test]
 fn gradients_in_half_precision_are_folded_like_their_f32_values() {
     for encoding in [ElementType::Bf16, ElementType::F16] {
-        let options = ServerOptions::new(Config::Bsp, 2, 0.1);
+        let options = ServerOptions::new(SchemeConfig::Bsp, 2, 0.1);
         let run = Run { options, elements: 1_001, workers: 2, clocks: 20, chunk_bytes: 256 };
         let (parameters, _) = run.go(encoding);
         let expected = serial(Optimizer::Sgd { weight_decay: 0.0 }, 0.1, 1_001, 2, 20);
@@ -225,8 +227,10 @@ fn a_worker_over_three_servers_sees_one_table() {
     std::thread::scope(|scope| {
         let servers: Vec<_> = (0..3)
             .map(|index| {
-                let options =
-                    ServerOptions { shard: (index as u16, 3), ..ServerOptions::new(Config::Bsp, 1, 1.0) };
+                let options = ServerOptions {
+                    shard: (index as u16, 3),
+                    ..ServerOptions::new(SchemeConfig::Bsp, 1, 1.0)
+                };
                 let own = &initial[ranges[index].start as usize / 4..ranges[index].end as usize / 4];
                 let mut server =
                     Server::new(Shm::new(), &addresses[index], table.clone(), own, options).unwrap();
@@ -239,7 +243,7 @@ fn a_worker_over_three_servers_sees_one_table() {
         let mut shuffled = addresses.clone();
         shuffled.rotate_left(1);
         let mut worker =
-            Worker::connect(Shm::new(), &shuffled, WorkerOptions::new(Config::Bsp), TIMEOUT).unwrap();
+            Worker::connect(Shm::new(), &shuffled, WorkerOptions::new(SchemeConfig::Bsp), TIMEOUT).unwrap();
         let mut step = worker.step(TIMEOUT).unwrap();
         assert_eq!(step.parameters().unwrap(), initial);
         step.gradient().unwrap().copy_from_slice(&vec![1.0; 133]);
@@ -256,14 +260,15 @@ fn a_worker_over_three_servers_sees_one_table() {
 fn a_borrowed_slot_and_an_in_place_read_copy_nothing_and_change_no_number() {
     let address = Address::random();
     let table = Table::flat(1000, ElementType::F32).unwrap();
-    let options = ServerOptions::new(Config::Bsp, 1, 0.5);
+    let options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.5);
     let mut server = Server::new(Shm::new(), &address, table, &vec![1.0; 1000], options).unwrap();
     std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
             assert!(server.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
             server.parameters().unwrap()
         });
-        let options = WorkerOptions { read: slackline::ReadMode::InPlace, ..WorkerOptions::new(Config::Bsp) };
+        let options =
+            WorkerOptions { read: slackline::ReadMode::InPlace, ..WorkerOptions::new(SchemeConfig::Bsp) };
         let mut worker = Worker::connect(Shm::new(), &[address], options, TIMEOUT).unwrap();
         let mut values = vec![0u8; 4000];
         for _ in 0..3 {
@@ -392,7 +397,7 @@ fn memory_is_relaxed_only_where_no_earlier_write_warns_of_a_later_one() {
     };
     // A server's slots are, and nothing that it pushes into: the odd sequence comes first.
     let (address, table) = (Address::random(), Table::flat(64, ElementType::F32).unwrap());
-    let scheme = Config::Essp { staleness: 1 };
+    let scheme = SchemeConfig::Essp { staleness: 1 };
     let (server, worker) = (noting(), noting());
     let options = ServerOptions::new(scheme, 1, 0.1);
     let mut serving = Server::new(server.clone(), &address, table, &[0.0; 64], options).unwrap();

@@ -9,7 +9,7 @@ use std::mem::{align_of, offset_of, size_of};
 
 // ---------------------------------------------------------------------- how to compare
 
-/// Structures of the same size, with these fields in the same places.
+/// Structures of the same size, with these fields at the same offsets.
 macro_rules! same {
     ($theirs:ident $compared:ident $($name:ident { $($($field:ident).+),* })*) => {
         $(assert_eq!(size_of::<ours::$name>(), size_of::<$theirs::$name>(), "size of {}", stringify!($name));)*
@@ -17,7 +17,7 @@ macro_rules! same {
     };
 }
 
-/// Structures that have these fields in the same places, and that a newer header may have made longer at their end.
+/// Structures that have these fields at the same offsets, and that a newer header may have made longer at their end.
 macro_rules! grown {
     ($theirs:ident $compared:ident $($name:ident { $($($field:ident).+),* })*) => {$(
         let name = stringify!($name);

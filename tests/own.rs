@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use slackline::{
     Address, ElementType, Error, ReadMode, Secret, Server, ServerOptions, Shm, Table, Tcp, Transport,
-    Version, Worker, WorkerOptions, scheme::Config,
+    Version, Worker, WorkerOptions, scheme::SchemeConfig,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -17,12 +17,12 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const SHARE: usize = 700;
 
 /// The schemes: with copies that are used again, pushed, and always fresh.
-const SCHEMES: [Config; 5] = [
-    Config::Ssp { staleness: 3 },
-    Config::Essp { staleness: 3 },
-    Config::Ssp { staleness: 0 },
-    Config::Bap { staleness: 2 },
-    Config::Asp,
+const SCHEMES: [SchemeConfig; 5] = [
+    SchemeConfig::Ssp { staleness: 3 },
+    SchemeConfig::Essp { staleness: 3 },
+    SchemeConfig::Ssp { staleness: 0 },
+    SchemeConfig::Bap { staleness: 2 },
+    SchemeConfig::Asp,
 ];
 
 /// A transport by which a job's nodes reach each other.
@@ -45,7 +45,7 @@ impl Carrier for Tcp {
     }
 }
 
-fn server<T: Carrier>(scheme: Config, workers: usize, shard: (u16, u16)) -> (Server<T>, Address) {
+fn server<T: Carrier>(scheme: SchemeConfig, workers: usize, shard: (u16, u16)) -> (Server<T>, Address) {
     let table = Table::flat((workers * SHARE) as u64, ElementType::F32).unwrap();
     let range = table.shards(usize::from(shard.1)).unwrap()[usize::from(shard.0)].clone();
     // A gradient of 1 moves a parameter by 1: the weights are 1 / workers.
@@ -58,7 +58,7 @@ fn server<T: Carrier>(scheme: Config, workers: usize, shard: (u16, u16)) -> (Ser
     (server, address)
 }
 
-fn options(scheme: Config, encoding: ElementType) -> WorkerOptions {
+fn options(scheme: SchemeConfig, encoding: ElementType) -> WorkerOptions {
     WorkerOptions { own_step: Some(1.0), encoding, ..WorkerOptions::new(scheme) }
 }
 
@@ -72,7 +72,7 @@ fn counts(parameters: &[f32]) -> Vec<u64> {
 }
 
 /// One clock: checks the view, and publishes.
-fn work<T: Transport>(worker: &mut Worker<T>, index: usize, scheme: Config, slots: bool) -> Vec<u64> {
+fn work<T: Transport>(worker: &mut Worker<T>, index: usize, scheme: SchemeConfig, slots: bool) -> Vec<u64> {
     let mut step = worker.step(TIMEOUT).unwrap();
     let view = step.view();
     let held = counts(step.parameters().unwrap());
@@ -101,7 +101,7 @@ fn work<T: Transport>(worker: &mut Worker<T>, index: usize, scheme: Config, slot
 }
 
 /// Runs a job of so many workers over so many shards, each for 60 clocks.
-fn job<T: Carrier>(scheme: Config, workers: usize, shards: u16, encoding: ElementType) {
+fn job<T: Carrier>(scheme: SchemeConfig, workers: usize, shards: u16, encoding: ElementType) {
     let servers: Vec<_> = (0..shards).map(|shard| server::<T>(scheme, workers, (shard, shards))).collect();
     let addresses: Vec<_> = servers.iter().map(|(_, address)| address.clone()).collect();
     let clocks = 60;
@@ -155,8 +155,8 @@ fn each_worker_sees_all_of_its_own_updates_and_the_others_up_to_the_bound() {
 
 #[test]
 fn shards_and_encodings_make_no_difference() {
-    job::<Shm>(Config::Ssp { staleness: 2 }, 1, 3, ElementType::Bf16);
-    job::<Shm>(Config::Essp { staleness: 2 }, 1, 2, ElementType::F16);
+    job::<Shm>(SchemeConfig::Ssp { staleness: 2 }, 1, 3, ElementType::Bf16);
+    job::<Shm>(SchemeConfig::Essp { staleness: 2 }, 1, 2, ElementType::F16);
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn nor_does_the_transport() {
 
 #[test]
 fn a_copy_that_is_used_again_shows_what_was_published_since() {
-    let scheme = Config::Ssp { staleness: 3 };
+    let scheme = SchemeConfig::Ssp { staleness: 3 };
     let (mut server, address) = server::<Shm>(scheme, 2, (0, 1));
     std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
@@ -198,7 +198,7 @@ fn a_copy_that_is_used_again_shows_what_was_published_since() {
 
 #[test]
 fn after_coming_back_a_worker_shows_only_what_the_servers_have() {
-    let scheme = Config::Ssp { staleness: 5 };
+    let scheme = SchemeConfig::Ssp { staleness: 5 };
     let (mut server, address) = server::<Shm>(scheme, 2, (0, 1));
     std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
@@ -231,7 +231,7 @@ fn after_coming_back_a_worker_shows_only_what_the_servers_have() {
 
 #[test]
 fn a_step_that_cannot_be_and_reading_in_place_are_errors() {
-    let scheme = Config::Bsp;
+    let scheme = SchemeConfig::Bsp;
     let (mut server, address) = server::<Shm>(scheme, 1, (0, 1));
     std::thread::scope(|scope| {
         let serving = scope.spawn(move || {

@@ -33,7 +33,7 @@ mod litmus {
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
-use litmus::over_network::{self, Place, Size};
+use litmus::over_network::{self, Setup, Size};
 use litmus::writing::{DEVICES, first_process};
 use slackline::{Address, Secret, Verbs, VerbsOptions};
 use transport::fixture::Fixture;
@@ -82,14 +82,14 @@ conformance!(contract, super::RailsFixture);
 // ---------------------------------------------------------------------- the litmus
 
 /// Sizes that are striped, but for the first.
-fn place() -> Place {
+fn setup() -> Setup {
     const SIZES: &[Size] = &[(64, 3, 1_000), (64 << 10, 16, 400), (1 << 20, 64, 60)];
     let listens_at = || Address::Verbs((Ipv4Addr::LOCALHOST, 0).into());
-    Place { listens_at, start: Command::spawn, sizes: SIZES, steps: 500, torn: (2, 2) }
+    Setup { listens_at, start: Command::spawn, sizes: SIZES, steps: 500, torn: (2, 2) }
 }
 
 /// Runs a litmus in a process that is told to use both devices, and tells those that it starts.
-fn with_both(claim: &str, litmus: impl FnOnce(&str, Place)) {
+fn with_both(claim: &str, litmus: impl FnOnce(&str, Setup)) {
     if std::env::var_os(DEVICES).is_none() {
         let mut again = Command::new(std::env::current_exe().expect("this binary"));
         again.args(["--exact", claim, "--nocapture", "--test-threads=1"]).env(DEVICES, devices().join(","));
@@ -98,7 +98,7 @@ fn with_both(claim: &str, litmus: impl FnOnce(&str, Place)) {
         return assert!(status.success(), "{status}");
     }
     let Some(_alone) = first_process() else { return };
-    litmus(claim, place());
+    litmus(claim, setup());
 }
 
 #[test]

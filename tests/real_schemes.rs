@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use slackline::{
     Address, ElementType, Server, ServerOptions, Shm, Table, View, Worker, WorkerOptions,
-    scheme::{Config, dbw::Choice},
+    scheme::{SchemeConfig, dbw::Choice},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -64,7 +64,7 @@ struct History {
 
 /// Runs four workers of different speeds under `scheme` until `versions` versions are made, or each worker has made so
 /// many clocks.
-fn run(scheme: Config, clocks: u64, versions: u64) -> History {
+fn run(scheme: SchemeConfig, clocks: u64, versions: u64) -> History {
     let elements = WORKERS * clocks as usize;
     let address = Address::random();
     let table = Table::flat(elements as u64, ElementType::F32).unwrap();
@@ -123,8 +123,8 @@ struct World<'a> {
     published: &'a Mutex<Vec<Published>>,
 }
 
-/// A worker's whole life; gives how many computations it abandoned.
-fn work(scheme: Config, address: &Address, index: usize, clocks: u64, world: World<'_>) -> u64 {
+/// A worker from its start to its end; gives how many computations it abandoned.
+fn work(scheme: SchemeConfig, address: &Address, index: usize, clocks: u64, world: World<'_>) -> u64 {
     let options = WorkerOptions::new(scheme);
     let mut worker = Worker::connect(Shm::new(), std::slice::from_ref(address), options, TIMEOUT).unwrap();
     let is_over = || world.over.load(Ordering::Relaxed);
@@ -176,8 +176,8 @@ fn work(scheme: Config, address: &Address, index: usize, clocks: u64, world: Wor
     worker.statistics().abandoned
 }
 
-fn is_static_backup(scheme: Config) -> bool {
-    matches!(scheme, Config::Dbw { choice: Choice::Static { .. }, .. })
+fn is_static_backup(scheme: SchemeConfig) -> bool {
+    matches!(scheme, SchemeConfig::Dbw { choice: Choice::Static { .. }, .. })
 }
 
 impl History {
@@ -268,7 +268,7 @@ impl History {
 
 #[test]
 fn bsp_folds_everybody_s_gradient_of_each_clock() {
-    let history = run(Config::Bsp, 60, u64::MAX);
+    let history = run(SchemeConfig::Bsp, 60, u64::MAX);
     assert_eq!((history.versions, history.folded, history.dropped), (60, 240, 0));
     history.check_folded_at_most_once();
     history.check_means(|count| count == WORKERS);
@@ -277,7 +277,8 @@ fn bsp_folds_everybody_s_gradient_of_each_clock() {
 
 #[test]
 fn asp_ssp_and_essp_fold_each_gradient_and_keep_their_bound() {
-    for scheme in [Config::Asp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
+    for scheme in [SchemeConfig::Asp, SchemeConfig::Ssp { staleness: 2 }, SchemeConfig::Essp { staleness: 2 }]
+    {
         let history = run(scheme, 60, u64::MAX);
         assert_eq!((history.folded, history.dropped), (240, 0), "{scheme}");
         history.check_folded_at_most_once();
@@ -289,7 +290,7 @@ fn asp_ssp_and_essp_fold_each_gradient_and_keep_their_bound() {
 
 #[test]
 fn bap_folds_whole_clocks_in_order_and_runs_ahead_no_further_than_its_bound() {
-    let history = run(Config::Bap { staleness: 2 }, 60, u64::MAX);
+    let history = run(SchemeConfig::Bap { staleness: 2 }, 60, u64::MAX);
     assert_eq!((history.versions, history.folded, history.dropped), (60, 240, 0));
     history.check_folded_at_most_once();
     history.check_means(|count| count == WORKERS);
@@ -304,7 +305,7 @@ fn bap_folds_whole_clocks_in_order_and_runs_ahead_no_further_than_its_bound() {
     assert!(ahead > 0, "no worker ever ran ahead");
 }
 
-fn scheme(text: &str) -> Config {
+fn scheme(text: &str) -> SchemeConfig {
     text.parse().unwrap()
 }
 
@@ -371,7 +372,7 @@ fn vap_folds_every_gradient_once_and_has_no_more_in_transit_than_its_bound() {
             assert_eq!(history.unseen_beyond(bound), 0);
         }
     }
-    assert!(run(Config::Asp, 300, 300).unseen_beyond(bound) > 0, "no worker waits, and nothing shows");
+    assert!(run(SchemeConfig::Asp, 300, 300).unseen_beyond(bound) > 0, "no worker waits, and nothing shows");
 }
 
 #[test]
@@ -391,13 +392,13 @@ fn delayed_updates_are_folded_in_late_and_all_of_them() {
 }
 
 /// A gradient that depends on the parameters, and a run in which only the order of sums could differ.
-fn trained(scheme: Config) -> Vec<u32> {
+fn trained(scheme: SchemeConfig) -> Vec<u32> {
     const ELEMENTS: usize = 1000;
     let address = Address::random();
     let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
     let options = ServerOptions::new(scheme, WORKERS, 0.1);
     let mut server = Server::new(Shm::new(), &address, table, &[0.5; ELEMENTS], options).unwrap();
-    // One joins after the other: gradients are summed in the order of places.
+    // One joins after the other: gradients are summed in the order of the peers.
     let joined = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for index in 0..WORKERS {
@@ -412,8 +413,8 @@ fn trained(scheme: Config) -> Vec<u32> {
                 for clock in 0..30 {
                     let mut step = worker.step(TIMEOUT).unwrap();
                     let (parameters, gradient) = step.borrow().unwrap();
-                    for (place, (gradient, parameter)) in gradient.iter_mut().zip(parameters).enumerate() {
-                        *gradient = parameter - ((place * 7 + index * 3 + clock) as f32 * 0.01).sin();
+                    for (element, (gradient, parameter)) in gradient.iter_mut().zip(parameters).enumerate() {
+                        *gradient = parameter - ((element * 7 + index * 3 + clock) as f32 * 0.01).sin();
                     }
                     step.publish(Some(1.0), TIMEOUT).unwrap();
                 }
@@ -427,5 +428,5 @@ fn trained(scheme: Config) -> Vec<u32> {
 
 #[test]
 fn bap_without_run_ahead_is_bsp_to_the_bit() {
-    assert!(trained(Config::Bap { staleness: 0 }) == trained(Config::Bsp));
+    assert!(trained(SchemeConfig::Bap { staleness: 0 }) == trained(SchemeConfig::Bsp));
 }

@@ -5,20 +5,20 @@ mod limits;
 
 use slackline::internals::clock::WorkerId;
 use slackline::scheme::{
-    Bound, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
-    WorkerEvent,
+    Bound, GradientId, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share, Statistics,
+    WorkerAction, WorkerEvent,
 };
 use slackline::{Clock, Version};
 use slackline::{Instant, sim::Random};
 
 const NOW: Instant = Instant::ORIGIN;
 
-fn four(staleness: u64) -> [Config; 4] {
-    [Config::Bsp, Config::Asp, Config::Ssp { staleness }, Config::Essp { staleness }]
+fn four(staleness: u64) -> [SchemeConfig; 4] {
+    [SchemeConfig::Bsp, SchemeConfig::Asp, SchemeConfig::Ssp { staleness }, SchemeConfig::Essp { staleness }]
 }
 
 /// All that have a server, in a form that jobs of any size can run.
-fn all(staleness: u64) -> Vec<Config> {
+fn all(staleness: u64) -> Vec<SchemeConfig> {
     let more = [
         "bap(2)",
         "vap(2)",
@@ -65,11 +65,11 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(config: Config, workers: usize) -> Bench {
+    fn new(config: SchemeConfig, workers: usize) -> Bench {
         Bench::at(config, workers, 0)
     }
 
-    fn at(config: Config, workers: usize, clock: u64) -> Bench {
+    fn at(config: SchemeConfig, workers: usize, clock: u64) -> Bench {
         Bench { server: config.server_at(workers, Clock(clock), Version(0)).unwrap(), shares: Vec::new() }
     }
 
@@ -96,7 +96,7 @@ impl Bench {
 fn a_reader_is_blocked_iff_it_leads_by_more_than_the_bound() {
     for staleness in 0..=3 {
         for lead in 0..=5u64 {
-            let config = Config::Ssp { staleness };
+            let config = SchemeConfig::Ssp { staleness };
             let mut bench = Bench::new(config, 2);
             bench.tell(&[joined(0, 0), joined(1, lead)]);
             let mut reader = config.worker();
@@ -118,7 +118,7 @@ fn a_reader_is_blocked_iff_it_leads_by_more_than_the_bound() {
 
 #[test]
 fn ssp_uses_its_copy_until_the_bound_forbids_it() {
-    let mut reader = Config::Ssp { staleness: 2 }.worker();
+    let mut reader = SchemeConfig::Ssp { staleness: 2 }.worker();
     reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock(0) });
     assert_eq!(reader.poll_action(), Some(WorkerAction::Refresh { bound: Bound::NONE }));
     assert_eq!(reader.poll_action(), None);
@@ -140,7 +140,7 @@ fn ssp_uses_its_copy_until_the_bound_forbids_it() {
 
 #[test]
 fn bsp_folds_a_round_at_once_ordered_and_weighted() {
-    let mut bench = Bench::new(Config::Bsp, 2);
+    let mut bench = Bench::new(SchemeConfig::Bsp, 2);
     bench.tell(&[joined(1, 0), arrived(1, 0)]);
     assert_eq!(bench.poll(), None, "the gate is closed");
     bench.tell(&[joined(0, 0)]);
@@ -163,7 +163,7 @@ fn bsp_folds_a_round_at_once_ordered_and_weighted() {
 
 #[test]
 fn bsp_skips_rounds_that_nobody_is_in_but_none_that_somebody_is() {
-    let mut bench = Bench::new(Config::Bsp, 1);
+    let mut bench = Bench::new(SchemeConfig::Bsp, 1);
     bench.tell(&[joined(0, 0), joined(1, 5), arrived(0, 0)]);
     assert_eq!(bench.poll(), Some((ServerAction::Apply, vec![(0, 0, 1.0)])), "worker 1 begins later");
     bench.tell(&[left(0)]);
@@ -175,7 +175,7 @@ fn bsp_skips_rounds_that_nobody_is_in_but_none_that_somebody_is() {
 
 #[test]
 fn a_late_gradient_of_a_leaver_is_void() {
-    let mut bench = Bench::new(Config::Bsp, 1);
+    let mut bench = Bench::new(SchemeConfig::Bsp, 1);
     bench.tell(&[joined(0, 0), arrived(0, 0)]);
     assert!(matches!(bench.poll(), Some((ServerAction::Apply, _))));
     bench.tell(&[joined(1, 0), arrived(1, 0), left(1)]);
@@ -184,7 +184,7 @@ fn a_late_gradient_of_a_leaver_is_void() {
 
 #[test]
 fn a_worker_that_joins_again_does_not_trust_its_old_copy() {
-    let mut reader = Config::Ssp { staleness: 9 }.worker();
+    let mut reader = SchemeConfig::Ssp { staleness: 9 }.worker();
     for _ in 0..2 {
         reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock(0) });
         assert_eq!(reader.poll_action(), Some(WorkerAction::Refresh { bound: Bound::NONE }));
@@ -195,7 +195,7 @@ fn a_worker_that_joins_again_does_not_trust_its_old_copy() {
 
 #[test]
 fn asp_folds_in_order_of_arrival_and_expects_only_when_alone() {
-    let mut bench = Bench::new(Config::Asp, 2);
+    let mut bench = Bench::new(SchemeConfig::Asp, 2);
     bench.tell(&[joined(0, 0), arrived(0, 0)]);
     assert_eq!(bench.poll(), None, "the gate is closed");
     bench.tell(&[joined(1, 0), arrived(1, 0)]);
@@ -212,7 +212,7 @@ fn asp_folds_in_order_of_arrival_and_expects_only_when_alone() {
 
 #[test]
 fn essp_pushes_when_a_clock_is_complete_and_for_newcomers_and_leavers() {
-    let mut bench = Bench::new(Config::Essp { staleness: 1 }, 2);
+    let mut bench = Bench::new(SchemeConfig::Essp { staleness: 1 }, 2);
     let push = Some((ServerAction::Push, vec![]));
     bench.tell(&[joined(0, 0), joined(1, 0)]);
     assert_eq!(bench.poll(), push, "for newcomers, once");
@@ -233,11 +233,11 @@ fn essp_pushes_when_a_clock_is_complete_and_for_newcomers_and_leavers() {
 
 #[test]
 fn a_worker_that_leaves_during_its_fold_and_returns_inherits_no_clock() {
-    let mut bench = Bench::new(Config::Asp, 1);
+    let mut bench = Bench::new(SchemeConfig::Asp, 1);
     bench.tell(&[joined(0, 0), arrived(0, 0)]);
     assert!(matches!(bench.poll(), Some((ServerAction::Apply, _))));
     bench.tell(&[left(0), joined(0, 0), applied(1)]);
-    assert_eq!(bench.smallest(), 0, "its new life has published nothing");
+    assert_eq!(bench.smallest(), 0, "its new incarnation has published nothing");
 }
 
 #[test]

@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use slackline::scheme::Config;
-use slackline::sim::fabric::{self, Options};
+use slackline::scheme::SchemeConfig;
+use slackline::sim::fabric::{self, FabricOptions};
 use slackline::sim::{Cluster, Distribution, Until};
 
 /// All of them, unless `SLACKLINE_SEEDS` says otherwise: `FROM..TO`.
@@ -22,7 +22,7 @@ fn seeds() -> Range<u64> {
 #[test]
 fn ten_thousand_seeds_keep_every_promise() {
     let (seeds, begun) = (seeds(), std::time::Instant::now());
-    match fabric::run_all(seeds.clone(), &Options::default(), 0, &|_| {}) {
+    match fabric::run_all(seeds.clone(), &FabricOptions::default(), 0, &|_| {}) {
         Ok(summary) => {
             let seconds = begun.elapsed().as_secs_f64();
             println!("{summary:?}");
@@ -37,7 +37,7 @@ fn ten_thousand_seeds_keep_every_promise() {
 #[test]
 fn ten_thousand_workers_come_to_their_hundredth_clock() {
     let (workers, clocks, staleness) = (10_000, 100, 3);
-    let mut cluster = Cluster::new(Config::Ssp { staleness }, workers, 1);
+    let mut cluster = Cluster::new(SchemeConfig::Ssp { staleness }, workers, 1);
     cluster.compute = Distribution::Exponential { mean: 1.0 };
     cluster.network.latency = Distribution::Exponential { mean: 0.1 };
     cluster.until = Until::Clocks(clocks);

@@ -310,7 +310,7 @@ fn a_file_that_is_no_socket_is_never_removed() {
 }
 
 #[test]
-fn a_listener_does_not_remove_a_file_that_somebody_else_put_in_its_place() {
+fn a_listener_does_not_remove_a_file_that_has_replaced_its_own() {
     let folder = Folder::new("replaced");
     let listener = listen_at(&folder.socket()).unwrap();
     std::fs::remove_file(folder.socket()).unwrap();

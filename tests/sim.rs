@@ -15,9 +15,9 @@ mod times;
 #[path = "sim/versions.rs"]
 mod versions;
 
-use slackline::sim::{Cluster, Report};
+use slackline::sim::{Cluster, ClusterReport};
 
-fn run(cluster: Cluster) -> Report {
+fn run(cluster: Cluster) -> ClusterReport {
     cluster.run().unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use slackline::{
     Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Table,
-    Tcp, Version, Worker, WorkerOptions, scheme::Config,
+    Tcp, Version, Worker, WorkerOptions, scheme::SchemeConfig,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -27,7 +27,7 @@ fn gradient_of(parameters: &[f32], worker: usize, gradient: &mut [f32]) {
 /// Trains with threads as workers, each with a transport of its own, and returns the parameters and each worker's
 /// staleness counts.
 fn train(
-    scheme: Config,
+    scheme: SchemeConfig,
     elements: usize,
     workers: usize,
     clocks: u64,
@@ -71,7 +71,7 @@ fn train(
 fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
     // 400 kB in seven chunks, and a tail.
     let (elements, clocks) = (100_003, 12);
-    let (parameters, staleness) = train(Config::Bsp, elements, 1, clocks, 64 << 10);
+    let (parameters, staleness) = train(SchemeConfig::Bsp, elements, 1, clocks, 64 << 10);
     let mut expected = vec![0.5f32; elements];
     let mut gradient = vec![0.0; elements];
     for _ in 0..clocks {
@@ -87,7 +87,12 @@ fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
 
 #[test]
 fn every_scheme_keeps_its_bound_and_converges() {
-    for scheme in [Config::Bsp, Config::Asp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
+    for scheme in [
+        SchemeConfig::Bsp,
+        SchemeConfig::Asp,
+        SchemeConfig::Ssp { staleness: 2 },
+        SchemeConfig::Essp { staleness: 2 },
+    ] {
         let (parameters, staleness) = train(scheme, 20_000, 2, 100, 16 << 10);
         for counts in &staleness {
             assert_eq!(counts.iter().sum::<u64>(), 100, "{scheme}");

@@ -7,10 +7,18 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use words::{Word, words};
+
+#[path = "tidy/earlier.rs"]
+mod earlier;
 #[path = "tidy/names.rs"]
 mod names;
 #[path = "tidy/openings.rs"]
 mod openings;
+#[path = "tidy/types.rs"]
+mod types;
+#[path = "tidy/words.rs"]
+mod words;
 
 // ---------------------------------------------------------------------- the rules
 
@@ -61,8 +69,8 @@ const BELOW_JOBS: &[&str] = &["rendezvous", "channel", "mixed", "Hub", "Mixed"];
 /// Most lines of that folder.
 const CALLER_LINES_MAX: usize = 2600;
 
-/// The places where the word `unsafe` may stand in code.
-const UNSAFE_PLACES: &[&str] = &[
+/// The files and folders where the word `unsafe` may stand in code.
+const UNSAFE_FILES: &[&str] = &[
     "src/mem/",
     "src/kernel/",
     "src/channel/socket.rs",
@@ -102,7 +110,7 @@ fn the_command_that_trains_names_nothing_below_jobs_and_stays_small() {
 }
 
 #[test]
-fn unsafe_stands_only_in_the_listed_places() {
+fn unsafe_stands_only_in_the_listed_files() {
     hold(&[".rs"], misplaced_unsafe);
 }
 
@@ -139,6 +147,17 @@ fn examples_use_public_names_only() {
 #[test]
 fn no_line_holds_a_tab_or_ends_in_a_blank() {
     hold(&[".rs", ".md", ".toml"], blanks);
+}
+
+#[test]
+fn a_name_stands_for_one_type_of_the_library() {
+    let shared = types::shared(&files(".rs"));
+    assert!(shared.is_empty(), "names of several types:\n  {}", shared.join("\n  "));
+}
+
+#[test]
+fn words_of_earlier_versions_do_not_come_back() {
+    hold(&[".rs", ".md", ".toml", ".c"], earlier::offences);
 }
 
 #[test]
@@ -201,7 +220,7 @@ fn below_jobs(file: &str, text: &str, backends: &[String]) -> Vec<String> {
 }
 
 fn misplaced_unsafe(file: &str, text: &str) -> Vec<String> {
-    if UNSAFE_PLACES.iter().any(|place| file.starts_with(place)) {
+    if UNSAFE_FILES.iter().any(|listed| file.starts_with(listed)) {
         return Vec::new();
     }
     let found = words(text).into_iter().filter(|word| word.text == "unsafe");
@@ -462,93 +481,7 @@ fn closing(words: &[Word], open: usize) -> usize {
     words.len()
 }
 
-// ---------------------------------------------------------------------- words and files
-
-/// A name, a number, `::` or one other sign, and the line that it stands on.
-#[derive(Clone, Debug)]
-struct Word {
-    line: usize,
-    text: String,
-}
-
-/// Cuts code into words, leaving out comments, strings, characters and lifetimes.
-fn words(text: &str) -> Vec<Word> {
-    let chars: Vec<char> = text.chars().collect();
-    let (mut words, mut at, mut line) = (Vec::new(), 0, 1);
-    while at < chars.len() {
-        let (end, text) = word(&chars, at);
-        if let Some(text) = text {
-            words.push(Word { line, text });
-        }
-        line += chars[at..end].iter().filter(|c| **c == '\n').count();
-        at = end;
-    }
-    words
-}
-
-/// Reads the piece that begins at `at`: where it ends, and its text if it is code.
-fn word(chars: &[char], at: usize) -> (usize, Option<String>) {
-    let peek = |offset: usize| chars.get(at + offset).copied().unwrap_or('\n');
-    let is_name = |c: &char| c.is_alphanumeric() || *c == '_';
-    match (chars[at], peek(1)) {
-        ('/', '/') => (at + chars[at..].iter().take_while(|c| **c != '\n').count(), None),
-        ('/', '*') => (block_comment(chars, at), None),
-        ('"', _) => (string(chars, at), None),
-        ('\'', '\\') => (at + 3 + chars[at + 3..].iter().take_while(|c| **c != '\'').count() + 1, None),
-        ('\'', _) if peek(2) == '\'' => (at + 3, None),
-        ('\'', _) => (at + 1 + chars[at + 1..].iter().take_while(|c| is_name(c)).count(), None),
-        (':', ':') => (at + 2, Some("::".into())),
-        (c, _) if is_name(&c) => {
-            let name: String = chars[at..].iter().take_while(|c| is_name(c)).collect();
-            let end = at + name.chars().count();
-            let hashes = chars[end..].iter().take_while(|c| **c == '#').count();
-            let quoted = chars.get(end + hashes) == Some(&'"');
-            match name.as_str() {
-                "r" | "br" | "cr" if quoted => (raw_string(chars, end + hashes, hashes), None),
-                // A raw name: `r#type` is no keyword.
-                "r" if hashes == 1 => (end + 1, None),
-                "b" | "c" if hashes == 0 && quoted => (end, None),
-                _ => (end, Some(name)),
-            }
-        }
-        (c, _) if c.is_whitespace() => (at + 1, None),
-        (c, _) => (at + 1, Some(c.into())),
-    }
-}
-
-fn block_comment(chars: &[char], mut at: usize) -> usize {
-    let mut depth = 0;
-    while at + 1 < chars.len() {
-        match (chars[at], chars[at + 1]) {
-            ('/', '*') => (depth, at) = (depth + 1, at + 2),
-            ('*', '/') => (depth, at) = (depth - 1, at + 2),
-            _ => at += 1,
-        }
-        if depth == 0 {
-            return at;
-        }
-    }
-    chars.len()
-}
-
-fn string(chars: &[char], open: usize) -> usize {
-    let mut at = open + 1;
-    while at < chars.len() {
-        match chars[at] {
-            '\\' => at += 2,
-            '"' => return at + 1,
-            _ => at += 1,
-        }
-    }
-    chars.len()
-}
-
-fn raw_string(chars: &[char], open: usize, hashes: usize) -> usize {
-    let closes = |at: usize| {
-        chars[at] == '"' && chars[at + 1..].iter().take(hashes).filter(|c| **c == '#').count() == hashes
-    };
-    (open + 1..chars.len()).find(|at| closes(*at)).map_or(chars.len(), |at| at + 1 + hashes)
-}
+// ---------------------------------------------------------------------- files
 
 /// The backends of `transport`: those listed, and every folder beside them but the wire-up, which all of them use.
 fn backends() -> Vec<String> {
@@ -692,7 +625,7 @@ mod the_checks {
     }
 
     #[test]
-    fn catch_unsafe_outside_its_places_and_only_there() {
+    fn catch_unsafe_outside_the_listed_files_and_only_there() {
         for file in ["src/node/mod.rs", "src/transport/tcp/mod.rs", "src/lib.rs", "cli/src/main.rs"] {
             assert_eq!(
                 misplaced_unsafe(file, "fn f() {\n    unsafe { g() }\n}"),

@@ -47,7 +47,7 @@ use std::io;
 use std::net::IpAddr;
 use std::process::{Child, Command, Stdio};
 
-use litmus::over_network::{self, Place, Size};
+use litmus::over_network::{self, Setup, Size};
 use litmus::writing::first_process;
 use slackline::{Address, Secret, Verbs, VerbsOptions};
 use transport::apart::{Apart, own_address, process_of};
@@ -117,18 +117,18 @@ fn the_servers_of_verbs_apart_are_in_the_other_guest_if_there_is_one() {
 
 /// A software device moves some 50 MB a second where the machine itself is emulated, and 6 between two such machines,
 /// where a READ takes longer than the writer does for a hundred small versions.
-fn place() -> Place {
+fn setup() -> Setup {
     const NEAR: &[Size] = &[(64, 3, 4_000), (64 << 10, 16, 400), (1 << 20, 64, 60)];
     const FAR: &[Size] = &[(4096, 255, 200), (64 << 10, 255, 100), (1 << 20, 128, 20)];
     let is_far = std::env::var_os("SLACKLINE_RIG_RUN").is_some();
     let (sizes, steps, torn) = if is_far { (FAR, 200, (6, 128)) } else { (NEAR, 500, (2, 2)) };
-    Place { listens_at: || Address::Verbs((second_address(), 0).into()), start, sizes, steps, torn }
+    Setup { listens_at: || Address::Verbs((second_address(), 0).into()), start, sizes, steps, torn }
 }
 
 #[test]
 fn pulls_by_rdma_are_whole_of_every_size() {
     let Some(_alone) = first_process() else { return };
-    over_network::pulls_are_whole_of_every_size("pulls_by_rdma_are_whole_of_every_size", place());
+    over_network::pulls_are_whole_of_every_size("pulls_by_rdma_are_whole_of_every_size", setup());
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn frames_followed_and_pushed_by_rdma_are_whole() {
     let Some(_alone) = first_process() else { return };
     over_network::frames_followed_and_pushed_are_whole(
         "frames_followed_and_pushed_by_rdma_are_whole",
-        place(),
+        setup(),
     );
 }
 
@@ -144,5 +144,5 @@ fn frames_followed_and_pushed_by_rdma_are_whole() {
 fn without_the_second_look_at_the_header_torn_reads_are_found_by_rdma() {
     let Some(_alone) = first_process() else { return };
     let claim = "without_the_second_look_at_the_header_torn_reads_are_found_by_rdma";
-    over_network::without_the_second_look_at_the_header_torn_reads_are_found(claim, place());
+    over_network::without_the_second_look_at_the_header_torn_reads_are_found(claim, setup());
 }

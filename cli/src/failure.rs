@@ -33,8 +33,8 @@ impl Failure {
     }
 
     /// The same, after where it came up.
-    pub(crate) fn at(self, place: impl fmt::Display) -> Failure {
-        Failure { message: format!("{place}: {}", self.message), ..self }
+    pub(crate) fn at(self, location: impl fmt::Display) -> Failure {
+        Failure { message: format!("{location}: {}", self.message), ..self }
     }
 
     fn new(code: u8, text: &str) -> Failure {

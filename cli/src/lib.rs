@@ -11,7 +11,7 @@ pub mod fuzzing;
 pub mod metrics;
 mod optimizer_name;
 mod output;
-mod place_args;
+mod rank_args;
 mod scheme_args;
 
 pub use cli::run;

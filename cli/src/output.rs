@@ -51,9 +51,10 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Whether both name one file, as far as can be told before they exist.
 pub(crate) fn same_file(one: &Path, other: &Path) -> bool {
-    let place = |path: &Path| Some((fs::canonicalize(folder(path)).ok()?, path.file_name()?.to_owned()));
+    let parent_and_name =
+        |path: &Path| Some((fs::canonicalize(folder(path)).ok()?, path.file_name()?.to_owned()));
     let resolved = |path: &Path| fs::canonicalize(path).ok();
-    place(one).is_some_and(|one| Some(one) == place(other))
+    parent_and_name(one).is_some_and(|one| Some(one) == parent_and_name(other))
         || resolved(one).is_some_and(|one| Some(one) == resolved(other))
 }
 

@@ -1,7 +1,7 @@
 //! Options that set the scheme, the same for `train` and `sim`.
 
 use clap::ValueEnum;
-use slackline::scheme::{Config, ConfigError, Damping};
+use slackline::scheme::{Damping, SchemeConfig, SchemeConfigError};
 
 use crate::failure::Failure;
 
@@ -91,18 +91,20 @@ impl From<DampingName> for Damping {
 
 impl SchemeArgs {
     /// The scheme of this name, or text such as `ssp(3)`, with these settings.
-    pub(crate) fn config(&self, name: &str) -> Result<Config, Failure> {
-        Config::from_settings(name, &self.given()).map_err(|error| refused(&error))
+    pub(crate) fn config(&self, name: &str) -> Result<SchemeConfig, Failure> {
+        SchemeConfig::from_settings(name, &self.given()).map_err(|error| refused(&error))
     }
 
     /// The same, fit for so many workers. What does not fit them is told of the scheme by the name that was written,
     /// which may be one of several.
-    pub(crate) fn config_for(&self, text: &str, workers: usize) -> Result<Config, Failure> {
+    pub(crate) fn config_for(&self, text: &str, workers: usize) -> Result<SchemeConfig, Failure> {
         let config = self.config(text)?;
         config.check(workers).map_err(|mut error| {
             let name = text.split('(').next().unwrap_or_default().trim();
-            let written = Config::NAMES.into_iter().find(|known| *known == name);
-            if let ConfigError::Workers { scheme, .. } | ConfigError::BadValue { scheme, .. } = &mut error {
+            let written = SchemeConfig::NAMES.into_iter().find(|known| *known == name);
+            if let SchemeConfigError::Workers { scheme, .. } | SchemeConfigError::BadValue { scheme, .. } =
+                &mut error
+            {
                 *scheme = written.unwrap_or(scheme);
             }
             refused(&error)
@@ -146,10 +148,12 @@ pub(crate) fn with_help(text: &str, remedy: Option<&str>) -> String {
 }
 
 /// The option, what is wrong with it, and what to do.
-pub(crate) fn refused(error: &ConfigError) -> Failure {
+pub(crate) fn refused(error: &SchemeConfigError) -> Failure {
     let option = match error {
-        ConfigError::UnknownSetting { setting, .. } | ConfigError::GivenTwice { setting, .. } => setting,
-        ConfigError::BadValue { setting, .. } | ConfigError::Workers { setting, .. } => *setting,
+        SchemeConfigError::UnknownSetting { setting, .. } | SchemeConfigError::GivenTwice { setting, .. } => {
+            setting
+        }
+        SchemeConfigError::BadValue { setting, .. } | SchemeConfigError::Workers { setting, .. } => *setting,
         _ => "scheme",
     };
     let option = option_of(option);

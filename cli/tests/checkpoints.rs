@@ -65,7 +65,7 @@ fn checkpoints_that_fail_are_warned_of_and_counted_and_end_a_strict_run() {
         let more: &[&str] = if strict { &["--strict-checkpoints"] } else { &[] };
         let run = Run::of(&slow(folder.path().to_str().unwrap(), more));
         run.wait_for("epoch");
-        // A folder in the place of the new file.
+        // A folder has the name of the new file.
         fs::create_dir(folder.path().join(format!("{SHARD}.partial"))).unwrap();
         kill(run.pid(), Signal::USR1);
         run.wait_for("warning: shard 0: ");
@@ -97,16 +97,16 @@ fn a_last_checkpoint_that_fails_is_told_though_the_run_is_over() {
 #[test]
 fn a_resume_with_nothing_to_resume_from_is_an_error_that_says_what_is_there() {
     let folder = TempDir::new().unwrap();
-    let place = folder.path().to_str().unwrap();
+    let path = folder.path().to_str().unwrap();
     let missing = folder.path().join("missing");
     let (_, said) = end(Run::of(&short(missing.to_str().unwrap(), &["--resume"])), 1);
     assert!(said.contains("error: --resume: there is no folder "), "{said}");
     assert!(said.contains("help: leave --resume out to begin from the initial values"), "{said}");
     assert!(!missing.exists(), "it is not made");
-    let (_, said) = end(Run::of(&short(place, &["--resume"])), 1);
+    let (_, said) = end(Run::of(&short(path, &["--resume"])), 1);
     assert!(said.contains("needs shard-0-of-1.safetensors, and holds no checkpoint at all"), "{said}");
-    end(Run::of(&short(place, &[])), 0);
-    let (_, said) = end(Run::of(&short(place, &["--resume", "--servers", "2"])), 1);
+    end(Run::of(&short(path, &[])), 0);
+    let (_, said) = end(Run::of(&short(path, &["--resume", "--servers", "2"])), 1);
     let needs =
         "needs shard-0-of-2.safetensors, shard-1-of-2.safetensors, and holds shard-0-of-1.safetensors";
     assert!(said.contains(needs), "{said}");
@@ -116,17 +116,17 @@ fn a_resume_with_nothing_to_resume_from_is_an_error_that_says_what_is_there() {
 #[test]
 fn a_run_that_resumes_names_its_checkpoint_and_says_if_it_is_the_one_before() {
     let folder = TempDir::new().unwrap();
-    let place = folder.path().to_str().unwrap();
-    end(Run::of(&short(place, &[])), 0);
+    let path = folder.path().to_str().unwrap();
+    end(Run::of(&short(path, &[])), 0);
     let first = version(&folder).unwrap();
-    let (_, said) = end(Run::of(&short(place, &["--resume", "--epochs", "6"])), 0);
+    let (_, said) = end(Run::of(&short(path, &["--resume", "--epochs", "6"])), 0);
     assert!(
         said.contains(&format!("shard 0 goes on from its checkpoint at version {first} (clock ")),
         "{said}"
     );
     assert!(version(&folder).unwrap() > first);
     fs::write(folder.path().join(SHARD), "half").unwrap();
-    let (_, said) = end(Run::of(&short(place, &["--resume", "--epochs", "6"])), 0);
+    let (_, said) = end(Run::of(&short(path, &["--resume", "--epochs", "6"])), 0);
     assert!(said.contains("warning: ") && said.contains("shard 0 takes the checkpoint before it"), "{said}");
     assert!(
         said.contains(&format!("shard 0 goes on from its checkpoint at version {first} (clock ")),
@@ -203,13 +203,13 @@ fn a_lost_server_with_checkpoints_is_an_end_whose_remedy_is_to_resume() {
 #[test]
 fn a_folder_whose_name_is_no_text_holds_checkpoints_too() {
     let folder = TempDir::new().unwrap();
-    let place = folder.path().join(OsString::from_vec(b"\xFF\xFE".to_vec()));
+    let path = folder.path().join(OsString::from_vec(b"\xFF\xFE".to_vec()));
     for more in [None, Some("--resume")] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
-        command.args(["train", "--model", "softmax", "--epochs", "3", "--checkpoint"]).arg(&place).args(more);
+        command.args(["train", "--model", "softmax", "--epochs", "3", "--checkpoint"]).arg(&path).args(more);
         let output = command.env_remove("RUST_LOG").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        assert!(Path::exists(&place.join(SHARD)));
+        assert!(Path::exists(&path.join(SHARD)));
     }
 }
 

@@ -61,7 +61,7 @@ fn an_evicted_worker_that_wakes_is_told_so_and_why() {
     let job = ["train", "--coordinate", "--workers", "2", "--model", "softmax", "--epochs", "20"];
     let coordinator = start(&[&job[..], &["--jitter", "constant(0.05)"]].concat());
     let _server = start(&["serve"]);
-    let workers = [0, 1].map(|place: usize| start(&["work", "--place", &place.to_string()]));
+    let workers = [0, 1].map(|role_rank: usize| start(&["work", "--role-rank", &role_rank.to_string()]));
     coordinator.wait_for("epoch");
     kill(workers[1].pid(), Signal::STOP);
     coordinator.wait_for("warning: worker 1 was silent for 5 s; evicted, 1 of 2 go on");
@@ -117,7 +117,7 @@ fn a_process_that_waits_says_for_whom_and_one_too_many_what_to_do() {
     let is_told = |timeout| {
         let (code, _, said) = start(&["work", "--timeout", timeout]).end();
         assert_eq!(code, Some(1), "{said}");
-        said.contains("the job has places for 1 workers\nhelp: start no more processes")
+        said.contains("the job has ranks for 1 workers\nhelp: start no more processes")
     };
-    assert!(["1", "5", "25"].into_iter().any(is_told), "it is not told that there is no place");
+    assert!(["1", "5", "25"].into_iter().any(is_told), "it is not told that there is no free rank");
 }

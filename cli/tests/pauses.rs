@@ -49,15 +49,15 @@ fn end(run: Run) -> (Value, String) {
     (serde_json::from_str(&json).expect("stdout holds JSON"), said)
 }
 
-/// Asserts that all workers made all their clocks, in their first lives.
+/// Asserts that all workers made all their clocks, in their first incarnations.
 fn lost_nobody(run: Run) {
     let json = evicted_nobody(run);
     let workers = json["workers"].as_array().unwrap();
     assert!(workers.iter().all(|worker| worker["clock"] == workers[0]["clock"]), "{json}");
 }
 
-/// Asserts that all workers came to the end in their first lives. Under a scheme that counts versions they have made
-/// as many clocks as it took.
+/// Asserts that all workers came to the end in their first incarnations. Under a scheme that counts versions they have
+/// made as many clocks as it took.
 fn evicted_nobody(run: Run) -> Value {
     let (json, said) = end(run);
     assert_eq!(json["evicted"], 0, "{said}");

@@ -98,10 +98,10 @@ fn a_killed_worker_is_restarted_and_no_gradient_of_it_is_applied_twice() {
         let job = arguments(scheme, &["--restarts", "5", "--transport", transport]);
         let run = Run::of(&job);
         run.wait_for("epoch");
-        for life in 1..=2 {
+        for restart in 1..=2 {
             std::thread::sleep(Duration::from_millis(400));
             kill(run.worker(1), Signal::KILL);
-            run.wait_for(&format!("warning: worker 1 was killed by signal 9; start {life} of 5 again"));
+            run.wait_for(&format!("warning: worker 1 was killed by signal 9; start {restart} of 5 again"));
         }
         let (json, said) = end(run);
         let workers = json["workers"].as_array().unwrap();
@@ -127,10 +127,10 @@ fn a_killed_worker_is_restarted_and_no_gradient_of_it_is_applied_twice() {
 #[test]
 fn a_job_goes_on_from_the_checkpoints_of_an_earlier_one() {
     let folder = TempDir::new().unwrap();
-    let place = folder.path().to_str().unwrap();
+    let path = folder.path().to_str().unwrap();
     let job = |epochs, more: &[&'static str]| {
         let options = ["--scheme", "bsp", "--servers", "2", "--epochs", epochs, "--json", "-"];
-        let mut arguments = vec!["train", "--checkpoint", place];
+        let mut arguments = vec!["train", "--checkpoint", path];
         arguments.extend(options.iter().chain(more));
         Run::of(&arguments)
     };

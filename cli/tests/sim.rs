@@ -151,8 +151,8 @@ fn what_cannot_be_is_told_with_its_option_and_its_mend() {
     misused(&["--compare", "bsp,dbw", "--clocks", "10"], "10 clocks under dbw", "use versions");
     misused(&["--compare", ","], "--compare", "such as bsp");
     misused(&["--sweep", "workers"], "--sweep", "OPTION=VALUE");
-    let place = "error: --sweep, at workers=0: --workers cannot be 0\nhelp: ";
-    misused(&["--sweep", "workers=4,0"], place, "1 to 65535");
+    let error = "error: --sweep, at workers=0: --workers cannot be 0\nhelp: ";
+    misused(&["--sweep", "workers=4,0"], error, "1 to 65535");
     misused(&["--sweep", "colour=red"], "colour", "--help");
     misused(&["--reproduce", "everything"], "--reproduce", "bap");
     misused(&["--json", "/nowhere/x.json"], "--json", "mkdir");

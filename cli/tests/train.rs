@@ -312,7 +312,7 @@ fn unknown_words_are_refused_with_the_known_ones() {
 }
 
 #[test]
-fn data_that_cannot_be_used_is_refused_with_its_place() {
+fn data_that_cannot_be_used_is_refused_with_its_location() {
     let folder = TempDir::new().unwrap();
     misused(&["--data", "/no/such/file"], "/no/such/file: no such file", "check the path");
     misused(&["--data", folder.path().to_str().unwrap()], "not a regular file", "CSV");
@@ -351,7 +351,7 @@ fn models_that_cannot_be_used_are_refused() {
 #[test]
 fn outputs_that_cannot_be_written_are_found_out_before_training() {
     let folder = TempDir::new().unwrap();
-    let place = folder.path().to_str().unwrap();
+    let path = folder.path().to_str().unwrap();
     // So many epochs would take hours: a run that comes back at once has not trained.
     for option in ["--save", "--json"] {
         let train = ["--epochs", "1000000", option];
@@ -360,13 +360,13 @@ fn outputs_that_cannot_be_written_are_found_out_before_training() {
             "there is no folder /no/such/folder",
             "mkdir",
         );
-        misused(&[&train[..], &[place]].concat(), "is a folder", "add a file name");
+        misused(&[&train[..], &[path]].concat(), "is a folder", "add a file name");
         misused(&[&train[..], &["/dev/null"]].concat(), "not a regular file", "name a file");
         misused(&[&train[..], &["/proc/x"]].concat(), "cannot be written to", "another folder");
     }
     let data = write(&folder, "d.csv", "1,0\n2,1\n");
     misused(&["--data", &data, "--save", &data], "is the file to train on", "another name");
-    let both = format!("{place}/both");
+    let both = format!("{path}/both");
     misused(&["--save", &both, "--json", &both], "--save names the same file", "another name");
     assert_eq!(names(folder.path()), [PathBuf::from(&data)]);
 }
@@ -452,9 +452,9 @@ fn help_tells_of_everything() {
 fn every_rank_of_a_launcher_trains_where_there_is_no_server() {
     let meet = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap().to_string();
     let start = |rank: &str| {
-        let place = ["--rank", rank, "--world-size", "2", "--rendezvous", &meet];
+        let ranks = ["--rank", rank, "--world-size", "2", "--rendezvous", &meet];
         let options = ["--scheme", "ds-sync", "--epochs", "3", "--model", "softmax", "--json", "-"];
-        let mut command = command(&[&place[..], &options].concat());
+        let mut command = command(&[&ranks[..], &options].concat());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts")
     };
     let (other, first) = (start("1"), start("0"));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::Value;
-use slackline::internals::channel::{Channel, Purpose, Terms};
+use slackline::internals::channel::{Channel, ChannelTerms, Purpose};
 use slackline::internals::job::rendezvous::{Host, Introduction, MemberRole, Membership};
 use slackline::{MeetingPoint, Secret};
 use tempfile::TempDir;
@@ -103,7 +103,7 @@ fn besiege(job: &Job, good: &[u8]) {
         unauthenticated_peers.push(UnauthenticatedPeer::says(address, &said));
     }
     // A peer that knows the secret, and stops within the header of its first message.
-    let terms = Terms { secret: Some(secret.clone()), ..Terms::new(Purpose::Rendezvous) };
+    let terms = ChannelTerms { secret: Some(secret.clone()), ..ChannelTerms::new(Purpose::Rendezvous) };
     let mut channel = Channel::connect(address, &terms).unwrap();
     let deadline = Instant::now() + PATIENCE;
     while !channel.is_open() {
@@ -116,12 +116,13 @@ fn besiege(job: &Job, good: &[u8]) {
         unauthenticated_peer.must_be_shut_out();
     }
     let silent: Vec<_> = (0..HALF_OPEN).map(|_| UnauthenticatedPeer::says(address, b"")).collect();
-    // A peer that knows the secret is heard past all of them, and few of them are kept. The job has no place left for
-    // it, and it is told so.
-    let introduction = Introduction { place: Some(0), ..Introduction::new(MemberRole::Reader, Host::own()) };
+    // A peer that knows the secret is heard past all of them, and few of them are kept. The job has no rank for it, and
+    // it is told so.
+    let introduction =
+        Introduction { role_rank: Some(0), ..Introduction::new(MemberRole::Reader, Host::own()) };
     let joined = Membership::join(&address.to_string(), introduction, Some(secret.clone()), PATIENCE);
-    let error = joined.err().expect("the job has no places for readers").to_string();
-    assert!(error.contains("the job has places for 0 readers"), "{error}");
+    let error = joined.err().expect("the job has no ranks for readers").to_string();
+    assert!(error.contains("the job has ranks for 0 readers"), "{error}");
     let kept = job.descriptors() - before;
     assert!(kept < 100, "{kept} connections of unauthenticated peers are kept");
     for unauthenticated_peer in silent {

@@ -911,7 +911,7 @@ typedef struct slackline_publisher_status {
      */
     uint64_t joined;
     /**
-     * This life of the publisher: another number after it was started again.
+     * The epoch of this incarnation of the publisher: another number after it was started again.
      */
     uint64_t epoch;
 } slackline_publisher_status;
@@ -957,7 +957,7 @@ typedef struct slackline_fresh {
      */
     uint64_t behind;
     /**
-     * The owner's life: another number after it was started again.
+     * The epoch of the owner's incarnation: another number after it was started again.
      */
     uint64_t epoch;
     /**
@@ -1039,7 +1039,7 @@ typedef struct slackline_server_status {
      */
     uint64_t interrupts;
     /**
-     * This life of the server: another number after it was started again.
+     * The epoch of this incarnation of the server: another number after it was started again.
      */
     uint64_t epoch;
     /**
@@ -1056,7 +1056,7 @@ typedef struct slackline_server_status {
      */
     uint64_t misbehaved;
     /**
-     * Updates that were lost with the life before, as workers that came back tell it.
+     * Updates that were lost with the incarnation before, as workers that came back tell it.
      */
     uint64_t lost_updates;
     /**
@@ -1189,8 +1189,9 @@ const char *slackline_status_name(uint32_t status);
 
 /**
  * The message of the call of this thread that failed last: a sentence that names the operation, the cause and the
- * remedy. UTF-8, at most 2047 bytes; never NULL; empty if no call has failed. The pointer is the same for the life of
- * the thread and may be read that long; the text is replaced by the thread's next failing call, and by no other call.
+ * remedy. UTF-8, at most 2047 bytes; never NULL; empty if no call has failed. The pointer stays the same until
+ * the thread ends and may be read that long; the text is replaced by the thread's next failing call, and by no other
+ * call.
  */
 const char *slackline_last_error(void);
 

@@ -146,8 +146,8 @@ impl From<table::TableError> for Failure {
     }
 }
 
-impl From<scheme::ConfigError> for Failure {
-    fn from(error: scheme::ConfigError) -> Failure {
+impl From<scheme::SchemeConfigError> for Failure {
+    fn from(error: scheme::SchemeConfigError) -> Failure {
         Failure::bad_argument(error.to_string())
     }
 }
@@ -160,7 +160,7 @@ fn status_of(error: &Error) -> Status {
         Error::Connect(error) => connect_status(error),
         Error::Handshake { .. } => Status::Protocol,
         Error::Deadline { .. } => Status::Deadline,
-        Error::ServerLost { .. } | Error::AnotherLife { .. } => Status::ServerLost,
+        Error::ServerLost { .. } | Error::AnotherIncarnation { .. } => Status::ServerLost,
         Error::Evicted { .. } => Status::Evicted,
         Error::Pull { source, .. } => pull_status(source),
         Error::Publish { source, .. } => publish_status(source),

@@ -209,8 +209,8 @@ pub unsafe extern "C" fn slackline_group_listen(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(group, "group")? };
-        place.set(std::ptr::null_mut());
+        let out = unsafe { Out::new(group, "group")? };
+        out.set(std::ptr::null_mut());
         // SAFETY: the contract.
         let (address, options) = unsafe {
             let address = if address.is_null() { Address::random() } else { options::address(address)? };
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn slackline_group_listen(
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let listener = GroupMember::listen(fabric, &address, rank, members, elements, options.translate())?;
         let address = CString::new(listener.address().to_string()).unwrap_or_default();
-        place.set(give(Grouping { state: State::Listening(Box::new(listener)), address, elements }));
+        out.set(give(Grouping { state: State::Listening(Box::new(listener)), address, elements }));
         Ok(())
     })
 }
@@ -239,14 +239,14 @@ pub unsafe extern "C" fn slackline_job_group(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(group, "group")? };
-        place.set(std::ptr::null_mut());
+        let out = unsafe { Out::new(group, "group")? };
+        out.set(std::ptr::null_mut());
         // SAFETY: the contract.
         let options = unsafe { sized_or_default(options, "options")? }.translate();
         // SAFETY: the contract.
         let member = unsafe { with(job, |job| Ok(job.group(elements, options)?))? };
         let address = CString::default();
-        place.set(give(Grouping { state: State::Member(Box::new(member)), address, elements }));
+        out.set(give(Grouping { state: State::Member(Box::new(member)), address, elements }));
         Ok(())
     })
 }
@@ -260,9 +260,9 @@ pub unsafe extern "C" fn slackline_group_address(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(address, "address")? };
+        let out = unsafe { Out::new(address, "address")? };
         // SAFETY: the contract.
-        place.set(unsafe { with(group, |grouping| Ok(grouping.address.as_ptr()))? });
+        out.set(unsafe { with(group, |grouping| Ok(grouping.address.as_ptr()))? });
         Ok(())
     })
 }
@@ -306,7 +306,7 @@ pub unsafe extern "C" fn slackline_group_parameters(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
+        let (out, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
         // The array is memory of its own behind the member: other calls but average do not touch it.
         let lend = |grouping: &mut Grouping| {
             let elements = grouping.elements;
@@ -315,7 +315,7 @@ pub unsafe extern "C" fn slackline_group_parameters(
         };
         // SAFETY: the contract.
         let (pointer, count) = unsafe { with(group, lend)? };
-        place.set(pointer);
+        out.set(pointer);
         len.set(count);
         Ok(())
     })
@@ -339,13 +339,13 @@ pub unsafe extern "C" fn slackline_group_average(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (ranks, place) =
+        let (ranks, out) =
             unsafe { (slice(ranks, rank_count, "ranks")?, SizedOut::wanted(averaged, "averaged")?) };
         let timeout = Duration::from_millis(timeout_ms);
         let average = |grouping: &mut Grouping| Ok(grouping.member()?.average(round, ranks, timeout)?);
         // SAFETY: the contract.
         let averaged = unsafe { with(group, average)? };
-        place.into_iter().for_each(|place| place.set(slackline_averaged::of(averaged)));
+        out.into_iter().for_each(|out| out.set(slackline_averaged::of(averaged)));
         Ok(())
     })
 }
@@ -360,11 +360,11 @@ pub unsafe extern "C" fn slackline_group_abandon(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { SizedOut::wanted(averaged, "averaged")? };
+        let out = unsafe { SizedOut::wanted(averaged, "averaged")? };
         // SAFETY: the contract.
         let averaged = unsafe { with(group, |grouping| Ok(grouping.member()?.abandon()?))? };
         let averaged = averaged.map(slackline_averaged::of).unwrap_or_default();
-        place.into_iter().for_each(|place| place.set(averaged));
+        out.into_iter().for_each(|out| out.set(averaged));
         Ok(())
     })
 }
@@ -378,10 +378,10 @@ pub unsafe extern "C" fn slackline_group_is_alive(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(alive, "alive")? };
+        let out = unsafe { Out::new(alive, "alive")? };
         let is_alive = |grouping: &mut Grouping| Ok(grouping.member()?.alive().any(|alive| alive == rank));
         // SAFETY: the contract.
-        place.set(unsafe { with(group, is_alive)? }.into());
+        out.set(unsafe { with(group, is_alive)? }.into());
         Ok(())
     })
 }
@@ -394,7 +394,7 @@ pub unsafe extern "C" fn slackline_group_get_status(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { SizedOut::new(status, "status")? };
+        let out = unsafe { SizedOut::new(status, "status")? };
         let ask = |grouping: &mut Grouping| {
             let member = grouping.member()?;
             let statistics = member.statistics();
@@ -412,7 +412,7 @@ pub unsafe extern "C" fn slackline_group_get_status(
             })
         };
         // SAFETY: the contract.
-        place.set(unsafe { with(group, ask)? });
+        out.set(unsafe { with(group, ask)? });
         Ok(())
     })
 }
@@ -462,7 +462,7 @@ pub unsafe extern "C" fn slackline_group_ranks(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(count, "count")? };
+        let out = unsafe { Out::new(count, "count")? };
         let known = [
             (slackline_partition::Digits as u64, Partition::Digits),
             (slackline_partition::Authors as u64, Partition::Authors),
@@ -476,7 +476,7 @@ pub unsafe extern "C" fn slackline_group_ranks(
         let members: Vec<usize> = groups.members(rank, round).collect();
         // SAFETY: the contract; the list is memory of this call.
         unsafe { copy_out(&members, ranks, members.len(), "ranks")? };
-        place.set(members.len());
+        out.set(members.len());
         Ok(())
     })
 }

@@ -112,7 +112,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// A place of the caller's to write a result to.
+/// An out-parameter: a value in the caller's memory that a result is written to.
 pub(crate) struct Out<T>(NonNull<T>);
 
 impl<T> Out<T> {

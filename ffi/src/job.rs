@@ -127,11 +127,11 @@ pub unsafe extern "C" fn slackline_job_from_env(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(job, "job")? };
-        place.set(std::ptr::null_mut());
+        let out = unsafe { Out::new(job, "job")? };
+        out.set(std::ptr::null_mut());
         // SAFETY: the contract.
         let plan = unsafe { sized(options, "options")?.translate()? };
-        place.set(give(Job::from_env(plan)?));
+        out.set(give(Job::from_env(plan)?));
         Ok(())
     })
 }
@@ -156,9 +156,9 @@ pub unsafe extern "C" fn slackline_job_role(
             Role::Server(shard) => (slackline_role::Server, shard),
             Role::Worker(worker) => (slackline_role::Worker, worker),
         };
-        role.into_iter().for_each(|place| place.set(own_role as u32));
-        number.into_iter().for_each(|place| place.set(own_number));
-        workers.into_iter().for_each(|place| place.set(count as u64));
+        role.into_iter().for_each(|out| out.set(own_role as u32));
+        number.into_iter().for_each(|out| out.set(own_number));
+        workers.into_iter().for_each(|out| out.set(count as u64));
         Ok(())
     })
 }
@@ -179,8 +179,8 @@ pub unsafe extern "C" fn slackline_job_server(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(server, "server")? };
-        place.set(std::ptr::null_mut());
+        let out = unsafe { Out::new(server, "server")? };
+        out.set(std::ptr::null_mut());
         let start = |job: &mut Job| {
             // SAFETY: the contract.
             let (table, initial, mut options) = unsafe {
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn slackline_job_server(
             Ok(job.server(table, initial, unsafe { options.translate()? })?.0)
         };
         // SAFETY: the contract.
-        place.set(give(Serving::new(unsafe { with(job, start)? })));
+        out.set(give(Serving::new(unsafe { with(job, start)? })));
         Ok(())
     })
 }
@@ -230,12 +230,12 @@ pub unsafe extern "C" fn slackline_job_worker(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(worker, "worker")? };
-        place.set(std::ptr::null_mut());
+        let out = unsafe { Out::new(worker, "worker")? };
+        out.set(std::ptr::null_mut());
         // SAFETY: the contract.
         let options = unsafe { sized(options, "options")?.translate()? };
         // SAFETY: the contract.
-        place.set(give(unsafe { with(job, |job| Working::new(job.connect(options)?))? }));
+        out.set(give(unsafe { with(job, |job| Working::new(job.connect(options)?))? }));
         Ok(())
     })
 }
@@ -321,12 +321,14 @@ impl From<JobError> for Failure {
             | JobError::InitialValues { .. } => Status::BadArgument,
             JobError::OtherRole { .. } => Status::OutOfTurn,
             JobError::Rendezvous(
-                rendezvous::Error::NeedsSecret { .. }
-                | rendezvous::Error::Refused { .. }
-                | rendezvous::Error::Channel { .. },
+                rendezvous::RendezvousError::NeedsSecret { .. }
+                | rendezvous::RendezvousError::Refused { .. }
+                | rendezvous::RendezvousError::Channel { .. },
             ) => Status::Refused,
-            JobError::Rendezvous(rendezvous::Error::Protocol { .. }) | JobError::Order(_) => Status::Protocol,
-            JobError::Rendezvous(rendezvous::Error::Timeout { .. }) => Status::Deadline,
+            JobError::Rendezvous(rendezvous::RendezvousError::Protocol { .. }) | JobError::Order(_) => {
+                Status::Protocol
+            }
+            JobError::Rendezvous(rendezvous::RendezvousError::Timeout { .. }) => Status::Deadline,
             JobError::Rendezvous(_) => Status::System,
             JobError::Wait(WaitError::Path(_)) => Status::Unsupported,
             JobError::Wait(_) | JobError::Late { .. } => Status::Deadline,

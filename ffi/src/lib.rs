@@ -95,8 +95,9 @@ pub extern "C" fn slackline_status_name(status: u32) -> *const c_char {
 }
 
 /// The message of the call of this thread that failed last: a sentence that names the operation, the cause and the
-/// remedy. UTF-8, at most 2047 bytes; never NULL; empty if no call has failed. The pointer is the same for the life of
-/// the thread and may be read that long; the text is replaced by the thread's next failing call, and by no other call.
+/// remedy. UTF-8, at most 2047 bytes; never NULL; empty if no call has failed. The pointer stays the same until
+/// the thread ends and may be read that long; the text is replaced by the thread's next failing call, and by no other
+/// call.
 #[unsafe(no_mangle)]
 pub extern "C" fn slackline_last_error() -> *const c_char {
     error::last_message()

@@ -10,7 +10,7 @@ use slackline::internals::param::PullOptions;
 use slackline::{
     AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, Idle, NonFinite, Optimizer,
     PublisherOptions, ReadMode, ReaderOptions, Resume, ServerOptions, ShardOptions, Table, WorkerOptions,
-    scheme::{Config, Damping},
+    scheme::{Damping, SchemeConfig},
 };
 
 use crate::error::Failure;
@@ -494,13 +494,13 @@ impl slackline_reader_options {
 /// # Safety
 ///
 /// As for [`text`].
-unsafe fn scheme(name: *const c_char, staleness: u64) -> Result<Config, Failure> {
+unsafe fn scheme(name: *const c_char, staleness: u64) -> Result<SchemeConfig, Failure> {
     // SAFETY: the caller's promise.
     let name = unsafe { text(name, "the scheme's name")? };
     if staleness == SLACKLINE_NO_STALENESS {
         return Ok(name.parse()?);
     }
-    Ok(Config::from_settings(name, &[("staleness", &staleness.to_string())])?)
+    Ok(SchemeConfig::from_settings(name, &[("staleness", &staleness.to_string())])?)
 }
 
 /// # Safety
@@ -618,7 +618,7 @@ mod tests {
     fn defaults_are_the_library_s_own() {
         // SAFETY: the scheme's name is a literal.
         let server = unsafe { slackline_server_options::default().translate() }.unwrap();
-        assert_eq!(server, ServerOptions::new(Config::Bsp, 1, 0.01));
+        assert_eq!(server, ServerOptions::new(SchemeConfig::Bsp, 1, 0.01));
         // SAFETY: the scheme's name is a literal.
         let worker = unsafe { slackline_worker_options::default().translate() }.unwrap();
         assert_eq!(worker, WorkerOptions { waits_for_server: true, ..WorkerOptions::default() });

@@ -59,8 +59,8 @@ pub unsafe extern "C" fn slackline_publisher_create(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(publisher, "publisher")? };
-        place.set(std::ptr::null_mut());
+        let out = unsafe { Out::new(publisher, "publisher")? };
+        out.set(std::ptr::null_mut());
         // SAFETY: the contract.
         let (address, table, options) = unsafe {
             let address = if address.is_null() { Address::random() } else { options::address(address)? };
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn slackline_publisher_create(
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let publisher = Publisher::new(fabric, &address, table, options.translate()?)?;
         let address = CString::new(publisher.address().to_string()).unwrap_or_default();
-        place.set(give(Publishing { publisher, address }));
+        out.set(give(Publishing { publisher, address }));
         Ok(())
     })
 }
@@ -86,9 +86,9 @@ pub unsafe extern "C" fn slackline_publisher_address(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(address, "address")? };
+        let out = unsafe { Out::new(address, "address")? };
         // SAFETY: the contract.
-        place.set(unsafe { with(publisher, |publishing| Ok(publishing.address.as_ptr()))? });
+        out.set(unsafe { with(publisher, |publishing| Ok(publishing.address.as_ptr()))? });
         Ok(())
     })
 }
@@ -105,14 +105,14 @@ pub unsafe extern "C" fn slackline_publisher_publish(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (bytes, place) =
+        let (bytes, out) =
             unsafe { (slice(bytes.cast::<u8>(), len, "bytes")?, Out::wanted(version, "version")?) };
         let timeout = Duration::from_millis(timeout_ms);
         // SAFETY: the contract.
         let version =
             unsafe { with(publisher, |publishing| Ok(publishing.publisher.publish(bytes, timeout)?))? };
-        if let Some(place) = place {
-            place.set(version.0);
+        if let Some(out) = out {
+            out.set(version.0);
         }
         Ok(())
     })
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn slackline_publisher_begin(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
+        let (out, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
         let timeout = Duration::from_millis(timeout_ms);
         let begin = |publishing: &mut Publishing| {
             let memory = publishing.publisher.publish_begin(timeout)?;
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn slackline_publisher_begin(
         };
         // SAFETY: the contract.
         let (pointer, count) = unsafe { with(publisher, begin)? };
-        place.set(pointer);
+        out.set(pointer);
         len.set(count);
         Ok(())
     })
@@ -154,11 +154,11 @@ pub unsafe extern "C" fn slackline_publisher_commit(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::wanted(version, "version")? };
+        let out = unsafe { Out::wanted(version, "version")? };
         // SAFETY: the contract.
         let version = unsafe { with(publisher, |publishing| Ok(publishing.publisher.publish_commit()?))? };
-        if let Some(place) = place {
-            place.set(version.0);
+        if let Some(out) = out {
+            out.set(version.0);
         }
         Ok(())
     })
@@ -173,11 +173,11 @@ pub unsafe extern "C" fn slackline_publisher_progress(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::wanted(progressed, "progressed")? };
+        let out = unsafe { Out::wanted(progressed, "progressed")? };
         // SAFETY: the contract.
         let progress = unsafe { with(publisher, |publishing| Ok(publishing.publisher.poll(now())))? };
-        if let Some(place) = place {
-            place.set(progress.into());
+        if let Some(out) = out {
+            out.set(progress.into());
         }
         Ok(())
     })
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn slackline_publisher_get_status(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { SizedOut::new(status, "status")? };
+        let out = unsafe { SizedOut::new(status, "status")? };
         let ask = |publishing: &mut Publishing| {
             let publisher = &publishing.publisher;
             Ok(slackline_publisher_status {
@@ -236,7 +236,7 @@ pub unsafe extern "C" fn slackline_publisher_get_status(
             })
         };
         // SAFETY: the contract.
-        place.set(unsafe { with(publisher, ask)? });
+        out.set(unsafe { with(publisher, ask)? });
         Ok(())
     })
 }

@@ -73,8 +73,8 @@ pub unsafe extern "C" fn slackline_reader_connect(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(reader, "reader")? };
-        place.set(std::ptr::null_mut());
+        let out = unsafe { Out::new(reader, "reader")? };
+        out.set(std::ptr::null_mut());
         // SAFETY: the contract.
         let (address, options) = unsafe {
             let options = sized_or_default(options, "options")?;
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn slackline_reader_connect(
         let timeout = Duration::from_millis(timeout_ms);
         let reader = Reader::connect(fabric, &address, options.translate(), timeout)?;
         let tensors = Tensors::of(reader.table())?;
-        place.set(give(Reading { reader, tensors }));
+        out.set(give(Reading { reader, tensors }));
         Ok(())
     })
 }
@@ -128,11 +128,11 @@ unsafe fn refresh(
     operation: impl FnOnce(&mut Reader<Fabric>) -> Result<Fresh, Failure>,
 ) -> Result<(), Failure> {
     // SAFETY: the contract.
-    let place = unsafe { SizedOut::wanted(fresh, "fresh")? };
+    let out = unsafe { SizedOut::wanted(fresh, "fresh")? };
     // SAFETY: the contract.
     let fresh = unsafe { with(reader, |reading| operation(reading.unpinned()?))? };
-    if let Some(place) = place {
-        place.set(slackline_fresh {
+    if let Some(out) = out {
+        out.set(slackline_fresh {
             size: size_of::<slackline_fresh>(),
             version: fresh.version.0,
             behind: fresh.behind,
@@ -153,14 +153,14 @@ pub unsafe extern "C" fn slackline_reader_bytes(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
+        let (out, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
         let lend = |reading: &mut Reading| {
             let bytes = reading.reader.bytes()?;
             Ok((bytes.as_ptr().cast(), bytes.len()))
         };
         // SAFETY: the contract.
         let (pointer, count) = unsafe { with(reader, lend)? };
-        place.set(pointer);
+        out.set(pointer);
         len.set(count);
         Ok(())
     })
@@ -196,10 +196,10 @@ pub unsafe extern "C" fn slackline_reader_newest(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(version, "version")? };
+        let out = unsafe { Out::new(version, "version")? };
         let timeout = Duration::from_millis(timeout_ms);
         // SAFETY: the contract.
-        place.set(unsafe { with(reader, |reading| Ok(reading.reader.newest(timeout)?))? }.0);
+        out.set(unsafe { with(reader, |reading| Ok(reading.reader.newest(timeout)?))? }.0);
         Ok(())
     })
 }
@@ -219,14 +219,14 @@ pub unsafe extern "C" fn slackline_reader_pin(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
+        let (out, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
         let timeout = Duration::from_millis(timeout_ms);
         let pin = |reader: &mut Reader<Fabric>| {
             let Pulled { version, behind, epoch, retries, .. } =
                 reader.hold(Bound::version(Version(version)), timeout)?;
             let memory =
                 reader.held().ok_or_else(|| Failure::new(slackline_status::Internal, "no frame is held"))?;
-            place.set(memory.as_ptr().cast_const().cast());
+            out.set(memory.as_ptr().cast_const().cast());
             len.set(memory.len());
             Ok(Fresh { version, behind, epoch, retries, copied: false })
         };
@@ -245,9 +245,9 @@ pub unsafe extern "C" fn slackline_reader_is_intact(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(intact, "intact")? };
+        let out = unsafe { Out::new(intact, "intact")? };
         // SAFETY: the contract.
-        place.set(unsafe { with(reader, |reading| Ok(reading.reader.is_intact()))? }.into());
+        out.set(unsafe { with(reader, |reading| Ok(reading.reader.is_intact()))? }.into());
         Ok(())
     })
 }
@@ -275,7 +275,7 @@ pub unsafe extern "C" fn slackline_reader_table(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, count) = unsafe { (Out::new(tensors, "tensors")?, Out::new(count, "count")?) };
+        let (out, count) = unsafe { (Out::new(tensors, "tensors")?, Out::new(count, "count")?) };
         // The array is memory of its own behind the reader: other calls that borrow the reader do not touch it.
         let lend = |reading: &mut Reading| {
             let tensors = reading.tensors.as_slice();
@@ -283,7 +283,7 @@ pub unsafe extern "C" fn slackline_reader_table(
         };
         // SAFETY: the contract.
         let (pointer, len) = unsafe { with(reader, lend)? };
-        place.set(pointer);
+        out.set(pointer);
         count.set(len);
         Ok(())
     })

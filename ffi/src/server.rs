@@ -73,8 +73,8 @@ pub unsafe extern "C" fn slackline_server_create(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(server, "server")? };
-        place.set(std::ptr::null_mut());
+        let out = unsafe { Out::new(server, "server")? };
+        out.set(std::ptr::null_mut());
         // SAFETY: the contract.
         let (address, table, initial, options) = unsafe {
             let address = if address.is_null() { Address::random() } else { options::address(address)? };
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn slackline_server_create(
             Some(checkpoint) => Server::resume(fabric, &address, table, checkpoint, translated)?,
             None => Server::new(fabric, &address, table, initial, translated)?,
         };
-        place.set(give(Serving::new(server)));
+        out.set(give(Serving::new(server)));
         Ok(())
     })
 }
@@ -103,9 +103,9 @@ pub unsafe extern "C" fn slackline_server_address(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(address, "address")? };
+        let out = unsafe { Out::new(address, "address")? };
         // SAFETY: the contract.
-        place.set(unsafe { with(server, |serving| Ok(serving.address.as_ptr()))? });
+        out.set(unsafe { with(server, |serving| Ok(serving.address.as_ptr()))? });
         Ok(())
     })
 }
@@ -137,11 +137,11 @@ pub unsafe extern "C" fn slackline_server_progress(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::wanted(progressed, "progressed")? };
+        let out = unsafe { Out::wanted(progressed, "progressed")? };
         // SAFETY: the contract.
         let progress = unsafe { with(server, |serving| Ok(serving.server.poll(now())?))? };
-        if let Some(place) = place {
-            place.set(progress.into());
+        if let Some(out) = out {
+            out.set(progress.into());
         }
         Ok(())
     })
@@ -184,13 +184,13 @@ pub unsafe extern "C" fn slackline_server_get_status(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { SizedOut::new(status, "status")? };
+        let out = unsafe { SizedOut::new(status, "status")? };
         // SAFETY: the contract.
         let (status, epoch, follows) = unsafe {
             with(server, |Serving { server, .. }| Ok((server.status(), server.epoch(), server.follows())))?
         };
         let version = |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, |version| version.0);
-        place.set(slackline_server_status {
+        out.set(slackline_server_status {
             size: size_of::<slackline_server_status>(),
             version: status.version.0,
             smallest_clock: status.smallest_clock.0,
@@ -261,12 +261,12 @@ pub unsafe extern "C" fn slackline_server_checkpoint(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::wanted(version, "version")? };
+        let out = unsafe { Out::wanted(version, "version")? };
         let timeout = Duration::from_millis(timeout_ms);
         // SAFETY: the contract.
         let written = unsafe { with(server, |serving| Ok(serving.server.finish_checkpoint(timeout)?))? };
-        if let Some(place) = place {
-            place.set(written.0);
+        if let Some(out) = out {
+            out.set(written.0);
         }
         Ok(())
     })

@@ -43,7 +43,7 @@ pub struct slackline_server_status {
     pub checkpoints_failed: u64,
     /// Interrupts sent to workers: see `slackline_worker_should_stop`.
     pub interrupts: u64,
-    /// This life of the server: another number after it was started again.
+    /// The epoch of this incarnation of the server: another number after it was started again.
     pub epoch: u64,
     /// Gradients in the newest version.
     pub gradients: u64,
@@ -52,7 +52,7 @@ pub struct slackline_server_status {
     pub diverged: u64,
     /// Peers that were evicted because what they wrote broke the protocol.
     pub misbehaved: u64,
-    /// Updates that were lost with the life before, as workers that came back tell it.
+    /// Updates that were lost with the incarnation before, as workers that came back tell it.
     pub lost_updates: u64,
     /// Number of gradients that the next version waits for; 0 where the scheme does not choose that number.
     pub waits_for: u64,
@@ -128,7 +128,7 @@ pub struct slackline_publisher_status {
     pub readers: u64,
     /// Readers that ever joined.
     pub joined: u64,
-    /// This life of the publisher: another number after it was started again.
+    /// The epoch of this incarnation of the publisher: another number after it was started again.
     pub epoch: u64,
 }
 
@@ -142,7 +142,7 @@ pub struct slackline_fresh {
     pub version: u64,
     /// Number of versions by which it is behind the newest.
     pub behind: u64,
-    /// The owner's life: another number after it was started again.
+    /// The epoch of the owner's incarnation: another number after it was started again.
     pub epoch: u64,
     /// Copies begun again because the frame changed under them.
     pub retries: u64,

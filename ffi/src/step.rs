@@ -41,7 +41,7 @@ pub unsafe extern "C" fn slackline_worker_begin(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { SizedOut::wanted(view, "view")? };
+        let out = unsafe { SizedOut::wanted(view, "view")? };
         let timeout = Duration::from_millis(timeout_ms);
         let begin = |working: &mut Working| {
             working.open = Open::No;
@@ -51,8 +51,8 @@ pub unsafe extern "C" fn slackline_worker_begin(
         };
         // SAFETY: the contract.
         let view = unsafe { with(worker, begin)? };
-        if let Some(place) = place {
-            place.set(slackline_view {
+        if let Some(out) = out {
+            out.set(slackline_view {
                 size: size_of::<slackline_view>(),
                 clock: view.clock.0,
                 version: view.version.0,
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn slackline_worker_parameters(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
+        let (out, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
         // The array is memory of its own behind the worker: other calls that borrow the worker do not touch it.
         let lend = |step: &mut Step<'_, Fabric>| {
             let parameters = step.parameters()?;
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn slackline_worker_parameters(
         };
         // SAFETY: the contract.
         let (pointer, count) = unsafe { with_step(worker, lend)? };
-        place.set(pointer);
+        out.set(pointer);
         len.set(count);
         Ok(())
     })
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn slackline_worker_gradient(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, len) = unsafe { (Out::new(gradient, "gradient")?, Out::new(len, "len")?) };
+        let (out, len) = unsafe { (Out::new(gradient, "gradient")?, Out::new(len, "len")?) };
         let lend = |step: &mut Step<'_, Fabric>| {
             let whole = (step.worker().table().bytes() / 4) as usize;
             let gradient = step.gradient()?;
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn slackline_worker_gradient(
         };
         // SAFETY: the contract.
         let (pointer, count) = unsafe { with_step(worker, lend)? };
-        place.set(pointer);
+        out.set(pointer);
         len.set(count);
         Ok(())
     })
@@ -162,14 +162,14 @@ pub unsafe extern "C" fn slackline_worker_in_place(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
+        let (out, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
         let lend = |step: &mut Step<'_, Fabric>| {
             let memory = step.in_place(usize::from(shard))?;
             Ok((memory.as_ptr().cast_const().cast(), memory.len() / size_of::<f32>()))
         };
         // SAFETY: the contract.
         let (pointer, count) = unsafe { with_step(worker, lend)? };
-        place.set(pointer);
+        out.set(pointer);
         len.set(count);
         Ok(())
     })
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn slackline_worker_slot(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, len) = unsafe { (Out::new(gradient, "gradient")?, Out::new(len, "len")?) };
+        let (out, len) = unsafe { (Out::new(gradient, "gradient")?, Out::new(len, "len")?) };
         let timeout = Duration::from_millis(timeout_ms);
         let lend = |working: &mut Working| {
             let mut step = working.resume()?;
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn slackline_worker_slot(
         };
         // SAFETY: the contract.
         let (pointer, bytes) = unsafe { with(worker, lend)? };
-        place.set(pointer);
+        out.set(pointer);
         len.set(bytes);
         Ok(())
     })
@@ -247,9 +247,9 @@ pub unsafe extern "C" fn slackline_worker_should_stop(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(stop, "stop")? };
+        let out = unsafe { Out::new(stop, "stop")? };
         // SAFETY: the contract.
-        place.set(unsafe { with_step(worker, |step| Ok(step.should_stop()?))? }.into());
+        out.set(unsafe { with_step(worker, |step| Ok(step.should_stop()?))? }.into());
         Ok(())
     })
 }

@@ -120,8 +120,8 @@ pub unsafe extern "C" fn slackline_worker_connect(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(worker, "worker")? };
-        place.set(std::ptr::null_mut());
+        let out = unsafe { Out::new(worker, "worker")? };
+        out.set(std::ptr::null_mut());
         // SAFETY: the contract.
         let options = unsafe { sized(options, "options")? };
         // SAFETY: the contract.
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn slackline_worker_connect(
         let servers = unsafe { read_addresses(addresses, address_count)? };
         let timeout = Duration::from_millis(timeout_ms);
         let worker = Worker::connect(fabric(secret, &servers)?, &servers, options, timeout)?;
-        place.set(give(Working::new(worker)?));
+        out.set(give(Working::new(worker)?));
         Ok(())
     })
 }
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn slackline_worker_table(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (place, count) = unsafe { (Out::new(tensors, "tensors")?, Out::new(count, "count")?) };
+        let (out, count) = unsafe { (Out::new(tensors, "tensors")?, Out::new(count, "count")?) };
         // The array is memory of its own behind the worker: other calls that borrow the worker do not touch it.
         let lend = |working: &mut Working| {
             let tensors = working.tensors.as_slice();
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn slackline_worker_table(
         };
         // SAFETY: the contract.
         let (pointer, len) = unsafe { with(worker, lend)? };
-        place.set(pointer);
+        out.set(pointer);
         count.set(len);
         Ok(())
     })
@@ -192,9 +192,9 @@ pub unsafe extern "C" fn slackline_worker_scheme(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { Out::new(scheme, "scheme")? };
+        let out = unsafe { Out::new(scheme, "scheme")? };
         // SAFETY: the contract.
-        place.set(unsafe { with(worker, |working| Ok(working.scheme.as_ptr()))? });
+        out.set(unsafe { with(worker, |working| Ok(working.scheme.as_ptr()))? });
         Ok(())
     })
 }
@@ -207,9 +207,9 @@ pub unsafe extern "C" fn slackline_worker_get_status(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let place = unsafe { SizedOut::new(status, "status")? };
+        let out = unsafe { SizedOut::new(status, "status")? };
         // SAFETY: the contract.
-        place.set(unsafe { with(worker, |working| Ok(slackline_worker_status::of(&working.worker)))? });
+        out.set(unsafe { with(worker, |working| Ok(slackline_worker_status::of(&working.worker)))? });
         Ok(())
     })
 }

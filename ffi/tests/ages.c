@@ -150,7 +150,7 @@ static void *fail_elsewhere(void *unused)
     return NULL;
 }
 
-static void the_message_stays_in_one_place_and_in_its_thread(void)
+static void the_message_stays_at_one_address_and_in_its_thread(void)
 {
     const char *early = slackline_last_error();
     pthread_t thread;
@@ -284,7 +284,7 @@ int main(void)
     structs_of_every_age_are_filled_and_not_overrun();
     a_newer_program_s_fields_are_refused_only_if_they_are_set();
     the_version_is_a_macro_a_number_and_a_text();
-    the_message_stays_in_one_place_and_in_its_thread();
+    the_message_stays_at_one_address_and_in_its_thread();
     the_secret_in_the_options_lets_peers_in_at_a_host_s_name();
     a_setting_of_rdma_that_cannot_be_is_named();
     rdma_works_or_is_unsupported_in_words();

@@ -1,6 +1,6 @@
 /*
- * Nodes in C, beside training: they wait for a server, hear interrupts, read into the caller's memory and in
- * place, write in place, keep checkpoints and log. Exits with 0 if all checks passed.
+ * Nodes in C, beside training: they wait for a server, hear interrupts, read into the caller's memory and
+ * in place, write in place, keep checkpoints and log. Exits with 0 if all checks passed.
  */
 #include "check.h"
 
@@ -299,7 +299,7 @@ static void versions_are_written_in_place_and_read_in_every_way(int tcp)
     pid_t child;
     int value;
 
-    own_address(text, "place", tcp);
+    own_address(text, "publisher", tcp);
     layer(tensors);
     tensors[0].element = tensors[1].element = SLACKLINE_ELEMENT_BF16;
     OK(slackline_publisher_create(text, tensors, 2, NULL, &publisher));

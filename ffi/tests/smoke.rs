@@ -7,8 +7,8 @@ use std::process::Command;
 fn library(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let deps = test.parent().unwrap();
-    let places = [deps.join(name), deps.parent().unwrap().join(name)];
-    let found = places.iter().find(|path| path.exists());
+    let candidates = [deps.join(name), deps.parent().unwrap().join(name)];
+    let found = candidates.iter().find(|path| path.exists());
     found.unwrap_or_else(|| panic!("{name} is not in {}", deps.display())).clone()
 }
 

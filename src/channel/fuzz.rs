@@ -1,13 +1,13 @@
 //! The greeting and sealed messages between two honest sides, with an attacker in between that does what the bytes
 //! say.
 
-use super::greeting::{Agreed, Greeting, OPENING_BYTES, Step};
+use super::greeting::{Agreed, Greeting, GreetingStep, OPENING_BYTES};
 use super::session::{HEADER_BYTES, Session, body_bytes};
 use super::{Identity, Purpose, Secret};
 
 /// Passes a message of the handshake on as it is. This and the next three are the actions of the attacker.
 const PASS: u8 = 0;
-/// Changes some bytes: their number, then for each its place and what is flipped.
+/// Changes some bytes: their number, then for each its position and what is flipped.
 const CHANGE: u8 = 1;
 /// Says something else instead: 64 bytes.
 const REPLACE: u8 = 2;
@@ -88,8 +88,8 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
         wanted = sides[to].wanted(&delivered[..wanted]);
         delivered.resize(wanted, 0);
         match sides[to].receive(&delivered) {
-            Ok(Step::Answer(answer)) => (message, from) = (answer, to),
-            Ok(Step::Done(answer, with)) => {
+            Ok(GreetingStep::Answer(answer)) => (message, from) = (answer, to),
+            Ok(GreetingStep::Done(answer, with)) => {
                 // The client opens first. Whether the server does is up to what it hears then.
                 assert!(honest && may_open, "opened to one that is not the peer");
                 assert_eq!(with.peer, who[1 - to]);
@@ -106,7 +106,7 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
                     let mut heard = script.deliver(&answer).0;
                     heard.resize(sides[0].wanted(&heard), 0);
                     let heard = sides[0].receive(&heard);
-                    assert!(!matches!(heard, Ok(Step::Done(..))), "opened by a refusal");
+                    assert!(!matches!(heard, Ok(GreetingStep::Done(..))), "opened by a refusal");
                 }
                 return;
             }
@@ -140,9 +140,11 @@ pub(super) fn sessions() -> [Session; 2] {
     let client = Greeting::client(None, Purpose::Transport, Identity::default());
     let (mut client, hello) = client.expect("there are random numbers");
     let mut server = Greeting::server(None, Purpose::Transport, Identity::default());
-    let Ok(Step::Answer(welcome)) = server.receive(&hello) else { panic!("refused a hello") };
-    let Ok(Step::Done(Some(answer), at_client)) = client.receive(&welcome) else { panic!("not welcomed") };
-    let Ok(Step::Done(None, at_server)) = server.receive(&answer) else { panic!("not confirmed") };
+    let Ok(GreetingStep::Answer(welcome)) = server.receive(&hello) else { panic!("refused a hello") };
+    let Ok(GreetingStep::Done(Some(answer), at_client)) = client.receive(&welcome) else {
+        panic!("not welcomed")
+    };
+    let Ok(GreetingStep::Done(None, at_server)) = server.receive(&answer) else { panic!("not confirmed") };
     [at_client.session, at_server.session]
 }
 
@@ -191,7 +193,7 @@ pub(crate) fn fuzz_sealed(bytes: &[u8]) {
             true => receiving.open_body(body),
             false => Err(super::ChannelError::Damaged),
         });
-        assert_eq!(opened.is_ok(), is_whole, "message {which} in place {next}");
+        assert_eq!(opened.is_ok(), is_whole, "message {which} at position {next}");
         let Ok(opened) = opened else {
             // A channel is of no use after an error.
             return;

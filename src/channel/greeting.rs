@@ -30,7 +30,7 @@ const REFUSAL: &[u8; 8] = b"slk-nope";
 
 /// The reason that a server gives for a refusal. Not authenticated: good for an error text and for nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum GreetingRefusal {
     Version = 1,
     Purpose = 2,
     Secret = 3,
@@ -58,7 +58,7 @@ enum Stage {
 }
 
 /// The outcome of one message of the handshake.
-pub(super) enum Step {
+pub(super) enum GreetingStep {
     /// Send this, and wait for the next message.
     Answer(Vec<u8>),
     /// Send this, if there is something, and the handshake is over.
@@ -128,7 +128,7 @@ impl Greeting {
     }
 
     /// Takes the other side's next message, which has the [`wanted`](Self::wanted) length.
-    pub(super) fn receive(&mut self, message: &[u8]) -> Result<Step, Failed> {
+    pub(super) fn receive(&mut self, message: &[u8]) -> Result<GreetingStep, Failed> {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Waiting => self.welcome(message),
             Stage::Welcomed(session) => confirmed(session, message),
@@ -138,11 +138,11 @@ impl Greeting {
     }
 
     /// Server: answers a hello with a welcome or a refusal.
-    fn welcome(&mut self, hello: &[u8]) -> Result<Step, Failed> {
+    fn welcome(&mut self, hello: &[u8]) -> Result<GreetingStep, Failed> {
         self.check_prefix(hello, HELLO).map_err(|error| {
             let reason = match error {
-                ChannelError::Version { .. } => Refusal::Version,
-                ChannelError::Purpose { .. } => Refusal::Purpose,
+                ChannelError::Version { .. } => GreetingRefusal::Version,
+                ChannelError::Purpose { .. } => GreetingRefusal::Purpose,
                 _ => return silent(error),
             };
             Failed { error, answer: Some(refusal(reason, self.purpose)) }
@@ -150,18 +150,18 @@ impl Greeting {
         let failed = |error| silent(cannot_begin(error));
         let mut noise = self.noise(false).map_err(silent)?;
         if noise.read_message(&hello[PREFIX_BYTES..], &mut []).is_err() {
-            let answer = Some(refusal(Refusal::Secret, self.purpose));
+            let answer = Some(refusal(GreetingRefusal::Secret, self.purpose));
             return Err(Failed { error: ChannelError::Secret, answer });
         }
         let mut welcome = self.prefix(WELCOME).to_vec();
         welcome.resize(WELCOME_BYTES, 0);
         noise.write_message(&encode(self.identity), &mut welcome[PREFIX_BYTES..]).map_err(failed)?;
         self.stage = Stage::Welcomed(Session::new(noise).map_err(failed)?);
-        Ok(Step::Answer(welcome))
+        Ok(GreetingStep::Answer(welcome))
     }
 
     /// Client: a welcome is answered with a confirmation.
-    fn confirm(&self, mut noise: HandshakeState, welcome: &[u8]) -> Result<Step, ChannelError> {
+    fn confirm(&self, mut noise: HandshakeState, welcome: &[u8]) -> Result<GreetingStep, ChannelError> {
         if welcome.starts_with(REFUSAL) {
             return Err(self.refused(word(welcome, 8), word(welcome, 12)));
         }
@@ -174,7 +174,7 @@ impl Greeting {
         let mut session = Session::new(noise).map_err(cannot_begin)?;
         let mut confirmation = Vec::with_capacity(CONFIRMATION_BYTES);
         session.write(&encode(self.identity), &mut confirmation);
-        Ok(Step::Done(Some(confirmation), Agreed { peer: decode(&identity), session }))
+        Ok(GreetingStep::Done(Some(confirmation), Agreed { peer: decode(&identity), session }))
     }
 
     fn check_prefix(&self, message: &[u8], tag: &[u8; 8]) -> Result<(), ChannelError> {
@@ -211,10 +211,10 @@ impl Greeting {
 }
 
 /// Server: a confirmation opens the channel.
-fn confirmed(mut session: Session, confirmation: &[u8]) -> Result<Step, Failed> {
+fn confirmed(mut session: Session, confirmation: &[u8]) -> Result<GreetingStep, Failed> {
     let mut identity = Vec::with_capacity(IDENTITY_BYTES);
     match session.read(confirmation, &mut identity).map(|()| identity.first_chunk()) {
-        Ok(Some(identity)) => Ok(Step::Done(None, Agreed { peer: decode(identity), session })),
+        Ok(Some(identity)) => Ok(GreetingStep::Done(None, Agreed { peer: decode(identity), session })),
         _ => Err(silent(ChannelError::Secret)),
     }
 }
@@ -231,7 +231,7 @@ fn cannot_begin(error: snow::Error) -> ChannelError {
 }
 
 /// A server's message to a client with which it does not go on.
-pub(super) fn refusal(reason: Refusal, purpose: Purpose) -> [u8; OPENING_BYTES] {
+pub(super) fn refusal(reason: GreetingRefusal, purpose: Purpose) -> [u8; OPENING_BYTES] {
     let mut message = [0; OPENING_BYTES];
     message[..PREFIX_BYTES].copy_from_slice(&prefix(REFUSAL, reason as u32 | (purpose as u32) << 8));
     message

@@ -14,7 +14,7 @@
 //! process knows. So it authenticates no peer, and a process of this host that stands between the two sides can
 //! read and change all.
 //!
-//! Tag, version and purpose are sent in the clear, at the same place in every version, so that peers of different
+//! Tag, version and purpose are sent in the clear, at the same offsets in every version, so that peers of different
 //! versions refuse each other by name. They are the prologue of the handshake, so that no attacker can change them
 //! unseen. Version 1 had a challenge and response of its own, and encrypted nothing.
 //!
@@ -37,11 +37,11 @@
 //! ```
 //!
 //! ```
-//! use slackline::internals::channel::{Channel, Purpose, Terms};
+//! use slackline::internals::channel::{Channel, Purpose, ChannelTerms};
 //! use slackline::Secret;
 //! use std::net::TcpListener;
 //!
-//! let terms = Terms { secret: Some(Secret::random()?), ..Terms::new(Purpose::Rendezvous) };
+//! let terms = ChannelTerms { secret: Some(Secret::random()?), ..ChannelTerms::new(Purpose::Rendezvous) };
 //! let listener = TcpListener::bind("127.0.0.1:0")?;
 //! let mut client = Channel::connect(listener.local_addr()?, &terms)?;
 //! let mut server = Channel::accept(&listener, &terms)??;
@@ -98,13 +98,13 @@ pub struct Identity {
     pub role: u32,
     /// Its rank in its job, where that is known.
     pub rank: Option<u32>,
-    /// One life of it: a random number, 0 is none.
+    /// The number of its incarnation: random, 0 is none.
     pub epoch: u64,
 }
 
 /// On which terms a connection is made.
 #[derive(Clone, Debug)]
-pub struct Terms {
+pub struct ChannelTerms {
     /// The secret that both sides know. Without one, only loopback addresses are dialled and accepted.
     pub secret: Option<Secret>,
     /// The use of the connection.
@@ -115,10 +115,10 @@ pub struct Terms {
     pub limit: usize,
 }
 
-impl Terms {
+impl ChannelTerms {
     /// No secret, no identity, and messages of at most 1 MiB.
-    pub fn new(purpose: Purpose) -> Terms {
-        Terms { secret: None, purpose, identity: Identity::default(), limit: 1 << 20 }
+    pub fn new(purpose: Purpose) -> ChannelTerms {
+        ChannelTerms { secret: None, purpose, identity: Identity::default(), limit: 1 << 20 }
     }
 
     /// True if these terms allow to listen or to talk at an address: with a secret at any, without one at loopback

@@ -1,4 +1,4 @@
-//! Messages after the handshake, encrypted and bound to their place in the conversation.
+//! Messages after the handshake, encrypted and bound to their position in the conversation.
 //!
 //! ```text
 //! header   20 bytes   the length of the payload, a u32, encrypted

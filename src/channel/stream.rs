@@ -6,10 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::greeting::{Agreed, Greeting, Refusal, Step, refusal};
+use super::greeting::{Agreed, Greeting, GreetingRefusal, GreetingStep, refusal};
 use super::session::{HEADER_BYTES, Session, body_bytes};
 use super::socket::{self, dial};
-use super::{ChannelError, Identity, Terms};
+use super::{ChannelError, ChannelTerms, Identity};
 use crate::time::Duration;
 
 /// Bytes that are read at a time of a long message: memory grows as they come, not as they are promised.
@@ -59,7 +59,7 @@ enum State {
 
 impl Channel {
     /// Begins to connect. Does not wait: [`poll`](Self::poll) says what became of it.
-    pub fn connect(address: SocketAddr, terms: &Terms) -> Result<Channel, ChannelError> {
+    pub fn connect(address: SocketAddr, terms: &ChannelTerms) -> Result<Channel, ChannelError> {
         loopback_without_secret(address, terms)?;
         let stream = dial(address).map_err(ChannelError::system("connect"))?;
         let (greeting, hello) = Greeting::client(terms.secret.as_ref(), terms.purpose, terms.identity)?;
@@ -74,18 +74,18 @@ impl Channel {
     ///
     /// The outer error is the system's: no connection was accepted. The inner one is the reason for which the client
     /// that connected is refused.
-    pub fn accept(listener: &TcpListener, terms: &Terms) -> io::Result<Result<Channel, ChannelError>> {
+    pub fn accept(listener: &TcpListener, terms: &ChannelTerms) -> io::Result<Result<Channel, ChannelError>> {
         let (stream, address) = socket::accept(listener)?;
         if let Err(error) = loopback_without_secret(address, terms) {
             // If it does not fit the buffer of a fresh socket, it is not worth waiting for.
-            let _unheard = (&stream).write(&refusal(Refusal::NotLoopback, terms.purpose));
+            let _unheard = (&stream).write(&refusal(GreetingRefusal::NotLoopback, terms.purpose));
             return Ok(Err(error));
         }
         let greeting = Greeting::server(terms.secret.as_ref(), terms.purpose, terms.identity);
         Ok(Ok(Channel::new(stream, State::Greeting(Box::new(greeting)), terms)))
     }
 
-    fn new(stream: TcpStream, state: State, terms: &Terms) -> Channel {
+    fn new(stream: TcpStream, state: State, terms: &ChannelTerms) -> Channel {
         Channel {
             stream,
             redial: None,
@@ -131,8 +131,8 @@ impl Channel {
                     let step = greeting.receive(&self.inbox);
                     self.inbox.clear();
                     match step {
-                        Ok(Step::Answer(answer)) => self.outbox.extend(answer),
-                        Ok(Step::Done(answer, Agreed { peer, mut session })) => {
+                        Ok(GreetingStep::Answer(answer)) => self.outbox.extend(answer),
+                        Ok(GreetingStep::Done(answer, Agreed { peer, mut session })) => {
                             self.outbox.extend(answer.iter().flatten());
                             for message in self.early.drain(..) {
                                 session.seal(&message, &mut self.outbox);
@@ -301,7 +301,7 @@ impl AsFd for Channel {
     }
 }
 
-fn loopback_without_secret(address: SocketAddr, terms: &Terms) -> Result<(), ChannelError> {
+fn loopback_without_secret(address: SocketAddr, terms: &ChannelTerms) -> Result<(), ChannelError> {
     if terms.allow(address) { Ok(()) } else { Err(ChannelError::NeedsSecret { address }) }
 }
 

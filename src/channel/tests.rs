@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::fuzz::sessions;
-use super::greeting::{Greeting, OPENING_BYTES, Step};
+use super::greeting::{Greeting, GreetingStep, OPENING_BYTES};
 use super::session::{HEADER_BYTES, Session, body_bytes};
-use super::{CHANNEL_VERSION, Channel, ChannelError, Identity, Purpose, Secret, Terms};
+use super::{CHANNEL_VERSION, Channel, ChannelError, ChannelTerms, Identity, Purpose, Secret};
 
-fn terms(secret: Option<&Secret>) -> Terms {
-    Terms { secret: secret.cloned(), ..Terms::new(Purpose::Rendezvous) }
+fn terms(secret: Option<&Secret>) -> ChannelTerms {
+    ChannelTerms { secret: secret.cloned(), ..ChannelTerms::new(Purpose::Rendezvous) }
 }
 
 fn secret(text: &str) -> Secret {
@@ -25,7 +25,7 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-fn pair(client: &Terms, server: &Terms) -> (Channel, Channel) {
+fn pair(client: &ChannelTerms, server: &ChannelTerms) -> (Channel, Channel) {
     let (listener, address) = listener();
     let client = Channel::connect(address, client).unwrap();
     (client, Channel::accept(&listener, server).unwrap().unwrap())
@@ -54,8 +54,8 @@ fn both_sides_learn_identities_and_messages_of_every_size_arrive_in_order() {
     let server = Identity { role: 1, rank: None, epoch: u64::MAX - 1 };
     let limit = 3 << 20;
     let (mut a, mut b) = pair(
-        &Terms { identity: client, limit, ..terms(Some(&shared)) },
-        &Terms { identity: server, limit, ..terms(Some(&shared)) },
+        &ChannelTerms { identity: client, limit, ..terms(Some(&shared)) },
+        &ChannelTerms { identity: server, limit, ..terms(Some(&shared)) },
     );
     let sizes = [0, 1, 65_518, 65_519, 65_520, 65_536, 2 * 65_519, limit];
     for (index, size) in sizes.into_iter().enumerate() {
@@ -102,7 +102,8 @@ fn who_does_not_know_the_secret_is_told_so_and_learns_nothing() {
 
 #[test]
 fn the_wrong_kind_of_port_says_what_it_is() {
-    let (mut a, mut b) = pair(&Terms::new(Purpose::Transport), &Terms::new(Purpose::Rendezvous));
+    let (mut a, mut b) =
+        pair(&ChannelTerms::new(Purpose::Transport), &ChannelTerms::new(Purpose::Rendezvous));
     let (error, _) = meet(&mut a, &mut b);
     assert!(matches!(error, Err(ChannelError::Purpose { theirs: "memory over tcp", .. })), "{error:?}");
     let error = error_of(&mut a);
@@ -189,12 +190,12 @@ fn a_recorded_handshake_opens_nothing_when_it_is_repeated() {
     let secret = secret("a secret that both know");
     let (mut honest, hello) = client(&secret);
     let mut first = server(&secret);
-    let Ok(Step::Answer(welcome)) = first.receive(&hello) else { panic!() };
-    let Ok(Step::Done(Some(confirmation), _)) = honest.receive(&welcome) else { panic!() };
-    assert!(matches!(first.receive(&confirmation), Ok(Step::Done(None, _))));
+    let Ok(GreetingStep::Answer(welcome)) = first.receive(&hello) else { panic!() };
+    let Ok(GreetingStep::Done(Some(confirmation), _)) = honest.receive(&welcome) else { panic!() };
+    assert!(matches!(first.receive(&confirmation), Ok(GreetingStep::Done(None, _))));
     // A hello can be repeated, which is why the channel does not open to it.
     let mut second = server(&secret);
-    assert!(matches!(second.receive(&hello), Ok(Step::Answer(_))));
+    assert!(matches!(second.receive(&hello), Ok(GreetingStep::Answer(_))));
     let Err(failed) = second.receive(&confirmation) else { panic!("a repeated confirmation was taken") };
     assert!(matches!(failed.error, ChannelError::Secret));
     let (mut other, _) = client(&secret);
@@ -227,9 +228,11 @@ fn every_changed_byte_of_a_handshake_is_noticed() {
             };
             let mut talk = || -> Option<()> {
                 change(0, &mut hello);
-                let Ok(Step::Answer(mut welcome)) = server.receive(&hello) else { return None };
+                let Ok(GreetingStep::Answer(mut welcome)) = server.receive(&hello) else { return None };
                 change(1, &mut welcome);
-                let Ok(Step::Done(Some(mut answer), _)) = client.receive(&welcome) else { return None };
+                let Ok(GreetingStep::Done(Some(mut answer), _)) = client.receive(&welcome) else {
+                    return None;
+                };
                 change(2, &mut answer);
                 server.receive(&answer).is_ok().then_some(())
             };
@@ -244,8 +247,8 @@ fn neither_who_one_is_nor_what_one_says_can_be_read_on_the_way() {
     let identity = Identity { role: 0x2222_2222, rank: Some(0x3333_3332), epoch: 0x4444_4444_4444_4444 };
     let (mut client, hello) = Greeting::client(Some(&secret), Purpose::Transport, identity).unwrap();
     let mut server = Greeting::server(Some(&secret), Purpose::Transport, identity);
-    let Ok(Step::Answer(welcome)) = server.receive(&hello) else { panic!() };
-    let Ok(Step::Done(Some(confirmation), mut agreed)) = client.receive(&welcome) else { panic!() };
+    let Ok(GreetingStep::Answer(welcome)) = server.receive(&hello) else { panic!() };
+    let Ok(GreetingStep::Done(Some(confirmation), mut agreed)) = client.receive(&welcome) else { panic!() };
     let mut sealed = Vec::new();
     agreed.session.seal(b"the words of a client", &mut sealed);
     let said = [hello, welcome, confirmation, sealed].concat();
@@ -291,7 +294,8 @@ fn a_promise_of_a_long_message_allocates_nothing_before_it_comes() {
     let error = error_of(&mut server);
     assert!(matches!(error, ChannelError::Foreign));
 
-    let (mut a, mut b) = pair(&Terms { limit: 8, ..terms(None) }, &Terms { limit: 8, ..terms(None) });
+    let (mut a, mut b) =
+        pair(&ChannelTerms { limit: 8, ..terms(None) }, &ChannelTerms { limit: 8, ..terms(None) });
     a.send(b"nine byte").unwrap();
     let (result, first) = meet(&mut a, &mut b);
     assert!(!first && matches!(result, Err(ChannelError::Oversized { bytes: 9, limit: 8 })), "{result:?}");
@@ -319,7 +323,7 @@ proptest! {
         let server = || Greeting::server(None, Purpose::Transport, Identity::default());
         let (mut waiting, mut welcomed) = (server(), server());
         let (_, hello) = Greeting::client(None, Purpose::Transport, Identity::default()).unwrap();
-        prop_assert!(matches!(welcomed.receive(&hello), Ok(Step::Answer(_))));
+        prop_assert!(matches!(welcomed.receive(&hello), Ok(GreetingStep::Answer(_))));
         if message.len() >= 16 {
             let tags: [&[u8; 8]; 4] = [b"slk-hail", b"slk-well", b"slk-nope", b"slk-shm\0"];
             message[..8].copy_from_slice(tags[tag]);

@@ -5,7 +5,7 @@ use crate::transport::{Address, TransportKind};
 
 /// The transport that was chosen for a pair of processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct TransportChoice {
     /// The transport.
     pub kind: TransportKind,
     /// The address to connect to.
@@ -16,8 +16,8 @@ pub struct Choice {
 
 /// No transport reaches a member, or not the one that is required.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot reach the {role} {place} on {host} {how}: {reason}", role = .member.role, place = .member.place,
-    host = .member.host, how = how(.required))]
+#[error("cannot reach the {role} {role_rank} on {host} {how}: {reason}", role = .member.role,
+    role_rank = .member.role_rank, host = .member.host, how = how(.required))]
 pub struct PathError {
     member: Box<Member>,
     required: Option<TransportKind>,
@@ -38,7 +38,7 @@ pub fn choose(
     member: &Member,
     required: Option<TransportKind>,
     rdma: &dyn Fn() -> Result<(), String>,
-) -> Result<Choice, PathError> {
+) -> Result<TransportChoice, PathError> {
     let mut passed_over = Vec::new();
     for path in TransportKind::ALL {
         match way(path, own, member, rdma) {
@@ -48,7 +48,7 @@ pub fn choose(
                     None if passed_over.is_empty() => why.into(),
                     None => format!("{why}; {}", passed_over.join("; ")),
                 };
-                return Ok(Choice { kind: path, address, reason: because });
+                return Ok(TransportChoice { kind: path, address, reason: because });
             }
             Ok(_) => {}
             Err(why) if required.is_none_or(|required| required == path) => {
@@ -103,7 +103,7 @@ mod tests {
         Member {
             id: MemberId(1),
             role: MemberRole::Server,
-            place: 0,
+            role_rank: 0,
             generation: 0,
             rank: None,
             host: Host::named(host),

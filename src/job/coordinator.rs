@@ -17,21 +17,21 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// The thread of rank 0. Dropping it ends the job.
-pub(super) struct Coordinator {
+pub(super) struct CoordinatorThread {
     abandoned: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Coordinator {
-    pub(super) fn start(hub: Hub, plan: JobPlan, world: u32) -> Result<Coordinator, JobError> {
+impl CoordinatorThread {
+    pub(super) fn start(hub: Hub, plan: JobPlan, world: u32) -> Result<CoordinatorThread, JobError> {
         let abandoned = Arc::new(AtomicBool::new(false));
         let attendance = Attendance::new(plan, world, Instant::now());
         let flag = Arc::clone(&abandoned);
         let thread = std::thread::Builder::new()
             .name("slackline-hub".into())
             .spawn(move || run(hub, attendance, &flag))
-            .map_err(rendezvous::Error::Thread)?;
-        Ok(Coordinator { abandoned, thread: Mutex::new(Some(thread)) })
+            .map_err(rendezvous::RendezvousError::Thread)?;
+        Ok(CoordinatorThread { abandoned, thread: Mutex::new(Some(thread)) })
     }
 
     /// Ends the job if it has not ended.
@@ -50,7 +50,7 @@ impl Coordinator {
     }
 }
 
-impl Drop for Coordinator {
+impl Drop for CoordinatorThread {
     fn drop(&mut self) {
         self.abandon();
         self.wait();
@@ -128,10 +128,10 @@ impl Attendance {
     }
 
     fn presence(&mut self, member: &Member) -> Option<&mut Presence> {
-        let place = member.place as usize;
+        let role_rank = member.role_rank as usize;
         match member.role {
-            MemberRole::Server => self.servers.get_mut(place),
-            MemberRole::Worker => self.workers.get_mut(place),
+            MemberRole::Server => self.servers.get_mut(role_rank),
+            MemberRole::Worker => self.workers.get_mut(role_rank),
             MemberRole::Reader => None,
         }
     }
@@ -261,8 +261,8 @@ impl Attendance {
 
 fn role_of(member: &Member) -> Role {
     match member.role {
-        MemberRole::Server => Role::Server(member.place),
-        MemberRole::Worker | MemberRole::Reader => Role::Worker(member.place),
+        MemberRole::Server => Role::Server(member.role_rank),
+        MemberRole::Worker | MemberRole::Reader => Role::Worker(member.role_rank),
     }
 }
 
@@ -273,10 +273,10 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(10);
 
-    fn member(id: u64, role: MemberRole, place: u32) -> Member {
+    fn member(id: u64, role: MemberRole, role_rank: u32) -> Member {
         let host = Host::named("host");
         let addresses = Vec::new();
-        Member { id: MemberId(id), role, place, generation: 0, rank: None, host, process: 1, addresses }
+        Member { id: MemberId(id), role, role_rank, generation: 0, rank: None, host, process: 1, addresses }
     }
 
     fn plan() -> JobPlan {
@@ -287,8 +287,8 @@ mod tests {
     fn complete(plan: JobPlan, now: Instant) -> Attendance {
         let mut attendance = Attendance::new(plan, 3, now);
         let members = [(1, MemberRole::Server, 0), (2, MemberRole::Worker, 0), (3, MemberRole::Worker, 1)];
-        for (id, role, place) in members {
-            attendance.take(HubEvent::Joined(member(id, role, place)), now);
+        for (id, role, role_rank) in members {
+            attendance.take(HubEvent::Joined(member(id, role, role_rank)), now);
         }
         attendance
     }
@@ -297,8 +297,8 @@ mod tests {
         HubEvent::Said(MemberId(id), encode(message))
     }
 
-    fn left(id: u64, role: MemberRole, place: u32) -> HubEvent {
-        HubEvent::Left { member: member(id, role, place), reason: "killed".into() }
+    fn left(id: u64, role: MemberRole, role_rank: u32) -> HubEvent {
+        HubEvent::Left { member: member(id, role, role_rank), reason: "killed".into() }
     }
 
     fn abort(end: Option<FromCoordinator>) -> String {

@@ -75,14 +75,14 @@ pub enum JobError {
     },
     /// The processes cannot meet.
     #[error(transparent)]
-    Rendezvous(#[from] rendezvous::Error),
+    Rendezvous(#[from] rendezvous::RendezvousError),
     /// A wait for the other processes has failed, or no transport reaches them.
     #[error(transparent)]
     Wait(WaitError),
     /// The job failed: the cause, as rank 0 told it.
     #[error("the job has failed: {0}")]
     Failed(String),
-    /// The job has no place for this process: the reason, as rank 0 told it.
+    /// The job has no rank for this process: the reason, as rank 0 told it.
     #[error("{0}")]
     Refused(String),
     /// Rank 0 is gone and told no cause.

@@ -7,7 +7,7 @@ use super::{Job, JobError, LocalOptimizer, MemberRole};
 use crate::clock::Clock;
 use crate::kernel::Optimizer;
 use crate::node::{Error, GroupMember, GroupOptions, now};
-use crate::scheme::{Config, Groups, WorkerAction, WorkerEvent, WorkerScheme};
+use crate::scheme::{Groups, SchemeConfig, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::transport::mixed::Mixed;
 
 impl Job {
@@ -69,11 +69,11 @@ impl GroupTrainer {
     /// optimiser.
     pub fn new(
         member: GroupMember<Mixed>,
-        scheme: Config,
+        scheme: SchemeConfig,
         optimizer: Optimizer,
         learning_rate: f32,
     ) -> Result<GroupTrainer, Error> {
-        let Config::DsSync { group, partition } = scheme else {
+        let SchemeConfig::DsSync { group, partition } = scheme else {
             return Err(Error::Scheme {
                 scheme: scheme.into(),
                 reason: "has servers; use ds-sync in a group",

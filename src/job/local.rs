@@ -9,7 +9,7 @@ use crate::table::ElementType;
 use crate::transport::RegisterError;
 
 /// Several steps of plain SGD on a worker's own copy of the parameters, which count as one gradient, as ABS has it
-/// (`scheme::Config::local_steps`).
+/// (`scheme::SchemeConfig::local_steps`).
 ///
 /// The gradient is what the steps moved the parameters by, over the size of a step: the server's own step then does to
 /// its parameters what the steps did to the copy.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 
-use super::choose::{Choice, PathError, choose};
+use super::choose::{PathError, TransportChoice, choose};
 use super::rendezvous::{self, Host, Introduction, Member, MemberEvent, MemberRole, Membership};
 use super::transports::Transports;
 use crate::channel::Secret;
@@ -23,7 +23,7 @@ pub enum End {
     Dismissed,
     /// The job failed: the cause, as rank 0 told it.
     Told(String),
-    /// The job has no place for this process, for a reason that rank 0 told.
+    /// The job has no rank for this process, for a reason that rank 0 told.
     Refused(String),
     /// Rank 0 is gone and told no cause.
     Lost(String),
@@ -71,8 +71,8 @@ pub struct JobMember<C: Conversation> {
     /// The transports of this process.
     pub transports: Transports,
     /// The shard of a server, or the number of a worker.
-    pub place: u32,
-    /// The number of processes that had this place before.
+    pub role_rank: u32,
+    /// The number of processes that had this rank within this role before.
     pub generation: u64,
 }
 
@@ -116,12 +116,12 @@ impl<C: Conversation> JobMember<C> {
         secret: Option<Secret>,
         conversation: C,
         timeout: Duration,
-    ) -> Result<JobMember<C>, rendezvous::Error> {
+    ) -> Result<JobMember<C>, rendezvous::RendezvousError> {
         let host = introduction.host.clone();
-        let (rank, place) = (introduction.rank, introduction.place);
+        let (rank, wanted) = (introduction.rank, introduction.role_rank);
         let membership = Membership::join(address, introduction, secret.clone(), timeout)?;
-        let (taken, generation) = (membership.place(), membership.generation());
-        let index = rank.or(place).map_or(0, |index| index as usize);
+        let (role_rank, generation) = (membership.role_rank(), membership.generation());
+        let index = rank.or(wanted).map_or(0, |index| index as usize);
         let transports = Transports::new(secret, Some(membership.local_address()?.ip()), index);
         let state = State {
             conversation,
@@ -133,14 +133,14 @@ impl<C: Conversation> JobMember<C> {
             leaving: false,
         };
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| rendezvous::Error::Thread(errno.into()))?;
+            .map_err(|errno| rendezvous::RendezvousError::Thread(errno.into()))?;
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), wake });
         let kept = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("slackline-job".into())
             .spawn(move || keep(membership, &kept))
-            .map_err(rendezvous::Error::Thread)?;
-        Ok(JobMember { shared, host, transports, place: taken, generation })
+            .map_err(rendezvous::RendezvousError::Thread)?;
+        Ok(JobMember { shared, host, transports, role_rank, generation })
     }
 
     /// Gives `with` the conversation, for as long as the call takes.
@@ -195,14 +195,14 @@ impl<C: Conversation> JobMember<C> {
     }
 
     /// Waits until all `count` members of a role have announced addresses, and chooses the transport to each, in order
-    /// of their places.
+    /// of their ranks within the role.
     pub fn reach(
         &self,
         role: MemberRole,
         count: usize,
         require: Option<TransportKind>,
         timeout: Duration,
-    ) -> Result<Vec<Choice>, WaitError> {
+    ) -> Result<Vec<TransportChoice>, WaitError> {
         // The list of members is as old as the membership.
         if let Some(end) = self.end() {
             return Err(WaitError::Ended(end));
@@ -212,13 +212,13 @@ impl<C: Conversation> JobMember<C> {
             let members: Vec<Member> = state.members.iter().filter(is_up).cloned().collect();
             (members.len() == count).then_some(members)
         })?;
-        members.sort_by_key(|member| member.place);
+        members.sort_by_key(|member| member.role_rank);
         let mut choices = Vec::with_capacity(members.len());
         for member in members {
             let choice = choose(&self.host, &member, require, &|| self.transports.rdma())?;
-            let Choice { kind, address, reason } = &choice;
-            let (place, host) = (member.place, &member.host);
-            tracing::info!(%role, place, %host, %kind, %address, reason, "chose a transport");
+            let TransportChoice { kind, address, reason } = &choice;
+            let (role_rank, host) = (member.role_rank, &member.host);
+            tracing::info!(%role, role_rank, %host, %kind, %address, reason, "chose a transport");
             choices.push(choice);
         }
         Ok(choices)
@@ -279,7 +279,7 @@ fn keep<C: Conversation>(mut membership: Membership, shared: &Shared<C>) {
 fn turn<C: Conversation>(
     membership: &mut Membership,
     shared: &Shared<C>,
-) -> Result<Option<End>, rendezvous::Error> {
+) -> Result<Option<End>, rendezvous::RendezvousError> {
     let mut state = shared.state();
     let mut messages = std::mem::take(&mut state.outgoing);
     messages.extend(state.conversation.due(Instant::now()));

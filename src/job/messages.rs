@@ -31,9 +31,9 @@ pub(super) fn encode(message: &impl Serialize) -> Vec<u8> {
 }
 
 /// The conversation of a member whose only news is the end of the job.
-pub(super) struct Listener;
+pub(super) struct EndOnly;
 
-impl Conversation for Listener {
+impl Conversation for EndOnly {
     fn receive(&mut self, message: Vec<u8>) -> Option<End> {
         Some(match postcard::from_bytes(&message) {
             Ok(FromCoordinator::Over) => End::Dismissed,

@@ -37,10 +37,10 @@ pub use server::Served;
 pub use worker::{JobStep, JobWorker, Published};
 
 pub use crate::channel::{Secret, SecretError};
-use coordinator::Coordinator;
+use coordinator::CoordinatorThread;
 use env::Placement;
 use member::JobMember;
-use messages::{FromMember, Listener, encode};
+use messages::{EndOnly, FromMember, encode};
 pub use rendezvous::MemberRole;
 use rendezvous::{Host, Hub, HubOptions, Introduction};
 
@@ -51,8 +51,8 @@ pub struct Job {
     rank: u32,
     workers: u32,
     // Declared before the coordinator: this member leaves before rank 0 waits for the others to leave.
-    member: JobMember<Listener>,
-    coordinator: Option<Coordinator>,
+    member: JobMember<EndOnly>,
+    coordinator: Option<CoordinatorThread>,
     /// This worker has told rank 0 that it has finished.
     finished: AtomicBool,
 }
@@ -78,7 +78,7 @@ impl Job {
     /// Joins the job at this placement. Blocks until rank 0 has let this process in, at most the plan's timeout.
     ///
     /// # Errors
-    /// The plan leaves no worker, rank 0 cannot be reached in time, the secrets differ, or the place is taken.
+    /// The plan leaves no worker, rank 0 cannot be reached in time, the secrets differ, or the rank is taken.
     pub fn join(plan: JobPlan, placement: &Placement, secret: Option<Secret>) -> Result<Job, JobError> {
         let Placement { rank, world, .. } = *placement;
         let servers = plan.servers;
@@ -95,16 +95,16 @@ impl Job {
             0 => Some(listen(&meeting_point, &plan, world, secret.clone())?),
             _ => None,
         };
-        let (role, member_role, place) = match rank < servers {
+        let (role, member_role, role_rank) = match rank < servers {
             true => (Role::Server(rank), MemberRole::Server, rank),
             false => (Role::Worker(rank - servers), MemberRole::Worker, rank - servers),
         };
         let introduction = Introduction {
-            place: Some(place),
+            role_rank: Some(role_rank),
             rank: Some(rank),
             ..Introduction::new(member_role, Host::own())
         };
-        let member = JobMember::join(&meeting_point, introduction, secret, Listener, plan.timeout)?;
+        let member = JobMember::join(&meeting_point, introduction, secret, EndOnly, plan.timeout)?;
         member.send(encode(&FromMember::Plan(plan.clone(), world)));
         tracing::info!(rank, world, %role, meeting_point, "joined the job");
         Ok(Job { plan, role, rank, workers, member, coordinator, finished: AtomicBool::new(false) })
@@ -143,15 +143,15 @@ fn listen(
     plan: &JobPlan,
     world: u32,
     secret: Option<Secret>,
-) -> Result<Coordinator, JobError> {
-    let resolve = |source| rendezvous::Error::Resolve { address: meeting_point.to_owned(), source };
+) -> Result<CoordinatorThread, JobError> {
+    let resolve = |source| rendezvous::RendezvousError::Resolve { address: meeting_point.to_owned(), source };
     let address = meeting_point.to_socket_addrs().map_err(resolve)?.next();
     let none = || resolve(std::io::Error::other("it has no address"));
-    let places = vec![
+    let ranks = vec![
         (MemberRole::Server, plan.servers),
         (MemberRole::Worker, world - plan.servers),
         (MemberRole::Reader, 0),
     ];
-    let hub = Hub::listen(address.ok_or_else(none)?, HubOptions { secret, places })?;
-    Coordinator::start(hub, plan.clone(), world)
+    let hub = Hub::listen(address.ok_or_else(none)?, HubOptions { secret, ranks })?;
+    CoordinatorThread::start(hub, plan.clone(), world)
 }

@@ -126,7 +126,7 @@ impl Job {
             return Ok(());
         };
         match server.follow(&addresses[0], attempt) {
-            Err(error @ (node::Error::AnotherLife { .. } | node::Error::Shards { .. })) => {
+            Err(error @ (node::Error::AnotherIncarnation { .. } | node::Error::Shards { .. })) => {
                 let error = JobError::from(error);
                 self.fail(&error);
                 Err(error)

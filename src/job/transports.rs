@@ -32,7 +32,8 @@ impl Transports {
         let open = || {
             let options = VerbsOptions {
                 peer: self.ip,
-                place: self.index,
+                // A process does not know all others of its host: its rank in the job spreads them as well.
+                local_rank: self.index,
                 secret: self.secret.clone(),
                 ..rdma_options()?
             };

@@ -44,13 +44,13 @@ pub struct Gradient<'a> {
     pub weight: f32,
 }
 
-/// An array that is read from one place and written to another, so that a fold can be thrown away and done again.
-/// The two may not overlap.
+/// An array that is read from one range of memory and written to another, so that a fold can be thrown away and done
+/// again. The two may not overlap.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass<'a> {
     /// The old values, which the fold reads.
     pub from: VolatileSlice<'a>,
-    /// The place of the new values, which the fold writes.
+    /// The memory for the new values, which the fold writes.
     pub to: VolatileSlice<'a>,
 }
 

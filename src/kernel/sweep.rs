@@ -337,8 +337,8 @@ unsafe fn turns<V: Lanes, E: Element, R: Rule, const K: usize, const U: usize, c
                 let weight = V::splat(gradient.weight);
                 let mut squares = V::splat(0.0);
                 for (lane, sum) in sum.iter_mut().enumerate() {
-                    let place = from.add((at + lane * V::COUNT) * E::BYTES);
-                    let value = E::load::<V>(place);
+                    let pointer = from.add((at + lane * V::COUNT) * E::BYTES);
+                    let value = E::load::<V>(pointer);
                     if MEASURE {
                         squares = squares.add(value.mul(value));
                     }

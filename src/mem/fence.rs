@@ -1,4 +1,4 @@
-//! The one place that orders memory between words.
+//! The one module that orders memory between words.
 //!
 //! Memory behind a [`VolatileSlice`](super::VolatileSlice) may be read and written by a device: a NIC reads frames and
 //! writes slots. The fences of the language order accesses for the processors of one host and no further. On x86-64

@@ -82,7 +82,7 @@ impl Measured {
 }
 
 /// Everything that threads need to know of one fold.
-pub(super) struct Job {
+pub(super) struct FoldJob {
     pub(super) inputs: Vec<Input>,
     pub(super) encoding: ElementType,
     pub(super) optimizer: Optimizer,
@@ -100,7 +100,7 @@ pub(super) struct Job {
     pub(super) measured: Option<Measured>,
 }
 
-impl Job {
+impl FoldJob {
     fn chunks(&self) -> usize {
         self.parameters.from.len().div_ceil(self.chunk_bytes)
     }
@@ -159,7 +159,7 @@ impl Job {
 
 struct Shared {
     /// Written by the owner between jobs, read by all threads during one.
-    job: RwLock<Option<Job>>,
+    job: RwLock<Option<FoldJob>>,
     /// The number of the job; threads wait for it to change.
     generation: AtomicU64,
     abort: AtomicBool,
@@ -174,16 +174,16 @@ struct Shared {
 }
 
 impl Shared {
-    fn read(&self) -> RwLockReadGuard<'_, Option<Job>> {
+    fn read(&self) -> RwLockReadGuard<'_, Option<FoldJob>> {
         self.job.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Option<Job>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Option<FoldJob>> {
         self.job.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Folds this thread's next chunk, if it has one and it is ready. `None` if the thread has none left.
-    fn step(&self, job: &Job, thread: usize) -> Option<bool> {
+    fn step(&self, job: &FoldJob, thread: usize) -> Option<bool> {
         let done = self.done[thread].load(Ordering::Relaxed);
         let chunk = thread + done * self.done.len();
         if chunk >= job.chunks() {
@@ -211,7 +211,7 @@ impl Shared {
         Some(true)
     }
 
-    fn is_complete(&self, job: &Job) -> bool {
+    fn is_complete(&self, job: &FoldJob) -> bool {
         let folded: usize = self.done.iter().map(|done| done.load(Ordering::Acquire)).sum();
         folded == job.chunks()
     }
@@ -291,7 +291,7 @@ impl Aggregator {
     /// Begins a job, throwing away the one that runs.
     pub(super) fn begin(
         &mut self,
-        fill: impl FnOnce(Option<Job>) -> Result<Job, OutOfBounds>,
+        fill: impl FnOnce(Option<FoldJob>) -> Result<FoldJob, OutOfBounds>,
     ) -> Result<(), Error> {
         self.shared.abort.store(true, Ordering::Relaxed);
         // Threads let go of the lock after the chunk they are at.
@@ -376,7 +376,7 @@ impl Aggregator {
 
     /// Returns the measurements of a complete job, if it was to be measured.
     pub(super) fn moments(&self) -> Option<Moments> {
-        self.shared.read().as_ref().and_then(Job::moments)
+        self.shared.read().as_ref().and_then(FoldJob::moments)
     }
 
     /// Ends the job, finished or not, and lets go of the workers' memory.
@@ -428,7 +428,7 @@ mod tests {
         // Room for what one chunk measures: the thread that folds the second one panics.
         let mut measured = Measured::default();
         measured.resize(1);
-        let job = Job {
+        let job = FoldJob {
             inputs: Vec::new(),
             encoding: ElementType::F32,
             optimizer: Optimizer::Sgd { weight_decay: 0.0 },

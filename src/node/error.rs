@@ -66,13 +66,13 @@ pub enum Error {
         /// The reason for which the connection ended.
         source: Disconnected,
     },
-    /// This server cannot go on where it was. The server that decides for it was started again, so that it is in
-    /// another life with other versions, or has decided more than it keeps.
+    /// This server cannot go on where it was. The server that decides for it was started again, so that it is
+    /// another incarnation with other versions, or it has decided more than it keeps.
     #[error(
         "shard {shard} cannot go on after its connection to {address} was lost: the server of shard 0 was started \
          again, or decided more than it keeps; {}", self.help()
     )]
-    AnotherLife {
+    AnotherIncarnation {
         /// The shard of the server that follows.
         shard: u16,
         /// The server that decides.
@@ -176,7 +176,7 @@ pub enum Error {
     },
     /// The scheme's settings cannot be.
     #[error(transparent)]
-    SchemeConfig(#[from] scheme::ConfigError),
+    SchemeConfig(#[from] scheme::SchemeConfigError),
     /// The system has no room for another thread.
     #[error("cannot start a thread for {what}: {source}; {}", self.help())]
     Thread {
@@ -224,7 +224,7 @@ impl Error {
             Error::Connect(_) | Error::Handshake { .. } | Error::Shards { .. } => "connecting",
             Error::Table(_) => "laying out the table",
             Error::ServerLost { .. } | Error::Evicted { .. } | Error::Post { .. } => "talking to a server",
-            Error::AnotherLife { .. } => "following the decisions of shard 0",
+            Error::AnotherIncarnation { .. } => "following the decisions of shard 0",
             Error::Pull { .. } | Error::Bounds(_) => "reading parameters",
             Error::Pin { .. } => "reading in place",
             Error::Publish { .. } | Error::Encoding { .. } => "publishing a gradient",
@@ -281,7 +281,9 @@ impl Error {
             Error::Shards { .. } => "give each shard's server once, in any order",
             Error::ServerLost { .. } => "connect again once it is back",
             Error::Evicted { .. } => "connect again",
-            Error::AnotherLife { .. } => "start this server again, from its checkpoint if there is one",
+            Error::AnotherIncarnation { .. } => {
+                "start this server again, from its checkpoint if there is one"
+            }
             Error::LastVersion { .. } => "begin a new job with these parameters",
             Error::Pinned { .. } => "use more frames (readers + 2)",
             Error::InFlight { .. } => "finish or retry the operation that failed first",
@@ -361,7 +363,7 @@ mod tests {
             GroupError::Disagree { rank: 1, round: 2 }.into(),
             CheckpointError::Missing { file: "shard-0".into() }.into(),
             ConnectError::NeedsSecret { address: Address::random() }.into(),
-            "ssp(x)".parse::<scheme::Config>().unwrap_err().into(),
+            "ssp(x)".parse::<scheme::SchemeConfig>().unwrap_err().into(),
         ];
         for error in errors {
             let remedy = error.remedy().expect("there is a remedy").into_owned();

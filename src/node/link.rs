@@ -8,9 +8,9 @@ use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
-    ControlLayout, Eviction, FrameSource, Hello, PULL_TAG, PinError, PinnedFrame, Pins, Publish,
-    PublishError, Pull, PullError, PullOptions, Pulled, PushGrant, Resume, Role, Welcome, own_page,
-    own_words,
+    ControlLayout, Eviction, FrameSource, PULL_TAG, PeerHello, PeerRole, PinError, PinnedFrame, Pins,
+    Publish, PublishError, Pull, PullError, PullOptions, Pulled, PushGrant, Welcome, WorkerProgress,
+    own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -95,8 +95,8 @@ impl<E: Endpoint> Link<E> {
     pub(super) fn connect<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
-        (role, wants_push): (Role, bool),
-        resume: Option<Resume>,
+        (role, wants_push): (PeerRole, bool),
+        resume: Option<WorkerProgress>,
         timeout: Duration,
     ) -> Result<Self, Error> {
         let deadline = now() + timeout;
@@ -113,8 +113,14 @@ impl<E: Endpoint> Link<E> {
             (None, Vec::new())
         };
         let offered = grants.iter().map(MemoryRegion::whole).collect();
-        let (endpoint, received, welcome) =
-            Self::shake_hands(transport, address, Hello { role, push, resume }, offered, deadline, timeout)?;
+        let (endpoint, received, welcome) = Self::shake_hands(
+            transport,
+            address,
+            PeerHello { role, push, resume },
+            offered,
+            deadline,
+            timeout,
+        )?;
         let scratch = transport
             .allocate(Pull::SCRATCH_BYTES + Publish::SCRATCH_BYTES + 2 * LINE_BYTES, Access::LOCAL)?;
         let mut link = Self::assemble(endpoint, address.clone(), received, welcome, &scratch)?;
@@ -130,7 +136,7 @@ impl<E: Endpoint> Link<E> {
         address: &Address,
         timeout: Duration,
     ) -> Result<Welcome, Error> {
-        let hello = Hello { role: Role::Inquirer, push: None, resume: None };
+        let hello = PeerHello { role: PeerRole::Inquirer, push: None, resume: None };
         let (_, _, welcome) =
             Self::shake_hands(transport, address, hello, Vec::new(), now() + timeout, timeout)?;
         Ok(welcome)
@@ -141,7 +147,7 @@ impl<E: Endpoint> Link<E> {
     pub(super) fn shake_hands<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
-        hello: Hello,
+        hello: PeerHello,
         grants: Vec<LocalSlice>,
         deadline: Instant,
         timeout: Duration,
@@ -163,7 +169,7 @@ impl<E: Endpoint> Link<E> {
     fn shake_hands_once<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
-        role: &Role,
+        role: &PeerRole,
         offer: Offer,
         deadline: Instant,
         timeout: Duration,
@@ -452,7 +458,7 @@ impl<E: Endpoint> Link<E> {
             let operation = Operation::Read { local, remote, streaming: Streaming::Never };
             Ok(WorkRequest::signalled(PROBE_TAG, operation))
         };
-        // The status line names no life. The own line does by its generation, and is read after it.
+        // The status line names no incarnation. The own line does by its generation, and is read after it.
         let (status, mut line) = (read(LINE_BYTES, self.probe.status)?, read(0, self.probe.line)?);
         line.flags |= Flags::FENCE;
         let requests = [status, line];
@@ -493,7 +499,7 @@ impl<E: Endpoint> Link<E> {
         let words = own_page::read_line(&memory.subslice(0, LINE_BYTES), self.welcome.generation);
         let status = own_page::read_status(&memory.subslice(LINE_BYTES, LINE_BYTES));
         if words.evicted.is_some() {
-            // The rest may be said to another peer, or by another life of the owner.
+            // The rest may be said to another peer, or by another incarnation of the owner.
             self.line.evicted = words.evicted;
             return;
         }

@@ -71,7 +71,7 @@ impl<T: Transport> Publisher<T> {
         self.shard.table()
     }
 
-    /// This life of the publisher.
+    /// This incarnation of the publisher.
     #[doc(hidden)]
     pub fn epoch(&self) -> u64 {
         self.shard.frames.epoch()

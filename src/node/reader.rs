@@ -6,7 +6,7 @@ use super::worker::private;
 use super::{Backoff, Error, now};
 use crate::clock::Version;
 use crate::mem::{Buffer, LocalSlice, VolatileSlice};
-use crate::param::{Consistency, PinnedFrame, Pins, PullOptions, Pulled, Role};
+use crate::param::{Consistency, PeerRole, PinnedFrame, Pins, PullOptions, Pulled};
 use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
@@ -29,7 +29,7 @@ pub struct Fresh {
     pub version: Version,
     /// Number of versions by which it is behind the newest.
     pub behind: u64,
-    /// The owner's life.
+    /// The owner's incarnation.
     pub epoch: u64,
     /// Number of times that the copy was begun again because the frame changed under it.
     pub retries: u64,
@@ -62,7 +62,8 @@ impl<T: Transport> Reader<T> {
     ) -> Result<Self, Error> {
         let deadline = now() + timeout;
         let may_pass = |error: &Error| options.waits_for_server && error.is_no_listener();
-        let connect = || Link::connect(&transport, address, (Role::Reader, false), None, deadline - now());
+        let connect =
+            || Link::connect(&transport, address, (PeerRole::Reader, false), None, deadline - now());
         let link = retry(deadline, may_pass, connect)?;
         Ok(Reader { link, transport, options, copy: None, held: None, unwatched: 0 })
     }
@@ -84,7 +85,7 @@ impl<T: Transport> Reader<T> {
         self.link.welcome.geometry.payload_bytes as usize
     }
 
-    /// The owner's life.
+    /// The owner's incarnation.
     #[doc(hidden)]
     pub fn epoch(&self) -> u64 {
         self.link.welcome.epoch

@@ -35,14 +35,14 @@ pub(crate) trait Runtime {
     fn beat(&self, heartbeat_word: Box<dyn HeartbeatWord>, interval: Duration, stop: Arc<AtomicBool>);
 
     /// Takes note of a version that a server has just published.
-    fn published(&self, published: &Published<'_>);
+    fn published(&self, published: &PublishedVersion<'_>);
 
-    /// Takes note that the server of this life has consumed a gradient that it does not fold.
+    /// Takes note that the server of this incarnation has consumed a gradient that it does not fold.
     fn dropped(&self, epoch: u64, gradient: GradientId);
 }
 
 /// A version that was published.
-pub(crate) struct Published<'a> {
+pub(crate) struct PublishedVersion<'a> {
     pub(crate) epoch: u64,
     pub(crate) version: Version,
     pub(crate) smallest_clock: Clock,

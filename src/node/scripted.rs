@@ -13,10 +13,10 @@ mod tests {
     use crate::kernel::Optimizer;
     use crate::node::link::Link;
     use crate::node::{Error, Server, ServerOptions, ServerStatus, Worker, WorkerOptions, now};
-    use crate::param::{Resume, Role};
+    use crate::param::{PeerRole, WorkerProgress};
     use crate::scheme::{
-        Bound, Config, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerAction,
-        WorkerEvent, WorkerScheme,
+        Bound, GradientId, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share, Statistics,
+        WorkerAction, WorkerEvent, WorkerScheme,
     };
     use crate::table::{ElementType, Table};
     use crate::time::{Duration, Instant};
@@ -153,7 +153,7 @@ mod tests {
 
         fn worker<T: Transport>(&self, transport: T) -> Worker<T> {
             let address = self.address.clone();
-            let options = WorkerOptions::new(Config::Asp);
+            let options = WorkerOptions::new(SchemeConfig::Asp);
             let mut worker = Worker::connect(transport, &[address], options, PATIENCE).unwrap();
             (worker.measures_magnitude, worker.reports_reads) = (true, true);
             worker
@@ -166,7 +166,8 @@ mod tests {
     }
 
     fn options(threads: usize, optimizer: Optimizer) -> ServerOptions {
-        let mut options = ServerOptions { threads, optimizer, ..ServerOptions::new(Config::Asp, 1, 0.5) };
+        let mut options =
+            ServerOptions { threads, optimizer, ..ServerOptions::new(SchemeConfig::Asp, 1, 0.5) };
         options.memory.chunk_bytes = 256;
         options
     }
@@ -387,10 +388,14 @@ mod tests {
             // Once, so that it does not find out before it flushes.
             let _most_likely_well = worker.poll(now());
             server.script.hear(|event| matches!(event, ServerEvent::Left { .. }).then_some(()));
-            // It takes the same place, at a later clock: all before that is consumed, for it.
-            let role =
-                Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 0, session: 0 };
-            let resume = Some(Resume { clock: Clock(9), epoch: 1, version: Version(0) });
+            // It gets the same index, at a later clock: all before that is consumed, for it.
+            let role = PeerRole::Worker {
+                encoding: ElementType::F32,
+                scheme: "asp".into(),
+                identity: 0,
+                session: 0,
+            };
+            let resume = Some(WorkerProgress { clock: Clock(9), epoch: 1, version: Version(0) });
             let other = Link::connect(&Shm::new(), &server.address, (role, false), resume, PATIENCE).unwrap();
             assert_eq!((other.welcome.peer, other.welcome.clock), (0, Clock(9)));
             let error = worker.flush(PATIENCE).unwrap_err();
@@ -401,12 +406,13 @@ mod tests {
     }
 
     #[test]
-    fn no_two_places_of_any_life_have_the_same_generation() {
+    fn no_two_peers_of_any_incarnation_have_the_same_generation() {
         std::thread::scope(|scope| {
             let generations = [(); 2].map(|()| {
                 let server = Scripted::serve(scope, shm(), options(1, SGD));
-                let join =
-                    |()| Link::connect(&Shm::new(), &server.address, (Role::Reader, false), None, PATIENCE);
+                let join = |()| {
+                    Link::connect(&Shm::new(), &server.address, (PeerRole::Reader, false), None, PATIENCE)
+                };
                 let links = [(); 2].map(join).map(Result::unwrap);
                 let generations = links.each_ref().map(|link| link.welcome.generation);
                 drop(links);

@@ -13,10 +13,10 @@ use smallvec::SmallVec;
 
 use self::follow::Following;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
-use super::aggregate::{Aggregator, Input, Job, Measured, Stage};
-use super::checkpoint::{Checkpointer, Identity};
-use super::runtime::{self, Published};
-use super::shard::{Peer, Shard, ShardConfig, ShardEvent};
+use super::aggregate::{Aggregator, FoldJob, Input, Measured, Stage};
+use super::checkpoint::{CheckpointIdentity, Checkpointer};
+use super::runtime::{self, PublishedVersion};
+use super::shard::{Shard, ShardConfig, ShardEvent, ShardPeer};
 use super::taken::{Applied, Taken};
 use super::{Error, PeerStatus};
 use crate::clock::{Clock, Version, WorkerId};
@@ -63,9 +63,9 @@ impl WorkerState {
     }
 }
 
-/// The place of a gradient that is folded. It is kept although its worker may leave meanwhile.
+/// The source of a gradient that is folded. It is kept although its worker may leave meanwhile.
 #[derive(Clone)]
-struct Source {
+struct GradientSource {
     inbox: PeerInbox,
     /// Generation, identity and session of the worker.
     generation: u64,
@@ -75,10 +75,10 @@ struct Source {
     began: Clock,
 }
 
-impl Source {
-    fn of<E>(peer: &Peer<E>) -> Source {
-        let Peer { generation, identity, session, began, .. } = *peer;
-        Source { inbox: peer.inbox.clone(), generation, identity, session, began }
+impl GradientSource {
+    fn of<E>(peer: &ShardPeer<E>) -> GradientSource {
+        let ShardPeer { generation, identity, session, began, .. } = *peer;
+        GradientSource { inbox: peer.inbox.clone(), generation, identity, session, began }
     }
 }
 
@@ -87,8 +87,8 @@ impl Source {
 struct Work {
     /// The gradients that it folds, with their weights.
     shares: Vec<Share>,
-    /// The place of each share's gradient.
-    sources: Vec<Source>,
+    /// The source of each share's gradient.
+    sources: Vec<GradientSource>,
     /// The frame it writes.
     frame: Option<u8>,
     /// The step size that it is made with.
@@ -109,7 +109,7 @@ struct Work {
 ///
 /// let address = Address::random();
 /// let table = Table::flat(4, ElementType::F32)?;
-/// let scheme = scheme::Config::Bsp;
+/// let scheme = scheme::SchemeConfig::Bsp;
 /// let mut server = Server::new(Shm::new(), &address, table, &[1.0; 4], ServerOptions::new(scheme, 1, 0.5))?;
 /// let serving = std::thread::spawn(move || {
 ///     server.drive(|server| server.status().left == 1, Duration::from_secs(10))?;
@@ -154,7 +154,7 @@ pub struct Server<T: Transport> {
     status: ServerStatus,
 }
 
-/// The state with which a life of a server begins.
+/// The state with which an incarnation of a server begins.
 struct Start<'a> {
     parameters: &'a [f32],
     /// The optimiser's states; zeros where there are none.
@@ -242,7 +242,7 @@ impl<T: Transport> Server<T> {
             }
             states.push(copies);
         }
-        let places = shard.peers.len();
+        let peers = shard.peers.len();
         shard.begin_at(start.version, start.smallest_clock);
         shard.taken = Taken::new(&start.applied);
         // One of several decides for all: where each decided for itself, they could wait for ever for workers that wait
@@ -254,7 +254,7 @@ impl<T: Transport> Server<T> {
         let following = (is_decided && options.shard.0 > 0)
             .then(|| Following::new(&options.scheme, start.smallest_clock));
         let checkpoints = options.checkpoint.map(|checkpoint| {
-            let identity = Identity {
+            let identity = CheckpointIdentity {
                 table: shard.table().clone(),
                 shard: options.shard,
                 range: shard.range().clone(),
@@ -274,10 +274,10 @@ impl<T: Transport> Server<T> {
             learning_rate,
             states,
             current: 0,
-            workers: vec![None; places],
+            workers: vec![None; peers],
             work: Work::default(),
-            shares: Vec::with_capacity(places),
-            events: Vec::with_capacity(places),
+            shares: Vec::with_capacity(peers),
+            events: Vec::with_capacity(peers),
             announced_clock: start.smallest_clock,
             checkpoints: checkpoints.transpose()?,
             non_finite: options.non_finite,
@@ -292,7 +292,7 @@ impl<T: Transport> Server<T> {
         self.shard.address()
     }
 
-    /// This life of the server.
+    /// This incarnation of the server.
     #[doc(hidden)]
     pub fn epoch(&self) -> u64 {
         self.shard.frames.epoch()
@@ -428,7 +428,7 @@ impl<T: Transport> Server<T> {
                 }
                 ServerAction::Interrupt { worker } => self.interrupt(worker),
                 ServerAction::Push => {
-                    (0..self.shard.peers.len() as u16).for_each(|place| self.push_to(place));
+                    (0..self.shard.peers.len() as u16).for_each(|peer| self.push_to(peer));
                 }
             }
         }
@@ -508,7 +508,7 @@ impl<T: Transport> Server<T> {
     /// Begins to fold if the first chunk has come from every worker of the fold and a frame is free.
     fn begin_fold(&mut self) -> Result<bool, Error> {
         let mut sources = self.work.shares.iter().zip(&self.work.sources);
-        let has_begun = |(share, Source { inbox, .. }): (&Share, &Source)| {
+        let has_begun = |(share, GradientSource { inbox, .. }): (&Share, &GradientSource)| {
             let clock = share.gradient.clock;
             inbox.landed(clock) > 0 || inbox.published() > clock
         };
@@ -559,7 +559,7 @@ impl<T: Transport> Server<T> {
         let chunks = frames.geometry().chunks();
         let measures = self.measures_moments;
         // All workers of a server publish in one encoding: others are not admitted.
-        let geometry = |source: &Source| source.inbox.slot_geometry().map(|slots| slots.encoding);
+        let geometry = |source: &GradientSource| source.inbox.slot_geometry().map(|slots| slots.encoding);
         let encoding = self.work.sources.iter().find_map(geometry).unwrap_or(ElementType::F32);
         let (states, work) = (&self.states, &self.work);
         self.aggregator.begin(|old| {
@@ -572,7 +572,7 @@ impl<T: Transport> Server<T> {
             }
             inputs.clear();
             stages.clear();
-            for (share, Source { inbox, .. }) in work.shares.iter().zip(&work.sources) {
+            for (share, GradientSource { inbox, .. }) in work.shares.iter().zip(&work.sources) {
                 let (gradient, clock) = (share.gradient, share.gradient.clock);
                 let Some(payload) = inbox.payload(clock) else { continue };
                 if work.left_out.contains(&gradient) {
@@ -583,7 +583,7 @@ impl<T: Transport> Server<T> {
             for state in states {
                 stages.push(Stage { from: state[current].whole(), to: state[1 - current].whole() });
             }
-            Ok(Job {
+            Ok(FoldJob {
                 inputs,
                 encoding,
                 optimizer,
@@ -623,7 +623,7 @@ impl<T: Transport> Server<T> {
             }
             self.shard.taken.apply(source.identity, share.gradient.clock);
             let index = usize::from(share.gradient.worker.0);
-            // Another worker may have the place by now.
+            // Another worker may have the index by now.
             let is_same =
                 self.shard.peers[index].as_ref().is_some_and(|peer| peer.generation == source.generation);
             if let (true, Some(state)) = (is_same, &mut self.workers[index]) {
@@ -638,7 +638,7 @@ impl<T: Transport> Server<T> {
             }
             self.shard.frames.commit(frame, version, clock);
             if let Some(runtime) = runtime::installed() {
-                runtime.published(&Published {
+                runtime.published(&PublishedVersion {
                     epoch: self.shard.frames.epoch(),
                     version,
                     smallest_clock: clock,
@@ -651,7 +651,7 @@ impl<T: Transport> Server<T> {
         self.announced_clock = clock;
         self.current = 1 - self.current;
         self.work.bound = false;
-        self.release_places();
+        self.release_peers();
         // Their slots, once what they held can be read.
         for share in &self.work.shares {
             let worker = share.gradient.worker.0;
@@ -665,13 +665,13 @@ impl<T: Transport> Server<T> {
         if self.following.is_some() {
             // The decisions do not tell which versions the decider pushes. A worker that has got one of them waits
             // for it here.
-            (0..self.shard.peers.len() as u16).for_each(|place| self.push_to(place));
+            (0..self.shard.peers.len() as u16).for_each(|peer| self.push_to(peer));
         }
     }
 
     /// Has the newest version pushed to a peer that takes pushes.
-    fn push_to(&mut self, place: u16) {
-        if let Some(peer) = &mut self.shard.peers[usize::from(place)] {
+    fn push_to(&mut self, peer_index: u16) {
+        if let Some(peer) = &mut self.shard.peers[usize::from(peer_index)] {
             peer.wants_push = peer.push.is_some();
         }
     }
@@ -698,8 +698,8 @@ impl<T: Transport> Server<T> {
     fn push(&mut self) {
         let frames = &self.shard.frames;
         let latest = frames.latest();
-        for (index, place) in self.shard.peers.iter_mut().enumerate() {
-            let Some(peer) = place else { continue };
+        for (index, peer) in self.shard.peers.iter_mut().enumerate() {
+            let Some(peer) = peer else { continue };
             let Some(push) = &mut peer.push else { continue };
             while let Some(completion) = peer.endpoint.poll() {
                 push.complete(completion);

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) use self::decider::Decider;
-use self::joining::{Joining, Newcomer};
+use self::joining::{Joining, PreparedPeer};
 use super::taken::{Applied, Taken};
 use super::{Backoff, Error, now};
 use crate::clock::{Clock, Version};
 use crate::mem::Access;
 use crate::param::{
-    ControlLayout, DECISIONS_BYTES, Decisions, Eviction, FrameGeometry, Frames, Hello, Latest, PeerInbox,
-    Push, Resume, Role, SlotGeometry, Welcome,
+    ControlLayout, DECISIONS_BYTES, Decisions, Eviction, FrameGeometry, Frames, Latest, PeerHello, PeerInbox,
+    PeerRole, Push, SlotGeometry, Welcome, WorkerProgress,
 };
 use crate::scheme;
 use crate::table::{ElementType, Table};
@@ -151,7 +151,7 @@ impl From<&scheme::AnyScheme> for Kept {
     }
 }
 
-pub(super) struct Peer<E> {
+pub(super) struct ShardPeer<E> {
     pub(super) endpoint: E,
     pub(super) inbox: PeerInbox,
     pub(super) worker: bool,
@@ -163,7 +163,7 @@ pub(super) struct Peer<E> {
     pub(super) follows: Option<u16>,
     /// The clock that it began at.
     pub(super) began: Clock,
-    /// Tells this peer from others that had its place before.
+    /// Tells this peer from others that had its index before.
     pub(super) generation: u64,
     pub(super) push: Option<Push>,
     /// A newer version should be pushed to it.
@@ -185,24 +185,24 @@ pub(super) struct Shard<T: Transport> {
     config: ShardConfig,
     range: Range<u64>,
     pub(super) frames: Frames,
-    pub(super) peers: Vec<Option<Peer<T::Endpoint>>>,
+    pub(super) peers: Vec<Option<ShardPeer<T::Endpoint>>>,
     joining: Joining<IncomingOf<T>>,
     /// Connections of peers that only asked: kept until the answer has gone out.
     answering: Vec<(T::Endpoint, Instant)>,
-    /// The latest one. They count from the epoch, so that those of two lives differ.
+    /// The latest one. They count from the epoch, so that those of two incarnations differ.
     generations: u64,
     beats: u64,
     beaten: Instant,
     greeted: Instant,
     /// True if peers wake the thread that waits at the listener.
     is_notified: bool,
-    /// Places of peers that left, while their inboxes are still read.
+    /// Indices of peers that left, while their inboxes are still read.
     pub(super) withheld: Vec<u16>,
     /// The clocks up to which gradients of each worker were taken, by identity.
     pub(super) taken: Taken,
     pub(super) refused: u64,
     pub(super) misbehaved: u64,
-    /// The version that this life began at.
+    /// The version that this incarnation began at.
     begun_at: Version,
     pub(super) lost_updates: Option<u64>,
     /// The decisions, if this server decides for the shards of others.
@@ -354,7 +354,7 @@ impl<T: Transport> Shard<T> {
     /// Stands back after a poll that got nowhere, for `at_most`. An owner does not sleep while it has work under
     /// way whose end no peer announces (`is_busy`).
     pub(super) fn stand_back(&mut self, is_busy: bool, at_most: Duration, backoff: &mut Backoff) {
-        let is_pushing = |peer: &Peer<T::Endpoint>| {
+        let is_pushing = |peer: &ShardPeer<T::Endpoint>| {
             peer.wants_push || peer.push.as_ref().is_some_and(|push| push.source().is_some())
         };
         let is_busy = is_busy || !self.joining.is_empty();
@@ -409,7 +409,7 @@ impl<T: Transport> Shard<T> {
             _ => tracing::warn!(peer, reason = %disconnect_reason, "peer evicted"),
         }
         let slots = gone.inbox.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
-        let Peer { endpoint, inbox, worker, began, generation, identity, session, .. } = gone;
+        let ShardPeer { endpoint, inbox, worker, began, generation, identity, session, .. } = gone;
         let (published, is_honest) =
             (inbox.published(), !matches!(disconnect_reason, DisconnectReason::Misbehaved(_)));
         let gone = Gone { worker, published, slots, is_honest, inbox, began, generation, identity, session };
@@ -427,7 +427,7 @@ impl<T: Transport> Shard<T> {
         Ok(latest.next())
     }
 
-    pub(super) fn is_pinned(peers: &[Option<Peer<T::Endpoint>>], frame: u8) -> bool {
+    pub(super) fn is_pinned(peers: &[Option<ShardPeer<T::Endpoint>>], frame: u8) -> bool {
         peers.iter().flatten().any(|peer| {
             peer.inbox.pins(frame) || peer.push.as_ref().is_some_and(|push| push.source() == Some(frame))
         })
@@ -436,11 +436,11 @@ impl<T: Transport> Shard<T> {
     /// Answers a peer that only asks; has everything prepared for any other peer, if it fits.
     fn greet(&mut self, incoming: IncomingOf<T>, now: Instant, clock: Clock) {
         let received = incoming.received();
-        let hello = match Hello::decode(&received.message, &received.grants) {
+        let hello = match PeerHello::decode(&received.message, &received.grants) {
             Ok(hello) => hello,
             Err(error) => return self.refuse(incoming, error.to_string()),
         };
-        if hello.role == Role::Inquirer {
+        if hello.role == PeerRole::Inquirer {
             if self.answering.len() >= MAX_PENDING_HANDSHAKES {
                 // The one that was answered first has had the most time to read its answer. Were the new one refused,
                 // inquirers that stay would keep all others out.
@@ -457,37 +457,37 @@ impl<T: Transport> Shard<T> {
             Err(reason) => self.refuse(incoming, reason),
             Ok((_, slots)) => {
                 let shared = [self.frames.control().whole(), self.frames.region().whole()];
-                let is_follower = matches!(hello.role, Role::Follower { .. });
+                let is_follower = matches!(hello.role, PeerRole::Follower { .. });
                 let decisions = self.decider.as_ref().filter(|_| is_follower).map(Decider::region);
                 self.joining.begin(&self.transport, incoming, hello, (shared, decisions), slots);
             }
         }
     }
 
-    /// Answers a peer for which everything is prepared. Its place, its clock and its generation are of this moment, for
+    /// Answers a peer for which everything is prepared. Its index, its clock and its generation are of this moment, for
     /// others may have come, left and gone on meanwhile.
     fn let_in(
         &mut self,
-        newcomer: Newcomer<IncomingOf<T>>,
+        newcomer: PreparedPeer<IncomingOf<T>>,
         now: Instant,
         clock: Clock,
         events: &mut Vec<ShardEvent>,
     ) {
-        let Newcomer { incoming, hello, inbox, grants } = newcomer;
+        let PreparedPeer { incoming, hello, inbox, grants } = newcomer;
         let smallest = clock;
         let (worker, identity, session) = match hello.role {
-            Role::Worker { identity, session, .. } => (true, identity, session),
+            PeerRole::Worker { identity, session, .. } => (true, identity, session),
             _ => (false, 0, 0),
         };
         let follows = match hello.role {
-            Role::Follower { shard, followed, .. } => Some((shard, followed)),
+            PeerRole::Follower { shard, followed, .. } => Some((shard, followed)),
             _ => None,
         };
         if worker && self.peers.iter().flatten().any(|peer| peer.worker && peer.identity == identity) {
             return self.refuse(incoming, identity_taken(identity));
         }
         let clock = match &hello.resume {
-            Some(resume) if resume.clock.0.saturating_sub(clock.0) > Resume::AHEAD_MAX => {
+            Some(resume) if resume.clock.0.saturating_sub(clock.0) > WorkerProgress::AHEAD_MAX => {
                 let reason = format!("its clock {} is too far ahead of {}", resume.clock.0, clock.0);
                 return self.refuse(incoming, reason);
             }
@@ -521,7 +521,7 @@ impl<T: Transport> Shard<T> {
                         let push = hello.push.map(|grant| Push::new(theirs[0], theirs[1], grant));
                         let silence = Silence::new(inbox.heartbeat());
                         let (checked, wants_push, generation) = (now, false, self.generations);
-                        self.peers[usize::from(peer)] = Some(Peer {
+                        self.peers[usize::from(peer)] = Some(ShardPeer {
                             endpoint,
                             inbox,
                             worker,
@@ -554,8 +554,8 @@ impl<T: Transport> Shard<T> {
         }
     }
 
-    /// A worker that comes back from another life tells how far that one had come.
-    fn note_lost(&mut self, resume: &Resume) {
+    /// A worker that comes back from another incarnation tells how far that one had come.
+    fn note_lost(&mut self, resume: &WorkerProgress) {
         if resume.epoch == self.frames.epoch() {
             return;
         }
@@ -565,7 +565,7 @@ impl<T: Transport> Shard<T> {
                 updates = lost,
                 seen = resume.version.0,
                 begun_at = self.begun_at.0,
-                "updates of the life before this one are lost"
+                "updates of the incarnation before this one are lost"
             );
         }
         self.lost_updates = self.lost_updates.max(Some(lost));
@@ -578,17 +578,18 @@ impl<T: Transport> Shard<T> {
         incoming.refuse(refusal);
     }
 
-    /// The place of a peer and what its slots are like; or why it is not let in. So many others come before it.
-    fn check(&self, hello: &Hello, before: usize) -> Result<(u16, Option<SlotGeometry>), Refusal> {
-        let is_free = |(place, peer): &(u16, &Option<_>)| {
-            peer.is_none() && (!self.withheld.contains(place) || mutant!("withheld"))
+    /// The index of a peer and what its slots are like; or why it is not let in. So many others come before it.
+    fn check(&self, hello: &PeerHello, before: usize) -> Result<(u16, Option<SlotGeometry>), Refusal> {
+        let is_free = |(index, peer): &(u16, &Option<_>)| {
+            peer.is_none() && (!self.withheld.contains(index) || mutant!("withheld"))
         };
-        let mut free = (0..).zip(&self.peers).filter(is_free).map(|(place, _)| place);
+        let mut free = (0..).zip(&self.peers).filter(is_free).map(|(index, _)| index);
         let peer = free.nth(before).ok_or_else(|| match self.withheld.len() {
-            0 => Refusal::from(format!("all {} places are taken; raise `peers`", self.peers.len())),
-            _ => Refusal::temporary(
-                "the last gradient of the worker whose place is free is being folded; try again",
-            ),
+            0 => {
+                let allowed = self.peers.len();
+                Refusal::from(format!("there are as many peers as `peers` allows ({allowed}); raise it"))
+            }
+            _ => Refusal::temporary("the last gradient of a worker that has left is being folded; try again"),
         })?;
         if let Some(push) = &hello.push
             && push.geometry != *self.frames.geometry()
@@ -596,10 +597,10 @@ impl<T: Transport> Shard<T> {
             return Err("the frames it wants pushed to have another geometry than the shard's".into());
         }
         let slots = match (&hello.role, &self.config.scheme) {
-            (Role::Worker { .. }, None) => {
+            (PeerRole::Worker { .. }, None) => {
                 return Err("this is a publisher: it takes readers, not workers".into());
             }
-            (Role::Worker { encoding, scheme, .. }, Some(ours)) => {
+            (PeerRole::Worker { encoding, scheme, .. }, Some(ours)) => {
                 let Kept { text, slots, pushes } = ours;
                 if scheme != text {
                     let reason = format!("the worker runs {scheme}, the server {text}: use one scheme");
@@ -619,7 +620,7 @@ impl<T: Transport> Shard<T> {
                 }
                 Some(self.slot_geometry(*encoding, *slots))
             }
-            (Role::Follower { scheme, shard, .. }, ours) => {
+            (PeerRole::Follower { scheme, shard, .. }, ours) => {
                 let ours = ours.as_ref().map_or("no scheme", |kept| kept.text.as_str());
                 if self.decider.is_none() || scheme != ours {
                     let reason = format!("this server keeps {ours} and decides for no server of {scheme}");
@@ -704,7 +705,7 @@ fn shard_taken(shard: u16) -> Refusal {
     ))
 }
 
-/// A random number, which no other life of any server has for its epoch and no other worker for its name.
+/// A random number, which no other incarnation of any server has for its epoch and no other worker for its name.
 pub(super) fn random_word() -> u64 {
     getrandom::u64().unwrap_or_else(|error| {
         tracing::warn!(%error, "no random source: a random number is taken from the clock");

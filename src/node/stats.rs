@@ -77,7 +77,7 @@ pub struct PeerStatus {
 pub struct LinkStatus {
     /// The server's shard.
     pub shard: u16,
-    /// The life of the server.
+    /// The incarnation of the server.
     pub epoch: u64,
     /// The version of the copy that the worker holds of this shard.
     pub version: Version,

@@ -2,8 +2,8 @@
 //!
 //! A worker can come back at an earlier clock than it had reached: a restarted process begins at the smallest clock,
 //! and a publish that reached one shard of two is repeated. An owner therefore remembers how far it has taken the
-//! gradients of each identity, and lets it begin no earlier. So no clock of one identity is applied twice, in any life
-//! that goes on from a checkpoint with these clocks.
+//! gradients of each identity, and lets it begin no earlier. So no clock of one identity is applied twice, in any
+//! incarnation that goes on from a checkpoint with these clocks.
 
 use std::collections::BTreeMap;
 

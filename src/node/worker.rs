@@ -16,7 +16,7 @@ use super::{Backoff, Error, LinkStatus, WorkerStatistics, now};
 use crate::clock::{Clock, Version};
 use crate::kernel::largest_magnitude;
 use crate::mem::{Access, Buffer};
-use crate::param::{Epoch, GradientMetadata, PinnedFrame, Source};
+use crate::param::{Epoch, GradientMetadata, GradientSource, PinnedFrame};
 use crate::scheme::{AnyScheme, Bound, Needs, Registry, WorkerEvent, WorkerScheme};
 use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
@@ -129,7 +129,7 @@ enum Phase {
 const APART: &str = "the last `reconnect` failed: call it again";
 
 /// The memory that is published, one source per shard.
-type Sources = SmallVec<[Source; 4]>;
+type Sources = SmallVec<[GradientSource; 4]>;
 
 struct Part<T: Transport> {
     link: Link<T::Endpoint>,
@@ -182,7 +182,7 @@ impl<T: Transport> Part<T> {
         Bound { version: bound.version.max(self.least), ..bound }
     }
 
-    /// The life of the server that it is connected to, and the newest version that it knows of.
+    /// The incarnation of the server that it is connected to, and the newest version that it knows of.
     fn reached(&mut self) -> (Epoch, Version) {
         let seen = self.link.line.seen.version.max(self.link.refreshing().seen().version);
         (self.link.welcome.epoch, self.version.max(seen))
@@ -213,7 +213,7 @@ pub struct Worker<T: Transport> {
     /// Names this worker to the servers, over all its connections.
     identity: u64,
     clock: Clock,
-    /// For each shard, while there is no connection to it: the life that was connected to last, and its newest
+    /// For each shard, while there is no connection to it: the incarnation that was connected to last, and its newest
     /// version.
     reached: Vec<(Epoch, Version)>,
     /// The scheme was told that gradients of clocks before this one are consumed.
@@ -391,8 +391,8 @@ impl<T: Transport> Worker<T> {
         for (part, source) in self.parts.iter_mut().zip(&sources) {
             if self.measures_magnitude || self.own.is_some() {
                 let payload = match source {
-                    Source::Memory(memory) => Some(memory.clone()),
-                    Source::Slot => part.link.borrowed_slot(),
+                    GradientSource::Memory(memory) => Some(memory.clone()),
+                    GradientSource::Slot => part.link.borrowed_slot(),
                 };
                 if let (Some(own), Some(payload)) = (&mut self.own, &payload) {
                     own.keep(self.clock, part.begin / 4, payload.as_volatile());
@@ -447,7 +447,7 @@ impl<T: Transport> Worker<T> {
         flushed?;
         // Was that said to this worker? One that has slept for longer than its lease may have read what is said to its
         // successor; and where reads outlive a server (`docs/protocol.md`, assumption 6), what its next
-        // life says.
+        // incarnation says.
         self.parts.iter_mut().try_for_each(|part| part.link.ask_again())?;
         let is_answered = |worker: &Self| worker.parts.iter().all(|part| part.link.is_answered());
         self.wait(deadline - now(), operation, is_answered)

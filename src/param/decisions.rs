@@ -94,7 +94,7 @@ impl Decision {
                 Decision::Apply { version: Version(name), learning_rate: number }
             }
             5 => Decision::Drop { session: name, ordinal },
-            6 if name <= super::Resume::CLOCK_MAX.0 => Decision::Clock { clock: Clock(name) },
+            6 if name <= super::WorkerProgress::CLOCK_MAX.0 => Decision::Clock { clock: Clock(name) },
             _ => return None,
         })
     }
@@ -185,7 +185,7 @@ enum State {
 
 /// Reads a decider's decisions in order: a state machine, driven as [`Pull`](super::Pull) is.
 #[derive(Debug)]
-pub struct Follow {
+pub struct DecisionReader {
     decisions: RemoteSlice,
     line: RemoteSlice,
     page: RemoteSlice,
@@ -204,7 +204,7 @@ pub struct Follow {
     settled: u64,
 }
 
-impl Follow {
+impl DecisionReader {
     /// Bytes of local memory that it needs for itself.
     pub const SCRATCH_BYTES: usize = 2 * LINE + BATCH as usize * ENTRY;
 
@@ -214,10 +214,10 @@ impl Follow {
         welcome: &Welcome,
         grants: &[RemoteSlice],
         scratch: LocalSlice,
-    ) -> Result<Option<Follow>, OutOfBounds> {
+    ) -> Result<Option<DecisionReader>, OutOfBounds> {
         let ([.., decisions], Some(from)) = (grants, welcome.decided) else { return Ok(None) };
         let words = own_words(welcome, grants)?;
-        Ok(Some(Follow {
+        Ok(Some(DecisionReader {
             decisions: *decisions,
             line: words.line,
             page: words.page,
@@ -234,7 +234,7 @@ impl Follow {
         }))
     }
 
-    /// Returns the follower's position: the life of the decider, and the entry that comes next.
+    /// Returns the follower's position: the incarnation of the decider, and the entry that comes next.
     pub fn position(&self) -> (Epoch, u64) {
         (self.epoch, self.next)
     }
@@ -327,7 +327,7 @@ impl Follow {
     }
 
     /// Reads the own line after what is read before: while it speaks to this follower, nothing that it had to take was
-    /// overwritten, and no other life of the decider has answered.
+    /// overwritten, and no other incarnation of the decider has answered.
     fn look_at_line(&self) -> Result<WorkRequest, OutOfBounds> {
         let mut line = WorkRequest::signalled(FOLLOW_TAG, self.read(LINE, self.line)?);
         line.flags |= Flags::FENCE;
@@ -375,9 +375,9 @@ const FOLLOW_TAG: u64 = 1 << 58;
 /// The position that a follower tells in its first message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Followed {
-    /// The decider's life that it followed before.
+    /// The decider's incarnation that it followed before.
     pub epoch: Epoch,
-    /// The entry of that life that it wants next.
+    /// The entry of that incarnation that it wants next.
     pub next: u64,
 }
 

@@ -92,7 +92,8 @@ impl Frames {
         self.checksums = on;
     }
 
-    /// Makes frame 0 `version`, of a shard that goes on from another life: before [`seal_initial`](Self::seal_initial).
+    /// Makes frame 0 `version`, of a shard that goes on from another incarnation: before
+    /// [`seal_initial`](Self::seal_initial).
     pub fn set_initial(&mut self, version: Version, smallest_clock: Clock) {
         let header = FrameHeader { version, smallest_clock, ..self.header(self.latest.frame) };
         self.write_header(self.latest.frame, header);
@@ -121,7 +122,7 @@ impl Frames {
         &self.layout
     }
 
-    /// This life of the owner.
+    /// This incarnation of the owner.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -279,13 +280,14 @@ impl Frames {
         frame_checksum(header, &self.payload(frame))
     }
 
-    /// Opens a peer's line: it is a member from here on. No other peer of this or another life has its generation.
+    /// Opens a peer's line: it is a member from here on. No other peer of this or another incarnation has its
+    /// generation.
     pub fn open_line(&self, peer: u16, clock: Clock, generation: u64) {
         let line = self.peer_line(peer);
         line.store(peer_line::GENERATION, generation, Relaxed);
         line.store(peer_line::INTERRUPT, 0, Relaxed);
         self.set_included(self.latest.frame, peer, clock);
-        // A peer that had the place before and finds this clock finds the generation with its next look.
+        // A peer that had the line before and finds this clock finds the generation with its next look.
         line.store(peer_line::CONSUMED, clock.0, Release);
         line.store(peer_line::STATE, peer_line::STATE_MEMBER, Release);
     }
@@ -335,8 +337,8 @@ pub(super) fn pins(word: &crate::mem::VolatileSlice<'_>, frame: u8) -> bool {
 /// CRC-64 over epoch, version, bytes and payload; never 0, which stands for "none".
 pub(super) fn frame_checksum(header: &FrameHeader, payload: &LocalSlice) -> u64 {
     let mut seed = [0; 24];
-    for (place, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.version.0, header.bytes]) {
-        place.copy_from_slice(&word.to_le_bytes());
+    for (bytes, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.version.0, header.bytes]) {
+        bytes.copy_from_slice(&word.to_le_bytes());
     }
     let seed = kernel::crc64(crate::mem::VolatileSlice::from_ref(&seed), 0);
     kernel::crc64(payload.as_volatile(), seed).max(1)

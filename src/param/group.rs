@@ -81,14 +81,14 @@ impl GroupLayout {
         self.elements as usize * 4
     }
 
-    /// The bytes of the part that the member in `place` of `members` averages. Parts are cut at cache lines; where
+    /// The bytes of the part that the member at `index` of `members` averages. Parts are cut at cache lines; where
     /// there are fewer lines than members some are empty.
-    pub fn part(&self, members: usize, place: usize) -> Range<usize> {
+    pub fn part(&self, members: usize, index: usize) -> Range<usize> {
         let lines = self.bytes().div_ceil(LINE);
-        let cut = |place: usize| {
-            ((lines as u128 * place as u128 / members as u128) as usize * LINE).min(self.bytes())
+        let cut = |index: usize| {
+            ((lines as u128 * index as u128 / members as u128) as usize * LINE).min(self.bytes())
         };
-        cut(place)..cut(place + 1)
+        cut(index)..cut(index + 1)
     }
 
     /// Bytes from the begin of one area to that of the next: the longest part is that of a group of two.
@@ -227,8 +227,8 @@ impl PartHeader {
     /// Returns the checksum of `payload` under this header; never 0.
     pub fn checksum_of(&self, payload: VolatileSlice<'_>) -> u64 {
         let mut seed = [0; 24];
-        for (place, word) in seed.chunks_exact_mut(8).zip([self.round, self.view, self.bytes]) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (bytes, word) in seed.chunks_exact_mut(8).zip([self.round, self.view, self.bytes]) {
+            bytes.copy_from_slice(&word.to_le_bytes());
         }
         kernel::crc64(payload, kernel::crc64(VolatileSlice::from_ref(&seed), 0)).max(1)
     }
@@ -480,8 +480,8 @@ mod tests {
         fn parts_cover_all_parameters_once_and_fit_their_areas(elements in 1u64..5000, members in 1usize..70) {
             let layout = GroupLayout { elements };
             let mut end = 0;
-            for place in 0..members {
-                let part = layout.part(members, place);
+            for index in 0..members {
+                let part = layout.part(members, index);
                 prop_assert_eq!(part.start, end);
                 prop_assert!(part.end >= part.start);
                 prop_assert!(part.start.is_multiple_of(LINE) || part.is_empty());

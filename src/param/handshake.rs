@@ -12,7 +12,7 @@ use crate::mem::RemoteSlice;
 use crate::scheme;
 use crate::table::{ElementType, Table};
 
-/// One life of a server: a random number.
+/// The name of one incarnation of a server, which is the time from its start to its end: a random number.
 pub type Epoch = u64;
 
 /// A message that cannot be understood.
@@ -40,7 +40,7 @@ pub enum HandshakeError {
 
 /// The role that a peer asks for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Role {
+pub enum PeerRole {
     /// Publishes gradients in this encoding and reads parameters.
     Worker {
         /// Encoding of its gradients.
@@ -79,16 +79,16 @@ pub struct PushGrant {
 
 /// The progress of a worker that was in before. A server that restarted can be behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resume {
+pub struct WorkerProgress {
     /// Its gradients of clocks before this one were announced to all shards: it begins here, or later.
     pub clock: Clock,
-    /// The life of this shard's owner that it was connected to last.
+    /// The incarnation of this shard's owner that it was connected to last.
     pub epoch: Epoch,
-    /// The newest version that it has seen of that life.
+    /// The newest version that it has seen of that incarnation.
     pub version: Version,
 }
 
-impl Resume {
+impl WorkerProgress {
     /// The last clock, for which no gradient is published: the word that counts chunks has 40 bits for a clock. At
     /// 1,000 clocks a second that is 34 years.
     pub const CLOCK_MAX: Clock = Clock((1 << 40) - 1);
@@ -98,24 +98,24 @@ impl Resume {
 
 /// The first message of a peer. With a [`PushGrant`] it grants a control page and frames, in this order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Hello {
+pub struct PeerHello {
     /// The role that it asks for.
-    pub role: Role,
+    pub role: PeerRole,
     /// The frames that new versions are to be pushed to, if it wants that.
     pub push: Option<PushGrant>,
     /// The clock and the version at which it wants to go on, for a worker that comes back.
-    pub resume: Option<Resume>,
+    pub resume: Option<WorkerProgress>,
 }
 
 /// The owner's answer. Grants that go with it, in this order: the control page, the frames, the peer's page and, for a
 /// worker, its slots, or for a follower, the decisions; none for an inquirer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// This life of the owner.
+    /// This incarnation of the owner.
     pub epoch: Epoch,
     /// The peer's line of the control page; a worker's id.
     pub peer: u16,
-    /// Tells this peer from those that had or will have the same line, in any life of the owner.
+    /// Tells this peer from those that had or will have the same line, in any incarnation of the owner.
     pub generation: u64,
     /// The clock a worker begins at.
     pub clock: Clock,
@@ -171,7 +171,7 @@ pub(super) fn is_aligned(grant: &RemoteSlice) -> bool {
     grant.offset.is_multiple_of(super::layout::LINE as u64)
 }
 
-impl Hello {
+impl PeerHello {
     /// Encodes the message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
@@ -179,13 +179,13 @@ impl Hello {
 
     /// Decodes bytes and grants of a peer that is not trusted yet: all values that are used in later computations
     /// are checked here.
-    pub fn decode(bytes: &[u8], grants: &[RemoteSlice]) -> Result<Hello, HandshakeError> {
-        let hello: Hello = decode(bytes)?;
-        if let Role::Worker { scheme, .. } | Role::Follower { scheme, .. } = &hello.role {
+    pub fn decode(bytes: &[u8], grants: &[RemoteSlice]) -> Result<PeerHello, HandshakeError> {
+        let hello: PeerHello = decode(bytes)?;
+        if let PeerRole::Worker { scheme, .. } | PeerRole::Follower { scheme, .. } = &hello.role {
             check(scheme::is_text(scheme), "a scheme that cannot be")?;
         }
         if let Some(resume) = &hello.resume {
-            check(resume.clock <= Resume::CLOCK_MAX, "a clock that no worker can have reached")?;
+            check(resume.clock <= WorkerProgress::CLOCK_MAX, "a clock that no worker can have reached")?;
             check(resume.version <= super::Latest::VERSION_MAX, "a version that no worker can have seen")?;
         }
         check(grants.iter().all(is_aligned), "a grant that does not begin at a cache line")?;
@@ -212,9 +212,9 @@ impl Welcome {
     }
 
     /// Decodes bytes and grants of a server: all values that are used in later computations are checked here.
-    pub fn decode(bytes: &[u8], role: &Role, grants: &[RemoteSlice]) -> Result<Welcome, HandshakeError> {
+    pub fn decode(bytes: &[u8], role: &PeerRole, grants: &[RemoteSlice]) -> Result<Welcome, HandshakeError> {
         let welcome: Welcome = decode(bytes)?;
-        check(welcome.clock <= Resume::CLOCK_MAX, "a clock past the last one")?;
+        check(welcome.clock <= WorkerProgress::CLOCK_MAX, "a clock past the last one")?;
         check(welcome.scheme.as_deref().is_none_or(scheme::is_text), "a scheme that cannot be")?;
         check(
             welcome.geometry.is_sound() && welcome.layout.frames == welcome.geometry.frames,
@@ -228,12 +228,12 @@ impl Welcome {
             range.end - range.start == welcome.geometry.payload_bytes,
             "frames of another length than the shard",
         )?;
-        if *role == Role::Inquirer {
+        if *role == PeerRole::Inquirer {
             return Ok(welcome);
         }
         check(grants.iter().all(is_aligned), "a grant that does not begin at a cache line")?;
-        let wants_slots = matches!(role, Role::Worker { .. });
-        let follows = matches!(role, Role::Follower { .. });
+        let wants_slots = matches!(role, PeerRole::Worker { .. });
+        let follows = matches!(role, PeerRole::Follower { .. });
         check(
             grants.len() == 3 + usize::from(wants_slots || follows),
             "another number of grants than there should be",
@@ -248,7 +248,7 @@ impl Welcome {
             check(from.version <= super::Latest::VERSION_MAX, "a version past the last one")?;
             check(grants[3].len >= DECISIONS_BYTES as u64, "decisions too short")?;
         }
-        if let Role::Worker { encoding, .. } = role {
+        if let PeerRole::Worker { encoding, .. } = role {
             let slots = welcome.slots.ok_or(HandshakeError::Damaged { reason: "no slots for a worker" })?;
             check(slots.is_sound() && slots.encoding == *encoding, "slots that cannot be")?;
             check(
@@ -272,7 +272,7 @@ impl Welcome {
 
 /// Grants and a message out of bytes: the role, how many grants, the begin and the length of each, and the rest.
 #[cfg(any(test, fuzzing))]
-fn take_apart(bytes: &[u8]) -> (Role, Vec<RemoteSlice>, &[u8]) {
+fn take_apart(bytes: &[u8]) -> (PeerRole, Vec<RemoteSlice>, &[u8]) {
     let ([role, count], mut rest) = bytes.split_first_chunk::<2>().unwrap_or((&[0; 2], bytes));
     let mut grants = Vec::new();
     while grants.len() < usize::from(count % 6) {
@@ -282,11 +282,11 @@ fn take_apart(bytes: &[u8]) -> (Role, Vec<RemoteSlice>, &[u8]) {
         grants.push(RemoteSlice { key: crate::mem::RemoteKey(grants.len() as u64), offset, len });
         rest = behind;
     }
-    let worker = |encoding| Role::Worker { encoding, scheme: "bsp".into(), identity: 1, session: 2 };
+    let worker = |encoding| PeerRole::Worker { encoding, scheme: "bsp".into(), identity: 1, session: 2 };
     let role = match role % 6 {
-        0 => Role::Reader,
-        5 => Role::Follower { scheme: "bsp".into(), shard: 1, followed: None },
-        1 => Role::Inquirer,
+        0 => PeerRole::Reader,
+        5 => PeerRole::Follower { scheme: "bsp".into(), shard: 1, followed: None },
+        1 => PeerRole::Inquirer,
         2 => worker(ElementType::F32),
         3 => worker(ElementType::Bf16),
         _ => worker(ElementType::F16),
@@ -316,13 +316,13 @@ fn assert_holds(grant: &RemoteSlice, count: u64, bytes: u64, stride: u64) {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_hello(bytes: &[u8]) {
     let (_, grants, message) = take_apart(bytes);
-    let Ok(hello) = Hello::decode(message, &grants) else { return };
+    let Ok(hello) = PeerHello::decode(message, &grants) else { return };
     if let Some(PushGrant { layout, geometry }) = &hello.push {
         assert_holds(&grants[0], 1, layout.bytes() as u64, layout.bytes() as u64);
         assert_holds(&grants[1], geometry.frames.into(), geometry.payload_bytes, geometry.stride());
         assert!(layout.frame_header(geometry.frames - 1) + super::layout::LINE <= layout.bytes());
     }
-    assert_eq!(Hello::decode(&hello.encode(), &grants), Ok(hello));
+    assert_eq!(PeerHello::decode(&hello.encode(), &grants), Ok(hello));
 }
 
 /// Decodes whatever `bytes` are as an owner's welcome with its grants, and checks what came out.
@@ -336,15 +336,15 @@ pub(crate) fn fuzz_welcome(bytes: &[u8]) {
     assert_eq!(last.end, welcome.table.bytes());
     let geometry = &welcome.geometry;
     assert!(geometry.chunks() as u64 * geometry.chunk_bytes >= geometry.payload_bytes);
-    if role != Role::Inquirer {
+    if role != PeerRole::Inquirer {
         assert_holds(&grants[0], 1, welcome.layout.bytes() as u64, welcome.layout.bytes() as u64);
         assert!(welcome.layout.peer_line(welcome.peer) < welcome.layout.frame_header(0));
         assert_holds(&grants[1], geometry.frames.into(), geometry.payload_bytes, geometry.stride());
     }
-    if matches!(role, Role::Follower { .. }) {
+    if matches!(role, PeerRole::Follower { .. }) {
         assert!(grants[3].len >= DECISIONS_BYTES as u64 && welcome.decided.is_some());
     }
-    if matches!(role, Role::Worker { .. }) {
+    if matches!(role, PeerRole::Worker { .. }) {
         let slots = welcome.slots.expect("a worker has slots");
         assert_holds(&grants[3], slots.slots.into(), slots.payload_bytes(), slots.stride());
         let last = super::layout::inbox::slot_header(usize::from(slots.slots) - 1);
@@ -361,13 +361,13 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let layout = ControlLayout { peers: 0, frames: 2 };
     let geometry = FrameGeometry { frames: 2, payload_bytes: 400, chunk_bytes: 128 };
     let scheme = "ssp(3)".into();
-    let role = Role::Worker { encoding: ElementType::Bf16, scheme, identity: u64::MAX, session: 3 };
-    let resume = Resume { clock: Clock(5), epoch: 6, version: Version(7) };
-    let plain = Hello { role: Role::Reader, push: None, resume: None };
-    let full = Hello { role, push: Some(PushGrant { layout, geometry }), resume: Some(resume) };
+    let role = PeerRole::Worker { encoding: ElementType::Bf16, scheme, identity: u64::MAX, session: 3 };
+    let resume = WorkerProgress { clock: Clock(5), epoch: 6, version: Version(7) };
+    let plain = PeerHello { role: PeerRole::Reader, push: None, resume: None };
+    let full = PeerHello { role, push: Some(PushGrant { layout, geometry }), resume: Some(resume) };
     let role =
-        Role::Follower { scheme: "dbw".into(), shard: 1, followed: Some(Followed { epoch: 6, next: 8 }) };
-    let follower = Hello { role, push: None, resume: None };
+        PeerRole::Follower { scheme: "dbw".into(), shard: 1, followed: Some(Followed { epoch: 6, next: 8 }) };
+    let follower = PeerHello { role, push: None, resume: None };
     vec![
         put_together(0, &[], &plain.encode()),
         put_together(0, &[], &follower.encode()),
@@ -427,41 +427,45 @@ mod tests {
     #[test]
     fn messages_round_trip() {
         let (welcome, grants) = welcome();
-        assert_eq!(Welcome::decode(&welcome.encode(), &Role::Reader, &grants), Ok(welcome));
-        let hello = Hello { role: Role::Reader, push: None, resume: None };
-        assert_eq!(Hello::decode(&hello.encode(), &[]), Ok(hello));
+        assert_eq!(Welcome::decode(&welcome.encode(), &PeerRole::Reader, &grants), Ok(welcome));
+        let hello = PeerHello { role: PeerRole::Reader, push: None, resume: None };
+        assert_eq!(PeerHello::decode(&hello.encode(), &[]), Ok(hello));
     }
 
     #[test]
     fn a_peer_of_another_layout_version_is_told_both_versions() {
-        let mut bytes = Hello { role: Role::Reader, push: None, resume: None }.encode();
+        let mut bytes = PeerHello { role: PeerRole::Reader, push: None, resume: None }.encode();
         bytes[8] = 9;
-        let error = Hello::decode(&bytes, &[]).unwrap_err();
+        let error = PeerHello::decode(&bytes, &[]).unwrap_err();
         assert_eq!(error, HandshakeError::Version { theirs: 9 });
         assert!(error.to_string().contains("layout version 9, this process version 6"));
     }
 
     #[test]
     fn a_clock_or_version_that_nobody_can_have_reached_is_refused() {
-        let resume =
-            Resume { clock: Resume::CLOCK_MAX, epoch: 1, version: super::super::Latest::VERSION_MAX };
-        let hello = |resume| Hello { role: Role::Reader, push: None, resume: Some(resume) };
-        assert!(Hello::decode(&hello(resume).encode(), &[]).is_ok());
+        let resume = WorkerProgress {
+            clock: WorkerProgress::CLOCK_MAX,
+            epoch: 1,
+            version: super::super::Latest::VERSION_MAX,
+        };
+        let hello = |resume| PeerHello { role: PeerRole::Reader, push: None, resume: Some(resume) };
+        assert!(PeerHello::decode(&hello(resume).encode(), &[]).is_ok());
         for resume in [
-            Resume { clock: resume.clock.next(), ..resume },
-            Resume { clock: Clock(u64::MAX), ..resume },
-            Resume { version: resume.version.next(), ..resume },
+            WorkerProgress { clock: resume.clock.next(), ..resume },
+            WorkerProgress { clock: Clock(u64::MAX), ..resume },
+            WorkerProgress { version: resume.version.next(), ..resume },
         ] {
-            assert!(Hello::decode(&hello(resume).encode(), &[]).is_err(), "{resume:?}");
+            assert!(PeerHello::decode(&hello(resume).encode(), &[]).is_err(), "{resume:?}");
         }
     }
 
     #[test]
     fn an_owners_clock_past_the_last_is_refused_and_every_other_fits_its_word() {
         let (welcome, grants) = welcome();
-        for (clock, is_good) in [(Resume::CLOCK_MAX, true), (Resume::CLOCK_MAX.next(), false)] {
+        for (clock, is_good) in [(WorkerProgress::CLOCK_MAX, true), (WorkerProgress::CLOCK_MAX.next(), false)]
+        {
             let welcome = Welcome { clock, ..welcome.clone() };
-            assert_eq!(Welcome::decode(&welcome.encode(), &Role::Reader, &grants).is_ok(), is_good);
+            assert_eq!(Welcome::decode(&welcome.encode(), &PeerRole::Reader, &grants).is_ok(), is_good);
             assert_eq!(landed_word(clock.0, MAX_CHUNKS).checked_shr(24) == Some(clock.0), is_good);
         }
     }
@@ -471,11 +475,15 @@ mod tests {
         let hears = |scheme: &str| {
             let (welcome, grants) = welcome();
             let welcome = Welcome { scheme: Some(scheme.into()), ..welcome };
-            let heard = Welcome::decode(&welcome.encode(), &Role::Reader, &grants).is_ok();
-            let role =
-                Role::Worker { encoding: ElementType::F32, scheme: scheme.into(), identity: 0, session: 0 };
-            let hello = Hello { role, push: None, resume: None };
-            assert_eq!(Hello::decode(&hello.encode(), &[]).is_ok(), heard, "{scheme:?}");
+            let heard = Welcome::decode(&welcome.encode(), &PeerRole::Reader, &grants).is_ok();
+            let role = PeerRole::Worker {
+                encoding: ElementType::F32,
+                scheme: scheme.into(),
+                identity: 0,
+                session: 0,
+            };
+            let hello = PeerHello { role, push: None, resume: None };
+            assert_eq!(PeerHello::decode(&hello.encode(), &[]).is_ok(), heard, "{scheme:?}");
             heard
         };
         assert!(hears("bsp") && hears("of-its-own(a=1)") && hears(&"x".repeat(256)));
@@ -488,9 +496,9 @@ mod tests {
         for index in 0..grants.len() {
             let mut short = grants.clone();
             short[index].len = 64;
-            assert!(Welcome::decode(&welcome.encode(), &Role::Reader, &short).is_err());
+            assert!(Welcome::decode(&welcome.encode(), &PeerRole::Reader, &short).is_err());
         }
-        assert!(Welcome::decode(&welcome.encode(), &Role::Reader, &grants[..2]).is_err());
+        assert!(Welcome::decode(&welcome.encode(), &PeerRole::Reader, &grants[..2]).is_err());
     }
 
     proptest! {

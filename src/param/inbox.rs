@@ -22,7 +22,7 @@ pub struct PeerInbox {
 pub enum SlotFault {
     /// Its header names another clock than was announced.
     Clock,
-    /// It was written for another life of the owner.
+    /// It was written for another incarnation of the owner.
     Epoch,
     /// Its header has another length than was agreed, or the peer has no slots.
     Length,
@@ -36,7 +36,7 @@ impl std::fmt::Display for SlotFault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             SlotFault::Clock => "its gradient's header names another clock than the one it announced",
-            SlotFault::Epoch => "its gradient was written for another life of this server",
+            SlotFault::Epoch => "its gradient was written for another incarnation of this server",
             SlotFault::Length => "its gradient's header has another length than was agreed",
             SlotFault::Encoding => "its gradient's header has another encoding than was agreed",
             SlotFault::Checksum => "its gradient does not match its checksum",
@@ -159,8 +159,8 @@ impl PeerInbox {
 /// CRC-64 over epoch, clock, bytes and payload; never 0, which stands for "none".
 pub(super) fn slot_checksum(header: &SlotHeader, payload: VolatileSlice<'_>) -> u64 {
     let mut seed = [0; 24];
-    for (place, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.clock.0, header.bytes]) {
-        place.copy_from_slice(&word.to_le_bytes());
+    for (bytes, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.clock.0, header.bytes]) {
+        bytes.copy_from_slice(&word.to_le_bytes());
     }
     let seed = kernel::crc64(VolatileSlice::from_ref(&seed), 0);
     kernel::crc64(payload, seed).max(1)

@@ -1,4 +1,4 @@
-//! The place of each word. Pure: offsets and headers, no memory.
+//! The offset of each word, and the headers. Pure: no memory.
 //!
 //! All words are little-endian u64, aligned to 8 bytes, each with one kind of writer. Words of different writers lie
 //! on different cache lines.
@@ -258,12 +258,12 @@ impl SlotGeometry {
 /// Header of a frame: eight words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// Odd while the frame is being written, even when it is whole; never the same twice in the life of a frame
+    /// Odd while the frame is being written, even when it is whole; never the same twice in one frame
     /// except when a frame that was about to be written turns out to be pinned.
     pub sequence: u64,
     /// Version of the payload.
     pub version: Version,
-    /// Life of the server that wrote it.
+    /// Incarnation of the server that wrote it.
     pub epoch: u64,
     /// Bytes of the payload.
     pub bytes: u64,
@@ -339,7 +339,7 @@ pub struct SlotHeader {
     pub clock: Clock,
     /// The version it was computed from.
     pub base: Version,
-    /// Life of the server it was meant for.
+    /// Incarnation of the server it was meant for.
     pub epoch: u64,
     /// Bytes of the payload.
     pub bytes: u64,

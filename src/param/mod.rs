@@ -13,7 +13,7 @@ mod inbox;
 mod layout;
 #[cfg_attr(
     not(feature = "sim"),
-    allow(dead_code, reason = "a simulated peer looks for words by their places")
+    allow(dead_code, reason = "a simulated peer looks for words by their offsets")
 )]
 pub(crate) mod own_page;
 mod pin;
@@ -21,7 +21,9 @@ mod publish;
 mod pull;
 mod push;
 
-pub use decisions::{DECISIONS_BYTES, DecidedFrom, Decision, Decisions, Follow, FollowError, Followed};
+pub use decisions::{
+    DECISIONS_BYTES, DecidedFrom, Decision, DecisionReader, Decisions, FollowError, Followed,
+};
 pub use frames::{Frames, Pinned, Progress};
 pub use group::{
     GONE_ID, GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, LEAVE_ID, MAX_MEMBERS, PART_ID,
@@ -29,7 +31,7 @@ pub use group::{
 };
 #[cfg(any(test, fuzzing))]
 pub(crate) use group::{fuzz_group_hello, group_hello_samples};
-pub use handshake::{Epoch, HandshakeError, Hello, PushGrant, Resume, Role, Welcome};
+pub use handshake::{Epoch, HandshakeError, PeerHello, PeerRole, PushGrant, Welcome, WorkerProgress};
 #[cfg(any(test, fuzzing))]
 pub(crate) use handshake::{fuzz_hello, fuzz_welcome, hello_samples, welcome_samples};
 pub use inbox::{PeerInbox, SlotFault};
@@ -39,7 +41,7 @@ pub use layout::{
 pub use own_page::Eviction;
 pub(crate) use own_page::own_words;
 pub use pin::{PinError, PinnedFrame, Pins};
-pub use publish::{GradientMetadata, Publish, PublishError, Source};
+pub use publish::{GradientMetadata, GradientSource, Publish, PublishError};
 pub(crate) use pull::PULL_TAG;
 pub use pull::{Consistency, FrameSource, Pull, PullError, PullOptions, Pulled};
 pub use push::{Push, PushError};

@@ -7,7 +7,7 @@ use super::layout::{ControlLayout, LINE, Latest, inbox, peer_line};
 use crate::clock::{Clock, Version};
 use crate::mem::{OutOfBounds, RemoteSlice, VolatileSlice};
 
-/// The places at which a peer finds the words that concern it.
+/// The memory in which a peer finds the words that concern it.
 pub(crate) struct OwnWords {
     /// The page that it writes.
     pub(crate) page: RemoteSlice,
@@ -37,7 +37,7 @@ pub(crate) fn held(page: &RemoteSlice, version: Version) -> Result<(RemoteSlice,
     Ok((page.slice(inbox::HELD as u64, 8)?, version.0.wrapping_add(1)))
 }
 
-/// Offsets of the words of a peer's page, for a simulated peer that breaks the protocol: those that have a place of
+/// Offsets of the words of a peer's page, for a simulated peer that breaks the protocol: those at an offset of
 /// their own, then those of the headers of so many slots.
 pub(crate) fn inbox_words(slots: usize) -> impl Iterator<Item = usize> {
     let own = [inbox::PUBLISHED, inbox::LANDED, inbox::HELD, inbox::HEARTBEAT, inbox::PIN];
@@ -73,12 +73,12 @@ pub enum Eviction {
     Silent,
     /// The data that it wrote broke the protocol.
     Misbehaved,
-    /// Another peer has its place by now, and the reason is not known any more.
+    /// Another peer has its index by now, and the reason is not known any more.
     Replaced,
 }
 
 impl Eviction {
-    /// The state word of a place whose last holder was let go for this reason.
+    /// The state word of a line whose last peer was let go for this reason.
     pub(crate) fn state(self) -> u64 {
         match self {
             Eviction::Left | Eviction::Replaced => peer_line::STATE_LEFT,
@@ -104,7 +104,7 @@ impl std::fmt::Display for Eviction {
             Eviction::Left => "its connection ended",
             Eviction::Silent => "it was silent for longer than the lease",
             Eviction::Misbehaved => "what it wrote broke the protocol",
-            Eviction::Replaced => "another peer has its place by now",
+            Eviction::Replaced => "another peer has replaced it by now",
         })
     }
 }
@@ -119,12 +119,12 @@ pub(crate) struct OwnLine {
     pub(crate) interrupt: Version,
 }
 
-/// Reads a copy of the line of the peer that has had its place since `generation`.
+/// Reads a copy of the line of the peer that has had it since `generation`.
 pub(crate) fn read_line(line: &VolatileSlice<'_>, generation: u64) -> OwnLine {
     let is_another = line.load_u64(peer_line::GENERATION) != generation;
     OwnLine {
         consumed: Clock(line.load_u64(peer_line::CONSUMED)),
-        // The line of another peer at this place says as much.
+        // The line of another peer says as much.
         evicted: is_another
             .then_some(Eviction::Replaced)
             .or_else(|| Eviction::of(line.load_u64(peer_line::STATE))),

@@ -21,14 +21,14 @@ pub enum PinError {
     /// The memory is not mapped into this process.
     #[error("cannot read in place: this transport does not share the server's memory; pull a copy instead")]
     NotMapped,
-    /// The frame belongs to another life of its owner.
+    /// The frame belongs to another incarnation of its owner.
     #[error(
         "the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; connect again"
     )]
     Epoch {
-        /// The life that this connection belongs to.
+        /// The incarnation that this connection belongs to.
         expected: u64,
-        /// The life that wrote the frame.
+        /// The incarnation that wrote the frame.
         found: u64,
     },
     /// The owner's memory cannot be true.

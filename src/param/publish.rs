@@ -6,7 +6,7 @@
 
 use super::layout::{LINE, SlotGeometry, SlotHeader, encoding_word, inbox, landed_word, peer_line};
 use super::own_page::{Eviction, read_line};
-use super::{Resume, Welcome, inbox as inbox_of_owner};
+use super::{Welcome, WorkerProgress, inbox as inbox_of_owner};
 use crate::clock::{Clock, Version};
 use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
 use crate::transport::{
@@ -15,7 +15,7 @@ use crate::transport::{
 
 /// The memory that a gradient comes from.
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum GradientSource {
     /// Registered memory of this process, in the slots' encoding.
     Memory(LocalSlice),
     /// The slot itself: the worker computed straight into it.
@@ -123,7 +123,7 @@ pub struct Publish {
     clock: Clock,
     consumed: Clock,
     /// The gradient to be written once a slot is free.
-    pending: Option<(Source, SlotHeader)>,
+    pending: Option<(GradientSource, SlotHeader)>,
     state: State,
     gains: u64,
     outstanding: u32,
@@ -183,7 +183,7 @@ impl Publish {
     }
 
     /// Begins to wait for a free slot, for a worker that wants to compute straight into it. Then
-    /// [`reserved`](Self::reserved) says where it is, and a publish of [`Source::Slot`] announces it.
+    /// [`reserved`](Self::reserved) says where it is, and a publish of [`GradientSource::Slot`] announces it.
     pub fn reserve(&mut self) -> Result<(), PublishError> {
         match self.state {
             State::Idle => self.state = State::NeedCredit,
@@ -202,7 +202,7 @@ impl Publish {
     /// Begins to publish the gradient of this worker's clock, computed from version `base`.
     pub fn start(
         &mut self,
-        source: Source,
+        source: GradientSource,
         base: Version,
         metadata: GradientMetadata,
     ) -> Result<(), PublishError> {
@@ -214,13 +214,13 @@ impl Publish {
         {
             return Err(PublishError::Busy);
         }
-        if self.clock >= Resume::CLOCK_MAX {
+        if self.clock >= WorkerProgress::CLOCK_MAX {
             return Err(PublishError::LastClock { clock: self.clock });
         }
-        if matches!(source, Source::Slot) && !matches!(self.state, State::Reserved) {
+        if matches!(source, GradientSource::Slot) && !matches!(self.state, State::Reserved) {
             return Err(PublishError::NoSlot);
         }
-        if let Source::Memory(memory) = &source
+        if let GradientSource::Memory(memory) = &source
             && memory.len() as u64 != self.geometry.payload_bytes()
         {
             return Err(PublishError::Length {
@@ -239,7 +239,7 @@ impl Publish {
             magnitude: metadata.magnitude,
         };
         if self.checksums
-            && let Source::Memory(memory) = &source
+            && let GradientSource::Memory(memory) = &source
         {
             header.checksum = inbox_of_owner::slot_checksum(&header, memory.as_volatile());
         }
@@ -328,7 +328,8 @@ impl Publish {
             State::Reserved => match &self.pending {
                 None => Ok(false),
                 Some((source, header)) => {
-                    let chunk = if matches!(source, Source::Slot) { self.geometry.chunks() } else { 0 };
+                    let chunk =
+                        if matches!(source, GradientSource::Slot) { self.geometry.chunks() } else { 0 };
                     self.state = State::Writing { header: *header, chunk };
                     Ok(true)
                 }
@@ -371,7 +372,7 @@ impl Publish {
     }
 
     /// Reads the consumed word, and after it the whole line. A worker that was evicted may find the clock of the
-    /// next holder of its place in that word. The owner stores a new generation before a new clock, so that the
+    /// next peer at its index in that word. The owner stores a new generation before a new clock, so that the
     /// later look tells to which worker the clock belonged.
     fn read_consumed(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PublishError> {
         let read = |at: usize, remote: RemoteSlice| -> Result<Operation, OutOfBounds> {
@@ -434,7 +435,7 @@ impl Publish {
         let geometry = &self.geometry;
         let chunks = geometry.chunks();
         let (slot, total_bytes) = (self.slot()?, geometry.payload_bytes() as usize);
-        if let Some((Source::Memory(memory), _)) = &self.pending {
+        if let Some((GradientSource::Memory(memory), _)) = &self.pending {
             for chunk in range {
                 let begin = chunk as u64 * geometry.chunk_bytes();
                 let len = geometry.chunk_bytes().min(geometry.payload_bytes() - begin);

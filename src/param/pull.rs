@@ -16,7 +16,7 @@ use crate::transport::{
     WorkRequestId,
 };
 
-/// The places at which a reader finds a shard's frames.
+/// The memory in which a reader finds a shard's frames.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameSource {
     /// The control page.
@@ -27,7 +27,7 @@ pub struct FrameSource {
     pub layout: ControlLayout,
     /// Layout of the frames.
     pub geometry: FrameGeometry,
-    /// The owner's life; frames of any other are void.
+    /// The owner's incarnation; frames of any other are void.
     pub epoch: u64,
 }
 
@@ -84,7 +84,7 @@ pub struct PullOptions {
 pub struct Pulled {
     /// Its number.
     pub version: Version,
-    /// The life of the owner that it belongs to.
+    /// The incarnation of the owner that it belongs to.
     pub epoch: u64,
     /// It holds all gradients of clocks before this one.
     pub smallest_clock: Clock,
@@ -111,14 +111,14 @@ pub enum PullError {
     /// A pull is under way already.
     #[error("a pull is under way already: finish it first")]
     Busy,
-    /// The frame belongs to another life of its owner.
+    /// The frame belongs to another incarnation of its owner.
     #[error(
         "the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; connect again"
     )]
     Epoch {
-        /// The life that this connection belongs to.
+        /// The incarnation that this connection belongs to.
         expected: u64,
-        /// The life that wrote the frame.
+        /// The incarnation that wrote the frame.
         found: u64,
     },
     /// The frame's header cannot be true.

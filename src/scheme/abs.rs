@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::gate::Members;
+use super::gate::GateMembers;
 use super::{GradientId, ServerAction, ServerEvent, ServerScheme, Share};
 use crate::clock::{Clock, ClockTable, Version, WorkerId};
 use crate::time::Instant;
@@ -67,7 +67,7 @@ pub(super) struct Rules {
 #[derive(Debug)]
 pub(super) struct AbsServer {
     rules: Rules,
-    members: Members,
+    members: GateMembers,
     folded: ClockTable,
     newest: Version,
     k: u64,
@@ -85,7 +85,7 @@ impl AbsServer {
     pub(super) fn new(workers: usize, clock: Clock, newest: Version, rules: Rules) -> AbsServer {
         AbsServer {
             rules,
-            members: Members::new(workers),
+            members: GateMembers::new(workers),
             folded: ClockTable::at(clock),
             newest,
             k: u64::from(rules.wait_for.k()),
@@ -225,14 +225,14 @@ impl ServerScheme for AbsServer {
 /// and the first is the stalest; every step costs the same whatever the length.
 #[derive(Debug, Default)]
 struct Line {
-    /// The place of each worker, by its id.
-    places: Vec<Option<Place>>,
+    /// The position of each worker, by its id.
+    positions: Vec<Option<Position>>,
     first: Option<u16>,
     last: Option<u16>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Position {
     base: Version,
     before: Option<u16>,
     after: Option<u16>,
@@ -242,37 +242,39 @@ impl Line {
     fn join(&mut self, worker: WorkerId, base: Version) {
         self.remove(worker);
         let index = usize::from(worker.0);
-        if self.places.len() <= index {
-            self.places.resize(index + 1, None);
+        if self.positions.len() <= index {
+            self.positions.resize(index + 1, None);
         }
-        self.places[index] = Some(Place { base, before: self.last, after: None });
+        self.positions[index] = Some(Position { base, before: self.last, after: None });
         match self.last.replace(worker.0) {
-            Some(last) => self.set(last, |place| place.after = Some(worker.0)),
+            Some(last) => self.set(last, |position| position.after = Some(worker.0)),
             None => self.first = Some(worker.0),
         }
     }
 
     fn remove(&mut self, worker: WorkerId) {
-        let Some(place) = self.places.get_mut(usize::from(worker.0)).and_then(Option::take) else { return };
-        match place.before {
-            Some(before) => self.set(before, |before| before.after = place.after),
-            None => self.first = place.after,
+        let Some(position) = self.positions.get_mut(usize::from(worker.0)).and_then(Option::take) else {
+            return;
+        };
+        match position.before {
+            Some(before) => self.set(before, |before| before.after = position.after),
+            None => self.first = position.after,
         }
-        match place.after {
-            Some(after) => self.set(after, |after| after.before = place.before),
-            None => self.last = place.before,
+        match position.after {
+            Some(after) => self.set(after, |after| after.before = position.before),
+            None => self.last = position.before,
         }
     }
 
-    fn set(&mut self, worker: u16, change: impl FnOnce(&mut Place)) {
-        if let Some(place) = &mut self.places[usize::from(worker)] {
-            change(place);
+    fn set(&mut self, worker: u16, change: impl FnOnce(&mut Position)) {
+        if let Some(position) = &mut self.positions[usize::from(worker)] {
+            change(position);
         }
     }
 
     fn first(&self) -> Option<(WorkerId, Version)> {
         let first = self.first?;
-        Some((WorkerId(first), self.places[usize::from(first)]?.base))
+        Some((WorkerId(first), self.positions[usize::from(first)]?.base))
     }
 }
 

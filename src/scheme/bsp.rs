@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::gate::{Member, Members};
+use super::gate::{GateMember, GateMembers};
 use super::{GradientId, ServerAction, ServerEvent, ServerScheme, Share};
 use crate::clock::Clock;
 use crate::time::Instant;
@@ -17,7 +17,7 @@ use crate::time::Instant;
 /// not in, joining twice, leaving twice, an `Applied` that it did not ask for.
 #[derive(Debug)]
 pub(super) struct BspServer {
-    members: Members,
+    members: GateMembers,
     round: Clock,
     /// Members of this round whose gradient has arrived.
     arrived: usize,
@@ -33,7 +33,7 @@ pub(super) struct BspServer {
 impl BspServer {
     pub(super) fn new(workers: usize, clock: Clock) -> BspServer {
         BspServer {
-            members: Members::new(workers),
+            members: GateMembers::new(workers),
             round: clock,
             arrived: 0,
             missing: 0,
@@ -64,7 +64,7 @@ impl BspServer {
         self.changed = true;
     }
 
-    fn arrive(&mut self, gradient: GradientId, before: Member) {
+    fn arrive(&mut self, gradient: GradientId, before: GateMember) {
         if !self.members.complete() {
             return; // Counted when the gate opens.
         }

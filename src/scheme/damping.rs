@@ -59,16 +59,16 @@ impl Damped {
     fn base(&mut self, gradient: GradientId) -> Option<(usize, Version)> {
         let bases = self.bases(gradient)?.iter().enumerate();
         bases
-            .map(|(place, (clock, base))| (place, *clock, *base))
-            .find_map(|(place, clock, base)| (clock == gradient.clock).then_some((place, base)))
+            .map(|(index, (clock, base))| (index, *clock, *base))
+            .find_map(|(index, clock, base)| (clock == gradient.clock).then_some((index, base)))
     }
 
     /// The gradient is done with.
     fn forget(&mut self, gradient: GradientId) {
-        if let Some((place, _)) = self.base(gradient)
+        if let Some((index, _)) = self.base(gradient)
             && let Some(bases) = self.bases(gradient)
         {
-            bases.remove(place);
+            bases.remove(index);
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::gate::Members;
+use super::gate::GateMembers;
 use super::{GradientId, ServerAction, ServerEvent, ServerScheme, Share};
 use crate::clock::{Clock, Version};
 use crate::time::Instant;
@@ -23,7 +23,7 @@ use crate::time::Instant;
 pub(super) struct DelayServer {
     staleness: u64,
     seed: u64,
-    members: Members,
+    members: GateMembers,
     newest: Version,
     /// This round's gradients.
     arrived: Vec<GradientId>,
@@ -49,7 +49,7 @@ impl DelayServer {
         DelayServer {
             staleness,
             seed,
-            members: Members::new(workers),
+            members: GateMembers::new(workers),
             newest,
             arrived: Vec::new(),
             due: VecDeque::new(),

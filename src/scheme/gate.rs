@@ -4,7 +4,7 @@ use crate::clock::{Clock, ClockTable, WorkerId};
 
 /// The progress of a worker that is in.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Member {
+pub(super) struct GateMember {
     /// The clock it began at.
     pub(super) start: Clock,
     /// The clock of its next gradient to arrive.
@@ -16,7 +16,7 @@ pub(super) struct Member {
 /// The gate opens once that many different workers have joined, and stays open. One that joined and left again has
 /// had its turn: a job does not wait for ever for a worker that died in its first minute.
 #[derive(Debug)]
-pub(super) struct Members {
+pub(super) struct GateMembers {
     expected: usize,
     /// The rows of all workers, by id.
     rows: Vec<Row>,
@@ -27,12 +27,12 @@ pub(super) struct Members {
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
     has_joined: bool,
-    member: Option<Member>,
+    member: Option<GateMember>,
 }
 
-impl Members {
-    pub(super) fn new(expected: usize) -> Members {
-        Members { expected, rows: Vec::new(), seen: 0, present: 0 }
+impl GateMembers {
+    pub(super) fn new(expected: usize) -> GateMembers {
+        GateMembers { expected, rows: Vec::new(), seen: 0, present: 0 }
     }
 
     /// True once as many have joined as the job expects: the gate is open.
@@ -57,7 +57,7 @@ impl Members {
         }
         self.seen += usize::from(!row.has_joined);
         row.has_joined = true;
-        row.member = Some(Member { start: clock, next: clock });
+        row.member = Some(GateMember { start: clock, next: clock });
         self.present += 1;
         true
     }
@@ -75,7 +75,7 @@ impl Members {
     }
 
     /// Takes a worker out and says where it stood; `None` if it was not in.
-    pub(super) fn leave(&mut self, worker: WorkerId) -> Option<Member> {
+    pub(super) fn leave(&mut self, worker: WorkerId) -> Option<GateMember> {
         let member = self.rows.get_mut(usize::from(worker.0))?.member.take()?;
         self.present -= 1;
         Some(member)
@@ -83,7 +83,7 @@ impl Members {
 
     /// Notes the arrival of a gradient and says where its worker stood before it; `None` if the worker is not in or
     /// this is not its next gradient.
-    pub(super) fn arrive(&mut self, worker: WorkerId, clock: Clock) -> Option<Member> {
+    pub(super) fn arrive(&mut self, worker: WorkerId, clock: Clock) -> Option<GateMember> {
         let member = self.rows.get_mut(usize::from(worker.0))?.member.as_mut()?;
         if member.next != clock {
             return None;
@@ -108,7 +108,7 @@ impl Members {
     }
 
     /// Lists the members, in order of their ids.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (WorkerId, Member)> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (WorkerId, GateMember)> + '_ {
         self.rows.iter().zip(0u16..).filter_map(|(row, id)| Some((WorkerId(id), row.member?)))
     }
 }
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_comes_twice_opens_the_gate_only_once() {
-        let mut members = Members::new(2);
+        let mut members = GateMembers::new(2);
         assert!(members.join(WorkerId(3), Clock(0)));
         assert!(!members.join(WorkerId(3), Clock(0)));
         assert!(members.leave(WorkerId(3)).is_some());
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn only_the_next_gradient_of_a_member_arrives() {
-        let mut members = Members::new(1);
+        let mut members = GateMembers::new(1);
         assert!(members.arrive(WorkerId(0), Clock(0)).is_none());
         members.join(WorkerId(0), Clock(5));
         assert!(members.arrive(WorkerId(0), Clock(6)).is_none());

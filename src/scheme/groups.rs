@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, WorkerAction, WorkerEvent, WorkerScheme};
+use super::{SchemeConfigError, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::time::Instant;
 
 /// The rule that splits workers into groups.
@@ -36,7 +36,7 @@ pub enum Partition {
 /// assert!(groups.members(5, 1).eq([5, 7]));
 /// assert!(groups.members(5, 2).eq([1, 5]));
 /// assert!(groups.members(5, 3).eq([4, 5]));
-/// # Ok::<(), slackline::scheme::ConfigError>(())
+/// # Ok::<(), slackline::scheme::SchemeConfigError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
@@ -49,9 +49,9 @@ pub struct Groups {
 impl Groups {
     /// Makes the groups of `workers`, with `group` of them in each. An error where the partition cannot be made of so
     /// many.
-    pub fn new(workers: usize, group: u16, partition: Partition) -> Result<Groups, ConfigError> {
+    pub fn new(workers: usize, group: u16, partition: Partition) -> Result<Groups, SchemeConfigError> {
         let refused = |setting, value, remedy| {
-            Err(ConfigError::Workers { scheme: "ds-sync", setting, value, workers, remedy })
+            Err(SchemeConfigError::Workers { scheme: "ds-sync", setting, value, workers, remedy })
         };
         let group = usize::from(group);
         if group < 2 {
@@ -84,8 +84,8 @@ impl Groups {
         let (first, step) = match (self.partition, round) {
             (Partition::Authors, 1) => (rank.min(3 - rank.min(3)), 3 - 2 * rank.min(3 - rank.min(3))),
             _ => {
-                let place = self.group.pow(round);
-                (rank - rank / place % self.group * place, place)
+                let stride = self.group.pow(round);
+                (rank - rank / stride % self.group * stride, stride)
             }
         };
         let workers = self.workers;

@@ -48,7 +48,7 @@ mod turn;
 mod vap;
 
 pub use abs::{Shrink, WaitFor};
-pub use config::{Config, ConfigError, DEFAULT_STALENESS};
+pub use config::{DEFAULT_STALENESS, SchemeConfig, SchemeConfigError};
 pub use damping::{Damping, damped};
 #[doc(inline)]
 pub use dbw::{Choice, Delivery};
@@ -63,7 +63,7 @@ pub use crate::clock::WorkerId;
 use crate::clock::{Clock, Version};
 use crate::time::Instant;
 
-/// Names one gradient within one life of a server.
+/// Names one gradient within one incarnation of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GradientId {
     /// The worker that computed it.
@@ -130,7 +130,7 @@ pub enum ServerEvent {
         /// Largest magnitude of its elements, where its worker measured it.
         magnitude: Option<f32>,
     },
-    /// A worker holds a copy of `version`, or a later one; told only where [`Config::reports_reads`].
+    /// A worker holds a copy of `version`, or a later one; told only where [`SchemeConfig::reports_reads`].
     Seen {
         /// The worker.
         worker: WorkerId,
@@ -223,7 +223,7 @@ pub enum WorkerEvent {
     },
     /// The gradient of the worker's clock was announced (to all shards): the clock moves on by one.
     Published {
-        /// Largest magnitude of its elements, where it was measured ([`Config::measures_magnitude`]).
+        /// Largest magnitude of its elements, where it was measured ([`SchemeConfig::measures_magnitude`]).
         magnitude: Option<f32>,
     },
     /// The server asked to abandon the running computation. The clock stays.

@@ -5,12 +5,12 @@ use core::fmt;
 use core::ops::Deref;
 use std::sync::Arc;
 
-use super::{Config, ConfigError, ServerScheme, WorkerScheme};
+use super::{SchemeConfig, SchemeConfigError, ServerScheme, WorkerScheme};
 use crate::clock::{Clock, Version};
 
 /// A scheme with its settings: makes both halves, and says what they need of the nodes that run them.
 ///
-/// [`Config`] holds the built-in ones. One that is written outside of this crate runs under a real
+/// [`SchemeConfig`] holds the built-in ones. One that is written outside of this crate runs under a real
 /// [`Server`](crate::node::Server) and in a `sim::Cluster` like them. Its name and settings travel to
 /// the workers as text, and a worker makes it again by the [`Registry`] in its options.
 pub trait Scheme: Any + Send + Sync {
@@ -28,7 +28,7 @@ pub trait Scheme: Any + Send + Sync {
     }
 
     /// The server's half.
-    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, ConfigError>;
+    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, SchemeConfigError>;
 
     /// The worker's half.
     fn worker(&self) -> Box<dyn WorkerScheme>;
@@ -49,26 +49,26 @@ pub struct Start {
 /// has two slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// See [`Config::staleness`]: the simulator holds the scheme to it.
+    /// See [`SchemeConfig::staleness`]: the simulator holds the scheme to it.
     pub staleness: Option<u64>,
-    /// See [`Config::slots`]; at least 1.
+    /// See [`SchemeConfig::slots`]; at least 1.
     pub slots: u16,
-    /// See [`Config::pushes`].
+    /// See [`SchemeConfig::pushes`].
     pub pushes: bool,
-    /// See [`Config::interrupts`].
+    /// See [`SchemeConfig::interrupts`].
     pub interrupts: bool,
     /// Workers wait until their own gradients are consumed: they are to look for
     /// [`WorkerEvent::Consumed`](super::WorkerEvent::Consumed).
     pub waits_for_own: bool,
-    /// See [`Config::reports_reads`].
+    /// See [`SchemeConfig::reports_reads`].
     pub reports_reads: bool,
-    /// See [`Config::measures_magnitude`].
+    /// See [`SchemeConfig::measures_magnitude`].
     pub measures_magnitude: bool,
-    /// See [`Config::measures_moments`].
+    /// See [`SchemeConfig::measures_moments`].
     pub measures_moments: bool,
-    /// See [`Config::folds_all_in_order`]: the simulator holds the scheme to it.
+    /// See [`SchemeConfig::folds_all_in_order`]: the simulator holds the scheme to it.
     pub folds_all_in_order: bool,
-    /// See [`Config::counts_versions`].
+    /// See [`SchemeConfig::counts_versions`].
     pub counts_versions: bool,
 }
 
@@ -89,14 +89,14 @@ impl Default for Needs {
     }
 }
 
-impl Scheme for Config {
+impl Scheme for SchemeConfig {
     fn name(&self) -> &str {
-        Config::name(self)
+        SchemeConfig::name(self)
     }
 
     fn settings(&self) -> String {
         let text = self.to_string();
-        let inside = text.strip_prefix(Config::name(self)).unwrap_or_default();
+        let inside = text.strip_prefix(SchemeConfig::name(self)).unwrap_or_default();
         inside.trim_start_matches('(').trim_end_matches(')').to_owned()
     }
 
@@ -106,7 +106,7 @@ impl Scheme for Config {
             slots: self.slots(),
             pushes: self.pushes(),
             interrupts: self.interrupts(),
-            waits_for_own: matches!(self, Config::Abs { .. } | Config::Vap { .. }),
+            waits_for_own: matches!(self, SchemeConfig::Abs { .. } | SchemeConfig::Vap { .. }),
             reports_reads: self.reports_reads(),
             measures_magnitude: self.measures_magnitude(),
             measures_moments: self.measures_moments(),
@@ -115,12 +115,12 @@ impl Scheme for Config {
         }
     }
 
-    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, ConfigError> {
+    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
         self.server_at(start.workers, start.clock, start.newest)
     }
 
     fn worker(&self) -> Box<dyn WorkerScheme> {
-        Config::worker(self)
+        SchemeConfig::worker(self)
     }
 }
 
@@ -136,19 +136,19 @@ impl AnyScheme {
 
     /// The built-in scheme, if it is one.
     #[doc(hidden)]
-    pub fn built_in(&self) -> Option<Config> {
+    pub fn built_in(&self) -> Option<SchemeConfig> {
         (&*self.0 as &dyn Any).downcast_ref().copied()
     }
 
     /// Says what is wrong with it, if it cannot be run.
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let custom = |reason| ConfigError::Custom { scheme: self.name().to_owned(), reason };
+    pub(crate) fn check(&self) -> Result<(), SchemeConfigError> {
+        let custom = |reason| SchemeConfigError::Custom { scheme: self.name().to_owned(), reason };
         let text = self.to_string();
         if !is_text(&text) {
             let most = Self::TEXT_MAX;
             return Err(custom(format!("name and settings must be 1 to {most} bytes without control codes")));
         }
-        if self.built_in().is_none() && Config::NAMES.contains(&self.name()) {
+        if self.built_in().is_none() && SchemeConfig::NAMES.contains(&self.name()) {
             return Err(custom("this is the name of a built-in scheme: use another".into()));
         }
         if self.needs().slots == 0 {
@@ -206,7 +206,7 @@ impl PartialEq for Registry {
 }
 
 /// Makes a scheme of its settings.
-pub type Make = fn(settings: &str) -> Result<AnyScheme, ConfigError>;
+pub type Make = fn(settings: &str) -> Result<AnyScheme, SchemeConfigError>;
 
 /// The schemes that a process can make of their names: the built-in ones, and those that were added.
 #[derive(Clone, Debug, Default)]
@@ -227,10 +227,10 @@ impl Registry {
     }
 
     /// Makes the scheme of this text, which may have come from a server. An unknown name is
-    /// [`ConfigError::Unregistered`].
+    /// [`SchemeConfigError::Unregistered`].
     #[doc(hidden)]
-    pub fn make(&self, text: &str) -> Result<AnyScheme, ConfigError> {
-        let malformed = || ConfigError::Malformed { text: text.to_owned() };
+    pub fn make(&self, text: &str) -> Result<AnyScheme, SchemeConfigError> {
+        let malformed = || SchemeConfigError::Malformed { text: text.to_owned() };
         let (name, settings) = match text.split_once('(') {
             None => (text, ""),
             Some((name, rest)) => (name, rest.strip_suffix(')').ok_or_else(malformed)?),
@@ -238,12 +238,12 @@ impl Registry {
         if let Some((_, make)) = self.added.iter().find(|(added, _)| *added == name) {
             return make(settings);
         }
-        if !Config::NAMES.contains(&name) {
-            return Err(ConfigError::Unregistered { name: name.to_owned() });
+        if !SchemeConfig::NAMES.contains(&name) {
+            return Err(SchemeConfigError::Unregistered { name: name.to_owned() });
         }
-        let config: Config = text.parse()?;
+        let config: SchemeConfig = text.parse()?;
         if !config.has_server() {
-            return Err(ConfigError::NoServer { scheme: config.name() });
+            return Err(SchemeConfigError::NoServer { scheme: config.name() });
         }
         // How many workers there are is the server's business.
         config.check(usize::from(u16::MAX))?;

@@ -7,8 +7,8 @@
 
 use std::collections::VecDeque;
 
-use super::gate::Members;
-use super::turn::Step;
+use super::gate::GateMembers;
+use super::turn::TurnStep;
 use super::vap::Unseen;
 use super::{
     Bound, GradientId, ServerAction, ServerEvent, ServerScheme, Share, WorkerAction, WorkerEvent,
@@ -28,7 +28,7 @@ use crate::time::Instant;
 /// not in, joining twice, leaving twice, an `Applied` that it did not ask for.
 #[derive(Debug)]
 pub(super) struct SspServer {
-    members: Members,
+    members: GateMembers,
     /// The clocks of the members, counted by what has been applied; filled when the gate opens.
     folded: ClockTable,
     queue: VecDeque<(GradientId, Option<f32>)>,
@@ -57,7 +57,7 @@ impl SspServer {
 
     pub(super) fn new(workers: usize, pushes: bool, clock: Clock) -> SspServer {
         SspServer {
-            members: Members::new(workers),
+            members: GateMembers::new(workers),
             folded: ClockTable::at(clock),
             queue: VecDeque::new(),
             unseen: None,
@@ -171,24 +171,24 @@ impl ServerScheme for SspServer {
 /// A clock begins with the copy and ends with the gradient announced; an interruption begins it again. `Joined` begins
 /// everything again. Answers to questions that were not asked are ignored, save that a copy counts whenever it comes.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(super) struct SspReader {
     /// `None`: unbounded.
     staleness: Option<u64>,
     reuses: bool,
     clock: Clock,
     copy: Option<(Version, Clock)>,
-    step: Step,
+    step: TurnStep,
 }
 
-impl Reader {
+impl SspReader {
     /// Takes the newest copy at every clock: BSP at staleness 0, ASP with none, ESSP over pushed copies.
-    pub(super) fn fresh(staleness: Option<u64>) -> Reader {
-        Reader { staleness, reuses: false, clock: Clock(0), copy: None, step: Step::Out }
+    pub(super) fn fresh(staleness: Option<u64>) -> SspReader {
+        SspReader { staleness, reuses: false, clock: Clock(0), copy: None, step: TurnStep::Out }
     }
 
     /// Uses its copy as long as that satisfies the bound: SSP.
-    pub(super) fn reusing(staleness: u64) -> Reader {
-        Reader { reuses: true, ..Reader::fresh(Some(staleness)) }
+    pub(super) fn reusing(staleness: u64) -> SspReader {
+        SspReader { reuses: true, ..SspReader::fresh(Some(staleness)) }
     }
 
     fn bound(&self) -> Bound {
@@ -200,30 +200,32 @@ impl Reader {
     }
 
     fn begin(&mut self) {
-        self.step = if self.reuses && self.holds_enough() { Step::ComputeIsDue } else { Step::RefreshIsDue };
+        self.step =
+            if self.reuses && self.holds_enough() { TurnStep::ComputeIsDue } else { TurnStep::RefreshIsDue };
     }
 }
 
-impl WorkerScheme for Reader {
+impl WorkerScheme for SspReader {
     fn handle_event(&mut self, _now: Instant, event: WorkerEvent) {
         match event {
             WorkerEvent::Joined { clock } => {
                 self.clock = clock;
-                self.copy = None; // Another life of the server may have made it.
+                self.copy = None; // Another incarnation of the server may have made it.
                 self.begin();
             }
             WorkerEvent::Holds { version, smallest_clock } => {
                 self.copy = Some((version, smallest_clock));
-                if self.step == Step::Refreshing {
-                    self.step = if self.holds_enough() { Step::ComputeIsDue } else { Step::RefreshIsDue };
+                if self.step == TurnStep::Refreshing {
+                    self.step =
+                        if self.holds_enough() { TurnStep::ComputeIsDue } else { TurnStep::RefreshIsDue };
                 }
             }
-            WorkerEvent::Published { .. } if self.step == Step::Computing => {
+            WorkerEvent::Published { .. } if self.step == TurnStep::Computing => {
                 self.clock = self.clock.next();
                 self.begin();
             }
             WorkerEvent::Interrupted if self.step.is_on_a_copy() => {
-                self.step = Step::RefreshIsDue;
+                self.step = TurnStep::RefreshIsDue;
             }
             _ => {}
         }

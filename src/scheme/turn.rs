@@ -6,7 +6,7 @@ use crate::time::Instant;
 
 /// The step of a worker within its clock. Answers to questions that were not asked change nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Step {
+pub(super) enum TurnStep {
     Out,
     RefreshIsDue,
     Refreshing,
@@ -16,25 +16,25 @@ pub(super) enum Step {
     Waiting,
 }
 
-impl Step {
+impl TurnStep {
     /// Asks for what is due.
     pub(super) fn poll(&mut self, bound: Bound) -> Option<WorkerAction> {
         match self {
-            Step::RefreshIsDue => {
-                *self = Step::Refreshing;
+            TurnStep::RefreshIsDue => {
+                *self = TurnStep::Refreshing;
                 Some(WorkerAction::Refresh { bound })
             }
-            Step::ComputeIsDue => {
-                *self = Step::Computing;
+            TurnStep::ComputeIsDue => {
+                *self = TurnStep::Computing;
                 Some(WorkerAction::Compute)
             }
-            Step::Out | Step::Refreshing | Step::Computing | Step::Waiting => None,
+            TurnStep::Out | TurnStep::Refreshing | TurnStep::Computing | TurnStep::Waiting => None,
         }
     }
 
     /// True from the moment a copy is good to be computed on until the gradient is announced.
     pub(super) fn is_on_a_copy(self) -> bool {
-        matches!(self, Step::ComputeIsDue | Step::Computing)
+        matches!(self, TurnStep::ComputeIsDue | TurnStep::Computing)
     }
 }
 
@@ -50,12 +50,12 @@ pub(super) struct OncePerVersion {
     /// The version it computed on last.
     used: Option<Version>,
     held: Option<Version>,
-    step: Step,
+    step: TurnStep,
 }
 
 impl OncePerVersion {
     pub(super) fn new() -> OncePerVersion {
-        OncePerVersion { used: None, held: None, step: Step::Out }
+        OncePerVersion { used: None, held: None, step: TurnStep::Out }
     }
 
     fn wanted(&self) -> Bound {
@@ -67,27 +67,29 @@ impl WorkerScheme for OncePerVersion {
     fn handle_event(&mut self, _now: Instant, event: WorkerEvent) {
         match event {
             WorkerEvent::Joined { .. } => {
-                // Another life of the server may have made what it held.
-                *self = OncePerVersion { step: Step::RefreshIsDue, ..OncePerVersion::new() };
+                // Another incarnation of the server may have made what it held.
+                *self = OncePerVersion { step: TurnStep::RefreshIsDue, ..OncePerVersion::new() };
             }
             WorkerEvent::Holds { version, .. } => {
                 self.held = Some(version);
-                if self.step == Step::Refreshing {
+                if self.step == TurnStep::Refreshing {
                     let enough = version >= self.wanted().version;
-                    self.step = if enough { Step::ComputeIsDue } else { Step::RefreshIsDue };
+                    self.step = if enough { TurnStep::ComputeIsDue } else { TurnStep::RefreshIsDue };
                 }
             }
-            WorkerEvent::Published { .. } if self.step == Step::Computing => self.step = Step::RefreshIsDue,
+            WorkerEvent::Published { .. } if self.step == TurnStep::Computing => {
+                self.step = TurnStep::RefreshIsDue
+            }
             WorkerEvent::Interrupted if self.step.is_on_a_copy() => {
                 self.used = self.held;
-                self.step = Step::RefreshIsDue;
+                self.step = TurnStep::RefreshIsDue;
             }
             _ => {}
         }
     }
 
     fn poll_action(&mut self) -> Option<WorkerAction> {
-        if self.step == Step::ComputeIsDue {
+        if self.step == TurnStep::ComputeIsDue {
             self.used = self.held;
         }
         let wanted = self.wanted();
@@ -103,16 +105,22 @@ pub(super) struct OwnConsumed {
     consumed: Clock,
     held: Option<Version>,
     bound: Bound,
-    step: Step,
+    step: TurnStep,
 }
 
 impl OwnConsumed {
     pub(super) fn new() -> OwnConsumed {
-        OwnConsumed { clock: Clock(0), consumed: Clock(0), held: None, bound: Bound::NONE, step: Step::Out }
+        OwnConsumed {
+            clock: Clock(0),
+            consumed: Clock(0),
+            held: None,
+            bound: Bound::NONE,
+            step: TurnStep::Out,
+        }
     }
 
     fn go_on(&mut self) {
-        self.step = if self.consumed >= self.clock { Step::RefreshIsDue } else { Step::Waiting };
+        self.step = if self.consumed >= self.clock { TurnStep::RefreshIsDue } else { TurnStep::Waiting };
     }
 }
 
@@ -125,26 +133,26 @@ impl WorkerScheme for OwnConsumed {
             }
             WorkerEvent::Holds { version, smallest_clock } => {
                 self.held = Some(version);
-                if self.step == Step::Refreshing {
+                if self.step == TurnStep::Refreshing {
                     let enough = self.bound.is_met_by(version, smallest_clock);
-                    self.step = if enough { Step::ComputeIsDue } else { Step::RefreshIsDue };
+                    self.step = if enough { TurnStep::ComputeIsDue } else { TurnStep::RefreshIsDue };
                 }
             }
-            WorkerEvent::Published { .. } if self.step == Step::Computing => {
+            WorkerEvent::Published { .. } if self.step == TurnStep::Computing => {
                 self.clock = self.clock.next();
                 self.bound = Bound::NONE;
                 self.go_on();
             }
             WorkerEvent::Consumed { clock } => {
                 self.consumed = self.consumed.max(clock);
-                if self.step == Step::Waiting {
+                if self.step == TurnStep::Waiting {
                     self.go_on();
                 }
             }
             WorkerEvent::Interrupted if self.step.is_on_a_copy() => {
                 // The server that interrupts has a later version.
                 self.bound = self.held.map_or(Bound::NONE, |held| Bound::version(after(held)));
-                self.step = Step::RefreshIsDue;
+                self.step = TurnStep::RefreshIsDue;
             }
             _ => {}
         }

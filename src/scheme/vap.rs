@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::turn::{Step, after};
+use super::turn::{TurnStep, after};
 use super::{Bound, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::clock::{Clock, ClockTable, Version, WorkerId};
 use crate::time::Instant;
@@ -148,7 +148,7 @@ pub(super) struct VapWorker {
     transit: Transit<Clock>,
     last: f64,
     held: Option<Version>,
-    step: Step,
+    step: TurnStep,
     /// It waits for its own gradients.
     is_blocked: bool,
 }
@@ -164,7 +164,7 @@ impl VapWorker {
             transit: Transit::new(),
             last: 0.0,
             held: None,
-            step: Step::Out,
+            step: TurnStep::Out,
             is_blocked: false,
         }
     }
@@ -175,7 +175,7 @@ impl VapWorker {
         let admitted =
             self.transit.entries.len() < self.room && self.transit.admits(self.last * self.weight, bound);
         self.is_blocked = !admitted;
-        self.step = if admitted || self.refreshes { Step::RefreshIsDue } else { Step::Waiting };
+        self.step = if admitted || self.refreshes { TurnStep::RefreshIsDue } else { TurnStep::Waiting };
     }
 }
 
@@ -189,11 +189,11 @@ impl WorkerScheme for VapWorker {
             }
             WorkerEvent::Holds { version, .. } => {
                 self.held = Some(version);
-                if self.step == Step::Refreshing {
-                    self.step = if self.is_blocked { Step::RefreshIsDue } else { Step::ComputeIsDue };
+                if self.step == TurnStep::Refreshing {
+                    self.step = if self.is_blocked { TurnStep::RefreshIsDue } else { TurnStep::ComputeIsDue };
                 }
             }
-            WorkerEvent::Published { magnitude } if self.step == Step::Computing => {
+            WorkerEvent::Published { magnitude } if self.step == TurnStep::Computing => {
                 self.last = magnitude_of(magnitude, 1.0);
                 self.transit.push(self.clock, self.last * self.weight);
                 self.clock = self.clock.next();
@@ -206,7 +206,7 @@ impl WorkerScheme for VapWorker {
                     self.begin();
                 }
             }
-            WorkerEvent::Interrupted if self.step.is_on_a_copy() => self.step = Step::RefreshIsDue,
+            WorkerEvent::Interrupted if self.step.is_on_a_copy() => self.step = TurnStep::RefreshIsDue,
             WorkerEvent::Membership { workers } => self.weight = 1.0 / workers.max(1) as f64,
             _ => {}
         }

@@ -7,24 +7,24 @@ use std::rc::Rc;
 use super::model::Snapshot;
 use crate::scheme::Bound;
 
-/// Something that will happen. Worker numbers are small, and lives tell a worker from the same worker before its
+/// Something that will happen. Worker numbers are small, and incarnations tell a worker from the same worker before its
 /// crash.
 #[derive(Clone, Debug)]
-pub(super) enum Event {
+pub(super) enum AgendaEvent {
     /// A worker comes back.
     Join { worker: u32 },
-    /// A worker crashes, if it still lives this life; `None`: whatever life it lives.
-    Crash { worker: u32, life: Option<u32>, back: Option<u64> },
+    /// A worker crashes, if it is still in this incarnation; `None`: in whichever it is.
+    Crash { worker: u32, incarnation: Option<u32>, back: Option<u64> },
     /// The server notices that a worker is gone.
-    Noticed { worker: u32, life: u32 },
+    Noticed { worker: u32, incarnation: u32 },
     /// A computation is done.
     Computed { worker: u32, attempt: u64 },
     /// A message is at the server's link.
-    Reached { worker: u32, life: u32, last: u64, message: Up },
+    Reached { worker: u32, incarnation: u32, last: u64, message: Up },
     /// A message has arrived at the server.
-    Up { worker: u32, life: u32, message: Up },
+    Up { worker: u32, incarnation: u32, message: Up },
     /// A message has arrived at a worker.
-    Down { worker: u32, life: u32, message: Down },
+    Down { worker: u32, incarnation: u32, message: Down },
     /// A group has its mean.
     Averaged { round: u64, first: u32 },
     /// Some workers change their pace.
@@ -32,7 +32,7 @@ pub(super) enum Event {
     /// The server's scheme asked to be woken.
     WakeServer,
     /// A worker's scheme asked to be woken.
-    WakeWorker { worker: u32, life: u32 },
+    WakeWorker { worker: u32, incarnation: u32 },
 }
 
 /// A message from a worker.
@@ -71,7 +71,7 @@ pub(super) struct Held {
 struct Scheduled {
     at: u64,
     order: u64,
-    event: Event,
+    event: AgendaEvent,
 }
 
 impl PartialEq for Scheduled {
@@ -108,13 +108,13 @@ impl Agenda {
         self.now
     }
 
-    pub(super) fn put(&mut self, at: u64, event: Event) {
+    pub(super) fn put(&mut self, at: u64, event: AgendaEvent) {
         self.order += 1;
         self.heap.push(Scheduled { at: at.max(self.now), order: self.order, event });
     }
 
     /// Takes the next event, unless it comes after `end`, and moves time on to it.
-    pub(super) fn next(&mut self, end: u64) -> Option<Event> {
+    pub(super) fn next(&mut self, end: u64) -> Option<AgendaEvent> {
         if self.heap.peek()?.at > end {
             return None;
         }

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::engine::Engine;
-use super::{Distribution, Error, Faults, Network, Problem, Report};
+use super::engine::SimEngine;
+use super::{ClusterReport, Distribution, Faults, Network, Problem, SimError};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
-use crate::scheme::{AnyScheme, Config, Damping, Groups, ServerScheme, Start, WorkerScheme, damped};
+use crate::scheme::{AnyScheme, Damping, Groups, SchemeConfig, ServerScheme, Start, WorkerScheme, damped};
 
 /// A job to simulate: [`new`](Self::new), change what should differ, [`run`](Self::run).
 pub struct Cluster {
@@ -102,18 +102,18 @@ impl Cluster {
     }
 
     /// Simulates it.
-    pub fn run(self) -> Result<Report, Error> {
+    pub fn run(self) -> Result<ClusterReport, SimError> {
         self.check()?;
         self.scheme.check()?;
         let scheme = self.scheme.clone();
-        if let Some(Config::DsSync { group, partition }) = scheme.built_in() {
+        if let Some(SchemeConfig::DsSync { group, partition }) = scheme.built_in() {
             let groups = Groups::new(self.workers, group, partition)?;
             let members = |worker, round| groups.members(worker, round).collect();
-            return Engine::new(self, None, Some(&members), &mut |_| scheme.worker()).run();
+            return SimEngine::new(self, None, Some(&members), &mut |_| scheme.worker()).run();
         }
         let start = Start { workers: self.workers, clock: Clock(0), newest: Version(0) };
         let server = damped(scheme.server(start)?, self.damping, start.newest);
-        Engine::new(self, Some(server), None, &mut |_| scheme.worker()).run()
+        SimEngine::new(self, Some(server), None, &mut |_| scheme.worker()).run()
     }
 
     /// Simulates it with other halves than those of its scheme, held to the promises of its scheme. Nothing is damped
@@ -122,9 +122,9 @@ impl Cluster {
         self,
         server: Box<dyn ServerScheme>,
         worker: &mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
-    ) -> Result<Report, Error> {
+    ) -> Result<ClusterReport, SimError> {
         self.check()?;
-        Engine::new(self, Some(server), None, worker).run()
+        SimEngine::new(self, Some(server), None, worker).run()
     }
 
     /// Simulates it without a server, in groups of the caller's own: `members` says which workers average with
@@ -133,13 +133,13 @@ impl Cluster {
         self,
         members: &dyn Fn(usize, u64) -> Vec<usize>,
         worker: &mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
-    ) -> Result<Report, Error> {
+    ) -> Result<ClusterReport, SimError> {
         self.check()?;
-        Engine::new(self, None, Some(members), worker).run()
+        SimEngine::new(self, None, Some(members), worker).run()
     }
 
     /// Says what is wrong with it, if anything is.
-    pub fn check(&self) -> Result<(), Error> {
+    pub fn check(&self) -> Result<(), SimError> {
         let Faults { lifetime, downtime, .. } = &self.faults;
         let distributions =
             [Some(&self.compute), Some(&self.network.latency), lifetime.as_ref(), downtime.as_ref()];
@@ -151,7 +151,7 @@ impl Cluster {
         let faults = &self.faults;
         let holds = |sound: bool, setting, value: &dyn ToString, remedy| match sound {
             true => Ok(()),
-            false => Err(Error::Setting { setting, value: value.to_string(), remedy }),
+            false => Err(SimError::Setting { setting, value: value.to_string(), remedy }),
         };
         let workers = 1..=usize::from(u16::MAX);
         holds(workers.contains(&self.workers), "workers", &self.workers, "use 1 to 65535")?;
@@ -234,9 +234,9 @@ impl Cluster {
         self.check_end()
     }
 
-    fn check_end(&self) -> Result<(), Error> {
+    fn check_end(&self) -> Result<(), SimError> {
         let fault = |value: &dyn ToString, remedy| {
-            Err(Error::Setting { setting: "until", value: value.to_string(), remedy })
+            Err(SimError::Setting { setting: "until", value: value.to_string(), remedy })
         };
         match self.until {
             Until::Clocks(0) | Until::Versions(0) => {
@@ -258,7 +258,7 @@ impl Cluster {
         }
     }
 
-    fn holds_workers(&self, setting: &'static str, workers: &Range<usize>) -> Result<(), Error> {
+    fn holds_workers(&self, setting: &'static str, workers: &Range<usize>) -> Result<(), SimError> {
         if workers.start <= workers.end && workers.end <= self.workers {
             return Ok(());
         }
@@ -267,6 +267,6 @@ impl Cluster {
             1 => workers.start.to_string(),
             _ => format!("{}-{}", workers.start, workers.end - 1),
         };
-        Err(Error::Setting { setting, value, remedy: FEWER })
+        Err(SimError::Setting { setting, value, remedy: FEWER })
     }
 }

@@ -1,26 +1,26 @@
 //! The run itself: its events, in order, until the end.
 
-use super::agenda::{Agenda, Down, Event, Up};
+use super::agenda::{Agenda, AgendaEvent, Down, Up};
 use super::distribution::Sampler;
-use super::group::{Members, Nobody, Peers};
+use super::group::{GroupMembers, Nobody, Peers};
 use super::judge::Judge;
 use super::model::Model;
-use super::network::{Delivery, Passage, Wires};
-use super::report::{OfWorker, Report};
-use super::server::Server;
-use super::worker::Worker;
-use super::{COMPUTE, Cluster, DOWNTIME, Error, LIFETIME, Problem, Until, nanos, seconds};
+use super::network::{MessageDelivery, Passage, Wires};
+use super::report::{ClusterReport, OfWorker};
+use super::server::SimServer;
+use super::worker::SimWorker;
+use super::{COMPUTE, Cluster, DOWNTIME, LIFETIME, Problem, SimError, Until, nanos, seconds};
 use crate::clock::{Clock, ClockTable, WorkerId};
 use crate::scheme::{ServerScheme, WorkerEvent, WorkerScheme};
 
-pub(super) struct Engine<'a> {
+pub(super) struct SimEngine<'a> {
     pub(super) cluster: Cluster,
     pub(super) problem: Option<Box<dyn Problem>>,
     pub(super) agenda: Agenda,
-    pub(super) server: Server,
-    /// The workers' own state, in the place of a server's model, where there is no server.
+    pub(super) server: SimServer,
+    /// The workers' own state, instead of a server's model, where there is no server.
     pub(super) peers: Option<Peers<'a>>,
-    pub(super) workers: Vec<Worker>,
+    pub(super) workers: Vec<SimWorker>,
     make: &'a mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
     pub(super) wires: Wires,
     pub(super) judge: Judge,
@@ -35,7 +35,7 @@ pub(super) struct Engine<'a> {
 
 /// The record of a run.
 pub(super) struct Record {
-    pub(super) report: Report,
+    pub(super) report: ClusterReport,
     /// The clock that each worker that is in has reached.
     pub(super) published: ClockTable,
     /// The time at which the next point of the loss curve is due.
@@ -52,13 +52,13 @@ impl Record {
     }
 }
 
-impl<'a> Engine<'a> {
+impl<'a> SimEngine<'a> {
     pub(super) fn new(
         mut cluster: Cluster,
         server: Option<Box<dyn ServerScheme>>,
-        groups: Option<Members<'a>>,
+        groups: Option<GroupMembers<'a>>,
         make: &'a mut dyn FnMut(WorkerId) -> Box<dyn WorkerScheme>,
-    ) -> Engine<'a> {
+    ) -> SimEngine<'a> {
         let problem = cluster.problem.take();
         let (workers, seed, scheme) = (cluster.workers, cluster.seed, cluster.scheme.clone());
         let needs = scheme.needs();
@@ -85,18 +85,18 @@ impl<'a> Engine<'a> {
                     sampler(downtime, DOWNTIME),
                 ];
                 let factor = cluster.factors.get(index).copied().unwrap_or(1.0);
-                Worker::new(make(WorkerId(index as u16)), samplers, factor)
+                SimWorker::new(make(WorkerId(index as u16)), samplers, factor)
             })
             .collect();
         let judge = Judge::new(&cluster);
-        let report = Report { scheme: scheme.to_string(), workers, seed, ..Report::default() };
-        Engine {
+        let report = ClusterReport { scheme: scheme.to_string(), workers, seed, ..ClusterReport::default() };
+        SimEngine {
             wires: Wires::new(&cluster.network, &cluster.faults, workers, seed),
             bytes: cluster.network.message_bytes.unwrap_or(4 * parameters),
             cluster,
             problem,
             agenda: Agenda::default(),
-            server: Server::new(server.unwrap_or(Box::new(Nobody)), model, workers),
+            server: SimServer::new(server.unwrap_or(Box::new(Nobody)), model, workers),
             peers,
             workers: members,
             make,
@@ -109,7 +109,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    pub(super) fn run(mut self) -> Result<Report, Error> {
+    pub(super) fn run(mut self) -> Result<ClusterReport, SimError> {
         let end = match self.cluster.until {
             Until::Seconds(limit) | Until::Loss { within: limit, .. } => nanos(limit),
             Until::Clocks(_) | Until::Versions(_) => u64::MAX,
@@ -134,13 +134,13 @@ impl<'a> Engine<'a> {
     }
 
     /// Lets all workers join before any of them does anything.
-    fn begin(&mut self) -> Result<(), Error> {
+    fn begin(&mut self) -> Result<(), SimError> {
         for index in 0..self.cluster.changes.len() {
-            self.agenda.put(nanos(self.cluster.changes[index].at), Event::Change { index });
+            self.agenda.put(nanos(self.cluster.changes[index].at), AgendaEvent::Change { index });
         }
         for crash in &self.cluster.faults.crashes {
             let (worker, back) = (crash.worker as u32, crash.back.map(nanos));
-            self.agenda.put(nanos(crash.at), Event::Crash { worker, life: None, back });
+            self.agenda.put(nanos(crash.at), AgendaEvent::Crash { worker, incarnation: None, back });
         }
         for worker in 0..self.workers.len() {
             self.enter(worker);
@@ -156,71 +156,71 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    fn step(&mut self, event: Event) -> Result<(), Error> {
+    fn step(&mut self, event: AgendaEvent) -> Result<(), SimError> {
         let now = self.agenda.now();
         match event {
-            Event::Join { worker } => self.join(worker as usize),
-            Event::Crash { worker, life, back } => {
-                self.crash(worker as usize, life, back);
+            AgendaEvent::Join { worker } => self.join(worker as usize),
+            AgendaEvent::Crash { worker, incarnation, back } => {
+                self.crash(worker as usize, incarnation, back);
                 Ok(())
             }
-            Event::Noticed { worker, life } => self.notice(worker as usize, life),
-            Event::Computed { worker, attempt } => {
+            AgendaEvent::Noticed { worker, incarnation } => self.notice(worker as usize, incarnation),
+            AgendaEvent::Computed { worker, attempt } => {
                 self.record.note(1, now, u64::from(worker));
                 self.computed(worker as usize, attempt)
             }
-            Event::Reached { worker, life, last, message } => {
-                // A message of a dead life came over a connection that is no more.
-                if self.server.accounts[worker as usize].life != life {
+            AgendaEvent::Reached { worker, incarnation, last, message } => {
+                // A message of a dead incarnation came over a connection that is no more.
+                if self.server.accounts[worker as usize].incarnation != incarnation {
                     return Ok(());
                 }
                 let bytes = self.bytes_of(&message);
                 let delivery = self.wires.take_in(now, last, worker as usize, bytes);
-                self.deliver_up(worker, life, delivery, message);
+                self.deliver_up(worker, incarnation, delivery, message);
                 Ok(())
             }
-            Event::Up { worker, life, message } => {
+            AgendaEvent::Up { worker, incarnation, message } => {
                 self.record.note(2, now, u64::from(worker));
-                self.receive_up(worker as usize, life, message)
+                self.receive_up(worker as usize, incarnation, message)
             }
-            Event::Down { worker, life, message } => {
+            AgendaEvent::Down { worker, incarnation, message } => {
                 self.record.note(3, now, u64::from(worker));
-                self.receive_down(worker as usize, life, message)
+                self.receive_down(worker as usize, incarnation, message)
             }
-            Event::Averaged { round, first } => self.averaged(round, first as usize),
-            Event::Change { index } => {
+            AgendaEvent::Averaged { round, first } => self.averaged(round, first as usize),
+            AgendaEvent::Change { index } => {
                 let change = self.cluster.changes[index].clone();
                 self.workers[change.workers].iter_mut().for_each(|worker| worker.factor *= change.factor);
                 Ok(())
             }
-            Event::WakeServer => self.wake_server(),
-            Event::WakeWorker { worker, life } => self.wake_worker(worker as usize, life),
+            AgendaEvent::WakeServer => self.wake_server(),
+            AgendaEvent::WakeWorker { worker, incarnation } => self.wake_worker(worker as usize, incarnation),
         }
     }
 
     /// Takes a worker in; only the server is told yet.
     fn enter(&mut self, id: usize) {
         let now = self.agenda.now();
-        let clock = self.admit(id, self.workers[id].life);
+        let clock = self.admit(id, self.workers[id].incarnation);
         let worker = &mut self.workers[id];
         worker.begin(now, clock);
         self.record.published.join_at(WorkerId(id as u16), Clock(clock));
         if let Some(distribution) = &self.cluster.faults.lifetime {
-            // As with computing, a life that took no time might be repeated for ever at one instant.
+            // As with computing, an incarnation that took no time might be repeated for ever at one instant.
             let at = now.saturating_add(nanos(worker.lifetime.draw(distribution)).max(1));
-            let life = Some(worker.life);
+            let incarnation = Some(worker.incarnation);
             let back = self.cluster.faults.downtime.as_ref();
             let back = back.map(|distribution| at.saturating_add(nanos(worker.downtime.draw(distribution))));
-            self.agenda.put(at, Event::Crash { worker: id as u32, life, back });
+            self.agenda.put(at, AgendaEvent::Crash { worker: id as u32, incarnation, back });
         }
     }
 
-    fn join(&mut self, id: usize) -> Result<(), Error> {
+    fn join(&mut self, id: usize) -> Result<(), SimError> {
         if self.workers[id].is_in {
             return Ok(());
         }
         // A worker that comes again has surely gone.
-        self.notice(id, self.server.accounts[id].life)?;
+        self.notice(id, self.server.accounts[id].incarnation)?;
         self.workers[id].scheme = (self.make)(WorkerId(id as u16));
         self.enter(id);
         self.gather_all()?;
@@ -231,59 +231,60 @@ impl<'a> Engine<'a> {
         self.tell_worker(id, WorkerEvent::Joined { clock })
     }
 
-    fn crash(&mut self, id: usize, life: Option<u32>, back: Option<u64>) {
+    fn crash(&mut self, id: usize, incarnation: Option<u32>, back: Option<u64>) {
         let now = self.agenda.now();
         let worker = &mut self.workers[id];
-        if !worker.is_in || life.is_some_and(|life| life != worker.life) {
+        if !worker.is_in || incarnation.is_some_and(|incarnation| incarnation != worker.incarnation) {
             return;
         }
-        let (life, id) = (worker.life, id as u32);
+        let (incarnation, id) = (worker.incarnation, id as u32);
         worker.end(now);
         self.record.report.counts.crashes += 1;
         let noticed = now.saturating_add(nanos(self.cluster.faults.detection));
-        self.agenda.put(noticed, Event::Noticed { worker: id, life });
+        self.agenda.put(noticed, AgendaEvent::Noticed { worker: id, incarnation });
         if let Some(back) = back {
-            self.agenda.put(back, Event::Join { worker: id });
+            self.agenda.put(back, AgendaEvent::Join { worker: id });
         }
     }
 
     pub(super) fn send_up(&mut self, worker: usize, bytes: u64, message: Up) {
-        let life = self.workers[worker].life;
+        let incarnation = self.workers[worker].incarnation;
         match self.wires.send_up(self.agenda.now(), worker, bytes) {
-            Passage::Arrives(delivery) => self.deliver_up(worker as u32, life, delivery, message),
+            Passage::Arrives(delivery) => self.deliver_up(worker as u32, incarnation, delivery, message),
             Passage::Reaches { first, last } => {
-                self.agenda.put(first, Event::Reached { worker: worker as u32, life, last, message });
+                self.agenda
+                    .put(first, AgendaEvent::Reached { worker: worker as u32, incarnation, last, message });
             }
         }
     }
 
-    fn deliver_up(&mut self, worker: u32, life: u32, delivery: Delivery, message: Up) {
+    fn deliver_up(&mut self, worker: u32, incarnation: u32, delivery: MessageDelivery, message: Up) {
         if let Some(again) = delivery.again {
-            self.agenda.put(again, Event::Up { worker, life, message: message.clone() });
+            self.agenda.put(again, AgendaEvent::Up { worker, incarnation, message: message.clone() });
         }
-        self.agenda.put(delivery.at, Event::Up { worker, life, message });
+        self.agenda.put(delivery.at, AgendaEvent::Up { worker, incarnation, message });
     }
 
     pub(super) fn send_down(&mut self, worker: usize, bytes: u64, message: Down) {
-        let life = self.server.accounts[worker].life;
+        let incarnation = self.server.accounts[worker].incarnation;
         let delivery = self.wires.send_down(self.agenda.now(), worker, bytes);
         let worker = worker as u32;
         if let Some(again) = delivery.again {
-            self.agenda.put(again, Event::Down { worker, life, message: message.clone() });
+            self.agenda.put(again, AgendaEvent::Down { worker, incarnation, message: message.clone() });
         }
-        self.agenda.put(delivery.at, Event::Down { worker, life, message });
+        self.agenda.put(delivery.at, AgendaEvent::Down { worker, incarnation, message });
     }
 
     fn bytes_of(&self, message: &Up) -> u64 {
         if matches!(message, Up::Gradient { .. }) { self.bytes } else { 0 }
     }
 
-    pub(super) fn broken(&self, what: String) -> Error {
+    pub(super) fn broken(&self, what: String) -> SimError {
         let (scheme, seed) = (self.cluster.scheme.to_string(), self.cluster.seed);
-        Error::Broken { scheme, seed, seconds: seconds(self.agenda.now()), what }
+        SimError::Broken { scheme, seed, seconds: seconds(self.agenda.now()), what }
     }
 
-    fn stuck(&self) -> Error {
+    fn stuck(&self) -> SimError {
         let waiting = self.workers.iter().enumerate().find(|(_, worker)| worker.is_in);
         let what = waiting.map_or_else(
             || "no worker is in, and none will come".to_owned(),
@@ -292,10 +293,10 @@ impl<'a> Engine<'a> {
             },
         );
         let (scheme, seed) = (self.cluster.scheme.to_string(), self.cluster.seed);
-        Error::Stuck { scheme, seed, seconds: seconds(self.agenda.now()), what }
+        SimError::Stuck { scheme, seed, seconds: seconds(self.agenda.now()), what }
     }
 
-    fn report(mut self) -> Report {
+    fn report(mut self) -> ClusterReport {
         let now = self.agenda.now();
         let mut report = self.record.report;
         report.end = seconds(now);

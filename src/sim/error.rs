@@ -4,12 +4,12 @@ use std::borrow::Cow;
 
 use super::distribution::DistributionError;
 use crate::kernel::FoldError;
-use crate::scheme::ConfigError;
+use crate::scheme::SchemeConfigError;
 
 /// A simulation that cannot be run, or that went wrong.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum SimError {
     /// A setting out of its range.
     #[error("{setting} cannot be {value}: {remedy}")]
     Setting {
@@ -25,7 +25,7 @@ pub enum Error {
     Distribution(#[from] DistributionError),
     /// A scheme that does not fit the job.
     #[error(transparent)]
-    Scheme(#[from] ConfigError),
+    Scheme(#[from] SchemeConfigError),
     /// The gradients of an update cannot be folded in.
     #[error("update {version} cannot be made: {source}")]
     Fold {
@@ -60,14 +60,14 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl SimError {
     /// The remedy in a few words, which the text of the error ends in, where there is one.
     pub fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
-            Error::Setting { remedy, .. } => Some((*remedy).into()),
-            Error::Distribution(error) => error.remedy().map(Cow::from),
-            Error::Scheme(error) => error.remedy(),
-            Error::Fold { .. } | Error::Broken { .. } | Error::Stuck { .. } => None,
+            SimError::Setting { remedy, .. } => Some((*remedy).into()),
+            SimError::Distribution(error) => error.remedy().map(Cow::from),
+            SimError::Scheme(error) => error.remedy(),
+            SimError::Fold { .. } | SimError::Broken { .. } | SimError::Stuck { .. } => None,
         }
     }
 }

@@ -22,7 +22,7 @@ pub struct Faults {
     /// Probability that a message comes a second time.
     pub replay: f64,
     /// Times in which a worker can be reached, or can reach others, no more.
-    pub partitions: Vec<Partition>,
+    pub partitions: Vec<NetworkPartition>,
 }
 
 /// A worker that crashes.
@@ -38,7 +38,7 @@ pub struct Crash {
 
 /// Messages of some workers, in one direction, that come no further while this lasts. They come at its end.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Partition {
+pub struct NetworkPartition {
     /// The workers.
     pub workers: Range<usize>,
     /// The direction.

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use super::agenda::Event;
-use super::engine::Engine;
+use super::agenda::AgendaEvent;
+use super::engine::SimEngine;
 use super::model::{Model, Payload, mean, payload};
-use super::{Error, Until};
+use super::{SimError, Until};
 use crate::clock::{Clock, ClockTable, WorkerId};
 use crate::scheme::{ServerAction, ServerEvent, ServerScheme, Share, WorkerEvent};
 use crate::time::Instant;
 
 /// Function that lists the workers that average with a worker in a round.
-pub(super) type Members<'a> = &'a dyn Fn(usize, u64) -> Vec<usize>;
+pub(super) type GroupMembers<'a> = &'a dyn Fn(usize, u64) -> Vec<usize>;
 
 /// The server that such jobs do without.
 pub(super) struct Nobody;
@@ -28,9 +28,9 @@ impl ServerScheme for Nobody {
     }
 }
 
-/// State of the workers of such a job, in the place of a server.
+/// State of the workers of such a job, instead of a server's.
 pub(super) struct Peers<'a> {
-    members: Members<'a>,
+    members: GroupMembers<'a>,
     /// The model of each worker; none on time alone.
     models: Vec<Model>,
     /// The round that each worker averages next.
@@ -44,9 +44,9 @@ pub(super) struct Peers<'a> {
 struct Gathering {
     /// The members, in order.
     members: Vec<usize>,
-    /// The members that are ready, each with the life that it lives.
+    /// The members that are ready, each with its incarnation.
     ready: BTreeMap<usize, u32>,
-    /// None of the members before this place is missing.
+    /// None of the members before this index is missing.
     checked: usize,
     /// The members whose parts are on their way, once they are. A member that comes later is none of them, and keeps
     /// what it has.
@@ -56,7 +56,7 @@ struct Gathering {
 }
 
 impl<'a> Peers<'a> {
-    pub(super) fn new(members: Members<'a>, models: Vec<Model>, workers: usize) -> Peers<'a> {
+    pub(super) fn new(members: GroupMembers<'a>, models: Vec<Model>, workers: usize) -> Peers<'a> {
         let rounds = vec![0; workers];
         Peers { members, models, rounds, gatherings: BTreeMap::new(), averaged: ClockTable::default() }
     }
@@ -104,21 +104,21 @@ impl<'a> Peers<'a> {
     }
 }
 
-impl Engine<'_> {
+impl SimEngine<'_> {
     /// A worker has its gradient: it makes its own step.
-    pub(super) fn step_locally(&mut self, id: usize, gradient: Option<Payload>) -> Result<(), Error> {
+    pub(super) fn step_locally(&mut self, id: usize, gradient: Option<Payload>) -> Result<(), SimError> {
         let version = self.workers[id].published + 1;
         let model = self.peers.as_mut().and_then(|peers| peers.model(id));
         if let (Some(model), Some(gradient)) = (model, gradient) {
             let fold = model.fold(version, &[(gradient, 1.0)], false);
-            fold.map_err(|source| Error::Fold { version, source })?;
+            fold.map_err(|source| SimError::Fold { version, source })?;
         }
         Ok(())
     }
 
     /// A worker is ready to average with its group of a round.
-    pub(super) fn average(&mut self, id: usize, round: u64) -> Result<(), Error> {
-        let life = self.workers[id].life;
+    pub(super) fn average(&mut self, id: usize, round: u64) -> Result<(), SimError> {
+        let incarnation = self.workers[id].incarnation;
         let Some(peers) = &mut self.peers else {
             return Err(self.broken(format!("worker {id} wants to average, and the job has no groups")));
         };
@@ -143,24 +143,26 @@ impl Engine<'_> {
             parts: None,
             mean: None,
         });
-        gathering.ready.insert(id, life);
+        gathering.ready.insert(id, incarnation);
         self.gather(key)
     }
 
     /// Begins to average in each group where no member is missing any more: members that are gone or further on are
     /// not missing. Call it whenever a worker came or went.
-    pub(super) fn gather_all(&mut self) -> Result<(), Error> {
+    pub(super) fn gather_all(&mut self) -> Result<(), SimError> {
         let Some(peers) = &mut self.peers else { return Ok(()) };
         let accounts = &self.server.accounts;
         for gathering in peers.gatherings.values_mut() {
-            gathering.ready.retain(|id, life| accounts[*id].is_in && accounts[*id].life == *life);
+            gathering
+                .ready
+                .retain(|id, incarnation| accounts[*id].is_in && accounts[*id].incarnation == *incarnation);
             gathering.checked = 0;
         }
         let keys: Vec<_> = peers.gatherings.keys().copied().collect();
         keys.into_iter().try_for_each(|key| self.gather(key))
     }
 
-    fn gather(&mut self, key: (u64, usize)) -> Result<(), Error> {
+    fn gather(&mut self, key: (u64, usize)) -> Result<(), SimError> {
         let now = self.agenda.now();
         let Some(peers) = &mut self.peers else { return Ok(()) };
         let Some(gathering) = peers.gatherings.get_mut(&key) else { return Ok(()) };
@@ -178,7 +180,7 @@ impl Engine<'_> {
             peers.gatherings.remove(&key);
             return Ok(());
         }
-        gathering.parts = Some(gathering.ready.iter().map(|(id, life)| (*id, *life)).collect());
+        gathering.parts = Some(gathering.ready.iter().map(|(id, incarnation)| (*id, *incarnation)).collect());
         let members: Vec<usize> = gathering.ready.keys().copied().collect();
         if !peers.models.is_empty() {
             let parts: Vec<Vec<f32>> = members.iter().map(|id| peers.models[*id].values()).collect();
@@ -190,22 +192,24 @@ impl Engine<'_> {
         let counts = &mut self.record.report.counts;
         counts.averages += 1;
         counts.carry(2 * (members.len() as u64 - 1), self.bytes);
-        self.agenda.put(at, Event::Averaged { round: key.0, first: key.1 as u32 });
+        self.agenda.put(at, AgendaEvent::Averaged { round: key.0, first: key.1 as u32 });
         Ok(())
     }
 
     /// The mean of a group has come to its members.
-    pub(super) fn averaged(&mut self, round: u64, first: usize) -> Result<(), Error> {
+    pub(super) fn averaged(&mut self, round: u64, first: usize) -> Result<(), SimError> {
         let Some(peers) = &mut self.peers else { return Ok(()) };
         let Some(Gathering { mut ready, parts, mean, .. }) = peers.gatherings.remove(&(round, first)) else {
             return Ok(());
         };
-        ready.retain(|id, life| self.workers[*id].is_in && self.workers[*id].life == *life);
+        ready.retain(|id, incarnation| {
+            self.workers[*id].is_in && self.workers[*id].incarnation == *incarnation
+        });
         let parts = parts.unwrap_or_default();
-        for (id, life) in &ready {
+        for (id, incarnation) in &ready {
             peers.rounds[*id] = round + 1;
             peers.averaged.advance(WorkerId(*id as u16), Clock(round + 1));
-            let has_part = parts.binary_search(&(*id, *life)).is_ok();
+            let has_part = parts.binary_search(&(*id, *incarnation)).is_ok();
             if let (true, Some(mean), Some(model)) = (has_part, &mean, peers.models.get_mut(*id)) {
                 model.put(std::rc::Rc::clone(mean));
             }

@@ -6,12 +6,12 @@ use serde::ser::Serializer;
 /// The number of times that each whole number occurred. Written out as a list of `[value, count]`, in order, without
 /// zeros.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Histogram {
+pub struct CountHistogram {
     first: i64,
     counts: Vec<u64>,
 }
 
-impl Histogram {
+impl CountHistogram {
     /// Counts one.
     pub(super) fn add(&mut self, value: i64) {
         if self.counts.is_empty() {
@@ -66,7 +66,7 @@ impl Histogram {
     }
 }
 
-impl Serialize for Histogram {
+impl Serialize for CountHistogram {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.iter())
     }
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn it_grows_to_both_sides() {
-        let mut histogram = Histogram::default();
+        let mut histogram = CountHistogram::default();
         [-1, -4, 2, -1].into_iter().for_each(|value| histogram.add(value));
         assert_eq!(histogram.iter().collect::<Vec<_>>(), [(-4, 1), (-1, 2), (2, 1)]);
         assert_eq!((histogram.min(), histogram.max(), histogram.mean()), (Some(-4), Some(2), Some(-1.0)));

@@ -6,13 +6,13 @@ use super::Cluster;
 use super::model::Snapshot;
 use super::transit::Transit;
 use crate::clock::{Clock, ClockTable, WorkerId};
-use crate::scheme::{Choice, Config, Damping, GradientId, Share, Shrink, WaitFor};
+use crate::scheme::{Choice, Damping, GradientId, SchemeConfig, Share, Shrink, WaitFor};
 
 /// Watches one run from outside: it knows what the scheme promises, not how it is kept.
 #[derive(Debug)]
 pub(super) struct Judge {
     /// A scheme from outside of this crate is held to what its [`Needs`](crate::scheme::Needs) promise alone.
-    scheme: Option<Config>,
+    scheme: Option<SchemeConfig>,
     /// A gradient of clock `c` is computed on a copy that holds all clocks before `c - bound`.
     clocks: Option<u64>,
     /// A gradient of clock `c` is computed on a version in `c - bound ..= c`.
@@ -45,45 +45,49 @@ impl Judge {
             scheme,
             clocks: needs.staleness,
             versions: match scheme {
-                Some(Config::Bsp) if stays => Some(0),
-                Some(Config::Bap { staleness }) if stays => Some(staleness),
+                Some(SchemeConfig::Bsp) if stays => Some(0),
+                Some(SchemeConfig::Bap { staleness }) if stays => Some(staleness),
                 _ => None,
             },
-            is_bulk: matches!(scheme, Some(Config::Bsp) | Some(Config::Bap { .. })),
+            is_bulk: matches!(scheme, Some(SchemeConfig::Bsp) | Some(SchemeConfig::Bap { .. })),
             folds_all: stays
                 && (needs.folds_all_in_order
                     || matches!(
                         scheme,
-                        Some(Config::Abs { staleness: None, .. }) | Some(Config::Delay { .. })
+                        Some(SchemeConfig::Abs { staleness: None, .. }) | Some(SchemeConfig::Delay { .. })
                     )),
             is_damped: cluster.damping != Damping::None,
             lag: match scheme {
-                Some(Config::Bsp) if stays => Some(0),
-                Some(Config::Bap { staleness }) | Some(Config::Delay { staleness, .. }) if stays => {
+                Some(SchemeConfig::Bsp) if stays => Some(0),
+                Some(SchemeConfig::Bap { staleness }) | Some(SchemeConfig::Delay { staleness, .. })
+                    if stays =>
+                {
                     Some(staleness)
                 }
-                Some(Config::Dbw { .. }) => Some(0),
-                Some(Config::Abs { staleness, .. }) => staleness,
+                Some(SchemeConfig::Dbw { .. }) => Some(0),
+                Some(SchemeConfig::Abs { staleness, .. }) => staleness,
                 _ => None,
             },
             counts: match scheme {
-                Some(Config::Bsp) | Some(Config::Bap { .. }) if stays => cluster.workers..=cluster.workers,
-                Some(Config::Dbw { choice: Choice::Static { k }, .. })
-                | Some(Config::Abs { wait_for: WaitFor::Fixed(k), .. })
+                Some(SchemeConfig::Bsp) | Some(SchemeConfig::Bap { .. }) if stays => {
+                    cluster.workers..=cluster.workers
+                }
+                Some(SchemeConfig::Dbw { choice: Choice::Static { k }, .. })
+                | Some(SchemeConfig::Abs { wait_for: WaitFor::Fixed(k), .. })
                     if stays =>
                 {
                     usize::from(k)..=usize::from(k)
                 }
-                Some(Config::Abs { wait_for: WaitFor::LossRatio(k), .. }) if stays => {
+                Some(SchemeConfig::Abs { wait_for: WaitFor::LossRatio(k), .. }) if stays => {
                     usize::from(k)..=cluster.workers
                 }
-                Some(Config::Dbw { .. }) if stays => 1..=cluster.workers,
+                Some(SchemeConfig::Dbw { .. }) if stays => 1..=cluster.workers,
                 _ => 0..=usize::MAX,
             },
-            overtakes: matches!(scheme, Some(Config::Delay { .. })),
+            overtakes: matches!(scheme, Some(SchemeConfig::Delay { .. })),
             transit: match scheme {
                 // Weights follow from how many workers there are.
-                Some(Config::Vap { bound, strength }) if stays => {
+                Some(SchemeConfig::Vap { bound, strength }) if stays => {
                     Some(Transit::new(bound, strength, cluster.workers))
                 }
                 _ => None,
@@ -145,13 +149,13 @@ impl Judge {
         }
         let weight = match self.scheme {
             _ if self.is_damped => return Ok(()),
-            Some(Config::Bsp) | Some(Config::Bap { .. }) | Some(Config::Abs { .. }) => {
+            Some(SchemeConfig::Bsp) | Some(SchemeConfig::Bap { .. }) | Some(SchemeConfig::Abs { .. }) => {
                 1.0 / shares.len() as f32
             }
-            Some(Config::Asp)
-            | Some(Config::Ssp { .. })
-            | Some(Config::Essp { .. })
-            | Some(Config::Vap { .. }) => 1.0 / members as f32,
+            Some(SchemeConfig::Asp)
+            | Some(SchemeConfig::Ssp { .. })
+            | Some(SchemeConfig::Essp { .. })
+            | Some(SchemeConfig::Vap { .. }) => 1.0 / members as f32,
             _ => return Ok(()),
         };
         match shares.iter().find(|share| share.weight.to_bits() != weight.to_bits()) {
@@ -174,7 +178,7 @@ impl Judge {
     fn lag_of(&self, gradients: usize) -> Option<u64> {
         match self.scheme {
             // An update of as many as are waited for tells how many those are.
-            Some(Config::Abs { staleness: Some(most), wait_for, shrink: Shrink::WithK, .. }) => {
+            Some(SchemeConfig::Abs { staleness: Some(most), wait_for, shrink: Shrink::WithK, .. }) => {
                 let shrunk = (u128::from(most) * u128::from(wait_for.k())).div_ceil(gradients.max(1) as u128);
                 Some(u64::try_from(shrunk).unwrap_or(most).min(most))
             }

@@ -1,14 +1,14 @@
 //! Whole jobs in virtual time: any scheme, any number of workers, any network, on real learning problems or on time
 //! alone.
 //!
-//! A [`Cluster`] says what to simulate; [`Cluster::run`] does it and gives a [`Report`]. The halves of the scheme are
-//! the very objects that run beside real servers and workers, gradients are real gradients of a [`Problem`], and they
-//! are folded in by the kernel that real servers use, so that simulated and real parameters agree bit for bit. Only
-//! time is not real: computing takes what a [`Distribution`] says, messages what the [`Network`] does, and everything
-//! follows from one seed. The same cluster gives the same [`Report::trace_hash`].
+//! A [`Cluster`] says what to simulate; [`Cluster::run`] does it and gives a [`ClusterReport`]. The halves of the
+//! scheme are the very objects that run beside real servers and workers, gradients are real gradients of a [`Problem`],
+//! and they are folded in by the kernel that real servers use, so that simulated and real parameters agree bit for bit.
+//! Only time is not real: computing takes what a [`Distribution`] says, messages what the [`Network`] does, and
+//! everything follows from one seed. The same cluster gives the same [`ClusterReport::trace_hash`].
 //!
 //! ```
-//! use slackline::scheme::Config;
+//! use slackline::scheme::SchemeConfig;
 //! use slackline::sim::{Cluster, Quadratic, Until};
 //!
 //! let run = |scheme| {
@@ -18,7 +18,7 @@
 //!     cluster.until = Until::Clocks(200);
 //!     Ok::<_, Box<dyn std::error::Error>>(cluster.run()?)
 //! };
-//! let (bsp, ssp) = (run(Config::Bsp)?, run(Config::Ssp { staleness: 4 })?);
+//! let (bsp, ssp) = (run(SchemeConfig::Bsp)?, run(SchemeConfig::Ssp { staleness: 4 })?);
 //! assert!(ssp.end < bsp.end / 1.5, "staleness hides jitter");
 //! assert!(ssp.curve.last().unwrap().loss < 0.1 * ssp.curve[0].loss);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -33,7 +33,7 @@
 //!
 //! Beside each run stands a judge. It holds the scheme to its promises at every event (how stale a copy may be that is
 //! computed on, what may be folded together, that clocks and versions never move back and that clocks tell the truth),
-//! and a broken promise ends the run as [`Error::Broken`], with the seed that replays it.
+//! and a broken promise ends the run as [`SimError::Broken`], with the seed that replays it.
 //!
 //! [`fabric`] is the other simulator: few workers, but the real nodes and the real memory protocol, over a network that
 //! is as hostile as the transport contract permits.
@@ -60,13 +60,13 @@ mod worker;
 
 pub use cluster::{Change, Cluster, Until};
 pub use distribution::{Distribution, DistributionError, Sampler, Trace, TraceError};
-pub use error::Error;
-pub use faults::{Crash, Direction, Faults, Partition};
-pub use histogram::Histogram;
+pub use error::SimError;
+pub use faults::{Crash, Direction, Faults, NetworkPartition};
+pub use histogram::CountHistogram;
 pub use network::Network;
 pub use problem::{Evaluation, Factorisation, Logistic, Problem, Quadratic, Shape};
 pub use random::Random;
-pub use report::{Counts, OfWorker, Point, Report, WaitedFor};
+pub use report::{ClusterReport, Counts, OfWorker, Point, WaitedFor};
 
 /// Purposes of random streams.
 const COMPUTE: u64 = 1;

@@ -37,7 +37,7 @@ impl Default for Network {
 
 /// The arrival of a message: when it arrives, and when it arrives again, if it does.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Delivery {
+pub(super) struct MessageDelivery {
     pub(super) at: u64,
     pub(super) again: Option<u64>,
 }
@@ -46,7 +46,7 @@ pub(super) struct Delivery {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Passage {
     /// Nothing holds it up.
-    Arrives(Delivery),
+    Arrives(MessageDelivery),
     /// It comes to the server's link at `first`, and its own link can deliver it by `last`.
     Reaches { first: u64, last: u64 },
 }
@@ -119,7 +119,7 @@ impl Wires {
     }
 
     /// Takes in what has come to the server's link.
-    pub(super) fn take_in(&mut self, now: u64, last: u64, worker: usize, bytes: u64) -> Delivery {
+    pub(super) fn take_in(&mut self, now: u64, last: u64, worker: usize, bytes: u64) -> MessageDelivery {
         if bytes == 0 {
             return self.arrive(worker, last);
         }
@@ -127,15 +127,15 @@ impl Wires {
         self.arrive(worker, last.max(self.ingress))
     }
 
-    fn arrive(&mut self, worker: usize, at: u64) -> Delivery {
+    fn arrive(&mut self, worker: usize, at: u64) -> MessageDelivery {
         let link = &mut self.up[worker];
         link.last = link.last.max(at);
         let at = link.last;
-        Delivery { at, again: self.again(at) }
+        MessageDelivery { at, again: self.again(at) }
     }
 
     /// Sends from the server to a worker.
-    pub(super) fn send_down(&mut self, now: u64, worker: usize, bytes: u64) -> Delivery {
+    pub(super) fn send_down(&mut self, now: u64, worker: usize, bytes: u64) -> MessageDelivery {
         let delay = self.delay();
         let mut start = now;
         if bytes > 0 {
@@ -151,7 +151,7 @@ impl Wires {
         link.free = first.max(link.free).saturating_add(own);
         link.last = link.last.max(link.free).max(by_server);
         let at = link.last;
-        Delivery { at, again: self.again(at) }
+        MessageDelivery { at, again: self.again(at) }
     }
 
     /// Returns the time at which a group of workers that begins at `now` has reduced and gathered `bytes` among its

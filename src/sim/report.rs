@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::histogram::Histogram;
+use super::histogram::CountHistogram;
 
 /// The results of a simulation. Times are virtual, in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Report {
+pub struct ClusterReport {
     /// The scheme, with its settings.
     pub scheme: String,
     /// The number of workers.
@@ -27,10 +27,10 @@ pub struct Report {
     pub of_workers: Vec<OfWorker>,
     /// At each computation, the clock of the data minus the reader's clock, where data of clock `c` holds everything
     /// of clock `c` and before: -1 is as fresh as can be, and what Dai et al. (AAAI 2015) plot.
-    pub staleness: Histogram,
+    pub staleness: CountHistogram,
     /// For each gradient that was folded in, how many versions lay between the one it was computed on and the one it
     /// was added to.
-    pub lag: Histogram,
+    pub lag: CountHistogram,
     /// Gradients in one update, whenever the number changed.
     pub waited_for: Vec<WaitedFor>,
     /// Loss against time; empty without a problem.

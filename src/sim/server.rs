@@ -3,18 +3,18 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use super::agenda::{Down, Event, Held, Up};
-use super::engine::Engine;
+use super::agenda::{AgendaEvent, Down, Held, Up};
+use super::engine::SimEngine;
 use super::model::{Model, Payload, Snapshot};
 use super::report::{Point, WaitedFor};
-use super::{Error, Until, nanos, seconds};
+use super::{SimError, Until, nanos, seconds};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::scheme::{
     Bound, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics, WorkerEvent,
 };
 use crate::time::Instant;
 
-pub(super) struct Server {
+pub(super) struct SimServer {
     pub(super) scheme: Box<dyn ServerScheme>,
     pub(super) version: u64,
     pub(super) smallest_clock: u64,
@@ -37,7 +37,7 @@ pub(super) struct Server {
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
     worker: u32,
-    life: u32,
+    incarnation: u32,
     number: u64,
     bound: Bound,
 }
@@ -46,7 +46,7 @@ struct Waiter {
 #[derive(Debug, Default)]
 pub(super) struct Account {
     pub(super) is_in: bool,
-    pub(super) life: u32,
+    pub(super) incarnation: u32,
     /// The clock of its next gradient to arrive.
     arrived: u64,
     /// The clock of its next gradient to be consumed.
@@ -73,9 +73,9 @@ pub(super) struct Outstanding {
     pub(super) payload: Option<Payload>,
 }
 
-impl Server {
-    pub(super) fn new(scheme: Box<dyn ServerScheme>, model: Option<Model>, workers: usize) -> Server {
-        Server {
+impl SimServer {
+    pub(super) fn new(scheme: Box<dyn ServerScheme>, model: Option<Model>, workers: usize) -> SimServer {
+        SimServer {
             scheme,
             version: 0,
             smallest_clock: 0,
@@ -109,9 +109,9 @@ impl Server {
     }
 }
 
-impl Engine<'_> {
+impl SimEngine<'_> {
     /// Takes a worker in and returns the clock it begins at.
-    pub(super) fn admit(&mut self, worker: usize, life: u32) -> u64 {
+    pub(super) fn admit(&mut self, worker: usize, incarnation: u32) -> u64 {
         let mut clock = self.server.scheme.smallest_clock().0;
         if let Some(peers) = &mut self.peers {
             let accounts = &self.server.accounts;
@@ -123,8 +123,14 @@ impl Engine<'_> {
         }
         let account = &mut self.server.accounts[worker];
         let request = account.request;
-        *account =
-            Account { is_in: true, life, arrived: clock, consumed: clock, request, ..Account::default() };
+        *account = Account {
+            is_in: true,
+            incarnation,
+            arrived: clock,
+            consumed: clock,
+            request,
+            ..Account::default()
+        };
         self.server.members += 1;
         self.judge.joined(worker, clock, self.server.version);
         self.wires.connect(worker);
@@ -133,9 +139,9 @@ impl Engine<'_> {
     }
 
     /// The server learns that a worker is gone.
-    pub(super) fn notice(&mut self, worker: usize, life: u32) -> Result<(), Error> {
+    pub(super) fn notice(&mut self, worker: usize, incarnation: u32) -> Result<(), SimError> {
         let account = &mut self.server.accounts[worker];
-        if !account.is_in || account.life != life {
+        if !account.is_in || account.incarnation != incarnation {
             return Ok(());
         }
         account.is_in = false;
@@ -153,7 +159,7 @@ impl Engine<'_> {
     }
 
     /// Tells all workers but `except` how many workers there are.
-    pub(super) fn tell_membership(&mut self, except: usize) -> Result<(), Error> {
+    pub(super) fn tell_membership(&mut self, except: usize) -> Result<(), SimError> {
         let workers = self.server.members;
         for other in (0..self.workers.len()).filter(|other| *other != except) {
             if self.workers[other].is_in {
@@ -168,9 +174,14 @@ impl Engine<'_> {
     }
 
     /// A message is at the server.
-    pub(super) fn receive_up(&mut self, worker: usize, life: u32, message: Up) -> Result<(), Error> {
+    pub(super) fn receive_up(
+        &mut self,
+        worker: usize,
+        incarnation: u32,
+        message: Up,
+    ) -> Result<(), SimError> {
         let account = &mut self.server.accounts[worker];
-        if !account.is_in || account.life != life {
+        if !account.is_in || account.incarnation != incarnation {
             return Ok(());
         }
         match message {
@@ -194,7 +205,7 @@ impl Engine<'_> {
                     return Ok(());
                 }
                 account.request = number;
-                self.answer(Waiter { worker: worker as u32, life, number, bound });
+                self.answer(Waiter { worker: worker as u32, incarnation, number, bound });
                 Ok(())
             }
             Up::Seen { version } => {
@@ -210,10 +221,10 @@ impl Engine<'_> {
 
     /// Sends a copy to a worker that asked, or lets the request wait for what it asked for.
     fn answer(&mut self, waiter: Waiter) {
-        let Waiter { worker, life, number, bound } = waiter;
+        let Waiter { worker, incarnation, number, bound } = waiter;
         let server = &mut self.server;
         let account = &server.accounts[worker as usize];
-        if !account.is_in || account.life != life || account.request != number {
+        if !account.is_in || account.incarnation != incarnation || account.request != number {
             return; // Gone, or it has asked for another since.
         }
         if bound.smallest_clock.0 > server.smallest_clock {
@@ -248,7 +259,7 @@ impl Engine<'_> {
     }
 
     /// Carries out what the server's scheme wants, until it wants no more.
-    pub(super) fn drive_server(&mut self) -> Result<(), Error> {
+    pub(super) fn drive_server(&mut self) -> Result<(), SimError> {
         let mut shares = std::mem::take(&mut self.server.shares);
         while !self.is_over {
             self.look_at_clock()?;
@@ -279,12 +290,12 @@ impl Engine<'_> {
             && self.server.wake.is_none_or(|wake| at < wake)
         {
             self.server.wake = Some(at);
-            self.agenda.put(at, Event::WakeServer);
+            self.agenda.put(at, AgendaEvent::WakeServer);
         }
         Ok(())
     }
 
-    pub(super) fn wake_server(&mut self) -> Result<(), Error> {
+    pub(super) fn wake_server(&mut self) -> Result<(), SimError> {
         let now = Instant::from_nanos(self.agenda.now());
         if self.server.wake.is_some_and(|wake| wake <= now.as_nanos()) {
             self.server.wake = None;
@@ -295,7 +306,7 @@ impl Engine<'_> {
         self.drive_server()
     }
 
-    fn look_at_clock(&mut self) -> Result<(), Error> {
+    fn look_at_clock(&mut self) -> Result<(), SimError> {
         let smallest = self.server.scheme.smallest_clock().0;
         self.judge.smallest_clock(smallest).map_err(|what| self.broken(what))?;
         self.server.smallest_clock = smallest;
@@ -303,7 +314,7 @@ impl Engine<'_> {
     }
 
     /// Makes a version.
-    fn apply(&mut self, shares: &[Share]) -> Result<(), Error> {
+    fn apply(&mut self, shares: &[Share]) -> Result<(), SimError> {
         self.judge.folds(shares, self.server.members).map_err(|what| self.broken(what))?;
         let mut inputs: Vec<(Payload, f32)> = Vec::new();
         let (mut losses, mut measured) = (0.0, 0u32);
@@ -334,7 +345,7 @@ impl Engine<'_> {
         if let Some(model) = &mut self.server.model {
             let moments = model
                 .fold(version, &inputs, self.cluster.scheme.needs().measures_moments)
-                .map_err(|source| Error::Fold { version, source })?;
+                .map_err(|source| SimError::Fold { version, source })?;
             (statistics.mean_norm_squared, statistics.variance) = moments.statistics();
         }
         self.server.version = version;
@@ -391,22 +402,22 @@ impl Engine<'_> {
     }
 
     /// Takes a gradient out of its worker's slot.
-    fn consume(&mut self, gradient: GradientId) -> Result<Outstanding, Error> {
+    fn consume(&mut self, gradient: GradientId) -> Result<Outstanding, SimError> {
         let worker = usize::from(gradient.worker.0);
         let account = self.server.accounts.get_mut(worker).filter(|account| account.is_in);
         let taken = account.and_then(|account| {
             let named = |next: &Outstanding| next.clock == gradient.clock.0 && next.clock < account.arrived;
-            let place = account.gradients.iter().position(named)?;
-            let next = account.gradients.remove(place)?;
+            let index = account.gradients.iter().position(named)?;
+            let next = account.gradients.remove(index)?;
             let consumed = account.gradients.front().map_or(next.clock + 1, |front| front.clock);
             let before = account.consumed;
             account.consumed = before.max(consumed);
-            Some((place, next, before))
+            Some((index, next, before))
         });
-        let Some((place, next, before)) = taken else {
+        let Some((index, next, before)) = taken else {
             return Err(self.broken(format!("{gradient:?} is consumed twice, or before it came")));
         };
-        self.judge.takes(gradient, place).map_err(|what| self.broken(what))?;
+        self.judge.takes(gradient, index).map_err(|what| self.broken(what))?;
         let consumed = self.server.accounts[worker].consumed;
         if consumed > before {
             self.judge.consumed(worker, consumed);

@@ -3,24 +3,24 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use super::agenda::{Down, Event, Held, Up};
+use super::agenda::{AgendaEvent, Down, Held, Up};
 use super::distribution::Sampler;
-use super::engine::Engine;
+use super::engine::SimEngine;
 use super::model::{Payload, payload, values};
 use super::server::Outstanding;
-use super::{Error, nanos};
+use super::{SimError, nanos};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::scheme::{Bound, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::time::Instant;
 
-pub(super) struct Worker {
+pub(super) struct SimWorker {
     pub(super) scheme: Box<dyn WorkerScheme>,
     sampler: Sampler,
     pub(super) lifetime: Sampler,
     pub(super) downtime: Sampler,
     /// The factor by which its times are longer.
     pub(super) factor: f64,
-    pub(super) life: u32,
+    pub(super) incarnation: u32,
     pub(super) is_in: bool,
     pub(super) clock: u64,
     /// The first clock of its own that it does not know consumed.
@@ -46,16 +46,16 @@ pub(super) struct Worker {
     pub(super) published: u64,
 }
 
-impl Worker {
-    pub(super) fn new(scheme: Box<dyn WorkerScheme>, samplers: [Sampler; 3], factor: f64) -> Worker {
+impl SimWorker {
+    pub(super) fn new(scheme: Box<dyn WorkerScheme>, samplers: [Sampler; 3], factor: f64) -> SimWorker {
         let [sampler, lifetime, downtime] = samplers;
-        Worker {
+        SimWorker {
             scheme,
             sampler,
             lifetime,
             downtime,
             factor,
-            life: 0,
+            incarnation: 0,
             is_in: false,
             clock: 0,
             credited: 0,
@@ -76,19 +76,19 @@ impl Worker {
         }
     }
 
-    /// Begins another life.
+    /// Begins another incarnation.
     pub(super) fn begin(&mut self, now: u64, clock: u64) {
         self.is_in = true;
         (self.clock, self.credited, self.joined_at) = (clock, clock, now);
     }
 
-    /// Ends its life, and with it all that it knew.
+    /// Ends its incarnation, and with it all that it knew.
     pub(super) fn end(&mut self, now: u64) {
         if !self.is_in {
             return;
         }
         self.is_in = false;
-        self.life += 1;
+        self.incarnation += 1;
         self.present_nanos += now - self.joined_at;
         self.wasted_nanos += self.computing.take().map_or(0, |since| now - since);
         (self.copy, self.pushed, self.asked, self.finished, self.wake) = (None, None, None, None, None);
@@ -102,15 +102,15 @@ impl Worker {
     }
 }
 
-impl Engine<'_> {
+impl SimEngine<'_> {
     /// Tells a worker's scheme what happened and carries out what it wants.
-    pub(super) fn tell_worker(&mut self, id: usize, event: WorkerEvent) -> Result<(), Error> {
+    pub(super) fn tell_worker(&mut self, id: usize, event: WorkerEvent) -> Result<(), SimError> {
         let now = Instant::from_nanos(self.agenda.now());
         self.workers[id].scheme.handle_event(now, event);
         self.drive_worker(id)
     }
 
-    fn drive_worker(&mut self, id: usize) -> Result<(), Error> {
+    fn drive_worker(&mut self, id: usize) -> Result<(), SimError> {
         let now = Instant::from_nanos(self.agenda.now());
         loop {
             if let Some(action) = self.workers[id].scheme.poll_action() {
@@ -135,15 +135,16 @@ impl Engine<'_> {
         {
             let at = at.max(now).as_nanos();
             worker.wake = Some(at);
-            self.agenda.put(at, Event::WakeWorker { worker: id as u32, life: worker.life });
+            self.agenda
+                .put(at, AgendaEvent::WakeWorker { worker: id as u32, incarnation: worker.incarnation });
         }
         Ok(())
     }
 
-    pub(super) fn wake_worker(&mut self, id: usize, life: u32) -> Result<(), Error> {
+    pub(super) fn wake_worker(&mut self, id: usize, incarnation: u32) -> Result<(), SimError> {
         let now = Instant::from_nanos(self.agenda.now());
         let worker = &mut self.workers[id];
-        if !worker.is_in || worker.life != life {
+        if !worker.is_in || worker.incarnation != incarnation {
             return Ok(());
         }
         if worker.wake.is_some_and(|wake| wake <= now.as_nanos()) {
@@ -166,7 +167,7 @@ impl Engine<'_> {
     }
 
     /// Gives a worker the copy that it asked for; its scheme is not asked what next.
-    fn take(&mut self, id: usize, copy: Held) -> Result<(), Error> {
+    fn take(&mut self, id: usize, copy: Held) -> Result<(), SimError> {
         let worker = &mut self.workers[id];
         let (version, smallest_clock) = (copy.snapshot.version, copy.snapshot.smallest_clock);
         let went_back = worker.copy.as_ref().is_some_and(|old| {
@@ -186,7 +187,7 @@ impl Engine<'_> {
         Ok(())
     }
 
-    fn compute(&mut self, id: usize) -> Result<(), Error> {
+    fn compute(&mut self, id: usize) -> Result<(), SimError> {
         let now = self.agenda.now();
         let worker = &self.workers[id];
         if worker.computing.is_some() || worker.finished.is_some() || worker.asked.is_some() {
@@ -208,13 +209,13 @@ impl Engine<'_> {
         let drawn: f64 = (0..self.local_steps).map(|_| worker.sampler.draw(&self.cluster.compute)).sum();
         worker.attempt += 1;
         worker.computing = Some(now);
-        let event = Event::Computed { worker: id as u32, attempt: worker.attempt };
+        let event = AgendaEvent::Computed { worker: id as u32, attempt: worker.attempt };
         // However short, it takes time: else it might be repeated for ever at one instant.
         self.agenda.put(now.saturating_add(nanos(drawn * worker.factor).max(1)), event);
         Ok(())
     }
 
-    pub(super) fn computed(&mut self, id: usize, attempt: u64) -> Result<(), Error> {
+    pub(super) fn computed(&mut self, id: usize, attempt: u64) -> Result<(), SimError> {
         let now = self.agenda.now();
         let worker = &mut self.workers[id];
         if worker.attempt != attempt {
@@ -277,7 +278,7 @@ impl Engine<'_> {
     }
 
     /// Publishes what is finished, if there is a free slot.
-    fn publish(&mut self, id: usize) -> Result<(), Error> {
+    fn publish(&mut self, id: usize) -> Result<(), SimError> {
         let worker = &mut self.workers[id];
         if self.peers.is_none() && worker.clock - worker.credited >= self.slots {
             return Ok(());
@@ -299,7 +300,7 @@ impl Engine<'_> {
         self.published(id, magnitude)
     }
 
-    fn published(&mut self, id: usize, magnitude: Option<f32>) -> Result<(), Error> {
+    fn published(&mut self, id: usize, magnitude: Option<f32>) -> Result<(), SimError> {
         let worker = &mut self.workers[id];
         worker.clock += 1;
         worker.published += 1;
@@ -310,10 +311,15 @@ impl Engine<'_> {
     }
 
     /// A message is at a worker.
-    pub(super) fn receive_down(&mut self, id: usize, life: u32, message: Down) -> Result<(), Error> {
+    pub(super) fn receive_down(
+        &mut self,
+        id: usize,
+        incarnation: u32,
+        message: Down,
+    ) -> Result<(), SimError> {
         let now = self.agenda.now();
         let worker = &mut self.workers[id];
-        if !worker.is_in || worker.life != life {
+        if !worker.is_in || worker.incarnation != incarnation {
             return Ok(());
         }
         match message {

@@ -47,8 +47,8 @@ impl LocalEndpoint {
         self.failed.get_or_insert(reason);
     }
 
-    /// The range that `remote` names, if it was granted with all of `needed`. The one place where a peer's memory is
-    /// reached, and every offset is checked here.
+    /// The range that `remote` names, if it was granted with all of `needed`. A peer's memory is reached only through
+    /// this function, and every offset is checked here.
     fn target(&self, remote: &RemoteSlice, needed: Access) -> Result<VolatileSlice<'_>, CompletionError> {
         let segment = self.segments.iter().find(|segment| segment.key == remote.key);
         let segment = segment.ok_or(CompletionError::RemoteAccess)?;

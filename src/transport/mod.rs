@@ -26,7 +26,8 @@
 //! 8. **No owner is owed a notification.** An owner that sleeps in [`Listener::wait`] is woken in general by a WRITE
 //!    with [`Flags::NOTIFY`], and must look for itself now and then.
 //! 9. **A node may come back** at its address, with other memory. Until that is noticed, READs of a connection to its
-//!    earlier life may be answered out of the new memory, where keys are the same again; WRITEs never land there.
+//!    earlier incarnation may be answered out of the new memory, where keys are the same again; WRITEs never land
+//!    there.
 
 mod address;
 mod error;

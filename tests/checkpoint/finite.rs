@@ -1,7 +1,7 @@
 //! Gradients that hold a NaN or an infinity: counted, and left out where the options say so.
 
 use slackline::{
-    Address, CheckpointError, NonFinite, Server, ServerOptions, Shm, Version, Worker, scheme::Config,
+    Address, CheckpointError, NonFinite, Server, ServerOptions, Shm, Version, Worker, scheme::SchemeConfig,
 };
 
 use super::job::{PATIENCE, Serving, checkpointing, table, worker};
@@ -14,7 +14,7 @@ fn serve(options: ServerOptions) -> Serving {
     )
 }
 
-/// Publishes a gradient that is `value` everywhere, and `odd` at one place.
+/// Publishes a gradient that is `value` everywhere, and `odd` at one index.
 fn publish(worker: &mut Worker<Shm>, value: f32, odd: f32) {
     let mut step = worker.step(PATIENCE).unwrap();
     step.gradient().unwrap().fill(value);
@@ -30,10 +30,10 @@ fn a_gradient_that_is_not_finite_is_counted_and_left_out_where_asked_for() {
         let options = ServerOptions {
             non_finite,
             threads,
-            ..ServerOptions::new(Config::Ssp { staleness: 1 }, 2, -1.0)
+            ..ServerOptions::new(SchemeConfig::Ssp { staleness: 1 }, 2, -1.0)
         };
         let serving = serve(options);
-        let join = || worker(&serving.address, Config::Ssp { staleness: 1 });
+        let join = || worker(&serving.address, SchemeConfig::Ssp { staleness: 1 });
         let (mut good, mut bad) = std::thread::scope(|scope| {
             let joining = scope.spawn(join);
             (join(), joining.join().unwrap())
@@ -75,10 +75,10 @@ fn a_gradient_that_is_not_finite_is_counted_and_left_out_where_asked_for() {
 fn a_server_that_has_diverged_writes_no_checkpoint_over_a_good_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shard");
-    let mut options = checkpointing(ServerOptions::new(Config::Asp, 1, -1.0), &path);
+    let mut options = checkpointing(ServerOptions::new(SchemeConfig::Asp, 1, -1.0), &path);
     options.checkpoint.as_mut().unwrap().every = Some(1);
     let serving = serve(options);
-    let mut worker = worker(&serving.address, Config::Asp);
+    let mut worker = worker(&serving.address, SchemeConfig::Asp);
     publish(&mut worker, 1.0, 1.0);
     let serving = serving.until("a checkpoint", |status| status.checkpointed == Some(Version(1)));
     publish(&mut worker, 1.0, f32::INFINITY);

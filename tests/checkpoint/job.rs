@@ -8,14 +8,19 @@ use std::time::{Duration, Instant};
 
 use slackline::{
     Address, Checkpoint, CheckpointOptions, Clock, ElementType, Error, Server, ServerOptions, ServerStatus,
-    Shm, Table, View, Worker, WorkerOptions, scheme::Config,
+    Shm, Table, View, Worker, WorkerOptions, scheme::SchemeConfig,
 };
 
 /// Longest time that any wait may take: far more than any of them needs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(180);
 
-pub(super) fn schemes() -> [Config; 4] {
-    [Config::Bsp, Config::Asp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }]
+pub(super) fn schemes() -> [SchemeConfig; 4] {
+    [
+        SchemeConfig::Bsp,
+        SchemeConfig::Asp,
+        SchemeConfig::Ssp { staleness: 2 },
+        SchemeConfig::Essp { staleness: 2 },
+    ]
 }
 
 pub(super) fn table(elements: usize) -> Table {
@@ -71,7 +76,7 @@ pub(super) fn resume(elements: usize, path: &std::path::Path, options: ServerOpt
     Server::resume(Shm::new(), &Address::random(), table(elements), checkpoint, options).unwrap()
 }
 
-pub(super) fn worker(address: &Address, scheme: Config) -> Worker<Shm> {
+pub(super) fn worker(address: &Address, scheme: SchemeConfig) -> Worker<Shm> {
     Worker::connect(Shm::new(), std::slice::from_ref(address), WorkerOptions::new(scheme), PATIENCE).unwrap()
 }
 

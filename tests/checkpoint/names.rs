@@ -2,21 +2,24 @@
 
 use std::time::Duration;
 
-use slackline::{Address, Clock, Error, Server, ServerOptions, Shm, Worker, WorkerOptions, scheme::Config};
+use slackline::{
+    Address, Clock, Error, Server, ServerOptions, Shm, Worker, WorkerOptions, scheme::SchemeConfig,
+};
 
 use super::job::{PATIENCE, Serving, checkpointing, resume, table};
 
 const ELEMENTS: usize = 64;
 
 /// Schemes whose fast workers run ahead of the smallest clock.
-const AHEAD: [Config; 3] = [Config::Asp, Config::Ssp { staleness: 8 }, Config::Essp { staleness: 8 }];
+const AHEAD: [SchemeConfig; 3] =
+    [SchemeConfig::Asp, SchemeConfig::Ssp { staleness: 8 }, SchemeConfig::Essp { staleness: 8 }];
 
 fn serving(options: ServerOptions) -> Serving {
     let server = Server::new(Shm::new(), &Address::random(), table(ELEMENTS), &[0.0; ELEMENTS], options);
     Serving::start(server.unwrap())
 }
 
-fn connect(addresses: &[Address], scheme: Config, rank: Option<u32>) -> Result<Worker<Shm>, Error> {
+fn connect(addresses: &[Address], scheme: SchemeConfig, rank: Option<u32>) -> Result<Worker<Shm>, Error> {
     let options = WorkerOptions { identity: rank, ..WorkerOptions::new(scheme) };
     Worker::connect(Shm::new(), addresses, options, PATIENCE)
 }
@@ -125,7 +128,7 @@ fn a_server_that_goes_on_from_a_checkpoint_applies_no_gradient_in_it_again() {
 
 #[test]
 fn two_workers_of_one_rank_are_told_apart_by_refusing_the_second() {
-    let scheme = Config::Asp;
+    let scheme = SchemeConfig::Asp;
     let serving = serving(ServerOptions::new(scheme, 2, -2.0));
     let addresses = [serving.address.clone()];
     let first = connect(&addresses, scheme, Some(3)).unwrap();
@@ -139,7 +142,7 @@ fn two_workers_of_one_rank_are_told_apart_by_refusing_the_second() {
     let is_told =
         |seconds| refusal(seconds).contains("identity is connected: give each worker a rank of its own");
     assert!([0.3, 3.0, 30.0].into_iter().any(is_told), "{}", refusal(0.3));
-    // One that was started again tries until the end of its first life is noticed.
+    // One that was started again tries until the end of its first incarnation is noticed.
     std::thread::scope(|scope| {
         let again = scope.spawn(|| connect(&addresses, scheme, Some(3)).unwrap());
         std::thread::sleep(Duration::from_millis(100));

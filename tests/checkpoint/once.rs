@@ -1,11 +1,11 @@
 //! A worker that went in the middle of its clock and joined again: what it had written is applied once or not at all.
 
 use slackline::internals::mem::Access;
-use slackline::internals::param::{GradientMetadata, Hello, Publish, Role, Source, Welcome};
+use slackline::internals::param::{GradientMetadata, GradientSource, PeerHello, PeerRole, Publish, Welcome};
 use slackline::internals::transport::shm::ShmEndpoint;
 use slackline::internals::transport::{Connecting, Endpoint, Offer, Received};
 use slackline::{
-    Address, Clock, ElementType, Server, ServerOptions, Shm, Transport, Version, Worker, scheme::Config,
+    Address, Clock, ElementType, Server, ServerOptions, Shm, Transport, Version, Worker, scheme::SchemeConfig,
 };
 
 use super::job::{PATIENCE, table, wait_for, worker};
@@ -26,7 +26,7 @@ fn meanwhile<R: Send>(server: &mut Server<Shm>, work: impl FnOnce() -> R + Send)
     })
 }
 
-fn server(scheme: Config, workers: usize) -> Server<Shm> {
+fn server(scheme: SchemeConfig, workers: usize) -> Server<Shm> {
     let options = ServerOptions::new(scheme, workers, -1.0);
     Server::new(Shm::new(), &Address::random(), table(ELEMENTS), &[0.0; ELEMENTS], options).unwrap()
 }
@@ -44,17 +44,17 @@ fn publish(worker: &mut Worker<Shm>, value: f32) -> Clock {
 
 #[test]
 fn a_waiting_gradient_is_dropped_with_its_worker_and_the_next_makes_it_anew() {
-    let mut server = server(Config::Bsp, 2);
+    let mut server = server(SchemeConfig::Bsp, 2);
     let address = server.address();
     let [mut left, mut stays] =
-        meanwhile(&mut server, || [worker(&address, Config::Bsp), worker(&address, Config::Bsp)]);
+        meanwhile(&mut server, || [worker(&address, SchemeConfig::Bsp), worker(&address, SchemeConfig::Bsp)]);
     meanwhile(&mut server, || publish(&mut left, 1000.0));
     drop(left);
     wait_for("it to leave", || {
         poll(&mut server);
         (server.status().left == 1).then_some(())
     });
-    let mut came_back = meanwhile(&mut server, || worker(&address, Config::Bsp));
+    let mut came_back = meanwhile(&mut server, || worker(&address, SchemeConfig::Bsp));
     assert_eq!(meanwhile(&mut server, || publish(&mut came_back, 10.0)), Clock(0));
     assert_eq!(meanwhile(&mut server, || publish(&mut stays, 100.0)), Clock(0));
     meanwhile(&mut server, || {
@@ -67,7 +67,7 @@ fn a_waiting_gradient_is_dropped_with_its_worker_and_the_next_makes_it_anew() {
 
 #[test]
 fn a_gradient_applied_before_its_worker_left_is_not_counted_for_the_next() {
-    for scheme in [Config::Asp, Config::Ssp { staleness: 1 }, Config::Bsp] {
+    for scheme in [SchemeConfig::Asp, SchemeConfig::Ssp { staleness: 1 }, SchemeConfig::Bsp] {
         let mut server = server(scheme, 1);
         let address = server.address();
         for round in 0..4 {
@@ -95,10 +95,10 @@ fn a_gradient_applied_before_its_worker_left_is_not_counted_for_the_next() {
 }
 
 /// A worker by hand, which can stop anywhere.
-fn join(address: &Address, scheme: Config) -> (ShmEndpoint, Welcome, Received) {
+fn join(address: &Address, scheme: SchemeConfig) -> (ShmEndpoint, Welcome, Received) {
     let role =
-        Role::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity: 0, session: 0 };
-    let message = Hello { role: role.clone(), push: None, resume: None }.encode();
+        PeerRole::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity: 0, session: 0 };
+    let message = PeerHello { role: role.clone(), push: None, resume: None }.encode();
     let mut connecting = Shm::new().connect(address, Offer { message, grants: Vec::new() }).unwrap();
     let (endpoint, received) = wait_for("an answer", || match connecting.poll(slackline::now()) {
         std::task::Poll::Ready(answer) => Some(answer.unwrap()),
@@ -109,10 +109,10 @@ fn join(address: &Address, scheme: Config) -> (ShmEndpoint, Welcome, Received) {
 }
 
 #[test]
-fn a_slot_written_and_never_announced_does_not_reach_the_places_next_worker() {
-    let mut server = server(Config::Asp, 1);
+fn a_slot_written_and_never_announced_does_not_reach_the_next_worker() {
+    let mut server = server(SchemeConfig::Asp, 1);
     let address = server.address();
-    let (endpoint, welcome, received) = meanwhile(&mut server, || join(&address, Config::Asp));
+    let (endpoint, welcome, received) = meanwhile(&mut server, || join(&address, SchemeConfig::Asp));
     let shm = Shm::new();
     let gradient = shm.allocate(ELEMENTS * 4, Access::LOCAL).unwrap();
     gradient.as_volatile().write(&[0x7F; ELEMENTS * 4]);
@@ -129,8 +129,8 @@ fn a_slot_written_and_never_announced_does_not_reach_the_places_next_worker() {
         poll(&mut server);
         (server.status().left == 1).then_some(())
     });
-    // The next of the place announces its first gradient: its own slot is fresh memory.
-    let (mut endpoint, next, received) = meanwhile(&mut server, || join(&address, Config::Asp));
+    // The next worker at this index announces its first gradient: its own slot is fresh memory.
+    let (mut endpoint, next, received) = meanwhile(&mut server, || join(&address, SchemeConfig::Asp));
     assert_eq!((next.peer, next.clock), (welcome.peer, Clock(0)));
     assert_ne!(next.generation, welcome.generation);
     let slot = endpoint.map(&received.grants[3].slice(0, 4).unwrap()).unwrap();
@@ -140,7 +140,7 @@ fn a_slot_written_and_never_announced_does_not_reach_the_places_next_worker() {
     gradient.as_volatile().write(&[0; ELEMENTS * 4]);
     let scratch = shm.allocate(Publish::SCRATCH_BYTES, Access::LOCAL).unwrap().whole();
     let mut publish = Publish::new(&next, &received.grants, scratch).unwrap().unwrap();
-    publish.start(Source::Memory(gradient.whole()), Version(0), GradientMetadata::default()).unwrap();
+    publish.start(GradientSource::Memory(gradient.whole()), Version(0), GradientMetadata::default()).unwrap();
     wait_for("the gradient", || {
         publish.advance(&mut endpoint).unwrap();
         while let Some(completion) = endpoint.poll() {
@@ -154,7 +154,7 @@ fn a_slot_written_and_never_announced_does_not_reach_the_places_next_worker() {
 
 #[test]
 fn a_gradient_voided_with_its_worker_is_counted_and_a_flushed_one_is_not() {
-    for (scheme, workers, expected) in [(Config::Bsp, 2, (1, 0)), (Config::Asp, 1, (0, 1))] {
+    for (scheme, workers, expected) in [(SchemeConfig::Bsp, 2, (1, 0)), (SchemeConfig::Asp, 1, (0, 1))] {
         let mut server = server(scheme, workers);
         let address = server.address();
         let mut joined: Vec<_> =

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use slackline::internals::param::{Hello, Resume, Role};
+use slackline::internals::param::{PeerHello, PeerRole, WorkerProgress};
 use slackline::internals::transport::{Connecting, Offer};
 use slackline::{
     Clock, ConnectError, ElementType, Error, ReadMode, ServerOptions, Shm, Transport, Version, Worker,
-    WorkerOptions, now, scheme::Config,
+    WorkerOptions, now, scheme::SchemeConfig,
 };
 
 use super::job::{PATIENCE, Serving, checkpointing, new, resume, schemes, train, wait_for, worker};
@@ -23,12 +23,12 @@ fn a_server_that_dies_is_resumed_elsewhere_and_its_workers_go_on_to_the_end() {
         let path = folder.path().join("shard");
         let mut options = checkpointing(ServerOptions::new(scheme, 3, 0.1), &path);
         options.checkpoint.as_mut().unwrap().every = Some(10);
-        let (life, lives) = std::sync::mpsc::channel();
+        let (loss, losses) = std::sync::mpsc::channel();
         let mut to_workers = Vec::new();
         let first = Serving::start(new(ELEMENTS, options.clone()));
         let workers: Vec<_> = (0..3)
             .map(|_| {
-                let (address, life) = (first.address.clone(), life.clone());
+                let (address, loss) = (first.address.clone(), loss.clone());
                 let (to_worker, addresses) = std::sync::mpsc::channel();
                 to_workers.push(to_worker);
                 std::thread::spawn(move || {
@@ -44,7 +44,7 @@ fn a_server_that_dies_is_resumed_elsewhere_and_its_workers_go_on_to_the_end() {
                                 reached = view.clock;
                             }
                             Err(Error::ServerLost { .. }) => {
-                                life.send(reached).unwrap();
+                                loss.send(reached).unwrap();
                                 let address = addresses.recv_timeout(PATIENCE).unwrap();
                                 worker.reconnect(&[address], PATIENCE).unwrap();
                                 assert!(worker.clock() >= reached);
@@ -69,7 +69,7 @@ fn a_server_that_dies_is_resumed_elsewhere_and_its_workers_go_on_to_the_end() {
         assert!(restored >= Version(20) && restored <= version && restored_clock <= clock, "{scheme}");
         let second = Serving::start(second);
         for to_worker in to_workers {
-            lives.recv_timeout(PATIENCE).unwrap();
+            losses.recv_timeout(PATIENCE).unwrap();
             to_worker.send(second.address.clone()).unwrap();
         }
         // No worker leaves before all have ended: they wait for each other's clocks.
@@ -83,10 +83,10 @@ fn a_server_that_dies_is_resumed_elsewhere_and_its_workers_go_on_to_the_end() {
         let status = server.status();
         let lost = status.lost_updates.unwrap();
         assert!(lost <= version.0 - restored.0, "{scheme}: {lost} of {version:?} less {restored:?}");
-        // It counts on from what the life before had folded in. Under BSP several gradients make one version.
+        // It counts on from what the incarnation before had folded in. Under BSP several gradients make one version.
         let (made, folded) = (status.version.0 - restored.0, status.folded - restored_folded);
         assert!(restored_folded >= restored.0, "{scheme}: {restored_folded} in {restored:?}");
-        assert!(made == folded || scheme == Config::Bsp && made < folded, "{scheme}: {status:?}");
+        assert!(made == folded || scheme == SchemeConfig::Bsp && made < folded, "{scheme}: {status:?}");
         // All workers pull towards the same point.
         let clock = 0.1;
         for (index, value) in server.parameters().unwrap().iter().enumerate() {
@@ -135,14 +135,14 @@ fn a_worker_reconnects_from_wherever_it_is_reading_copies_or_in_place() {
         for server_dies in [true, false] {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("shard");
-            let options = checkpointing(ServerOptions::new(Config::Bsp, 2, 0.1), &path);
+            let options = checkpointing(ServerOptions::new(SchemeConfig::Bsp, 2, 0.1), &path);
             let mut serving = Serving::start(new(ELEMENTS, options.clone()));
             let connect = |options| {
                 Worker::connect(Shm::new(), std::slice::from_ref(&serving.address), options, PATIENCE)
                     .unwrap()
             };
-            let mut worker = connect(WorkerOptions { read, ..WorkerOptions::new(Config::Bsp) });
-            let mut other = connect(WorkerOptions::new(Config::Bsp));
+            let mut worker = connect(WorkerOptions { read, ..WorkerOptions::new(SchemeConfig::Bsp) });
+            let mut other = connect(WorkerOptions::new(SchemeConfig::Bsp));
             come_to(from, &mut worker);
             if server_dies {
                 let mut server = serving.stop();
@@ -180,7 +180,7 @@ fn a_worker_reconnects_from_wherever_it_is_reading_copies_or_in_place() {
 
 #[test]
 fn a_reconnect_that_fails_is_told_by_every_call_until_one_succeeds() {
-    let scheme = Config::Bsp; // Each clock sees the newest version.
+    let scheme = SchemeConfig::Bsp; // Each clock sees the newest version.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shard");
     let options = checkpointing(ServerOptions::new(scheme, 1, 0.1), &path);
@@ -230,11 +230,11 @@ fn a_reconnect_that_fails_is_told_by_every_call_until_one_succeeds() {
 fn a_server_that_comes_late_is_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shard");
-    let options = checkpointing(ServerOptions::new(Config::Bsp, 1, 0.1), &path);
+    let options = checkpointing(ServerOptions::new(SchemeConfig::Bsp, 1, 0.1), &path);
     let mut server = new(ELEMENTS, options.clone());
     server.finish_checkpoint(PATIENCE).unwrap();
     let serving = Serving::start(server);
-    let mut worker = worker(&serving.address, Config::Bsp);
+    let mut worker = worker(&serving.address, SchemeConfig::Bsp);
     let address = serving.address.clone();
     drop(serving.stop());
     let returning = std::thread::spawn({
@@ -255,12 +255,12 @@ fn a_server_that_comes_late_is_waited_for() {
 
 #[test]
 fn a_clock_that_nobody_can_have_reached_is_refused_and_moves_nothing() {
-    let mut server = new(ELEMENTS, ServerOptions::new(Config::Asp, 1, 0.1));
+    let mut server = new(ELEMENTS, ServerOptions::new(SchemeConfig::Asp, 1, 0.1));
     let address = server.address();
-    let role = Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 0, session: 0 };
+    let role = PeerRole::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 0, session: 0 };
     let mut say = |clock: u64| {
-        let resume = Some(Resume { clock: Clock(clock), epoch: 1, version: Version(0) });
-        let message = Hello { role: role.clone(), push: None, resume }.encode();
+        let resume = Some(WorkerProgress { clock: Clock(clock), epoch: 1, version: Version(0) });
+        let message = PeerHello { role: role.clone(), push: None, resume }.encode();
         let mut connecting = Shm::new().connect(&address, Offer { message, grants: Vec::new() }).unwrap();
         let answer = wait_for("an answer", || {
             server.poll(now()).unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use slackline::{
     AdamParameters, Address, Checkpoint, CheckpointError, CheckpointOptions, Clock, Error, Optimizer, Server,
-    ServerOptions, Shm, Version, scheme::Config,
+    ServerOptions, Shm, Version, scheme::SchemeConfig,
 };
 
 use super::job::{PATIENCE, Serving, bits, checkpointing, new, resume, table, train, wait_for, worker};
@@ -22,10 +22,14 @@ fn training_resumed_from_a_checkpoint_is_bit_for_bit_that_without_a_stop() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("shard");
-        let options =
-            || checkpointing(ServerOptions { optimizer, ..ServerOptions::new(Config::Bsp, 1, 0.05) }, &path);
+        let options = || {
+            checkpointing(
+                ServerOptions { optimizer, ..ServerOptions::new(SchemeConfig::Bsp, 1, 0.05) },
+                &path,
+            )
+        };
         let serving = Serving::start(new(ELEMENTS, options()));
-        let mut straight = worker(&serving.address, Config::Bsp);
+        let mut straight = worker(&serving.address, SchemeConfig::Bsp);
         for _ in 0..25 {
             train(&mut straight).unwrap();
         }
@@ -33,7 +37,7 @@ fn training_resumed_from_a_checkpoint_is_bit_for_bit_that_without_a_stop() {
         let expected = serving.stop().parameters().unwrap();
 
         let serving = Serving::start(new(ELEMENTS, options()));
-        let mut worker = worker(&serving.address, Config::Bsp);
+        let mut worker = worker(&serving.address, SchemeConfig::Bsp);
         for clock in 0..10 {
             assert_eq!(train(&mut worker).unwrap().clock, Clock(clock));
         }
@@ -45,7 +49,7 @@ fn training_resumed_from_a_checkpoint_is_bit_for_bit_that_without_a_stop() {
         drop(server);
 
         let resumed = resume(ELEMENTS, &path, options());
-        assert_ne!(resumed.epoch(), epoch, "another life");
+        assert_ne!(resumed.epoch(), epoch, "another incarnation");
         let status = resumed.status();
         assert_eq!((status.version, status.smallest_clock), (Version(10), Clock(10)));
         let serving = Serving::start(resumed);
@@ -66,9 +70,9 @@ fn training_resumed_from_a_checkpoint_is_bit_for_bit_that_without_a_stop() {
 fn a_checkpoint_says_what_it_holds_and_is_refused_by_another_job() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shard");
-    let options = || checkpointing(ServerOptions::new(Config::Ssp { staleness: 1 }, 1, 0.05), &path);
+    let options = || checkpointing(ServerOptions::new(SchemeConfig::Ssp { staleness: 1 }, 1, 0.05), &path);
     let serving = Serving::start(new(64, options()));
-    let mut trained = worker(&serving.address, Config::Ssp { staleness: 1 });
+    let mut trained = worker(&serving.address, SchemeConfig::Ssp { staleness: 1 });
     for _ in 0..3 {
         train(&mut trained).unwrap();
     }
@@ -98,10 +102,10 @@ fn a_checkpoint_says_what_it_holds_and_is_refused_by_another_job() {
 fn a_checkpoint_is_written_every_so_many_versions_and_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shard");
-    let mut options = checkpointing(ServerOptions::new(Config::Bsp, 1, 0.05), &path);
+    let mut options = checkpointing(ServerOptions::new(SchemeConfig::Bsp, 1, 0.05), &path);
     options.checkpoint.as_mut().unwrap().every = Some(4);
     let serving = Serving::start(new(16, options));
-    let mut worker = worker(&serving.address, Config::Bsp);
+    let mut worker = worker(&serving.address, SchemeConfig::Bsp);
     for _ in 0..3 {
         train(&mut worker).unwrap();
     }
@@ -131,7 +135,7 @@ fn a_checkpoint_is_written_every_so_many_versions_and_on_request() {
 fn a_checkpoint_that_cannot_be_written_is_counted_and_stops_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gone/shard");
-    let mut options = checkpointing(ServerOptions::new(Config::Bsp, 1, 0.05), &path);
+    let mut options = checkpointing(ServerOptions::new(SchemeConfig::Bsp, 1, 0.05), &path);
     options.checkpoint.as_mut().unwrap().every = Some(1);
     let error =
         Server::new(Shm::new(), &Address::random(), table(16), &[0.0; 16], options.clone()).err().unwrap();
@@ -140,7 +144,7 @@ fn a_checkpoint_that_cannot_be_written_is_counted_and_stops_nothing() {
     let server = new(16, options);
     std::fs::remove_dir(path.parent().unwrap()).unwrap();
     let serving = Serving::start(server);
-    let mut worker = worker(&serving.address, Config::Bsp);
+    let mut worker = worker(&serving.address, SchemeConfig::Bsp);
     for _ in 0..5 {
         train(&mut worker).unwrap();
     }
@@ -161,7 +165,7 @@ fn a_checkpoint_that_cannot_be_written_is_counted_and_stops_nothing() {
 #[test]
 fn options_that_cannot_be_are_refused_at_once() {
     let server = |options| Server::new(Shm::new(), &Address::random(), table(4), &[0.0; 4], options).err();
-    let good = ServerOptions::new(Config::Bsp, 1, 0.05);
+    let good = ServerOptions::new(SchemeConfig::Bsp, 1, 0.05);
     let never = CheckpointOptions { every: Some(0), ..CheckpointOptions::new("x") };
     let error = server(ServerOptions { checkpoint: Some(never), ..good.clone() });
     assert!(matches!(error, Some(Error::Option { .. })), "{error:?}");
@@ -182,12 +186,14 @@ fn a_checkpoint_is_one_whole_version_though_folds_go_on_beneath_it() {
     for frames in [2, 3] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("shard");
-        let mut options =
-            checkpointing(ServerOptions { optimizer, ..ServerOptions::new(Config::Asp, 1, -1.0) }, &path);
+        let mut options = checkpointing(
+            ServerOptions { optimizer, ..ServerOptions::new(SchemeConfig::Asp, 1, -1.0) },
+            &path,
+        );
         options.checkpoint.as_mut().unwrap().every = Some(1);
         options.memory.frames = frames;
         let serving = Serving::start(new(LARGE, options));
-        let mut worker = worker(&serving.address, Config::Asp);
+        let mut worker = worker(&serving.address, SchemeConfig::Asp);
         let training = std::thread::spawn(move || {
             for _ in 0..150 {
                 let mut step = worker.step(PATIENCE).unwrap();

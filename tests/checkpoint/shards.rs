@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use slackline::{
     Address, Checkpoint, Clock, Error, Server, ServerOptions, ServerStatus, Shm, Worker, WorkerOptions,
-    scheme::Config,
+    scheme::SchemeConfig,
 };
 
 use super::job::{PATIENCE, Serving, checkpointing, schemes, table, train, wait_for};
 
 const ELEMENTS: usize = 320;
 
-fn options(scheme: Config, workers: usize, shard: u16, folder: &std::path::Path) -> ServerOptions {
+fn options(scheme: SchemeConfig, workers: usize, shard: u16, folder: &std::path::Path) -> ServerOptions {
     let options = ServerOptions { shard: (shard, 2), ..ServerOptions::new(scheme, workers, 0.1) };
     checkpointing(options, folder.join(format!("shard-{shard}")))
 }
 
-fn start(scheme: Config, workers: usize, folder: &std::path::Path) -> [Serving; 2] {
+fn start(scheme: SchemeConfig, workers: usize, folder: &std::path::Path) -> [Serving; 2] {
     let ranges = table(ELEMENTS).shards(2).unwrap();
     [0u16, 1].map(|shard| {
         let range = &ranges[usize::from(shard)];
@@ -29,13 +29,13 @@ fn start(scheme: Config, workers: usize, folder: &std::path::Path) -> [Serving; 
     })
 }
 
-fn take_up(scheme: Config, workers: usize, shard: u16, folder: &std::path::Path) -> Server<Shm> {
+fn take_up(scheme: SchemeConfig, workers: usize, shard: u16, folder: &std::path::Path) -> Server<Shm> {
     let options = options(scheme, workers, shard, folder);
     let checkpoint = Checkpoint::read(folder.join(format!("shard-{shard}"))).unwrap();
     Server::resume(Shm::new(), &Address::random(), table(ELEMENTS), checkpoint, options).unwrap()
 }
 
-fn connect(addresses: &[Address], scheme: Config) -> Worker<Shm> {
+fn connect(addresses: &[Address], scheme: SchemeConfig) -> Worker<Shm> {
     Worker::connect(Shm::new(), addresses, WorkerOptions::new(scheme), PATIENCE).unwrap()
 }
 
@@ -45,11 +45,11 @@ fn workers_rejoin_two_shards_in_any_order_though_one_is_at_an_older_clock() {
         let folder = tempfile::tempdir().unwrap();
         let [survivor, mut victim] = start(scheme, 2, folder.path());
         // The addresses of the servers now, as the process that starts them would tell them.
-        let places = Mutex::new(vec![survivor.address.clone(), victim.address.clone()]);
+        let addresses = Mutex::new(vec![survivor.address.clone(), victim.address.clone()]);
         let (is_last, end) = (AtomicBool::new(false), Clock(300));
         let (ended, victim) = std::thread::scope(|scope| {
             let train_to_the_end = |which: usize| {
-                let mut worker = connect(&places.lock().unwrap().clone(), scheme);
+                let mut worker = connect(&addresses.lock().unwrap().clone(), scheme);
                 while worker.clock() < end || !is_last.load(SeqCst) {
                     match train(&mut worker) {
                         Ok(view) => {
@@ -61,9 +61,9 @@ fn workers_rejoin_two_shards_in_any_order_though_one_is_at_an_older_clock() {
                             std::thread::sleep(Duration::from_millis(30 * which as u64));
                             let before = worker.clock();
                             wait_for("the servers", || {
-                                let mut places = places.lock().unwrap().clone();
-                                places.rotate_left(which);
-                                worker.reconnect(&places, Duration::from_millis(250)).ok()
+                                let mut addresses = addresses.lock().unwrap().clone();
+                                addresses.rotate_left(which);
+                                worker.reconnect(&addresses, Duration::from_millis(250)).ok()
                             });
                             assert!(worker.clock() >= before, "{scheme}");
                         }
@@ -86,7 +86,7 @@ fn workers_rejoin_two_shards_in_any_order_though_one_is_at_an_older_clock() {
                 let resumed = take_up(scheme, 2, 1, folder.path());
                 assert!(resumed.status().version <= begun, "{scheme}");
                 victim = Serving::start(resumed);
-                places.lock().unwrap()[1] = victim.address.clone();
+                addresses.lock().unwrap()[1] = victim.address.clone();
                 victim = victim.until("both to be back", |status| status.workers == 2);
             }
             is_last.store(true, SeqCst);
@@ -98,7 +98,7 @@ fn workers_rejoin_two_shards_in_any_order_though_one_is_at_an_older_clock() {
         let statuses = [survivor.stop().status(), victim.stop().status()];
         for status in statuses {
             // Without a bound each shard counts for itself.
-            assert!(scheme == Config::Asp || status.smallest_clock >= end, "{scheme}: {status:?}");
+            assert!(scheme == SchemeConfig::Asp || status.smallest_clock >= end, "{scheme}: {status:?}");
         }
         assert!(statuses[1].lost_updates > Some(0), "{scheme}");
     }
@@ -134,7 +134,8 @@ fn a_worker_alone_takes_a_restored_shard_to_its_own_clock_at_once() {
 
 #[test]
 fn a_new_worker_finds_one_clock_though_the_shards_stand_at_two() {
-    for scheme in [Config::Bsp, Config::Ssp { staleness: 1 }, Config::Essp { staleness: 1 }] {
+    for scheme in [SchemeConfig::Bsp, SchemeConfig::Ssp { staleness: 1 }, SchemeConfig::Essp { staleness: 1 }]
+    {
         let folder = tempfile::tempdir().unwrap();
         let [survivor, victim] = start(scheme, 1, folder.path());
         let mut server = victim.stop();

@@ -7,7 +7,9 @@ use std::time::Duration;
 use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
 use slackline::internals::transport::shm::{ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
 use slackline::internals::transport::{Capabilities, Listener, Offer, RegisterError};
-use slackline::{Address, ConnectError, Instant, Server, ServerOptions, Shm, Transport, now, scheme::Config};
+use slackline::{
+    Address, ConnectError, Instant, Server, ServerOptions, Shm, Transport, now, scheme::SchemeConfig,
+};
 
 use super::raw::{Raw, worker_role};
 use super::second::table;
@@ -64,12 +66,12 @@ impl Listener for BehindListener {
 fn a_server_whose_transport_is_behind_takes_no_worker_for_silent() {
     let lease = Duration::from_secs(3);
     let caught_up = Arc::new(AtomicBool::new(true));
-    let mut options = ServerOptions::new(Config::Asp, 1, 1.0);
+    let mut options = ServerOptions::new(SchemeConfig::Asp, 1, 1.0);
     options.memory.lease = lease;
     let transport = Behind(Shm::new(), Arc::clone(&caught_up));
     let mut server = Server::new(transport, &Address::random(), table(100), &[0.0; 100], options).unwrap();
     let address = server.address();
-    let _silent = Raw::join(&address, worker_role(Config::Asp), || {
+    let _silent = Raw::join(&address, worker_role(SchemeConfig::Asp), || {
         server.poll(now()).unwrap();
     });
     let mut time = now();

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use slackline::internals::mem::{Access, MemoryRegion};
-use slackline::internals::param::{GradientMetadata, Publish, PublishError, Role, Source};
+use slackline::internals::param::{GradientMetadata, GradientSource, PeerRole, Publish, PublishError};
 use slackline::internals::transport::Endpoint;
 use slackline::{
     Clock, ElementType, Error, Eviction, Reader, ReaderOptions, Server, ServerOptions, Shm, Transport,
     Version, Worker, WorkerOptions,
-    scheme::{Bound, Config},
+    scheme::{Bound, SchemeConfig},
 };
 
 use super::raw::{Raw, worker_role};
@@ -16,11 +16,11 @@ use super::second::{PATIENCE, drive, server, train};
 
 #[test]
 fn a_third_gradient_waits_for_a_slot_and_overwrites_nothing() {
-    let mut server = server(4, ServerOptions::new(Config::Asp, 1, -1.0));
+    let mut server = server(4, ServerOptions::new(SchemeConfig::Asp, 1, -1.0));
     let address = server.address();
     let mut worker = std::thread::scope(|scope| {
         let connecting = scope.spawn(|| {
-            Worker::connect(Shm::new(), &[address], WorkerOptions::new(Config::Asp), PATIENCE).unwrap()
+            Worker::connect(Shm::new(), &[address], WorkerOptions::new(SchemeConfig::Asp), PATIENCE).unwrap()
         });
         drive(&mut server, "the worker", |server| server.status().joined == 1);
         connecting.join().unwrap()
@@ -53,10 +53,10 @@ fn a_third_gradient_waits_for_a_slot_and_overwrites_nothing() {
     assert_eq!(server.parameters().unwrap(), [7.0; 4]);
 }
 
-/// The fold and the places of its workers stand still until a pin is let go.
+/// The fold waits, and no other peer gets the indices of its workers, until a pin is let go.
 #[test]
 fn a_waiting_fold_outlives_its_worker_and_leaves_the_next_one_its_credits() {
-    let mut options = ServerOptions::new(Config::Asp, 1, -1.0);
+    let mut options = ServerOptions::new(SchemeConfig::Asp, 1, -1.0);
     options.memory.frames = 2;
     let mut server = server(4, options);
     let address = server.address();
@@ -64,7 +64,7 @@ fn a_waiting_fold_outlives_its_worker_and_leaves_the_next_one_its_credits() {
         let (step, steps) = std::sync::mpsc::channel::<()>();
         let at = address.clone();
         let training = scope.spawn(move || {
-            let options = WorkerOptions { identity: Some(7), ..WorkerOptions::new(Config::Asp) };
+            let options = WorkerOptions { identity: Some(7), ..WorkerOptions::new(SchemeConfig::Asp) };
             let mut worker = Worker::connect(Shm::new(), &[at], options, PATIENCE).unwrap();
             for _ in 0..3 {
                 train(&mut worker, 1.0).unwrap();
@@ -80,7 +80,7 @@ fn a_waiting_fold_outlives_its_worker_and_leaves_the_next_one_its_credits() {
         step.send(()).unwrap();
         drive(&mut server, "version 2", |server| server.status().version == Version(2));
         step.send(()).unwrap();
-        // The third is announced, and has no frame to go to. Its worker leaves, and another takes its place.
+        // The third is announced, and has no frame to go to. Its worker leaves, and another one joins.
         for _ in 0..100 {
             poll(&mut server);
             std::thread::sleep(Duration::from_millis(1));
@@ -88,13 +88,14 @@ fn a_waiting_fold_outlives_its_worker_and_leaves_the_next_one_its_credits() {
         step.send(()).unwrap();
         training.join().unwrap();
         drive(&mut server, "the worker to leave", |server| server.status().left == 1);
-        let next = Raw::join(&address, worker_role(Config::Asp), || {
+        let next = Raw::join(&address, worker_role(SchemeConfig::Asp), || {
             poll(&mut server);
         });
-        // Another place, for the fold still reads the inbox of this one.
+        // Another index, for the fold still reads the inbox of this one.
         assert_eq!((next.welcome.peer, server.status().version), (2, Version(2)));
         assert_eq!(next.welcome.clock, Clock(2), "it is another worker");
-        let role = Role::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 7, session: 0 };
+        let role =
+            PeerRole::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 7, session: 0 };
         let again = Raw::join(&address, role, || {
             poll(&mut server);
         });
@@ -116,7 +117,7 @@ struct Zombie {
 impl Zombie {
     fn join(server: &mut Server<Shm>) -> Zombie {
         let address = server.address();
-        let raw = Raw::join(&address, worker_role(Config::Asp), || poll(server));
+        let raw = Raw::join(&address, worker_role(SchemeConfig::Asp), || poll(server));
         let region = |bytes| Shm::new().allocate(bytes, Access::LOCAL).unwrap();
         let scratch = region(Publish::SCRATCH_BYTES).whole();
         let publish = Publish::new(&raw.welcome, &raw.received.grants, scratch).unwrap().unwrap();
@@ -127,7 +128,7 @@ impl Zombie {
     fn start(&mut self, value: f32) {
         self.gradient.as_volatile().write(&[value.to_le_bytes(); 4].concat());
         self.publish
-            .start(Source::Memory(self.gradient.whole()), Version(0), GradientMetadata::default())
+            .start(GradientSource::Memory(self.gradient.whole()), Version(0), GradientMetadata::default())
             .unwrap();
     }
 
@@ -150,7 +151,7 @@ fn poll(server: &mut Server<Shm>) {
 /// A server with two frames, of which a reader holds one: the third gradient of the zombie is bound and cannot be
 /// folded, the fourth fills the other slot, the fifth waits. Then the zombie is evicted. `after` gets all of it.
 fn with_a_zombie(after: impl FnOnce(&mut Server<Shm>, Zombie, &mut dyn FnMut(&mut Server<Shm>))) {
-    let mut options = ServerOptions::new(Config::Asp, 1, -1.0);
+    let mut options = ServerOptions::new(SchemeConfig::Asp, 1, -1.0);
     options.memory.frames = 2;
     // Long enough for the zombie to publish, which has no heart.
     options.memory.lease = Duration::from_secs(2);
@@ -187,15 +188,15 @@ fn with_a_zombie(after: impl FnOnce(&mut Server<Shm>, Zombie, &mut dyn FnMut(&mu
 }
 
 #[test]
-fn a_place_is_not_handed_out_while_a_fold_reads_its_last_inbox() {
+fn an_index_is_not_given_again_while_a_fold_reads_its_last_inbox() {
     with_a_zombie(|server, mut zombie, unpin| {
         let address = server.address();
-        let next = Raw::resume(&address, worker_role(Config::Asp), 9, || poll(server));
+        let next = Raw::resume(&address, worker_role(SchemeConfig::Asp), 9, || poll(server));
         assert_ne!(next.welcome.peer, zombie.raw.welcome.peer);
         assert_eq!(zombie.go_on(), Err(PublishError::Evicted { why: Eviction::Silent }));
         unpin(server);
-        // From here on the place is free.
-        let third = Raw::join(&address, worker_role(Config::Asp), || poll(server));
+        // From here on the index is free.
+        let third = Raw::join(&address, worker_role(SchemeConfig::Asp), || poll(server));
         assert_eq!(third.welcome.peer, zombie.raw.welcome.peer);
     });
 }
@@ -205,7 +206,7 @@ fn a_zombie_takes_no_credit_from_the_line_of_its_successor() {
     with_a_zombie(|server, mut zombie, unpin| {
         unpin(server);
         let address = server.address();
-        let next = Raw::resume(&address, worker_role(Config::Asp), 9, || poll(server));
+        let next = Raw::resume(&address, worker_role(SchemeConfig::Asp), 9, || poll(server));
         assert_eq!((next.welcome.peer, next.consumed()), (zombie.raw.welcome.peer, 9));
         assert_eq!(zombie.go_on(), Err(PublishError::Evicted { why: Eviction::Replaced }));
         assert_eq!(zombie.publish.consumed(), Clock(2), "it has learned nothing");

@@ -8,7 +8,7 @@ use slackline::internals::transport::{Incoming, Listener, Offer};
 use slackline::{
     Address, Clock, ConnectError, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
     ServerOptions, Shm, Tcp, Transport, Version, Worker, WorkerOptions,
-    scheme::{Bound, Config},
+    scheme::{Bound, SchemeConfig},
 };
 
 use super::raw::{Raw, worker_role};
@@ -30,7 +30,7 @@ fn in_time<R>(what: &str, call: impl FnOnce() -> Result<R, Error>) {
 fn a_listener_that_never_answers_and_a_missing_one_are_errors_in_time() {
     let address = Address::random();
     let listener = Shm::new().listen(&address).unwrap();
-    for scheme in [Config::Bsp, Config::Essp { staleness: 1 }] {
+    for scheme in [SchemeConfig::Bsp, SchemeConfig::Essp { staleness: 1 }] {
         in_time("Worker::connect", || {
             Worker::connect(Shm::new(), std::slice::from_ref(&address), WorkerOptions::new(scheme), SHORT)
         });
@@ -46,7 +46,7 @@ fn a_listener_that_never_answers_and_a_missing_one_are_errors_in_time() {
 #[test]
 fn a_worker_and_a_reader_that_wait_for_their_server_get_in_once_it_listens() {
     let address = Address::random();
-    let bsp = WorkerOptions { waits_for_server: true, ..WorkerOptions::new(Config::Bsp) };
+    let bsp = WorkerOptions { waits_for_server: true, ..WorkerOptions::new(SchemeConfig::Bsp) };
     let read = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
     std::thread::scope(|scope| {
         let working =
@@ -55,9 +55,14 @@ fn a_worker_and_a_reader_that_wait_for_their_server_get_in_once_it_listens() {
         // Both have tried by then. Were they later, they would find the server at their first attempt.
         std::thread::sleep(SHORT);
         assert!(!working.is_finished() && !reading.is_finished());
-        let mut server =
-            Server::new(Shm::new(), &address, table(4), &[0.0; 4], ServerOptions::new(Config::Bsp, 1, 0.1))
-                .unwrap();
+        let mut server = Server::new(
+            Shm::new(),
+            &address,
+            table(4),
+            &[0.0; 4],
+            ServerOptions::new(SchemeConfig::Bsp, 1, 0.1),
+        )
+        .unwrap();
         let are_done = || working.is_finished() && reading.is_finished();
         assert!(server.drive(|_| are_done(), PATIENCE).unwrap());
         assert!(working.join().unwrap().is_ok());
@@ -115,10 +120,10 @@ fn calls_of_a_reader_whose_publisher_makes_nothing_new_end_in_time() {
 
 #[test]
 fn calls_of_a_worker_whose_server_stands_still_end_in_time() {
-    let mut server = server(4, ServerOptions::new(Config::Bsp, 1, -1.0));
+    let mut server = server(4, ServerOptions::new(SchemeConfig::Bsp, 1, -1.0));
     let address = server.address();
     let mut worker = std::thread::scope(|scope| {
-        let connecting = scope.spawn(|| worker(&address, Config::Bsp));
+        let connecting = scope.spawn(|| worker(&address, SchemeConfig::Bsp));
         drive(&mut server, "the worker", |server| server.status().joined == 1);
         connecting.join().unwrap()
     });
@@ -139,16 +144,16 @@ fn calls_of_a_worker_whose_server_stands_still_end_in_time() {
 
 #[test]
 fn a_bsp_worker_without_its_peers_times_out_and_goes_on_when_they_come() {
-    let mut server = server(4, ServerOptions::new(Config::Bsp, 2, -1.0));
+    let mut server = server(4, ServerOptions::new(SchemeConfig::Bsp, 2, -1.0));
     let address = server.address();
     std::thread::scope(|scope| {
         let early = scope.spawn(|| {
-            let mut worker = worker(&address, Config::Bsp);
+            let mut worker = worker(&address, SchemeConfig::Bsp);
             train(&mut worker, 1.0).unwrap();
             in_time("step", || worker.step(SHORT).map(drop));
             in_time("step again", || worker.step(SHORT).map(drop));
             let late = scope.spawn(|| {
-                let mut worker = self::worker(&address, Config::Bsp);
+                let mut worker = self::worker(&address, SchemeConfig::Bsp);
                 train(&mut worker, 3.0).unwrap();
                 worker.flush(PATIENCE).unwrap();
             });
@@ -175,7 +180,7 @@ fn a_begin_that_has_to_finish_a_publish_first_keeps_its_deadline_over_both() {
 
 /// Returns the time that a begin takes whose publish is done after four fifths of `timeout`.
 fn a_begin_that_finishes_a_publish_takes(timeout: Duration) -> Duration {
-    let scheme = Config::Ssp { staleness: 2 };
+    let scheme = SchemeConfig::Ssp { staleness: 2 };
     let mut server = server(4, ServerOptions::new(scheme, 2, -1.0));
     let address = server.address();
     let mut worker = std::thread::scope(|scope| {

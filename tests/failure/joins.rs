@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use slackline::internals::param::{Hello, Role};
+use slackline::internals::param::{PeerHello, PeerRole};
 use slackline::{
     Address, Clock, ElementType, Reader, ReaderOptions, Server, ServerOptions, Shm, Table, Version, Worker,
     WorkerOptions,
-    scheme::{Bound, Config},
+    scheme::{Bound, SchemeConfig},
 };
 
 use super::raw::say;
@@ -57,7 +57,8 @@ fn a_late_joiner_of_two_shards_that_stand_at_different_clocks_goes_on() {
     let addresses = [Address::random(), Address::random()];
     let mut servers: Vec<Server<Shm>> = (0..2)
         .map(|shard| {
-            let options = ServerOptions { shard: (shard, 2), ..ServerOptions::new(Config::Bsp, 1, -1.0) };
+            let options =
+                ServerOptions { shard: (shard, 2), ..ServerOptions::new(SchemeConfig::Bsp, 1, -1.0) };
             let (index, table) = (usize::from(shard), whole.clone());
             let initial = vec![0.0; (ranges[index].end - ranges[index].start) as usize / 4];
             Server::new(Shm::new(), &addresses[index], table, &initial, options).unwrap()
@@ -70,7 +71,7 @@ fn a_late_joiner_of_two_shards_that_stand_at_different_clocks_goes_on() {
         servers.iter().map(|server| server.status()).collect::<Vec<_>>()
     };
     let connect =
-        || Worker::connect(Shm::new(), &addresses, WorkerOptions::new(Config::Bsp), PATIENCE).unwrap();
+        || Worker::connect(Shm::new(), &addresses, WorkerOptions::new(SchemeConfig::Bsp), PATIENCE).unwrap();
     std::thread::scope(|scope| {
         let connecting = scope.spawn(connect);
         while !connecting.is_finished() {
@@ -184,9 +185,9 @@ fn a_table_description_longer_than_a_socket_buffer_reaches_every_worker() {
 
 #[test]
 fn inquirers_that_stay_do_not_keep_others_from_asking() {
-    let mut server = server(100, ServerOptions::new(Config::Bsp, 1, 0.001));
+    let mut server = server(100, ServerOptions::new(SchemeConfig::Bsp, 1, 0.001));
     let address = server.address();
-    let hello = Hello { role: Role::Inquirer, push: None, resume: None }.encode();
+    let hello = PeerHello { role: PeerRole::Inquirer, push: None, resume: None }.encode();
     let mut inquirers = Vec::new();
     for number in 0..100 {
         let answer = say(&address, hello.clone(), || _ = server.poll(slackline::now()).unwrap());

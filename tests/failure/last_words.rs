@@ -4,20 +4,21 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use slackline::{
-    Address, Error, Eviction, Server, ServerOptions, Tcp, Version, Worker, WorkerOptions, now, scheme::Config,
+    Address, Error, Eviction, Server, ServerOptions, Tcp, Version, Worker, WorkerOptions, now,
+    scheme::SchemeConfig,
 };
 
 use super::second::{EVICTED, PATIENCE, SERVER_LOST, Second, table, told};
 
 fn server() -> Server<Tcp> {
-    let mut options = ServerOptions::new(Config::Asp, 1, 0.001);
+    let mut options = ServerOptions::new(SchemeConfig::Asp, 1, 0.001);
     options.memory.lease = Duration::from_millis(400);
     let address = "127.0.0.1:0".parse().unwrap();
     Server::new(Tcp::new(), &address, table(100), &[0.0; 100], options).unwrap()
 }
 
 fn connect(address: &Address) -> Worker<Tcp> {
-    let options = WorkerOptions::new(Config::Asp);
+    let options = WorkerOptions::new(SchemeConfig::Asp);
     Worker::connect(Tcp::new(), std::slice::from_ref(address), options, PATIENCE).unwrap()
 }
 

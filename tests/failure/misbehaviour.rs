@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use slackline::internals::param::{HandshakeError, Hello, Role};
+use slackline::internals::param::{HandshakeError, PeerHello, PeerRole};
 use slackline::internals::transport::{Incoming, Inline, Listener, Offer};
 use slackline::{
     Address, ConnectError, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
-    ServerOptions, Shm, Table, Transport, Version, Worker, WorkerOptions, scheme::Config,
+    ServerOptions, Shm, Table, Transport, Version, Worker, WorkerOptions, scheme::SchemeConfig,
 };
 
 use super::raw::{Raw, say, worker_role};
 use super::second::{PATIENCE, drive, server, table, train, worker};
 
-const ASP: Config = Config::Asp;
+const ASP: SchemeConfig = SchemeConfig::Asp;
 
 fn evicted_and_nothing_applied(what: &str, misbehave: impl FnOnce(&mut Raw, u64)) {
     let mut server = server(4, ServerOptions::new(ASP, 2, -1.0));
@@ -75,13 +75,13 @@ fn a_published_clock_far_ahead_evicts_its_worker() {
 
 #[test]
 fn a_worker_that_publishes_without_credit_is_evicted() {
-    let mut options = ServerOptions::new(Config::Bsp, 2, -1.0);
+    let mut options = ServerOptions::new(SchemeConfig::Bsp, 2, -1.0);
     // Not for its silence: this one is evicted for what it writes.
     options.memory.lease = 10 * PATIENCE;
     // Its fellow never comes, so that nothing of it is folded and no slot is given back.
     let mut server = server(4, options);
     let (address, epoch) = (server.address(), server.epoch());
-    let mut raw = Raw::join(&address, worker_role(Config::Bsp), || {
+    let mut raw = Raw::join(&address, worker_role(SchemeConfig::Bsp), || {
         server.poll(slackline::now()).unwrap();
     });
     let gradient = |clock| [clock, 0, epoch, 16, 0, 0, 0, 0];
@@ -100,7 +100,7 @@ fn a_worker_that_publishes_without_credit_is_evicted() {
 
 #[test]
 fn workers_without_heartbeat_are_evicted_and_false_chunk_counts_do_no_harm() {
-    let mut options = ServerOptions::new(Config::Bsp, 2, -1.0);
+    let mut options = ServerOptions::new(SchemeConfig::Bsp, 2, -1.0);
     // Longer than a busy machine may keep a heartbeat from its turn.
     options.memory.lease = Duration::from_millis(1500);
     options.memory.chunk_bytes = 64;
@@ -108,14 +108,14 @@ fn workers_without_heartbeat_are_evicted_and_false_chunk_counts_do_no_harm() {
     let address = server.address();
     std::thread::scope(|scope| {
         let good = scope.spawn(|| {
-            let mut worker = worker(&address, Config::Bsp);
+            let mut worker = worker(&address, SchemeConfig::Bsp);
             for _ in 0..5 {
                 train(&mut worker, 1.0).unwrap();
             }
             worker.flush(PATIENCE).unwrap();
         });
         drive(&mut server, "the good worker", |server| server.status().joined == 1);
-        let mut raw = Raw::join(&address, worker_role(Config::Bsp), || {
+        let mut raw = Raw::join(&address, worker_role(SchemeConfig::Bsp), || {
             server.poll(slackline::now()).unwrap();
         });
         // All chunks of clock 0 are there, it says, and announces nothing.
@@ -156,7 +156,7 @@ fn refusal(result: Result<impl Sized, ConnectError>) -> String {
 fn random_bytes_for_a_first_message_are_refused_with_a_reason() {
     let mut server = server(4, ServerOptions::new(ASP, 1, 1.0));
     let address = server.address();
-    let good = Hello { role: worker_role(ASP), push: None, resume: None }.encode();
+    let good = PeerHello { role: worker_role(ASP), push: None, resume: None }.encode();
     for seed in 0..200 {
         let mut message = noise(seed, seed as usize);
         if seed % 2 == 0 {
@@ -178,7 +178,7 @@ fn random_bytes_for_a_first_message_are_refused_with_a_reason() {
 #[test]
 fn peers_of_different_layout_versions_name_both() {
     let mut server = server(4, ServerOptions::new(ASP, 1, 1.0));
-    let mut hello = Hello { role: worker_role(ASP), push: None, resume: None }.encode();
+    let mut hello = PeerHello { role: worker_role(ASP), push: None, resume: None }.encode();
     hello[8] = 99;
     let said = say(&server.address(), hello.clone(), || {
         server.poll(slackline::now()).unwrap();
@@ -226,19 +226,19 @@ fn a_worker_too_many_and_one_of_another_scheme_read_why_they_are_refused() {
     let mut options = ServerOptions::new(ASP, 1, 1.0);
     options.memory.peers = 1;
     let mut server = server(4, options);
-    let reason = refused(connect(&mut server, WorkerOptions::new(Config::Ssp { staleness: 4 })));
+    let reason = refused(connect(&mut server, WorkerOptions::new(SchemeConfig::Ssp { staleness: 4 })));
     assert!(reason.contains("ssp(4)") && reason.contains("asp"), "{reason}");
     let first = connect(&mut server, WorkerOptions::new(ASP)).unwrap();
     let reason = refused(connect(&mut server, WorkerOptions::new(ASP)));
-    assert!(reason.contains("all 1 places are taken") && reason.contains("raise `peers`"), "{reason}");
+    assert!(reason.contains("as many peers as `peers` allows (1); raise it"), "{reason}");
     drop(first);
-    drive(&mut server, "its place", |server| server.status().left == 1);
+    drive(&mut server, "it to leave", |server| server.status().left == 1);
     connect(&mut server, WorkerOptions::new(ASP)).unwrap();
 }
 
 #[test]
 fn a_worker_of_another_encoding_is_refused_and_does_not_stop_the_server() {
-    for scheme in [Config::Bsp, ASP] {
+    for scheme in [SchemeConfig::Bsp, ASP] {
         let mut server = server(4, ServerOptions::new(scheme, 1, -1.0));
         let mut first = connect(&mut server, WorkerOptions::new(scheme)).unwrap();
         let halves = WorkerOptions { encoding: ElementType::Bf16, ..WorkerOptions::new(scheme) };
@@ -263,7 +263,7 @@ fn a_worker_of_another_encoding_is_refused_and_does_not_stop_the_server() {
 fn a_publisher_takes_no_workers_and_says_so() {
     let mut publisher =
         Publisher::new(Shm::new(), &Address::random(), table(4), PublisherOptions::default()).unwrap();
-    let hello = Hello { role: worker_role(ASP), push: None, resume: None }.encode();
+    let hello = PeerHello { role: worker_role(ASP), push: None, resume: None }.encode();
     let said = say(&publisher.address(), hello, || {
         publisher.poll(slackline::now());
     });
@@ -285,12 +285,12 @@ fn memory_that_cannot_be_had_is_an_error_and_no_abort() {
 }
 
 #[test]
-fn a_reader_of_a_server_needs_no_scheme_and_costs_no_place_once_it_has_gone() {
+fn a_reader_of_a_server_needs_no_scheme_and_makes_room_when_it_goes() {
     let mut options = ServerOptions::new(ASP, 1, 1.0);
     options.memory.peers = 1;
     let mut server = server(4, options);
     for round in 0..5 {
-        let raw = Raw::join(&server.address(), Role::Reader, || {
+        let raw = Raw::join(&server.address(), PeerRole::Reader, || {
             server.poll(slackline::now()).unwrap();
         });
         assert_eq!((server.status().readers, raw.welcome.peer), (1, 0), "{round}");

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use slackline::internals::param::Role;
+use slackline::internals::param::PeerRole;
 use slackline::internals::transport::Inline;
 use slackline::{
     Address, Error, Instant, Publisher, PublisherOptions, Reader, ReaderOptions, ServerOptions, ShardOptions,
-    Shm, Tcp, Transport, Version, now, scheme::Config,
+    Shm, Tcp, Transport, Version, now, scheme::SchemeConfig,
 };
 
 use super::raw::{Raw, worker_role};
@@ -33,13 +33,13 @@ fn listen(since: &mut Instant, listened: Duration, mut poll: impl FnMut(Instant)
 
 #[test]
 fn a_server_that_was_away_for_many_leases_evicts_nobody() {
-    let mut server = server(100, ServerOptions::new(Config::Asp, 2, 1.0));
+    let mut server = server(100, ServerOptions::new(SchemeConfig::Asp, 2, 1.0));
     let address = server.address();
     let mut join = || {
         let poll = || {
             server.poll(now()).unwrap();
         };
-        Raw::join(&address, worker_role(Config::Asp), poll)
+        Raw::join(&address, worker_role(SchemeConfig::Asp), poll)
     };
     let (mut alive, _dead) = (join(), join());
     let mut time = now();
@@ -75,7 +75,7 @@ fn a_publisher_that_computed_for_many_leases_evicts_nobody() {
     let poll = || {
         publisher.poll(now());
     };
-    let _reader = Raw::join(&address, Role::Reader, poll);
+    let _reader = Raw::join(&address, PeerRole::Reader, poll);
     publisher.poll(now());
     assert_eq!(publisher.readers(), 1);
     let mut time = now();

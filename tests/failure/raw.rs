@@ -4,12 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
 use slackline::internals::mem::{Access, LocalSlice, MemoryRegion};
-use slackline::internals::param::{ControlLayout, FrameGeometry, Hello, PushGrant, Resume, Role, Welcome};
+use slackline::internals::param::{
+    ControlLayout, FrameGeometry, PeerHello, PeerRole, PushGrant, Welcome, WorkerProgress,
+};
 use slackline::internals::transport::shm::ShmEndpoint;
 use slackline::internals::transport::{
     Connecting, Endpoint, Inline, Offer, Operation, Received, WorkRequest,
 };
-use slackline::{Address, Clock, ConnectError, ElementType, Shm, Transport, Version, scheme::Config};
+use slackline::{Address, Clock, ConnectError, ElementType, Shm, Transport, Version, scheme::SchemeConfig};
 
 use super::second::wait_for;
 
@@ -21,10 +23,10 @@ pub(super) struct Raw {
 }
 
 /// The role of a worker with an identity of its own.
-pub(super) fn worker_role(scheme: Config) -> Role {
+pub(super) fn worker_role(scheme: SchemeConfig) -> PeerRole {
     static WORKERS: AtomicU64 = AtomicU64::new(1 << 63);
     let identity = WORKERS.fetch_add(1, Ordering::Relaxed);
-    Role::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity, session: 0 }
+    PeerRole::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity, session: 0 }
 }
 
 /// Says `message`, and hears what the listener answers; `meanwhile` drives the listener.
@@ -53,20 +55,20 @@ fn make(
 }
 
 impl Raw {
-    pub(super) fn join(address: &Address, role: Role, meanwhile: impl FnMut()) -> Raw {
-        Self::offer(address, Hello { role, push: None, resume: None }, Vec::new(), meanwhile)
+    pub(super) fn join(address: &Address, role: PeerRole, meanwhile: impl FnMut()) -> Raw {
+        Self::offer(address, PeerHello { role, push: None, resume: None }, Vec::new(), meanwhile)
     }
 
     /// As `join`, to begin at `clock` or later.
-    pub(super) fn resume(address: &Address, role: Role, clock: u64, meanwhile: impl FnMut()) -> Raw {
-        let resume = Some(Resume { clock: Clock(clock), epoch: 1, version: Version(0) });
-        Self::offer(address, Hello { role, push: None, resume }, Vec::new(), meanwhile)
+    pub(super) fn resume(address: &Address, role: PeerRole, clock: u64, meanwhile: impl FnMut()) -> Raw {
+        let resume = Some(WorkerProgress { clock: Clock(clock), epoch: 1, version: Version(0) });
+        Self::offer(address, PeerHello { role, push: None, resume }, Vec::new(), meanwhile)
     }
 
     /// As `join`, with frames that new versions are pushed to.
     pub(super) fn join_pushed(
         address: &Address,
-        role: Role,
+        role: PeerRole,
         geometry: FrameGeometry,
         meanwhile: impl FnMut(),
     ) -> Raw {
@@ -74,18 +76,18 @@ impl Raw {
         let lengths = [layout.bytes(), geometry.bytes() as usize];
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
         let regions = lengths.map(|len| Shm::new().allocate(len, access).unwrap());
-        let hello = Hello { role, push: Some(PushGrant { layout, geometry }), resume: None };
+        let hello = PeerHello { role, push: Some(PushGrant { layout, geometry }), resume: None };
         Self::offer(address, hello, regions.iter().map(MemoryRegion::whole).collect(), meanwhile)
     }
 
-    fn offer(address: &Address, hello: Hello, grants: Vec<LocalSlice>, meanwhile: impl FnMut()) -> Raw {
+    fn offer(address: &Address, hello: PeerHello, grants: Vec<LocalSlice>, meanwhile: impl FnMut()) -> Raw {
         let offer = Offer { message: hello.encode(), grants };
         let (endpoint, received) = make(address, offer, meanwhile).unwrap();
         let welcome = Welcome::decode(&received.message, &hello.role, &received.grants).unwrap();
         Raw { endpoint, welcome, received }
     }
 
-    /// The clock before which the server says that it has consumed all gradients of this place.
+    /// The clock before which the server says that it has consumed all gradients of this peer.
     pub(super) fn consumed(&self) -> u64 {
         self.control((2 + usize::from(self.welcome.peer)) * 64)
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use slackline::{
     Address, Checkpoint, CheckpointOptions, Clock, Error, Eviction, Server, ServerOptions, Shm, Version,
-    Worker, WorkerOptions, scheme::Config,
+    Worker, WorkerOptions, scheme::SchemeConfig,
 };
 
 use super::second::{PATIENCE, SCHEMES, Second, drive, scheme, server, table, told, train, wait_for, worker};
@@ -40,13 +40,13 @@ fn a_killed_and_restarted_worker_never_has_a_gradient_applied_twice() {
         let mut server = server(CLOCKS, ServerOptions::new(scheme(name), 1, -1.0));
         let words = [server.address().to_string(), name.to_owned()];
         let claim = a_killed_and_restarted_worker_never_has_a_gradient_applied_twice;
-        for life in 1..=5u64 {
+        for incarnation in 1..=5u64 {
             let mut victim = Second::start(claim, &words);
             drive(&mut server, "a part of the job", |server| {
-                server.status().smallest_clock >= Clock(life * 500 + life * 7 % 5)
+                server.status().smallest_clock >= Clock(incarnation * 500 + incarnation * 7 % 5)
             });
             victim.kill();
-            drive(&mut server, "its death to be noticed", |server| server.status().left == life);
+            drive(&mut server, "its death to be noticed", |server| server.status().left == incarnation);
         }
         let last = RefCell::new(Second::start(claim, &words));
         drive(&mut server, "the end", |_| last.borrow_mut().ended().is_some_and(|status| status.success()));
@@ -100,17 +100,17 @@ fn a_worker_killed_beside_a_slow_one_has_no_clock_applied_twice() {
                     std::thread::sleep(Duration::from_millis(4));
                 }
             });
-            for life in 1..=3u64 {
+            for incarnation in 1..=3u64 {
                 let mut victim = Second::start(claim, &words);
                 drive(&mut server, "it to join", |server| server.status().workers == 2);
                 is_away.store(false, std::sync::atomic::Ordering::SeqCst);
                 let folded = server.status().folded;
                 drive(&mut server, "a part of the job", |server| {
-                    server.status().folded >= folded + 40 + life * 7 % 5
+                    server.status().folded >= folded + 40 + incarnation * 7 % 5
                 });
                 is_away.store(true, std::sync::atomic::Ordering::SeqCst);
                 victim.kill();
-                drive(&mut server, "its death to be noticed", |server| server.status().left == life);
+                drive(&mut server, "its death to be noticed", |server| server.status().left == incarnation);
             }
             is_away.store(false, std::sync::atomic::Ordering::SeqCst);
             let last = RefCell::new(Second::start(claim, &words));
@@ -133,7 +133,7 @@ fn checkpointing(path: &Path) -> ServerOptions {
     let checkpoint = CheckpointOptions { every: Some(5), ..CheckpointOptions::new(path) };
     ServerOptions {
         checkpoint: Some(checkpoint),
-        ..ServerOptions::new(Config::Ssp { staleness: 1 }, 2, -1.0)
+        ..ServerOptions::new(SchemeConfig::Ssp { staleness: 1 }, 2, -1.0)
     }
 }
 
@@ -163,7 +163,7 @@ fn a_server_killed_repeatedly_loses_only_work_after_its_last_checkpoint() {
     let words = [address.to_string(), path.to_str().unwrap().to_owned()];
     let claim = a_server_killed_repeatedly_loses_only_work_after_its_last_checkpoint;
     let mut server = Second::start(claim, &words);
-    let scheme = Config::Ssp { staleness: 1 };
+    let scheme = SchemeConfig::Ssp { staleness: 1 };
     let connect = || {
         super::second::retry(|| {
             let options = slackline::WorkerOptions::new(scheme);
@@ -192,7 +192,7 @@ fn a_server_killed_repeatedly_loses_only_work_after_its_last_checkpoint() {
             .collect();
         let mut newest = Version(0);
         for _ in 0..4 {
-            // Some progress in each life; what is on the disk is always whole, and never goes back.
+            // Some progress in each incarnation; what is on the disk is always whole, and never goes back.
             let read = || Checkpoint::read(&path).ok();
             let checkpoint =
                 wait_for("a checkpoint", || read().filter(|read| read.version().0 >= newest.0 + 50));
@@ -206,7 +206,7 @@ fn a_server_killed_repeatedly_loses_only_work_after_its_last_checkpoint() {
             newest = checkpoint.version();
             server = Second::start(claim, &words);
         }
-        wait_for("the last life to go on", || {
+        wait_for("the last incarnation to go on", || {
             Checkpoint::read(&path).ok().filter(|read| read.version().0 >= newest.0 + 50)
         });
         stop.store(true, std::sync::atomic::Ordering::SeqCst);

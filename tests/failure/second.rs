@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use slackline::{
     Address, Clock, ElementType, Error, Server, ServerOptions, Shm, Table, Worker, WorkerOptions,
-    scheme::Config,
+    scheme::SchemeConfig,
 };
 
 /// Longest time that any wait may take: far more than any of them needs.
@@ -102,7 +102,7 @@ pub(super) fn server(elements: usize, options: ServerOptions) -> Server<Shm> {
     Server::new(Shm::new(), &Address::random(), table(elements), &vec![0.0; elements], options).unwrap()
 }
 
-pub(super) fn worker(address: &Address, scheme: Config) -> Worker<Shm> {
+pub(super) fn worker(address: &Address, scheme: SchemeConfig) -> Worker<Shm> {
     Worker::connect(Shm::new(), std::slice::from_ref(address), WorkerOptions::new(scheme), PATIENCE).unwrap()
 }
 
@@ -121,9 +121,9 @@ pub(super) fn train(worker: &mut Worker<Shm>, value: f32) -> Result<Clock, Error
 
 pub(super) const SCHEMES: [&str; 4] = ["bsp", "asp", "ssp", "essp"];
 
-pub(super) fn scheme(name: &str) -> Config {
+pub(super) fn scheme(name: &str) -> SchemeConfig {
     let settings: &[_] = if name.starts_with(['s', 'e']) { &[("staleness", "2")] } else { &[] };
-    Config::from_settings(name, settings).unwrap()
+    SchemeConfig::from_settings(name, settings).unwrap()
 }
 
 /// The exit codes by which a worker in a second process says which error ended it.

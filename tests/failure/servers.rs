@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use slackline::{
     Address, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Shm, Version,
     Worker,
-    scheme::{Bound, Config},
+    scheme::{Bound, SchemeConfig},
 };
 
 use super::second::{
@@ -114,10 +114,10 @@ fn a_reader_of_a_dead_publisher_is_told_though_it_has_all_it_asked_for() {
 
 #[test]
 fn a_restarted_server_is_another_one_and_old_handles_keep_failing() {
-    let options = || ServerOptions::new(Config::Ssp { staleness: 1 }, 1, -1.0);
+    let options = || ServerOptions::new(SchemeConfig::Ssp { staleness: 1 }, 1, -1.0);
     let mut first = server(10, options());
     let (address, epoch) = (first.address(), first.epoch());
-    let scheme = Config::Ssp { staleness: 1 };
+    let scheme = SchemeConfig::Ssp { staleness: 1 };
     let (mut old, first) = std::thread::scope(|scope| {
         let training = scope.spawn(|| {
             let mut worker = worker(&address, scheme);
@@ -137,7 +137,7 @@ fn a_restarted_server_is_another_one_and_old_handles_keep_failing() {
     std::thread::scope(|scope| {
         let training = scope.spawn(|| {
             for _ in 0..3 {
-                // What is published into the old life's memory is lost, and said to be by the next wait.
+                // What is published into the old incarnation's memory is lost, and said to be by the next wait.
                 let error = wait_for("the old handle to fail", || train(&mut old, 100.0).err());
                 assert!(matches!(error, Error::ServerLost { .. } | Error::OutOfTurn { .. }), "{error}");
                 let error = old.step(NOTICE).unwrap_err();

@@ -11,7 +11,9 @@ use slackline::internals::transport::shm::{ShmConnecting, ShmEndpoint, ShmIncomi
 use slackline::internals::transport::{
     Capabilities, Incoming, Listener, Offer, Received, Refusal, RegisterError,
 };
-use slackline::{Address, ConnectError, Instant, Server, ServerOptions, Shm, Transport, scheme::Config};
+use slackline::{
+    Address, ConnectError, Instant, Server, ServerOptions, Shm, Transport, scheme::SchemeConfig,
+};
 
 use super::second::{PATIENCE, table, train, wait_for, worker};
 
@@ -103,7 +105,7 @@ const LEASE: Duration = Duration::from_secs(1);
 /// Drives a server with room for `peers` in this thread while `then` runs in another, which may change how slow its
 /// memory is. Returns what that returns, too: workers that are still in.
 fn serve<R: Send>(
-    scheme: Config,
+    scheme: SchemeConfig,
     peers: u16,
     then: impl FnOnce(&Address, &Slowness) -> R + Send,
 ) -> (Server<Slow>, R) {
@@ -123,10 +125,10 @@ fn serve<R: Send>(
 
 #[test]
 fn memory_that_takes_longer_than_the_lease_to_register_evicts_nobody() {
-    let (server, _workers) = serve(Config::Asp, 2, |address, slowness| {
+    let (server, _workers) = serve(SchemeConfig::Asp, 2, |address, slowness| {
         slowness.store(3 * LEASE.as_millis() as u64, SeqCst);
-        let mut first = worker(address, Config::Asp);
-        let mut second = worker(address, Config::Asp);
+        let mut first = worker(address, SchemeConfig::Asp);
+        let mut second = worker(address, SchemeConfig::Asp);
         for _ in 0..20 {
             train(&mut first, 1.0).unwrap();
             train(&mut second, 1.0).unwrap();
@@ -142,7 +144,7 @@ fn memory_that_takes_longer_than_the_lease_to_register_evicts_nobody() {
 
 #[test]
 fn a_server_serves_the_others_while_it_registers_memory_for_a_newcomer() {
-    for scheme in [Config::Asp, Config::Bsp] {
+    for scheme in [SchemeConfig::Asp, SchemeConfig::Bsp] {
         let (server, _worker) = serve(scheme, 2, |address, slowness| {
             let mut first = worker(address, scheme);
             train(&mut first, 1.0).unwrap();
@@ -174,17 +176,17 @@ fn a_server_serves_the_others_while_it_registers_memory_for_a_newcomer() {
 }
 
 #[test]
-fn a_place_that_is_being_prepared_is_taken() {
-    let (server, _worker) = serve(Config::Asp, 1, |address, slowness| {
+fn a_peer_that_is_being_prepared_counts_as_one() {
+    let (server, _worker) = serve(SchemeConfig::Asp, 1, |address, slowness| {
         slowness.store(2 * LEASE.as_millis() as u64, SeqCst);
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| worker(address, Config::Asp));
+            let first = scope.spawn(|| worker(address, SchemeConfig::Asp));
             sleep(LEASE);
-            let options = slackline::WorkerOptions::new(Config::Asp);
+            let options = slackline::WorkerOptions::new(SchemeConfig::Asp);
             let second =
                 slackline::Worker::connect(Shm::new(), std::slice::from_ref(address), options, PATIENCE);
-            let refusal = second.err().expect("there is one place").to_string();
-            assert!(refusal.contains("all 1 places are taken"), "{refusal}");
+            let refusal = second.err().expect("there is room for one peer").to_string();
+            assert!(refusal.contains("as many peers as `peers` allows (1)"), "{refusal}");
             first.join().unwrap()
         })
     });
@@ -193,7 +195,7 @@ fn a_place_that_is_being_prepared_is_taken() {
 
 #[test]
 fn a_newcomer_that_a_busy_listener_drops_asks_again() {
-    let (server, _worker) = serve(Config::Asp, 1, |address, _| worker(address, Config::Asp));
+    let (server, _worker) = serve(SchemeConfig::Asp, 1, |address, _| worker(address, SchemeConfig::Asp));
     assert_eq!((server.status().joined, server.status().refused), (1, 0));
     let asks_again = |leases| dropped_within(leases * LEASE) > 1;
     assert!([1, 4, 16].into_iter().any(asks_again), "it asks once");
@@ -205,7 +207,7 @@ fn dropped_within(timeout: Duration) -> u32 {
     let mut listening = Shm::new().listen(&address).unwrap();
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| {
-            let options = slackline::WorkerOptions::new(Config::Asp);
+            let options = slackline::WorkerOptions::new(SchemeConfig::Asp);
             slackline::Worker::connect(Shm::new(), std::slice::from_ref(&address), options, timeout)
         });
         let mut dropped = 0;

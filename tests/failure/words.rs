@@ -5,7 +5,7 @@ use slackline::internals::param::FrameGeometry;
 use slackline::internals::transport::Inline;
 use slackline::{
     Server, ServerOptions, Shm, Version,
-    scheme::{Choice, Config, Damping, Delivery, Shrink, Strength, WaitFor},
+    scheme::{Choice, Damping, Delivery, SchemeConfig, Shrink, Strength, WaitFor},
 };
 
 use super::raw::{Raw, worker_role};
@@ -17,7 +17,7 @@ const CHUNK_BYTES: usize = 64;
 const ELEMENTS: usize = CHUNKS * CHUNK_BYTES / 4;
 const BYTES: u64 = ELEMENTS as u64 * 4;
 
-/// Places of words in an inbox.
+/// Offsets of words in an inbox.
 const PUBLISHED: usize = 0;
 const LANDED: usize = 8;
 const HELD: usize = 16;
@@ -25,26 +25,26 @@ const HEARTBEAT: usize = 64;
 const PIN: usize = 128;
 const HEADERS: usize = 192;
 
-fn schemes() -> Vec<Config> {
-    let dbw = |delivery, k| Config::Dbw { delivery, choice: Choice::Static { k } };
-    let vap = |strength| Config::Vap { bound: 1.0, strength };
+fn schemes() -> Vec<SchemeConfig> {
+    let dbw = |delivery, k| SchemeConfig::Dbw { delivery, choice: Choice::Static { k } };
+    let vap = |strength| SchemeConfig::Vap { bound: 1.0, strength };
     let abs = |staleness| {
         let (wait_for, shrink, local_steps) = (WaitFor::Fixed(2), Shrink::Fixed, 1);
-        Config::Abs { wait_for, staleness, shrink, local_steps }
+        SchemeConfig::Abs { wait_for, staleness, shrink, local_steps }
     };
     vec![
-        Config::Bsp,
-        Config::Asp,
-        Config::Ssp { staleness: 1 },
-        Config::Essp { staleness: 1 },
-        Config::Bap { staleness: 1 },
+        SchemeConfig::Bsp,
+        SchemeConfig::Asp,
+        SchemeConfig::Ssp { staleness: 1 },
+        SchemeConfig::Essp { staleness: 1 },
+        SchemeConfig::Bap { staleness: 1 },
         vap(Strength::Weak),
         vap(Strength::Strong),
         dbw(Delivery::Interrupt, 2),
         dbw(Delivery::Wait, 1),
         abs(Some(1)),
         abs(None),
-        Config::Delay { staleness: 1, seed: 7 },
+        SchemeConfig::Delay { staleness: 1, seed: 7 },
     ]
 }
 
@@ -61,7 +61,7 @@ struct Hand {
 }
 
 impl Hand {
-    fn join(server: &mut Server<Shm>, scheme: Config) -> Hand {
+    fn join(server: &mut Server<Shm>, scheme: SchemeConfig) -> Hand {
         let address = server.address();
         let role = worker_role(scheme);
         let geometry = FrameGeometry { frames: 3, payload_bytes: BYTES, chunk_bytes: CHUNK_BYTES as u64 };
@@ -101,7 +101,7 @@ impl Hand {
     }
 }
 
-fn job(scheme: Config, damping: Damping, workers: usize) -> Server<Shm> {
+fn job(scheme: SchemeConfig, damping: Damping, workers: usize) -> Server<Shm> {
     let mut options = ServerOptions { damping, ..ServerOptions::new(scheme, workers, -1.0) };
     options.memory.chunk_bytes = CHUNK_BYTES as u64;
     // Workers by hand have no heart.
@@ -124,7 +124,7 @@ fn go_on(server: &mut Server<Shm>, honest: &mut [Hand], count: u64, what: &str) 
 
 /// A gradient of the culprit's is announced. After `moment` polls words of its inbox change; the honest worker
 /// publishes after `partner` polls. Then the culprit leaves, if it was not evicted, and the honest one goes on.
-fn spoil(scheme: Config, words: &[(usize, u64)], moment: usize, partner: usize) {
+fn spoil(scheme: SchemeConfig, words: &[(usize, u64)], moment: usize, partner: usize) {
     let mut server = job(scheme, Damping::None, 2);
     let mut culprit = Hand::join(&mut server, scheme);
     let mut honest = Hand::join(&mut server, scheme);
@@ -150,7 +150,7 @@ fn spoil(scheme: Config, words: &[(usize, u64)], moment: usize, partner: usize) 
     go_on(&mut server, &mut [honest], 3, &what);
 }
 
-fn place() -> impl Strategy<Value = usize> {
+fn offset() -> impl Strategy<Value = usize> {
     prop_oneof![
         4 => prop::sample::select(&[PUBLISHED, LANDED][..]),
         3 => prop::sample::select(&[HELD, HEARTBEAT, PIN][..]),
@@ -168,7 +168,7 @@ proptest! {
 
     #[test]
     fn a_word_that_is_spoilt_at_any_moment_stops_nobody_else(
-        words in prop::collection::vec((place(), value()), 1..4),
+        words in prop::collection::vec((offset(), value()), 1..4),
         moment in 0usize..16,
         partner in 0usize..12,
     ) {
@@ -190,7 +190,7 @@ fn an_announcement_that_is_taken_back_stops_no_fold() {
 #[test]
 fn a_base_past_the_latest_version_evicts_its_worker_and_moves_no_bound() {
     let counting = schemes().into_iter().map(|scheme| (scheme, Damping::None));
-    for (scheme, damping) in counting.chain([(Config::Asp, Damping::Inverse)]) {
+    for (scheme, damping) in counting.chain([(SchemeConfig::Asp, Damping::Inverse)]) {
         for base in [1, u64::MAX] {
             let mut server = job(scheme, damping, 3);
             let [mut culprit, one, other] = [(); 3].map(|()| Hand::join(&mut server, scheme));

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
 use slackline::internals::mem::Access;
-use slackline::internals::param::{GradientMetadata, Publish, Source};
+use slackline::internals::param::{GradientMetadata, GradientSource, Publish};
 use slackline::internals::transport::Endpoint;
-use slackline::{Address, Optimizer, Server, ServerOptions, Shm, Transport, Version, scheme::Config};
+use slackline::{Address, Optimizer, Server, ServerOptions, Shm, Transport, Version, scheme::SchemeConfig};
 
 use super::raw::{Raw, worker_role};
 use super::second::{
@@ -30,7 +30,7 @@ impl Survivors {
         Survivors { clocks: [AtomicU64::new(0), AtomicU64::new(0)], stop: AtomicBool::new(false) }
     }
 
-    fn train(&self, which: usize, address: &Address, scheme: Config) {
+    fn train(&self, which: usize, address: &Address, scheme: SchemeConfig) {
         let mut worker = worker(address, scheme);
         while !self.stop.load(SeqCst) {
             train(&mut worker, 1.0).unwrap();
@@ -117,13 +117,13 @@ fn a_stopped_worker_is_evicted_after_its_lease_and_told_when_it_continues() {
 
 #[test]
 fn a_worker_that_computes_for_longer_than_the_lease_is_not_evicted() {
-    let mut options = ServerOptions::new(Config::Bsp, 1, 1.0);
+    let mut options = ServerOptions::new(SchemeConfig::Bsp, 1, 1.0);
     options.memory.lease = LEASE;
     let mut server = server(10, options);
     let address = server.address();
     std::thread::scope(|scope| {
         let computing = scope.spawn(move || {
-            let mut worker = worker(&address, Config::Bsp);
+            let mut worker = worker(&address, SchemeConfig::Bsp);
             for _ in 0..2 {
                 let mut step = worker.step(NOTICE).unwrap();
                 std::thread::sleep(2 * LEASE);
@@ -143,7 +143,7 @@ const ELEMENTS: usize = 16 << 10;
 
 fn momentum() -> ServerOptions {
     let optimizer = Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 };
-    let mut options = ServerOptions { optimizer, ..ServerOptions::new(Config::Bsp, 2, 0.1) };
+    let mut options = ServerOptions { optimizer, ..ServerOptions::new(SchemeConfig::Bsp, 2, 0.1) };
     options.memory.chunk_bytes = 1024;
     options
 }
@@ -156,7 +156,7 @@ fn die_in_the_middle_of_a_publish(address: &Address) -> ! {
     gradient.as_volatile().write(&[0x7F; ELEMENTS * 4]);
     let scratch = shm.allocate(Publish::SCRATCH_BYTES, Access::LOCAL).unwrap().whole();
     let mut publish = Publish::new(&raw.welcome, &raw.received.grants, scratch).unwrap().unwrap();
-    publish.start(Source::Memory(gradient.whole()), Version(0), GradientMetadata::default()).unwrap();
+    publish.start(GradientSource::Memory(gradient.whole()), Version(0), GradientMetadata::default()).unwrap();
     // A slot, then three batches of eight chunks out of 64.
     for _ in 0..5 {
         assert!(publish.advance(&mut raw.endpoint).unwrap());
@@ -171,7 +171,7 @@ fn die_in_the_middle_of_a_publish(address: &Address) -> ! {
 }
 
 fn retry_join(address: &Address) -> Raw {
-    Raw::join(address, worker_role(Config::Bsp), || {})
+    Raw::join(address, worker_role(SchemeConfig::Bsp), || {})
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn nothing_shows_of_a_gradient_whose_worker_died_before_it_was_announced() {
         std::thread::scope(|scope| {
             let surviving = scope.spawn(|| {
                 let mut worker = retry(|| {
-                    let options = slackline::WorkerOptions::new(Config::Bsp);
+                    let options = slackline::WorkerOptions::new(SchemeConfig::Bsp);
                     slackline::Worker::connect(Shm::new(), std::slice::from_ref(&address), options, NOTICE)
                 });
                 for clock in 0..5 {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use slackline::{
     Address, ElementType, Error, Server, ServerOptions, ServerStatus, Table, Tcp, View, Worker,
-    WorkerOptions, scheme::Config,
+    WorkerOptions, scheme::SchemeConfig,
 };
 
 /// Longest time that any wait may take: far more than any of them needs.
@@ -15,8 +15,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// Time that a busy machine may add to a deadline.
 const SLACK: Duration = Duration::from_secs(30);
 
-pub(super) const SCHEMES: [Config; 3] =
-    [Config::Bsp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }];
+pub(super) const SCHEMES: [SchemeConfig; 3] =
+    [SchemeConfig::Bsp, SchemeConfig::Ssp { staleness: 2 }, SchemeConfig::Essp { staleness: 2 }];
 
 /// One test at a time: they are about time, and the machine is small.
 pub(super) fn alone() -> MutexGuard<'static, ()> {
@@ -48,7 +48,7 @@ pub(super) fn timed<R>(what: &str, timeout: Duration, call: impl FnOnce() -> R) 
 /// A server of zeros over TCP, for two workers.
 #[derive(Clone, Copy)]
 pub(super) struct Job {
-    pub(super) scheme: Config,
+    pub(super) scheme: SchemeConfig,
     pub(super) elements: usize,
     pub(super) lease: Duration,
 }
@@ -62,7 +62,7 @@ pub(super) struct Watch {
 }
 
 impl Job {
-    pub(super) fn new(scheme: Config, elements: usize) -> Job {
+    pub(super) fn new(scheme: SchemeConfig, elements: usize) -> Job {
         Job { scheme, elements, lease: Duration::from_secs(3) }
     }
 
@@ -148,7 +148,7 @@ impl Watch {
         timed("connect", timeout, || Worker::connect(Tcp::new(), addresses, options, timeout))
     }
 
-    /// Trains for one clock, and checks its parameters and its place in time.
+    /// Trains for one clock, and checks its parameters, clocks and version.
     pub(super) fn train(&self, worker: &mut Worker<Tcp>, timeout: Duration) -> Result<(), Error> {
         let mut step = timed("step", timeout, move || worker.step(timeout))?;
         let view = step.view();
@@ -171,7 +171,9 @@ impl Watch {
             None => panic!("a scheme with a bound"),
         }
         match self.job.scheme {
-            Config::Bsp => assert!(unit == version && smallest == view.version.0, "{unit} is not {view:?}"),
+            SchemeConfig::Bsp => {
+                assert!(unit == version && smallest == view.version.0, "{unit} is not {view:?}")
+            }
             _ => assert!((version / 2.0..=version).contains(&unit), "{unit} is not {view:?}"),
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use slackline::{
     ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Table, Tcp, Version,
-    scheme::Config,
+    scheme::SchemeConfig,
 };
 
 use super::job::{Job, PATIENCE, SCHEMES, alone, multiple, timed, wait_for};
@@ -97,7 +97,7 @@ fn broken(job: Job, fault: Fault, timeout: Duration) -> (Error, Duration) {
     let counted = status.folded + status.voided;
     let unit = multiple(&parameters);
     match job.scheme {
-        Config::Bsp => assert_eq!(unit, clocks as f64, "{fault:?}"),
+        SchemeConfig::Bsp => assert_eq!(unit, clocks as f64, "{fault:?}"),
         _ => assert!(counted >= clocks + 20 && counted < clocks + 30, "{fault:?}: {status:?}"),
     }
     told
@@ -167,7 +167,7 @@ fn calls_over_a_stalled_network_meet_their_deadline_and_the_other_finishes() {
 #[test]
 fn a_server_drops_a_worker_whose_host_is_gone_long_before_a_long_lease_ends() {
     let _alone = alone();
-    Job { lease: Duration::from_secs(600), ..Job::new(Config::Bsp, 100) }.serve(|address, watch| {
+    Job { lease: Duration::from_secs(600), ..Job::new(SchemeConfig::Bsp, 100) }.serve(|address, watch| {
         let proxy = Proxy::new(address, 1);
         let _worker = watch.connect(&proxy.address(), PATIENCE).unwrap();
         wait_for("the worker", || (watch.status().workers == 1).then_some(()));

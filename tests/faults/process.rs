@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use slackline::{
     Address, ElementType, Secret, Server, ServerOptions, ServerStatus, Table, Tcp, Worker, WorkerOptions,
-    scheme::Config,
+    scheme::SchemeConfig,
 };
 
 use super::job::{PATIENCE, pattern, wait_for};
@@ -37,7 +37,7 @@ pub(super) fn is_told() {
     }
 }
 
-fn config(name: &str) -> Config {
+fn config(name: &str) -> SchemeConfig {
     name.parse().unwrap()
 }
 
@@ -45,7 +45,11 @@ pub(super) fn secret(text: &str) -> Secret {
     Secret::from_text(text, "the test").unwrap()
 }
 
-pub(super) fn worker(text: &str, scheme: Config, address: &Address) -> Result<Worker<Tcp>, slackline::Error> {
+pub(super) fn worker(
+    text: &str,
+    scheme: SchemeConfig,
+    address: &Address,
+) -> Result<Worker<Tcp>, slackline::Error> {
     let options = WorkerOptions { checksums: true, ..WorkerOptions::new(scheme) };
     Worker::connect(Tcp::with_secret(secret(text)), std::slice::from_ref(address), options, PATIENCE)
 }
@@ -58,7 +62,7 @@ pub(super) fn train(worker: &mut Worker<Tcp>) -> Result<(), slackline::Error> {
     step.publish(None, PATIENCE)
 }
 
-fn serve(text: &str, scheme: Config, workers: usize, path: &Path) -> ! {
+fn serve(text: &str, scheme: SchemeConfig, workers: usize, path: &Path) -> ! {
     let mut options = ServerOptions::new(scheme, workers, -1.0);
     options.memory.checksums = true;
     options.memory.chunk_bytes = 4096;
@@ -127,7 +131,12 @@ pub(super) struct Usage {
 }
 
 impl ServerProcess {
-    pub(super) fn start<F: Fn()>(claim: F, secret: &Secret, scheme: Config, workers: usize) -> ServerProcess {
+    pub(super) fn start<F: Fn()>(
+        claim: F,
+        secret: &Secret,
+        scheme: SchemeConfig,
+        workers: usize,
+    ) -> ServerProcess {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("told");
         let words = format!("serve {} {} {workers} {}", secret.expose(), scheme.name(), file.display());

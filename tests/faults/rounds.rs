@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use slackline::{Address, Reader, ReaderOptions, Secret, Tcp, Worker, WorkerOptions, scheme::Config};
+use slackline::{Address, Reader, ReaderOptions, Secret, Tcp, Worker, WorkerOptions, scheme::SchemeConfig};
 use socket2::SockRef;
 
 use super::job::{PATIENCE, alone, wait_for};
@@ -29,19 +29,21 @@ fn a_thousand_peers_that_die_at_any_moment_leave_the_server_as_it_was() {
     let claim = a_thousand_peers_that_die_at_any_moment_leave_the_server_as_it_was;
     let seed = Seed::of_this_run();
     let secret = Secret::random().unwrap();
-    let server = ServerProcess::start(claim, &secret, Config::Asp, 1);
+    let server = ServerProcess::start(claim, &secret, SchemeConfig::Asp, 1);
     let address = server.address();
     let good = {
         let proxy = Proxy::recording(&address);
-        let mut worker = process::worker(secret.expose(), Config::Asp, &proxy.address()).unwrap();
+        let mut worker = process::worker(secret.expose(), SchemeConfig::Asp, &proxy.address()).unwrap();
         process::train(&mut worker).unwrap();
         proxy.recorded()
     };
     let mut random = Random::new(seed.0);
     let mut round = |number: u64| {
         if number.is_multiple_of(PROCESS_EVERY) {
-            let mut killed =
-                Process::start(claim, &format!("work {} {} {address}", secret.expose(), Config::Asp.name()));
+            let mut killed = Process::start(
+                claim,
+                &format!("work {} {} {address}", secret.expose(), SchemeConfig::Asp.name()),
+            );
             std::thread::sleep(Duration::from_millis(random.below(60)));
             killed.0.kill().unwrap();
         } else if number % 2 == 1 {
@@ -55,7 +57,7 @@ fn a_thousand_peers_that_die_at_any_moment_leave_the_server_as_it_was() {
     (1..=ROUNDS).for_each(&mut round);
     let after = settled(&server, Some(before));
     assert!(after.memory <= before.memory + MARGIN, "{after:?} after {before:?}");
-    let mut worker = process::worker(secret.expose(), Config::Asp, &address).unwrap();
+    let mut worker = process::worker(secret.expose(), SchemeConfig::Asp, &address).unwrap();
     for _ in 0..3 {
         process::train(&mut worker).unwrap();
     }
@@ -86,7 +88,7 @@ fn given_up(address: &Address, secret: &Secret, random: &mut Random) {
         }
         return;
     }
-    let options = WorkerOptions { checksums: true, ..WorkerOptions::new(Config::Asp) };
+    let options = WorkerOptions { checksums: true, ..WorkerOptions::new(SchemeConfig::Asp) };
     let Ok(mut worker) = Worker::connect(tcp, std::slice::from_ref(address), options, timeout) else {
         return;
     };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use slackline::internals::channel::{Channel, Purpose, Terms};
-use slackline::{Address, Reader, ReaderOptions, Secret, Tcp, scheme::Config};
+use slackline::{Address, Reader, ReaderOptions, Secret, Tcp, scheme::SchemeConfig};
 
 use super::job::{PATIENCE, alone, multiple, wait_for};
 use super::process::{self, ServerProcess};
@@ -26,7 +26,7 @@ fn unauthenticated_peers_are_shut_out_in_time_while_training_goes_on() {
     allow_many_descriptors();
     let seed = Seed::of_this_run();
     let secret = Secret::random().unwrap();
-    let server = ServerProcess::start(claim, &secret, Config::Bsp, 2);
+    let server = ServerProcess::start(claim, &secret, SchemeConfig::Bsp, 2);
     let address = server.address();
     let (clocks, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -61,7 +61,7 @@ impl Drop for Stop<'_> {
 
 /// A worker that computes for a few milliseconds a clock, and checks every version that it gets.
 fn train(address: &Address, secret: &Secret, clocks: &AtomicU64, stop: &AtomicBool) {
-    let mut worker = process::worker(secret.expose(), Config::Bsp, address).unwrap();
+    let mut worker = process::worker(secret.expose(), SchemeConfig::Bsp, address).unwrap();
     while !stop.load(SeqCst) {
         process::train(&mut worker).unwrap();
         clocks.fetch_add(1, SeqCst);

@@ -213,8 +213,8 @@ pub(crate) fn parts_that_break_the_protocol_cost_their_author_its_membership<F: 
                 .map(|mut member| scope.spawn(move || go_on::<F>(&mut member, 0, &group, &group[..2])))
                 .collect();
             for to in 0..2 {
-                let place = if area == GroupArea::Summand { to } else { 2 };
-                let whole = raw.part(3, place, 1.0);
+                let index = if area == GroupArea::Summand { to } else { 2 };
+                let whole = raw.part(3, index, 1.0);
                 let payload = whole.slice(0, whole.len().min(most)).unwrap();
                 let wrong = header(0, &group, &group, payload.len());
                 if area == GroupArea::Mean {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slackline::internals::param::{Hello, Role};
+use slackline::internals::param::{PeerHello, PeerRole};
 use slackline::{ConnectError, Error, GroupError, GroupListener, GroupOptions};
 
 use super::fixture::{Fixture, PATIENCE, assert_mean, fill, listen, meet, turn, wait_for};
@@ -80,7 +80,7 @@ pub(crate) fn unauthenticated_peers_are_told_why_and_others_meet<F: Fixture>() {
             (hello(1, 2, ELEMENTS, lease).encode(), ELEMENTS, "lease"),
             (right.encode(), ELEMENTS / 2, "too short"),
             (b"who knows".repeat(4), ELEMENTS, "not slackline's"),
-            (Hello { role: Role::Reader, push: None, resume: None }.encode(), ELEMENTS, "damaged"),
+            (PeerHello { role: PeerRole::Reader, push: None, resume: None }.encode(), ELEMENTS, "damaged"),
         ] {
             let reason = refusal::<F>(&addresses[0], message, elements);
             assert!(reason.contains(word), "{reason}");
@@ -130,7 +130,7 @@ pub(crate) fn who_claims_a_rank_whose_holder_lives_is_told_so_after_a_lease<F: F
         };
         let meeting: Vec<_> = listeners.into_iter().map(connect).collect();
         let reason = wait_for("the second member to be there", || match claim(1, 0) {
-            // It is not there yet, and will find the place free.
+            // It is not there yet, and will find the rank free.
             Ok(_) => None,
             Err(ConnectError::Refused { reason, .. }) => Some(reason),
             Err(error) => panic!("{error}"),

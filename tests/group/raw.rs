@@ -93,9 +93,9 @@ pub(crate) fn header(round: u64, group: &[usize], view: &[usize], bytes: usize) 
 }
 
 impl<F: Fixture> Raw<F> {
-    /// Memory full of `value`, as long as the part of the member in `place` of `members`.
-    pub(crate) fn part(&self, members: usize, place: usize, value: f32) -> LocalSlice {
-        let bytes = self.layout.part(members, place).len();
+    /// Memory full of `value`, as long as the part of the member at `index` of `members`.
+    pub(crate) fn part(&self, members: usize, index: usize, value: f32) -> LocalSlice {
+        let bytes = self.layout.part(members, index).len();
         let region = self.transport.allocate(bytes, Access::LOCAL).unwrap();
         region.as_volatile().write(&value.to_le_bytes().repeat(bytes / 4));
         region.whole()

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use slackline::{
     CheckpointOptions, ElementType, GroupOptions, Job, JobPlan, Resume, Role, ServerOptions, Table,
-    TransportKind, WorkerOptions, scheme::Config,
+    TransportKind, WorkerOptions, scheme::SchemeConfig,
 };
 
 use super::parameter_server;
 use super::processes::PROGRAM;
 
 const ELEMENTS: usize = 1000;
-const SCHEME: Config = Config::Bsp;
+const SCHEME: SchemeConfig = SchemeConfig::Bsp;
 
 /// Runs the program of this process, if it is one of a job, and ends with it if it fails.
 pub(crate) fn run() {

@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use slackline::internals::param::Consistency;
-use slackline::{Address, ReaderOptions, Version, Worker, WorkerOptions, scheme::Config};
+use slackline::{Address, ReaderOptions, Version, Worker, WorkerOptions, scheme::SchemeConfig};
 
 use super::reading::{Tally, all_are, check_floats, pull, pull_to, say};
 use super::writing::{Fill, Kind, Second, Spec, TIMEOUT, transport_for};
@@ -15,9 +15,9 @@ use super::writing::{Fill, Kind, Second, Spec, TIMEOUT, transport_for};
 /// frames enough for one to stand still until it has arrived.
 pub(crate) type Size = (usize, u8, u64);
 
-/// The place of the writer, and the way to reach it. The reader is this process.
+/// The address of the writer, the way to start it, and how much is read of it. The reader is this process.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct Setup {
     pub(crate) listens_at: fn() -> Address,
     pub(crate) start: fn(&mut Command) -> io::Result<Child>,
     pub(crate) sizes: &'static [Size],
@@ -28,7 +28,7 @@ pub(crate) struct Place {
     pub(crate) torn: (u8, u8),
 }
 
-impl Place {
+impl Setup {
     fn spec(self, bytes: usize, fill: Fill) -> Spec {
         Spec { address: (self.listens_at)(), checksums: true, ..Spec::publisher(bytes, fill) }
     }
@@ -54,12 +54,12 @@ fn checked() -> ReaderOptions {
     options
 }
 
-pub(crate) fn pulls_are_whole_of_every_size(claim: &str, place: Place) {
-    for (bytes, frames, pulls) in place.sizes.iter().copied() {
-        let mut tally = Tally::new(format!("{bytes} bytes over {}", place.name()), times(pulls));
+pub(crate) fn pulls_are_whole_of_every_size(claim: &str, setup: Setup) {
+    for (bytes, frames, pulls) in setup.sizes.iter().copied() {
+        let mut tally = Tally::new(format!("{bytes} bytes over {}", setup.name()), times(pulls));
         for fill in [Fill::Cached, Fill::Streaming] {
-            let spec = Spec { frames, ..place.spec(bytes, fill) };
-            let writer = Second::start(claim, &spec, place.start);
+            let spec = Spec { frames, ..setup.spec(bytes, fill) };
+            let writer = Second::start(claim, &spec, setup.start);
             let mut reader = writer.reader(transport_for(&writer.address), checked());
             tally.next_writer();
             let begun = Instant::now();
@@ -77,14 +77,14 @@ pub(crate) fn pulls_are_whole_of_every_size(claim: &str, place: Place) {
     }
 }
 
-pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, place: Place) {
-    let spec = Spec { kind: Kind::Server(Config::Bsp), ..place.spec(64 << 10, Fill::Words) };
-    let writer = Second::start(claim, &spec, place.start);
+pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, setup: Setup) {
+    let spec = Spec { kind: Kind::Server(SchemeConfig::Bsp), ..setup.spec(64 << 10, Fill::Words) };
+    let writer = Second::start(claim, &spec, setup.start);
     let mut options = checked();
     options.pull.follow = true;
     let mut reader = writer.reader(transport_for(&writer.address), options);
-    let mut tally = Tally::new(format!("frames followed over {}", place.name()), times(place.steps));
-    for _ in 0..times(place.steps) {
+    let mut tally = Tally::new(format!("frames followed over {}", setup.name()), times(setup.steps));
+    for _ in 0..times(setup.steps) {
         if tally.is_late() {
             break;
         }
@@ -97,17 +97,17 @@ pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, place: Place) {
     tally.end();
     drop((reader, writer));
 
-    let scheme = Config::Essp { staleness: 2 };
-    let spec = Spec { kind: Kind::ServerAlone(scheme), ..place.spec(32 << 10, Fill::Words) };
-    let second = Second::start(claim, &spec, place.start);
+    let scheme = SchemeConfig::Essp { staleness: 2 };
+    let spec = Spec { kind: Kind::ServerAlone(scheme), ..setup.spec(32 << 10, Fill::Words) };
+    let second = Second::start(claim, &spec, setup.start);
     let options = WorkerOptions { checksums: true, ..WorkerOptions::new(scheme) };
     let address = std::slice::from_ref(&second.address);
     let mut worker = Worker::connect(transport_for(&second.address), address, options, TIMEOUT).unwrap();
     let mut step = worker.step(TIMEOUT).unwrap();
     step.gradient().unwrap().fill(1.0);
     step.suspend();
-    let mut tally = Tally::new(format!("frames pushed over {}", place.name()), times(place.steps));
-    for _ in 0..times(place.steps) {
+    let mut tally = Tally::new(format!("frames pushed over {}", setup.name()), times(setup.steps));
+    for _ in 0..times(setup.steps) {
         if tally.is_late() {
             break;
         }
@@ -122,10 +122,10 @@ pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, place: Place) {
     tally.end();
 }
 
-pub(crate) fn without_the_second_look_at_the_header_torn_reads_are_found(claim: &str, place: Place) {
-    let (few, enough) = place.torn;
-    let spec = Spec { frames: few, ..place.spec(256 << 10, Fill::Words) };
-    let writer = Second::start(claim, &spec, place.start);
+pub(crate) fn without_the_second_look_at_the_header_torn_reads_are_found(claim: &str, setup: Setup) {
+    let (few, enough) = setup.torn;
+    let spec = Spec { frames: few, ..setup.spec(256 << 10, Fill::Words) };
+    let writer = Second::start(claim, &spec, setup.start);
     let mut reader = writer.reader(transport_for(&writer.address), ReaderOptions::default());
     reader.set_consistency(Consistency::Mixture);
     let (begun, mut mixtures, mut pulls) = (Instant::now(), 0, 0u64);
@@ -136,16 +136,16 @@ pub(crate) fn without_the_second_look_at_the_header_torn_reads_are_found(claim: 
         mixtures += u64::from(!all_are(bytes, first));
         pulls += 1;
     }
-    say(&format!("without the check, over {}: {mixtures} mixtures in {pulls} pulls", place.name()));
+    say(&format!("without the check, over {}: {mixtures} mixtures in {pulls} pulls", setup.name()));
     assert!(mixtures > 0, "none in {pulls} pulls: this litmus would find nothing");
 
     // The same with the check, and without a checksum to help it.
     drop((reader, writer));
     let spec = Spec { frames: enough, ..spec };
-    let writer = Second::start(claim, &spec, place.start);
+    let writer = Second::start(claim, &spec, setup.start);
     let mut reader = writer.reader(transport_for(&writer.address), ReaderOptions::default());
-    let mut tally = Tally::new("the same with the check", times(place.steps / 10));
-    for _ in 0..times(place.steps / 10) {
+    let mut tally = Tally::new("the same with the check", times(setup.steps / 10));
+    for _ in 0..times(setup.steps / 10) {
         pull(&mut reader, &mut tally);
     }
     tally.end();

@@ -70,7 +70,7 @@ impl Tally {
         }
     }
 
-    /// Another writer begins at 0 again; within one life versions only grow.
+    /// Another writer begins at 0 again; within one incarnation versions only grow.
     pub(crate) fn next_writer(&mut self) {
         self.newest = Version(0);
     }

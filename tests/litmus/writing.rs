@@ -9,7 +9,7 @@ use slackline::internals::mem::{Streaming, VolatileSlice};
 use slackline::{
     Address, ElementType, Mixed, Publisher, PublisherOptions, Reader, ReaderOptions, Secret, Server,
     ServerOptions, Shm, Table, Tcp, Transport, Verbs, VerbsOptions, Version, Worker, WorkerOptions,
-    scheme::Config,
+    scheme::SchemeConfig,
 };
 
 /// Longest time that a single wait may take.
@@ -74,9 +74,9 @@ pub(crate) enum Fill {
 pub(crate) enum Kind {
     Publisher,
     /// A server and its one worker.
-    Server(Config),
+    Server(SchemeConfig),
     /// A server for a worker in the first process.
-    ServerAlone(Config),
+    ServerAlone(SchemeConfig),
 }
 
 /// The task of the second process.
@@ -119,9 +119,9 @@ impl Spec {
             address: address.parse().unwrap(),
             kind: match kind {
                 "publisher" => Kind::Publisher,
-                "server" => Kind::Server(Config::Bsp),
-                "unbounded" => Kind::ServerAlone(Config::Asp),
-                _ => Kind::ServerAlone(Config::Essp { staleness: 2 }),
+                "server" => Kind::Server(SchemeConfig::Bsp),
+                "unbounded" => Kind::ServerAlone(SchemeConfig::Asp),
+                _ => Kind::ServerAlone(SchemeConfig::Essp { staleness: 2 }),
             },
             bytes: bytes.parse().unwrap(),
             fill: match fill {
@@ -197,7 +197,7 @@ impl Spec {
     }
 
     /// Every gradient adds 1 to every parameter.
-    fn serve<T: Transport + Clone>(&self, transport: &T, scheme: Config, with_worker: bool) {
+    fn serve<T: Transport + Clone>(&self, transport: &T, scheme: SchemeConfig, with_worker: bool) {
         let elements = self.bytes / 4;
         let table = Table::flat(elements as u64, ElementType::F32).unwrap();
         let mut options = ServerOptions::new(scheme, 1, -1.0);

@@ -7,7 +7,7 @@ use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use slackline::internals::mem::Access;
 use slackline::internals::param::{
-    DECISIONS_BYTES, DecidedFrom, Decision, Decisions, Follow, PeerInbox, Welcome,
+    DECISIONS_BYTES, DecidedFrom, Decision, DecisionReader, Decisions, PeerInbox, Welcome,
 };
 use slackline::internals::transport::{Endpoint, LocalEndpoint};
 use slackline::{Clock, ElementType, Table, Version};
@@ -45,7 +45,9 @@ fn a_follower_reads_every_decision_whole_and_in_order() {
             endpoint.attach(key, region.clone(), access);
         }
         let mut follow =
-            Follow::new(&welcome, &grants, region(Follow::SCRATCH_BYTES).whole()).unwrap().unwrap();
+            DecisionReader::new(&welcome, &grants, region(DecisionReader::SCRATCH_BYTES).whole())
+                .unwrap()
+                .unwrap();
         let (inbox, mut decisions) = (PeerInbox::new(page, None, Clock(0)), Decisions::new(ring));
         let read = Arc::new(AtomicU64::new(0));
         let read_by_follower = Arc::clone(&read);

@@ -7,7 +7,7 @@ use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use slackline::internals::mem::{Access, LocalSlice, MemoryRegion};
 use slackline::internals::param::{
-    Frames, GradientMetadata, PeerInbox, Publish, SlotGeometry, Source, Welcome,
+    Frames, GradientMetadata, GradientSource, PeerInbox, Publish, SlotGeometry, Welcome,
 };
 use slackline::internals::transport::{Endpoint, LocalEndpoint};
 use slackline::{Clock, ElementType, Table, Version};
@@ -114,7 +114,7 @@ struct Worker<E> {
 impl<E: Endpoint> Worker<E> {
     fn publish(&mut self, gradient: LocalSlice) {
         let base = Version(self.publish.clock().0);
-        self.publish.start(Source::Memory(gradient), base, GradientMetadata::default()).unwrap();
+        self.publish.start(GradientSource::Memory(gradient), base, GradientMetadata::default()).unwrap();
         while !self.publish.take() {
             let mut moved = self.publish.advance(&mut self.endpoint).unwrap();
             while let Some(completion) = self.endpoint.poll() {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use slackline::internals::job::rendezvous::{Host, Hub, HubOptions, Introduction, MemberRole, Membership};
 use slackline::{
     Address, ElementType, Secret, Server, ServerOptions, Shm, Table, Tcp, Transport, Worker, WorkerOptions,
-    scheme::Config,
+    scheme::SchemeConfig,
 };
 
 /// Parameters of the job.
@@ -76,7 +76,7 @@ impl Job {
 
     fn train<T: Transport + Clone>(transport: T, at: Address) -> Job {
         let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
-        let options = ServerOptions::new(Config::Asp, WORKERS, 0.1);
+        let options = ServerOptions::new(SchemeConfig::Asp, WORKERS, 0.1);
         let mut server = Server::new(transport.clone(), &at, table, &vec![0.0; ELEMENTS], options).unwrap();
         let (address, rounds) = (server.address(), Arc::new(AtomicU64::new(0)));
         let stop = Arc::new(AtomicBool::new(false));
@@ -123,7 +123,7 @@ impl Job {
 }
 
 fn enter<T: Transport + Clone>(transport: &T, address: &Address) -> Worker<T> {
-    let options = WorkerOptions::new(Config::Asp);
+    let options = WorkerOptions::new(SchemeConfig::Asp);
     Worker::connect(transport.clone(), std::slice::from_ref(address), options, PATIENCE).unwrap()
 }
 

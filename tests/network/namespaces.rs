@@ -52,9 +52,9 @@ impl Hosts {
         let mut hosts = Vec::new();
         for number in 1..=count {
             let host = Host::new(char::from(b'a' + number - 1), Ipv4Addr::new(10, 77, 0, number));
-            let place = format!("/proc/{}/fd/{}", std::process::id(), switch.space.as_raw_fd());
+            let namespace = format!("/proc/{}/fd/{}", std::process::id(), switch.space.as_raw_fd());
             host.ip("link set lo up");
-            host.ip(&format!("link add eth0 type veth peer name port{number} netns {place}"));
+            host.ip(&format!("link add eth0 type veth peer name port{number} netns {namespace}"));
             host.ip(&format!("addr add {}/24 dev eth0", host.address));
             switch.ip(&format!("link set port{number} master bridge up"));
             host.ip("link set eth0 up");

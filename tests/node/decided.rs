@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use slackline::{
     Address, ElementType, Error, Optimizer, Server, ServerOptions, ServerStatus, Shm, Table, Tcp, Transport,
-    Worker, WorkerOptions, scheme::Config,
+    Worker, WorkerOptions, scheme::SchemeConfig,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -16,7 +16,7 @@ const WORKERS: usize = 3;
 const CLOCKS: usize = 40;
 const ELEMENTS: usize = 16 * (WORKERS * CLOCKS).div_ceil(16);
 
-fn server<T: Transport>(transport: T, address: &Address, scheme: Config, shard: usize) -> Server<T> {
+fn server<T: Transport>(transport: T, address: &Address, scheme: SchemeConfig, shard: usize) -> Server<T> {
     let table = Table::flat((SHARDS * ELEMENTS) as u64, ElementType::F32).unwrap();
     let options = ServerOptions {
         shard: (shard as u16, SHARDS as u16),
@@ -34,7 +34,7 @@ struct Shard {
 }
 
 /// Trains until the decider has made some versions and all workers have left.
-fn train<T: Transport>(transport: fn() -> T, address: fn() -> Address, scheme: Config) -> Vec<Shard> {
+fn train<T: Transport>(transport: fn() -> T, address: fn() -> Address, scheme: SchemeConfig) -> Vec<Shard> {
     let mut servers: Vec<_> =
         (0..SHARDS).map(|shard| server(transport(), &address(), scheme, shard)).collect();
     let addresses: Vec<_> = servers.iter().map(Server::address).collect();
@@ -80,7 +80,13 @@ fn train<T: Transport>(transport: fn() -> T, address: fn() -> Address, scheme: C
 
 /// Publishes gradients of which each has an element of its own in each shard. The first to have published enough ends
 /// the training, since the others may wait for it.
-fn work<T: Transport>(transport: T, servers: &[Address], scheme: Config, index: usize, leaving: &AtomicBool) {
+fn work<T: Transport>(
+    transport: T,
+    servers: &[Address],
+    scheme: SchemeConfig,
+    index: usize,
+    leaving: &AtomicBool,
+) {
     let mut worker = Worker::connect(transport, servers, WorkerOptions::new(scheme), TIMEOUT).unwrap();
     for clock in 0..CLOCKS {
         let step = loop {

@@ -5,8 +5,11 @@ use std::time::Duration;
 use slackline::{
     Address, Checkpoint, CheckpointOptions, Clock, ConnectError, ElementType, Error, Server, ServerOptions,
     Shm, Table, Tcp, Worker, WorkerOptions,
-    scheme::{AnyScheme, Config, ConfigError, Needs, Registry, Scheme, ServerScheme, Start, WorkerScheme},
-    sim::fabric::{self, Options},
+    scheme::{
+        AnyScheme, Needs, Registry, Scheme, SchemeConfig, SchemeConfigError, ServerScheme, Start,
+        WorkerScheme,
+    },
+    sim::fabric::{self, FabricOptions},
     sim::{Cluster, Distribution},
 };
 
@@ -58,7 +61,7 @@ fn a_scheme_from_outside_is_simulated_and_held_to_what_it_promises() {
     let report = jittery(SCHEME.into()).unwrap();
     assert_eq!((report.scheme.as_str(), report.gradients), ("shrinking-ssp(4, 10)", 800));
     // After clock 40 it is BSP for the workers: slower than one that keeps its bound.
-    let keeps = jittery(Config::Ssp { staleness: 4 }.into()).unwrap();
+    let keeps = jittery(SchemeConfig::Ssp { staleness: 4 }.into()).unwrap();
     assert!(report.end > keeps.end, "{} and {}", report.end, keeps.end);
     assert_eq!(SCHEME.bound(Clock(39)), 1);
 }
@@ -75,21 +78,21 @@ impl Scheme for Loose {
         Needs { staleness: Some(1), ..Needs::default() }
     }
 
-    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, ConfigError> {
-        Scheme::server(&Config::Asp, start)
+    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
+        Scheme::server(&SchemeConfig::Asp, start)
     }
 
     fn worker(&self) -> Box<dyn WorkerScheme> {
-        Config::Ssp { staleness: 2 }.worker()
+        SchemeConfig::Ssp { staleness: 2 }.worker()
     }
 }
 
 #[test]
 fn the_simulated_fabric_holds_a_scheme_from_outside_to_its_needs() {
-    let options = Options { scheme: Some(SCHEME.into()), ..Options::default() };
+    let options = FabricOptions { scheme: Some(SCHEME.into()), ..FabricOptions::default() };
     let summary = fabric::run_all(0..40, &options, 0, &|_| {}).unwrap_or_else(|failure| panic!("{failure}"));
     assert!(summary.versions > 400, "{summary:?}");
-    let loose = Options { scheme: Some(Loose.into()), spare_nodes: true, ..Options::default() };
+    let loose = FabricOptions { scheme: Some(Loose.into()), spare_nodes: true, ..FabricOptions::default() };
     let failure = fabric::run_all(0..40, &loose, 0, &|_| {}).unwrap_err();
     assert!(failure.what.contains("clocks stale under loose"), "{failure}");
 }
@@ -118,7 +121,7 @@ fn a_worker_that_does_not_know_the_scheme_says_so() {
     let error = connect(vec![server(SCHEME, (0, 1))], WorkerOptions::default()).err().unwrap();
     let named = |error: &Error, name: &str| {
         matches!(error,
-        Error::SchemeConfig(ConfigError::Unregistered { name: unknown }) if unknown == name)
+        Error::SchemeConfig(SchemeConfigError::Unregistered { name: unknown }) if unknown == name)
     };
     assert!(named(&error, "shrinking-ssp"), "{error}");
     assert!(error.to_string().contains("add it to the registry"), "{error}");
@@ -126,7 +129,7 @@ fn a_worker_that_does_not_know_the_scheme_says_so() {
 
 #[test]
 fn a_worker_takes_the_scheme_of_the_servers_and_comes_back_to_it() {
-    for scheme in [AnyScheme::from(Config::Essp { staleness: 2 }), SCHEME.into()] {
+    for scheme in [AnyScheme::from(SchemeConfig::Essp { staleness: 2 }), SCHEME.into()] {
         let schemes = Registry::new().with(NAME, ShrinkingSsp::make);
         let options = WorkerOptions { schemes, ..WorkerOptions::default() };
         let worker = connect(vec![server(scheme.clone(), (0, 1))], options).unwrap();
@@ -136,7 +139,7 @@ fn a_worker_takes_the_scheme_of_the_servers_and_comes_back_to_it() {
 
 #[test]
 fn a_worker_that_names_another_scheme_is_refused() {
-    let options = WorkerOptions::new(Config::Ssp { staleness: 4 });
+    let options = WorkerOptions::new(SchemeConfig::Ssp { staleness: 4 });
     let error = connect(vec![server(SCHEME, (0, 1))], options).err().unwrap();
     let told = "the worker runs ssp(4), the server shrinking-ssp(4, 10)";
     let is_told = matches!(&error,
@@ -146,7 +149,7 @@ fn a_worker_that_names_another_scheme_is_refused() {
 
 #[test]
 fn servers_that_run_different_schemes_get_no_worker() {
-    let servers = vec![server(Config::Asp, (0, 2)), server(Config::Bsp, (1, 2))];
+    let servers = vec![server(SchemeConfig::Asp, (0, 2)), server(SchemeConfig::Bsp, (1, 2))];
     let error = connect(servers, WorkerOptions::default()).err().unwrap();
     let is_told = matches!(&error,
         Error::Connect(ConnectError::Refused { reason, .. }) if reason.contains("the worker runs asp"));
@@ -160,7 +163,7 @@ fn a_scheme_that_takes_the_name_of_a_built_in_one_is_not_served() {
         let scheme = Named(name);
         let options = ServerOptions::new(scheme, 1, 0.1);
         let made = Server::new(Shm::new(), &Address::random(), table.clone(), &[0.0; 4], options);
-        let refused = matches!(made.err(), Some(Error::SchemeConfig(ConfigError::Custom { .. })));
+        let refused = matches!(made.err(), Some(Error::SchemeConfig(SchemeConfigError::Custom { .. })));
         assert!(refused, "{name:?}");
     }
 }
@@ -178,7 +181,7 @@ fn what_no_server_can_keep_is_made_by_no_registry() {
     for text in texts {
         assert!(Registry::new().make(text).is_err(), "{text}");
     }
-    assert_eq!(Registry::new().make("ssp(3)"), Ok(Config::Ssp { staleness: 3 }.into()));
+    assert_eq!(Registry::new().make("ssp(3)"), Ok(SchemeConfig::Ssp { staleness: 3 }.into()));
 }
 
 struct Named(&'static str);
@@ -191,12 +194,12 @@ impl slackline::scheme::Scheme for Named {
     fn server(
         &self,
         start: slackline::scheme::Start,
-    ) -> Result<Box<dyn slackline::scheme::ServerScheme>, ConfigError> {
-        slackline::scheme::Scheme::server(&Config::Asp, start)
+    ) -> Result<Box<dyn slackline::scheme::ServerScheme>, SchemeConfigError> {
+        slackline::scheme::Scheme::server(&SchemeConfig::Asp, start)
     }
 
     fn worker(&self) -> Box<dyn slackline::scheme::WorkerScheme> {
-        Config::Asp.worker()
+        SchemeConfig::Asp.worker()
     }
 }
 

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use slackline::{
     Address, ElementType, Error, Server, ServerOptions, Shm, Step, Table, Worker, WorkerOptions,
-    scheme::Config,
+    scheme::SchemeConfig,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const ELEMENTS: usize = 1000;
 
 /// Runs `work` with the only worker of a server, and returns the parameters that the server has in the end.
-fn with_worker(scheme: Config, work: impl FnOnce(&mut Worker<Shm>)) -> Vec<f32> {
+fn with_worker(scheme: SchemeConfig, work: impl FnOnce(&mut Worker<Shm>)) -> Vec<f32> {
     let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
     let options = ServerOptions::new(scheme, 1, 0.5);
     let initial = [1.0; ELEMENTS];
@@ -39,7 +39,7 @@ fn publish(mut step: Step<'_, Shm>) -> Result<(), Error> {
 
 #[test]
 fn a_step_lends_the_memory_that_was_pulled_into_and_is_published_from() {
-    let parameters = with_worker(Config::Bsp, |worker| {
+    let parameters = with_worker(SchemeConfig::Bsp, |worker| {
         let mut first = None;
         for clock in 0..20 {
             let mut step = worker.step(TIMEOUT).unwrap();
@@ -57,7 +57,7 @@ fn a_step_lends_the_memory_that_was_pulled_into_and_is_published_from() {
 
 #[test]
 fn a_step_allocates_nothing() {
-    with_worker(Config::Bsp, |worker| {
+    with_worker(SchemeConfig::Bsp, |worker| {
         let mut step = || {
             publish(worker.step(TIMEOUT).unwrap()).unwrap();
         };
@@ -75,7 +75,7 @@ const SCHEMES: [&str; 9] =
 #[test]
 fn a_dropped_step_is_begun_again_at_once_under_every_scheme() {
     for name in SCHEMES {
-        let scheme: Config = name.parse().unwrap();
+        let scheme: SchemeConfig = name.parse().unwrap();
         let parameters = with_worker(scheme, |worker| {
             for clock in 0..4 {
                 let mut dropped = worker.step(TIMEOUT).unwrap();
@@ -94,7 +94,7 @@ fn a_dropped_step_is_begun_again_at_once_under_every_scheme() {
 
 #[test]
 fn a_step_that_is_suspended_is_resumed_as_it_was_and_no_other_can_be() {
-    with_worker(Config::Asp, |worker| {
+    with_worker(SchemeConfig::Asp, |worker| {
         assert!(matches!(worker.resume(), Err(Error::OutOfTurn { .. })));
         let mut step = worker.step(TIMEOUT).unwrap();
         step.gradient().unwrap().fill(0.25);

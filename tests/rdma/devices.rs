@@ -30,25 +30,25 @@ fn open(options: VerbsOptions) -> Verbs {
 }
 
 #[test]
-fn two_equal_devices_are_shared_out_by_place_and_the_reason_says_so() {
+fn two_equal_devices_are_shared_out_by_local_rank_and_the_reason_says_so() {
     let both = both();
-    for place in 0..4 {
-        let verbs = open(VerbsOptions { place, ..VerbsOptions::default() });
-        assert_eq!(verbs.device(), both[place % 2].name);
-        assert_eq!(verbs.reason(), format!("best of 2, number {} of 2 equal ones", place % 2));
+    for local_rank in 0..4 {
+        let verbs = open(VerbsOptions { local_rank, ..VerbsOptions::default() });
+        assert_eq!(verbs.device(), both[local_rank % 2].name);
+        assert_eq!(verbs.reason(), format!("best of 2, number {} of 2 equal ones", local_rank % 2));
     }
 }
 
 #[test]
-fn the_device_on_the_way_to_the_peer_comes_first_whatever_the_place() {
+fn the_device_on_the_way_to_the_peer_comes_first_whatever_the_local_rank() {
     for device in both() {
         // A peer on its network, and this host's own address there.
         for last in [77, 1] {
             let IpAddr::V4(own) = ipv4(&device) else { panic!("an IPv4 address") };
             let [a, b, c, _] = own.octets();
             let peer = Some([a, b, c, last].into());
-            for place in [0, 1] {
-                let verbs = open(VerbsOptions { peer, place, ..VerbsOptions::default() });
+            for local_rank in [0, 1] {
+                let verbs = open(VerbsOptions { peer, local_rank, ..VerbsOptions::default() });
                 assert_eq!(verbs.device(), device.name);
                 assert_eq!(verbs.reason(), "on the way to the peer, best of 2");
                 let gid = verbs.gid_towards(peer).expect("an address");
@@ -59,14 +59,14 @@ fn the_device_on_the_way_to_the_peer_comes_first_whatever_the_place() {
 }
 
 #[test]
-fn a_named_device_is_taken_whatever_the_place_and_peer_and_carries_data() {
+fn a_named_device_is_taken_whatever_the_rank_and_peer_and_carries_data() {
     let both = both();
     let elsewhere = [Some(ipv4(&both[1])), Some(ipv4(&both[0]))];
     for (device, peer) in both.iter().zip(elsewhere) {
-        let options = |place| VerbsOptions {
+        let options = |local_rank| VerbsOptions {
             devices: vec![device.name.clone()],
             peer,
-            place,
+            local_rank,
             ..VerbsOptions::default()
         };
         let verbs = open(options(1));

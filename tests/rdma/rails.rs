@@ -167,7 +167,7 @@ fn a_queue_full_of_striped_requests_takes_no_more_and_recovers_by_polling() {
     assert_eq!(client.post(&requests[..1]), Err(PostError::QueueFull { free: 0, batch: 1 }));
     for id in 0..2 * DEPTH {
         assert_eq!((completion(client).id.0, client.check()), (id, Ok(())));
-        client.post(std::slice::from_ref(&requests[(id + DEPTH) as usize])).expect("one place is free");
+        client.post(std::slice::from_ref(&requests[(id + DEPTH) as usize])).expect("there is room for one");
     }
     for id in 2 * DEPTH..3 * DEPTH {
         assert_eq!(completion(client).id.0, id);

@@ -1,7 +1,8 @@
 //! The schemes that count versions, values or groups.
 
 use slackline::scheme::{
-    Config, Damping, Groups, Partition, ServerAction, ServerEvent, Share, WorkerAction, WorkerEvent, damped,
+    Damping, Groups, Partition, SchemeConfig, ServerAction, ServerEvent, Share, WorkerAction, WorkerEvent,
+    damped,
 };
 use slackline::{Clock, Version};
 
@@ -9,7 +10,7 @@ use slackline::sim::Random;
 
 use super::{NOW, applied, arrived, joined};
 
-fn config(text: &str) -> Config {
+fn config(text: &str) -> SchemeConfig {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
@@ -103,7 +104,7 @@ fn ds_sync_steps_and_averages_by_turns() {
 
 #[test]
 fn damping_divides_by_the_versions_between() {
-    let mut server = damped(Config::Asp.server(2).unwrap(), Damping::Inverse, Version(0));
+    let mut server = damped(SchemeConfig::Asp.server(2).unwrap(), Damping::Inverse, Version(0));
     let mut shares: Vec<Share> = Vec::new();
     let mut weight = |version: u64, events: &[ServerEvent]| {
         events.iter().for_each(|event| server.handle_event(NOW, *event));
@@ -124,9 +125,9 @@ fn computed(worker: u16, clock: u64, base: u64, magnitude: f32) -> ServerEvent {
     ServerEvent::Arrived { gradient, base, loss: None, magnitude: Some(magnitude) }
 }
 
-/// The first gradient of a life is none that the scheme learns the newest version from.
+/// The first gradient of an incarnation is none that the scheme learns the newest version from.
 #[test]
-fn a_server_knows_the_version_that_its_life_begins_with() {
+fn a_server_knows_the_version_that_its_incarnation_begins_with() {
     let mut shares = Vec::new();
     for text in ["dbw(1)", "delay(0)", "abs(k=1, staleness=0)"] {
         for (base, expected) in
@@ -138,7 +139,7 @@ fn a_server_knows_the_version_that_its_life_begins_with() {
             assert_eq!(server.poll_action(&mut shares), Some(expected), "{text} on version {base}");
         }
     }
-    let mut server = damped(Config::Asp.server(1).unwrap(), Damping::Inverse, Version(5));
+    let mut server = damped(SchemeConfig::Asp.server(1).unwrap(), Damping::Inverse, Version(5));
     server.handle_event(NOW, joined(0, 0));
     server.handle_event(NOW, computed(0, 0, 3, 1.0));
     assert_eq!(server.poll_action(&mut shares), Some(ServerAction::Apply));

@@ -1,12 +1,12 @@
 //! Faults of workers and networks, with results that are computed by hand.
 
-use slackline::scheme::{self, Config};
-use slackline::sim::{Cluster, Crash, Direction, Distribution, Partition, Quadratic, Until};
+use slackline::scheme::{self, SchemeConfig};
+use slackline::sim::{Cluster, Crash, Direction, Distribution, NetworkPartition, Quadratic, Until};
 
 use super::{near, run};
 
 fn in_step(workers: usize) -> Cluster {
-    let mut cluster = Cluster::new(Config::Bsp, workers, 1);
+    let mut cluster = Cluster::new(SchemeConfig::Bsp, workers, 1);
     cluster.until = Until::Versions(10);
     cluster
 }
@@ -15,7 +15,8 @@ fn in_step(workers: usize) -> Cluster {
 fn a_partition_holds_up_one_direction_until_it_ends() {
     for direction in [Direction::Up, Direction::Down] {
         let mut cluster = in_step(2);
-        cluster.faults.partitions = vec![Partition { workers: 0..1, direction, from: 5.2, until: 15.5 }];
+        cluster.faults.partitions =
+            vec![NetworkPartition { workers: 0..1, direction, from: 5.2, until: 15.5 }];
         let report = run(cluster);
         // What is held up on the way up is the sixth gradient, on the way down the copy to compute the seventh on:
         // either way the seventh round ends at 16.5.
@@ -48,7 +49,8 @@ fn a_worker_that_comes_back_joins_the_round_that_runs() {
 
 #[test]
 fn a_message_that_comes_twice_counts_once() {
-    for scheme in [Config::Bsp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
+    for scheme in [SchemeConfig::Bsp, SchemeConfig::Ssp { staleness: 2 }, SchemeConfig::Essp { staleness: 2 }]
+    {
         let parameters = |replay| {
             let mut cluster = Cluster::new(scheme, 4, 1);
             cluster.compute = Distribution::Exponential { mean: 1.0 };
@@ -86,7 +88,7 @@ fn a_job_whose_last_worker_is_gone_is_stuck() {
 }
 
 #[test]
-fn a_life_takes_time_however_short_it_is() {
+fn an_incarnation_takes_time_however_short_it_is() {
     let mut cluster = in_step(1);
     cluster.faults.lifetime = Some(Distribution::Exponential { mean: 1e-12 });
     cluster.faults.downtime = Some(Distribution::Constant { seconds: 0.0 });
@@ -96,8 +98,8 @@ fn a_life_takes_time_however_short_it_is() {
 }
 
 #[test]
-fn what_a_dead_life_sent_holds_up_nothing_of_the_next() {
-    let mut cluster = Cluster::new(Config::Bsp, 1, 1);
+fn what_a_dead_incarnation_sent_holds_up_nothing_of_the_next() {
+    let mut cluster = Cluster::new(SchemeConfig::Bsp, 1, 1);
     cluster.network.latency = Distribution::Constant { seconds: 1.0 };
     cluster.network.worker_bandwidth = Some(1e4);
     cluster.network.server_bandwidth = Some(1e9);
@@ -111,7 +113,7 @@ fn what_a_dead_life_sent_holds_up_nothing_of_the_next() {
 
 #[test]
 fn who_comes_back_to_a_group_that_has_begun_keeps_its_own_parameters() {
-    let groups = Config::DsSync { group: 3, partition: scheme::Partition::Digits };
+    let groups = SchemeConfig::DsSync { group: 3, partition: scheme::Partition::Digits };
     let mut cluster = Cluster::new(groups, 3, 1);
     cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 1.0, 1)));
     cluster.network.latency = Distribution::Constant { seconds: 10.0 };

@@ -1,6 +1,6 @@
 //! Distributions, traces and settings: what they mean, and what is refused.
 
-use slackline::scheme::{Config, Damping};
+use slackline::scheme::{Damping, SchemeConfig};
 use slackline::sim::{Change, Cluster, Crash, Distribution, DistributionError, TraceError, Until};
 
 use super::{near, run};
@@ -16,7 +16,7 @@ fn every_distribution_has_the_mean_it_says() {
     for text in distributions.into_iter().chain([trace.as_str()]) {
         let distribution: Distribution = text.parse().unwrap();
         assert_eq!(distribution.to_string(), text);
-        let mut cluster = Cluster::new(Config::Asp, 3, 1);
+        let mut cluster = Cluster::new(SchemeConfig::Asp, 3, 1);
         cluster.compute = distribution.clone();
         cluster.until = Until::Clocks(30_000);
         near(text, run(cluster).mean_time_per_clock, distribution.mean(), 0.02);
@@ -62,7 +62,7 @@ fn a_trace_that_cannot_be_used_is_refused_with_file_line_and_remedy() {
     assert!(error.contains("cannot read the trace /no/such/file") && error.contains("give a text file"));
 }
 
-fn scheme(text: &str) -> Config {
+fn scheme(text: &str) -> SchemeConfig {
     text.parse().unwrap()
 }
 
@@ -110,10 +110,10 @@ fn settings_that_cannot_be_are_refused_with_a_remedy() {
         (|c| c.until = Until::Seconds(f64::NAN), "finite"),
         (|c| c.until = Until::Loss { target: 0.1, within: 9.0 }, "no loss without a problem"),
         (|c| c.learning_rate = f32::INFINITY, "learning_rate cannot be inf"),
-        (|c| c.scheme = Config::Bap { staleness: 5_000 }.into(), "0 to 1024"),
+        (|c| c.scheme = SchemeConfig::Bap { staleness: 5_000 }.into(), "0 to 1024"),
     ];
     for (spoil, says) in spoilt {
-        let mut cluster = Cluster::new(Config::Bsp, 4, 1);
+        let mut cluster = Cluster::new(SchemeConfig::Bsp, 4, 1);
         spoil(&mut cluster);
         let error = cluster.run().unwrap_err().to_string();
         assert!(error.contains(says), "{error}: expected {says}");

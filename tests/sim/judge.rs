@@ -2,18 +2,18 @@
 
 use slackline::Clock;
 use slackline::scheme::{
-    self, Choice, Config, Delivery, ServerAction, ServerEvent, ServerScheme, Share, Shrink, Strength,
+    self, Choice, Delivery, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share, Shrink, Strength,
     WaitFor, WorkerAction, WorkerEvent, WorkerScheme,
 };
 use slackline::{
     Instant,
-    sim::{Cluster, Direction, Distribution, Error, Partition, Quadratic, Random, Until},
+    sim::{Cluster, Direction, Distribution, NetworkPartition, Quadratic, Random, SimError, Until},
 };
 
 use super::loosened::Loosened;
 
 /// A job drawn from its seed: size, times, network, faults.
-fn drawn(scheme: Config, seed: u64) -> Cluster {
+fn drawn(scheme: SchemeConfig, seed: u64) -> Cluster {
     let mut random = Random::new(seed);
     let workers = 1 + random.below(6) as usize;
     let mut cluster = Cluster::new(scheme, workers, seed);
@@ -35,7 +35,8 @@ fn drawn(scheme: Config, seed: u64) -> Cluster {
         cluster.faults.loss = 0.1;
         cluster.faults.replay = 0.2;
         let (from, direction) = (10.0 * random.unit(), [Direction::Up, Direction::Down][seed as usize % 2]);
-        cluster.faults.partitions = vec![Partition { workers: 0..1, direction, from, until: from + 5.0 }];
+        cluster.faults.partitions =
+            vec![NetworkPartition { workers: 0..1, direction, from, until: from + 5.0 }];
     }
     if random.below(2) == 0 {
         cluster.faults.lifetime = Some(Distribution::Exponential { mean: 20.0 });
@@ -51,12 +52,12 @@ fn promises_are_kept_whatever_happens() {
     for seed in 0..1_000 {
         let staleness = seed % 5;
         for scheme in [
-            Config::Bsp,
-            Config::Asp,
-            Config::Ssp { staleness },
-            Config::Essp { staleness },
-            Config::Bap { staleness },
-            Config::Delay { staleness, seed },
+            SchemeConfig::Bsp,
+            SchemeConfig::Asp,
+            SchemeConfig::Ssp { staleness },
+            SchemeConfig::Essp { staleness },
+            SchemeConfig::Bap { staleness },
+            SchemeConfig::Delay { staleness, seed },
         ] {
             if let Err(error) = drawn(scheme, seed).run() {
                 panic!("{error}");
@@ -79,14 +80,14 @@ fn promises_are_kept_whatever_is_learnt() {
         let (members, group, partition) =
             [(4, 2, digits), (9, 3, digits), (4, 2, authors), (4, 4, digits)][seed as usize % 4];
         for (scheme, members) in [
-            (Config::Vap { bound: random.unit() as f32 + 0.01, strength }, None),
-            (Config::Dbw { delivery, choice: Choice::Dynamic { window: 3, loss_growth: 1.01 } }, None),
-            (Config::Dbw { delivery, choice: Choice::Blind { window: 1 + k } }, None),
-            (Config::Dbw { delivery, choice: Choice::Static { k } }, None),
-            (Config::Abs { wait_for: WaitFor::LossRatio(k), staleness, shrink, local_steps: k }, None),
-            (Config::Abs { wait_for: WaitFor::Fixed(k), staleness, shrink, local_steps: 1 }, None),
-            (Config::DsSync { group, partition }, Some(members)),
-            (Config::DsSync { group: k + 1, partition: scheme::Partition::Uneven }, None),
+            (SchemeConfig::Vap { bound: random.unit() as f32 + 0.01, strength }, None),
+            (SchemeConfig::Dbw { delivery, choice: Choice::Dynamic { window: 3, loss_growth: 1.01 } }, None),
+            (SchemeConfig::Dbw { delivery, choice: Choice::Blind { window: 1 + k } }, None),
+            (SchemeConfig::Dbw { delivery, choice: Choice::Static { k } }, None),
+            (SchemeConfig::Abs { wait_for: WaitFor::LossRatio(k), staleness, shrink, local_steps: k }, None),
+            (SchemeConfig::Abs { wait_for: WaitFor::Fixed(k), staleness, shrink, local_steps: 1 }, None),
+            (SchemeConfig::DsSync { group, partition }, Some(members)),
+            (SchemeConfig::DsSync { group: k + 1, partition: scheme::Partition::Uneven }, None),
         ] {
             let mut cluster = drawn(scheme, seed);
             cluster.workers = members.unwrap_or(cluster.workers.max(3));
@@ -124,7 +125,7 @@ impl ServerScheme for Wrong {
     }
 }
 
-fn jittery(scheme: Config, seed: u64) -> Cluster {
+fn jittery(scheme: SchemeConfig, seed: u64) -> Cluster {
     let mut cluster = Cluster::new(scheme, 4, seed);
     cluster.compute = Distribution::Exponential { mean: 1.0 };
     cluster.until = Until::Clocks(20);
@@ -134,16 +135,16 @@ fn jittery(scheme: Config, seed: u64) -> Cluster {
 #[test]
 fn a_bound_loosened_by_one_is_caught() {
     for scheme in [
-        Config::Bsp,
-        Config::Ssp { staleness: 2 },
-        Config::Essp { staleness: 2 },
-        Config::Bap { staleness: 2 },
+        SchemeConfig::Bsp,
+        SchemeConfig::Ssp { staleness: 2 },
+        SchemeConfig::Essp { staleness: 2 },
+        SchemeConfig::Bap { staleness: 2 },
     ] {
         let caught = (0..50).filter(|seed| {
             let server = scheme.server(4).unwrap();
             let error = jittery(scheme, *seed).run_with(server, &mut |_| Box::new(Loosened(scheme.worker())));
             match error {
-                Err(Error::Broken { seed: named, what, .. }) => {
+                Err(SimError::Broken { seed: named, what, .. }) => {
                     assert_eq!(named, *seed);
                     assert!(what.contains("and the bound is"), "{what}");
                     true
@@ -167,10 +168,10 @@ fn a_server_that_folds_what_it_may_not_or_lies_about_its_clock_is_caught() {
         (|_| {}, 1, "a worker's is"),
     ];
     for (how, ahead, says) in wrongs {
-        let scheme = Config::Bsp;
+        let scheme = SchemeConfig::Bsp;
         let server = Box::new(Wrong { inner: scheme.server(4).unwrap(), how, ahead });
         match jittery(scheme, 1).run_with(server, &mut |_| scheme.worker()) {
-            Err(Error::Broken { what, .. }) => assert!(what.contains(says), "{what}: expected {says}"),
+            Err(SimError::Broken { what, .. }) => assert!(what.contains(says), "{what}: expected {says}"),
             other => panic!("{says}: {other:?}"),
         }
     }
@@ -201,10 +202,10 @@ impl ServerScheme for Dropping {
 #[test]
 fn a_gradient_that_is_dropped_where_all_are_folded_is_caught() {
     let texts = ["bsp", "asp", "ssp(2)", "essp(2)", "bap(2)", "vap(1)", "k-async(2)", "delay(2)"];
-    for scheme in texts.map(|text| text.parse::<Config>().unwrap()) {
+    for scheme in texts.map(|text| text.parse::<SchemeConfig>().unwrap()) {
         let server = Box::new(Dropping(scheme.server(4).unwrap()));
         match jittery(scheme, 1).run_with(server, &mut |_| scheme.worker()) {
-            Err(Error::Broken { what, .. }) => assert!(what.contains("every gradient is to be"), "{what}"),
+            Err(SimError::Broken { what, .. }) => assert!(what.contains("every gradient is to be"), "{what}"),
             other => panic!("{scheme}: {other:?}"),
         }
     }
@@ -223,7 +224,7 @@ impl WorkerScheme for Waits {
 
 #[test]
 fn a_scheme_that_waits_for_ever_is_found_out() {
-    let server = Config::Bsp.server(4).unwrap();
-    let error = jittery(Config::Bsp, 7).run_with(server, &mut |_| Box::new(Waits)).unwrap_err();
-    assert!(matches!(error, Error::Stuck { seed: 7, .. }), "{error}");
+    let server = SchemeConfig::Bsp.server(4).unwrap();
+    let error = jittery(SchemeConfig::Bsp, 7).run_with(server, &mut |_| Box::new(Waits)).unwrap_err();
+    assert!(matches!(error, SimError::Stuck { seed: 7, .. }), "{error}");
 }

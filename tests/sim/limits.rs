@@ -1,8 +1,8 @@
 //! Schemes at their limits, where they agree bit for bit.
 
-use slackline::scheme::Config;
+use slackline::scheme::SchemeConfig;
 use slackline::sim::{
-    Cluster, Distribution, Factorisation, Logistic, Problem, Quadratic, Report, Shape, Until,
+    Cluster, ClusterReport, Distribution, Factorisation, Logistic, Problem, Quadratic, Shape, Until,
 };
 
 use super::run;
@@ -18,7 +18,7 @@ fn logistic() -> Box<dyn Problem> {
 }
 
 /// Workers that jitter, over a network that does.
-fn learning(scheme: Config, workers: usize, problem: Box<dyn Problem>, rounds: u64) -> Cluster {
+fn learning(scheme: SchemeConfig, workers: usize, problem: Box<dyn Problem>, rounds: u64) -> Cluster {
     let mut cluster = Cluster::new(scheme, workers, 3);
     cluster.compute = Distribution::Exponential { mean: 1.0 };
     cluster.network.latency = Distribution::Exponential { mean: 0.2 };
@@ -53,20 +53,20 @@ fn bsp_bap_and_delay_without_staleness_are_serial_sgd_to_the_bit() {
     for problem in [quadratic, logistic] {
         for workers in [1, 4, 5] {
             let expected = [serial(problem(), workers, 60)];
-            let delay = Config::Delay { staleness: 0, seed: 7 };
-            for scheme in [Config::Bsp, Config::Bap { staleness: 0 }, delay] {
+            let delay = SchemeConfig::Delay { staleness: 0, seed: 7 };
+            for scheme in [SchemeConfig::Bsp, SchemeConfig::Bap { staleness: 0 }, delay] {
                 let report = run(learning(scheme, workers, problem(), 60));
                 assert_eq!(report.parameters, expected, "{scheme}, {workers} workers");
             }
         }
-        for scheme in [Config::Ssp { staleness: 0 }, Config::Essp { staleness: 0 }] {
+        for scheme in [SchemeConfig::Ssp { staleness: 0 }, SchemeConfig::Essp { staleness: 0 }] {
             let report = run(learning(scheme, 1, problem(), 60));
             assert_eq!(report.parameters, [serial(problem(), 1, 60)], "{scheme}, alone");
         }
     }
 }
 
-fn of(text: &str) -> Config {
+fn of(text: &str) -> SchemeConfig {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
@@ -77,7 +77,7 @@ fn schemes_that_wait_for_all_are_bsp_to_the_bit() {
     let others = ["k-async(4)", "k-sync(4)", "abs(k=4, staleness=2)", "delay(0)", "bap(0)"];
     for problem in [quadratic, logistic] {
         let learnt = |scheme| run(learning(scheme, 4, problem(), 60));
-        let bsp = learnt(Config::Bsp);
+        let bsp = learnt(SchemeConfig::Bsp);
         let last = bsp.curve.last().unwrap();
         for text in dbw.into_iter().chain(others) {
             let report = learnt(of(text));
@@ -103,13 +103,13 @@ fn k_sync_is_dbw_with_interrupts_to_the_bit() {
 }
 
 /// Asserts that all parameters are those of BSP but for rounding, after so many rounds of four workers on `logistic`.
-fn assert_near_bsp(report: &Report, rounds: u64) {
+fn assert_near_bsp(report: &ClusterReport, rounds: u64) {
     let serial = serial(logistic(), 4, rounds);
     for parameters in &report.parameters {
         let off = parameters.iter().zip(&serial).map(|(one, other)| (one - other).abs());
         assert!(off.fold(0.0, f32::max) < 1e-6, "{}", report.scheme);
     }
-    let bsp = run(learning(Config::Bsp, 4, logistic(), rounds));
+    let bsp = run(learning(SchemeConfig::Bsp, 4, logistic(), rounds));
     let [end, expected] = [report, &bsp].map(|report| report.curve.last().unwrap().loss);
     super::near(&report.scheme, end, expected, 1e-7);
 }
@@ -119,7 +119,7 @@ fn assert_near_bsp(report: &Report, rounds: u64) {
 /// more.
 #[test]
 fn ssp_and_essp_without_staleness_and_in_step_are_bsp_but_for_rounding() {
-    for scheme in [Config::Ssp { staleness: 0 }, Config::Essp { staleness: 0 }] {
+    for scheme in [SchemeConfig::Ssp { staleness: 0 }, SchemeConfig::Essp { staleness: 0 }] {
         let mut cluster = learning(scheme, 4, logistic(), 4 * 50);
         cluster.compute = Distribution::Constant { seconds: 1.0 };
         cluster.network.latency = Distribution::Constant { seconds: 0.0 };
@@ -131,7 +131,7 @@ fn ssp_and_essp_without_staleness_and_in_step_are_bsp_but_for_rounding() {
 #[test]
 fn a_worker_that_reads_its_own_writes_is_serial_however_stale_its_copies() {
     for staleness in [2, 5] {
-        let scheme = Config::Ssp { staleness };
+        let scheme = SchemeConfig::Ssp { staleness };
         let mut cluster = learning(scheme, 1, logistic(), 60);
         cluster.network.latency = Distribution::Constant { seconds: 0.7 };
         cluster.read_my_writes = true;
@@ -150,7 +150,7 @@ fn every_problem_is_learnt() {
         (Box::new(Factorisation::new(shape, 1)), 4.0, 0.25),
     ];
     for (problem, rate, part) in problems {
-        let mut cluster = learning(Config::Ssp { staleness: 2 }, 4, problem, 6_000);
+        let mut cluster = learning(SchemeConfig::Ssp { staleness: 2 }, 4, problem, 6_000);
         cluster.learning_rate = rate;
         let curve = run(cluster).curve;
         let (first, last) = (curve[0], curve[curve.len() - 1]);
@@ -190,14 +190,14 @@ fn one_group_of_all_is_averaging_of_parameters() {
 }
 
 /// In groups of the test's own.
-fn averaged(cluster: Cluster, members: &dyn Fn(usize, u64) -> Vec<usize>) -> Report {
+fn averaged(cluster: Cluster, members: &dyn Fn(usize, u64) -> Vec<usize>) -> ClusterReport {
     let report = cluster.run_in_groups(members, &mut |_| of("ds-sync(2)").worker());
     report.unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
 fn a_straggler_holds_up_its_own_pair_at_once_and_the_rest_later() {
-    let mut cluster = Cluster::new(Config::Bsp, 4, 1);
+    let mut cluster = Cluster::new(SchemeConfig::Bsp, 4, 1);
     cluster.factors = vec![1.0, 1.0, 1.0, 3.0];
     cluster.until = Until::Seconds(10.5);
     // Pairs that never change: only one of them is slow.
@@ -210,7 +210,7 @@ fn a_straggler_holds_up_its_own_pair_at_once_and_the_rest_later() {
 #[test]
 fn groups_go_on_without_those_who_crash() {
     for seed in 0..20 {
-        let mut cluster = learning(Config::Bsp, 4, quadratic(), 40);
+        let mut cluster = learning(SchemeConfig::Bsp, 4, quadratic(), 40);
         cluster.seed = seed;
         cluster.faults.lifetime = Some(Distribution::Exponential { mean: 20.0 });
         cluster.faults.downtime = Some(Distribution::Exponential { mean: 5.0 });

@@ -1,11 +1,11 @@
 //! Times that clocks, rounds and computations take.
 
-use slackline::scheme::{Config, Partition};
+use slackline::scheme::{Partition, SchemeConfig};
 use slackline::sim::{Change, Cluster, Distribution, Network, Quadratic, Until};
 
 use super::{near, run};
 
-fn exponential(scheme: Config, workers: usize, clocks: u64) -> Cluster {
+fn exponential(scheme: SchemeConfig, workers: usize, clocks: u64) -> Cluster {
     let mut cluster = Cluster::new(scheme, workers, 11);
     cluster.compute = Distribution::Exponential { mean: 1.0 };
     cluster.until = Until::Clocks(clocks);
@@ -16,7 +16,7 @@ fn exponential(scheme: Config, workers: usize, clocks: u64) -> Cluster {
 #[test]
 fn a_clock_of_bsp_takes_as_long_as_the_slowest() {
     for (workers, expected) in [(4, 2.083), (8, 2.7179), (16, 3.381)] {
-        let report = run(exponential(Config::Bsp, workers, 20_000));
+        let report = run(exponential(SchemeConfig::Bsp, workers, 20_000));
         near(&format!("{workers} workers"), report.mean_time_per_clock, expected, 0.02);
         let waiting: f64 = report.of_workers.iter().map(|worker| worker.waiting).sum();
         near("time not computing", waiting / workers as f64 / 20_000.0, expected - 1.0, 0.03);
@@ -25,7 +25,12 @@ fn a_clock_of_bsp_takes_as_long_as_the_slowest() {
 
 #[test]
 fn the_same_seed_is_the_same_run_and_another_is_another() {
-    for scheme in [Config::Bsp, Config::Asp, Config::Ssp { staleness: 2 }, Config::Essp { staleness: 2 }] {
+    for scheme in [
+        SchemeConfig::Bsp,
+        SchemeConfig::Asp,
+        SchemeConfig::Ssp { staleness: 2 },
+        SchemeConfig::Essp { staleness: 2 },
+    ] {
         let hash = |seed, learns| {
             let mut cluster = exponential(scheme, 6, 50);
             cluster.seed = seed;
@@ -46,7 +51,7 @@ fn the_same_seed_is_the_same_run_and_another_is_another() {
 #[test]
 fn staleness_does_not_hide_a_worker_that_is_always_slow() {
     for staleness in [0, 1, 4, 16] {
-        let mut cluster = exponential(Config::Ssp { staleness }, 4, 3_000);
+        let mut cluster = exponential(SchemeConfig::Ssp { staleness }, 4, 3_000);
         cluster.compute = Distribution::Uniform { from: 0.9, to: 1.1 };
         cluster.factors = vec![1.0, 3.0];
         near(&format!("s = {staleness}"), run(cluster).mean_time_per_clock, 3.0, 0.01);
@@ -61,7 +66,8 @@ fn essp_reads_fresh_copies_where_ssp_reads_any_that_are_allowed() {
             cluster.compute = Distribution::Uniform { from: 0.95, to: 1.05 };
             run(cluster).staleness
         };
-        let (ssp, essp) = (histogram(Config::Ssp { staleness }), histogram(Config::Essp { staleness }));
+        let (ssp, essp) =
+            (histogram(SchemeConfig::Ssp { staleness }), histogram(SchemeConfig::Essp { staleness }));
         let oldest = -1 - staleness as i64;
         assert_eq!((ssp.min(), ssp.max()), (Some(oldest), Some(-1)));
         for clock in oldest..-1 {
@@ -76,7 +82,7 @@ fn essp_reads_fresh_copies_where_ssp_reads_any_that_are_allowed() {
 #[test]
 fn a_round_of_bsp_grows_with_those_who_come_at_once() {
     for workers in [1, 4, 16, 64] {
-        let mut cluster = Cluster::new(Config::Bsp, workers, 1);
+        let mut cluster = Cluster::new(SchemeConfig::Bsp, workers, 1);
         cluster.network = Network {
             latency: Distribution::Constant { seconds: 0.01 },
             worker_bandwidth: Some(1e7),
@@ -94,7 +100,7 @@ fn a_round_of_bsp_grows_with_those_who_come_at_once() {
 
 #[test]
 fn a_change_on_the_way_slows_those_whom_it_names() {
-    let mut cluster = Cluster::new(Config::Asp, 4, 1);
+    let mut cluster = Cluster::new(SchemeConfig::Asp, 4, 1);
     cluster.changes = vec![Change { at: 99.5, workers: 2..4, factor: 5.0 }];
     cluster.until = Until::Seconds(200.25);
     let clocks: Vec<u64> = run(cluster).of_workers.iter().map(|worker| worker.clocks).collect();
@@ -111,7 +117,7 @@ fn bap_takes_as_long_as_its_recurrence_says() {
     ];
     for (workers, row) in table {
         for (staleness, expected) in [0, 1, 2, 4, 8, 16].into_iter().zip(row) {
-            let report = run(exponential(Config::Bap { staleness }, workers, 10_000));
+            let report = run(exponential(SchemeConfig::Bap { staleness }, workers, 10_000));
             near(&format!("{workers} workers, s = {staleness}"), report.mean_time_per_clock, expected, 0.02);
         }
     }
@@ -125,7 +131,7 @@ fn a_computation_takes_time_however_short_it_is() {
         |cluster| cluster.changes = vec![Change { at: 0.0, workers: 0..2, factor: f64::MIN_POSITIVE }],
     ];
     for shorten in too_short {
-        let mut cluster = Cluster::new(Config::Asp, 2, 1);
+        let mut cluster = Cluster::new(SchemeConfig::Asp, 2, 1);
         shorten(&mut cluster);
         cluster.until = Until::Seconds(1e-6);
         let report = run(cluster);
@@ -135,7 +141,7 @@ fn a_computation_takes_time_however_short_it_is() {
 
 #[test]
 fn a_target_is_looked_for_though_times_have_no_mean() {
-    let mut cluster = Cluster::new(Config::Asp, 4, 1);
+    let mut cluster = Cluster::new(SchemeConfig::Asp, 4, 1);
     cluster.compute = Distribution::Pareto { shape: 1.0, scale: 0.5 };
     cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 0.0, 1)));
     cluster.until = Until::Loss { target: 1e-3, within: 1e4 };
@@ -146,7 +152,8 @@ fn a_target_is_looked_for_though_times_have_no_mean() {
 
 #[test]
 fn a_thousand_workers_average_as_one_group() {
-    let mut cluster = Cluster::new(Config::DsSync { group: 1000, partition: Partition::Digits }, 1000, 1);
+    let mut cluster =
+        Cluster::new(SchemeConfig::DsSync { group: 1000, partition: Partition::Digits }, 1000, 1);
     cluster.until = Until::Versions(2);
     let report = run(cluster);
     assert_eq!((report.end, report.counts.averages), (2.0, 2));

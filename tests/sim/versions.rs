@@ -1,23 +1,23 @@
 //! Schemes that count versions, and those without a server, against what is known of them.
 
-use slackline::scheme::{Choice, Config, Damping, Delivery, Partition, Shrink, Strength, WaitFor};
-use slackline::sim::{Cluster, Distribution, Error, Evaluation, Problem, Quadratic, Report, Until};
+use slackline::scheme::{Choice, Damping, Delivery, Partition, SchemeConfig, Shrink, Strength, WaitFor};
+use slackline::sim::{Cluster, ClusterReport, Distribution, Evaluation, Problem, Quadratic, SimError, Until};
 
 use super::{near, run};
 
-fn exponential(scheme: Config, workers: usize, versions: u64) -> Report {
+fn exponential(scheme: SchemeConfig, workers: usize, versions: u64) -> ClusterReport {
     let mut cluster = Cluster::new(scheme, workers, 17);
     cluster.compute = Distribution::Exponential { mean: 1.0 };
     cluster.until = Until::Versions(versions);
     run(cluster)
 }
 
-fn abs(k: u16, staleness: Option<u64>) -> Config {
-    Config::Abs { wait_for: WaitFor::Fixed(k), staleness, shrink: Shrink::Fixed, local_steps: 1 }
+fn abs(k: u16, staleness: Option<u64>) -> SchemeConfig {
+    SchemeConfig::Abs { wait_for: WaitFor::Fixed(k), staleness, shrink: Shrink::Fixed, local_steps: 1 }
 }
 
-fn backup(k: u16, delivery: Delivery) -> Config {
-    Config::Dbw { delivery, choice: Choice::Static { k } }
+fn backup(k: u16, delivery: Delivery) -> SchemeConfig {
+    SchemeConfig::Dbw { delivery, choice: Choice::Static { k } }
 }
 
 /// K-async: `M / K - 1` in the mean.
@@ -78,7 +78,7 @@ fn a_gradient_that_was_interrupted_or_came_late_does_not_count() {
 #[test]
 fn dbw_waits_for_more_as_the_gradient_shrinks() {
     let choice = Choice::Dynamic { window: 5, loss_growth: 1.01 };
-    let mut cluster = Cluster::new(Config::Dbw { delivery: Delivery::Interrupt, choice }, 16, 1);
+    let mut cluster = Cluster::new(SchemeConfig::Dbw { delivery: Delivery::Interrupt, choice }, 16, 1);
     cluster.compute = Distribution::Exponential { mean: 1.0 };
     let mut problem = Quadratic::new(64, 4.0, 8.0, 1);
     let target = 1e-3 * problem.evaluate(&problem.initial(1)).loss;
@@ -96,7 +96,7 @@ fn dbw_waits_for_more_as_the_gradient_shrinks() {
 #[test]
 fn a_blind_choice_over_exponential_times_ends_with_one() {
     let choice = Choice::Blind { window: 5 };
-    let report = exponential(Config::Dbw { delivery: Delivery::Interrupt, choice }, 8, 2_000);
+    let report = exponential(SchemeConfig::Dbw { delivery: Delivery::Interrupt, choice }, 8, 2_000);
     let folded = report.lag.total();
     assert!(folded < 2 * report.versions, "{folded} gradients in {} versions", report.versions);
 }
@@ -120,15 +120,19 @@ fn damping_tames_stale_gradients() {
 /// One scheme promises, and another, looser by one, or that knows no bound, runs; the judge says what broke.
 #[test]
 fn every_bound_loosened_by_one_is_caught() {
-    let delay = |staleness| Config::Delay { staleness, seed: 1 };
-    let vap = |bound, strength| Config::Vap { bound, strength };
-    let growing =
-        |shrink| Config::Abs { wait_for: WaitFor::LossRatio(2), staleness: Some(4), shrink, local_steps: 1 };
+    let delay = |staleness| SchemeConfig::Delay { staleness, seed: 1 };
+    let vap = |bound, strength| SchemeConfig::Vap { bound, strength };
+    let growing = |shrink| SchemeConfig::Abs {
+        wait_for: WaitFor::LossRatio(2),
+        staleness: Some(4),
+        shrink,
+        local_steps: 1,
+    };
     let behind = "clocks behind, and the bound is";
     let pairs = [
-        (Config::Ssp { staleness: 2 }, Config::Ssp { staleness: 3 }, behind),
-        (Config::Essp { staleness: 2 }, Config::Essp { staleness: 3 }, behind),
-        (Config::Bap { staleness: 1 }, Config::Bap { staleness: 2 }, "and the bound is 1"),
+        (SchemeConfig::Ssp { staleness: 2 }, SchemeConfig::Ssp { staleness: 3 }, behind),
+        (SchemeConfig::Essp { staleness: 2 }, SchemeConfig::Essp { staleness: 3 }, behind),
+        (SchemeConfig::Bap { staleness: 1 }, SchemeConfig::Bap { staleness: 2 }, "and the bound is 1"),
         (abs(2, Some(1)), abs(2, Some(2)), "2 versions late, and the bound is 1"),
         (growing(Shrink::WithK), growing(Shrink::Fixed), "versions late, and the bound is"),
         (abs(3, None), abs(4, None), "made of 4 gradients, not 3..=3"),
@@ -136,7 +140,7 @@ fn every_bound_loosened_by_one_is_caught() {
         (backup(3, Delivery::Interrupt), abs(3, Some(1)), "1 versions late, and the bound is 0"),
         (delay(2), delay(3), "3 versions late, and the bound is 2"),
         // Requests follow gradients, so only a worker that does not ask has any in transit.
-        (vap(0.1, Strength::Weak), Config::Ssp { staleness: 3 }, "in transit and"),
+        (vap(0.1, Strength::Weak), SchemeConfig::Ssp { staleness: 3 }, "in transit and"),
         (vap(2.0, Strength::Strong), vap(2.05, Strength::Strong), "that not all have seen"),
     ];
     for (promised, kept, says) in pairs {
@@ -146,7 +150,9 @@ fn every_bound_loosened_by_one_is_caught() {
         cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 1.0, 1)));
         cluster.until = Until::Versions(1_000);
         match cluster.run_with(kept.server(8).unwrap(), &mut |_| kept.worker()) {
-            Err(Error::Broken { what, .. }) => assert!(what.contains(says), "{kept} for {promised}: {what}"),
+            Err(SimError::Broken { what, .. }) => {
+                assert!(what.contains(says), "{kept} for {promised}: {what}")
+            }
             other => panic!("{promised}, run as {kept}: {:?}", other.map(|report| report.counts)),
         }
     }
@@ -154,10 +160,10 @@ fn every_bound_loosened_by_one_is_caught() {
 
 #[test]
 fn groups_that_do_not_agree_are_caught() {
-    let scheme = Config::DsSync { group: 2, partition: Partition::Digits };
+    let scheme = SchemeConfig::DsSync { group: 2, partition: Partition::Digits };
     let cluster = Cluster::new(scheme, 4, 1);
     let error = cluster.run_in_groups(&|worker, _| vec![worker, (worker + 1) % 4], &mut |_| scheme.worker());
-    assert!(matches!(error, Err(Error::Broken { .. })));
+    assert!(matches!(error, Err(SimError::Broken { .. })));
 }
 
 /// A problem in which each worker makes one step of its own, and then none.
@@ -173,8 +179,8 @@ impl Problem for Scattered {
     }
 
     fn gradient(&mut self, worker: usize, step: u64, _parameters: &[f32], gradient: &mut [f32]) -> f32 {
-        let place = worker as f32;
-        gradient.copy_from_slice(&[-place, -place * place, 1.0]);
+        let index = worker as f32;
+        gradient.copy_from_slice(&[-index, -index * index, 1.0]);
         if step > 0 {
             gradient.fill(0.0);
         }
@@ -190,7 +196,7 @@ impl Problem for Scattered {
 fn groups_that_shuffle_have_the_exact_mean_after_as_many_rounds_as_digits() {
     for (workers, group, rounds) in [(4u16, 2, 2), (16, 4, 2), (8, 2, 3), (9, 3, 2), (16, 16, 1)] {
         let cluster = |rounds| {
-            let scheme = Config::DsSync { group, partition: Partition::Digits };
+            let scheme = SchemeConfig::DsSync { group, partition: Partition::Digits };
             let mut cluster = Cluster::new(scheme, workers.into(), 1);
             cluster.compute = Distribution::Exponential { mean: 1.0 };
             cluster.problem = Some(Box::new(Scattered));
@@ -220,7 +226,7 @@ fn groups_that_shuffle_have_the_exact_mean_after_as_many_rounds_as_digits() {
 #[test]
 fn averaging_costs_what_a_ring_does() {
     for group in [2u16, 4, 16] {
-        let mut cluster = Cluster::new(Config::DsSync { group, partition: Partition::Digits }, 16, 1);
+        let mut cluster = Cluster::new(SchemeConfig::DsSync { group, partition: Partition::Digits }, 16, 1);
         cluster.network.latency = Distribution::Constant { seconds: 0.01 };
         cluster.network.worker_bandwidth = Some(1e7);
         cluster.network.message_bytes = Some(1_000_000);
@@ -233,8 +239,12 @@ fn averaging_costs_what_a_ring_does() {
 
 #[test]
 fn local_steps_take_their_time_and_add_up() {
-    let scheme =
-        Config::Abs { wait_for: WaitFor::Fixed(4), staleness: None, shrink: Shrink::Fixed, local_steps: 5 };
+    let scheme = SchemeConfig::Abs {
+        wait_for: WaitFor::Fixed(4),
+        staleness: None,
+        shrink: Shrink::Fixed,
+        local_steps: 5,
+    };
     let mut cluster = Cluster::new(scheme, 4, 1);
     cluster.problem = Some(Box::new(Quadratic::new(8, 1.0, 0.0, 1)));
     cluster.until = Until::Versions(3);
@@ -248,7 +258,7 @@ fn local_steps_take_their_time_and_add_up() {
 #[test]
 fn delayed_updates_are_as_late_as_they_say() {
     for staleness in [0, 4, 10] {
-        let report = exponential(Config::Delay { staleness, seed: 3 }, 4, 4_000);
+        let report = exponential(SchemeConfig::Delay { staleness, seed: 3 }, 4, 4_000);
         assert_eq!(report.lag.max(), Some(staleness as i64));
         let mean = report.lag.mean().unwrap();
         assert!((mean - staleness as f64 / 2.0).abs() < 0.1, "{mean}");
@@ -260,7 +270,7 @@ fn delayed_updates_are_as_late_as_they_say() {
 fn bounded_values_wait_the_longer_the_smaller_the_bound() {
     for strength in [Strength::Weak, Strength::Strong] {
         let end = |bound| {
-            let mut cluster = Cluster::new(Config::Vap { bound, strength }, 4, 1);
+            let mut cluster = Cluster::new(SchemeConfig::Vap { bound, strength }, 4, 1);
             cluster.compute = Distribution::Exponential { mean: 1.0 };
             cluster.network.latency = Distribution::Constant { seconds: 0.5 };
             cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 1.0, 1)));

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-/// The words that take the place of a subject.
+/// The words that stand in for a subject.
 const QUESTION_WORDS: &[&str] =
     &["What", "Who", "Whom", "Whose", "Which", "Those", "Where", "How", "When", "Why", "That"];
 
@@ -87,7 +87,7 @@ mod the_check {
         for opening in ["What is told.", "Who", "Those: both.", "Why's that?", "Where, if anywhere."] {
             assert!(begins_with_a_question_word(opening), "{opening}");
         }
-        for opening in ["", "Whatever is told.", "The place where it is.", "what", "`What`", "Whereas"] {
+        for opening in ["", "Whatever is told.", "The file where it is.", "what", "`What`", "Whereas"] {
             assert!(!begins_with_a_question_word(opening), "{opening}");
         }
     }

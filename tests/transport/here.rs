@@ -194,7 +194,7 @@ impl<F: Fixture> Serving for Here<F> {
 
 /// A name of this process that no other one has: the boot id of its host, and its process id.
 pub(crate) fn this_process() -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("this host's life");
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("the boot id of this host");
     format!("{} {}", boot.trim(), std::process::id())
 }
 

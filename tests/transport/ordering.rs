@@ -166,8 +166,8 @@ pub(crate) fn a_killed_process_is_noticed<F: Fixture>() {
     let mut bystander = service.caller();
     let mut second = Second::start::<F>("a_killed_process_is_noticed", &service.listening.address);
     let accepted = service.accept();
-    wait_for("a sign of life", || (service.memory.load(0) == 1).then_some(()));
-    assert!(accepted.is_connected(), "it lives");
+    wait_for("a heartbeat", || (service.memory.load(0) == 1).then_some(()));
+    assert!(accepted.is_connected(), "it is alive");
     second.0.kill().unwrap();
     accepted.wait_until_gone();
     bystander.endpoint.check().expect("others go on");

@@ -139,7 +139,7 @@ impl Budget {
     }
 }
 
-/// Measures every row so many times, by turns, as long as there is time; after each pair it tells the place of its row.
+/// Measures every row so many times, by turns, as long as there is time; after each pair it tells the index of its row.
 /// The end is also where `tell` returns false.
 fn measure(
     rows: &[Row],

@@ -7,7 +7,9 @@ mod aarch64;
 mod asan;
 mod bench;
 mod bindgen;
+mod book;
 mod cmd;
+mod deny;
 mod failure;
 mod fuzz;
 mod install;
@@ -49,6 +51,7 @@ const COMMANDS: &[Command] = &[
     softroce::COMMAND,
     bindgen::COMMAND,
     public_api::COMMAND,
+    book::COMMAND,
 ];
 
 fn main() -> ExitCode {
@@ -113,6 +116,7 @@ mod tests {
         assert_eq!(exit_code(&["bench", "--json"]), 2);
         assert_eq!(exit_code(&["bindgen", "--chek"]), 2);
         assert_eq!(exit_code(&["public-api", "--chek"]), 2);
+        assert_eq!(exit_code(&["book", "--chek"]), 2);
         assert_eq!(exit_code(&["install"]), 2);
         assert_eq!(exit_code(&["install", "--prefix"]), 2);
         assert_eq!(exit_code(&["softroce", "no-such-run"]), 2);

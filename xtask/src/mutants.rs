@@ -4,11 +4,12 @@
 //! `bound`: a fold that counts asks again what was announced. `decider_last`: a gradient is announced to the server
 //! that decides for all before all others have it. `prepare`: memory for a newcomer is registered while
 //! the owner serves no peer. `silence`: time in which an owner did not listen counts. `taken`: a worker may begin at
-//! a clock that was taken of it. `withheld`: the place of a worker is given away while its gradient is being folded,
-//! and its credit is believed by the worker that had the place.
+//! a clock that was taken of it. `withheld`: the peer index of a worker is given away while its gradient is being
+//! folded, and its credit is believed by the worker that had the index.
 //!
-//! A gradient that names a version later than the latest has no mutant here: schemes are told the version that a life
-//! begins with, so none of the seeds is harmed by one. `tests/failure/words.rs` holds that such a worker is evicted.
+//! A gradient that names a version later than the latest has no mutant here: schemes are told the version that an
+//! incarnation begins with, so none of the seeds is harmed by one. `tests/failure/words.rs` holds that such a worker is
+//! evicted.
 
 use crate::cmd::Cmd;
 use crate::steps::Step;

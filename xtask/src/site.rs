@@ -1,10 +1,10 @@
-//! The place where the chores work: the workspace, its target directory, the machine's target triple.
+//! Where the chores work: the workspace, its target directory, the machine's target triple.
 
 use crate::cmd::Cmd;
 use crate::failure::Failure;
 use std::path::{Path, PathBuf};
 
-/// The place of work, found once at the start.
+/// Where the chores work, found once at the start.
 #[derive(Debug)]
 pub(crate) struct Site {
     /// Root of the workspace; every command runs here.

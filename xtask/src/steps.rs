@@ -3,7 +3,9 @@
 use crate::aarch64;
 use crate::asan;
 use crate::bindgen;
+use crate::book;
 use crate::cmd::Cmd;
+use crate::deny;
 use crate::fuzz;
 use crate::install;
 use crate::loom;
@@ -208,6 +210,8 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             Cmd::new("cargo", &["doc", "--workspace", "--no-deps"]).flags("RUSTDOCFLAGS", "-D warnings"),
         ],
     });
+    steps.push(book::step());
+    steps.push(deny::step());
     steps.push(public_api::step());
     steps.push(bindgen::step());
     steps.push(install::step());

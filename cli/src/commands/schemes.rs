@@ -75,7 +75,7 @@ pub(crate) fn run() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use slackline::scheme::{Config, ConfigError};
+    use slackline::scheme::{SchemeConfig, SchemeConfigError};
 
     use super::PAGE;
 
@@ -90,13 +90,13 @@ mod tests {
     fn the_page_has_each_scheme_with_the_settings_that_it_takes() {
         let settings = "staleness k delivery choice window loss-growth rule shrink local-steps bound strength group \
              partition seed";
-        for name in Config::NAMES {
+        for name in SchemeConfig::NAMES {
             let entry = entry(name);
             assert!(!entry.is_empty(), "{name} is missing");
             for setting in settings.split(' ') {
                 let unknown = matches!(
-                    Config::from_settings(name, &[(setting, "x")]),
-                    Err(ConfigError::UnknownSetting { .. })
+                    SchemeConfig::from_settings(name, &[(setting, "x")]),
+                    Err(SchemeConfigError::UnknownSetting { .. })
                 );
                 let named = |line: &&str| line.trim_start().split([' ', ',']).any(|word| word == setting);
                 let is_named = entry[1..].iter().any(|line| {

@@ -111,7 +111,7 @@ pub struct ServerMetrics {
     /// Access violations: times that peers reached for memory that they were not granted, which ended their
     /// connections.
     pub access_violations: u64,
-    /// Gradients that were folded in, in all lives of the server that its checkpoint tells of.
+    /// Gradients that were folded in, in all incarnations of the server that its checkpoint tells of.
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
     pub dropped: u64,
@@ -230,14 +230,14 @@ pub struct PeerMetrics {
     pub bytes_out: u64,
 }
 
-/// The place where a node leaves its metrics. Clones are the same place.
+/// The latest metrics of a node. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Registry {
     latest: Arc<Mutex<(NodeMetrics, Instant)>>,
 }
 
 impl Registry {
-    /// A place for what this node tells.
+    /// Holds these metrics until the first update.
     pub fn new(metrics: NodeMetrics) -> Registry {
         Registry { latest: Arc::new(Mutex::new((metrics, Instant::now()))) }
     }

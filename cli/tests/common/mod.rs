@@ -92,15 +92,15 @@ impl Run {
         self.at("serve", shard)
     }
 
-    /// The process at a place: one that was started again is another process.
-    fn at(&self, role: &str, place: usize) -> u32 {
+    /// The process with this rank within its role: one that was started again is another process.
+    fn at(&self, role: &str, role_rank: usize) -> u32 {
         let is_there = |pid: &u32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let words: Vec<_> = line.split(|byte| *byte == 0).collect();
-            words.windows(2).any(|pair| pair == [&b"--place"[..], place.to_string().as_bytes()])
+            words.windows(2).any(|pair| pair == [&b"--role-rank"[..], role_rank.to_string().as_bytes()])
         };
         let found = self.children(role).into_iter().find(is_there);
-        found.unwrap_or_else(|| panic!("no process is at place {place} of {role}"))
+        found.unwrap_or_else(|| panic!("no process of {role} has rank {role_rank}"))
     }
 
     /// Waits for the end: exit code, stdout, stderr.

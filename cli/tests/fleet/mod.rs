@@ -79,18 +79,18 @@ impl Fleet {
     pub(crate) fn job_served_from(&self, hosts: &[usize], options: &str) -> Job {
         let secret = Some("one secret");
         let coordinator = self.coordinate(&format!("--servers {} {options}", hosts.len()), secret);
-        let serve = |(place, host): (usize, &usize)| {
-            self.start(*host, &["serve", "--place", &place.to_string()], secret)
+        let serve = |(role_rank, host): (usize, &usize)| {
+            self.start(*host, &["serve", "--role-rank", &role_rank.to_string()], secret)
         };
         let servers = hosts.iter().enumerate().map(serve).collect();
-        let work = |(place, host): (usize, &usize)| self.work(place, *host, secret);
+        let work = |(role_rank, host): (usize, &usize)| self.work(role_rank, *host, secret);
         let workers = WORKERS.iter().enumerate().map(work).collect();
         Job { coordinator, servers, workers }
     }
 
     /// Starts one worker.
-    pub(crate) fn work(&self, place: usize, host: usize, secret: Option<&str>) -> Running {
-        self.start(host, &["work", "--place", &place.to_string()], secret)
+    pub(crate) fn work(&self, role_rank: usize, host: usize, secret: Option<&str>) -> Running {
+        self.start(host, &["work", "--role-rank", &role_rank.to_string()], secret)
     }
 
     /// Returns the result of the last job that succeeded.

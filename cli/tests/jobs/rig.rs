@@ -1,4 +1,4 @@
-//! The place where these tests run: one guest of the rig, or two.
+//! The guests of the rig in which these tests run: one, or two.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -130,16 +130,16 @@ impl Job {
         let coordinator =
             start(Guest::Here, &[], &fixed.into_iter().chain(options.split(' ')).collect::<Vec<_>>());
         let server = start(server, &[], &["serve"]);
-        let workers = [0, 1].map(|place| Job::work(place, workers[place]));
+        let workers = [0, 1].map(|role_rank| Job::work(role_rank, workers[role_rank]));
         let mut job = Job { coordinator, server, workers: workers.into(), folder };
         job.coordinator.wait_for("2 paths over verbs (it is required)");
         job
     }
 
     /// Starts one worker. The last that is heard of it is when it ended, in seconds since its guest was booted.
-    pub(super) fn work(place: usize, guest: Guest) -> Running {
+    pub(super) fn work(role_rank: usize, guest: Guest) -> Running {
         let script = r#""$@"; code=$?; read -r up _ </proc/uptime; echo "ended at $up" >&2; exit $code"#;
-        start(guest, &["sh", "-c", script, "work"], &["work", "--place", &place.to_string()])
+        start(guest, &["sh", "-c", script, "work"], &["work", "--role-rank", &role_rank.to_string()])
     }
 
     /// Waits for a good end of all; what the coordinator said, and the JSON that it wrote.

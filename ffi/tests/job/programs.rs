@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use slackline::internals::job::env::Source;
-use slackline::scheme::Config;
+use slackline::scheme::SchemeConfig;
 use slackline::{
     ElementType, Job, JobPlan, MeetingPoint, Placement, Secret, ServerOptions, Table, TransportKind,
 };
@@ -20,8 +20,9 @@ const COLUMNS: usize = 16;
 pub(crate) fn compile(name: &str, folder: &Path) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let deps = test.parent().unwrap();
-    let places = [deps.join("libslackline_ffi.so"), deps.parent().unwrap().join("libslackline_ffi.so")];
-    let library = places.iter().find(|path| path.exists()).expect("cargo builds the shared library first");
+    let candidates = [deps.join("libslackline_ffi.so"), deps.parent().unwrap().join("libslackline_ffi.so")];
+    let library = candidates.iter().find(|path| path.exists());
+    let library = library.expect("cargo builds the shared library first");
     // The loader asks for the name that the library is installed under.
     let installed = folder.join(concat!("libslackline.so.", env!("CARGO_PKG_VERSION_MAJOR")));
     // Another test may have put it there.
@@ -80,7 +81,7 @@ pub(crate) fn run_with_a_server_here(
     let plan = JobPlan::servers(1).transport(transport).timeout(Duration::from_secs(60));
     let job = Job::join(plan, &placement, Some(secret)).unwrap();
     let table = Table::builder().tensor("weight", &[COLUMNS as u64], ElementType::F32).build().unwrap();
-    let options = ServerOptions::new(Config::Ssp { staleness: 2 }, job.workers(), 0.05);
+    let options = ServerOptions::new(SchemeConfig::Ssp { staleness: 2 }, job.workers(), 0.05);
     let served = job.serve(table, &[0.0; COLUMNS], options).unwrap();
     drop(job);
     let outputs = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();

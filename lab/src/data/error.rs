@@ -116,7 +116,7 @@ pub enum DataError {
     )]
     NotImages { file: PathBuf, kind: u8, dimensions: u8 },
 
-    /// The file in the place of the labels is not an IDX labels file.
+    /// The file that should hold the labels is not an IDX labels file.
     #[error("{}: not an IDX labels file (unsigned bytes in one dimension); fetch it again", file.display())]
     NotLabels { file: PathBuf },
 

@@ -53,8 +53,8 @@ fn class_labels(file: &Path, labels: &[u64]) -> Result<Vec<u64>, DataError> {
     }
 }
 
-/// The class of a label: its place among the distinct ones.
+/// The class of a label: its index among the distinct ones.
 fn class(class_labels: &[u64], label: u64) -> u32 {
-    let place = class_labels.partition_point(|smaller| *smaller < label);
-    u32::try_from(place).expect("files are too small for 2^32 distinct labels")
+    let index = class_labels.partition_point(|smaller| *smaller < label);
+    u32::try_from(index).expect("files are too small for 2^32 distinct labels")
 }

@@ -288,9 +288,9 @@ proptest! {
         cut in prop::option::of(any::<prop::sample::Index>()),
     ) {
         let mut bytes = valid_files()[kind].clone();
-        for (place, byte) in damage {
-            let place = place.index(bytes.len());
-            bytes[place] = byte;
+        for (index, byte) in damage {
+            let index = index.index(bytes.len());
+            bytes[index] = byte;
         }
         if let Some(cut) = cut {
             bytes.truncate(cut.index(bytes.len()));

@@ -89,7 +89,7 @@ impl Batches {
 
     /// Puts the examples in the order of `epoch`, which must not depend on the order they are in.
     fn shuffle(&mut self, epoch: u64) {
-        self.order.iter_mut().enumerate().for_each(|(row, place)| *place = row);
+        self.order.iter_mut().enumerate().for_each(|(row, entry)| *entry = row);
         Random::new(self.seed, Purpose::Epoch, epoch).shuffle(&mut self.order);
         self.epoch = epoch;
     }

@@ -182,7 +182,7 @@ impl ModelSpec {
 #[cfg(test)]
 impl Scratch {
     /// Returns the address and the capacity of each buffer: growing would change either.
-    pub(super) fn places(&self) -> [(*const f32, usize); 3] {
+    pub(super) fn buffers(&self) -> [(*const f32, usize); 3] {
         [&self.scores, &self.hidden, &self.hidden_deltas].map(|room| (room.as_ptr(), room.capacity()))
     }
 }

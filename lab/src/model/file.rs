@@ -44,7 +44,7 @@ struct Header {
 
 /// Writes a model file, replacing one that is there.
 ///
-/// The file is complete or absent: it is written beside its place under another name, brought to the
+/// The file is complete or absent: it is written under another name in the same folder, brought to the
 /// disk and then renamed, so a crash leaves the old file as it was.
 ///
 /// # Errors

@@ -26,7 +26,7 @@ impl Layer {
         parameters[self.start..][..self.parameters()].split_at(self.outputs * self.inputs)
     }
 
-    /// The place for the gradient of its weights and biases.
+    /// The parts of `gradient` that are for its weights and biases.
     pub(super) fn of_mut<'a>(&self, gradient: &'a mut [f32]) -> (&'a mut [f32], &'a mut [f32]) {
         gradient[self.start..][..self.parameters()].split_at_mut(self.outputs * self.inputs)
     }

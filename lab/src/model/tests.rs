@@ -176,12 +176,12 @@ fn scratch_does_not_grow_after_the_first_batch() {
     let parameters = spec.initialise(2);
     let mut gradient = vec![0.0; parameters.len()];
     let mut scratch = Scratch::default();
-    let mut places = Vec::new();
+    let mut buffers = Vec::new();
     for rows in [&[0, 1, 2, 3][..], &[4], &[5, 6, 7, 8]] {
         spec.loss_and_gradient(&parameters, &data, rows, &mut gradient, &mut scratch);
-        places.push(scratch.places());
+        buffers.push(scratch.buffers());
     }
-    assert!(places.iter().all(|place| *place == places[0]));
+    assert!(buffers.iter().all(|later| *later == buffers[0]));
 }
 
 #[test]

@@ -142,32 +142,32 @@ fn draw_panel(area: &Area<'_>, panel: &Panel, mut x: Scale, y: Scale, entries: &
     let mut bar = 0;
     for series in &panel.series {
         let colour = entries.iter().find(|entry| entry.name == series.name).map_or(INK, |entry| entry.colour);
-        let places = series.points.iter().filter_map(|(a, b)| Some((x.place(*a)?, y.place(*b)?)));
-        let inside = |place: &(f64, f64)| within(&x, place.0) && within(&y, place.1);
+        let points = series.points.iter().filter_map(|(a, b)| Some((x.position(*a)?, y.position(*b)?)));
+        let inside = |point: &(f64, f64)| within(&x, point.0) && within(&y, point.1);
         match series.style {
             Style::Line | Style::Marked | Style::Guide => {
                 let width = if series.style == Style::Guide { FINE } else { 2 * FINE };
-                for part in parts(places.clone(), &x, &y) {
-                    let part = thinned(&part, |place| plane.map_coordinate(place));
+                for part in parts(points.clone(), &x, &y) {
+                    let part = thinned(&part, |point| plane.map_coordinate(point));
                     plane.draw(&PathElement::new(part, colour.stroke_width(width)))?;
                 }
                 if series.style == Style::Marked {
-                    for place in places.filter(inside) {
-                        plane.draw(&Circle::new(place, 4 * FINE, colour.filled()))?;
+                    for point in points.filter(inside) {
+                        plane.draw(&Circle::new(point, 4 * FINE, colour.filled()))?;
                     }
                 }
             }
             Style::Expected => {
-                for place in places.filter(inside) {
-                    plane.draw(&Circle::new(place, 6 * FINE, colour.stroke_width(FINE * 3 / 2)))?;
+                for point in points.filter(inside) {
+                    plane.draw(&Circle::new(point, 6 * FINE, colour.stroke_width(FINE * 3 / 2)))?;
                 }
             }
             Style::Bars => {
                 let width = 0.8 * gap / bars.len() as f64;
                 let offset = (bar as f64 - bars.len() as f64 / 2.0) * width;
-                for (place, top) in places {
+                for (position, top) in points {
                     let top = top.clamp(y.low, y.high);
-                    let corners = [(place + offset, y.ground()), (place + offset + width * 0.94, top)];
+                    let corners = [(position + offset, y.ground()), (position + offset + width * 0.94, top)];
                     plane.draw(&Rectangle::new(corners, colour.filled()))?;
                 }
                 bar += 1;
@@ -177,30 +177,30 @@ fn draw_panel(area: &Area<'_>, panel: &Panel, mut x: Scale, y: Scale, entries: &
     Ok(())
 }
 
-fn within(scale: &Scale, place: f64) -> bool {
-    (scale.low - 1e-9..=scale.high + 1e-9).contains(&place)
+fn within(scale: &Scale, position: f64) -> bool {
+    (scale.low - 1e-9..=scale.high + 1e-9).contains(&position)
 }
 
 /// The parts of a line inside the axes; where it leaves them, it is drawn up to the frame.
-fn parts(places: impl Iterator<Item = (f64, f64)>, x: &Scale, y: &Scale) -> Vec<Vec<(f64, f64)>> {
+fn parts(points: impl Iterator<Item = (f64, f64)>, x: &Scale, y: &Scale) -> Vec<Vec<(f64, f64)>> {
     let (mut all, mut part): (Vec<Vec<_>>, Vec<(f64, f64)>) = (Vec::new(), Vec::new());
     let mut last: Option<(f64, f64)> = None;
-    for place in places {
-        let is_inside = within(x, place.0) && within(y, place.1);
+    for point in points {
+        let is_inside = within(x, point.0) && within(y, point.1);
         if let Some(last) = last {
             let was_inside = within(x, last.0) && within(y, last.1);
             match (was_inside, is_inside) {
-                (true, false) => part.push(crossing(last, place, x, y)),
-                (false, true) => part.push(crossing(place, last, x, y)),
+                (true, false) => part.push(crossing(last, point, x, y)),
+                (false, true) => part.push(crossing(point, last, x, y)),
                 _ => {}
             }
         }
         if is_inside {
-            part.push(place);
+            part.push(point);
         } else if !part.is_empty() {
             all.push(std::mem::take(&mut part));
         }
-        last = Some(place);
+        last = Some(point);
     }
     all.push(part);
     all.retain(|part| part.len() > 1);
@@ -222,28 +222,29 @@ fn crossing(inside: (f64, f64), outside: (f64, f64), x: &Scale, y: &Scale) -> (f
 fn thinned(part: &[(f64, f64)], pixel: impl Fn(&(f64, f64)) -> (i32, i32)) -> Vec<(f64, f64)> {
     let mut kept: Vec<(f64, f64)> = Vec::new();
     let mut last: Option<(i32, i32)> = None;
-    for (index, place) in part.iter().enumerate() {
-        let here = pixel(place);
+    for (index, point) in part.iter().enumerate() {
+        let here = pixel(point);
         let far = last.is_none_or(|last| (here.0 - last.0).abs().max((here.1 - last.1).abs()) > FINE as i32);
         if far || index + 1 == part.len() {
-            kept.push(*place);
+            kept.push(*point);
             last = Some(here);
         }
     }
     kept
 }
 
-/// The distance of neighbouring bars: the smallest between two places.
+/// The distance of neighbouring bars: the smallest between two positions.
 fn bar_gap(bars: &[&Series]) -> f64 {
-    let mut places: Vec<f64> = bars.iter().flat_map(|series| &series.points).map(|point| point.0).collect();
-    places.sort_by(f64::total_cmp);
-    let gaps = places.windows(2).map(|pair| pair[1] - pair[0]).filter(|gap| *gap > 0.0);
+    let mut positions: Vec<f64> =
+        bars.iter().flat_map(|series| &series.points).map(|point| point.0).collect();
+    positions.sort_by(f64::total_cmp);
+    let gaps = positions.windows(2).map(|pair| pair[1] - pair[0]).filter(|gap| *gap > 0.0);
     gaps.fold(f64::INFINITY, f64::min).min(1.0)
 }
 
 fn bar_ends(bars: &[&Series]) -> (f64, f64) {
-    let places = bars.iter().flat_map(|series| &series.points).map(|point| point.0);
-    places.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), place| (low.min(place), high.max(place)))
+    let positions = bars.iter().flat_map(|series| &series.points).map(|point| point.0);
+    positions.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), at| (low.min(at), high.max(at)))
 }
 
 // ---------------------------------------------------------------------- the legend

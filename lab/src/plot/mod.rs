@@ -17,7 +17,7 @@ mod scale;
 #[cfg(test)]
 mod tests;
 
-use slackline::sim::Histogram;
+use slackline::sim::CountHistogram;
 
 /// The drawing of one file.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ pub struct Panel {
     pub x: Axis,
     /// Along the left side.
     pub y: Axis,
-    /// Drawn in this order. Series of one name have one colour in all panels, and one place in the legend.
+    /// Drawn in this order. Series of one name have one colour in all panels, and one entry in the legend.
     pub series: Vec<Series>,
 }
 
@@ -152,7 +152,7 @@ impl Axis {
         Axis { is_log: true, ..Axis::linear(label) }
     }
 
-    /// One place for each name: the first at 0, the next at 1.
+    /// One position for each name: the first at 0, the next at 1.
     pub fn names<N: Into<String>>(label: impl Into<String>, names: impl IntoIterator<Item = N>) -> Axis {
         Axis { names: names.into_iter().map(Into::into).collect(), ..Axis::linear(label) }
     }
@@ -175,7 +175,7 @@ impl Series {
         Series::new(name, Style::Marked, points)
     }
 
-    /// A bar from 0 for each point, beside the bars of other series at the same place.
+    /// A bar from 0 for each point, beside the bars of other series at the same position.
     pub fn bars(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Series {
         Series::new(name, Style::Bars, points)
     }
@@ -196,7 +196,7 @@ impl Series {
 }
 
 /// A histogram in per cent.
-pub fn staleness(name: &str, histogram: &Histogram, is_wide: bool) -> Series {
+pub fn staleness(name: &str, histogram: &CountHistogram, is_wide: bool) -> Series {
     let total = histogram.total().max(1) as f64;
     let points: Vec<_> =
         histogram.iter().map(|(value, count)| (value as f64, 100.0 * count as f64 / total)).collect();

@@ -1,4 +1,4 @@
-//! From values to places on an axis, and which values are written beside it.
+//! From values to positions on an axis, and which values are written beside it.
 
 use std::ops::Range;
 
@@ -6,16 +6,16 @@ use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, Value
 
 use super::{Axis, Series, Style};
 
-/// Bars at more places than these are labelled at round numbers.
+/// Bars at more positions than these are labelled at round numbers.
 const TICKS_MAX: usize = 12;
 
-/// An axis with its limits found. Places run over the logarithm where the axis is logarithmic.
+/// An axis with its limits found. Positions run over the logarithm where the axis is logarithmic.
 #[derive(Clone, Debug)]
 pub(super) struct Scale {
     is_log: bool,
     pub(super) low: f64,
     pub(super) high: f64,
-    /// Places that are labelled, ascending.
+    /// Positions that are labelled, ascending.
     pub(super) ticks: Vec<f64>,
     names: Vec<String>,
 }
@@ -23,10 +23,10 @@ pub(super) struct Scale {
 impl Scale {
     /// Finds limits that show all of `values`, unless the axis has its own. `holds_zero` asks for the zero too.
     pub(super) fn new(axis: &Axis, values: impl Iterator<Item = f64>, holds_zero: bool) -> Scale {
-        let to_place = |value: f64| if axis.is_log { value.log10() } else { value };
-        let places = values.map(to_place).filter(|place| place.is_finite());
-        let (mut low, mut high) = places
-            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), place| (low.min(place), high.max(place)));
+        let to_position = |value: f64| if axis.is_log { value.log10() } else { value };
+        let positions = values.map(to_position).filter(|position| position.is_finite());
+        let (mut low, mut high) =
+            positions.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), at| (low.min(at), high.max(at)));
         if low > high {
             (low, high) = (0.0, 1.0);
         }
@@ -34,7 +34,7 @@ impl Scale {
             (low, high) = (low.min(0.0), high.max(0.0));
         }
         if let Some(limits) = axis.limits {
-            (low, high) = (to_place(limits.0), to_place(limits.1));
+            (low, high) = (to_position(limits.0), to_position(limits.1));
         }
         if high - low < 1e-12 * high.abs().max(1.0) {
             let room = if axis.is_log { 0.5 } else { 0.5 * high.abs().max(1.0) };
@@ -58,31 +58,31 @@ impl Scale {
     }
 
     /// Ticks where bars stand, if they are few.
-    pub(super) fn tick_at(&mut self, mut places: Vec<f64>) {
-        places.sort_by(f64::total_cmp);
-        places.dedup();
-        if places.len() <= TICKS_MAX {
-            self.ticks = places;
+    pub(super) fn tick_at(&mut self, mut positions: Vec<f64>) {
+        positions.sort_by(f64::total_cmp);
+        positions.dedup();
+        if positions.len() <= TICKS_MAX {
+            self.ticks = positions;
         }
     }
 
-    /// Returns the place of a value; none if it has no place.
-    pub(super) fn place(&self, value: f64) -> Option<f64> {
-        let place = if self.is_log { value.log10() } else { value };
-        place.is_finite().then_some(place)
+    /// Returns the position of a value; none if it has no position.
+    pub(super) fn position(&self, value: f64) -> Option<f64> {
+        let position = if self.is_log { value.log10() } else { value };
+        position.is_finite().then_some(position)
     }
 
-    /// Returns the place where bars begin.
+    /// Returns the position where bars begin.
     pub(super) fn ground(&self) -> f64 {
         if self.is_log { self.low } else { 0.0_f64.clamp(self.low, self.high) }
     }
 
-    /// Returns the text that is written at a place.
-    pub(super) fn label(&self, place: f64) -> String {
+    /// Returns the text that is written at a position.
+    pub(super) fn label(&self, position: f64) -> String {
         if !self.names.is_empty() {
-            return self.names.get(place.round() as usize).cloned().unwrap_or_default();
+            return self.names.get(position.round() as usize).cloned().unwrap_or_default();
         }
-        if self.is_log { number(10f64.powf(place), 3) } else { number(place, decimals(&self.ticks)) }
+        if self.is_log { number(10f64.powf(position), 3) } else { number(position, decimals(&self.ticks)) }
     }
 }
 
@@ -90,8 +90,8 @@ impl Ranged for Scale {
     type FormatOption = NoDefaultFormatting;
     type ValueType = f64;
 
-    fn map(&self, place: &f64, limit: (i32, i32)) -> i32 {
-        let share = (place - self.low) / (self.high - self.low);
+    fn map(&self, position: &f64, limit: (i32, i32)) -> i32 {
+        let share = (position - self.low) / (self.high - self.low);
         limit.0 + (share * f64::from(limit.1 - limit.0)).round() as i32
     }
 
@@ -105,8 +105,8 @@ impl Ranged for Scale {
 }
 
 impl ValueFormatter<f64> for Scale {
-    fn format_ext(&self, place: &f64) -> String {
-        self.label(*place)
+    fn format_ext(&self, position: &f64) -> String {
+        self.label(*position)
     }
 }
 
@@ -118,7 +118,7 @@ pub(super) fn values<'a>(
     series.flat_map(move |series| series.points.iter().map(along))
 }
 
-/// True if something here is a length and not a place.
+/// True if something here is a length and not a position.
 pub(super) fn holds_bars(series: &[Series]) -> bool {
     series.iter().any(|series| series.style == Style::Bars)
 }
@@ -148,7 +148,7 @@ fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     let every = ((high - low) / 8.0).ceil().max(1.0) as i32;
     let decades = (low.floor() as i32..=high.ceil() as i32).filter(|decade| decade.rem_euclid(every) == 0);
     let all = decades.flat_map(|decade| between.iter().map(move |factor| f64::from(decade) + factor.log10()));
-    all.filter(|place| (low - 1e-9..=high + 1e-9).contains(place)).collect()
+    all.filter(|position| (low - 1e-9..=high + 1e-9).contains(position)).collect()
 }
 
 /// Decimals that tell ticks apart.
@@ -192,8 +192,9 @@ mod tests {
     fn ticks_are_round_and_inside() {
         assert_eq!(linear_ticks(0.0, 10.0), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]);
         assert_eq!(linear_ticks(-1.0, 0.3), [-1.0, -0.5, 0.0]);
-        let places: Vec<_> = log_ticks(-3.0, 0.0).into_iter().map(|place| 10f64.powf(place)).collect();
-        assert_eq!(places, [0.001, 0.01, 0.1, 1.0]);
+        let positions: Vec<_> =
+            log_ticks(-3.0, 0.0).into_iter().map(|position| 10f64.powf(position)).collect();
+        assert_eq!(positions, [0.001, 0.01, 0.1, 1.0]);
         assert!(log_ticks(-30.0, 10.0).len() <= 10);
     }
 

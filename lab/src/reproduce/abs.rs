@@ -2,8 +2,8 @@
 
 use crate::plot::{Axis, Figure, Panel, Series};
 use serde_json::json;
-use slackline::scheme::Config;
-use slackline::sim::{Cluster, Distribution, Logistic, Random, Report, Until};
+use slackline::scheme::SchemeConfig;
+use slackline::sim::{Cluster, ClusterReport, Distribution, Logistic, Random, Until};
 
 use super::{Check, Error, Findings, Recipe, mean, scheme, simulate};
 use crate::table::{Table, number};
@@ -11,7 +11,7 @@ use crate::table::{Table, number};
 const WORKERS: usize = 20;
 const SEEDS: u64 = 3;
 const RATES: [f32; 4] = [0.25, 0.5, 1.0, 2.0];
-/// The place of the step size that all share.
+/// The index of the step size that all share.
 const COMMON: usize = 2;
 const BATCH: usize = 2;
 /// The seed from which the examples are drawn.
@@ -69,7 +69,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    fn of(reports: &[Report]) -> Outcome {
+    fn of(reports: &[ClusterReport]) -> Outcome {
         let counts = || reports.iter().map(|report| &report.counts);
         Outcome {
             time: mean(reports.iter().map(|report| report.reached.unwrap_or(WITHIN))),
@@ -91,7 +91,8 @@ impl Outcome {
 }
 
 fn run(seed: u64) -> Result<Findings, Error> {
-    let schemes: Vec<Config> = SCHEMES.iter().map(|(_, text)| scheme(text)).collect::<Result<_, _>>()?;
+    let schemes: Vec<SchemeConfig> =
+        SCHEMES.iter().map(|(_, text)| scheme(text)).collect::<Result<_, _>>()?;
     let mut runs = Vec::new();
     for scheme in 0..schemes.len() {
         for rate in RATES {

@@ -4,7 +4,7 @@ use crate::model::ModelKind;
 use crate::plot::{Axis, Figure, Panel, Series};
 use crate::problem::Digits;
 use serde_json::json;
-use slackline::scheme::Config;
+use slackline::scheme::SchemeConfig;
 use slackline::sim::{Cluster, Distribution, Until};
 
 use super::{Check, Error, Findings, Recipe, mean, simulate};
@@ -58,7 +58,7 @@ pub(super) const STRAGGLER: Recipe = Recipe {
 };
 
 fn job(staleness: u64, workers: usize, seed: u64) -> Cluster {
-    let mut cluster = Cluster::new(Config::Bap { staleness }, workers, seed);
+    let mut cluster = Cluster::new(SchemeConfig::Bap { staleness }, workers, seed);
     cluster.compute = Distribution::Exponential { mean: 1.0 };
     cluster
 }

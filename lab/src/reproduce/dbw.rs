@@ -2,8 +2,8 @@
 
 use crate::plot::{Axis, Figure, Panel, Series};
 use serde_json::json;
-use slackline::scheme::Config;
-use slackline::sim::{Change, Cluster, Distribution, Logistic, Report, Until};
+use slackline::scheme::SchemeConfig;
+use slackline::sim::{Change, Cluster, ClusterReport, Distribution, Logistic, Until};
 
 use super::{Check, Error, Findings, Recipe, mean, scheme, simulate};
 use crate::table::{Table, number};
@@ -74,7 +74,7 @@ fn settings() -> Vec<Setting> {
     ];
     let mut all = Vec::new();
     for (name, distribution, is_slowed) in distributions {
-        for (rate, batch) in places() {
+        for (rate, batch) in rates_and_batches() {
             let change = Change { at: SLOW_AT, workers: 0..N / 2, factor: SLOW_BY };
             let changes = if is_slowed { vec![change] } else { Vec::new() };
             all.push(Setting { name, distribution: distribution.clone(), rate, batch, changes });
@@ -84,13 +84,13 @@ fn settings() -> Vec<Setting> {
 }
 
 /// Step sizes and batches: those that count, then the noisy ones.
-fn places() -> Vec<(f32, usize)> {
+fn rates_and_batches() -> Vec<(f32, usize)> {
     let all = RATES.iter().flat_map(|rate| BATCHES.map(|batch| (*rate, batch)));
     all.chain(NOISY).collect()
 }
 
 /// Every static k, then the dynamic choice, then the blind one.
-fn schemes() -> Result<Vec<Config>, Error> {
+fn schemes() -> Result<Vec<SchemeConfig>, Error> {
     let fixed = (1..=N).map(|k| format!("dbw(choice=static, k={k})"));
     fixed.chain(["dbw".to_owned(), "dbw(choice=blind)".to_owned()]).map(|text| scheme(&text)).collect()
 }
@@ -203,7 +203,7 @@ fn run(seed: u64) -> Result<Findings, Error> {
     Ok(Findings { tables, rows, checks, figure })
 }
 
-fn cluster(setting: &Setting, scheme: Config, seed: u64) -> Cluster {
+fn cluster(setting: &Setting, scheme: SchemeConfig, seed: u64) -> Cluster {
     let mut cluster = Cluster::new(scheme, N, seed);
     cluster.compute = setting.distribution.clone();
     cluster.changes = setting.changes.clone();
@@ -220,26 +220,24 @@ fn figure<'a>(
     settings: &[Setting],
     time: impl Fn(usize, usize) -> f64,
     over_best: &[f64],
-    report: impl Fn(usize) -> &'a Report,
+    report: impl Fn(usize) -> &'a ClusterReport,
 ) -> Figure {
     let mut by_k = Panel::new(Axis::linear("static k").between(0.0, 17.0), Axis::log("time to the loss, s"));
-    let places = places();
-    let names = places.iter().map(|(rate, batch)| format!("{rate}/{batch}"));
+    let pairs = rates_and_batches();
+    let names = pairs.iter().map(|(rate, batch)| format!("{rate}/{batch}"));
     let mut ratios = Panel::new(
         Axis::names("step size/batch", names),
         Axis::log("DBW's time over the best k's").between(0.9, 4.0),
     );
-    for (first, setting) in settings.iter().enumerate().step_by(places.len()) {
-        let shown = first + places.iter().position(|place| *place == (1.0, 32)).unwrap_or(0);
+    for (first, setting) in settings.iter().enumerate().step_by(pairs.len()) {
+        let shown = first + pairs.iter().position(|pair| *pair == (1.0, 32)).unwrap_or(0);
         by_k.series.push(Series::line(setting.name, (0..N).map(|k| ((k + 1) as f64, time(shown, k)))));
-        let own = over_best[first..].iter().take(places.len());
+        let own = over_best[first..].iter().take(pairs.len());
         ratios
             .series
             .push(Series::bars(setting.name, own.enumerate().map(|(at, ratio)| (at as f64, *ratio))));
     }
-    ratios
-        .series
-        .push(Series::guide("1.1 times the best k", [(-0.5, 1.1), (places.len() as f64 - 0.5, 1.1)]));
+    ratios.series.push(Series::guide("1.1 times the best k", [(-0.5, 1.1), (pairs.len() as f64 - 0.5, 1.1)]));
     let slowed = settings
         .iter()
         .position(|setting| !setting.changes.is_empty() && (setting.rate, setting.batch) == (1.0, 32));

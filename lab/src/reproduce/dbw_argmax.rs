@@ -66,11 +66,11 @@ fn run(_seed: u64) -> Result<Findings, Error> {
     let mut blind = Table::new(["random part of the time", "k", "expected"]);
     let mut all_equal = true;
     let mut bars = Vec::new();
-    for (place, (alpha, expected)) in (0..).zip(BLIND) {
+    for (index, (alpha, expected)) in (0..).zip(BLIND) {
         let k = most_gradients_k(&times(alpha));
         all_equal &= k == expected;
         blind.row([alpha.to_string(), k.to_string(), expected.to_string()]);
-        bars.push((f64::from(place), k as f64));
+        bars.push((f64::from(index), k as f64));
     }
     let x = Axis::names("random part of the time", BLIND.map(|(alpha, _)| alpha.to_string()));
     let second = Panel::new(x, Axis::linear("k").between(0.0, 17.0))

@@ -7,7 +7,7 @@ use serde_json::json;
 use slackline::{
     Optimizer,
     scheme::{Groups, Partition},
-    sim::{Cluster, Distribution, Random, Report, Until},
+    sim::{Cluster, ClusterReport, Distribution, Random, Until},
 };
 
 use super::{Check, Error, Findings, Recipe, mean, scheme, simulate};
@@ -184,7 +184,7 @@ fn run(seed: u64) -> Result<Findings, Error> {
     ];
     let mut times = Table::new(heading);
     // To the end of the last round, with all that it moves.
-    let talk = |report: &Report| report.end / ROUNDS as f64 - 1.0;
+    let talk = |report: &ClusterReport| report.end / ROUNDS as f64 - 1.0;
     let mut panel = Panel::new(Axis::log("workers"), Axis::log("communication per clock, s"));
     let kinds_of_talk = ["bsp", "ring of all", "ds-sync"];
     let mut series: [Vec<(f64, f64)>; 3] = Default::default();
@@ -233,7 +233,7 @@ fn run(seed: u64) -> Result<Findings, Error> {
     Ok(Findings { tables, rows, checks, figure })
 }
 
-fn accuracy(report: &Report) -> f64 {
+fn accuracy(report: &ClusterReport) -> f64 {
     report.curve.last().and_then(|point| point.accuracy).unwrap_or(f64::NAN)
 }
 

@@ -2,8 +2,8 @@
 
 use crate::plot::{Axis, Figure, Panel, Series, staleness};
 use serde_json::json;
-use slackline::scheme::Config;
-use slackline::sim::{Cluster, Distribution, Factorisation, Report, Shape, Until};
+use slackline::scheme::SchemeConfig;
+use slackline::sim::{Cluster, ClusterReport, Distribution, Factorisation, Shape, Until};
 
 use super::{Check, Error, Findings, Recipe, mean, simulate};
 use crate::table::{Table, number};
@@ -34,7 +34,7 @@ pub(super) const RECIPE: Recipe = Recipe {
     run,
 };
 
-fn cluster(scheme: Config, seed: u64) -> Cluster {
+fn cluster(scheme: SchemeConfig, seed: u64) -> Cluster {
     let mut cluster = Cluster::new(scheme, WORKERS, seed);
     cluster.compute = Distribution::Uniform { from: 0.98, to: 1.02 };
     cluster.network.latency = Distribution::Constant { seconds: 0.02 };
@@ -46,11 +46,13 @@ fn cluster(scheme: Config, seed: u64) -> Cluster {
 }
 
 fn run(seed: u64) -> Result<Findings, Error> {
-    let schemes: Vec<Config> = STALENESS
+    let schemes: Vec<SchemeConfig> = STALENESS
         .iter()
-        .flat_map(|staleness| [Config::Ssp { staleness: *staleness }, Config::Essp { staleness: *staleness }])
+        .flat_map(|staleness| {
+            [SchemeConfig::Ssp { staleness: *staleness }, SchemeConfig::Essp { staleness: *staleness }]
+        })
         .collect();
-    let runs: Vec<(Config, u64)> =
+    let runs: Vec<(SchemeConfig, u64)> =
         schemes.iter().flat_map(|scheme| (0..SEEDS).map(move |more| (*scheme, seed + more))).collect();
     let reports = simulate("essp", &runs, |(scheme, seed)| Ok(cluster(*scheme, *seed)))?;
     let of = |index: usize| &reports[index * SEEDS as usize..][..SEEDS as usize];
@@ -132,11 +134,11 @@ fn run(seed: u64) -> Result<Findings, Error> {
     Ok(Findings { tables: vec![("What is read, and what it does".into(), table)], rows, checks, figure })
 }
 
-fn waiting(report: &Report) -> f64 {
+fn waiting(report: &ClusterReport) -> f64 {
     let sum: f64 = report.of_workers.iter().map(|of| of.waiting).sum();
     sum / (report.end * report.workers as f64)
 }
 
-fn loss_at(report: &Report, is_there: impl Fn(&slackline::sim::Point) -> bool) -> f64 {
+fn loss_at(report: &ClusterReport, is_there: impl Fn(&slackline::sim::Point) -> bool) -> f64 {
     report.curve.iter().find(|point| is_there(point)).map_or(f64::NAN, |point| point.loss)
 }

@@ -14,8 +14,8 @@ mod k_async;
 mod page;
 
 use serde_json::{Value, json};
-use slackline::scheme::{Config, ConfigError};
-use slackline::sim::{self, Cluster, Report};
+use slackline::scheme::{SchemeConfig, SchemeConfigError};
+use slackline::sim::{self, Cluster, ClusterReport};
 
 pub use page::{PAGE, PLOTS, page};
 
@@ -68,9 +68,9 @@ struct Check {
 #[non_exhaustive]
 pub enum Error {
     /// The scheme was refused.
-    Scheme(#[from] ConfigError),
+    Scheme(#[from] SchemeConfigError),
     /// The simulator refused the cluster, or the run failed.
-    Simulation(#[from] sim::Error),
+    Simulation(#[from] sim::SimError),
     /// The digits do not make a problem for these workers.
     Problem(#[from] DigitsError),
 }
@@ -158,12 +158,12 @@ fn simulate<T: Sync>(
     what: &str,
     items: &[T],
     cluster: impl Fn(&T) -> Result<Cluster, Error> + Sync,
-) -> Result<Vec<Report>, Error> {
+) -> Result<Vec<ClusterReport>, Error> {
     parallel::map(what, items, |item| Ok(cluster(item)?.run()?))
 }
 
 /// A scheme as it is written on the command line.
-fn scheme(text: &str) -> Result<Config, Error> {
+fn scheme(text: &str) -> Result<SchemeConfig, Error> {
     Ok(text.parse()?)
 }
 

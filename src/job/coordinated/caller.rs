@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::plan::Role;
 use super::super::rendezvous;
-use super::places::Members;
+use super::entries::Members;
 use crate::table::TableError;
 
 /// The program that runs a [`Coordinator`](super::Coordinator): it starts processes, tells people how the job gets on,
@@ -58,7 +58,7 @@ pub enum Wish {
 pub enum CoordinatorError {
     /// The meeting point cannot be opened.
     #[error(transparent)]
-    Rendezvous(#[from] rendezvous::Error),
+    Rendezvous(#[from] rendezvous::RendezvousError),
     /// The table cannot be cut into the shards of the plan.
     #[error(transparent)]
     Table(#[from] TableError),

@@ -6,8 +6,8 @@ use super::super::rendezvous::{HubEvent, MemberRole};
 use super::LAST_CHECKPOINT_WITHIN;
 use super::caller::{Caller, CoordinatorError};
 use super::coordinator::Coordinator;
+use super::entries::ServerEntry;
 use super::orders::{Body, Message, Order, json, read};
-use super::places::ServerPlace;
 use super::reports::Origin;
 
 /// The time between two looks at servers that write their last checkpoints.
@@ -16,9 +16,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The coordinator's knowledge of one server's checkpoints.
 #[derive(Debug, Default)]
 pub(super) struct Disk {
-    /// The version that its life began at, from a checkpoint.
+    /// The version that its incarnation began at, from a checkpoint.
     began: Option<u64>,
-    /// Checkpoints that could not be written, in all its lives, how many of them were told, and why the last could not.
+    /// Checkpoints that could not be written, in all its incarnations, how many of them were told, and why the last
+    /// could not.
     failed: u64,
     told: u64,
     error: Option<String>,
@@ -36,7 +37,7 @@ impl<C: Caller> Coordinator<C> {
             return self.caller.warn("asked for a checkpoint, and the servers of this job keep none");
         }
         let order = json(&Order::Checkpoint);
-        for member in self.servers.iter().filter_map(|place| place.member) {
+        for member in self.servers.iter().filter_map(|entry| entry.member) {
             self.hub.say(member, &order);
         }
         self.caller.tell("checkpoints are written, as was asked for");
@@ -159,7 +160,7 @@ impl<C: Caller> Coordinator<C> {
                 }
             }
             HubEvent::Left { member, reason } if member.role == MemberRole::Server => {
-                let shard = member.place as usize;
+                let shard = member.role_rank as usize;
                 if self.servers[shard].member == Some(member.id) {
                     self.servers[shard].member = None;
                     if !self.servers[shard].disk.closed {
@@ -181,7 +182,7 @@ impl<C: Caller> Coordinator<C> {
 
     /// True if every shard has a checkpoint, as far as is known.
     pub(super) fn can_resume(&self) -> bool {
-        let known = |server: &ServerPlace| server.report.checkpointed.or(server.disk.began).is_some();
+        let known = |server: &ServerEntry| server.report.checkpointed.or(server.disk.began).is_some();
         self.keeps_checkpoints() && self.servers.iter().all(known)
     }
 

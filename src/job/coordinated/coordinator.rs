@@ -3,16 +3,16 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::super::choose::{Choice, PathError, choose};
+use super::super::choose::{PathError, TransportChoice, choose};
 use super::super::plan::{Resume, Role};
 use super::super::rendezvous::{Host, Hub, HubEvent, HubOptions, Member, MemberId, MemberRole};
 use super::super::transports::Transports;
 use super::caller::{Caller, CoordinatorError, Wish};
 use super::causes::Loss;
+use super::entries::{Members, ServerEntry, State, WorkerEntry};
 use super::orders::{Body, Message, Order, VALUES_PER_MESSAGE, json, read, values};
-use super::places::{Members, ServerPlace, State, WorkerPlace};
 use super::reports::{ServerReport, WorkerReport};
-use super::{Coordination, Outcome};
+use super::{Coordination, JobOutcome};
 use crate::transport::mixed::Mixed;
 use crate::transport::{Address, TransportKind};
 
@@ -41,8 +41,8 @@ pub struct Coordinator<C: Caller> {
     pub(super) addresses: Addresses,
     transports: Transports,
     shards: Vec<std::ops::Range<u64>>,
-    pub(super) servers: Vec<ServerPlace>,
-    pub(super) workers: Vec<WorkerPlace>,
+    pub(super) servers: Vec<ServerEntry>,
+    pub(super) workers: Vec<WorkerEntry>,
     /// The caller has what it wanted of the job.
     is_enough: bool,
 }
@@ -63,12 +63,12 @@ impl<C: Caller> Coordinator<C> {
                 Some(order) => order.table.shards(plan.servers())?,
                 None => Vec::new(),
             };
-            let places = vec![
+            let ranks = vec![
                 (MemberRole::Server, plan.servers() as u32),
                 (MemberRole::Worker, plan.workers() as u32),
                 (MemberRole::Reader, 0),
             ];
-            let options = HubOptions { secret: plan.secret.clone(), places };
+            let options = HubOptions { secret: plan.secret.clone(), ranks };
             Ok((Hub::listen(plan.listen, options)?, shards))
         })();
         let (hub, shards) = opened.map_err(|error| caller.explain(error))?;
@@ -80,8 +80,8 @@ impl<C: Caller> Coordinator<C> {
             addresses: Arc::default(),
             transports,
             shards,
-            servers: (0..servers).map(|_| ServerPlace::default()).collect(),
-            workers: (0..workers).map(|_| WorkerPlace::default()).collect(),
+            servers: (0..servers).map(|_| ServerEntry::default()).collect(),
+            workers: (0..workers).map(|_| WorkerEntry::default()).collect(),
             is_enough: false,
         })
     }
@@ -111,17 +111,17 @@ impl<C: Caller> Coordinator<C> {
             self.turn()?;
             self.let_go_of_the_silent();
             self.announce_losses(false);
-            if !self.workers.iter().any(WorkerPlace::is_open) {
+            if !self.workers.iter().any(WorkerEntry::is_open) {
                 break;
             }
             if self.is_enough || self.has_all_gradients() {
                 // They go on until they are told to leave, and it counts for nothing.
-                let running = self.workers.iter_mut().filter(|place| place.state == State::Running);
-                running.for_each(|place| place.state = State::Finished);
+                let running = self.workers.iter_mut().filter(|entry| entry.state == State::Running);
+                running.for_each(|entry| entry.state = State::Finished);
                 break;
             }
         }
-        if !self.workers.iter().any(|place| place.state == State::Finished) {
+        if !self.workers.iter().any(|entry| entry.state == State::Finished) {
             // Where they all died of a lost server, that is what to tell.
             self.hear_out(LAST_WORDS / 4)?;
             return Err(self.all_lost());
@@ -138,7 +138,7 @@ impl<C: Caller> Coordinator<C> {
     /// True once the servers have folded in all gradients that their order names.
     pub fn has_all_gradients(&self) -> bool {
         let gradients = self.plan.server.as_ref().and_then(|order| order.gradients);
-        gradients.is_some_and(|all| self.servers.iter().all(|place| place.report.folded >= all))
+        gradients.is_some_and(|all| self.servers.iter().all(|entry| entry.report.folded >= all))
     }
 
     /// Waits a moment for servers to report the version `versions`: a run that is shorter than the time between two
@@ -148,7 +148,7 @@ impl<C: Caller> Coordinator<C> {
     /// As for [`turn`](Self::turn).
     pub fn hear_servers_out(&mut self, versions: u64) -> Result<(), C::Error> {
         let deadline = Instant::now() + LAST_WORDS;
-        let is_behind = |place: &ServerPlace| place.report.version < versions;
+        let is_behind = |entry: &ServerEntry| entry.report.version < versions;
         while !self.has_all_gradients() && self.servers.iter().any(is_behind) && Instant::now() < deadline {
             self.turn()?;
         }
@@ -156,13 +156,13 @@ impl<C: Caller> Coordinator<C> {
     }
 
     /// The result of the job so far.
-    pub fn outcome(&self) -> Outcome {
+    pub fn outcome(&self) -> JobOutcome {
         let (checkpoints_failed, checkpoint_error) = self.failed_checkpoints();
-        Outcome {
-            workers: self.workers.iter().map(WorkerPlace::outcome).collect(),
-            servers: self.servers.iter().map(|place| place.report).collect(),
-            restarts: self.servers.iter().map(|place| place.restarts).collect(),
-            lost_updates: self.servers.iter().filter_map(|place| place.lost_updates).sum(),
+        JobOutcome {
+            workers: self.workers.iter().map(WorkerEntry::outcome).collect(),
+            servers: self.servers.iter().map(|entry| entry.report).collect(),
+            restarts: self.servers.iter().map(|entry| entry.restarts).collect(),
+            lost_updates: self.servers.iter().filter_map(|entry| entry.lost_updates).sum(),
             began: self.first_version(),
             checkpoints_failed,
             checkpoint_error,
@@ -193,12 +193,12 @@ impl<C: Caller> Coordinator<C> {
     /// Tells servers (workers, where there are none) their initial values, as fast as they take them.
     fn tell_values(&mut self) {
         let initial = &self.plan.initial;
-        for (place, range) in self.servers.iter_mut().zip(&self.shards) {
+        for (entry, range) in self.servers.iter_mut().zip(&self.shards) {
             let own = &initial[range.start as usize / 4..range.end as usize / 4];
-            tell(&mut self.hub, place.member, own, &mut place.told);
+            tell(&mut self.hub, entry.member, own, &mut entry.told);
         }
-        for place in self.workers.iter_mut().filter(|_| self.plan.server.is_none()) {
-            tell(&mut self.hub, place.member, initial, &mut place.told);
+        for entry in self.workers.iter_mut().filter(|_| self.plan.server.is_none()) {
+            tell(&mut self.hub, entry.member, initial, &mut entry.told);
         }
     }
 
@@ -259,13 +259,13 @@ impl<C: Caller> Coordinator<C> {
         let returns = member.generation > 0;
         let order = match role(member) {
             Role::Server(shard) => {
-                let place = &mut self.servers[shard as usize];
-                (place.member, place.told, place.gone) = (Some(member.id), 0, None);
+                let entry = &mut self.servers[shard as usize];
+                (entry.member, entry.told, entry.gone) = (Some(member.id), 0, None);
                 self.serve_order(shard as usize, returns)
             }
             Role::Worker(worker) => {
-                let place = &mut self.workers[worker as usize];
-                (place.member, place.heard) = (Some(member.id), place.heard + 1);
+                let entry = &mut self.workers[worker as usize];
+                (entry.member, entry.heard) = (Some(member.id), entry.heard + 1);
                 if returns {
                     self.take_back(worker as usize);
                 }
@@ -285,7 +285,7 @@ impl<C: Caller> Coordinator<C> {
             checkpoint.resume = Resume::IfThere;
         }
         // A server that returns does not wait for workers that are gone for good.
-        let is_in = |place: &&WorkerPlace| !matches!(place.state, State::Lost { .. });
+        let is_in = |entry: &&WorkerEntry| !matches!(entry.state, State::Lost { .. });
         order.workers =
             if returns { self.workers.iter().filter(is_in).count().max(1) } else { plan.workers() };
         order.shard = (shard as u16, plan.servers() as u16);
@@ -311,14 +311,14 @@ impl<C: Caller> Coordinator<C> {
             // Workers may reach it all the same, but no process could read the result.
             Err(error) => tracing::warn!(%error, "cannot reach a server"),
         }
-        let addresses: Option<Vec<_>> = self.servers.iter().map(|place| place.address.clone()).collect();
+        let addresses: Option<Vec<_>> = self.servers.iter().map(|entry| entry.address.clone()).collect();
         if let Some(addresses) = addresses {
             *self.addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
         }
     }
 
     /// Chooses the way over which this process reads a member's memory: RDMA only if nothing else is allowed.
-    fn choose(&self, member: &Member) -> Result<Choice, PathError> {
+    fn choose(&self, member: &Member) -> Result<TransportChoice, PathError> {
         let require = self.plan.worker.transport;
         let rdma = || match require {
             Some(TransportKind::Verbs) => self.transports.rdma(),
@@ -340,7 +340,7 @@ impl<C: Caller> Coordinator<C> {
 
     /// Publishes the addresses of the workers' own parameters to readers.
     fn tell_addresses(&self) {
-        let addresses = self.workers.iter().filter_map(|place| place.address.clone()).collect();
+        let addresses = self.workers.iter().filter_map(|entry| entry.address.clone()).collect();
         *self.addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
     }
 
@@ -392,29 +392,29 @@ impl<C: Caller> Coordinator<C> {
     }
 
     fn hear(&mut self, worker: usize, message: Message) {
-        let place = &mut self.workers[worker];
-        place.heard += 1;
-        match (place.state, message) {
+        let entry = &mut self.workers[worker];
+        entry.heard += 1;
+        match (entry.state, message) {
             (State::Starting | State::Running, Message::Joined(paths)) => {
-                place.state = State::Running;
-                place.paths = paths;
+                entry.state = State::Running;
+                entry.paths = paths;
             }
             (State::Running, Message::Progress(report)) => {
-                let loss = report.loss.or(place.report.loss);
-                place.report = WorkerReport { loss, ..report.after(&place.earlier) };
+                let loss = report.loss.or(entry.report.loss);
+                entry.report = WorkerReport { loss, ..report.after(&entry.earlier) };
             }
             (State::Running, Message::Finished(report)) => {
-                let loss = place.report.loss;
-                place.report = WorkerReport { loss, ..report.after(&place.earlier) };
-                place.state = State::Finished;
+                let loss = entry.report.loss;
+                entry.report = WorkerReport { loss, ..report.after(&entry.earlier) };
+                entry.state = State::Finished;
             }
-            (_, Message::Failed { message }) => place.lost = Some(Loss::Said(message)),
-            // What a life that is over had said before.
+            (_, Message::Failed { message }) => entry.lost = Some(Loss::Said(message)),
+            // What an incarnation that is over had said before.
             (State::Lost { .. }, _) => {}
             // The reporting thread may speak once more after the end.
             (State::Finished, _) => {}
             (_, other) => {
-                place.lost = Some(Loss::ended(format!("said what it should not: {other:?}")));
+                entry.lost = Some(Loss::ended(format!("said what it should not: {other:?}")));
                 self.let_go(worker);
             }
         }
@@ -431,10 +431,10 @@ fn tell(hub: &mut Hub, member: Option<MemberId>, all: &[f32], told: &mut usize) 
     }
 }
 
-/// The part of a member. Readers have no places in this job.
+/// The part of a member. Readers have no ranks in this job.
 pub(super) fn role(member: &Member) -> Role {
     match member.role {
-        MemberRole::Server => Role::Server(member.place),
-        MemberRole::Worker | MemberRole::Reader => Role::Worker(member.place),
+        MemberRole::Server => Role::Server(member.role_rank),
+        MemberRole::Worker | MemberRole::Reader => Role::Worker(member.role_rank),
     }
 }

@@ -7,8 +7,8 @@ use super::super::rendezvous::MemberId;
 use super::caller::Caller;
 use super::causes::{sentence, split};
 use super::coordinator::{Coordinator, LAST_WORDS};
+use super::entries::State;
 use super::orders::{Order, json};
-use super::places::State;
 
 /// Most missing processes that are named; more of them are counted.
 const MISSING_MAX: usize = 8;
@@ -20,9 +20,9 @@ impl<C: Caller> Coordinator<C> {
     /// The processes that are not there yet, that are there no more, and that came but were turned away.
     pub(super) fn missing(&self) -> String {
         let servers = (0..).map(Role::Server).zip(&self.servers);
-        let servers = servers.filter(|(_, place)| place.address.is_none()).map(|(role, _)| role);
+        let servers = servers.filter(|(_, entry)| entry.address.is_none()).map(|(role, _)| role);
         let workers = (0..).map(Role::Worker).zip(&self.workers);
-        let workers = workers.filter(|(_, place)| place.state == State::Starting).map(|(role, _)| role);
+        let workers = workers.filter(|(_, entry)| entry.state == State::Starting).map(|(role, _)| role);
         let mut missing: Vec<_> = servers.chain(workers).map(|role| role.to_string()).collect();
         if missing.len() > MISSING_MAX {
             let more = missing.len() - MISSING_MAX;
@@ -50,12 +50,12 @@ impl<C: Caller> Coordinator<C> {
     /// Ends all processes in good order: workers before their servers.
     pub fn leave(mut self) {
         let leave = json(&Order::Leave);
-        let workers: Vec<_> = self.workers.iter().filter_map(|place| place.member).collect();
+        let workers: Vec<_> = self.workers.iter().filter_map(|entry| entry.member).collect();
         self.dismiss(&workers, &leave);
-        self.workers.iter_mut().filter_map(|place| place.process.as_mut()).for_each(|p| drop(p.wait()));
+        self.workers.iter_mut().filter_map(|entry| entry.process.as_mut()).for_each(|p| drop(p.wait()));
         let Coordinator { hub, mut servers, .. } = self;
         hub.close(&leave, LAST_WORDS);
-        servers.iter_mut().filter_map(|place| place.process.as_mut()).for_each(|p| drop(p.wait()));
+        servers.iter_mut().filter_map(|entry| entry.process.as_mut()).for_each(|p| drop(p.wait()));
     }
 
     /// Ends a job that failed: every process is told the cause before its connection closes.

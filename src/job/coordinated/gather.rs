@@ -91,10 +91,10 @@ impl Gather {
     }
 
     fn collect_shards(&mut self, timeout: Duration, newest: bool) -> Result<Gathered, GatherError> {
-        let places = self.addresses();
-        if !self.readers.iter().map(|(address, _)| address).eq(&places) {
+        let addresses = self.addresses();
+        if !self.readers.iter().map(|(address, _)| address).eq(&addresses) {
             self.readers.clear();
-            for address in places {
+            for address in addresses {
                 let options = ReaderOptions::default();
                 let reader = Reader::connect(self.transports.clone(), &address, options, timeout)?;
                 self.readers.push((address, reader));
@@ -116,12 +116,12 @@ impl Gather {
 
     /// The mean of all copies that can be read.
     fn collect_copies(&mut self) -> Result<Gathered, GatherError> {
-        let places = self.addresses();
-        self.readers.retain(|(address, _)| places.contains(address));
-        let mut copies: Vec<Vec<f32>> = Vec::with_capacity(places.len());
+        let addresses = self.addresses();
+        self.readers.retain(|(address, _)| addresses.contains(address));
+        let mut copies: Vec<Vec<f32>> = Vec::with_capacity(addresses.len());
         let mut versions = u64::MAX;
         let mut failed = None;
-        for (index, address) in places.iter().enumerate() {
+        for (index, address) in addresses.iter().enumerate() {
             let at = self.readers.iter().position(|(known, _)| known == address);
             // What it says of itself is a worker's own word.
             let copy = self.copy(at, address).map_err(GatherError::from).and_then(|copy| {

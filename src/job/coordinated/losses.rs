@@ -8,8 +8,8 @@ use super::caller::{Caller, CoordinatorError};
 use super::causes::{Loss, causes, could_not_join, sentence, split};
 use super::child::Process;
 use super::coordinator::{Coordinator, LAST_WORDS, role};
+use super::entries::{State, WorkerEntry};
 use super::orders::{Order, json};
-use super::places::{State, WorkerPlace};
 
 /// Workers report ten times a second; one silent for so long, and evicted by the servers, is stopped or hangs.
 const SILENT_FOR: Duration = Duration::from_secs(5);
@@ -21,21 +21,21 @@ impl<C: Caller> Coordinator<C> {
     /// Notices children that ended before they joined, or whose connection outlives them.
     pub(super) fn reap(&mut self) -> Result<(), C::Error> {
         for shard in 0..self.servers.len() {
-            let place = &mut self.servers[shard];
-            if place.gone.is_some_and(|since| since.elapsed() > self.plan.timeout) {
+            let entry = &mut self.servers[shard];
+            if entry.gone.is_some_and(|since| since.elapsed() > self.plan.timeout) {
                 return Err(self.lost_server(shard, Some("did not come back in time")));
             }
-            if place.member.is_none()
-                && place.process.as_mut().is_some_and(|process| process.ended().is_some())
+            if entry.member.is_none()
+                && entry.process.as_mut().is_some_and(|process| process.ended().is_some())
             {
                 return Err(self.lost_server(shard, None));
             }
         }
         for worker in 0..self.workers.len() {
-            let place = &mut self.workers[worker];
-            if place.is_open()
-                && place.member.is_none()
-                && place.process.as_mut().is_some_and(|process| process.ended().is_some())
+            let entry = &mut self.workers[worker];
+            if entry.is_open()
+                && entry.member.is_none()
+                && entry.process.as_mut().is_some_and(|process| process.ended().is_some())
             {
                 self.close_worker(worker, "ended");
             }
@@ -45,40 +45,40 @@ impl<C: Caller> Coordinator<C> {
 
     /// Has nothing more to do with a worker.
     pub(super) fn let_go(&mut self, worker: usize) {
-        let place = &mut self.workers[worker];
-        if let Some(process) = &mut place.process {
+        let entry = &mut self.workers[worker];
+        if let Some(process) = &mut entry.process {
             process.kill();
         }
-        if let Some(member) = place.member {
+        if let Some(member) = entry.member {
             self.hub.dismiss(member);
         }
     }
 
     /// A worker's connection has ended.
     pub(super) fn close_worker(&mut self, worker: usize, reason: &str) {
-        let place = &mut self.workers[worker];
-        let how = place.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
-        place.lost.get_or_insert(Loss::Ended(how));
+        let entry = &mut self.workers[worker];
+        let how = entry.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
+        entry.lost.get_or_insert(Loss::Ended(how));
         // A worker that has finished stays until it is told to leave, but its gradients are in already.
-        place.state = if place.state == State::Finished {
-            place.lost = None;
+        entry.state = if entry.state == State::Finished {
+            entry.lost = None;
             State::Finished
         } else {
             State::Lost { announced: false }
         };
         let again =
-            place.state != State::Finished && place.process.is_some() && place.restarts < self.plan.restarts;
+            entry.state != State::Finished && entry.process.is_some() && entry.restarts < self.plan.restarts;
         if again {
             self.restart_worker(worker);
         }
     }
 
     pub(super) fn restart_worker(&mut self, worker: usize) {
-        let place = &mut self.workers[worker];
-        place.restarts += 1;
-        let why = place.lost.take().unwrap_or_else(|| Loss::ended("ended"));
+        let entry = &mut self.workers[worker];
+        entry.restarts += 1;
+        let why = entry.lost.take().unwrap_or_else(|| Loss::ended("ended"));
         let (why, _) = split(&sentence([(worker, &why)].into_iter()));
-        self.caller.warn(&format!("{why}; start {} of {} again", place.restarts, self.plan.restarts));
+        self.caller.warn(&format!("{why}; start {} of {} again", entry.restarts, self.plan.restarts));
         match self.start_process(Role::Worker(worker as u32)) {
             Ok(process) => {
                 self.workers[worker].process = process;
@@ -91,35 +91,35 @@ impl<C: Caller> Coordinator<C> {
 
     /// Takes back a worker that was lost and is there again, whichever process started it.
     pub(super) fn take_back(&mut self, worker: usize) {
-        let place = &mut self.workers[worker];
-        if matches!(place.state, State::Lost { .. }) {
+        let entry = &mut self.workers[worker];
+        if matches!(entry.state, State::Lost { .. }) {
             self.caller.tell(&format!("worker {worker} is back"));
         }
-        place.returns += 1;
-        place.state = State::Starting;
-        place.lost = None;
-        place.earlier = place.report.clone();
+        entry.returns += 1;
+        entry.state = State::Starting;
+        entry.lost = None;
+        entry.earlier = entry.report.clone();
     }
 
     /// A server's connection has ended: it is started again, or waited for, if it can go on from a checkpoint.
     pub(super) fn lose_server(&mut self, shard: usize, reason: &str) -> Result<(), C::Error> {
         let keeps_checkpoints = self.keeps_checkpoints();
-        let place = &mut self.servers[shard];
-        let own = place.process.is_some();
-        // What the next life tells is counted from nothing.
-        place.report.lost_updates = None;
-        if !keeps_checkpoints || (own && place.restarts >= self.plan.restarts) {
+        let entry = &mut self.servers[shard];
+        let own = entry.process.is_some();
+        // What the next incarnation tells is counted from nothing.
+        entry.report.lost_updates = None;
+        if !keeps_checkpoints || (own && entry.restarts >= self.plan.restarts) {
             return Err(self.lost_server(shard, Some(reason)));
         }
-        let how = place.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
-        (place.address, place.gone) = (None, Some(Instant::now()));
-        place.restarts += 1;
+        let how = entry.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
+        (entry.address, entry.gone) = (None, Some(Instant::now()));
+        entry.restarts += 1;
         let server = Role::Server(shard as u32);
         if !own {
             self.caller.warn(&format!("{server}: {how}; waiting for it to be started again"));
             return Ok(());
         }
-        let which = format!("start {} of {} again", place.restarts, self.plan.restarts);
+        let which = format!("start {} of {} again", entry.restarts, self.plan.restarts);
         self.caller.warn(&format!("{server} {how}; {which}"));
         let process = self.start_process(server).map_err(|error| self.caller.explain(error))?;
         self.servers[shard].process = process;
@@ -129,19 +129,19 @@ impl<C: Caller> Coordinator<C> {
     /// Ends workers that are neither heard of nor counted by the servers: the job cannot wait for them.
     pub(super) fn let_go_of_the_silent(&mut self) {
         let now = crate::node::now();
-        let silent = |place: &mut WorkerPlace| place.silence.observe(now, place.heard, SILENT_FOR);
+        let silent = |entry: &mut WorkerEntry| entry.silence.observe(now, entry.heard, SILENT_FOR);
         let silent: Vec<bool> = self.workers.iter_mut().map(silent).collect();
-        let lost = self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count();
+        let lost = self.workers.iter().filter(|entry| matches!(entry.state, State::Lost { .. })).count();
         if self.evicted().is_some_and(|evicted| evicted <= lost as u64) {
             return;
         }
         for (worker, silent) in silent.into_iter().enumerate() {
-            let place = &mut self.workers[worker];
-            if silent && place.state == State::Running && place.lost.is_none() {
+            let entry = &mut self.workers[worker];
+            if silent && entry.state == State::Running && entry.lost.is_none() {
                 let why = format!("was silent for {} s", SILENT_FOR.as_secs());
-                place.lost = Some(Loss::Ended(why));
+                entry.lost = Some(Loss::Ended(why));
                 // A process that is started again after it was stopped reads this first.
-                if let Some(member) = place.member {
+                if let Some(member) = entry.member {
                     let why = format!(
                         "worker {worker} was evicted: it was silent for longer than {} s; start it again to rejoin",
                         SILENT_FOR.as_secs()
@@ -162,27 +162,27 @@ impl<C: Caller> Coordinator<C> {
     pub(super) fn announce_losses(&mut self, regardless: bool) -> usize {
         let left = self.evicted().unwrap_or(u64::MAX);
         let lost =
-            self.workers.iter().filter(|place| matches!(place.state, State::Lost { .. })).count() as u64;
+            self.workers.iter().filter(|entry| matches!(entry.state, State::Lost { .. })).count() as u64;
         let remaining = self.plan.workers() - lost as usize;
-        let is_new = |place: &WorkerPlace| place.state == State::Lost { announced: false };
+        let is_new = |entry: &WorkerEntry| entry.state == State::Lost { announced: false };
         if left < lost && !regardless {
-            return self.workers.iter().filter(|place| is_new(place)).count();
+            return self.workers.iter().filter(|entry| is_new(entry)).count();
         }
         let unknown = Loss::ended("ended");
-        let new = self.workers.iter().enumerate().filter(|(_, place)| is_new(place));
-        let new = new.map(|(worker, place)| (worker, place.lost.as_ref().unwrap_or(&unknown)));
+        let new = self.workers.iter().enumerate().filter(|(_, entry)| is_new(entry));
+        let new = new.map(|(worker, entry)| (worker, entry.lost.as_ref().unwrap_or(&unknown)));
         for cause in causes(new) {
             self.caller.warn(&format!("{cause}; evicted, {remaining} of {} go on", self.plan.workers()));
         }
-        for place in self.workers.iter_mut().filter(|place| is_new(place)) {
-            place.state = State::Lost { announced: true };
+        for entry in self.workers.iter_mut().filter(|entry| is_new(entry)) {
+            entry.state = State::Lost { announced: true };
         }
         0
     }
 
     pub(super) fn losses(&self) -> impl Iterator<Item = (usize, &Loss)> {
-        let places = self.workers.iter().enumerate();
-        places.filter_map(|(worker, place)| Some((worker, place.lost.as_ref()?)))
+        let entries = self.workers.iter().enumerate();
+        entries.filter_map(|(worker, entry)| Some((worker, entry.lost.as_ref()?)))
     }
 
     pub(super) fn lost_at_start(&mut self) -> C::Error {
@@ -200,13 +200,13 @@ impl<C: Caller> Coordinator<C> {
         let how = self.servers[shard].process.as_mut().map(Process::wait);
         let mut how = how.or(reason.map(str::to_owned)).unwrap_or_else(|| "is gone".into());
         let told = |job: &Self| {
-            let done = |place: &WorkerPlace| place.state == State::Finished || place.lost.is_some();
+            let done = |entry: &WorkerEntry| entry.state == State::Finished || entry.lost.is_some();
             job.workers.iter().all(done)
         };
         // A second server that is gone adds nothing.
         let _ = self.listen_on(LAST_WORDS, told);
-        let said = self.workers.iter().enumerate().find_map(|(worker, place)| {
-            let said = place.lost.as_ref()?.text();
+        let said = self.workers.iter().enumerate().find_map(|(worker, entry)| {
+            let said = entry.lost.as_ref()?.text();
             Some((worker, Some(said).filter(|said| said.starts_with("lost shard"))?))
         });
         if let Some((worker, said)) = said {

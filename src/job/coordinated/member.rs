@@ -30,7 +30,7 @@ pub struct MemberOptions {
     /// Server or worker.
     pub role: MemberRole,
     /// The number of its shard, or of the worker; the first that is free if `None`.
-    pub place: Option<u32>,
+    pub role_rank: Option<u32>,
     /// Its rank as its launcher counts.
     pub rank: Option<u32>,
     /// The secret that all processes of the job share.
@@ -95,10 +95,10 @@ impl CoordinatedMember {
     /// Joins the job whose coordinator is met at `address` (`HOST:PORT`).
     ///
     /// # Errors
-    /// The coordinator cannot be reached in time, the secrets differ, or the place is taken.
+    /// The coordinator cannot be reached in time, the secrets differ, or the rank is taken.
     pub fn join(address: &str, options: MemberOptions) -> Result<CoordinatedMember, JobError> {
-        let MemberOptions { role, place, rank, secret, checkpoint, timeout } = options;
-        let introduction = Introduction { place, rank, ..Introduction::new(role, Host::own()) };
+        let MemberOptions { role, role_rank, rank, secret, checkpoint, timeout } = options;
+        let introduction = Introduction { role_rank, rank, ..Introduction::new(role, Host::own()) };
         let talk = Talk {
             orders: VecDeque::new(),
             values: Vec::new(),
@@ -112,8 +112,8 @@ impl CoordinatedMember {
     }
 
     /// The number of its shard, or of the worker.
-    pub fn place(&self) -> u32 {
-        self.member.place
+    pub fn role_rank(&self) -> u32 {
+        self.member.role_rank
     }
 
     /// Waits for the order of a server.
@@ -149,7 +149,7 @@ impl CoordinatedMember {
     }
 
     /// Waits until all `count` members of a role can be reached, and chooses the transport to each, in order of their
-    /// places.
+    /// ranks within the role.
     pub(super) fn reach(
         &self,
         role: MemberRole,
@@ -159,10 +159,10 @@ impl CoordinatedMember {
     ) -> Result<(Vec<Address>, Vec<PathTaken>), JobError> {
         let choices = self.member.reach(role, count, require, timeout)?;
         let (mut addresses, mut taken) = (Vec::new(), Vec::new());
-        for (place, choice) in (0..).zip(choices) {
+        for (role_rank, choice) in (0..).zip(choices) {
             let (server, worker) = match role {
-                MemberRole::Server => (Some(place), None),
-                MemberRole::Worker | MemberRole::Reader => (None, Some(place)),
+                MemberRole::Server => (Some(role_rank), None),
+                MemberRole::Worker | MemberRole::Reader => (None, Some(role_rank)),
             };
             addresses.push(choice.address);
             taken.push(PathTaken { server, worker, path: choice.kind, reason: choice.reason });
@@ -200,7 +200,7 @@ impl CoordinatedMember {
             }
         };
         let thread = std::thread::Builder::new().name("slackline-end".into()).spawn(wait);
-        thread.map(|_detached| ()).map_err(|source| rendezvous::Error::Thread(source).into())
+        thread.map(|_detached| ()).map_err(|source| rendezvous::RendezvousError::Thread(source).into())
     }
 
     /// Tells the coordinator why this process gives up, and waits a moment for the answer, which ends the membership:

@@ -19,12 +19,12 @@ mod checkpoints;
 mod child;
 mod coordinator;
 mod end;
+mod entries;
 mod gather;
 mod group;
 mod losses;
 mod member;
 mod orders;
-mod places;
 mod reports;
 mod serve;
 mod start;
@@ -36,11 +36,11 @@ use std::time::Duration;
 
 pub use caller::{Caller, CoordinatorError, Wish};
 pub use coordinator::{Addresses, Coordinator};
+pub use entries::{Members, Peer, Presence};
 pub use gather::{Gather, GatherError, Gathered, Parts};
 pub use group::GroupWork;
 pub use member::{CoordinatedMember, MemberOptions};
 pub use orders::{CheckpointOrder, GroupOrder, ServerOrder, WorkerOrder};
-pub use places::{Members, Peer, Presence};
 pub use reports::{Origin, PathTaken, ServerReport, WorkerReport};
 pub use serve::ServeEnd;
 pub use work::ServerWork;
@@ -119,7 +119,7 @@ impl Coordination {
 
 /// The result of a coordinated job.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct JobOutcome {
     /// The result of each worker.
     pub workers: Vec<WorkerOutcome>,
     /// The last report of each server.
@@ -139,7 +139,7 @@ pub struct Outcome {
 /// The result of a worker.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerOutcome {
-    /// Its last report, with the counters of its earlier lives.
+    /// Its last report, with the counters of its earlier incarnations.
     pub report: WorkerReport,
     /// The cause of its loss, if it did not finish.
     pub lost: Option<String>,

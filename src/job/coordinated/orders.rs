@@ -48,7 +48,7 @@ pub struct ServerOrder {
     /// The number of its shard and the number of shards, which the coordinator fills in.
     pub shard: (u16, u16),
     /// The scheme.
-    pub scheme: scheme::Config,
+    pub scheme: scheme::SchemeConfig,
     /// The effect of a gradient's staleness on its weight.
     pub damping: scheme::Damping,
     /// The number of workers, which the coordinator fills in.
@@ -119,7 +119,7 @@ pub struct WorkerOrder {
     /// Wait for a server that is lost, and connect again.
     pub reconnect: bool,
     /// The scheme.
-    pub scheme: scheme::Config,
+    pub scheme: scheme::SchemeConfig,
     /// The encoding of its gradients.
     pub encoding: ElementType,
     /// Gradients and parameters carry checksums.

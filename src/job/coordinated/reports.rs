@@ -41,7 +41,7 @@ pub struct ServerReport {
     pub left: u64,
     /// The newest version that is on disk.
     pub checkpointed: Option<u64>,
-    /// Versions that were lost with this server's earlier life.
+    /// Versions that were lost with this server's earlier incarnation.
     pub lost_updates: Option<u64>,
     /// Gradients that were folded in.
     pub folded: u64,
@@ -136,7 +136,7 @@ impl WorkerReport {
         }
     }
 
-    /// Adds the counters of the same worker's earlier lives.
+    /// Adds the counters of the same worker's earlier incarnations.
     pub(super) fn after(mut self, earlier: &WorkerReport) -> WorkerReport {
         self.clocks += earlier.clocks;
         self.compute_s += earlier.compute_s;

@@ -75,7 +75,7 @@ impl CoordinatedMember {
                     status.left != before.left || has_all(&status)
                 };
                 if !server.is_following() && !self.follow(&mut server, &order)? {
-                    // The one that decides is another life, which none of these versions belong to.
+                    // The one that decides is another incarnation, which none of these versions belong to.
                     drop(server);
                     if let Some(checkpoint) = &mut order.checkpoint {
                         checkpoint.resume = Resume::IfThere;
@@ -119,7 +119,7 @@ impl CoordinatedMember {
     }
 
     /// Connects a server to the one that decides for all shards, if that one is up within a moment. False if that is
-    /// another life than the one that it followed before.
+    /// another incarnation than the one that it followed before.
     fn follow(&self, server: &mut Server<Mixed>, order: &ServerOrder) -> Result<bool, JobError> {
         let require = <[TransportKind; 1]>::try_from(&order.listen[..]).ok().map(|[one]| one);
         let shards = usize::from(order.shard.1);
@@ -127,7 +127,7 @@ impl CoordinatedMember {
             return Ok(true);
         };
         match server.follow(&addresses[0], FOLLOW_TRY) {
-            Err(Error::AnotherLife { .. }) => return Ok(false),
+            Err(Error::AnotherIncarnation { .. }) => return Ok(false),
             Err(error @ Error::Shards { .. }) => return Err(error.into()),
             // It may still be about to listen, or be gone.
             Err(error) => tracing::debug!(%error, "not following yet"),

@@ -6,7 +6,7 @@ use super::super::plan::Role;
 use super::caller::{Caller, CoordinatorError};
 use super::child::Process;
 use super::coordinator::{Coordinator, LAST_WORDS};
-use super::places::{State, WorkerPlace};
+use super::entries::{State, WorkerEntry};
 
 /// Workers that are started before the first of them have joined. Listeners keep 64 handshakes and drop others: more
 /// at a time would push each other out, again and again where each waits long for its turn of a processor.
@@ -24,7 +24,7 @@ impl<C: Caller> Coordinator<C> {
                 self.start_process(Role::Server(shard as u32)).map_err(|e| self.caller.explain(e))?;
         }
         self.wait_for("the servers to listen", |job| {
-            job.servers.iter().all(|place| place.address.is_some())
+            job.servers.iter().all(|entry| entry.address.is_some())
         })?;
         for worker in 0..self.workers.len() {
             if self.joining() >= JOINING_MAX {
@@ -34,7 +34,7 @@ impl<C: Caller> Coordinator<C> {
                 self.start_process(Role::Worker(worker as u32)).map_err(|e| self.caller.explain(e))?;
         }
         self.wait_for("the workers to join", |job| {
-            job.workers.iter().all(|place| place.state != State::Starting)
+            job.workers.iter().all(|entry| entry.state != State::Starting)
         })
     }
 
@@ -47,12 +47,12 @@ impl<C: Caller> Coordinator<C> {
 
     /// Counts the workers that were started and are in the middle of a handshake.
     fn joining(&self) -> usize {
-        let joining = |place: &&WorkerPlace| match self.plan.server {
+        let joining = |entry: &&WorkerEntry| match self.plan.server {
             // There all say that they have joined once the last one is there.
-            None => place.member.is_none(),
-            Some(_) => place.state == State::Starting,
+            None => entry.member.is_none(),
+            Some(_) => entry.state == State::Starting,
         };
-        self.workers.iter().filter(|place| place.process.is_some()).filter(joining).count()
+        self.workers.iter().filter(|entry| entry.process.is_some()).filter(joining).count()
     }
 
     fn wait_for(&mut self, what: &'static str, until: impl Fn(&Self) -> bool) -> Result<(), C::Error> {
@@ -68,14 +68,14 @@ impl<C: Caller> Coordinator<C> {
             }
             self.turn()?;
             // A worker that had joined and is lost, maybe because others are missing, is no reason to stop waiting.
-            if self.workers.iter().any(WorkerPlace::never_joined) {
+            if self.workers.iter().any(WorkerEntry::never_joined) {
                 // The others may fail for a cause of their own, and have it to tell.
                 self.listen_on(LAST_WORDS, |job| {
                     let is_settled =
-                        |place: &WorkerPlace| place.state != State::Starting || place.never_joined();
+                        |entry: &WorkerEntry| entry.state != State::Starting || entry.never_joined();
                     job.workers.iter().all(is_settled)
                 })?;
-                if self.workers.iter().any(WorkerPlace::never_joined) {
+                if self.workers.iter().any(WorkerEntry::never_joined) {
                     return Err(self.lost_at_start());
                 }
             }

@@ -1,12 +1,12 @@
 //! The claims of the launchers, and the choice of the one to believe.
 
 use super::slurm::tasks_of_node;
-use super::{Flags, LaunchError, Source};
+use super::{LaunchError, LaunchFlags, Source};
 
 /// Steps from here on are no `srun`: Slurm's numbers for the shells of batch scripts, `salloc` and the like.
 const SPECIAL_STEPS: u32 = 0xffff_fff0;
 
-/// The claim of one launcher: the place of the process, as its variables say.
+/// The claim of one launcher: the rank of the process and the size of the job, as its variables say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) rank: u32,
@@ -88,7 +88,7 @@ fn said(name: &'static str, env: &impl Fn(&str) -> Option<String>) -> Result<Opt
 
 /// Believes one of the launchers that say something, or explains why none can be believed.
 pub(super) fn settle(
-    flags: &Flags,
+    flags: &LaunchFlags,
     env: &impl Fn(&str) -> Option<String>,
 ) -> Result<Option<Claim>, LaunchError> {
     let told = Told::read(flags, env)?;
@@ -172,25 +172,27 @@ fn pmix(
 
 /// The innermost launcher's claim.
 fn believe(claims: &[Claim]) -> Result<Option<Claim>, LaunchError> {
-    let place = |claim: &Claim| (claim.rank, claim.world);
+    let rank_and_world = |claim: &Claim| (claim.rank, claim.world);
     // A launcher that started one process says nothing about the ranks of a job that was started from it.
     let is_shell = |claim: &Claim| claim.world == 1 && claims.iter().any(|other| other.world > 1);
     let mut claims = claims.iter().filter(|claim| !is_shell(claim));
     let slurm = claims.clone().find(|claim| claim.source == Source::Slurm);
     let Some(inner) = claims.find(|claim| claim.source != Source::Slurm) else { return Ok(slurm.copied()) };
-    if let Some(other) = claims.find(|claim| claim.source != Source::Slurm && place(claim) != place(inner)) {
+    let contradicts = |claim: &&Claim| rank_and_world(claim) != rank_and_world(inner);
+    if let Some(other) = claims.find(|claim| claim.source != Source::Slurm && contradicts(claim)) {
         return Err(LaunchError::TwoLaunchers {
             one: inner.source,
             other: other.source,
-            places: [place(inner), place(other)],
+            ranks: [rank_and_world(inner), rank_and_world(other)],
         });
     }
     let Some(slurm) = slurm else { return Ok(Some(*inner)) };
     // Slurm itself speaks PMI to its steps (srun --mpi=pmi2). Hydra would say which processes are on this host.
-    if inner.source == Source::Pmi && place(inner) == place(slurm) && inner.local_world.is_none() {
+    let agree = rank_and_world(inner) == rank_and_world(slurm);
+    if inner.source == Source::Pmi && agree && inner.local_world.is_none() {
         return Ok(Some(*slurm));
     }
-    if place(inner) != place(slurm) {
+    if !agree {
         tracing::info!(
             "{} says rank {} of {}, within a step of Slurm that says rank {} of {}: the inner launcher wins",
             inner.source,
@@ -203,7 +205,7 @@ fn believe(claims: &[Claim]) -> Result<Option<Claim>, LaunchError> {
     Ok(Some(*inner))
 }
 
-/// The place that flags tell, or the variables that stand for them.
+/// The rank that flags tell, or the variables that stand for them.
 struct Told {
     rank: Option<Said>,
     world: Option<Said>,
@@ -211,7 +213,7 @@ struct Told {
 }
 
 impl Told {
-    fn read(flags: &Flags, env: &impl Fn(&str) -> Option<String>) -> Result<Told, LaunchError> {
+    fn read(flags: &LaunchFlags, env: &impl Fn(&str) -> Option<String>) -> Result<Told, LaunchError> {
         let told = |flag: Option<u32>, name, variable| match flag {
             Some(value) => Ok(Some(Said { name, value })),
             None => said(variable, env),

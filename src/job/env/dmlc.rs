@@ -39,22 +39,22 @@ pub(super) fn claim(env: &impl Fn(&str) -> Option<String>) -> Result<Option<Clai
     };
     let (servers, workers) = (count(SERVERS)?, count(WORKERS)?);
     let (own, of) = if is_server { ("DMLC_SERVER_ID", servers) } else { ("DMLC_WORKER_ID", workers) };
-    let place = match number(own, env)?.or(number("DMLC_TASK_ID", env)?) {
-        Some(place) => place,
+    let role_rank = match number(own, env)?.or(number("DMLC_TASK_ID", env)?) {
+        Some(role_rank) => role_rank,
         // The only one of its role needs no number.
         None if of == 1 => 0,
         None => return Err(LaunchError::Partial { present, missing: own }),
     };
-    if place >= of {
-        let (rank, world) = (format!("{own}={place}"), format!("the number of its role, {of}"));
+    if role_rank >= of {
+        let (rank, world) = (format!("{own}={role_rank}"), format!("the number of its role, {of}"));
         return Err(LaunchError::Rank { rank, world });
     }
-    let rank = if is_server { place } else { servers.saturating_add(place) };
+    let rank = if is_server { role_rank } else { servers.saturating_add(role_rank) };
     let world = servers.saturating_add(workers);
     Ok(Some(Claim { rank, world, local_rank: None, local_world: None, source: Source::Dmlc }))
 }
 
-/// The number of servers, where these variables have placed the process.
+/// The number of servers, where these variables give the process its rank.
 pub(super) fn servers(env: &impl Fn(&str) -> Option<String>) -> Result<Option<u32>, LaunchError> {
     number(SERVERS, env)
 }

@@ -1,4 +1,4 @@
-//! The reasons why a process cannot tell its place in a job.
+//! The reasons why a process cannot tell its rank in a job.
 
 use super::Source;
 
@@ -7,7 +7,7 @@ use super::Source;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// Only a part of the variables that place a process is set.
+    /// Only a part of the variables that give a process its rank is set.
     #[error("{present} needs {missing}; set {missing}, or take {present} away")]
     Partial {
         /// The variable that is set, with its value.
@@ -32,7 +32,7 @@ pub enum LaunchError {
         value: String,
     },
     /// The size of a job of no process.
-    #[error("{world} leaves no place for a process; count all processes of the job, at least 1")]
+    #[error("{world} leaves no rank for a process; count all processes of the job, at least 1")]
     Empty {
         /// The size, with its name.
         world: String,
@@ -61,7 +61,7 @@ pub enum LaunchError {
     /// Two launchers, neither of which can have started the other.
     #[error(
         "{one} says rank {} of {}, and {other} says rank {} of {}; take the variables of one of them away \
-         (env -u NAME), or start the job with one launcher", .places[0].0, .places[0].1, .places[1].0, .places[1].1
+         (env -u NAME), or start the job with one launcher", .ranks[0].0, .ranks[0].1, .ranks[1].0, .ranks[1].1
     )]
     TwoLaunchers {
         /// One.
@@ -69,7 +69,7 @@ pub enum LaunchError {
         /// The other.
         other: Source,
         /// Rank and size of each.
-        places: [(u32, u32); 2],
+        ranks: [(u32, u32); 2],
     },
     /// PMIx has no size.
     #[error("PMIX_RANK={rank} comes without the size of the job; set --world-size or SLACKLINE_WORLD_SIZE")]
@@ -102,7 +102,7 @@ pub enum LaunchError {
     /// Neither the launcher nor the flags say where to meet.
     #[error("cannot tell {what} from {launcher}; {remedy}")]
     NowhereToMeet {
-        /// The launcher that placed the process.
+        /// The launcher that started the process.
         launcher: Source,
         /// The fact that is missing.
         what: &'static str,

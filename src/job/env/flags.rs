@@ -4,7 +4,7 @@ use super::{LaunchError, MeetingPoint};
 
 /// A process's position in its job, given by hand. Only the values that no launcher gives are needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Flags {
+pub struct LaunchFlags {
     /// The rank of this process in the job, from 0 [default: what the launcher says, or SLACKLINE_RANK]
     pub rank: Option<u32>,
 
@@ -19,7 +19,7 @@ pub struct Flags {
     pub rendezvous: Option<String>,
 }
 
-impl Flags {
+impl LaunchFlags {
     /// Returns the meeting point, if the flag or its variable names one: all that a process without a rank needs.
     pub fn meeting_point(
         &self,

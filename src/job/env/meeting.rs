@@ -36,7 +36,7 @@ impl FromStr for MeetingPoint {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (host, port) = text.trim().rsplit_once(':').ok_or("there is no port")?;
         let port = match port.parse() {
-            Ok(0) => return Err("port 0 is no place to meet"),
+            Ok(0) => return Err("no process can be met at port 0"),
             Ok(port) => port,
             Err(_) => return Err("the port is no number up to 65535"),
         };

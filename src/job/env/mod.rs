@@ -1,6 +1,6 @@
-//! The place of this process in a job that a launcher, or a person, has started on one host or many.
+//! The rank of this process in a job that a launcher, or a person, has started on one host or many.
 //!
-//! [`place`] is a function of the flags and the environment, both given to it. It asks, in this order:
+//! [`placement`] is a function of the flags and the environment, both given to it. It asks, in this order:
 //!
 //! 1. the flags: `--rank`, `--world-size`, `--local-rank`, `--rendezvous`;
 //! 2. `SLACKLINE_RANK`, `SLACKLINE_WORLD_SIZE`, `SLACKLINE_LOCAL_RANK`, `SLACKLINE_RENDEZVOUS`;
@@ -22,24 +22,24 @@
 
 mod claims;
 mod dmlc;
+mod environment;
 mod error;
 mod flags;
 mod meeting;
 mod slurm;
-mod surroundings;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
+pub use environment::environment;
 pub use error::LaunchError;
-pub use flags::Flags;
+pub use flags::LaunchFlags;
 pub use meeting::{MeetingPoint, PORTS};
-pub use surroundings::environment;
 
 use claims::Claim;
 
-/// The place of a process in its job.
+/// The rank of a process in its job, and where it meets the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The rank of this process in the job, from 0.
@@ -59,16 +59,16 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The place of this process, as the environment says; `None` if no launcher started it.
+    /// The placement of this process, as the environment says; `None` if no launcher started it.
     ///
     /// # Errors
     /// The variables contradict each other or are incomplete.
     pub fn from_env() -> Result<Option<Placement>, LaunchError> {
-        place(&Flags::default(), environment())
+        placement(&LaunchFlags::default(), environment())
     }
 }
 
-/// The launchers and settings that tell a process its place.
+/// The launchers and settings that tell a process its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The flags, or the variables that stand for them.
@@ -107,7 +107,7 @@ impl fmt::Display for Source {
 /// Finds out where this process stands; none if no launcher started it and no flag says so.
 ///
 /// ```
-/// use slackline::internals::job::env::{Flags, place};
+/// use slackline::internals::job::env::{Flags, placement};
 ///
 /// let under_srun = |name: &str| {
 ///     let value = match name {
@@ -121,12 +121,15 @@ impl fmt::Display for Source {
 ///     };
 ///     Some(value.to_owned())
 /// };
-/// let placement = place(&Flags::default(), under_srun)?.unwrap();
+/// let placement = placement(&Flags::default(), under_srun)?.unwrap();
 /// assert_eq!((placement.rank, placement.world), (2, 8));
 /// assert_eq!(placement.meeting_point.unwrap().to_string(), "node003:22080");
 /// # Ok::<(), slackline::LaunchError>(())
 /// ```
-pub fn place(flags: &Flags, env: impl Fn(&str) -> Option<String>) -> Result<Option<Placement>, LaunchError> {
+pub fn placement(
+    flags: &LaunchFlags,
+    env: impl Fn(&str) -> Option<String>,
+) -> Result<Option<Placement>, LaunchError> {
     // `NAME= command` is how a shell takes a variable away for one command.
     let env = |name: &str| env(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
     let told = flags.meeting_point(env)?;

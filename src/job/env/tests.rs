@@ -4,19 +4,19 @@ use std::collections::HashMap;
 
 use super::*;
 
-/// Places a process whose environment holds `variables`: `NAME=value`, separated by blanks.
-fn with(flags: &Flags, variables: &str) -> Result<Option<Placement>, LaunchError> {
+/// Finds the placement of a process whose environment holds `variables`: `NAME=value`, separated by blanks.
+fn with(flags: &LaunchFlags, variables: &str) -> Result<Option<Placement>, LaunchError> {
     let variables: HashMap<_, _> =
         variables.split_whitespace().filter_map(|one| one.split_once('=')).collect();
-    place(flags, |name| variables.get(name).map(|value| value.to_string()))
+    placement(flags, |name| variables.get(name).map(|value| value.to_string()))
 }
 
 fn placed(variables: &str) -> Placement {
-    with(&Flags::default(), variables).unwrap().unwrap_or_else(|| panic!("not placed: {variables}"))
+    with(&LaunchFlags::default(), variables).unwrap().unwrap_or_else(|| panic!("not placed: {variables}"))
 }
 
 fn refused(variables: &str) -> String {
-    with(&Flags::default(), variables).expect_err(variables).to_string()
+    with(&LaunchFlags::default(), variables).expect_err(variables).to_string()
 }
 
 fn summary(placement: &Placement) -> String {
@@ -53,12 +53,12 @@ fn nobody_says_anything_and_nothing_is_placed() {
     for variables in
         ["", SBATCH, "MASTER_ADDR=a MASTER_PORT=1", "SLURM_JOB_ID=4 SLURM_NTASKS=2", "RANK= WORLD_SIZE="]
     {
-        assert_eq!(with(&Flags::default(), variables), Ok(None), "{variables}");
+        assert_eq!(with(&LaunchFlags::default(), variables), Ok(None), "{variables}");
     }
 }
 
 #[test]
-fn every_launcher_places_its_processes() {
+fn every_launcher_gives_its_processes_their_ranks() {
     let cases = [
         (TORCHRUN, "torchrun: 1/3, here 1/3, 127.0.0.1:21308"),
         (SRUN, "Slurm (srun): 1/2, here 1/2, 127.0.0.1:20595"),
@@ -133,7 +133,7 @@ fn slurm_that_speaks_pmi_or_pmix_is_still_slurm() {
 fn the_shells_of_slurm_are_no_steps() {
     for step in ["4294967290", "4294967291", "4294967292"] {
         let shell = SRUN.replace("STEP_ID=3", &format!("STEP_ID={step}"));
-        assert_eq!(with(&Flags::default(), &shell), Ok(None));
+        assert_eq!(with(&LaunchFlags::default(), &shell), Ok(None));
     }
 }
 
@@ -166,9 +166,9 @@ fn two_launchers_that_disagree_are_named_with_their_values() {
 }
 
 #[test]
-fn flags_place_a_process_alone_and_must_agree_with_a_launcher() {
+fn flags_alone_give_a_rank_and_must_agree_with_a_launcher() {
     let rendezvous = Some("node1:9000".to_owned());
-    let flags = Flags { rank: Some(1), world_size: Some(3), local_rank: Some(0), rendezvous };
+    let flags = LaunchFlags { rank: Some(1), world_size: Some(3), local_rank: Some(0), rendezvous };
     let placement = with(&flags, "").unwrap().unwrap();
     assert_eq!(summary(&placement), "flags: 1/3, here 0/?, node1:9000");
     // A flag stands above its variable.
@@ -177,7 +177,7 @@ fn flags_place_a_process_alone_and_must_agree_with_a_launcher() {
         with(&flags, TORCHRUN).unwrap_err().to_string().split("; ").next().unwrap(),
         "--local-rank 0 contradicts LOCAL_RANK=1, which torchrun says"
     );
-    let flags = Flags { rank: Some(0), ..Flags::default() };
+    let flags = LaunchFlags { rank: Some(0), ..LaunchFlags::default() };
     let error = with(&flags, SRUN).unwrap_err().to_string();
     assert!(error.starts_with("--rank 0 contradicts SLURM_PROCID=1, which Slurm (srun) says; "), "{error}");
     let error = refused(&format!("{MPIRUN} SLACKLINE_WORLD_SIZE=4"));
@@ -190,8 +190,8 @@ fn flags_place_a_process_alone_and_must_agree_with_a_launcher() {
 }
 
 #[test]
-fn a_rendezvous_alone_places_nobody_and_is_still_told() {
-    let flags = Flags { rendezvous: Some("[::1]:7".into()), ..Flags::default() };
+fn a_rendezvous_alone_gives_no_rank_and_is_still_told() {
+    let flags = LaunchFlags { rendezvous: Some("[::1]:7".into()), ..LaunchFlags::default() };
     assert_eq!(with(&flags, ""), Ok(None));
     let point = flags.meeting_point(|_| None).unwrap().unwrap();
     assert_eq!((point.host.as_str(), point.port), ("::1", 7));
@@ -214,7 +214,7 @@ fn a_pod_of_an_indexed_job_takes_its_index_for_a_rank_beside_a_size() {
     assert!(refused(&pod.replace("INDEX=2", "INDEX=4")).contains("ranks count from 0"));
     assert!(refused(pod.split(" SLACKLINE_RENDEZVOUS").next().unwrap()).contains("--rendezvous"));
     // Without a size the pod may run anything, and a launcher within it or a rank that is told wins.
-    assert_eq!(with(&Flags::default(), "JOB_COMPLETION_INDEX=2"), Ok(None));
+    assert_eq!(with(&LaunchFlags::default(), "JOB_COMPLETION_INDEX=2"), Ok(None));
     let torchrun = "JOB_COMPLETION_INDEX=1 RANK=5 WORLD_SIZE=8 MASTER_ADDR=a MASTER_PORT=29500";
     assert!(summary(&placed(torchrun)).starts_with("torchrun: 5/8"));
     assert!(summary(&placed(&format!("{pod} SLACKLINE_RANK=1"))).starts_with("flags: 1/4"));
@@ -292,7 +292,7 @@ fn what_is_no_number_or_no_rank_is_refused() {
         assert!(refused(variables).contains("is no whole number"), "{variables}");
     }
     assert!(refused("RANK=2 WORLD_SIZE=2").starts_with("RANK=2 is not below WORLD_SIZE=2; "));
-    assert!(refused("RANK=0 WORLD_SIZE=0").starts_with("WORLD_SIZE=0 leaves no place"));
+    assert!(refused("RANK=0 WORLD_SIZE=0").starts_with("WORLD_SIZE=0 leaves no rank"));
     assert!(refused("SLACKLINE_RANK=3 SLACKLINE_WORLD_SIZE=2").contains("is not below"));
     assert!(refused(&SRUN.replace("STEP_ID=3", "STEP_ID=three")).contains("SLURM_STEP_ID=three"));
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::wire::{FromHub, LIMIT, ToHub, decode, encode};
-use super::{Error, Introduction, MAX_MEMBERS, Member, MemberId, MemberRole};
-use crate::channel::{Channel, ChannelError, Identity, Purpose, Secret, Terms, listen};
+use super::{Introduction, MAX_MEMBERS, Member, MemberId, MemberRole, RendezvousError};
+use crate::channel::{Channel, ChannelError, ChannelTerms, Identity, Purpose, Secret, listen};
 use crate::node::now;
 use crate::transport::wireup::{Newcomer, Newcomers, accept};
 
@@ -22,8 +22,8 @@ const TELL_EVERY: Duration = Duration::from_millis(20);
 pub struct HubOptions {
     /// The secret that all processes of the job know. Without one only loopback is let in.
     pub secret: Option<Secret>,
-    /// Most members of each role; roles that are not listed may fill the job.
-    pub places: Vec<(MemberRole, u32)>,
+    /// The number of ranks of each role; members of a role that is not listed may fill the job.
+    pub ranks: Vec<(MemberRole, u32)>,
 }
 
 /// Events at the meeting point.
@@ -59,7 +59,7 @@ pub struct Hub {
     newcomers: Newcomers<Pending>,
     inside: Vec<Inside>,
     events: VecDeque<HubEvent>,
-    /// Number of times that each place was taken.
+    /// Number of times that each rank within a role was taken.
     generations: HashMap<(MemberRole, u32), u64>,
     ids: u64,
     changed: bool,
@@ -94,10 +94,10 @@ struct Inside {
 
 impl Hub {
     /// Begins to listen; port 0 takes any that is free.
-    pub fn listen(address: SocketAddr, options: HubOptions) -> Result<Hub, Error> {
-        let failed = |source| Error::Listen { address, source };
+    pub fn listen(address: SocketAddr, options: HubOptions) -> Result<Hub, RendezvousError> {
+        let failed = |source| RendezvousError::Listen { address, source };
         if options.secret.is_none() && !address.ip().to_canonical().is_loopback() {
-            return Err(Error::NeedsSecret { address });
+            return Err(RendezvousError::NeedsSecret { address });
         }
         let listener = listen(address).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
@@ -124,7 +124,7 @@ impl Hub {
         self.address
     }
 
-    /// This life of the job: a random number.
+    /// The epoch of this incarnation of the job: a random number.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -173,7 +173,7 @@ impl Hub {
         let (address, now) = (self.address, now());
         let identity = Identity { role: 0, rank: Some(0), epoch: self.epoch };
         let secret = self.options.secret.clone();
-        let terms = Terms { secret, identity, limit: LIMIT, ..Terms::new(Purpose::Rendezvous) };
+        let terms = ChannelTerms { secret, identity, limit: LIMIT, ..ChannelTerms::new(Purpose::Rendezvous) };
         self.newcomers.admit(&address, now, || Ok(accept(&self.listener, &terms)?.map(Pending)));
         while let Some((Pending(channel), introduction)) = self.newcomers.next(&address, now) {
             self.admit(channel, introduction);
@@ -181,8 +181,8 @@ impl Hub {
     }
 
     fn admit(&mut self, mut channel: Channel, introduction: Introduction) {
-        let place = match self.place(&introduction) {
-            Ok(place) => place,
+        let role_rank = match self.role_rank(&introduction) {
+            Ok(role_rank) => role_rank,
             Err((reason, again)) => {
                 self.newcomers.refuse(&self.address, &reason);
                 // A fresh connection has room for it; if the peer is gone, it does not need to know.
@@ -191,43 +191,43 @@ impl Hub {
             }
         };
         let Introduction { role, rank, host, process, .. } = introduction;
-        let next = self.generations.entry((role, place)).or_default();
+        let next = self.generations.entry((role, role_rank)).or_default();
         let generation = *next;
         *next += 1;
         self.ids += 1;
         let id = MemberId(self.ids);
-        let member = Member { id, role, place, generation, rank, host, process, addresses: Vec::new() };
-        let welcome = FromHub::Welcome { id, place, generation, epoch: self.epoch };
+        let member = Member { id, role, role_rank, generation, rank, host, process, addresses: Vec::new() };
+        let welcome = FromHub::Welcome { id, role_rank, generation, epoch: self.epoch };
         if channel.send(&encode(&welcome)).is_ok() {
-            tracing::info!(%role, place, generation, host = %member.host, process, "joined");
+            tracing::info!(%role, role_rank, generation, host = %member.host, process, "joined");
             self.inside.push(Inside { channel, member: member.clone(), failed: None });
             self.events.push_back(HubEvent::Joined(member));
             self.changed = true;
         }
     }
 
-    /// The place that a newcomer gets, or why it gets none and whether that can change.
-    fn place(&self, introduction: &Introduction) -> Result<u32, (String, bool)> {
+    /// The rank within its role that a newcomer gets, or why it gets none and whether that can change.
+    fn role_rank(&self, introduction: &Introduction) -> Result<u32, (String, bool)> {
         let role = introduction.role;
-        let limit = self.options.places.iter().find(|(listed, _)| *listed == role).map(|(_, count)| *count);
-        let holder = |place| self.members().find(|member| member.role == role && member.place == place);
+        let limit = self.options.ranks.iter().find(|(listed, _)| *listed == role).map(|(_, count)| *count);
+        let holder =
+            |role_rank| self.members().find(|member| member.role == role && member.role_rank == role_rank);
         if self.inside.len() >= MAX_MEMBERS {
             return Err((format!("the job is full: {MAX_MEMBERS} members"), true));
         }
-        let place = introduction
-            .place
-            .unwrap_or_else(|| (0..).find(|place| holder(*place).is_none()).unwrap_or(u32::MAX));
-        if limit.is_some_and(|limit| place >= limit) {
+        let lowest_free = || (0..).find(|role_rank| holder(*role_rank).is_none()).unwrap_or(u32::MAX);
+        let role_rank = introduction.role_rank.unwrap_or_else(lowest_free);
+        if limit.is_some_and(|limit| role_rank >= limit) {
             // One that is gone may not have been noticed yet.
-            let again = introduction.place.is_none();
-            return Err((format!("the job has places for {} {role}s", limit.unwrap_or(0)), again));
+            let again = introduction.role_rank.is_none();
+            return Err((format!("the job has ranks for {} {role}s", limit.unwrap_or(0)), again));
         }
-        match holder(place) {
+        match holder(role_rank) {
             Some(member) => {
                 let (host, process) = (&member.host, member.process);
-                Err((format!("{role} {place} is there already: process {process} on {host}"), true))
+                Err((format!("{role} {role_rank} is there already: process {process} on {host}"), true))
             }
-            None => Ok(place),
+            None => Ok(role_rank),
         }
     }
 
@@ -262,7 +262,7 @@ impl Hub {
         let (events, changed) = (&mut self.events, &mut self.changed);
         self.inside.retain_mut(|inside| {
             let Some(reason) = inside.failed.take() else { return true };
-            tracing::info!(role = %inside.member.role, place = inside.member.place, reason, "left");
+            tracing::info!(role = %inside.member.role, role_rank = inside.member.role_rank, reason, "left");
             events.push_back(HubEvent::Left { member: inside.member.clone(), reason });
             *changed = true;
             false

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::wire::{FromHub, LIMIT, ToHub, decode, encode};
-use super::{Error, Introduction, MAX_MESSAGE_BYTES, Member, MemberId};
-use crate::channel::{Channel, ChannelError, Identity, Purpose, Secret, Terms};
+use super::{Introduction, MAX_MESSAGE_BYTES, Member, MemberId, RendezvousError};
+use crate::channel::{Channel, ChannelError, ChannelTerms, Identity, Purpose, Secret};
 use crate::transport::Address;
 
 /// Between two tries to reach rank 0, which may start later than the others.
@@ -23,13 +23,13 @@ pub enum MemberEvent {
     Said(Vec<u8>),
 }
 
-/// A place in a job. Dropping it leaves.
+/// The membership of this process in a job. Dropping it leaves the job.
 pub struct Membership {
     channel: Channel,
     /// As the user wrote it.
     address: String,
     id: MemberId,
-    place: u32,
+    role_rank: u32,
     generation: u64,
     epoch: u64,
     members: Vec<Member>,
@@ -43,15 +43,16 @@ impl Membership {
         introduction: Introduction,
         secret: Option<Secret>,
         timeout: Duration,
-    ) -> Result<Membership, Error> {
+    ) -> Result<Membership, RendezvousError> {
         let deadline = Instant::now() + timeout;
         let identity = Identity { role: 1 + introduction.role as u32, rank: introduction.rank, epoch: 0 };
-        let terms = Terms { secret, identity, limit: LIMIT, ..Terms::new(Purpose::Rendezvous) };
+        let terms = ChannelTerms { secret, identity, limit: LIMIT, ..ChannelTerms::new(Purpose::Rendezvous) };
         let introduction = encode(&ToHub::Introduce(introduction));
         let (mut last, mut answered) = ("it has no address".to_owned(), false);
         loop {
             let resolved = address.to_socket_addrs();
-            let resolved = resolved.map_err(|source| Error::Resolve { address: address.into(), source });
+            let resolved =
+                resolved.map_err(|source| RendezvousError::Resolve { address: address.into(), source });
             for socket in resolved? {
                 match join_at(socket, address, &introduction, &terms, deadline) {
                     Ok(membership) => return Ok(membership),
@@ -64,7 +65,12 @@ impl Membership {
                 }
             }
             if Instant::now() + TRY_EVERY >= deadline {
-                return Err(Error::Timeout { address: address.into(), waited: timeout, last, answered });
+                return Err(RendezvousError::Timeout {
+                    address: address.into(),
+                    waited: timeout,
+                    last,
+                    answered,
+                });
             }
             std::thread::sleep(TRY_EVERY);
         }
@@ -75,17 +81,17 @@ impl Membership {
         self.id
     }
 
-    /// Returns the place of this member within its role.
-    pub fn place(&self) -> u32 {
-        self.place
+    /// Returns the rank of this member within its role.
+    pub fn role_rank(&self) -> u32 {
+        self.role_rank
     }
 
-    /// Returns the number of members that had this place before.
+    /// Returns the number of members that had this rank within this role before.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// This life of the job.
+    /// The epoch of this incarnation of the job.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -96,13 +102,13 @@ impl Membership {
     }
 
     /// This host's address as rank 0 sees it: a good one to listen at.
-    pub fn local_address(&self) -> Result<SocketAddr, Error> {
+    pub fn local_address(&self) -> Result<SocketAddr, RendezvousError> {
         let failed = |source| ChannelError::System { operation: "ask for the own address", source };
         self.channel.local_address().map_err(failed).map_err(|source| self.failed(source))
     }
 
     /// Moves everything on without waiting, and takes the next event. An error means that rank 0 is lost.
-    pub fn poll(&mut self) -> Result<Option<MemberEvent>, Error> {
+    pub fn poll(&mut self) -> Result<Option<MemberEvent>, RendezvousError> {
         let Some(bytes) = self.channel.poll().map_err(|source| self.failed(source))? else {
             return Ok(None);
         };
@@ -114,7 +120,7 @@ impl Membership {
             }
             Some(FromHub::Welcome { .. } | FromHub::Refuse { .. }) | None => {
                 let reason = "it said what is no message, or out of turn";
-                Err(Error::Protocol { address: self.address.clone(), reason })
+                Err(RendezvousError::Protocol { address: self.address.clone(), reason })
             }
         }
     }
@@ -125,19 +131,19 @@ impl Membership {
     }
 
     /// Tells all members where this member is reached from now on.
-    pub fn announce(&mut self, addresses: Vec<Address>) -> Result<(), Error> {
+    pub fn announce(&mut self, addresses: Vec<Address>) -> Result<(), RendezvousError> {
         if addresses.len() > super::MAX_ADDRESSES {
             let (length, limit) = (addresses.len(), super::MAX_ADDRESSES);
-            return Err(Error::TooLong { what: "the list of addresses", length, limit });
+            return Err(RendezvousError::TooLong { what: "the list of addresses", length, limit });
         }
         self.send(&ToHub::Announce(addresses))
     }
 
     /// Says something to rank 0, at most [`MAX_MESSAGE_BYTES`].
-    pub fn say(&mut self, message: &[u8]) -> Result<(), Error> {
+    pub fn say(&mut self, message: &[u8]) -> Result<(), RendezvousError> {
         if message.len() > MAX_MESSAGE_BYTES {
             let (length, limit) = (message.len(), MAX_MESSAGE_BYTES);
-            return Err(Error::TooLong { what: "a message", length, limit });
+            return Err(RendezvousError::TooLong { what: "a message", length, limit });
         }
         self.send(&ToHub::Say(message.to_vec()))
     }
@@ -147,21 +153,21 @@ impl Membership {
         self.channel.is_flushed()
     }
 
-    fn send(&mut self, message: &ToHub) -> Result<(), Error> {
+    fn send(&mut self, message: &ToHub) -> Result<(), RendezvousError> {
         self.channel.send(&encode(message)).map_err(|source| self.failed(source))
     }
 
-    fn failed(&self, source: ChannelError) -> Error {
-        Error::Channel { address: self.address.clone(), source }
+    fn failed(&self, source: ChannelError) -> RendezvousError {
+        RendezvousError::Channel { address: self.address.clone(), source }
     }
 }
 
 enum Trouble {
     /// Trying again would not help.
-    Final(Error),
+    Final(RendezvousError),
     /// It might.
     Passing(String),
-    /// It might, once a place becomes free.
+    /// It might, once a rank becomes free.
     Full(String),
     /// Nothing came until the deadline.
     Unanswered,
@@ -171,12 +177,12 @@ fn join_at(
     socket: SocketAddr,
     address: &str,
     introduction: &[u8],
-    terms: &Terms,
+    terms: &ChannelTerms,
     deadline: Instant,
 ) -> Result<Membership, Trouble> {
     let trouble = |source: ChannelError| match source {
         ChannelError::System { .. } | ChannelError::Closed { .. } => Trouble::Passing(source.to_string()),
-        source => Trouble::Final(Error::Channel { address: address.into(), source }),
+        source => Trouble::Final(RendezvousError::Channel { address: address.into(), source }),
     };
     let mut channel = Channel::connect(socket, terms).map_err(trouble)?;
     channel.send(introduction).map_err(trouble)?;
@@ -191,17 +197,17 @@ fn join_at(
         wait(&channel, left, None);
     };
     match decode(&answer) {
-        Some(FromHub::Welcome { id, place, generation, epoch }) => {
+        Some(FromHub::Welcome { id, role_rank, generation, epoch }) => {
             let address = address.to_owned();
-            Ok(Membership { channel, address, id, place, generation, epoch, members: Vec::new() })
+            Ok(Membership { channel, address, id, role_rank, generation, epoch, members: Vec::new() })
         }
         Some(FromHub::Refuse { reason, again: true }) => Err(Trouble::Full(reason)),
         Some(FromHub::Refuse { reason, again: false }) => {
-            Err(Trouble::Final(Error::Refused { address: address.into(), reason }))
+            Err(Trouble::Final(RendezvousError::Refused { address: address.into(), reason }))
         }
         _ => {
             let reason = "it did not welcome this process";
-            Err(Trouble::Final(Error::Protocol { address: address.into(), reason }))
+            Err(Trouble::Final(RendezvousError::Protocol { address: address.into(), reason }))
         }
     }
 }
@@ -217,7 +223,7 @@ fn wait(channel: &Channel, timeout: Duration, wake: Option<BorrowedFd<'_>>) {
         tv_nsec: i64::from(timeout.subsec_nanos()),
     };
     let socket = PollFd::new(channel, flags);
-    // Without a descriptor that wakes, the socket stands in both places.
+    // Without a descriptor that wakes, the socket stands for both.
     let wake = wake.map_or_else(|| socket.clone(), |wake| PollFd::from_borrowed_fd(wake, PollFlags::IN));
     let mut sockets = [socket, wake];
     // Interrupted or refused, it is only a shorter wait.

@@ -21,14 +21,15 @@
 //!     membership.announce(vec![Address::random()])?;
 //!     loop {
 //!         if let Some(MemberEvent::Said(message)) = membership.poll()? {
-//!             return Ok::<_, slackline::internals::job::rendezvous::Error>(message);
+//!             return Ok::<_, slackline::internals::job::rendezvous::RendezvousError>(message);
 //!         }
 //!     }
 //! });
 //! loop {
 //!     match hub.poll() {
 //!         Some(HubEvent::Announced(member)) => {
-//!             assert_eq!((member.role, member.place, member.addresses.len()), (MemberRole::Server, 0, 1));
+//!             assert_eq!((member.role, member.role_rank), (MemberRole::Server, 0));
+//!             assert_eq!(member.addresses.len(), 1);
 //!             hub.say(member.id, b"the configuration");
 //!         }
 //!         Some(HubEvent::Left { .. }) => break,
@@ -70,9 +71,9 @@ pub const MAX_ADDRESSES: usize = 16;
 /// The role of a member in its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum MemberRole {
-    /// Holds a shard; its place is the shard's number.
+    /// Holds a shard; its rank within the role is the shard's number.
     Server,
-    /// Computes gradients; its place is the worker's number.
+    /// Computes gradients; its rank within the role is the worker's number.
     Worker,
     /// Reads parameters only.
     Reader,
@@ -97,8 +98,8 @@ pub struct MemberId(pub u64);
 pub struct Introduction {
     /// The role that it asks for.
     pub role: MemberRole,
-    /// The place that it asks for within its role, counted from 0. Without one it gets the lowest free place.
-    pub place: Option<u32>,
+    /// The rank that it asks for within its role, counted from 0. Without one it gets the lowest that is free.
+    pub role_rank: Option<u32>,
     /// Its rank as its launcher counts.
     pub rank: Option<u32>,
     /// The host that it runs on.
@@ -108,9 +109,9 @@ pub struct Introduction {
 }
 
 impl Introduction {
-    /// This process on `host`, at any free place.
+    /// This process on `host`, with any free rank within its role.
     pub fn new(role: MemberRole, host: Host) -> Introduction {
-        Introduction { role, place: None, rank: None, host, process: std::process::id() }
+        Introduction { role, role_rank: None, rank: None, host, process: std::process::id() }
     }
 }
 
@@ -121,9 +122,10 @@ pub struct Member {
     pub id: MemberId,
     /// The role of the member.
     pub role: MemberRole,
-    /// The place of the member within its role.
-    pub place: u32,
-    /// Number of members that were at this place before it: a process that was started again has a higher one.
+    /// The rank of the member within its role.
+    pub role_rank: u32,
+    /// Number of members that had this rank within this role before it: a process that was started again has a higher
+    /// one.
     pub generation: u64,
     /// Its rank as its launcher counts.
     pub rank: Option<u32>,
@@ -138,7 +140,7 @@ pub struct Member {
 /// The meeting failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum RendezvousError {
     /// Rank 0 cannot listen.
     #[error(
         "cannot listen at {address} for the other ranks: {source}; choose another port, or an address of this host"
@@ -166,9 +168,9 @@ pub enum Error {
         /// The error of the operating system.
         source: std::io::Error,
     },
-    /// Rank 0 did not answer in time, or had no place for this process until the deadline.
+    /// Rank 0 did not answer in time, or had no rank for this process until the deadline.
     #[error("could not join at {address} within {waited:?}: {last}; {}", if *.answered {
-        "start no more processes than the job has places"
+        "start no more processes than the job has ranks"
     } else {
         "is rank 0 running, and is this its host and port?"
     })]
@@ -179,7 +181,7 @@ pub enum Error {
         waited: std::time::Duration,
         /// The outcome of the last try.
         last: String,
-        /// Rank 0 answered, and has no place for this process.
+        /// Rank 0 answered, and has no rank for this process.
         answered: bool,
     },
     /// The conversation cannot be had.

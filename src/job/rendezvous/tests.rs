@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::channel::{Channel, Purpose, Secret, Terms};
+use crate::channel::{Channel, ChannelTerms, Purpose, Secret};
 use crate::job::env::MeetingPoint;
 use crate::transport::HANDSHAKE_TIMEOUT;
 
@@ -17,7 +17,7 @@ fn hub(options: HubOptions) -> Hub {
     Hub::listen("127.0.0.1:0".parse().unwrap(), options).unwrap()
 }
 
-fn join(hub: &Hub, introduction: Introduction) -> JoinHandle<Result<Membership, Error>> {
+fn join(hub: &Hub, introduction: Introduction) -> JoinHandle<Result<Membership, RendezvousError>> {
     let address = hub.address().to_string();
     std::thread::spawn(move || Membership::join(&address, introduction, None, TIMEOUT))
 }
@@ -62,17 +62,17 @@ fn finish<R>(hub: &mut Hub, thread: JoinHandle<R>) -> R {
 }
 
 #[test]
-fn everybody_learns_of_everybody_and_places_are_given_in_order() {
+fn everybody_learns_of_everybody_and_ranks_are_given_in_order() {
     let mut hub = hub(HubOptions::default());
     let threads: Vec<_> = (0..5).map(|_| join(&hub, worker())).collect();
-    let mut places = HashSet::new();
+    let mut ranks = HashSet::new();
     for _ in 0..5 {
-        places.insert(wait_for(&mut hub, joined).place);
+        ranks.insert(wait_for(&mut hub, joined).role_rank);
     }
-    assert_eq!(places, (0..5).collect());
+    assert_eq!(ranks, (0..5).collect());
     let mut members: Vec<_> = threads.into_iter().map(|thread| finish(&mut hub, thread).unwrap()).collect();
     members[2].announce(vec!["@there".parse().unwrap()]).unwrap();
-    let place = members[2].place();
+    let role_rank = members[2].role_rank();
     for member in &mut members {
         let deadline = Instant::now() + TIMEOUT;
         while !member.members().iter().any(|member| !member.addresses.is_empty()) {
@@ -81,21 +81,21 @@ fn everybody_learns_of_everybody_and_places_are_given_in_order() {
             assert!(Instant::now() < deadline, "not told");
         }
         let who = member.members().iter().find(|member| !member.addresses.is_empty()).unwrap();
-        assert_eq!((who.place, who.addresses[0].to_string()), (place, "@there".into()));
+        assert_eq!((who.role_rank, who.addresses[0].to_string()), (role_rank, "@there".into()));
         assert_eq!(member.members().len(), 5);
         assert_eq!(member.epoch(), hub.epoch());
     }
 }
 
 #[test]
-fn a_member_that_returns_has_its_place_and_a_new_generation() {
+fn a_member_that_returns_has_its_rank_and_a_new_generation() {
     let mut hub = hub(HubOptions::default());
-    let introduction = Introduction { place: Some(3), rank: Some(7), ..worker() };
+    let introduction = Introduction { role_rank: Some(3), rank: Some(7), ..worker() };
     let mut ids = HashSet::new();
     for generation in 0..3 {
         let thread = join(&hub, introduction.clone());
         let member = wait_for(&mut hub, joined);
-        assert_eq!((member.place, member.rank, member.generation), (3, Some(7), generation));
+        assert_eq!((member.role_rank, member.rank, member.generation), (3, Some(7), generation));
         assert!(ids.insert(member.id));
         drop(finish(&mut hub, thread).unwrap());
         assert_eq!(wait_for(&mut hub, left).id, member.id);
@@ -103,9 +103,9 @@ fn a_member_that_returns_has_its_place_and_a_new_generation() {
 }
 
 #[test]
-fn a_place_that_is_taken_is_waited_for() {
+fn a_rank_that_is_taken_is_waited_for() {
     let mut hub = hub(HubOptions::default());
-    let introduction = Introduction { place: Some(0), ..worker() };
+    let introduction = Introduction { role_rank: Some(0), ..worker() };
     let first = join(&hub, introduction.clone());
     wait_for(&mut hub, joined);
     let first = finish(&mut hub, first).unwrap();
@@ -120,13 +120,13 @@ fn a_place_that_is_taken_is_waited_for() {
 
 #[test]
 fn a_full_job_says_so_by_the_deadline() {
-    let mut hub = hub(HubOptions { places: vec![(MemberRole::Server, 1)], ..HubOptions::default() });
+    let mut hub = hub(HubOptions { ranks: vec![(MemberRole::Server, 1)], ..HubOptions::default() });
     let address = hub.address().to_string();
-    let beyond = Introduction { place: Some(1), ..Introduction::new(MemberRole::Server, Host::own()) };
+    let beyond = Introduction { role_rank: Some(1), ..Introduction::new(MemberRole::Server, Host::own()) };
     let thread = join(&hub, beyond);
     let error = finish(&mut hub, thread).err().expect("refused");
-    assert!(matches!(&error, Error::Refused { .. }), "{error}");
-    assert!(error.to_string().contains("the job has places for 1 servers"), "{error}");
+    assert!(matches!(&error, RendezvousError::Refused { .. }), "{error}");
+    assert!(error.to_string().contains("the job has ranks for 1 servers"), "{error}");
     let _first = join(&hub, Introduction::new(MemberRole::Server, Host::own()));
     wait_for(&mut hub, joined);
     let mut refusal = |seconds| {
@@ -140,12 +140,12 @@ fn a_full_job_says_so_by_the_deadline() {
             assert!(hub.poll().is_none());
             hub.wait(Duration::from_millis(5));
         }
-        thread.join().unwrap().err().expect("no place").to_string()
+        thread.join().unwrap().err().expect("no free rank").to_string()
     };
     // It asks until its deadline, before which a busy hub may not have come to it.
     let is_told = |error: &String| {
-        error.contains("places for 1 servers")
-            && error.contains("start no more processes than the job has places")
+        error.contains("ranks for 1 servers")
+            && error.contains("start no more processes than the job has ranks")
     };
     let errors: Vec<_> =
         [0.3, 3.0, 30.0].into_iter().map(&mut refusal).take_while(|error| !is_told(error)).collect();
@@ -187,7 +187,7 @@ fn a_late_meeting_point_is_waited_for_and_one_that_never_comes_is_an_error() {
     let error = error.expect("no process listens there").to_string();
     assert!(error.contains("is rank 0 running"), "{error}");
     let error = Membership::join("no.such.host.invalid:1", worker(), None, TIMEOUT).err().unwrap();
-    assert!(matches!(error, Error::Resolve { .. }), "{error}");
+    assert!(matches!(error, RendezvousError::Resolve { .. }), "{error}");
     let text = port.to_string();
     let thread = std::thread::spawn(move || Membership::join(&text, worker(), None, TIMEOUT));
     std::thread::sleep(Duration::from_millis(120));
@@ -319,7 +319,7 @@ fn connections_without_a_hello_do_not_push_out_a_slow_newcomer() {
 fn they_come_while_a_newcomer_is_slow() -> bool {
     let mut hub = hub(HubOptions::default());
     let begun = Instant::now();
-    let mut channel = Channel::connect(hub.address(), &Terms::new(Purpose::Rendezvous)).unwrap();
+    let mut channel = Channel::connect(hub.address(), &ChannelTerms::new(Purpose::Rendezvous)).unwrap();
     assert_eq!(channel.poll().unwrap(), None);
     assert!(hub.poll().is_none());
     let mut slow = Vec::new();

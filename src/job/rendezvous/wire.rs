@@ -30,7 +30,7 @@ pub(super) enum ToHub {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum FromHub {
     /// The member is in.
-    Welcome { id: MemberId, place: u32, generation: u64, epoch: u64 },
+    Welcome { id: MemberId, role_rank: u32, generation: u64, epoch: u64 },
     /// The process is not let in. `again` says whether it is worth trying again.
     Refuse { reason: String, again: bool },
     /// The members that are in.
@@ -70,7 +70,7 @@ impl Sound for ToHub {
         match self {
             ToHub::Introduce(introduction) => {
                 introduction.host.is_sound()
-                    && introduction.place.is_none_or(|place| (place as usize) < MAX_MEMBERS)
+                    && introduction.role_rank.is_none_or(|rank| (rank as usize) < MAX_MEMBERS)
             }
             ToHub::Announce(addresses) => sound_addresses(addresses),
             ToHub::Say(bytes) => bytes.len() <= MAX_MESSAGE_BYTES,
@@ -127,11 +127,12 @@ pub(crate) fn message_samples() -> Vec<Vec<u8>> {
     use super::{Host, MemberRole};
     let addresses: Vec<Address> = vec![Address::Abstract("x".into()), Address::Path("./s".into())];
     let (id, role, host) = (MemberId(1), MemberRole::Worker, Host::named("h"));
-    let introduction = Introduction { role, place: Some(2), rank: Some(3), host: host.clone(), process: 4 };
+    let introduction =
+        Introduction { role, role_rank: Some(2), rank: Some(3), host: host.clone(), process: 4 };
     let member = Member {
         id,
         role,
-        place: 2,
+        role_rank: 2,
         generation: 5,
         rank: None,
         host,
@@ -142,7 +143,7 @@ pub(crate) fn message_samples() -> Vec<Vec<u8>> {
         encode(&ToHub::Introduce(introduction)),
         encode(&ToHub::Announce(addresses)),
         encode(&ToHub::Say(b"hi".to_vec())),
-        encode(&FromHub::Welcome { id, place: 2, generation: 5, epoch: 6 }),
+        encode(&FromHub::Welcome { id, role_rank: 2, generation: 5, epoch: 6 }),
         encode(&FromHub::Refuse { reason: "no room".into(), again: true }),
         encode(&FromHub::Members(vec![member.clone(), member])),
     ]
@@ -163,7 +164,7 @@ mod tests {
         let mut introduction = Introduction::new(MemberRole::Worker, Host::named("evil\u{1b}[2J"));
         assert_eq!(decode::<ToHub>(&encode(&ToHub::Introduce(introduction.clone()))), None);
         introduction.host = Host::named("good");
-        introduction.place = Some(u32::MAX);
+        introduction.role_rank = Some(u32::MAX);
         assert_eq!(decode::<ToHub>(&encode(&ToHub::Introduce(introduction))), None);
         let long = FromHub::Say(vec![0; MAX_MESSAGE_BYTES + 1]);
         assert_eq!(decode::<FromHub>(&encode(&long)), None);

@@ -65,13 +65,13 @@ impl Word {
 /// or over a caller's own bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct VolatileSlice<'a> {
-    place: Place<'a>,
+    location: Location<'a>,
     len: usize,
     writable: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Place<'a> {
+enum Location<'a> {
     /// From a byte offset on.
     Words(&'a [Word], usize),
     Bytes(*mut u8, PhantomData<&'a ()>),
@@ -79,7 +79,7 @@ enum Place<'a> {
 
 impl<'a> VolatileSlice<'a> {
     pub(super) fn of_words(words: &'a [Word], len: usize) -> Self {
-        VolatileSlice { place: Place::Words(words, 0), len, writable: true }
+        VolatileSlice { location: Location::Words(words, 0), len, writable: true }
     }
 
     /// Wraps a range of memory that is no part of the model.
@@ -89,7 +89,7 @@ impl<'a> VolatileSlice<'a> {
     /// `pointer` must be valid for reads of `len` bytes (and for writes, if `writable`) for the whole of `'a`, and
     /// no Rust reference to any byte of it may exist meanwhile.
     pub unsafe fn new(pointer: *mut u8, len: usize, writable: bool) -> Self {
-        VolatileSlice { place: Place::Bytes(pointer, PhantomData), len, writable }
+        VolatileSlice { location: Location::Bytes(pointer, PhantomData), len, writable }
     }
 
     /// Views a caller's own, exclusive bytes.
@@ -121,9 +121,9 @@ impl<'a> VolatileSlice<'a> {
 
     /// True if words at its begin are aligned to 8 bytes.
     pub fn is_aligned(&self) -> bool {
-        match self.place {
-            Place::Words(_, offset) => offset.is_multiple_of(8),
-            Place::Bytes(pointer, _) => pointer.addr().is_multiple_of(8),
+        match self.location {
+            Location::Words(_, offset) => offset.is_multiple_of(8),
+            Location::Bytes(pointer, _) => pointer.addr().is_multiple_of(8),
         }
     }
 
@@ -132,9 +132,9 @@ impl<'a> VolatileSlice<'a> {
     /// # Panics
     /// If it is the model's memory, which has none: kernels are not model-checked.
     pub fn as_ptr(&self) -> *mut u8 {
-        match self.place {
-            Place::Words(..) => panic!("memory of a model has no address"),
-            Place::Bytes(pointer, _) => pointer,
+        match self.location {
+            Location::Words(..) => panic!("memory of a model has no address"),
+            Location::Bytes(pointer, _) => pointer,
         }
     }
 
@@ -148,11 +148,11 @@ impl<'a> VolatileSlice<'a> {
             "range {offset}+{len} outside of {} bytes",
             self.len
         );
-        let place = match self.place {
-            Place::Words(words, begin) => Place::Words(words, begin + offset),
-            Place::Bytes(pointer, owner) => Place::Bytes(pointer.wrapping_add(offset), owner),
+        let location = match self.location {
+            Location::Words(words, begin) => Location::Words(words, begin + offset),
+            Location::Bytes(pointer, owner) => Location::Bytes(pointer.wrapping_add(offset), owner),
         };
-        VolatileSlice { place, len, writable: self.writable }
+        VolatileSlice { location, len, writable: self.writable }
     }
 
     fn word(&self, offset: usize) -> &'a Word {
@@ -161,7 +161,7 @@ impl<'a> VolatileSlice<'a> {
             "word at {offset} outside of {} bytes",
             self.len
         );
-        let Place::Words(words, begin) = self.place else {
+        let Location::Words(words, begin) = self.location else {
             panic!("atomic access to bytes that are no part of the model")
         };
         assert!((begin + offset).is_multiple_of(8), "word at {offset} is not aligned to 8 bytes");
@@ -215,21 +215,21 @@ impl<'a> VolatileSlice<'a> {
     pub fn copy_from(&self, source: VolatileSlice<'_>, streaming: Streaming) {
         assert_eq!(self.len, source.len, "copy between ranges of different lengths");
         assert!(self.writable, "copy into memory that was granted read-only");
-        if let (Place::Bytes(to, _), Place::Bytes(from, _)) = (self.place, source.place) {
+        if let (Location::Bytes(to, _), Location::Bytes(from, _)) = (self.location, source.location) {
             // SAFETY: both ranges are valid for `len` bytes, as their constructors were promised.
             return unsafe { copy::copy_bytes(to, from, self.len, streaming) };
         }
         assert!(self.len.is_multiple_of(8), "a model copies whole words");
         for at in (0..self.len).step_by(8) {
-            let value = match source.place {
-                Place::Words(..) => source.word(at).load(Ordering::Relaxed),
+            let value = match source.location {
+                Location::Words(..) => source.word(at).load(Ordering::Relaxed),
                 // SAFETY: inside a range that is valid for reads.
-                Place::Bytes(from, _) => unsafe { from.add(at).cast::<u64>().read_unaligned() },
+                Location::Bytes(from, _) => unsafe { from.add(at).cast::<u64>().read_unaligned() },
             };
-            match self.place {
-                Place::Words(..) => self.word(at).store(value, Ordering::Relaxed),
+            match self.location {
+                Location::Words(..) => self.word(at).store(value, Ordering::Relaxed),
                 // SAFETY: inside a range that is valid for writes.
-                Place::Bytes(to, _) => unsafe { to.add(at).cast::<u64>().write_unaligned(value) },
+                Location::Bytes(to, _) => unsafe { to.add(at).cast::<u64>().write_unaligned(value) },
             }
         }
     }

@@ -22,7 +22,7 @@ pub enum CheckpointError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The parameters are not finite: the checkpoint would be of no use, and would take the place of one that is.
+    /// The parameters are not finite: the checkpoint would be of no use, and would replace one that is.
     #[error(
         "{}: the checkpoint is not written: the parameters are not finite since version {since}; {}",
         file.display(), self.help()

@@ -17,7 +17,7 @@ use crate::clock::{Clock, Version};
 use crate::kernel::{Optimizer, crc64};
 use crate::mem::VolatileSlice;
 use crate::node::taken::Applied;
-use crate::param::{Latest, Resume};
+use crate::param::{Latest, WorkerProgress};
 use crate::scheme;
 use crate::table::{ElementType, Table};
 
@@ -54,7 +54,7 @@ pub(super) struct Header {
     #[serde(deserialize_with = "scheme_text")]
     pub(super) scheme: String,
     pub(super) optimizer: Optimizer,
-    /// Gradients that were folded in, in all lives. Files from before it was kept lack it, and count from here.
+    /// Gradients that were folded in, in all incarnations. Files from before it was kept lack it, and count from here.
     #[serde(default)]
     pub(super) folded: u64,
     /// Files from before it was kept lack it: there it is as if no worker had gone past the smallest clock.
@@ -68,11 +68,11 @@ fn scheme_text<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Stri
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Stored {
-        Config(scheme::Config),
+        SchemeConfig(scheme::SchemeConfig),
         Text(String),
     }
     Ok(match Stored::deserialize(deserializer)? {
-        Stored::Config(config) => config.to_string(),
+        Stored::SchemeConfig(config) => config.to_string(),
         Stored::Text(text) => text,
     })
 }
@@ -119,8 +119,8 @@ fn beside(file: &Path, suffix: &str) -> Result<PathBuf, CheckpointError> {
     Ok(file.with_file_name(name))
 }
 
-/// Returns the path at which the file is made before it takes its place. It is always the same name, so that a new
-/// file replaces one that a killed process left behind.
+/// Returns the path at which the file is made before it is renamed. It is always the same name, so that a new file
+/// replaces one that a killed process left behind.
 fn partial(file: &Path) -> Result<PathBuf, CheckpointError> {
     beside(file, ".partial")
 }
@@ -133,13 +133,13 @@ pub(super) fn previous(file: &Path) -> Result<PathBuf, CheckpointError> {
 /// Writes a checkpoint; the one that is there becomes the previous one. `tensors` are the parameters and the
 /// optimiser's states.
 ///
-/// The file is whole or as it was: it is made beside its place under another name, brought to the disk and then
+/// The file is whole or as it was: it is made under another name in the same folder, brought to the disk and then
 /// renamed, and the renames are brought to the disk, too. A process that ends between the two renames leaves no newest
 /// file, and [`read`] takes the previous one.
 pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result<(), CheckpointError> {
     let (partial, previous) = (partial(file)?, previous(file)?);
     let bytes = serialise(file, header, tensors)?;
-    let place = || {
+    let rename = || {
         match fs::rename(file, &previous) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -147,7 +147,7 @@ pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result
         fs::rename(&partial, file)?;
         sync_folder(file)
     };
-    let written = write_through(&partial, &bytes, tensors).and_then(|()| place());
+    let written = write_through(&partial, &bytes, tensors).and_then(|()| rename());
     written.map_err(|source| {
         // Nothing more can be done if it cannot be removed; the first error is the one to report.
         let _ = fs::remove_file(&partial);
@@ -372,7 +372,7 @@ fn check(header: &Header) -> Result<std::ops::Range<u64>, Fault> {
     }
     let applied = header.applied.workers.values().chain([&header.applied.others, &header.smallest_clock]);
     let latest = applied.max().copied().unwrap_or_default();
-    if header.version >= Latest::VERSION_MAX || latest > Resume::CLOCK_MAX {
+    if header.version >= Latest::VERSION_MAX || latest > WorkerProgress::CLOCK_MAX {
         return damaged("its version or clock is one that no server can have reached");
     }
     Ok(range)

@@ -1,4 +1,4 @@
-//! Checkpoints: one shard on the disk, whole, so that a server which died goes on in another life.
+//! Checkpoints: one shard on the disk, whole, so that a server which died goes on in another incarnation.
 //!
 //! A server with [`CheckpointOptions`] writes its shard on request and every so many versions, by a thread of its own;
 //! [`Server::resume`](super::Server::resume) takes it up. What was applied after the last checkpoint is lost with the
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 pub use error::CheckpointError;
 use file::Header;
-pub(super) use writer::{Checkpointer, Identity, Order};
+pub(super) use writer::{CheckpointIdentity, CheckpointWrite, Checkpointer};
 
 use crate::clock::{Clock, Version};
 use crate::kernel::Optimizer;
@@ -28,8 +28,8 @@ use crate::table::Table;
 /// Settings of a server's checkpoints: the file of its shard, and how often it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointOptions {
-    /// The file; each server of a job needs its own. The server replaces the whole file and never changes it in
-    /// place. The previous checkpoint stands beside it with `.previous` at its name's end. While the server writes
+    /// The file; each server of a job needs its own. The server replaces the whole file and never changes a
+    /// part of it. The previous checkpoint stands beside it with `.previous` at its name's end. While the server writes
     /// the next checkpoint, that one stands there with `.partial`.
     pub path: PathBuf,
     /// Number of versions after which the server writes the file again; with `None`, only on request. Versions that
@@ -121,7 +121,8 @@ impl Checkpoint {
         &self.header.clocks
     }
 
-    /// Gradients that were folded in until then, in all lives of the server; 0 in a file from before this was kept.
+    /// Gradients that were folded in until then, in all incarnations of the server; 0 in a file from before this was
+    /// kept.
     #[doc(hidden)]
     pub fn folded(&self) -> u64 {
         self.header.folded
@@ -132,7 +133,7 @@ impl Checkpoint {
         &self.header.applied
     }
 
-    /// The life of the server that wrote it.
+    /// The incarnation of the server that wrote it.
     #[doc(hidden)]
     pub fn epoch(&self) -> u64 {
         self.header.epoch

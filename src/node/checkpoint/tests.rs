@@ -9,7 +9,7 @@ use super::{Checkpoint, CheckpointError, CheckpointOptions};
 use crate::clock::{Clock, Version};
 use crate::kernel::{AdamParameters, Optimizer};
 use crate::node::taken::Applied;
-use crate::param::Resume;
+use crate::param::WorkerProgress;
 use crate::table::{ElementType, Table};
 
 fn header() -> Header {
@@ -110,7 +110,7 @@ fn a_header_from_before_workers_had_names_says_nothing_of_them() {
 
 #[test]
 fn a_file_whose_clocks_or_version_do_not_fit_their_words_is_refused() {
-    let last = Resume::CLOCK_MAX;
+    let last = WorkerProgress::CLOCK_MAX;
     type Spoil = fn(&mut Header, Clock);
     let spoil: [(bool, Spoil); 4] = [
         (true, |header, last| header.applied.others = last),
@@ -238,7 +238,7 @@ fn what_a_killed_process_left_is_replaced_and_nothing_is_written_through_it() {
 #[test]
 fn a_write_that_fails_leaves_the_last_checkpoint_as_it_was() {
     let (folder, file, bytes) = written();
-    // A folder in the place of the new file: nothing that a user could remove by accident stops it otherwise.
+    // A folder where the new file should go: nothing that a user could remove by accident stops it otherwise.
     fs::create_dir(folder.path().join("shard-1.safetensors.partial")).unwrap();
     let header = header();
     let error = write(&file, &header, &tensors(&header)).unwrap_err();

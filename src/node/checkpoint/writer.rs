@@ -22,8 +22,8 @@ use crate::node::Error;
 use crate::node::taken::Applied;
 use crate::table::Table;
 
-/// The facts that all checkpoints of one life of a server share.
-pub(in crate::node) struct Identity {
+/// The facts that all checkpoints of one incarnation of a server share.
+pub(in crate::node) struct CheckpointIdentity {
     pub(in crate::node) table: Table,
     pub(in crate::node) shard: (u16, u16),
     pub(in crate::node) range: Range<u64>,
@@ -33,12 +33,12 @@ pub(in crate::node) struct Identity {
 }
 
 /// One checkpoint to write.
-pub(in crate::node) struct Order {
+pub(in crate::node) struct CheckpointWrite {
     pub(in crate::node) version: Version,
     pub(in crate::node) smallest_clock: Clock,
     /// For each worker that is in: the clock before which all its gradients are in the parameters.
     pub(in crate::node) clocks: Vec<Clock>,
-    /// Gradients that were folded in, in all lives.
+    /// Gradients that were folded in, in all incarnations.
     pub(in crate::node) folded: u64,
     pub(in crate::node) applied: Applied,
     /// The newest frame's payload, then the current states.
@@ -64,13 +64,13 @@ struct Shared {
 pub(in crate::node) struct Checkpointer {
     every: Option<u64>,
     shared: Arc<Shared>,
-    orders: Option<SyncSender<Order>>,
+    orders: Option<SyncSender<CheckpointWrite>>,
     thread: Option<JoinHandle<()>>,
     /// The frame and the copy of the states that the last order named.
     source: (u8, usize),
     /// A request that is not begun yet.
     wanted: bool,
-    /// The version of the last order, or the first of this life.
+    /// The version of the last order, or the first of this incarnation.
     last: Version,
     path: PathBuf,
 }
@@ -78,7 +78,7 @@ pub(in crate::node) struct Checkpointer {
 impl Checkpointer {
     pub(in crate::node) fn start(
         options: CheckpointOptions,
-        identity: Identity,
+        identity: CheckpointIdentity,
         first: Version,
     ) -> Result<Checkpointer, Error> {
         check(&options, &identity)?;
@@ -125,7 +125,7 @@ impl Checkpointer {
     }
 
     /// Begins a checkpoint. `frame` and `states` say where the order's memory is.
-    pub(in crate::node) fn begin(&mut self, order: Order, frame: u8, states: usize) {
+    pub(in crate::node) fn begin(&mut self, order: CheckpointWrite, frame: u8, states: usize) {
         (self.wanted, self.last, self.source) = (false, order.version, (frame, states));
         // Release is not needed: the channel brings the order, and only this thread asks before the answer.
         self.shared.phase.store(COPYING, Ordering::Relaxed);
@@ -161,7 +161,7 @@ impl Checkpointer {
         !self.wanted && self.phase() == IDLE
     }
 
-    /// The newest version that is safely on the disk, of those that this life wrote.
+    /// The newest version that is safely on the disk, of those that this incarnation wrote.
     pub(in crate::node) fn written(&self) -> Option<Version> {
         self.shared.written.load(Ordering::Acquire).checked_sub(1).map(Version)
     }
@@ -195,7 +195,7 @@ impl Drop for Checkpointer {
     }
 }
 
-fn check(options: &CheckpointOptions, identity: &Identity) -> Result<(), Error> {
+fn check(options: &CheckpointOptions, identity: &CheckpointIdentity) -> Result<(), Error> {
     if options.every == Some(0) {
         let reason = "use at least 1, or leave it out to write on request only";
         return Err(Error::Option { option: "checkpoint.every", value: "0".into(), reason });
@@ -210,7 +210,12 @@ fn check(options: &CheckpointOptions, identity: &Identity) -> Result<(), Error> 
     Ok(())
 }
 
-fn serve(options: &CheckpointOptions, identity: &Identity, orders: &Receiver<Order>, shared: &Shared) {
+fn serve(
+    options: &CheckpointOptions,
+    identity: &CheckpointIdentity,
+    orders: &Receiver<CheckpointWrite>,
+    shared: &Shared,
+) {
     // A panic between here and the end must not hold the server's memory for ever.
     struct LetGo<'a>(&'a Shared);
     impl Drop for LetGo<'_> {
@@ -227,7 +232,7 @@ fn serve(options: &CheckpointOptions, identity: &Identity, orders: &Receiver<Ord
             copy.resize(tensor.len(), 0);
             tensor.as_volatile().read(copy);
         }
-        let Order { version, smallest_clock, clocks, folded, applied, tensors } = order;
+        let CheckpointWrite { version, smallest_clock, clocks, folded, applied, tensors } = order;
         drop(tensors);
         shared.phase.store(WRITING, Ordering::Release);
         let copied = begun.elapsed();

@@ -3,7 +3,7 @@
 use std::task::Poll;
 
 use super::heartbeat::GroupHeartbeat;
-use super::peer::Peer;
+use super::peer::GroupPeer;
 use super::{GroupError, GroupMember, GroupOptions};
 use crate::mem::Access;
 use crate::node::worker::private;
@@ -22,7 +22,7 @@ pub struct GroupListener<T: Transport> {
     terms: GroupHello,
     lease: Duration,
     heartbeat: GroupHeartbeat,
-    peers: Vec<Option<Peer<T::Endpoint>>>,
+    peers: Vec<Option<GroupPeer<T::Endpoint>>>,
 }
 
 type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
@@ -126,8 +126,8 @@ impl<T: Transport> GroupListener<T> {
             while let Some(incoming) = self.listener.poll(now) {
                 self.greet(incoming, &mut claims, now)?;
             }
-            for (rank, place) in claims.iter_mut().enumerate() {
-                self.settle(rank, place, now)?;
+            for (rank, claimant) in claims.iter_mut().enumerate() {
+                self.settle(rank, claimant, now)?;
             }
             for dial in &mut dials {
                 if let Err(error) = self.dial(dial, &addresses[dial.rank], now) {
@@ -190,14 +190,14 @@ impl<T: Transport> GroupListener<T> {
                 return Ok(());
             }
         };
-        let place = &mut claims[rank];
-        self.settle(rank, place, now)?;
+        let claimant = &mut claims[rank];
+        self.settle(rank, claimant, now)?;
         let beat = self.peers[rank].as_ref().map_or(0, |peer| peer.inbox.heartbeat());
         let claim = Claim { incoming, wait: Silence::default(), beat };
-        if let Some(older) = place.replace(claim) {
+        if let Some(older) = claimant.replace(claim) {
             turn_away(older.incoming, &taken(rank));
         }
-        self.settle(rank, place, now)
+        self.settle(rank, claimant, now)
     }
 
     /// Gives a rank to the peer that claims it, unless another peer has it and is alive. Whether that other peer is
@@ -205,11 +205,11 @@ impl<T: Transport> GroupListener<T> {
     fn settle(
         &mut self,
         rank: usize,
-        place: &mut Option<Claim<IncomingOf<T>>>,
+        claimant: &mut Option<Claim<IncomingOf<T>>>,
         now: Instant,
     ) -> Result<(), Error> {
         use crate::transport::Endpoint;
-        let Some(claim) = place else { return Ok(()) };
+        let Some(claim) = claimant else { return Ok(()) };
         let is_over = claim.wait.observe(now, 0, self.lease);
         let stands = self.peers[rank].as_mut().is_some_and(|peer| {
             let is_connected = peer.endpoint.as_mut().is_some_and(|endpoint| endpoint.check().is_ok());
@@ -218,7 +218,7 @@ impl<T: Transport> GroupListener<T> {
         if stands && !is_over {
             return Ok(());
         }
-        let Some(Claim { incoming, .. }) = place.take() else { return Ok(()) };
+        let Some(Claim { incoming, .. }) = claimant.take() else { return Ok(()) };
         if stands {
             turn_away(incoming, &taken(rank));
             return Ok(());
@@ -292,7 +292,7 @@ impl<T: Transport> GroupListener<T> {
             Ok(heartbeat_word) => {
                 tracing::debug!(rank, transport = endpoint.transport(), "met a member");
                 self.heartbeat.add(heartbeat_word);
-                self.peers[rank] = Some(Peer::new(endpoint, inbox, outbox));
+                self.peers[rank] = Some(GroupPeer::new(endpoint, inbox, outbox));
             }
             Err(error) => {
                 tracing::warn!(%error, rank, "a member went away, or granted memory that cannot be written")

@@ -15,7 +15,7 @@ pub use error::GroupError;
 use heartbeat::GroupHeartbeat;
 pub use join::GroupListener;
 pub use peer::Absence;
-use peer::Peer;
+use peer::GroupPeer;
 use round::{Phase, Round};
 
 use smallvec::SmallVec;
@@ -111,9 +111,9 @@ pub struct GroupMember<T: Transport> {
     terms: GroupHello,
     lease: Duration,
     /// The other members by rank; `None` for this member itself.
-    peers: Vec<Option<Peer<T::Endpoint>>>,
+    peers: Vec<Option<GroupPeer<T::Endpoint>>>,
     gone: Ranks,
-    /// One holds the parameters; in the other the next mean is put together, and then they change places: the
+    /// One holds the parameters; in the other the next mean is put together, and then they swap: the
     /// parameters are never a mixture.
     buffers: [Buffer; 2],
     current: usize,
@@ -154,7 +154,7 @@ impl<T: Transport> GroupMember<T> {
         terms: GroupHello,
         lease: Duration,
         heartbeat: GroupHeartbeat,
-        peers: Vec<Option<Peer<T::Endpoint>>>,
+        peers: Vec<Option<GroupPeer<T::Endpoint>>>,
         buffers: [Buffer; 2],
     ) -> Self {
         let round = Round::new(peers.len());
@@ -340,7 +340,7 @@ impl<T: Transport> GroupMember<T> {
         loop {
             let now = now();
             let progress = self.poll(now)?;
-            if self.peers.iter().flatten().all(Peer::has_all) {
+            if self.peers.iter().flatten().all(GroupPeer::has_all) {
                 return Ok(());
             }
             if now >= deadline {

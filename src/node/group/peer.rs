@@ -36,7 +36,7 @@ impl std::fmt::Display for Absence {
     }
 }
 
-pub(super) struct Peer<E> {
+pub(super) struct GroupPeer<E> {
     /// The connection; `None` once the peer is gone and knows it. The parts that it wrote before can still be read.
     pub(super) endpoint: Option<E>,
     pub(super) inbox: GroupInbox,
@@ -59,9 +59,9 @@ pub(super) struct Peer<E> {
     silence: Silence,
 }
 
-impl<E: Endpoint> Peer<E> {
-    pub(super) fn new(endpoint: E, inbox: GroupInbox, outbox: GroupOutbox) -> Peer<E> {
-        Peer {
+impl<E: Endpoint> GroupPeer<E> {
+    pub(super) fn new(endpoint: E, inbox: GroupInbox, outbox: GroupOutbox) -> GroupPeer<E> {
+        GroupPeer {
             endpoint: Some(endpoint),
             inbox,
             outbox,

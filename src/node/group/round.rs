@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::peer::Absence;
-use super::{Averaged, GroupError, GroupMember, Peer};
+use super::{Averaged, GroupError, GroupMember, GroupPeer};
 use crate::kernel;
 use crate::mem::{LocalSlice, Streaming, VolatileSlice};
 use crate::node::Error;
@@ -35,8 +35,8 @@ pub(super) struct Round {
     /// The members of the group that still average.
     pub(super) view: Vec<u16>,
     view_word: u64,
-    /// This member's place in the view.
-    place: usize,
+    /// This member's index in the view.
+    index: usize,
     /// No part of an earlier view is on its way out of the memory that the mean is put together in.
     is_clear: bool,
     /// This member's part of the mean is there.
@@ -57,7 +57,7 @@ impl Round {
             group_word: 0,
             view: Vec::with_capacity(members),
             view_word: 0,
-            place: 0,
+            index: 0,
             is_clear: false,
             has_summed: false,
             means: Vec::with_capacity(members),
@@ -79,7 +79,7 @@ impl Round {
         view.clear();
         view.extend(group.iter().filter(|rank| !gone.contains(usize::from(**rank))));
         self.view_word = ranks_word(view);
-        self.place = view.iter().position(|other| *other == rank).unwrap_or(0);
+        self.index = view.iter().position(|other| *other == rank).unwrap_or(0);
         self.means.clear();
         self.means.resize(view.len(), false);
         (self.is_clear, self.has_summed) = (false, false);
@@ -96,9 +96,9 @@ impl Round {
         header.round == self.number && header.view == self.view_word
     }
 
-    /// The bytes of the part that the member in `place` of the view averages.
-    fn part(&self, layout: GroupLayout, place: usize) -> std::ops::Range<usize> {
-        layout.part(self.view.len(), place)
+    /// The bytes of the part that the member at `index` of the view averages.
+    fn part(&self, layout: GroupLayout, index: usize) -> std::ops::Range<usize> {
+        layout.part(self.view.len(), index)
     }
 }
 
@@ -125,11 +125,11 @@ impl<T: Transport> GroupMember<T> {
             self.end(false);
             return Ok(());
         }
-        for place in 0..members {
-            let range = self.round.part(self.terms.layout, place);
+        for index in 0..members {
+            let range = self.round.part(self.terms.layout, index);
             let mut header = self.round.header(range.len());
             let payload = self.buffers[self.current].slice(range.start, range.len())?;
-            let Some(peer) = &mut self.peers[usize::from(self.round.view[place])] else { continue };
+            let Some(peer) = &mut self.peers[usize::from(self.round.view[index])] else { continue };
             if self.terms.checksums {
                 header.checksum = header.checksum_of(payload.as_volatile());
             }
@@ -153,7 +153,7 @@ impl<T: Transport> GroupMember<T> {
         // there by now.
         let before = self.progress();
         if !self.round.is_clear {
-            let is_writing = |peer: &Peer<T::Endpoint>| peer.is_writing(GroupArea::Mean);
+            let is_writing = |peer: &GroupPeer<T::Endpoint>| peer.is_writing(GroupArea::Mean);
             self.round.is_clear = !self.peers.iter().flatten().any(is_writing);
         }
         if self.round.is_clear {
@@ -162,8 +162,8 @@ impl<T: Transport> GroupMember<T> {
                 self.sum()?;
             }
         }
-        let place = self.round.place;
-        self.round.means[place] = self.round.has_summed;
+        let index = self.round.index;
+        self.round.means[index] = self.round.has_summed;
         if self.round.means.iter().all(|there| *there) {
             self.current = 1 - self.current;
             self.end(false);
@@ -191,15 +191,15 @@ impl<T: Transport> GroupMember<T> {
 
     /// Every part of the mean that is there is copied to where the mean is put together.
     fn take_means(&mut self) -> Result<(), Error> {
-        for place in 0..self.round.view.len() {
-            let rank = usize::from(self.round.view[place]);
-            if self.round.means[place] || rank == self.rank() {
+        for index in 0..self.round.view.len() {
+            let rank = usize::from(self.round.view[index]);
+            if self.round.means[index] || rank == self.rank() {
                 continue;
             }
-            let range = self.round.part(self.terms.layout, place);
+            let range = self.round.part(self.terms.layout, index);
             let to = self.buffers[1 - self.current].slice(range.start, range.len())?;
             match self.take_mean(rank, to) {
-                Taken::Yes => self.round.means[place] = true,
+                Taken::Yes => self.round.means[index] = true,
                 Taken::No => {}
                 Taken::Wrong(how) => self.reject(rank, how),
             }
@@ -249,8 +249,7 @@ impl<T: Transport> GroupMember<T> {
 
     /// Averages this member's part once all summands are there, in order of rank, and sends it to the others.
     fn sum(&mut self) -> Result<(), Error> {
-        let place = self.round.place;
-        let range = self.round.part(self.terms.layout, place);
+        let range = self.round.part(self.terms.layout, self.round.index);
         let own = self.buffers[self.current].slice(range.start, range.len())?;
         let mean = self.buffers[1 - self.current].slice(range.start, range.len())?;
         self.round.summands.clear();
@@ -321,15 +320,15 @@ impl<T: Transport> GroupMember<T> {
     /// without it. If one has ended the round without having written it, the round is given up.
     fn judge(&mut self) -> Result<(), Error> {
         let (mut again, mut over) = (false, false);
-        for place in 0..self.round.view.len() {
-            let rank = usize::from(self.round.view[place]);
+        for index in 0..self.round.view.len() {
+            let rank = usize::from(self.round.view[index]);
             let Some(peer) = &self.peers[rank] else { continue };
             // All of this before its parts are looked at: what it wrote of the round is there if it is gone, has
             // ended the round, or has begun another.
             let is_gone = !peer.is_alive();
             let is_through = peer.inbox.through() > self.round.number;
             let newest = peer.inbox.header(GroupArea::Summand);
-            if !self.lacks(place) {
+            if !self.lacks(index) {
                 continue;
             }
             again |= is_gone;
@@ -356,11 +355,11 @@ impl<T: Transport> GroupMember<T> {
         Ok(())
     }
 
-    /// Returns whether something of the member in `place` of the view is not there yet.
-    fn lacks(&self, place: usize) -> bool {
-        let rank = usize::from(self.round.view[place]);
+    /// Returns whether something of the member at `index` of the view is not there yet.
+    fn lacks(&self, index: usize) -> bool {
+        let rank = usize::from(self.round.view[index]);
         let Some(peer) = &self.peers[rank] else { return false };
-        let (has_summand, has_mean) = (self.round.has_summed, self.round.means[place]);
+        let (has_summand, has_mean) = (self.round.has_summed, self.round.means[index]);
         if peer.is_wrong {
             return !has_summand || !has_mean;
         }
@@ -375,13 +374,13 @@ impl<T: Transport> GroupMember<T> {
         if self.round.phase != Phase::Averaging {
             return self.unreached();
         }
-        let places = (0..self.round.view.len()).filter(|place| self.lacks(*place));
-        places.map(|place| usize::from(self.round.view[place])).collect()
+        let indices = (0..self.round.view.len()).filter(|index| self.lacks(*index));
+        indices.map(|index| usize::from(self.round.view[index])).collect()
     }
 
     /// Returns the members that have not yet received all that was written to them, or is to be.
     pub(super) fn unreached(&self) -> Vec<usize> {
-        let has_all = |rank: &usize| self.peers[*rank].as_ref().is_none_or(Peer::has_all);
+        let has_all = |rank: &usize| self.peers[*rank].as_ref().is_none_or(GroupPeer::has_all);
         (0..self.members()).filter(|rank| !has_all(rank)).collect()
     }
 

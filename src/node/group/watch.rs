@@ -1,6 +1,6 @@
 //! Detection of members that are gone: connections, heartbeats, and what the members say of each other.
 
-use super::peer::{Absence, Peer};
+use super::peer::{Absence, GroupPeer};
 use super::{GroupError, GroupMember};
 use crate::node::{Error, now};
 use crate::time::{Duration, Instant};
@@ -127,7 +127,7 @@ impl<T: Transport> GroupMember<T> {
     fn cut_off(&mut self) -> Error {
         tracing::warn!(rank = self.rank(), "the group has cut this member off");
         self.is_cut_off = true;
-        self.peers.iter_mut().flatten().for_each(Peer::close);
+        self.peers.iter_mut().flatten().for_each(GroupPeer::close);
         GroupError::CutOff { rank: self.rank() }.into()
     }
 }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::{Server, WorkerState};
 use crate::clock::{Clock, WorkerId};
 use crate::node::shard::{DisconnectReason, Gone, ShardEvent};
-use crate::param::{PeerInbox, Resume, SlotHeader};
+use crate::param::{PeerInbox, SlotHeader, WorkerProgress};
 use crate::scheme::{GradientId, ServerEvent, Share};
 use crate::time::Instant;
 use crate::transport::Transport;
@@ -116,7 +116,7 @@ impl<T: Transport> Server<T> {
         if clock.0 >= consumed.0.saturating_add(slots) {
             return Err("it published more than it has slots for".into());
         }
-        if clock >= Resume::CLOCK_MAX {
+        if clock >= WorkerProgress::CLOCK_MAX {
             return Err("it published past the last clock that there is".into());
         }
         let header = inbox.header(clock, self.shard.frames.epoch()).map_err(|fault| fault.to_string())?;

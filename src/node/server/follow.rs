@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::{Server, Source, WorkerState};
+use super::{GradientSource, Server, WorkerState};
 use crate::clock::{Clock, WorkerId};
 use crate::mem::Access;
 use crate::node::link::Link;
 use crate::node::shard::{DisconnectReason, Gone};
 use crate::node::wait::retry;
 use crate::node::{Error, now};
-use crate::param::{Decision, Epoch, Follow, FollowError, Followed, Hello, Role};
+use crate::param::{Decision, DecisionReader, Epoch, FollowError, Followed, PeerHello, PeerRole};
 use crate::scheme::{AnyScheme, GradientId, ServerAction, Share};
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Disconnected, Endpoint, Transport};
@@ -22,7 +22,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(20);
 pub(super) struct Following<E> {
     scheme: String,
     link: Option<Decided<E>>,
-    /// The life of the decider and the entry at which this server was when it lost its connection. `None` before
+    /// The incarnation of the decider and the entry at which this server was when it lost its connection. `None` before
     /// the first connection.
     position: Option<(Epoch, u64)>,
     /// The decider's smallest clock, as of the newest version here.
@@ -40,16 +40,16 @@ pub(super) struct Following<E> {
 /// The connection to the decider.
 struct Decided<E> {
     endpoint: E,
-    follow: Follow,
+    follow: DecisionReader,
     address: Address,
     shards: u16,
     checked: Instant,
 }
 
-/// A worker that has left, and whose inbox still holds gradients. Its place stays empty.
+/// A worker that has left, and whose inbox still holds gradients. No other peer gets its index meanwhile.
 struct Departed {
-    place: u16,
-    source: Source,
+    peer: u16,
+    source: GradientSource,
     /// Its gradients of clocks before this one are whole.
     arrived: Clock,
     /// Once all decisions up to this look are read, the decider knows its session or never will.
@@ -84,7 +84,7 @@ impl<T: Transport> Server<T> {
         self.following.as_ref().is_none_or(|following| following.link.is_some())
     }
 
-    /// The life of the server that decides for this one, once it has followed one.
+    /// The incarnation of the server that decides for this one, once it has followed one.
     #[cfg(feature = "sim")]
     pub(crate) fn decider(&self) -> Option<Epoch> {
         self.following.as_ref()?.position.map(|(epoch, _)| epoch)
@@ -96,9 +96,9 @@ impl<T: Transport> Server<T> {
     /// at most `timeout` for that server, which may not listen yet.
     ///
     /// Call this before the first [`poll`](Self::poll), and again after an [`Error::ServerLost`] of shard 0. This
-    /// server then goes on where it was. If the decider has begun another life while this server was away, the
-    /// error is [`Error::AnotherLife`]. Then start this server again, from its checkpoint if there is one. At its
-    /// begin it takes over the decider's version. Updates that its checkpoint lacks are lost, and counted in
+    /// server then goes on where it was. If the decider has begun another incarnation while this server was away, the
+    /// error is [`Error::AnotherIncarnation`]. Then start this server again, from its checkpoint if there is one. At
+    /// its begin it takes over the decider's version. Updates that its checkpoint lacks are lost, and counted in
     /// [`ServerStatus::lost_updates`](super::ServerStatus::lost_updates).
     pub fn follow(&mut self, decider: &Address, timeout: Duration) -> Result<(), Error> {
         let Some(following) = &mut self.following else {
@@ -108,11 +108,11 @@ impl<T: Transport> Server<T> {
         following.link = None;
         let shard = self.shard.number();
         let followed = following.position.map(|(epoch, next)| Followed { epoch, next });
-        let role = Role::Follower { scheme: following.scheme.clone(), shard, followed };
+        let role = PeerRole::Follower { scheme: following.scheme.clone(), shard, followed };
         let transport = self.shard.transport();
         let deadline = now() + timeout;
         let connect = || {
-            let hello = Hello { role: role.clone(), push: None, resume: None };
+            let hello = PeerHello { role: role.clone(), push: None, resume: None };
             Link::<T::Endpoint>::shake_hands(transport, decider, hello, Vec::new(), deadline, timeout)
         };
         let (endpoint, received, welcome) = retry(deadline, may_pass, connect)?;
@@ -121,8 +121,8 @@ impl<T: Transport> Server<T> {
         if welcome.shard != 0 || !is_ours {
             return Err(wrong("does not hold shard 0 of this server's table"));
         }
-        let scratch = transport.allocate(Follow::SCRATCH_BYTES, Access::LOCAL)?;
-        let follow = Follow::new(&welcome, &received.grants, scratch.whole())
+        let scratch = transport.allocate(DecisionReader::SCRATCH_BYTES, Access::LOCAL)?;
+        let follow = DecisionReader::new(&welcome, &received.grants, scratch.whole())
             .map_err(|error| wrong(&format!("granted too little: {error}")))?;
         let (Some(follow), Some(from)) = (follow, welcome.decided) else {
             return Err(wrong("does not decide for others"));
@@ -140,7 +140,7 @@ impl<T: Transport> Server<T> {
                 }
             }
             Some(_) if from.goes_on => {}
-            Some(_) => return Err(Error::AnotherLife { shard, address: decider.clone() }),
+            Some(_) => return Err(Error::AnotherIncarnation { shard, address: decider.clone() }),
         }
         let Some(following) = &mut self.following else { return Ok(()) };
         following.position = Some(follow.position());
@@ -192,7 +192,7 @@ impl<T: Transport> Server<T> {
                 Decision::Left { session } => {
                     following.sessions.remove(&session);
                     following.departed.retain(|departed| departed.source.session != session);
-                    self.release_places();
+                    self.release_peers();
                 }
                 Decision::Clock { clock } => following.clock = following.clock.max(clock),
                 Decision::Share { session, ordinal, weight } => {
@@ -232,24 +232,23 @@ impl<T: Transport> Server<T> {
     /// is in, and whose gradient is not here, broke the protocol.
     fn find(&mut self, session: u64, ordinal: u64, now: Instant) -> Option<GradientId> {
         let peers = self.shard.peers.iter().zip(&self.workers).zip(0..);
-        let found = peers.filter_map(|((peer, state), place)| Some((peer.as_ref()?, state.as_ref()?, place)));
-        let found = found.map(|(peer, state, place)| (peer.session, peer.began, state.arrived, place));
+        let found = peers.filter_map(|((peer, state), index)| Some((peer.as_ref()?, state.as_ref()?, index)));
+        let found = found.map(|(peer, state, index)| (peer.session, peer.began, state.arrived, index));
         let departed = self.following.iter().flat_map(|following| &following.departed);
-        let departed =
-            departed.map(|gone| (gone.source.session, gone.source.began, gone.arrived, gone.place));
-        let (_, began, arrived, place) = departed.chain(found).find(|(own, ..)| *own == session)?;
+        let departed = departed.map(|gone| (gone.source.session, gone.source.began, gone.arrived, gone.peer));
+        let (_, began, arrived, peer) = departed.chain(found).find(|(own, ..)| *own == session)?;
         let clock = Clock(began.0.saturating_add(ordinal));
         if clock < arrived {
-            return Some(GradientId { worker: WorkerId(place), clock });
+            return Some(GradientId { worker: WorkerId(peer), clock });
         }
         let reason = "it announced a gradient to shard 0 before it announced it here".to_owned();
-        self.shard.dismiss(place, DisconnectReason::Misbehaved(reason), &mut self.events);
+        self.shard.dismiss(peer, DisconnectReason::Misbehaved(reason), &mut self.events);
         self.take_events(now);
         None
     }
 
     /// Keeps what a worker has announced that has left, until the decider lets it go as well.
-    pub(super) fn keep_departed(&mut self, place: u16, gone: Gone, state: &WorkerState) {
+    pub(super) fn keep_departed(&mut self, peer: u16, gone: Gone, state: &WorkerState) {
         if self.following.is_none() || !gone.is_honest {
             return;
         }
@@ -262,10 +261,10 @@ impl<T: Transport> Server<T> {
             return;
         }
         let Gone { inbox, generation, identity, session, began, .. } = gone;
-        let source = Source { inbox, generation, identity, session, began };
+        let source = GradientSource { inbox, generation, identity, session, began };
         let look = following.link.as_ref().map_or(0, |link| link.follow.next_look());
-        following.departed.push(Departed { place, source, arrived, look });
-        self.release_places();
+        following.departed.push(Departed { peer, source, arrived, look });
+        self.release_peers();
     }
 
     /// Lets go of workers that have left and that the decider has never let in, or not for long.
@@ -280,27 +279,27 @@ impl<T: Transport> Server<T> {
             });
         }
         if departed.len() < before {
-            self.release_places();
+            self.release_peers();
         }
     }
 
-    /// Gives the places of workers that have left to others, once nothing of theirs is to be folded any more.
-    pub(super) fn release_places(&mut self) {
-        let is_folding = |place: u16| {
-            self.work.bound && self.work.shares.iter().any(|share| share.gradient.worker.0 == place)
+    /// Lets newcomers have the indices of workers that have left, once nothing of theirs is to be folded any more.
+    pub(super) fn release_peers(&mut self) {
+        let is_folding = |peer: u16| {
+            self.work.bound && self.work.shares.iter().any(|share| share.gradient.worker.0 == peer)
         };
-        self.shard.withheld.retain(|place| is_folding(*place));
+        self.shard.withheld.retain(|peer| is_folding(*peer));
         let kept = self.following.iter().flat_map(|following| &following.departed);
-        self.shard.withheld.extend(kept.map(|departed| departed.place));
+        self.shard.withheld.extend(kept.map(|departed| departed.peer));
     }
 
-    /// Returns the place of a gradient whose worker may have left.
-    pub(super) fn source(&self, place: u16) -> Option<Source> {
+    /// Returns the source of the gradients of a worker, which may have left.
+    pub(super) fn source(&self, peer: u16) -> Option<GradientSource> {
         let mut departed = self.following.iter().flat_map(|following| &following.departed);
-        if let Some(gone) = departed.find(|gone| gone.place == place) {
+        if let Some(gone) = departed.find(|gone| gone.peer == peer) {
             return Some(gone.source.clone());
         }
-        self.shard.peers.get(usize::from(place))?.as_ref().map(Source::of)
+        self.shard.peers.get(usize::from(peer))?.as_ref().map(GradientSource::of)
     }
 
     // ------------------------------------------------------------------ the server that decides
@@ -321,19 +320,19 @@ impl<T: Transport> Server<T> {
         }
     }
 
-    pub(super) fn say_joined(&mut self, place: u16) {
-        if let Some(peer) = &self.shard.peers[usize::from(place)] {
+    pub(super) fn say_joined(&mut self, peer_index: u16) {
+        if let Some(peer) = &self.shard.peers[usize::from(peer_index)] {
             let session = peer.session;
             self.say(Decision::Joined { session });
         }
     }
 
     /// Tells a follower that has come, and so all, which workers are in.
-    pub(super) fn say_who_is_in(&mut self, place: u16) {
-        if self.shard.peers[usize::from(place)].as_ref().is_some_and(|peer| peer.follows.is_some()) {
-            for place in 0..self.workers.len() as u16 {
-                if self.workers[usize::from(place)].is_some() {
-                    self.say_joined(place);
+    pub(super) fn say_who_is_in(&mut self, follower: u16) {
+        if self.shard.peers[usize::from(follower)].as_ref().is_some_and(|peer| peer.follows.is_some()) {
+            for worker in 0..self.workers.len() as u16 {
+                if self.workers[usize::from(worker)].is_some() {
+                    self.say_joined(worker);
                 }
             }
         }
@@ -376,19 +375,19 @@ impl<T: Transport> Server<T> {
     pub(super) fn tell(&mut self, now: Instant) -> bool {
         let Some(decider) = &mut self.shard.decider else { return false };
         let mut liar = None;
-        for (place, peer) in (0..).zip(&self.shard.peers) {
+        for (peer_index, peer) in (0..).zip(&self.shard.peers) {
             if let Some(peer) = peer
                 && let Some(shard) = peer.follows
                 && !decider.learn(shard, peer.inbox.followed())
             {
-                liar = Some(place);
+                liar = Some(peer_index);
             }
         }
         let progress = decider.flush();
-        if let Some(place) = liar {
+        if let Some(liar) = liar {
             let disconnect_reason =
                 DisconnectReason::Misbehaved("it has taken decisions that there are not".into());
-            self.shard.dismiss(place, disconnect_reason, &mut self.events);
+            self.shard.dismiss(liar, disconnect_reason, &mut self.events);
             self.take_events(now);
         }
         progress

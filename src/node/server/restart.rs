@@ -1,8 +1,8 @@
-//! The end of one life of a server and the begin of the next: checkpoints.
+//! The end of one incarnation of a server and the begin of the next: checkpoints.
 
 use super::{Server, ServerOptions, Start};
 use crate::clock::Version;
-use crate::node::checkpoint::{Checkpoint, CheckpointError, Checkpointer, Order};
+use crate::node::checkpoint::{Checkpoint, CheckpointError, CheckpointWrite, Checkpointer};
 use crate::node::{Backoff, Error, now};
 use crate::scheme::Bound;
 use crate::table::Table;
@@ -10,9 +10,9 @@ use crate::time::Duration;
 use crate::transport::{Address, Transport};
 
 impl<T: Transport> Server<T> {
-    /// As [`new`](Self::new), from a checkpoint of an earlier life: parameters, optimiser state, version, smallest
-    /// clock and the count of gradients go on where it was written. The epoch is a new one, so that nothing of the old
-    /// life reaches this one.
+    /// As [`new`](Self::new), from a checkpoint of an earlier incarnation: parameters, optimiser state, version,
+    /// smallest clock and the count of gradients go on where it was written. The epoch is a new one, so that nothing of
+    /// the old incarnation reaches this one.
     ///
     /// Nothing is applied before [`workers`](ServerOptions::workers) of them are in, as at the begin of a job; as many
     /// as [`Checkpoint::clocks`] has were in when it was written. `table`, shard and optimiser must be the
@@ -125,7 +125,7 @@ impl<T: Transport> Server<T> {
             let Ok(slice) = state[self.current].slice(0, tensors[0].len()) else { return };
             tensors.push(slice);
         }
-        let order = Order {
+        let order = CheckpointWrite {
             version: latest.version,
             smallest_clock: self.announced_clock,
             clocks: self.workers.iter().flatten().map(|worker| worker.consumed).collect(),
@@ -146,8 +146,8 @@ mod tests {
     use crate::kernel::Optimizer;
     use crate::node::taken::Applied;
     use crate::node::{CheckpointOptions, Worker, WorkerOptions};
-    use crate::param::{Hello, Latest, PublishError, Resume, Role};
-    use crate::scheme::Config;
+    use crate::param::{Latest, PeerHello, PeerRole, PublishError, WorkerProgress};
+    use crate::scheme::SchemeConfig;
     use crate::table::ElementType;
     use crate::transport::shm::Shm;
     use crate::transport::{Connecting, Endpoint, Inline, Offer, Operation, Transport, WorkRequest};
@@ -159,7 +159,8 @@ mod tests {
     fn versions_made_meanwhile(least: u64, frames: u8, optimizer: Optimizer) -> u64 {
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = Some(CheckpointOptions::new(folder.path().join("shard")));
-        let options = ServerOptions { optimizer, checkpoint, ..ServerOptions::new(Config::Asp, 1, 0.1) };
+        let options =
+            ServerOptions { optimizer, checkpoint, ..ServerOptions::new(SchemeConfig::Asp, 1, 0.1) };
         let options =
             ServerOptions { memory: crate::node::ShardOptions { frames, ..options.memory }, ..options };
         let table = Table::flat(64, ElementType::F32).unwrap();
@@ -167,7 +168,7 @@ mod tests {
         let address = server.address();
         std::thread::scope(|scope| {
             let working = scope.spawn(move || {
-                let options = WorkerOptions::new(Config::Asp);
+                let options = WorkerOptions::new(SchemeConfig::Asp);
                 let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
                 for _ in 0..4 {
                     let mut step = worker.step(PATIENCE).unwrap();
@@ -196,7 +197,7 @@ mod tests {
         let (folded, applied) = (0, Applied::default());
         let start = Start { parameters: &[0.0; 4], states: &[], version, smallest_clock, folded, applied };
         let table = Table::flat(4, ElementType::F32).unwrap();
-        let options = ServerOptions::new(Config::Asp, 1, 0.1);
+        let options = ServerOptions::new(SchemeConfig::Asp, 1, 0.1);
         Server::begin(Shm::new(), &Address::random(), table, start, options).unwrap()
     }
 
@@ -207,7 +208,7 @@ mod tests {
     }
 
     fn connect(address: Address) -> Worker<Shm> {
-        Worker::connect(Shm::new(), &[address], WorkerOptions::new(Config::Asp), PATIENCE).unwrap()
+        Worker::connect(Shm::new(), &[address], WorkerOptions::new(SchemeConfig::Asp), PATIENCE).unwrap()
     }
 
     #[test]
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_worker_publishes_up_to_the_last_clock_and_the_one_after_is_an_error() {
-        let last = Resume::CLOCK_MAX;
+        let last = WorkerProgress::CLOCK_MAX;
         let mut server = late(Version(0), Clock(last.0 - 1));
         let address = server.address();
         std::thread::scope(|scope| {
@@ -259,12 +260,12 @@ mod tests {
 
     #[test]
     fn a_gradient_past_the_last_clock_evicts_its_worker_and_is_not_applied() {
-        let last = Resume::CLOCK_MAX;
+        let last = WorkerProgress::CLOCK_MAX;
         let mut server = late(Version(0), last);
-        let (encoding, scheme) = (ElementType::F32, Config::Asp);
+        let (encoding, scheme) = (ElementType::F32, SchemeConfig::Asp);
         let scheme = scheme.to_string();
-        let hello = Hello {
-            role: Role::Worker { encoding, scheme, identity: 1, session: 0 },
+        let hello = PeerHello {
+            role: PeerRole::Worker { encoding, scheme, identity: 1, session: 0 },
             push: None,
             resume: None,
         };

@@ -91,7 +91,7 @@ pub struct ServerStatus {
     pub access_violations: u64,
     /// Workers that were let go because what they wrote broke the protocol.
     pub misbehaved: u64,
-    /// Gradients that were folded in, those in the checkpoint among them that this life began with.
+    /// Gradients that were folded in, those in the checkpoint among them that this incarnation began with.
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
     pub dropped: u64,
@@ -116,16 +116,16 @@ pub struct ServerStatus {
     /// Number of versions that a gradient may be behind by now, where the scheme bounds that.
     pub staleness_bound: Option<u64>,
     /// Squared Euclidean norm of the mean gradient of the newest version that has told one, where the scheme asks for
-    /// it ([`scheme::Config::measures_moments`]) or the options do.
+    /// it ([`scheme::SchemeConfig::measures_moments`]) or the options do.
     pub mean_norm_squared: Option<f64>,
     /// Trace of the covariance of one gradient, as the newest version that has told one has it, where the scheme or
     /// the options ask for it.
     pub variance: Option<f64>,
-    /// The newest version that this life of the server has brought safely to the disk.
+    /// The newest version that this incarnation of the server has brought safely to the disk.
     pub checkpointed: Option<Version>,
     /// Checkpoints that could not be written; [`checkpoint_failure`](super::Server::checkpoint_failure) says why.
     pub checkpoints_failed: u64,
-    /// The most versions that a worker which came back had seen beyond the one that this life began at: updates that
-    /// were lost with the life before. `None` while no such worker has come.
+    /// The most versions that a worker which came back had seen beyond the one that this incarnation began at: updates
+    /// that were lost with the incarnation before. `None` while no such worker has come.
     pub lost_updates: Option<u64>,
 }

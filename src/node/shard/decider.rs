@@ -33,9 +33,9 @@ impl Decider {
     }
 
     /// Returns the entry and the version from which the server of `shard` follows. A server that has followed this
-    /// life goes on where it was.
+    /// incarnation goes on where it was.
     pub(super) fn begin(&self, shard: u16, followed: Option<Followed>, epoch: Epoch) -> DecidedFrom {
-        let kept = self.place(shard).and_then(|place| self.taken[place]);
+        let kept = self.index(shard).and_then(|index| self.taken[index]);
         let goes_on = followed.filter(|followed| {
             followed.epoch == epoch && kept.is_some_and(|kept| (kept..=self.end()).contains(&followed.next))
         });
@@ -45,20 +45,20 @@ impl Decider {
 
     /// The server of `shard` follows from the entry `next` on.
     pub(super) fn follow(&mut self, shard: u16, next: u64) {
-        if let Some(place) = self.place(shard) {
-            self.taken[place] = Some(next);
+        if let Some(index) = self.index(shard) {
+            self.taken[index] = Some(next);
         }
     }
 
-    fn place(&self, shard: u16) -> Option<usize> {
-        usize::from(shard).checked_sub(1).filter(|place| *place < self.taken.len())
+    fn index(&self, shard: u16) -> Option<usize> {
+        usize::from(shard).checked_sub(1).filter(|index| *index < self.taken.len())
     }
 
     /// Takes note of how many entries the server of `shard` says it has taken; a new page says 0. False if that cannot
     /// be.
     pub(in crate::node) fn learn(&mut self, shard: u16, taken: u64) -> bool {
         let end = self.decisions.end();
-        let known = self.place(shard).and_then(|place| self.taken[place].as_mut());
+        let known = self.index(shard).and_then(|index| self.taken[index].as_mut());
         let Some(known) = known.filter(|_| taken <= end) else { return false };
         *known = taken.max(*known);
         true

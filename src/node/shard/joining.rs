@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use crate::mem::{Access, LocalSlice, MemoryRegion};
 use crate::node::{Backoff, now, runtime};
-use crate::param::{Hello, PeerInbox, SlotGeometry};
+use crate::param::{PeerHello, PeerInbox, SlotGeometry};
 use crate::time::{Duration, Instant};
 use crate::transport::{Incoming, RegisterError, Transport};
 
@@ -15,9 +15,9 @@ use crate::transport::{Incoming, RegisterError, Transport};
 const GRACE: Duration = Duration::from_millis(1);
 
 /// A peer to which nothing but the answer is missing.
-pub(super) struct Newcomer<I> {
+pub(super) struct PreparedPeer<I> {
     pub(super) incoming: I,
-    pub(super) hello: Hello,
+    pub(super) hello: PeerHello,
     /// Its page, and the payloads of its slots; or why there are none.
     pub(super) inbox: Result<(MemoryRegion, Option<MemoryRegion>), String>,
     /// All that it is granted, in order.
@@ -27,9 +27,9 @@ pub(super) struct Newcomer<I> {
 /// Peers that are being prepared for, in the order in which they came.
 pub(super) struct Joining<I> {
     /// A thread that outlives its owner ends by itself, and closes the connection.
-    threads: Vec<JoinHandle<Newcomer<I>>>,
+    threads: Vec<JoinHandle<PreparedPeer<I>>>,
     /// Under a simulator: those that were prepared for on the spot, and when a thread would have ended.
-    ready: Vec<(Instant, Newcomer<I>)>,
+    ready: Vec<(Instant, PreparedPeer<I>)>,
     /// Peers were met since the last look.
     is_fresh: bool,
 }
@@ -55,7 +55,7 @@ impl<I: Incoming + 'static> Joining<I> {
         &mut self,
         transport: &Arc<T>,
         mut incoming: I,
-        hello: Hello,
+        hello: PeerHello,
         (shared, decisions): ([LocalSlice; 2], Option<LocalSlice>),
         slots: Option<SlotGeometry>,
     ) {
@@ -71,7 +71,7 @@ impl<I: Incoming + 'static> Joining<I> {
                 }
             }
             let inbox = inbox.map_err(|error| format!("no memory for another peer: {error}"));
-            Newcomer { incoming, hello, inbox, grants }
+            PreparedPeer { incoming, hello, inbox, grants }
         };
         // Simulated time stands still while a node computes, and all its nodes run in one thread.
         if let Some(runtime) = runtime::installed() {
@@ -90,7 +90,7 @@ impl<I: Incoming + 'static> Joining<I> {
     }
 
     /// The next peer for which everything is prepared.
-    pub(super) fn next(&mut self) -> Option<Newcomer<I>> {
+    pub(super) fn next(&mut self) -> Option<PreparedPeer<I>> {
         if let Some(done) = self.ready.iter().position(|(done, _)| *done <= now()) {
             return Some(self.ready.remove(done).1);
         }

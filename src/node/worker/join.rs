@@ -6,8 +6,8 @@ use crate::node::link::Link;
 use crate::node::shard::random_word;
 use crate::node::wait::{retry, sleep};
 use crate::node::{Error, now};
-use crate::param::{Epoch, PinError, Resume, Role};
-use crate::scheme::{AnyScheme, Bound, ConfigError, Needs};
+use crate::param::{Epoch, PeerRole, PinError, WorkerProgress};
+use crate::scheme::{AnyScheme, Bound, Needs, SchemeConfigError};
 use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, ConnectError, Endpoint, Transport};
@@ -15,8 +15,8 @@ use crate::transport::{Address, ConnectError, Endpoint, Transport};
 /// The versions that a worker which comes back had reached.
 pub(super) struct Reached<'a> {
     pub(super) clock: Clock,
-    /// For each shard: the life that it was connected to last, and the newest version that it has seen of that
-    /// life.
+    /// For each shard: the incarnation that it was connected to last, and the newest version that it has seen of that
+    /// incarnation.
     pub(super) shards: &'a [(Epoch, Version)],
 }
 
@@ -51,7 +51,7 @@ pub(super) fn scheme<T: Transport>(
     if scheme.to_string() != text {
         let reason =
             format!("the registry made {scheme} of {text}: have it print the settings that it was given");
-        return Err(ConfigError::Custom { scheme: scheme.name().to_owned(), reason }.into());
+        return Err(SchemeConfigError::Custom { scheme: scheme.name().to_owned(), reason }.into());
     }
     scheme.check()?;
     Ok(scheme)
@@ -69,7 +69,7 @@ const MARGIN_MAX: u64 = 1 << 20;
 
 struct Joining<'a, T> {
     transport: &'a T,
-    role: Role,
+    role: PeerRole,
     wants_push: bool,
     deadline: Instant,
     timeout: Duration,
@@ -85,7 +85,7 @@ pub(super) fn join<T: Transport>(
     timeout: Duration,
 ) -> Result<Vec<Link<T::Endpoint>>, Error> {
     let session = random_word();
-    let role = Role::Worker { encoding: options.encoding, scheme: scheme.to_string(), identity, session };
+    let role = PeerRole::Worker { encoding: options.encoding, scheme: scheme.to_string(), identity, session };
     let Needs { pushes: wants_push, staleness, counts_versions, .. } = scheme.needs();
     let joining = Joining { transport, role, wants_push, deadline: now() + timeout, timeout };
     let may_pass_first =
@@ -111,8 +111,8 @@ pub(super) fn clock<E: Endpoint>(links: &[Link<E>]) -> Clock {
     links.iter().map(|link| link.welcome.clock).max().unwrap_or_default()
 }
 
-/// True if a worker that comes back may get in later. It was let in before, so that each refusal may pass: its old
-/// place may not be free yet.
+/// True if a worker that comes back may get in later. It was let in before, so that each refusal may pass: the
+/// server may not have noticed yet that it was gone.
 fn may_pass(error: &Error) -> bool {
     matches!(error, Error::Connect(ConnectError::Refused { .. })) || error.is_retryable()
 }
@@ -122,7 +122,7 @@ impl<T: Transport> Joining<'_, T> {
         self.deadline - now()
     }
 
-    fn connect(&self, address: &Address, resume: Option<Resume>) -> Result<Link<T::Endpoint>, Error> {
+    fn connect(&self, address: &Address, resume: Option<WorkerProgress>) -> Result<Link<T::Endpoint>, Error> {
         Link::connect(self.transport, address, (self.role.clone(), self.wants_push), resume, self.left())
     }
 
@@ -131,7 +131,7 @@ impl<T: Transport> Joining<'_, T> {
         let welcome = Link::<T::Endpoint>::ask(self.transport, address, self.left())?;
         let seen = reached.shards.get(usize::from(welcome.shard));
         let (epoch, version) = seen.copied().unwrap_or((welcome.epoch, Version(0)));
-        self.connect(address, Some(Resume { clock: reached.clock, epoch, version }))
+        self.connect(address, Some(WorkerProgress { clock: reached.clock, epoch, version }))
     }
 
     fn retry<R>(
@@ -178,7 +178,7 @@ impl<T: Transport> Joining<'_, T> {
                 drop(links.remove(index));
                 sleep(LEAVING.min(self.left()));
                 // Its versions were told of already, if there was anything to tell.
-                let resume = Resume { clock: target, epoch, version: Version(0) };
+                let resume = WorkerProgress { clock: target, epoch, version: Version(0) };
                 links.insert(index, self.retry(may_pass, || self.connect(&address, Some(resume)))?);
             }
             margin = (2 * margin).max(staleness.saturating_add(1)).min(MARGIN_MAX);

@@ -21,14 +21,16 @@ const PIECE: usize = 1024;
 /// at most `max(s, D)` of its own gradients. One that it has just pulled lacks at most `D`: writing gradient `c - 1`
 /// took a free slot, so all but `D` of the gradients before `c` were consumed by then, and whatever is the latest frame
 /// from then on says so. One that was pulled for an earlier clock, or pushed, is within the bound of the scheme: it
-/// holds all gradients of clocks before `c - s`. One more place is for the gradient that is being published.
+/// holds all gradients of clocks before `c - s`. The ring holds one more: the gradient that is being published.
 pub(super) struct OwnGradients {
     step: f32,
     encoding: ElementType,
-    /// The gradient of clock `c` lies at `c mod places`.
+    /// A ring: the gradient of clock `c` has the index `c mod capacity`.
     memory: MemoryRegion,
+    /// Bytes of one gradient.
     bytes: usize,
-    places: u64,
+    /// The number of gradients that there is room for.
+    capacity: u64,
 }
 
 impl OwnGradients {
@@ -46,24 +48,24 @@ impl OwnGradients {
         }
         let too_many = || option("as many gradients as the staleness allows do not fit the address space");
         let most = staleness.unwrap_or(0).max(u64::from(slots));
-        let places = most.checked_add(1).ok_or_else(too_many)?;
+        let capacity = most.checked_add(1).ok_or_else(too_many)?;
         let bytes = elements.checked_mul(encoding.bytes() as u64).ok_or_else(too_many)?;
-        let whole = bytes.checked_mul(places).and_then(|whole| usize::try_from(whole).ok());
+        let whole = bytes.checked_mul(capacity).and_then(|whole| usize::try_from(whole).ok());
         let whole = whole.filter(|whole| isize::try_from(*whole).is_ok()).ok_or_else(too_many)?;
         let memory = transport.allocate(whole, Access::LOCAL)?;
-        Ok(OwnGradients { step, encoding, memory, bytes: bytes as usize, places })
+        Ok(OwnGradients { step, encoding, memory, bytes: bytes as usize, capacity })
     }
 
     /// Keeps a part of the gradient of `clock`, from element `first` on.
     pub(super) fn keep(&mut self, clock: Clock, first: usize, part: VolatileSlice<'_>) {
-        let at = self.place(clock.0) + first * self.encoding.bytes();
+        let at = self.offset(clock.0) + first * self.encoding.bytes();
         self.memory.as_volatile().subslice(at, part.len()).copy_from(part, Streaming::ByLength);
     }
 
     /// Takes the gradients of `clocks` off a part of the parameters, which begins at element `first`, in their order.
     /// False if they are not all there any more.
     pub(super) fn show(&self, clocks: Range<u64>, first: usize, parameters: &mut [f32]) -> bool {
-        if clocks.end.saturating_sub(clocks.start) >= self.places {
+        if clocks.end.saturating_sub(clocks.start) >= self.capacity {
             return false;
         }
         let width = self.encoding.bytes();
@@ -71,7 +73,7 @@ impl OwnGradients {
         for (index, piece) in parameters.chunks_mut(PIECE).enumerate() {
             let gradient = &mut buffer[..piece.len()];
             for clock in clocks.clone() {
-                let at = self.place(clock) + (first + index * PIECE) * width;
+                let at = self.offset(clock) + (first + index * PIECE) * width;
                 let kept = self.memory.as_volatile().subslice(at, gradient.len() * width);
                 kernel::decode(kept, self.encoding, gradient);
                 for (parameter, gradient) in piece.iter_mut().zip(&*gradient) {
@@ -82,7 +84,7 @@ impl OwnGradients {
         true
     }
 
-    fn place(&self, clock: u64) -> usize {
-        (clock % self.places) as usize * self.bytes
+    fn offset(&self, clock: u64) -> usize {
+        (clock % self.capacity) as usize * self.bytes
     }
 }

@@ -3,13 +3,13 @@
 use super::{Part, Phase, Sources, View, Worker};
 use crate::mem::{LocalSlice, VolatileSlice};
 use crate::node::{Error, now};
-use crate::param::{PinError, Source};
+use crate::param::{GradientSource, PinError};
 use crate::scheme::WorkerEvent;
 use crate::table::ElementType;
 use crate::time::Duration;
 use crate::transport::Transport;
 
-/// The parameters of one clock, and the place for the gradient that is computed from them.
+/// The parameters of one clock, and the memory for the gradient that is computed from them.
 ///
 /// [`Worker::step`] makes it; publishing consumes it, so no gradient is published twice and none without parameters:
 ///
@@ -80,8 +80,8 @@ impl<'a, T: Transport> Step<'a, T> {
         })
     }
 
-    /// Rounds an f32 gradient of the whole table to the worker's encoding, ready to be published. It takes the place
-    /// of what [`gradient`](Self::gradient) held.
+    /// Rounds an f32 gradient of the whole table to the worker's encoding, ready to be published. It replaces
+    /// what [`gradient`](Self::gradient) held.
     pub fn encode(&mut self, gradient: &[f32]) -> Result<(), Error> {
         let encoding = self.worker.options.encoding;
         let expected = (self.worker.table.bytes() / 4) as usize;
@@ -129,7 +129,7 @@ impl<'a, T: Transport> Step<'a, T> {
     /// Publishes the slots that were borrowed. Nothing is copied.
     #[doc(hidden)]
     pub fn publish_slots(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
-        let sources = self.worker.parts.iter().map(|_| Source::Slot).collect();
+        let sources = self.worker.parts.iter().map(|_| GradientSource::Slot).collect();
         self.worker.start_sources(sources, loss)?;
         self.worker.finish_publish(timeout)
     }
@@ -200,7 +200,9 @@ impl<T: Transport> Worker<T> {
         let Some(gradient) = &mut self.gradient else { return Err(Error::InFlight { what: "gradient" }) };
         let mut sources = Sources::new();
         for part in &self.parts {
-            sources.push(Source::Memory(gradient.slice(part.begin / 4 * width, part.bytes / 4 * width)?));
+            sources.push(GradientSource::Memory(
+                gradient.slice(part.begin / 4 * width, part.bytes / 4 * width)?,
+            ));
         }
         self.start_sources(sources, loss)?;
         self.statistics.bytes_published += self.table.bytes() / 4 * width as u64;

@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 
-use super::{Config, text};
+use super::{SchemeConfig, text};
 
 /// A scheme cannot be made as asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ConfigError {
+pub enum SchemeConfigError {
     /// No scheme has this name.
     #[error("no scheme is named {name:?}: {}", self.remedy().unwrap_or_default())]
     UnknownName {
@@ -86,16 +86,18 @@ pub enum ConfigError {
     },
 }
 
-impl ConfigError {
+impl SchemeConfigError {
     /// The remedy in a few words, which the text of the error ends in.
     pub fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
-            ConfigError::UnknownName { .. } => {
-                Some(format!("use one of {}", Config::NAMES.join(", ")).into())
+            SchemeConfigError::UnknownName { .. } => {
+                Some(format!("use one of {}", SchemeConfig::NAMES.join(", ")).into())
             }
-            ConfigError::UnknownSetting { scheme, setting, .. } => Some(text::remedy(scheme, setting).into()),
-            ConfigError::BadValue { expected, .. } => Some(format!("use {expected}").into()),
-            ConfigError::Workers { remedy, .. } => Some(format!("use {remedy}").into()),
+            SchemeConfigError::UnknownSetting { scheme, setting, .. } => {
+                Some(text::remedy(scheme, setting).into())
+            }
+            SchemeConfigError::BadValue { expected, .. } => Some(format!("use {expected}").into()),
+            SchemeConfigError::Workers { remedy, .. } => Some(format!("use {remedy}").into()),
             error => Some(error.help()).filter(|text| !text.is_empty()).map(Cow::from),
         }
     }
@@ -103,12 +105,12 @@ impl ConfigError {
     /// The remedy, where it is the same for all errors of a kind.
     fn help(&self) -> &'static str {
         match self {
-            ConfigError::Malformed { .. } => {
+            SchemeConfigError::Malformed { .. } => {
                 "write a name, or a name with settings, such as ssp(3) or abs(k=4, staleness=2)"
             }
-            ConfigError::GivenTwice { .. } => "give it once",
-            ConfigError::Unregistered { .. } => "add it to the registry in its options",
-            ConfigError::NoServer { .. } => "run it without one",
+            SchemeConfigError::GivenTwice { .. } => "give it once",
+            SchemeConfigError::Unregistered { .. } => "add it to the registry in its options",
+            SchemeConfigError::NoServer { .. } => "run it without one",
             _ => "",
         }
     }

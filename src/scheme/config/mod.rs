@@ -3,7 +3,7 @@
 mod error;
 mod text;
 
-pub use error::ConfigError;
+pub use error::SchemeConfigError;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use super::bsp::BspServer;
 use super::dbw::DbwServer;
 use super::delay::DelayServer;
 use super::groups::Averager;
-use super::ssp::{Reader, SspServer};
+use super::ssp::{SspReader, SspServer};
 use super::turn::{OncePerVersion, OwnConsumed};
 use super::vap::{Unseen, VapWorker};
 use super::{Choice, Delivery, Groups, Partition, ServerScheme, Shrink, Strength, WaitFor, WorkerScheme};
@@ -28,17 +28,17 @@ pub const DEFAULT_STALENESS: u64 = 3;
 /// As text it is a name, or a name with settings in parentheses, the first of which needs no name:
 ///
 /// ```
-/// use slackline::scheme::Config;
-/// assert_eq!("ssp(2)".parse(), Ok(Config::Ssp { staleness: 2 }));
-/// assert_eq!("bap(staleness=2)".parse(), Ok(Config::Bap { staleness: 2 }));
-/// assert_eq!("essp".parse::<Config>()?.to_string(), "essp(3)");
-/// assert!("bsp(2)".parse::<Config>().is_err());
-/// # Ok::<(), slackline::scheme::ConfigError>(())
+/// use slackline::scheme::SchemeConfig;
+/// assert_eq!("ssp(2)".parse(), Ok(SchemeConfig::Ssp { staleness: 2 }));
+/// assert_eq!("bap(staleness=2)".parse(), Ok(SchemeConfig::Bap { staleness: 2 }));
+/// assert_eq!("essp".parse::<SchemeConfig>()?.to_string(), "essp(3)");
+/// assert!("bsp(2)".parse::<SchemeConfig>().is_err());
+/// # Ok::<(), slackline::scheme::SchemeConfigError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
-pub enum Config {
+pub enum SchemeConfig {
     /// Bulk synchronous: one update per clock, out of all workers' gradients. Every copy is exactly up to date.
     Bsp,
     /// Asynchronous: no worker waits, and staleness is unbounded.
@@ -112,7 +112,7 @@ pub enum Config {
     },
 }
 
-impl Config {
+impl SchemeConfig {
     /// The names that can be written.
     #[doc(hidden)]
     pub const NAMES: [&'static str; text::NAMES.len()] = text::NAMES;
@@ -126,13 +126,13 @@ impl Config {
     /// be are errors that name the setting, the value and the remedy.
     ///
     /// ```
-    /// use slackline::scheme::Config;
-    /// assert_eq!(Config::from_settings("ssp", &[("staleness", "2")]), Ok(Config::Ssp { staleness: 2 }));
-    /// let error = Config::from_settings("bsp", &[("staleness", "2")]).unwrap_err();
+    /// use slackline::scheme::SchemeConfig;
+    /// assert_eq!(SchemeConfig::from_settings("ssp", &[("staleness", "2")]), Ok(SchemeConfig::Ssp { staleness: 2 }));
+    /// let error = SchemeConfig::from_settings("bsp", &[("staleness", "2")]).unwrap_err();
     /// assert!(error.to_string().starts_with("bsp takes no staleness, and 2 was given: leave it out, or use ssp"));
     /// ```
     #[doc(hidden)]
-    pub fn from_settings(name: &str, settings: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    pub fn from_settings(name: &str, settings: &[(&str, &str)]) -> Result<SchemeConfig, SchemeConfigError> {
         text::parse(name, settings)
     }
 
@@ -140,62 +140,66 @@ impl Config {
     #[doc(hidden)]
     pub const fn name(&self) -> &'static str {
         match self {
-            Config::Bsp => "bsp",
-            Config::Asp => "asp",
-            Config::Ssp { .. } => "ssp",
-            Config::Essp { .. } => "essp",
-            Config::Bap { .. } => "bap",
-            Config::Vap { .. } => "vap",
-            Config::Dbw { .. } => "dbw",
-            Config::Abs { .. } => "abs",
-            Config::DsSync { .. } => "ds-sync",
-            Config::Delay { .. } => "delay",
+            SchemeConfig::Bsp => "bsp",
+            SchemeConfig::Asp => "asp",
+            SchemeConfig::Ssp { .. } => "ssp",
+            SchemeConfig::Essp { .. } => "essp",
+            SchemeConfig::Bap { .. } => "bap",
+            SchemeConfig::Vap { .. } => "vap",
+            SchemeConfig::Dbw { .. } => "dbw",
+            SchemeConfig::Abs { .. } => "abs",
+            SchemeConfig::DsSync { .. } => "ds-sync",
+            SchemeConfig::Delay { .. } => "delay",
         }
     }
 
     /// Checks whether a job of `workers` can run it, and if not, says why.
     #[doc(hidden)]
-    pub fn check(&self, workers: usize) -> Result<(), ConfigError> {
+    pub fn check(&self, workers: usize) -> Result<(), SchemeConfigError> {
         match *self {
-            Config::Bsp | Config::Asp | Config::Ssp { .. } | Config::Essp { .. } => Ok(()),
-            Config::Bap { staleness } | Config::Delay { staleness, .. } => self.check_run_ahead(staleness),
-            Config::Vap { bound, .. } if bound > 0.0 && bound.is_finite() => Ok(()),
-            Config::Vap { bound, .. } => Err(self.bad("bound", bound, text::POSITIVE)),
-            Config::Dbw { choice: Choice::Static { k }, .. } => self.check_k(k, workers),
-            Config::Dbw { choice: Choice::Dynamic { window, loss_growth }, .. } => {
+            SchemeConfig::Bsp | SchemeConfig::Asp | SchemeConfig::Ssp { .. } | SchemeConfig::Essp { .. } => {
+                Ok(())
+            }
+            SchemeConfig::Bap { staleness } | SchemeConfig::Delay { staleness, .. } => {
+                self.check_run_ahead(staleness)
+            }
+            SchemeConfig::Vap { bound, .. } if bound > 0.0 && bound.is_finite() => Ok(()),
+            SchemeConfig::Vap { bound, .. } => Err(self.bad("bound", bound, text::POSITIVE)),
+            SchemeConfig::Dbw { choice: Choice::Static { k }, .. } => self.check_k(k, workers),
+            SchemeConfig::Dbw { choice: Choice::Dynamic { window, loss_growth }, .. } => {
                 if !(loss_growth > 0.0 && loss_growth.is_finite()) {
                     return Err(self.bad("loss-growth", loss_growth, text::POSITIVE));
                 }
                 self.check_count("window", window)
             }
-            Config::Dbw { choice: Choice::Blind { window }, .. } => self.check_count("window", window),
-            Config::Abs { wait_for, local_steps, .. } => {
+            SchemeConfig::Dbw { choice: Choice::Blind { window }, .. } => self.check_count("window", window),
+            SchemeConfig::Abs { wait_for, local_steps, .. } => {
                 self.check_count("local-steps", local_steps)?;
                 self.check_k(wait_for.k(), workers)
             }
-            Config::DsSync { group, partition } => Groups::new(workers, group, partition).map(|_| ()),
+            SchemeConfig::DsSync { group, partition } => Groups::new(workers, group, partition).map(|_| ()),
         }
     }
 
-    fn check_k(&self, k: u16, workers: usize) -> Result<(), ConfigError> {
+    fn check_k(&self, k: u16, workers: usize) -> Result<(), SchemeConfigError> {
         self.check_count("k", k)?;
         if usize::from(k) > workers {
             let (scheme, value) = (self.name(), u64::from(k));
             let remedy = "at most as many as there are workers";
-            return Err(ConfigError::Workers { scheme, setting: "k", value, workers, remedy });
+            return Err(SchemeConfigError::Workers { scheme, setting: "k", value, workers, remedy });
         }
         Ok(())
     }
 
-    fn check_count(&self, setting: &'static str, count: u16) -> Result<(), ConfigError> {
+    fn check_count(&self, setting: &'static str, count: u16) -> Result<(), SchemeConfigError> {
         if count == 0 { Err(self.bad(setting, count, text::COUNT)) } else { Ok(()) }
     }
 
-    fn bad(&self, setting: &'static str, value: impl ToString, expected: &'static str) -> ConfigError {
-        ConfigError::BadValue { scheme: self.name(), setting, value: value.to_string(), expected }
+    fn bad(&self, setting: &'static str, value: impl ToString, expected: &'static str) -> SchemeConfigError {
+        SchemeConfigError::BadValue { scheme: self.name(), setting, value: value.to_string(), expected }
     }
 
-    fn check_run_ahead(&self, staleness: u64) -> Result<(), ConfigError> {
+    fn check_run_ahead(&self, staleness: u64) -> Result<(), SchemeConfigError> {
         if staleness <= Self::RUN_AHEAD_MAX {
             return Ok(());
         }
@@ -206,10 +210,10 @@ impl Config {
     #[doc(hidden)]
     pub const fn staleness(&self) -> Option<u64> {
         match *self {
-            Config::Bsp => Some(0),
-            Config::Ssp { staleness } | Config::Essp { staleness } | Config::Bap { staleness } => {
-                Some(staleness)
-            }
+            SchemeConfig::Bsp => Some(0),
+            SchemeConfig::Ssp { staleness }
+            | SchemeConfig::Essp { staleness }
+            | SchemeConfig::Bap { staleness } => Some(staleness),
             _ => None,
         }
     }
@@ -220,8 +224,8 @@ impl Config {
     pub const fn slots(&self) -> u16 {
         match *self {
             // What no clock bounds goes as far as there is room.
-            Config::Vap { .. } => 4,
-            Config::Bap { staleness } | Config::Delay { staleness, .. } => {
+            SchemeConfig::Vap { .. } => 4,
+            SchemeConfig::Bap { staleness } | SchemeConfig::Delay { staleness, .. } => {
                 let ahead = if staleness < Self::RUN_AHEAD_MAX { staleness } else { Self::RUN_AHEAD_MAX };
                 ahead as u16 + 2
             }
@@ -232,27 +236,27 @@ impl Config {
     /// True if the server pushes copies, so that workers must hold frames to receive them.
     #[doc(hidden)]
     pub const fn pushes(&self) -> bool {
-        matches!(self, Config::Essp { .. } | Config::Dbw { delivery: Delivery::Wait, .. })
+        matches!(self, SchemeConfig::Essp { .. } | SchemeConfig::Dbw { delivery: Delivery::Wait, .. })
     }
 
     /// True if servers are to be told which version each worker holds: see
     /// [`ServerEvent::Seen`](super::ServerEvent::Seen).
     #[doc(hidden)]
     pub const fn reports_reads(&self) -> bool {
-        matches!(self, Config::Vap { strength: Strength::Strong, .. })
+        matches!(self, SchemeConfig::Vap { strength: Strength::Strong, .. })
     }
 
     /// True if workers are to measure the largest magnitude of their gradients.
     #[doc(hidden)]
     pub const fn measures_magnitude(&self) -> bool {
-        matches!(self, Config::Vap { .. })
+        matches!(self, SchemeConfig::Vap { .. })
     }
 
     /// True if servers are to measure norm and variance of the gradients that they fold. Losses they report whenever
     /// they came.
     #[doc(hidden)]
     pub const fn measures_moments(&self) -> bool {
-        matches!(self, Config::Dbw { choice: Choice::Dynamic { .. }, .. })
+        matches!(self, SchemeConfig::Dbw { choice: Choice::Dynamic { .. }, .. })
     }
 
     /// True if servers may ask a worker to abandon what it computes, so that asking whether they did is worth while.
@@ -260,7 +264,8 @@ impl Config {
     pub const fn interrupts(&self) -> bool {
         matches!(
             self,
-            Config::Dbw { delivery: Delivery::Interrupt, .. } | Config::Abs { staleness: Some(_), .. }
+            SchemeConfig::Dbw { delivery: Delivery::Interrupt, .. }
+                | SchemeConfig::Abs { staleness: Some(_), .. }
         )
     }
 
@@ -270,12 +275,12 @@ impl Config {
     pub const fn folds_all_in_order(&self) -> bool {
         matches!(
             self,
-            Config::Bsp
-                | Config::Asp
-                | Config::Ssp { .. }
-                | Config::Essp { .. }
-                | Config::Bap { .. }
-                | Config::Vap { .. }
+            SchemeConfig::Bsp
+                | SchemeConfig::Asp
+                | SchemeConfig::Ssp { .. }
+                | SchemeConfig::Essp { .. }
+                | SchemeConfig::Bap { .. }
+                | SchemeConfig::Vap { .. }
         )
     }
 
@@ -284,7 +289,7 @@ impl Config {
     #[doc(hidden)]
     pub const fn local_steps(&self) -> u16 {
         match *self {
-            Config::Abs { local_steps, .. } => local_steps,
+            SchemeConfig::Abs { local_steps, .. } => local_steps,
             _ => 1,
         }
     }
@@ -292,7 +297,7 @@ impl Config {
     /// False if workers average their parameters among themselves, without a server.
     #[doc(hidden)]
     pub const fn has_server(&self) -> bool {
-        !matches!(self, Config::DsSync { .. })
+        !matches!(self, SchemeConfig::DsSync { .. })
     }
 
     /// True if one server decides for all where there are several: it counts versions of the server where others count
@@ -303,11 +308,11 @@ impl Config {
     pub const fn counts_versions(&self) -> bool {
         matches!(
             self,
-            Config::Vap { strength: Strength::Strong, .. }
-                | Config::Dbw { .. }
-                | Config::Abs { staleness: Some(_), .. }
-                | Config::Abs { wait_for: WaitFor::LossRatio(_) | WaitFor::Fixed(2..), .. }
-                | Config::Delay { .. }
+            SchemeConfig::Vap { strength: Strength::Strong, .. }
+                | SchemeConfig::Dbw { .. }
+                | SchemeConfig::Abs { staleness: Some(_), .. }
+                | SchemeConfig::Abs { wait_for: WaitFor::LossRatio(_) | WaitFor::Fixed(2..), .. }
+                | SchemeConfig::Delay { .. }
         )
     }
 
@@ -316,7 +321,7 @@ impl Config {
     ///
     /// An error if [`check`](Self::check) says so, or if the scheme has no server.
     #[doc(hidden)]
-    pub fn server(&self, workers: usize) -> Result<Box<dyn ServerScheme>, ConfigError> {
+    pub fn server(&self, workers: usize) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
         self.server_at(workers, Clock(0), Version(0))
     }
 
@@ -328,28 +333,28 @@ impl Config {
         workers: usize,
         clock: Clock,
         newest: Version,
-    ) -> Result<Box<dyn ServerScheme>, ConfigError> {
+    ) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
         self.check(workers)?;
         Ok(match *self {
-            Config::Bsp | Config::Bap { .. } => Box::new(BspServer::new(workers, clock)),
-            Config::Asp | Config::Ssp { .. } | Config::Essp { .. } => {
+            SchemeConfig::Bsp | SchemeConfig::Bap { .. } => Box::new(BspServer::new(workers, clock)),
+            SchemeConfig::Asp | SchemeConfig::Ssp { .. } | SchemeConfig::Essp { .. } => {
                 Box::new(SspServer::new(workers, self.pushes(), clock))
             }
-            Config::Vap { bound, strength } => {
+            SchemeConfig::Vap { bound, strength } => {
                 let server = SspServer::new(workers, false, clock);
                 Box::new(match strength {
                     Strength::Weak => server,
                     Strength::Strong => server.holding_back(Unseen::new(bound, newest)),
                 })
             }
-            Config::Dbw { delivery, choice } => {
+            SchemeConfig::Dbw { delivery, choice } => {
                 Box::new(DbwServer::new(workers, clock, newest, delivery, choice))
             }
-            Config::Abs { wait_for, staleness, shrink, .. } => {
+            SchemeConfig::Abs { wait_for, staleness, shrink, .. } => {
                 Box::new(AbsServer::new(workers, clock, newest, Rules { wait_for, staleness, shrink }))
             }
-            Config::DsSync { .. } => return Err(ConfigError::NoServer { scheme: self.name() }),
-            Config::Delay { staleness, seed } => {
+            SchemeConfig::DsSync { .. } => return Err(SchemeConfigError::NoServer { scheme: self.name() }),
+            SchemeConfig::Delay { staleness, seed } => {
                 Box::new(DelayServer::new(workers, clock, newest, staleness, seed))
             }
         })
@@ -359,16 +364,16 @@ impl Config {
     #[doc(hidden)]
     pub fn worker(&self) -> Box<dyn WorkerScheme> {
         match *self {
-            Config::Bsp => Box::new(Reader::fresh(Some(0))),
-            Config::Asp => Box::new(Reader::fresh(None)),
-            Config::Ssp { staleness } => Box::new(Reader::reusing(staleness)),
-            Config::Essp { staleness } | Config::Bap { staleness } => {
-                Box::new(Reader::fresh(Some(staleness)))
+            SchemeConfig::Bsp => Box::new(SspReader::fresh(Some(0))),
+            SchemeConfig::Asp => Box::new(SspReader::fresh(None)),
+            SchemeConfig::Ssp { staleness } => Box::new(SspReader::reusing(staleness)),
+            SchemeConfig::Essp { staleness } | SchemeConfig::Bap { staleness } => {
+                Box::new(SspReader::fresh(Some(staleness)))
             }
-            Config::Vap { bound, strength } => Box::new(VapWorker::new(bound, strength, self.slots())),
-            Config::Dbw { .. } | Config::Delay { .. } => Box::new(OncePerVersion::new()),
-            Config::Abs { .. } => Box::new(OwnConsumed::new()),
-            Config::DsSync { .. } => Box::new(Averager::default()),
+            SchemeConfig::Vap { bound, strength } => Box::new(VapWorker::new(bound, strength, self.slots())),
+            SchemeConfig::Dbw { .. } | SchemeConfig::Delay { .. } => Box::new(OncePerVersion::new()),
+            SchemeConfig::Abs { .. } => Box::new(OwnConsumed::new()),
+            SchemeConfig::DsSync { .. } => Box::new(Averager::default()),
         }
     }
 }

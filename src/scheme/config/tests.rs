@@ -2,28 +2,28 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn any_scheme() -> impl Strategy<Value = Config> {
+fn any_scheme() -> impl Strategy<Value = SchemeConfig> {
     prop_oneof![
-        Just(Config::Bsp),
-        Just(Config::Asp),
-        any::<u64>().prop_map(|staleness| Config::Ssp { staleness }),
-        any::<u64>().prop_map(|staleness| Config::Essp { staleness }),
-        (0..=Config::RUN_AHEAD_MAX).prop_map(|staleness| Config::Bap { staleness }),
+        Just(SchemeConfig::Bsp),
+        Just(SchemeConfig::Asp),
+        any::<u64>().prop_map(|staleness| SchemeConfig::Ssp { staleness }),
+        any::<u64>().prop_map(|staleness| SchemeConfig::Essp { staleness }),
+        (0..=SchemeConfig::RUN_AHEAD_MAX).prop_map(|staleness| SchemeConfig::Bap { staleness }),
         (any::<bool>(), 1e-30_f32..1e30).prop_map(|(strong, bound)| {
             let strength = if strong { Strength::Strong } else { Strength::Weak };
-            Config::Vap { bound, strength }
+            SchemeConfig::Vap { bound, strength }
         }),
-        (delivery(), choice()).prop_map(|(delivery, choice)| Config::Dbw { delivery, choice }),
+        (delivery(), choice()).prop_map(|(delivery, choice)| SchemeConfig::Dbw { delivery, choice }),
         (any::<[bool; 2]>(), any::<Option<u64>>(), 1..u16::MAX, 1..9_u16).prop_map(
             |([fixed, with_k], staleness, k, local_steps)| {
                 let wait_for = if fixed { WaitFor::Fixed(k) } else { WaitFor::LossRatio(k) };
                 let shrink = if with_k { Shrink::WithK } else { Shrink::Fixed };
-                Config::Abs { wait_for, staleness, shrink, local_steps }
+                SchemeConfig::Abs { wait_for, staleness, shrink, local_steps }
             }
         ),
-        (2..u16::MAX, partition()).prop_map(|(group, partition)| Config::DsSync { group, partition }),
-        (0..=Config::RUN_AHEAD_MAX, any::<u64>())
-            .prop_map(|(staleness, seed)| Config::Delay { staleness, seed }),
+        (2..u16::MAX, partition()).prop_map(|(group, partition)| SchemeConfig::DsSync { group, partition }),
+        (0..=SchemeConfig::RUN_AHEAD_MAX, any::<u64>())
+            .prop_map(|(staleness, seed)| SchemeConfig::Delay { staleness, seed }),
     ]
 }
 
@@ -80,22 +80,22 @@ fn nearly() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn what_is_displayed_parses_back(config in any_scheme()) {
-        prop_assert_eq!(config.to_string().parse::<Config>(), Ok(config));
+        prop_assert_eq!(config.to_string().parse::<SchemeConfig>(), Ok(config));
     }
 
     #[test]
     fn what_is_stored_comes_back(config in any_scheme()) {
         let bytes = postcard::to_allocvec(&config).unwrap();
-        prop_assert_eq!(postcard::from_bytes::<Config>(&bytes).unwrap(), config);
+        prop_assert_eq!(postcard::from_bytes::<SchemeConfig>(&bytes).unwrap(), config);
     }
 
     #[test]
     fn no_text_makes_the_parser_panic(text in any::<String>(), nearly in nearly(), value in any::<String>()) {
         for text in [&text, &nearly] {
-            if let Ok(config) = text.parse::<Config>() {
-                prop_assert_eq!(config.to_string().parse::<Config>(), Ok(config));
+            if let Ok(config) = text.parse::<SchemeConfig>() {
+                prop_assert_eq!(config.to_string().parse::<SchemeConfig>(), Ok(config));
             }
-            let _ = Config::from_settings(text, &[("staleness", &value)]);
+            let _ = SchemeConfig::from_settings(text, &[("staleness", &value)]);
         }
     }
 }
@@ -103,25 +103,25 @@ proptest! {
 #[test]
 fn every_name_makes_its_scheme() {
     for name in ["bsp", "asp", "ssp", "essp", "bap", "vap", "dbw", "abs", "ds-sync", "delay"] {
-        assert_eq!(name.parse::<Config>().unwrap().name(), name);
+        assert_eq!(name.parse::<SchemeConfig>().unwrap().name(), name);
     }
-    for name in Config::NAMES {
-        let config: Config = name.parse().unwrap();
+    for name in SchemeConfig::NAMES {
+        let config: SchemeConfig = name.parse().unwrap();
         assert_eq!(config.to_string().parse(), Ok(config));
         assert_eq!(format!(" {name} ( ) ").parse(), Ok(config));
     }
 }
 
 fn refused(text: &str) -> String {
-    text.parse::<Config>().unwrap_err().to_string()
+    text.parse::<SchemeConfig>().unwrap_err().to_string()
 }
 
 #[test]
 fn errors_name_the_remedy() {
-    let names = Config::NAMES.join(", ");
+    let names = SchemeConfig::NAMES.join(", ");
     assert_eq!(refused("forest"), format!(r#"no scheme is named "forest": use one of {names}"#));
     for text in ["ssp(3", "ssp)", "ssp(,)", "ssp(3,)", "bsp(3)", "ssp(staleness=3, 4)", "ssp(3)(4)"] {
-        assert!(text.parse::<Config>().is_err(), "{text}");
+        assert!(text.parse::<SchemeConfig>().is_err(), "{text}");
     }
     assert!(refused("ssp(3").contains("such as ssp(3)"));
     assert_eq!(refused("ssp(3, staleness=3)"), "staleness of ssp was given twice: give it once");
@@ -130,34 +130,37 @@ fn errors_name_the_remedy() {
         r#"staleness of ssp cannot be "x": use a whole number of clocks, such as 3"#
     );
     assert!(refused("bap(1025)").ends_with("from 0 to 1024"));
-    let refused = Config::from_settings("asp", &[("staleness", "0")]).unwrap_err().to_string();
+    let refused = SchemeConfig::from_settings("asp", &[("staleness", "0")]).unwrap_err().to_string();
     assert!(refused.starts_with("asp takes no staleness, and 0 was given: leave it out, or use ssp or essp"));
-    let refused = Config::from_settings("ssp", &[("colour", "red")]).unwrap_err().to_string();
+    let refused = SchemeConfig::from_settings("ssp", &[("colour", "red")]).unwrap_err().to_string();
     assert_eq!(refused, "ssp takes no colour, and red was given: leave it out (ssp takes staleness)");
 }
 
 #[test]
-fn every_setting_has_its_place() {
-    let is = |text: &str, config: Config| {
+fn every_setting_is_read_from_and_written_as_the_same_text() {
+    let is = |text: &str, config: SchemeConfig| {
         assert_eq!(text.parse(), Ok(config), "{text}");
         assert_eq!(config.to_string(), text);
     };
-    let dbw = |delivery, choice| Config::Dbw { delivery, choice };
+    let dbw = |delivery, choice| SchemeConfig::Dbw { delivery, choice };
     let dynamic = Choice::Dynamic { window: 10, loss_growth: 1.0 };
     is("dbw", dbw(Delivery::Interrupt, dynamic));
     is("dbw(delivery=wait, k=3)", dbw(Delivery::Wait, Choice::Static { k: 3 }));
     is("dbw(choice=blind, window=9)", dbw(Delivery::Interrupt, Choice::Blind { window: 9 }));
     let (wait_for, staleness) = (WaitFor::LossRatio(4), Some(2));
-    is("abs(k=4, staleness=2)", Config::Abs { wait_for, staleness, shrink: Shrink::WithK, local_steps: 1 });
-    is("ds-sync(group=2)", Config::DsSync { group: 2, partition: Partition::Digits });
-    is("delay(staleness=4, seed=7)", Config::Delay { staleness: 4, seed: 7 });
-    is("vap(bound=0.5, strength=strong)", Config::Vap { bound: 0.5, strength: Strength::Strong });
+    is(
+        "abs(k=4, staleness=2)",
+        SchemeConfig::Abs { wait_for, staleness, shrink: Shrink::WithK, local_steps: 1 },
+    );
+    is("ds-sync(group=2)", SchemeConfig::DsSync { group: 2, partition: Partition::Digits });
+    is("delay(staleness=4, seed=7)", SchemeConfig::Delay { staleness: 4, seed: 7 });
+    is("vap(bound=0.5, strength=strong)", SchemeConfig::Vap { bound: 0.5, strength: Strength::Strong });
     for (alias, text) in [
         ("k-async(4)", "abs(k=4, staleness=none, rule=fixed, shrink=fixed)"),
         ("k-sync(4)", "abs(k=4, staleness=0, rule=fixed, shrink=fixed)"),
         ("adasync(4)", "abs(k=4, staleness=none, shrink=fixed)"),
     ] {
-        assert_eq!(alias.parse::<Config>().unwrap().to_string(), text);
+        assert_eq!(alias.parse::<SchemeConfig>().unwrap().to_string(), text);
     }
 }
 
@@ -184,10 +187,10 @@ fn settings_that_contradict_each_other_are_refused() {
 #[test]
 fn what_does_not_fit_the_workers_is_refused_with_a_remedy() {
     let refused = |text: &str, workers| {
-        let config: Config = text.parse().unwrap();
+        let config: SchemeConfig = text.parse().unwrap();
         config.check(workers).unwrap_err().to_string()
     };
-    let fits = |text: &str, workers| text.parse::<Config>().unwrap().check(workers) == Ok(());
+    let fits = |text: &str, workers| text.parse::<SchemeConfig>().unwrap().check(workers) == Ok(());
     assert!(refused("dbw(4)", 3).ends_with("with 3 workers: use at most as many as there are workers"));
     assert!(refused("abs(4)", 3).contains("k of abs cannot be 4"));
     assert!(fits("dbw(3)", 3) && fits("abs(3)", 3));
@@ -195,13 +198,13 @@ fn what_does_not_fit_the_workers_is_refused_with_a_remedy() {
     assert!(fits("ds-sync(2)", 8) && fits("ds-sync(4)", 16) && fits("ds-sync(2, partition=uneven)", 6));
     assert!(refused("ds-sync(partition=authors)", 8).contains("4 workers"));
     assert!(fits("ds-sync(partition=authors)", 4));
-    let error = "ds-sync".parse::<Config>().unwrap().server(4).err().unwrap();
+    let error = "ds-sync".parse::<SchemeConfig>().unwrap().server(4).err().unwrap();
     assert!(error.to_string().contains("ds-sync has no server"));
 }
 
 #[test]
 fn what_cannot_be_is_refused_also_where_nothing_was_parsed() {
-    let config = Config::Bap { staleness: Config::RUN_AHEAD_MAX + 1 };
+    let config = SchemeConfig::Bap { staleness: SchemeConfig::RUN_AHEAD_MAX + 1 };
     assert!(config.check(2).is_err() && config.server(2).is_err());
     let (delivery, loss_growth) = (Delivery::Pull, f32::NAN);
     for choice in [
@@ -210,21 +213,21 @@ fn what_cannot_be_is_refused_also_where_nothing_was_parsed() {
         Choice::Dynamic { window: 0, loss_growth: 1.0 },
         Choice::Dynamic { window: 1, loss_growth },
     ] {
-        assert!(Config::Dbw { delivery, choice }.server(2).is_err(), "{choice:?}");
+        assert!(SchemeConfig::Dbw { delivery, choice }.server(2).is_err(), "{choice:?}");
     }
-    assert!(Config::Vap { bound: f32::INFINITY, strength: Strength::Weak }.server(2).is_err());
+    assert!(SchemeConfig::Vap { bound: f32::INFINITY, strength: Strength::Weak }.server(2).is_err());
     let (wait_for, shrink) = (WaitFor::Fixed(1), Shrink::Fixed);
-    assert!(Config::Abs { wait_for, staleness: None, shrink, local_steps: 0 }.server(2).is_err());
+    assert!(SchemeConfig::Abs { wait_for, staleness: None, shrink, local_steps: 0 }.server(2).is_err());
 }
 
 /// Checkpoints and handshakes hold these bytes.
 #[test]
 fn the_stored_form_of_the_oldest_schemes_stays() {
-    let bytes = |config: &Config| postcard::to_allocvec(config).unwrap();
-    assert_eq!(bytes(&Config::Bsp), [0]);
-    assert_eq!(bytes(&Config::Asp), [1]);
-    assert_eq!(bytes(&Config::Ssp { staleness: 3 }), [2, 3]);
-    assert_eq!(bytes(&Config::Essp { staleness: 9 }), [3, 9]);
+    let bytes = |config: &SchemeConfig| postcard::to_allocvec(config).unwrap();
+    assert_eq!(bytes(&SchemeConfig::Bsp), [0]);
+    assert_eq!(bytes(&SchemeConfig::Asp), [1]);
+    assert_eq!(bytes(&SchemeConfig::Ssp { staleness: 3 }), [2, 3]);
+    assert_eq!(bytes(&SchemeConfig::Essp { staleness: 9 }), [3, 9]);
 }
 
 #[test]
@@ -239,7 +242,7 @@ fn shards_that_would_wait_for_different_workers_follow_one() {
         ("dbw", true),
         ("delay(1)", true),
     ] {
-        let scheme: Config = text.parse().unwrap();
+        let scheme: SchemeConfig = text.parse().unwrap();
         assert_eq!(scheme.counts_versions(), is_one, "{text}");
     }
 }

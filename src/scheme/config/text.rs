@@ -3,14 +3,14 @@
 use core::fmt;
 use core::str::FromStr;
 
-use super::{Config, ConfigError, DEFAULT_STALENESS};
+use super::{DEFAULT_STALENESS, SchemeConfig, SchemeConfigError};
 use crate::scheme::{Choice, Delivery, Partition, Shrink, Strength, WaitFor};
 
 /// A name that people can write, and what it takes. The first setting may be given without its name.
 struct Entry {
     name: &'static str,
     takes: &'static [&'static str],
-    make: fn(&Given) -> Result<Config, ConfigError>,
+    make: fn(&Given) -> Result<SchemeConfig, SchemeConfigError>,
 }
 
 pub(super) const COUNT: &str = "a whole number from 1 to 65535";
@@ -18,22 +18,22 @@ pub(super) const POSITIVE: &str = "a number above 0, such as 1.01";
 pub(super) const RUN_AHEAD: &str = "a whole number of clocks from 0 to 1024";
 
 const ENTRIES: [Entry; 13] = [
-    Entry { name: "bsp", takes: &[], make: |_| Ok(Config::Bsp) },
-    Entry { name: "asp", takes: &[], make: |_| Ok(Config::Asp) },
+    Entry { name: "bsp", takes: &[], make: |_| Ok(SchemeConfig::Bsp) },
+    Entry { name: "asp", takes: &[], make: |_| Ok(SchemeConfig::Asp) },
     Entry {
         name: "ssp",
         takes: &["staleness"],
-        make: |given| Ok(Config::Ssp { staleness: given.staleness()? }),
+        make: |given| Ok(SchemeConfig::Ssp { staleness: given.staleness()? }),
     },
     Entry {
         name: "essp",
         takes: &["staleness"],
-        make: |given| Ok(Config::Essp { staleness: given.staleness()? }),
+        make: |given| Ok(SchemeConfig::Essp { staleness: given.staleness()? }),
     },
     Entry {
         name: "bap",
         takes: &["staleness"],
-        make: |given| Ok(Config::Bap { staleness: given.run_ahead()? }),
+        make: |given| Ok(SchemeConfig::Bap { staleness: given.run_ahead()? }),
     },
     Entry { name: "vap", takes: &["bound", "strength"], make: vap },
     Entry { name: "dbw", takes: &["k", "delivery", "choice", "window", "loss-growth"], make: dbw },
@@ -57,14 +57,14 @@ const ENTRIES: [Entry; 13] = [
     Entry { name: "delay", takes: &["staleness", "seed"], make: delay },
 ];
 
-fn vap(given: &Given) -> Result<Config, ConfigError> {
-    Ok(Config::Vap {
+fn vap(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
+    Ok(SchemeConfig::Vap {
         bound: given.value("bound", 1.0, |bound: &f32| *bound > 0.0 && bound.is_finite(), POSITIVE)?,
         strength: given.word("strength", &STRENGTHS, "weak or strong")?,
     })
 }
 
-fn dbw(given: &Given) -> Result<Config, ConfigError> {
+fn dbw(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
     let delivery = given.word("delivery", &DELIVERIES, "interrupt, wait or pull")?;
     let by_k = if given.text("k").is_some() { "static" } else { "dynamic" };
     let chosen = given.text("choice").unwrap_or(by_k);
@@ -95,12 +95,12 @@ fn dbw(given: &Given) -> Result<Config, ConfigError> {
             Choice::Dynamic { window: given.count("window", DBW_WINDOW)?, loss_growth }
         }
     };
-    Ok(Config::Dbw { delivery, choice })
+    Ok(SchemeConfig::Dbw { delivery, choice })
 }
 
-fn abs(given: &Given) -> Result<Config, ConfigError> {
+fn abs(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
     let k = given.count("k", 1)?;
-    Ok(Config::Abs {
+    Ok(SchemeConfig::Abs {
         wait_for: given.word("rule", &RULES, "loss-ratio or fixed")?(k),
         staleness: match given.text("staleness") {
             Some("none") => None,
@@ -111,21 +111,21 @@ fn abs(given: &Given) -> Result<Config, ConfigError> {
     })
 }
 
-fn first_k(given: &Given, rule: Rule, staleness: Option<u64>) -> Result<Config, ConfigError> {
+fn first_k(given: &Given, rule: Rule, staleness: Option<u64>) -> Result<SchemeConfig, SchemeConfigError> {
     let (wait_for, local_steps) = (rule(given.count("k", 1)?), given.count("local-steps", 1)?);
-    Ok(Config::Abs { wait_for, staleness, shrink: Shrink::Fixed, local_steps })
+    Ok(SchemeConfig::Abs { wait_for, staleness, shrink: Shrink::Fixed, local_steps })
 }
 
-fn ds_sync(given: &Given) -> Result<Config, ConfigError> {
-    Ok(Config::DsSync {
+fn ds_sync(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
+    Ok(SchemeConfig::DsSync {
         group: given.value("group", 2, |group| *group >= 2, "a whole number from 2 to 65535")?,
         partition: given.word("partition", &PARTITIONS, "digits, authors or uneven")?,
     })
 }
 
-fn delay(given: &Given) -> Result<Config, ConfigError> {
+fn delay(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
     let seed = given.value("seed", 0, |_| true, "a whole number")?;
-    Ok(Config::Delay { staleness: given.run_ahead()?, seed })
+    Ok(SchemeConfig::Delay { staleness: given.run_ahead()?, seed })
 }
 
 const DBW_WINDOW: u16 = 10;
@@ -167,14 +167,14 @@ struct Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    fn add(&mut self, setting: &str, value: &'a str) -> Result<(), ConfigError> {
+    fn add(&mut self, setting: &str, value: &'a str) -> Result<(), SchemeConfigError> {
         let scheme = self.entry.name;
         let Some(known) = self.entry.takes.iter().find(|known| **known == setting) else {
             let (setting, value) = (setting.to_owned(), value.to_owned());
-            return Err(ConfigError::UnknownSetting { scheme, setting, value });
+            return Err(SchemeConfigError::UnknownSetting { scheme, setting, value });
         };
         if self.text(known).is_some() {
-            return Err(ConfigError::GivenTwice { scheme, setting: setting.to_owned() });
+            return Err(SchemeConfigError::GivenTwice { scheme, setting: setting.to_owned() });
         }
         self.settings.push((known, value));
         Ok(())
@@ -190,28 +190,28 @@ impl<'a> Given<'a> {
         default: T,
         fits: impl Fn(&T) -> bool,
         expected: &'static str,
-    ) -> Result<T, ConfigError> {
+    ) -> Result<T, SchemeConfigError> {
         let Some(text) = self.text(setting) else { return Ok(default) };
         text.parse().ok().filter(fits).ok_or_else(|| self.bad(setting, expected))
     }
 
     /// Makes the error of a setting whose value is not allowed.
-    fn bad(&self, setting: &'static str, expected: &'static str) -> ConfigError {
+    fn bad(&self, setting: &'static str, expected: &'static str) -> SchemeConfigError {
         let value = self.text(setting).unwrap_or_default().to_owned();
-        ConfigError::BadValue { scheme: self.entry.name, setting, value, expected }
+        SchemeConfigError::BadValue { scheme: self.entry.name, setting, value, expected }
     }
 
-    fn staleness(&self) -> Result<u64, ConfigError> {
+    fn staleness(&self) -> Result<u64, SchemeConfigError> {
         self.value("staleness", DEFAULT_STALENESS, |_| true, "a whole number of clocks, such as 3")
     }
 
     /// A staleness that costs a slot for each clock.
-    fn run_ahead(&self) -> Result<u64, ConfigError> {
-        let fits = |staleness: &u64| *staleness <= Config::RUN_AHEAD_MAX;
+    fn run_ahead(&self) -> Result<u64, SchemeConfigError> {
+        let fits = |staleness: &u64| *staleness <= SchemeConfig::RUN_AHEAD_MAX;
         self.value("staleness", DEFAULT_STALENESS, fits, RUN_AHEAD)
     }
 
-    fn count(&self, setting: &'static str, default: u16) -> Result<u16, ConfigError> {
+    fn count(&self, setting: &'static str, default: u16) -> Result<u16, SchemeConfigError> {
         self.value(setting, default, |count| *count >= 1, COUNT)
     }
 
@@ -220,7 +220,7 @@ impl<'a> Given<'a> {
         setting: &'static str,
         words: &[(&str, T)],
         expected: &'static str,
-    ) -> Result<T, ConfigError> {
+    ) -> Result<T, SchemeConfigError> {
         let Some(text) = self.text(setting) else { return Ok(words[0].1) };
         let known = words.iter().find(|(word, _)| *word == text);
         known.map(|(_, value)| *value).ok_or_else(|| self.bad(setting, expected))
@@ -242,8 +242,8 @@ pub(super) fn remedy(scheme: &str, setting: &str) -> String {
     remedy
 }
 
-pub(super) fn parse(text: &str, more: &[(&str, &str)]) -> Result<Config, ConfigError> {
-    let malformed = || ConfigError::Malformed { text: text.to_owned() };
+pub(super) fn parse(text: &str, more: &[(&str, &str)]) -> Result<SchemeConfig, SchemeConfigError> {
+    let malformed = || SchemeConfigError::Malformed { text: text.to_owned() };
     let (name, inside) = match text.trim().split_once('(') {
         None => (text.trim(), ""),
         Some((name, rest)) => (name.trim(), rest.strip_suffix(')').ok_or_else(malformed)?.trim()),
@@ -251,13 +251,13 @@ pub(super) fn parse(text: &str, more: &[(&str, &str)]) -> Result<Config, ConfigE
     let entry = ENTRIES
         .iter()
         .find(|entry| entry.name == name)
-        .ok_or_else(|| ConfigError::UnknownName { name: name.to_owned() })?;
+        .ok_or_else(|| SchemeConfigError::UnknownName { name: name.to_owned() })?;
     let mut given = Given { entry, settings: Vec::new() };
     let items = inside.split(',').map(str::trim).filter(|_| !inside.is_empty());
-    for (place, item) in items.enumerate() {
+    for (index, item) in items.enumerate() {
         match (item.split_once('='), entry.takes.first()) {
             (Some((setting, value)), _) => given.add(setting.trim(), value.trim())?,
-            (None, Some(main)) if place == 0 && !item.is_empty() => given.add(main, item)?,
+            (None, Some(main)) if index == 0 && !item.is_empty() => given.add(main, item)?,
             _ => return Err(malformed()),
         }
     }
@@ -267,29 +267,31 @@ pub(super) fn parse(text: &str, more: &[(&str, &str)]) -> Result<Config, ConfigE
     (entry.make)(&given)
 }
 
-impl FromStr for Config {
-    type Err = ConfigError;
+impl FromStr for SchemeConfig {
+    type Err = SchemeConfigError;
 
-    fn from_str(text: &str) -> Result<Config, ConfigError> {
+    fn from_str(text: &str) -> Result<SchemeConfig, SchemeConfigError> {
         parse(text, &[])
     }
 }
 
 /// The text that makes this scheme again. Settings that have their default are left out, save the main ones.
-impl fmt::Display for Config {
+impl fmt::Display for SchemeConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         let mut list = List { f, is_open: false };
         match *self {
-            Config::Bsp | Config::Asp => {}
-            Config::Ssp { staleness } | Config::Essp { staleness } | Config::Bap { staleness } => {
+            SchemeConfig::Bsp | SchemeConfig::Asp => {}
+            SchemeConfig::Ssp { staleness }
+            | SchemeConfig::Essp { staleness }
+            | SchemeConfig::Bap { staleness } => {
                 return write!(list.f, "({staleness})");
             }
-            Config::Vap { bound, strength } => {
+            SchemeConfig::Vap { bound, strength } => {
                 list.add("bound", bound)?;
                 list.add_some("strength", word_of(&STRENGTHS, strength))?;
             }
-            Config::Dbw { delivery, choice } => {
+            SchemeConfig::Dbw { delivery, choice } => {
                 list.add_some("delivery", word_of(&DELIVERIES, delivery))?;
                 match choice {
                     Choice::Static { k } => list.add("k", k)?,
@@ -303,7 +305,7 @@ impl fmt::Display for Config {
                     }
                 }
             }
-            Config::Abs { wait_for, staleness, shrink, local_steps } => {
+            SchemeConfig::Abs { wait_for, staleness, shrink, local_steps } => {
                 list.add("k", wait_for.k())?;
                 match staleness {
                     Some(staleness) => list.add("staleness", staleness)?,
@@ -313,11 +315,11 @@ impl fmt::Display for Config {
                 list.add_some("shrink", word_of(&SHRINKS, shrink))?;
                 list.add_some("local-steps", Some(local_steps).filter(|steps| *steps != 1))?;
             }
-            Config::DsSync { group, partition } => {
+            SchemeConfig::DsSync { group, partition } => {
                 list.add("group", group)?;
                 list.add_some("partition", word_of(&PARTITIONS, partition))?;
             }
-            Config::Delay { staleness, seed } => {
+            SchemeConfig::Delay { staleness, seed } => {
                 list.add("staleness", staleness)?;
                 list.add_some("seed", Some(seed).filter(|seed| *seed != 0))?;
             }

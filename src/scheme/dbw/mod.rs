@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use self::choice::Chooser;
-use super::gate::Members;
+use super::gate::GateMembers;
 use super::{GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
 use crate::clock::{Clock, ClockTable, Version, WorkerId};
 use crate::time::Instant;
@@ -61,7 +61,7 @@ struct Round {
 #[derive(Debug)]
 pub(super) struct DbwServer {
     delivery: Delivery,
-    members: Members,
+    members: GateMembers,
     open: bool,
     folded: ClockTable,
     newest: Version,
@@ -99,7 +99,7 @@ impl DbwServer {
         };
         DbwServer {
             delivery,
-            members: Members::new(workers),
+            members: GateMembers::new(workers),
             open: false,
             folded: ClockTable::at(clock),
             newest,
@@ -136,9 +136,9 @@ impl DbwServer {
     fn arrive(&mut self, now: Instant, gradient: GradientId, base: Version) {
         self.answered[usize::from(gradient.worker.0)] = Some(base);
         let age = self.newest.0.saturating_sub(base.0);
-        let place =
+        let index =
             usize::try_from(age).ok().and_then(|age| self.rounds.len().checked_sub(age.saturating_add(1)));
-        if let Some(round) = place.and_then(|place| self.rounds.get_mut(place)) {
+        if let Some(round) = index.and_then(|index| self.rounds.get_mut(index)) {
             round.arrived += 1;
             let seconds = (now - round.published).as_secs_f64();
             self.chooser.add_time(round.h, round.arrived, seconds);

@@ -97,8 +97,8 @@ impl Times {
     }
 
     fn cell(&self, h: usize, k: usize) -> usize {
-        let place = |count: usize, cells: usize| (count.clamp(1, self.workers) - 1) * cells / self.workers;
-        place(h, self.rows) * self.columns + place(k, self.columns)
+        let bucket = |count: usize, cells: usize| (count.clamp(1, self.workers) - 1) * cells / self.workers;
+        bucket(h, self.rows) * self.columns + bucket(k, self.columns)
     }
 
     /// The `k`-th gradient came so late, in seconds, after an update out of `h`.

@@ -6,33 +6,33 @@ use crate::time::{Duration, Instant};
 /// Events so far that can make an owner take a node for dead.
 pub(super) struct Causes {
     lease: Duration,
-    /// By place: the end of the last outage.
+    /// By node: the end of the last outage.
     outages: Vec<Option<Instant>>,
     /// Times in which owners did not run: they find things out that much later.
     pauses: Vec<(Instant, Instant)>,
 }
 
 impl Causes {
-    pub(super) fn new(lease: Duration, places: usize) -> Causes {
-        Causes { lease, outages: vec![None; places], pauses: Vec::new() }
+    pub(super) fn new(lease: Duration, nodes: usize) -> Causes {
+        Causes { lease, outages: vec![None; nodes], pauses: Vec::new() }
     }
 
     /// A node cannot be heard for a while. What is much shorter than the lease explains nothing.
-    pub(super) fn outage(&mut self, place: usize, from: Instant, until: Instant) {
+    pub(super) fn outage(&mut self, node: usize, from: Instant, until: Instant) {
         if until - from >= self.lease / 4 {
-            self.lost(place, until);
+            self.lost(node, until);
         }
     }
 
     /// A node's connections were lost.
-    pub(super) fn lost(&mut self, place: usize, at: Instant) {
-        self.outages[place] = self.outages[place].max(Some(at));
+    pub(super) fn lost(&mut self, node: usize, at: Instant) {
+        self.outages[node] = self.outages[node].max(Some(at));
     }
 
     /// The connections of all nodes were lost.
     pub(super) fn all_lost(&mut self, at: Instant) {
-        for place in 0..self.outages.len() {
-            self.lost(place, at);
+        for node in 0..self.outages.len() {
+            self.lost(node, at);
         }
     }
 
@@ -42,8 +42,8 @@ impl Causes {
     }
 
     /// True if a node may learn in a call that it made at `since` that it was evicted.
-    pub(super) fn explain(&self, place: usize, since: Instant) -> bool {
-        self.outages[place].is_some_and(|until| {
+    pub(super) fn explain(&self, node: usize, since: Instant) -> bool {
+        self.outages[node].is_some_and(|until| {
             let overlap = |(begin, end): &(Instant, Instant)| (*end).min(since) - (*begin).max(until);
             let late: Duration = self.pauses.iter().map(overlap).sum();
             until + self.lease + self.lease + late >= since

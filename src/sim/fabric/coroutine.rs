@@ -22,7 +22,7 @@ thread_local! {
 /// One program, which runs only while it is [resumed](Self::resume).
 pub(super) struct Program {
     coroutine: Option<Coroutine<(), (), (), DefaultStack>>,
-    /// The place of its own suspender: on its stack, from its first turn on.
+    /// The address of its own suspender: on its stack, from its first turn on.
     suspender: Rc<Cell<*const Suspender>>,
 }
 

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::net::{Event, HostId, Net, Shape};
+use super::net::{HostId, Net, NetEvent, TransportShape};
 use crate::mem::{self, Access, LocalSlice, RemoteKey, RemoteSlice, VolatileSlice};
 use crate::transport::{
     CompletionError, Disconnected, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
@@ -15,22 +15,22 @@ use crate::transport::{
 };
 
 /// Two ends: 0 connected, 1 listened.
-pub(super) struct Connection {
-    pub(super) ends: [End; 2],
+pub(super) struct NetConnection {
+    pub(super) ends: [ConnectionEnd; 2],
     /// Nothing is answered any more, and neither end knows yet.
     is_cut: bool,
 }
 
 /// A grant that an end got from the other.
 #[derive(Clone)]
-pub(super) struct Grant {
+pub(super) struct NetGrant {
     pub(super) key: RemoteKey,
     pub(super) slice: LocalSlice,
 }
 
-pub(super) struct End {
+pub(super) struct ConnectionEnd {
     pub(super) host: HostId,
-    pub(super) reach: Vec<Grant>,
+    pub(super) reach: Vec<NetGrant>,
     requests: VecDeque<Request>,
     /// Serial number of the first of them.
     first: u64,
@@ -43,9 +43,9 @@ pub(super) struct End {
     late: VecDeque<(LocalSlice, Vec<u8>)>,
 }
 
-impl End {
-    pub(super) fn new(host: HostId, reach: Vec<Grant>) -> End {
-        End {
+impl ConnectionEnd {
+    pub(super) fn new(host: HostId, reach: Vec<NetGrant>) -> ConnectionEnd {
+        ConnectionEnd {
             host,
             reach,
             requests: VecDeque::new(),
@@ -119,8 +119,8 @@ const GONE: Disconnected = Disconnected { reason: "the peer is gone" };
 const WHOLE: u32 = u32::MAX;
 
 impl Net {
-    pub(super) fn connect_ends(&mut self, ends: [End; 2]) -> usize {
-        self.connections.push(Connection { ends, is_cut: false });
+    pub(super) fn connect_ends(&mut self, ends: [ConnectionEnd; 2]) -> usize {
+        self.connections.push(NetConnection { ends, is_cut: false });
         self.connections.len() - 1
     }
 
@@ -156,7 +156,7 @@ impl Net {
         for request in batch {
             self.queue_request(connection, end, request);
         }
-        if self.distribution.shape == Shape::Mapped
+        if self.distribution.shape == TransportShape::Mapped
             && is_idle
             && self.random.permille(self.distribution.at_once)
         {
@@ -262,7 +262,7 @@ impl Net {
                 // Nothing behind it is carried out.
                 if !std::mem::replace(&mut request.is_begun, true) {
                     let at = request.arrival + self.latency();
-                    self.schedule(at, Event::Done { connection, end, serial });
+                    self.schedule(at, NetEvent::Done { connection, end, serial });
                 }
                 break;
             }
@@ -275,7 +275,7 @@ impl Net {
                 let (arrival, parts) = (request.arrival.max(self.now), request.parts.len() as u32);
                 for part in 0..parts {
                     let at = arrival + self.random.between(0, self.distribution.spread);
-                    self.schedule(at, Event::Part { connection, end, serial, part });
+                    self.schedule(at, NetEvent::Part { connection, end, serial, part });
                 }
             }
         }
@@ -292,24 +292,23 @@ impl Net {
         let [poster, target] = [end, 1 - end].map(|end| self.connections[connection].ends[end].host);
         if let Some(until) = self.stalled_until(poster, target) {
             let at = until + self.random.between(0, self.distribution.spread);
-            return self.schedule(at, Event::Part { connection, end, serial, part });
+            return self.schedule(at, NetEvent::Part { connection, end, serial, part });
         }
         let is_read = self.request(connection, end, serial).is_some_and(|request| request.is_read());
         if let Some(until) = self.halted_until(poster, target, is_read) {
-            return self.schedule(until, Event::Part { connection, end, serial, part });
+            return self.schedule(until, NetEvent::Part { connection, end, serial, part });
         }
-        let Connection { ends, is_cut } = &self.connections[connection];
+        let NetConnection { ends, is_cut } = &self.connections[connection];
         let there = &ends[1 - end];
         // A request to a node that is gone is not answered, unless memory is all that it takes.
-        let is_mapped = self.distribution.shape == Shape::Mapped;
+        let is_mapped = self.distribution.shape == TransportShape::Mapped;
         let answering = is_mapped || !*is_cut && !there.is_dropped && there.failed.is_none();
-        let successor =
-            if self.hosts[target].is_alive { None } else { self.living(self.hosts[target].place) };
+        let successor = if self.hosts[target].is_alive { None } else { self.living(self.hosts[target].node) };
         if !answering && successor.is_none() {
             if !*is_cut && !self.hosts[target].is_alive && self.request(connection, end, serial).is_some() {
                 // It is sent again and again, until the poster hears that no node is there.
                 let again = self.random.between(500_000, 3_000_000);
-                self.schedule_in(again, Event::Part { connection, end, serial, part });
+                self.schedule_in(again, NetEvent::Part { connection, end, serial, part });
             }
             return;
         }
@@ -317,7 +316,7 @@ impl Net {
         let Some(request) = self.request(connection, end, serial) else { return };
         let mut instead = None;
         if let (Work::Read { from, .. }, Some(successor), false) = (&request.work, successor, answering) {
-            // The key means something to the node's next life, too: a READ cannot tell.
+            // The key means something to the node's next incarnation, too: a READ cannot tell.
             let index = from.region().local_key().keys[0] as usize;
             let (offset, len) = (from.offset(), from.len());
             let region = self.hosts[successor].regions.get(index.wrapping_sub(1)).cloned();
@@ -338,13 +337,13 @@ impl Net {
             if let Some(request) = self.request(connection, end, serial) {
                 (request.is_repeated, request.parts_left) = (true, 1);
             }
-            self.schedule_in(again, Event::Part { connection, end, serial, part: part_again });
+            self.schedule_in(again, NetEvent::Part { connection, end, serial, part: part_again });
         } else if is_moved {
             if let Some(request) = self.request(connection, end, serial) {
                 request.is_moved = true;
             }
             let back = self.latency();
-            self.schedule_in(back, Event::Done { connection, end, serial });
+            self.schedule_in(back, NetEvent::Done { connection, end, serial });
             self.pump(connection, end);
         }
         if !is_read {
@@ -355,7 +354,7 @@ impl Net {
         }
     }
 
-    /// A request reaches the next life of its target, which never granted anything to this connection.
+    /// A request reaches the next incarnation of its target, which never granted anything to this connection.
     fn meet_an_unauthenticated_peer(&mut self, connection: usize, end: usize, serial: u64) {
         if !self.random.permille(300) {
             return;
@@ -364,7 +363,7 @@ impl Net {
         if let Some(request) = self.request(connection, end, serial) {
             request.work = Work::Refused;
             request.is_begun = true;
-            self.schedule_in(back, Event::Done { connection, end, serial });
+            self.schedule_in(back, NetEvent::Done { connection, end, serial });
         }
     }
 
@@ -372,12 +371,12 @@ impl Net {
     pub(super) fn on_done(&mut self, connection: usize, end: usize, serial: u64) {
         let [poster, target] = [end, 1 - end].map(|end| self.connections[connection].ends[end].host);
         if let Some(until) = self.stalled_until(target, poster) {
-            return self.schedule(until, Event::Done { connection, end, serial });
+            return self.schedule(until, NetEvent::Done { connection, end, serial });
         }
         if let Some(until) = self.deaf_until(poster) {
-            return self.schedule(until, Event::Done { connection, end, serial });
+            return self.schedule(until, NetEvent::Done { connection, end, serial });
         }
-        if self.connections[connection].is_cut && self.distribution.shape != Shape::Mapped {
+        if self.connections[connection].is_cut && self.distribution.shape != TransportShape::Mapped {
             return;
         }
         let Some(request) = self.request(connection, end, serial) else { return };
@@ -406,7 +405,7 @@ impl Net {
         if is_refused {
             self.fail(connection, end, Disconnected { reason: "the peer refused a request" });
             let notice = self.latency();
-            self.schedule_in(notice, Event::Notice { connection, end: 1 - end });
+            self.schedule_in(notice, NetEvent::Notice { connection, end: 1 - end });
         }
     }
 
@@ -445,7 +444,7 @@ impl Net {
         if !late.is_empty() {
             poster.late = late;
             let arrival = self.latency() + self.random.between(0, self.distribution.notice.1);
-            self.schedule_in(arrival, Event::Late { connection, end });
+            self.schedule_in(arrival, NetEvent::Late { connection, end });
         }
     }
 
@@ -458,23 +457,23 @@ impl Net {
             return;
         }
         if let Some(until) = self.deaf_until(to) {
-            return self.schedule(until, Event::Late { connection, end });
+            return self.schedule(until, NetEvent::Late { connection, end });
         }
         if let Some((slice, bytes)) = self.connections[connection].ends[end].late.pop_front() {
             mem::fence(Release);
             store(slice.as_volatile(), 0, &bytes);
             self.touch(to);
             let next = self.latency();
-            self.schedule_in(next, Event::Late { connection, end });
+            self.schedule_in(next, NetEvent::Late { connection, end });
         }
     }
 
     pub(super) fn on_notice(&mut self, connection: usize, end: usize) {
         let host = self.connections[connection].ends[end].host;
-        if self.distribution.shape == Shape::Mapped {
+        if self.distribution.shape == TransportShape::Mapped {
             self.connections[connection].ends[end].is_gone = true;
         } else if let Some(until) = self.deaf_until(host) {
-            self.schedule(until, Event::Notice { connection, end });
+            self.schedule(until, NetEvent::Notice { connection, end });
         } else {
             self.fail(connection, end, GONE);
         }
@@ -493,18 +492,18 @@ impl Net {
         if std::mem::replace(&mut self.connections[connection].ends[end].is_dropped, true) {
             return;
         }
-        let Connection { ends: [peer, owner], is_cut } = &self.connections[connection];
+        let NetConnection { ends: [peer, owner], is_cut } = &self.connections[connection];
         let stood = !*is_cut && !peer.is_dropped && owner.failed.is_none();
         // One that only asks is granted nothing.
         if end == 1 && stood && self.hosts[owner.host].is_alive && !peer.reach.is_empty() {
-            self.evictions.push(self.hosts[peer.host].place);
+            self.evictions.push(self.hosts[peer.host].node);
         }
         self.let_go(connection, end);
         let dropped = &mut self.connections[connection].ends[end];
         dropped.requests.clear();
         dropped.completions.clear();
         dropped.reach.clear();
-        self.schedule_in(notice, Event::Notice { connection, end: 1 - end });
+        self.schedule_in(notice, NetEvent::Notice { connection, end: 1 - end });
     }
 
     /// Breaks all connections between two hosts: each end hears of it at a moment of its own.
@@ -515,7 +514,7 @@ impl Net {
                 self.connections[connection].is_cut = true;
                 for end in 0..2 {
                     let notice = self.notice();
-                    self.schedule_in(notice, Event::Notice { connection, end });
+                    self.schedule_in(notice, NetEvent::Notice { connection, end });
                 }
             }
         }
@@ -547,25 +546,25 @@ impl Net {
         }
         let at = (self.now + self.latency()).max(self.lights[light].last);
         self.lights[light].last = at;
-        self.schedule(at, Event::Word { light, value });
+        self.schedule(at, NetEvent::Word { light, value });
         Ok(())
     }
 
     pub(super) fn on_word(&mut self, light: usize, value: u64) {
         let super::net::Light { connection, end, .. } = self.lights[light];
-        let Connection { ends, is_cut } = &self.connections[connection];
+        let NetConnection { ends, is_cut } = &self.connections[connection];
         let [from, to] = [end, 1 - end].map(|end| ends[end].host);
         let is_gone = *is_cut || ends[1 - end].is_dropped || ends[1 - end].failed.is_some();
-        if is_gone && self.distribution.shape != Shape::Mapped || !self.hosts[to].is_alive {
+        if is_gone && self.distribution.shape != TransportShape::Mapped || !self.hosts[to].is_alive {
             return;
         }
         if let Some(until) = self.deaf_until(to) {
             self.lights[light].last = self.lights[light].last.max(until);
-            return self.schedule(until, Event::Word { light, value });
+            return self.schedule(until, NetEvent::Word { light, value });
         }
         if let Some(until) = self.stalled_until(from, to) {
             self.lights[light].last = self.lights[light].last.max(until);
-            return self.schedule(until, Event::Word { light, value });
+            return self.schedule(until, NetEvent::Word { light, value });
         }
         mem::fence(Release);
         self.lights[light].word.as_volatile().store(0, value, Relaxed);

@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::cause::Causes;
 use super::plan::Plan;
-use super::random::Trace;
-use super::values::{BITS, GRADIENTS_MAX, LANES, LIFE_LANE, bytes_of, gradients_between, lanes};
+use super::random::EventHash;
+use super::values::{BITS, GRADIENTS_MAX, INCARNATION_LANE, LANES, bytes_of, gradients_between, lanes};
 use crate::clock::Clock;
-use crate::node::runtime::Published;
+use crate::node::runtime::PublishedVersion;
 use crate::node::{Error, ServerStatus, View};
-use crate::scheme::{AnyScheme, Config, GradientId, Needs, Share, Strength};
+use crate::scheme::{AnyScheme, GradientId, Needs, SchemeConfig, Share, Strength};
 use crate::time::{Duration, Instant};
 
 /// The time by which a call may return later than asked: a node that stands back does not look at its watch.
@@ -20,8 +20,8 @@ const SLACK: Duration = Duration::from_millis(10);
 /// The time beyond its lease for which a dead worker may still be among a server's.
 const EVICTION_SLACK: Duration = Duration::from_millis(80);
 
-/// One life of a server.
-struct Life {
+/// One incarnation of a server.
+struct Incarnation {
     epoch: u64,
     shard: usize,
     /// The bytes of each version, from the first that it had.
@@ -29,7 +29,7 @@ struct Life {
     first: u64,
     /// The gradients that came in with each version after the first: worker and number.
     made: Vec<BTreeSet<(usize, usize)>>,
-    /// The life whose decisions it follows.
+    /// The incarnation whose decisions it follows.
     decider: Option<u64>,
     /// The last of them is being written: a peer may see it already.
     is_writing: bool,
@@ -41,7 +41,7 @@ struct Life {
     applied: BTreeMap<(usize, usize), u64>,
     /// The same by name, worker and clock: a worker's clock is in it once, whatever became of the worker.
     names: BTreeMap<(usize, u64), u64>,
-    /// Gradients that were consumed without being folded, by place and clock.
+    /// Gradients that were consumed without being folded, by peer and clock.
     dropped: BTreeSet<(u16, u64)>,
     /// Of each version after the first: how much it moved a value, and the clock of the last gradient in it.
     moved: Vec<(f64, u64)>,
@@ -55,17 +55,17 @@ pub(super) struct Computed {
     bases: Vec<Base>,
 }
 
-/// The version from which a gradient was computed, in one life of a server.
+/// The version from which a gradient was computed, in one incarnation of a server.
 #[derive(Clone, Copy)]
 pub(super) struct Base {
-    /// The life.
+    /// The incarnation.
     pub(super) epoch: u64,
     pub(super) version: u64,
-    /// Its worker's place there.
+    /// Its worker's index there.
     pub(super) peer: u16,
 }
 
-impl Life {
+impl Incarnation {
     /// The number of its newest version.
     fn newest(&self) -> u64 {
         self.first + self.versions.len() as u64 - 1
@@ -86,13 +86,13 @@ impl Computed {
         self.bases.iter().find(|base| base.epoch == epoch).copied()
     }
 
-    /// Whether this life calls it what the share says.
+    /// Whether this incarnation calls it what the share says.
     pub(super) fn is_named(&self, epoch: u64, share: &Share) -> bool {
         let GradientId { worker, clock } = share.gradient;
         self.clock == clock.0 && self.base(epoch).is_some_and(|base| base.peer == worker.0)
     }
 
-    fn of_life(&self, epoch: u64) -> bool {
+    fn of_incarnation(&self, epoch: u64) -> bool {
         self.base(epoch).is_some()
     }
 }
@@ -111,18 +111,18 @@ pub(super) struct Seen {
     has_abandoned: bool,
     has_reached: bool,
     is_expected: bool,
-    /// All that it ever had: life and place.
-    places: BTreeSet<(u64, u16)>,
+    /// All indices that it ever had as a peer, each with the epoch of its owner.
+    indices: BTreeSet<(u64, u16)>,
 }
 
 impl Seen {
     /// True if a share may be this worker's.
     pub(super) fn has_had(&self, epoch: u64, share: &Share) -> bool {
-        self.places.contains(&(epoch, share.gradient.worker.0))
+        self.indices.contains(&(epoch, share.gradient.worker.0))
     }
 }
 
-pub(super) struct Judge {
+pub(super) struct FabricJudge {
     scheme: AnyScheme,
     needs: Needs,
     lease: Duration,
@@ -132,13 +132,13 @@ pub(super) struct Judge {
     members_most: usize,
     /// All shards count a worker's gradients alike.
     names_agree: bool,
-    lives: Vec<Life>,
+    incarnations: Vec<Incarnation>,
     workers: Vec<Seen>,
     /// The worker that breaks the protocol: what it is told is judged, and nothing that it says.
     liar: Option<usize>,
     /// Explanations of evictions.
     pub(super) causes: Causes,
-    /// The life and number of a publisher's last version, once it is made.
+    /// The incarnation and number of a publisher's last version, once it is made.
     last: Option<(u64, u64)>,
     /// For each reader of a publisher, whether it has got that version.
     readers: Vec<bool>,
@@ -148,19 +148,19 @@ pub(super) struct Judge {
     /// The time at which a server was last held up or began, or an owner vanished.
     harm: Option<Instant>,
     failure: Option<String>,
-    pub(super) trace: Trace,
+    pub(super) trace: EventHash,
     pub(super) views: u64,
     pub(super) published: u64,
     pub(super) errors: u64,
 }
 
-impl Judge {
+impl FabricJudge {
     /// Makes the judge of what `plan` does, held to what `scheme` promises.
-    pub(super) fn new(plan: &Plan, scheme: AnyScheme) -> Judge {
+    pub(super) fn new(plan: &Plan, scheme: AnyScheme) -> FabricJudge {
         let needs = scheme.needs();
         let Plan { lease, goal, workers, servers, .. } = *plan;
         let seen = |worker| Seen { is_expected: plan.liar != Some(worker), ..Seen::default() };
-        Judge {
+        FabricJudge {
             scheme,
             needs,
             lease,
@@ -168,17 +168,17 @@ impl Judge {
             servers,
             members_most: 1,
             names_agree: needs.staleness.is_some() || needs.counts_versions || servers == 1,
-            lives: Vec::new(),
+            incarnations: Vec::new(),
             workers: (0..workers).map(seen).collect(),
             liar: plan.liar,
-            causes: Causes::new(lease, plan.places()),
+            causes: Causes::new(lease, plan.nodes()),
             last: None,
             readers: vec![!plan.publishes(); plan.readers],
-            frozen: vec![Vec::new(); plan.places()],
+            frozen: vec![Vec::new(); plan.nodes()],
             unrest: Instant::ORIGIN,
             harm: None,
             failure: None,
-            trace: Trace::new(),
+            trace: EventHash::new(),
             views: 0,
             published: 0,
             errors: 0,
@@ -222,13 +222,13 @@ impl Judge {
         self.unrest(until);
     }
 
-    pub(super) fn freeze(&mut self, place: usize, from: Instant, until: Instant) {
-        self.frozen[place].push((from, until));
+    pub(super) fn freeze(&mut self, node: usize, from: Instant, until: Instant) {
+        self.frozen[node].push((from, until));
         self.harm(until);
-        if place < self.servers {
+        if node < self.servers {
             self.causes.pause(from, until);
         } else {
-            self.causes.outage(place, from, until);
+            self.causes.outage(node, from, until);
         }
     }
 
@@ -239,16 +239,16 @@ impl Judge {
         ));
     }
 
-    /// An owner let a peer go that lives and is connected.
-    pub(super) fn evicted(&mut self, place: usize, now: Instant) {
-        let is_allowed = self.is_over() || self.is_liar_at(place) || self.causes.explain(place, now);
+    /// An owner let a peer go that is alive and connected.
+    pub(super) fn evicted(&mut self, node: usize, now: Instant) {
+        let is_allowed = self.is_over() || self.is_liar_at(node) || self.causes.explain(node, now);
         if !is_allowed {
-            self.fail(format!("node {place} was evicted though it lives and kept the protocol"));
+            self.fail(format!("node {node} was evicted though it lives and kept the protocol"));
         }
     }
 
-    fn is_liar_at(&self, place: usize) -> bool {
-        self.liar.is_some_and(|liar| place == self.servers + liar)
+    fn is_liar_at(&self, node: usize) -> bool {
+        self.liar.is_some_and(|liar| node == self.servers + liar)
     }
 
     pub(super) fn is_liar(&self, worker: usize) -> bool {
@@ -271,16 +271,16 @@ impl Judge {
 
     // ------------------------------------------------------------------ servers
 
-    /// The values of version 0 of a server's next life.
+    /// The values of version 0 of a server's next incarnation.
     pub(super) fn initial(&self, shard: usize, elements: usize) -> Vec<f32> {
-        let number = 1 + self.lives.iter().filter(|life| life.shard == shard).count();
-        (0..elements).map(|at| if at % LANES == LIFE_LANE { number as f32 } else { 0.0 }).collect()
+        let number = 1 + self.incarnations.iter().filter(|one| one.shard == shard).count();
+        (0..elements).map(|at| if at % LANES == INCARNATION_LANE { number as f32 } else { 0.0 }).collect()
     }
 
     pub(super) fn born(&mut self, shard: usize, epoch: u64, initial: &[f32]) {
         let versions = vec![initial.iter().flat_map(|value| value.to_le_bytes()).collect()];
-        self.trace.note(self.lives.len() as u64);
-        self.lives.push(Life {
+        self.trace.note(self.incarnations.len() as u64);
+        self.incarnations.push(Incarnation {
             epoch,
             shard,
             versions,
@@ -298,33 +298,35 @@ impl Judge {
         });
     }
 
-    /// The server of a life follows the one of another, from this version on if it has none of its own yet.
+    /// The server of an incarnation follows the one of another, from this version on if it has none of its own yet.
     pub(super) fn follows(&mut self, epoch: u64, decider: Option<u64>, version: u64) {
-        if let Some(life) = self.lives.iter_mut().find(|life| life.epoch == epoch)
-            && life.decider.is_none()
+        if let Some(incarnation) = self.incarnations.iter_mut().find(|one| one.epoch == epoch)
+            && incarnation.decider.is_none()
         {
-            (life.decider, life.first) = (decider, version);
+            (incarnation.decider, incarnation.first) = (decider, version);
         }
     }
 
     /// The versions of all shards are made of the same gradients where one decides: a follower's of no others, and of
-    /// all that were published to its life.
+    /// all that were published to its incarnation.
     fn check_decided(&self, epoch: u64, version: u64) -> Result<(), String> {
-        let Some(life) = self.lives.iter().find(|life| life.epoch == epoch) else { return Ok(()) };
-        let decider = life.decider.unwrap_or(epoch);
+        let Some(incarnation) = self.incarnations.iter().find(|one| one.epoch == epoch) else {
+            return Ok(());
+        };
+        let decider = incarnation.decider.unwrap_or(epoch);
         let Some(decided) =
-            self.lives.iter().find(|life| life.epoch == decider).and_then(|it| it.made(version))
+            self.incarnations.iter().find(|one| one.epoch == decider).and_then(|it| it.made(version))
         else {
             return Ok(());
         };
-        for follower in self.lives.iter().filter(|life| life.decider == Some(decider)) {
+        for follower in self.incarnations.iter().filter(|one| one.decider == Some(decider)) {
             let Some(made) = follower.made(version) else { continue };
             if let Some(other) = made.difference(decided).next() {
                 let shard = follower.shard;
                 return Err(format!("shard {shard} has {other:?} in it, and shard 0 has not"));
             }
             let lacks = |(worker, number): &&(usize, usize)| {
-                self.workers[*worker].gradients[*number].of_life(follower.epoch)
+                self.workers[*worker].gradients[*number].of_incarnation(follower.epoch)
             };
             if let Some(missing) = decided.difference(made).find(lacks) {
                 let shard = follower.shard;
@@ -337,18 +339,18 @@ impl Judge {
     /// A publisher is about to publish `bytes` as its next version.
     pub(super) fn publishes(&mut self, epoch: u64, bytes: Vec<u8>, is_last: bool) {
         self.published += 1;
-        let Some(life) = self.lives.iter_mut().find(|life| life.epoch == epoch) else { return };
-        life.versions.push(bytes);
-        life.is_writing = true;
+        let Some(incarnation) = self.incarnations.iter_mut().find(|one| one.epoch == epoch) else { return };
+        incarnation.versions.push(bytes);
+        incarnation.is_writing = true;
         if is_last {
-            self.last = Some((epoch, life.newest()));
+            self.last = Some((epoch, incarnation.newest()));
         }
     }
 
     /// Notes that all peers can read what the publisher was about to publish.
     pub(super) fn has_published(&mut self, epoch: u64) {
-        for life in self.lives.iter_mut().filter(|life| life.epoch == epoch) {
-            life.is_writing = false;
+        for incarnation in self.incarnations.iter_mut().filter(|one| one.epoch == epoch) {
+            incarnation.is_writing = false;
         }
     }
 
@@ -357,19 +359,19 @@ impl Judge {
         if self.last.take().is_some() {
             self.readers.fill(false);
         }
-        for life in self.lives.iter_mut().filter(|life| life.shard == shard) {
-            life.is_over = true;
+        for incarnation in self.incarnations.iter_mut().filter(|one| one.shard == shard) {
+            incarnation.is_over = true;
         }
     }
 
-    /// The server of a life has consumed a gradient that it does not fold.
+    /// The server of an incarnation has consumed a gradient that it does not fold.
     pub(super) fn dropped(&mut self, epoch: u64, gradient: GradientId) {
-        for life in self.lives.iter_mut().filter(|life| life.epoch == epoch) {
-            life.dropped.insert((gradient.worker.0, gradient.clock.0));
+        for incarnation in self.incarnations.iter_mut().filter(|one| one.epoch == epoch) {
+            incarnation.dropped.insert((gradient.worker.0, gradient.clock.0));
         }
     }
 
-    pub(super) fn published(&mut self, published: &Published<'_>) {
+    pub(super) fn published(&mut self, published: &PublishedVersion<'_>) {
         let checked = self.check_published(published);
         let checked = checked.and_then(|()| self.check_decided(published.epoch, published.version.0));
         let checked = checked.and_then(|()| {
@@ -384,7 +386,7 @@ impl Judge {
         }
     }
 
-    fn check_published(&mut self, published: &Published<'_>) -> Result<(), String> {
+    fn check_published(&mut self, published: &PublishedVersion<'_>) -> Result<(), String> {
         self.published += 1;
         let bytes = bytes_of(published.payload);
         for word in bytes.chunks(8) {
@@ -393,12 +395,12 @@ impl Judge {
             self.trace.note(u64::from_le_bytes(padded));
         }
         let liar = self.liar;
-        let life = self.lives.iter_mut().find(|life| life.epoch == published.epoch);
-        let life = life.ok_or("of an unknown life")?;
-        if published.version.0 != life.newest() + 1 {
-            return Err(format!("it follows version {}", life.newest()));
+        let incarnation = self.incarnations.iter_mut().find(|one| one.epoch == published.epoch);
+        let incarnation = incarnation.ok_or("of an unknown incarnation")?;
+        if published.version.0 != incarnation.newest() + 1 {
+            return Err(format!("it follows version {}", incarnation.newest()));
         }
-        let before = life.versions.last().map_or(&[][..], Vec::as_slice);
+        let before = incarnation.versions.last().map_or(&[][..], Vec::as_slice);
         let (after, before) = (lanes(&bytes, liar)?, lanes(before, liar)?);
         let found = gradients_between(&before, &after, published, &self.workers, liar)?;
         let of_liar =
@@ -413,21 +415,21 @@ impl Judge {
         }
         let mut names: Vec<_> = published.shares.iter().map(|share| share.gradient).collect();
         if let Some(GradientId { clock: Clock(clock), .. }) =
-            names.iter().find(|name| name.clock.0 < life.claimed)
+            names.iter().find(|name| name.clock.0 < incarnation.claimed)
         {
-            let claimed = life.claimed;
+            let claimed = incarnation.claimed;
             return Err(format!(
                 "a gradient of clock {clock} is new in it, and all before {claimed} were said to be in"
             ));
         }
-        life.made.push(found.iter().copied().collect());
+        incarnation.made.push(found.iter().copied().collect());
         for (worker, number) in found {
             let named = format!("gradient {number} of worker {worker}");
             let computed = self.workers.get(worker).and_then(|seen| seen.gradients.get(number));
             let computed = computed.ok_or_else(|| format!("it holds {named}, which no worker computed"))?;
             let base = computed.base(published.epoch);
             let base =
-                base.ok_or_else(|| format!("it holds {named}, which was computed for another life"))?;
+                base.ok_or_else(|| format!("it holds {named}, which was computed for another incarnation"))?;
             let behind = (published.version.0 - 1).checked_sub(base.version);
             let behind = behind.ok_or_else(|| format!("{named} was computed on version {}", base.version))?;
             if behind_most(&self.scheme).is_some_and(|most| behind > most) {
@@ -442,44 +444,46 @@ impl Judge {
             let is_it = |name: &GradientId| {
                 name.worker.0 == base.peer && (name.clock.0 == clock || !self.names_agree)
             };
-            let place = names.iter().position(is_it);
-            let place =
-                place.ok_or_else(|| format!("{named} of clock {clock} was folded as of {names:?}"))?;
-            let name = names.swap_remove(place);
-            if let Some(earlier) = life.applied.insert((worker, number), published.version.0) {
+            let index = names.iter().position(is_it);
+            let index =
+                index.ok_or_else(|| format!("{named} of clock {clock} was folded as of {names:?}"))?;
+            let name = names.swap_remove(index);
+            if let Some(earlier) = incarnation.applied.insert((worker, number), published.version.0) {
                 return Err(format!("{named} is in it and in version {earlier}, too"));
             }
             let clock = name.clock.0;
-            let later = life.names.range((worker, clock + 1)..=(worker, u64::MAX)).next();
+            let later = incarnation.names.range((worker, clock + 1)..=(worker, u64::MAX)).next();
             if let (true, Some(((_, later), _))) = (self.needs.folds_all_in_order, later) {
                 return Err(format!("{named} of clock {clock} comes after that of clock {later}"));
             }
-            if let Some(earlier) = life.names.insert((worker, clock), published.version.0) {
+            if let Some(earlier) = incarnation.names.insert((worker, clock), published.version.0) {
                 return Err(format!(
                     "{named} is in it as clock {clock} of its worker, which is in version {earlier}, too"
                 ));
             }
         }
-        if published.smallest_clock.0 < life.smallest_clock {
-            return Err(format!("its smallest clock went back from {}", life.smallest_clock));
+        if published.smallest_clock.0 < incarnation.smallest_clock {
+            return Err(format!("its smallest clock went back from {}", incarnation.smallest_clock));
         }
-        life.smallest_clock = published.smallest_clock.0;
-        life.claimed = life.claimed.max(published.smallest_clock.0);
-        life.versions.push(bytes);
-        let moves = (0..LIFE_LANE).map(|lane| f64::from(after[lane]) - f64::from(before[lane]));
+        incarnation.smallest_clock = published.smallest_clock.0;
+        incarnation.claimed = incarnation.claimed.max(published.smallest_clock.0);
+        incarnation.versions.push(bytes);
+        let moves = (0..INCARNATION_LANE).map(|lane| f64::from(after[lane]) - f64::from(before[lane]));
         let clock = published.shares.iter().map(|share| share.gradient.clock.0).max().unwrap_or_default();
-        life.moved.push((moves.fold(0.0, f64::max), clock));
+        incarnation.moved.push((moves.fold(0.0, f64::max), clock));
         Ok(())
     }
 
     /// Under strong VAP: what a worker that holds `version` has not seen is at most one update or within the bound.
     fn check_unseen(&self, epoch: u64, version: u64) -> Result<(), String> {
-        let Some(Config::Vap { bound, strength: Strength::Strong }) = self.scheme.built_in() else {
+        let Some(SchemeConfig::Vap { bound, strength: Strength::Strong }) = self.scheme.built_in() else {
             return Ok(());
         };
-        let Some(life) = self.lives.iter().find(|life| life.epoch == epoch) else { return Ok(()) };
-        let seen = version.saturating_sub(life.first) as usize;
-        let unseen = life.moved.get(seen..).unwrap_or_default();
+        let Some(incarnation) = self.incarnations.iter().find(|one| one.epoch == epoch) else {
+            return Ok(());
+        };
+        let seen = version.saturating_sub(incarnation.first) as usize;
+        let unseen = incarnation.moved.get(seen..).unwrap_or_default();
         let ([_, .., (_, clock)], sum) = (unseen, unseen.iter().map(|(moved, _)| moved).sum::<f64>()) else {
             return Ok(());
         };
@@ -493,13 +497,13 @@ impl Judge {
 
     /// Under VAP: what a worker has in transit when it begins a clock leaves room for one more of its last size.
     fn check_transit(&self, worker: usize, clock: u64) -> Result<(), String> {
-        let Some(Config::Vap { bound, .. }) = self.scheme.built_in() else { return Ok(()) };
+        let Some(SchemeConfig::Vap { bound, .. }) = self.scheme.built_in() else { return Ok(()) };
         let seen = &self.workers[worker];
         let size = |number: usize| (1u64 << (number % BITS)) as f64;
         let is_missing = |number: &&usize| {
-            let lacks = |life: &Life| !life.is_over && !life.applied.contains_key(&(worker, **number));
+            let lacks = |one: &Incarnation| !one.is_over && !one.applied.contains_key(&(worker, **number));
             let computed = &seen.gradients[**number];
-            self.lives.iter().any(|life| computed.of_life(life.epoch) && lacks(life))
+            self.incarnations.iter().any(|one| computed.of_incarnation(one.epoch) && lacks(one))
         };
         let transit: f64 = seen.announced.iter().filter(is_missing).map(|number| size(*number)).sum();
         let next = seen.announced.last().map_or(0.0, |number| size(*number));
@@ -535,14 +539,14 @@ impl Judge {
     /// A call returned: by its deadline?
     pub(super) fn returned(
         &mut self,
-        place: usize,
+        node: usize,
         call: &str,
         from: Instant,
         now: Instant,
         timeout: Duration,
     ) {
         let overlap = |(begin, end): &(Instant, Instant)| (*end).min(now) - (*begin).max(from);
-        let frozen: Duration = self.frozen[place].iter().map(overlap).sum();
+        let frozen: Duration = self.frozen[node].iter().map(overlap).sum();
         if now - from > timeout + frozen + SLACK {
             let took = now - from;
             self.fail(format!(
@@ -551,10 +555,10 @@ impl Judge {
         }
     }
 
-    /// A worker begins a session, at these places of these lives.
-    pub(super) fn joined(&mut self, worker: usize, places: impl Iterator<Item = (u64, u16)>) {
+    /// A worker begins a session, at these indices of these incarnations.
+    pub(super) fn joined(&mut self, worker: usize, indices: impl Iterator<Item = (u64, u16)>) {
         let seen = &mut self.workers[worker];
-        seen.places.extend(places);
+        seen.indices.extend(indices);
         seen.announced.clear();
         seen.held.clear();
         (seen.is_computing, seen.has_abandoned) = (false, false);
@@ -567,7 +571,7 @@ impl Judge {
         reached >= self.goal
     }
 
-    /// Notes and checks what a worker was told to compute on: of each shard its life, version and bytes.
+    /// Notes and checks what a worker was told to compute on: of each shard its incarnation, version and bytes.
     pub(super) fn viewed(&mut self, worker: usize, view: &View, copies: &[(u64, u64, &[u8])]) {
         self.views += 1;
         self.trace.note(view.version.0 << 32 | view.clock.0 << 8 | worker as u64);
@@ -577,7 +581,7 @@ impl Judge {
             }
             let held = self.workers[worker].held.insert(*epoch, *version);
             // A server that follows may have had a later one than the decider, which asked for the next of its own.
-            let follows = self.lives.iter().any(|life| life.epoch == *epoch && life.decider.is_some());
+            let follows = self.incarnations.iter().any(|one| one.epoch == *epoch && one.decider.is_some());
             let is_next = self.workers[worker].has_abandoned && !follows;
             let least = held.map(|held| held + u64::from(is_next));
             if least.is_some_and(|least| least > *version) {
@@ -589,8 +593,8 @@ impl Judge {
             {
                 self.fail(format!("worker {worker} at clock {}: {what}", view.clock.0));
             }
-            if let Some(life) = self.lives.iter_mut().find(|life| life.epoch == *epoch) {
-                life.claimed = life.claimed.max(view.smallest_clock.0);
+            if let Some(incarnation) = self.incarnations.iter_mut().find(|one| one.epoch == *epoch) {
+                incarnation.claimed = incarnation.claimed.max(view.smallest_clock.0);
             }
         }
         if let Some(bound) = self.needs.staleness
@@ -608,20 +612,22 @@ impl Judge {
         seen.has_reached |= is_there;
     }
 
-    /// A copy is exactly one version of the life that it was read of.
+    /// A copy is exactly one version of the incarnation that it was read of.
     fn check_copy(&self, epoch: u64, version: u64, bytes: &[u8]) -> Result<(), String> {
-        let life = self.lives.iter().find(|life| life.epoch == epoch).ok_or("an unknown life")?;
-        let published = life.bytes(version);
+        let incarnation =
+            self.incarnations.iter().find(|one| one.epoch == epoch).ok_or("an unknown incarnation")?;
+        let published = incarnation.bytes(version);
         let published = published.ok_or_else(|| {
-            format!("was given version {version} of a life that has {} to {}", life.first, life.newest())
+            let (first, newest) = (incarnation.first, incarnation.newest());
+            format!("was given version {version} of an incarnation that has {first} to {newest}")
         })?;
         if published == bytes {
             return Ok(());
         }
         let same = |other: &Vec<u8>| other == bytes;
-        let other = self.lives.iter().enumerate().find_map(|(index, life)| {
-            let version = life.versions.iter().position(same)?;
-            Some(format!("version {} of life {index}", life.first + version as u64))
+        let other = self.incarnations.iter().enumerate().find_map(|(index, incarnation)| {
+            let version = incarnation.versions.iter().position(same)?;
+            Some(format!("version {} of incarnation {index}", incarnation.first + version as u64))
         });
         let what = other.unwrap_or_else(|| "a mixture".into());
         Err(format!("was given {what} as version {version}"))
@@ -635,7 +641,7 @@ impl Judge {
         if let Err(what) = self.check_copy(epoch, version, bytes) {
             self.fail(format!("the reader {what}"));
         }
-        let is_over = self.lives.iter().any(|life| life.epoch == epoch && life.is_over);
+        let is_over = self.incarnations.iter().any(|one| one.epoch == epoch && one.is_over);
         if version < least && !is_over {
             self.fail(format!(
                 "the reader was given version {version} where {least} was the oldest permitted"
@@ -643,10 +649,10 @@ impl Judge {
         }
     }
 
-    /// The newest version of a life.
+    /// The newest version of an incarnation.
     pub(super) fn newest(&self, epoch: u64) -> u64 {
-        let life = self.lives.iter().find(|life| life.epoch == epoch);
-        life.map_or(0, |life| life.newest() - u64::from(life.is_writing))
+        let incarnation = self.incarnations.iter().find(|one| one.epoch == epoch);
+        incarnation.map_or(0, |one| one.newest() - u64::from(one.is_writing))
     }
 
     /// A worker abandoned what it computed.
@@ -676,17 +682,17 @@ impl Judge {
             return;
         }
         let seen = &self.workers[worker];
-        for life in self.lives.iter().filter(|life| !life.is_over) {
+        for incarnation in self.incarnations.iter().filter(|one| !one.is_over) {
             let is_missing = |number: &&usize| {
                 let computed = &seen.gradients[**number];
-                computed.base(life.epoch).is_some_and(|base| {
-                    let is_dropped = life.dropped.contains(&(base.peer, computed.clock));
-                    !is_dropped && !life.applied.contains_key(&(worker, **number))
+                computed.base(incarnation.epoch).is_some_and(|base| {
+                    let is_dropped = incarnation.dropped.contains(&(base.peer, computed.clock));
+                    !is_dropped && !incarnation.applied.contains_key(&(worker, **number))
                 })
             };
             let missing: Vec<_> = seen.announced.iter().filter(is_missing).collect();
             if !missing.is_empty() {
-                let shard = life.shard;
+                let shard = incarnation.shard;
                 return self.fail(format!(
                     "worker {worker} was told that its gradients are consumed, and shard {shard} neither folded nor \
                      dropped {missing:?}"
@@ -696,12 +702,12 @@ impl Judge {
     }
 
     /// An error that a worker or reader got: is it one of those that may come?
-    pub(super) fn erred(&mut self, place: usize, call: &str, error: &Error, since: Instant) {
+    pub(super) fn erred(&mut self, node: usize, call: &str, error: &Error, since: Instant) {
         self.errors += 1;
-        for seen in self.workers.iter_mut().skip(place.wrapping_sub(self.servers)).take(1) {
+        for seen in self.workers.iter_mut().skip(node.wrapping_sub(self.servers)).take(1) {
             seen.is_computing = false;
         }
-        if self.is_liar_at(place) {
+        if self.is_liar_at(node) {
             return;
         }
         // Connections end where something breaks them, or when all is over.
@@ -711,7 +717,7 @@ impl Judge {
             Error::Deadline { .. } | Error::Connect(_) => true,
             Error::ServerLost { .. } | Error::Post { .. } => has_cause,
             // No peer is evicted without a reason.
-            Error::Evicted { .. } => self.causes.explain(place, since),
+            Error::Evicted { .. } => self.causes.explain(node, since),
             Error::Pull { source, .. } => {
                 use crate::param::PullError::{Completion, Disconnected, Epoch, Post};
                 has_cause && matches!(source, Completion(_) | Disconnected(_) | Epoch { .. } | Post(_))
@@ -723,7 +729,7 @@ impl Judge {
             _ => false,
         };
         if !is_allowed {
-            self.fail(format!("node {place}: `{call}` failed though nothing gave cause: {error}"));
+            self.fail(format!("node {node}: `{call}` failed though nothing gave cause: {error}"));
         }
     }
 }
@@ -731,10 +737,10 @@ impl Judge {
 /// Returns the most versions that a gradient that is folded may be behind, where a scheme bounds that.
 fn behind_most(scheme: &AnyScheme) -> Option<u64> {
     match scheme.built_in()? {
-        Config::Dbw { .. } => Some(0),
-        Config::Abs { staleness, .. } => staleness,
+        SchemeConfig::Dbw { .. } => Some(0),
+        SchemeConfig::Abs { staleness, .. } => staleness,
         // Each is in the round of the newest version, and so many rounds late.
-        Config::Delay { staleness, .. } => Some(staleness),
+        SchemeConfig::Delay { staleness, .. } => Some(staleness),
         _ => None,
     }
 }

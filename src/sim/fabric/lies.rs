@@ -4,8 +4,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::flow::Grant;
-use super::net::{Event, HostId, Net};
+use super::flow::NetGrant;
+use super::net::{HostId, Net, NetEvent};
 use crate::param::own_page;
 use crate::transport::Inline;
 
@@ -17,9 +17,9 @@ const CONTROL: usize = 0;
 const PAGE: usize = 2;
 
 impl Net {
-    /// True if this life of a node breaks the protocol now.
+    /// True if this incarnation of a node breaks the protocol now.
     fn lies(&self, host: HostId) -> bool {
-        self.distribution.liar == Some(self.hosts[host].place)
+        self.distribution.liar == Some(self.hosts[host].node)
     }
 
     /// Returns a node's words as they leave it.
@@ -39,13 +39,13 @@ impl Net {
         if self.lies(host) && self.random.permille(self.distribution.lying) {
             let most = self.random.pick(&[1_000, 100_000, 5_000_000]);
             let after = self.random.between(0, most);
-            self.schedule_in(after, Event::Lie);
+            self.schedule_in(after, NetEvent::Lie);
         }
     }
 
     /// Replaces a word of the liar's inbox at one of its owners.
     pub(super) fn on_lie(&mut self) {
-        let Some(host) = self.distribution.liar.and_then(|place| self.living(place)) else { return };
+        let Some(host) = self.distribution.liar.and_then(|node| self.living(node)) else { return };
         let Some((owner, grants)) = self.inbox_of(host) else { return };
         let page = grants[PAGE].slice.clone();
         let slots = self.random.between(1, SLOTS_MAX as u64) as usize;
@@ -64,7 +64,7 @@ impl Net {
         self.touch(owner);
     }
 
-    /// Another word in the place of this one: taken back, a little more, with a wrong bit, or anything at all.
+    /// Another word instead of this one: taken back, a little more, with a wrong bit, or anything at all.
     fn forged(&mut self, word: u64) -> u64 {
         let little = self.random.between(1, 3);
         match self.random.between(0, 7) {
@@ -86,7 +86,7 @@ impl Net {
         page.as_volatile().store(pin, u64::from(newest) + 1, Relaxed);
         self.pins.push(page.slice(pin, 8).unwrap_or(page));
         let index = self.pins.len() - 1;
-        self.schedule_in(nanos, Event::Unpin { index });
+        self.schedule_in(nanos, NetEvent::Unpin { index });
     }
 
     /// Ends a pin.
@@ -94,8 +94,8 @@ impl Net {
         self.pins[index].as_volatile().store(0, 0, Relaxed);
     }
 
-    /// The owner of one of the inboxes that this life of a node has, and what it granted.
-    fn inbox_of(&mut self, host: HostId) -> Option<(HostId, Vec<Grant>)> {
+    /// The owner of one of the inboxes that this incarnation of a node has, and what it granted.
+    fn inbox_of(&mut self, host: HostId) -> Option<(HostId, Vec<NetGrant>)> {
         let inboxes: Vec<usize> = (0..self.connections.len())
             .filter(|at| {
                 let [peer, owner] = &self.connections[*at].ends;

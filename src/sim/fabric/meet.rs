@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::io;
 
-use super::flow::{End, Grant};
-use super::net::{Event, HostId, Net};
+use super::flow::{ConnectionEnd, NetGrant};
+use super::net::{HostId, Net, NetEvent};
 use crate::mem::{Access, LocalSlice, RemoteKey, RemoteSlice};
 use crate::transport::{
     Address, ConnectError, HANDSHAKE_TIMEOUT, MAX_GRANTS, MAX_MESSAGE_BYTES, MAX_PENDING_HANDSHAKES, Offer,
@@ -87,7 +87,7 @@ impl Net {
         });
         let attempt = self.attempts.len() - 1;
         let arrival = self.latency();
-        self.schedule_in(arrival, Event::Arrive { attempt });
+        self.schedule_in(arrival, NetEvent::Arrive { attempt });
         attempt
     }
 
@@ -110,7 +110,7 @@ impl Net {
         };
         let host = self.acceptors[acceptor].host;
         if let Some(until) = self.stalled_until(from, host) {
-            return self.schedule(until, Event::Arrive { attempt });
+            return self.schedule(until, NetEvent::Arrive { attempt });
         }
         self.attempts[attempt].at = Some(host);
         if self.acceptors[acceptor].pending.len() >= MAX_PENDING_HANDSHAKES
@@ -156,11 +156,12 @@ impl Net {
             return Err(ConnectError::Closed { address });
         }
         let theirs = std::mem::take(&mut self.attempts[attempt].offer.grants);
-        let theirs = granted.iter().zip(theirs).map(|(remote, slice)| Grant { key: remote.key, slice });
+        let theirs = granted.iter().zip(theirs).map(|(remote, slice)| NetGrant { key: remote.key, slice });
         let reach_of_listener = theirs.collect();
         let ours = self.grant(&offer.grants);
         let grants = ours.iter().map(of_key).collect();
-        let connection = self.connect_ends([End::new(from, ours), End::new(at, reach_of_listener)]);
+        let connection =
+            self.connect_ends([ConnectionEnd::new(from, ours), ConnectionEnd::new(at, reach_of_listener)]);
         self.answer(attempt, Ok((connection, Received { message: offer.message, grants })));
         Ok(connection)
     }
@@ -180,17 +181,17 @@ impl Net {
         if self.attempts[attempt].answer.is_none() {
             self.attempts[attempt].answer = Some(answer);
             let back = self.latency();
-            self.schedule_in(back, Event::Answer { attempt });
+            self.schedule_in(back, NetEvent::Answer { attempt });
         }
     }
 
     pub(super) fn on_answer(&mut self, attempt: usize) {
         let Attempt { from, at, .. } = self.attempts[attempt];
         if let Some(until) = at.and_then(|at| self.stalled_until(at, from)) {
-            return self.schedule(until, Event::Answer { attempt });
+            return self.schedule(until, NetEvent::Answer { attempt });
         }
         if let Some(until) = self.deaf_until(from) {
-            return self.schedule(until, Event::Answer { attempt });
+            return self.schedule(until, NetEvent::Answer { attempt });
         }
         self.attempts[attempt].is_answered = true;
         self.touch(from);
@@ -212,12 +213,13 @@ impl Net {
         }
     }
 
-    fn grant(&mut self, slices: &[LocalSlice]) -> Vec<Grant> {
-        let grant = |slice: &LocalSlice| Grant { key: RemoteKey(self.random.word()), slice: slice.clone() };
+    fn grant(&mut self, slices: &[LocalSlice]) -> Vec<NetGrant> {
+        let grant =
+            |slice: &LocalSlice| NetGrant { key: RemoteKey(self.random.word()), slice: slice.clone() };
         slices.iter().map(grant).collect()
     }
 }
 
-fn of_key(grant: &Grant) -> RemoteSlice {
+fn of_key(grant: &NetGrant) -> RemoteSlice {
     RemoteSlice { key: grant.key, offset: 0, len: grant.slice.len() as u64 }
 }

@@ -1,16 +1,16 @@
 //! The real nodes over a simulated network that is as hostile as the transport contract permits, under virtual time.
 //!
-//! Servers, workers and readers run their ordinary blocking code, each as a coroutine; what stands in the place of
-//! the clock, of waiting and of heartbeats lets virtual time pass. A seed decides everything: the job, how long
+//! Servers, workers and readers run their ordinary blocking code, each as a coroutine; what stands in for the
+//! clock, for waiting and for heartbeats lets virtual time pass. A seed decides everything: the job, how long
 //! anything takes and in what order, what breaks and when. A judge that sees everything from outside holds every run
 //! against the promises, and after the last fault all nodes must get to the end.
 //!
 //! ```
 //! use slackline::sim::fabric;
-//! let report = fabric::run(7, &fabric::Options::default())?;
-//! let again = fabric::run(7, &fabric::Options::default())?;
+//! let report = fabric::run(7, &fabric::FabricOptions::default())?;
+//! let again = fabric::run(7, &fabric::FabricOptions::default())?;
 //! assert_eq!(report.trace_hash, again.trace_hash);
-//! # Ok::<(), fabric::Failure>(())
+//! # Ok::<(), fabric::FabricFailure>(())
 //! ```
 #![deny(unsafe_code)]
 
@@ -38,12 +38,12 @@ use crate::scheme::AnyScheme;
 use crate::time::Duration;
 pub use class::{Class, UnknownClass};
 pub use plan::WORKERS_MAX;
-use plan::{Faults, Plan};
+use plan::{FaultKinds, Plan};
 pub use transport::{SimConnecting, SimEndpoint, SimIncoming, SimListener, SimTransport};
 
 /// Settings of a run, besides the seed.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Options {
+pub struct FabricOptions {
     /// The scheme; one of the built-in ones, drawn from the seed, if there is none. One that is written outside of this
     /// crate is held to what its [`Needs`](crate::scheme::Needs) promise.
     pub scheme: Option<AnyScheme>,
@@ -53,19 +53,19 @@ pub struct Options {
     pub only: Option<Class>,
 }
 
-impl Options {
-    fn faults(&self) -> Faults {
+impl FabricOptions {
+    fn faults(&self) -> FaultKinds {
         match self.only {
-            _ if self.spare_nodes => Faults::None,
-            Some(class) => Faults::Only(class),
-            None => Faults::Drawn,
+            _ if self.spare_nodes => FaultKinds::None,
+            Some(class) => FaultKinds::Only(class),
+            None => FaultKinds::Drawn,
         }
     }
 }
 
 /// A run that kept every promise and came to its end.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct FabricReport {
     /// Its seed.
     pub seed: u64,
     /// The scheme that it ran.
@@ -86,20 +86,20 @@ pub struct Report {
 
 /// A promise was broken, or a run did not come to its end.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub struct Failure {
+pub struct FabricFailure {
     /// The seed that shows it.
     pub seed: u64,
     /// The options that it was run with.
-    pub options: Options,
+    pub options: FabricOptions,
     /// The scheme that was run.
     pub scheme: AnyScheme,
     /// The cause of the failure, and its time.
     pub what: String,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for FabricFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Failure { seed, options, scheme, what } = self;
+        let FabricFailure { seed, options, scheme, what } = self;
         write!(f, "seed {seed}, {scheme}: {what}\nto see it again: slackline sim --fabric --seed {seed}")?;
         if let Some(scheme) = options.scheme.as_ref().and_then(AnyScheme::built_in) {
             write!(f, " --scheme '{scheme}'")?;
@@ -115,10 +115,11 @@ impl fmt::Display for Failure {
 }
 
 /// Runs one seed.
-pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
+pub fn run(seed: u64, options: &FabricOptions) -> Result<FabricReport, FabricFailure> {
     let plan = Plan::draw(seed, options.scheme.clone(), options.faults());
     let scheme = plan.scheme.clone();
-    let cannot = |what: String| Failure { seed, options: options.clone(), scheme: scheme.clone(), what };
+    let cannot =
+        |what: String| FabricFailure { seed, options: options.clone(), scheme: scheme.clone(), what };
     scheme.check().map_err(|error| cannot(error.to_string()))?;
     let built_in = scheme.built_in();
     if built_in.is_some_and(|scheme| !scheme.has_server()) {
@@ -128,7 +129,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
         scheme.check(plan.workers).map_err(|error| cannot(error.to_string()))?;
     }
     match stage::play(seed, plan, scheme.clone()) {
-        Ok(outcome) => Ok(Report {
+        Ok(outcome) => Ok(FabricReport {
             seed,
             scheme,
             trace_hash: outcome.trace.hash(),
@@ -144,7 +145,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Failure> {
 
 /// The results of many runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Summary {
+pub struct FabricSummary {
     /// The number of runs.
     pub runs: u64,
     /// The number of events in all of them.
@@ -163,16 +164,16 @@ pub struct Summary {
 /// that has ended, in whatever order they do.
 pub fn run_all(
     seeds: Range<u64>,
-    options: &Options,
+    options: &FabricOptions,
     threads: usize,
-    progress: &(dyn Fn(&Report) + Sync),
-) -> Result<Summary, Failure> {
+    progress: &(dyn Fn(&FabricReport) + Sync),
+) -> Result<FabricSummary, FabricFailure> {
     let threads = match threads {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
     let next = AtomicU64::new(seeds.start);
-    let ended: Mutex<Result<Summary, Failure>> = Mutex::new(Ok(Summary::default()));
+    let ended: Mutex<Result<FabricSummary, FabricFailure>> = Mutex::new(Ok(FabricSummary::default()));
     let lock = || ended.lock().unwrap_or_else(PoisonError::into_inner);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -205,8 +206,8 @@ pub fn run_all(
     ended.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Summary {
-    fn add(&mut self, report: &Report) {
+impl FabricSummary {
+    fn add(&mut self, report: &FabricReport) {
         self.runs += 1;
         self.events += report.events;
         self.versions += report.versions;
@@ -218,19 +219,19 @@ impl Summary {
 
 #[cfg(test)]
 mod tests {
-    use super::plan::Fault;
+    use super::plan::PlannedFault;
     use super::*;
     use crate::node::Error;
-    use crate::scheme::Config;
+    use crate::scheme::SchemeConfig;
     use crate::time::Instant;
     use crate::transport::PostError;
 
     /// Checks whether a worker's call may fail so, in a run that something has harmed or nothing.
     #[test]
     fn a_call_fails_for_good_only_where_something_was_harmed() {
-        let plan = Plan::draw(1, Some(Config::Bsp.into()), Faults::None);
+        let plan = Plan::draw(1, Some(SchemeConfig::Bsp.into()), FaultKinds::None);
         for is_harmed in [false, true] {
-            let mut judge = judge::Judge::new(&plan, plan.scheme.clone());
+            let mut judge = judge::FabricJudge::new(&plan, plan.scheme.clone());
             if is_harmed {
                 judge.harm(Instant::ORIGIN);
             }
@@ -256,9 +257,9 @@ mod tests {
             ("dbw(1)", "abs(k=1, staleness=1, rule=fixed)", "too old"),
             ("delay(1, seed=1)", "delay(2, seed=1)", "too old"),
         ] {
-            let [promised, kept]: [Config; 2] = [promised, kept].map(|text| text.parse().unwrap());
+            let [promised, kept]: [SchemeConfig; 2] = [promised, kept].map(|text| text.parse().unwrap());
             let caught = (0..100).filter(|seed| {
-                let mut plan = Plan::draw(*seed, Some(kept.into()), Faults::None);
+                let mut plan = Plan::draw(*seed, Some(kept.into()), FaultKinds::None);
                 (plan.workers, plan.quorum, plan.goal) = (2, [2; 2], 10);
                 stage::play(*seed, plan, promised.into()).is_err_and(|what| {
                     assert!(what.contains(complaint), "{kept} for {promised}, seed {seed}: {what}");
@@ -278,23 +279,26 @@ mod tests {
         let mut runs = 0;
         for text in ["dbw(2)", "dbw(2, delivery=wait)", "abs(k=2, staleness=1)", "vap(1e5, strength=strong)"]
         {
-            let scheme: Config = text.parse().unwrap();
+            let scheme: SchemeConfig = text.parse().unwrap();
             for seed in 0..40 {
-                let plan = Plan::draw(seed, Some(scheme.into()), Faults::None);
+                let plan = Plan::draw(seed, Some(scheme.into()), FaultKinds::None);
                 let lease = plan.lease.as_nanos() as u64;
-                for place in (0..plan.servers).filter(|_| plan.servers > 1) {
+                for node in (0..plan.servers).filter(|_| plan.servers > 1) {
                     let at = (1 + seed % 5) * MILLISECOND;
-                    let crash = Fault::Crash { place, notice_max: MILLISECOND };
+                    let crash = PlannedFault::Crash { node, notice_max: MILLISECOND };
                     for (fault, lasts) in [
-                        (vec![(at, crash), (at + 3 * MILLISECOND, Fault::Return { place })], 3 * MILLISECOND),
-                        (vec![(at, Fault::Freeze { place, nanos: 2 * lease })], 2 * lease),
-                        (vec![(at, Fault::Cut { one: 0, other: 1 })], 0),
+                        (
+                            vec![(at, crash), (at + 3 * MILLISECOND, PlannedFault::Return { node })],
+                            3 * MILLISECOND,
+                        ),
+                        (vec![(at, PlannedFault::Freeze { node, nanos: 2 * lease })], 2 * lease),
+                        (vec![(at, PlannedFault::Cut { one: 0, other: 1 })], 0),
                     ] {
                         let mut plan = plan.clone();
                         plan.faults = fault;
-                        plan.faults.push((at + lasts + MILLISECOND, Fault::Calm));
+                        plan.faults.push((at + lasts + MILLISECOND, PlannedFault::Calm));
                         let played = stage::play(seed, plan, scheme.into());
-                        assert!(played.is_ok(), "{text}, seed {seed}, {place}: {:?}", played.err());
+                        assert!(played.is_ok(), "{text}, seed {seed}, {node}: {:?}", played.err());
                         runs += 1;
                     }
                 }
@@ -305,9 +309,13 @@ mod tests {
 
     #[test]
     fn the_command_that_shows_a_failure_again_has_all_its_options() {
-        let options =
-            Options { scheme: Some(Config::Bsp.into()), spare_nodes: true, only: Some(Class::Liars) };
-        let failure = Failure { seed: 7, options, scheme: Config::Bsp.into(), what: "it ended".into() };
+        let options = FabricOptions {
+            scheme: Some(SchemeConfig::Bsp.into()),
+            spare_nodes: true,
+            only: Some(Class::Liars),
+        };
+        let failure =
+            FabricFailure { seed: 7, options, scheme: SchemeConfig::Bsp.into(), what: "it ended".into() };
         let command = "slackline sim --fabric --seed 7 --scheme 'bsp' --spare-nodes --only liars";
         assert!(failure.to_string().ends_with(command), "{failure}");
     }

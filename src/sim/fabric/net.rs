@@ -9,28 +9,28 @@ use std::collections::BinaryHeap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::flow::Connection;
+use super::flow::NetConnection;
 use super::meet::{Attempt, SimAcceptor};
-use super::random::{Random, Trace};
+use super::random::{EventHash, FabricRandom};
 use crate::mem::{LocalSlice, MemoryRegion};
 use crate::time::{Duration, Instant};
 use crate::transport::HeartbeatWord;
 
 /// The network as all its users hold it.
-pub(super) type Shared = Arc<Mutex<Net>>;
+pub(super) type SharedNet = Arc<Mutex<Net>>;
 
 /// Locks the network. A node that panicked while it was locked fails the run anyway.
-pub(super) fn lock(net: &Shared) -> MutexGuard<'_, Net> {
+pub(super) fn lock(net: &SharedNet) -> MutexGuard<'_, Net> {
     net.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One life of a node, by number.
+/// One incarnation of a node, by number.
 pub(super) type HostId = usize;
 
 /// The kind of transport that the network is like, where kinds differ: in memory whose owner stands still, and in
 /// connections that have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum TransportShape {
     /// Words land in the memory of a node that stands still, as an RDMA device puts them there.
     Device,
     /// The threads that serve a node's connections stand still with it, as over TCP: what comes meanwhile lands some
@@ -43,7 +43,7 @@ pub(super) enum Shape {
 
 /// Rules by which the network treats what goes through it. Times in nanoseconds, chances in thousandths.
 #[derive(Clone, Debug)]
-pub(super) struct Distribution {
+pub(super) struct NetRules {
     /// The time one way, mostly.
     pub(super) latency: (u64, u64),
     /// The share of requests and messages that take longer, and the time that these take.
@@ -66,14 +66,14 @@ pub(super) struct Distribution {
     pub(super) notice: (u64, u64),
     /// Requests of a connection that has failed which arrive nevertheless.
     pub(super) late: u64,
-    /// A node that restarts hands out the keys of its life before once more.
+    /// A node that restarts hands out the keys of its earlier incarnation once more.
     pub(super) same_keys: bool,
-    pub(super) shape: Shape,
+    pub(super) shape: TransportShape,
     /// Posts that are carried out before they return, where memory is mapped.
     pub(super) at_once: u64,
     /// Time after which the threads go on that stood still with a node.
     pub(super) thaw: (u64, u64),
-    /// The place of the node that breaks the protocol.
+    /// The node that breaks the protocol.
     pub(super) liar: Option<usize>,
     /// Its words that it forges, and its writes that it changes afterwards.
     pub(super) lying: u64,
@@ -82,10 +82,10 @@ pub(super) struct Distribution {
     pub(super) registration: (u64, u64),
 }
 
-impl Distribution {
+impl NetRules {
     /// As the tests of the contract use it: in pieces and out of order, with nothing failing by itself.
-    pub(super) fn plain() -> Distribution {
-        Distribution {
+    pub(super) fn plain() -> NetRules {
+        NetRules {
             latency: (100, 5_000),
             straggling: 20,
             straggle: (5_000, 50_000),
@@ -99,7 +99,7 @@ impl Distribution {
             notice: (1_000, 100_000),
             late: 500,
             same_keys: false,
-            shape: Shape::Device,
+            shape: TransportShape::Device,
             at_once: 0,
             thaw: (0, 0),
             liar: None,
@@ -112,7 +112,7 @@ impl Distribution {
 
 /// The events of the network, each with its object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Event {
+pub(super) enum NetEvent {
     /// A part of a request is carried out.
     Part { connection: usize, end: usize, serial: u64, part: u32 },
     /// The poster hears of it.
@@ -132,7 +132,7 @@ pub(super) enum Event {
     /// A heart beats.
     Beat { heartbeat: usize },
     /// Something breaks, or is repaired.
-    Fault { index: usize },
+    PlannedFault { index: usize },
     /// A word of the liar's inbox is replaced.
     Lie,
     /// A pin that was set for a while ends.
@@ -144,13 +144,13 @@ pub(super) enum Event {
 pub(super) enum Outside {
     Wake(HostId),
     Beat(usize),
-    Fault(usize),
+    PlannedFault(usize),
 }
 
-/// One life of a node.
-pub(super) struct Host {
-    /// The number of the node; its next life has the same.
-    pub(super) place: usize,
+/// One incarnation of a node.
+pub(super) struct NetHost {
+    /// The number of the node; its next incarnation has the same.
+    pub(super) node: usize,
     pub(super) is_alive: bool,
     /// It does not run before this moment, though its memory is there.
     pub(super) frozen_until: u64,
@@ -197,16 +197,16 @@ const NETWORK: u64 = 2;
 /// All of it.
 pub(super) struct Net {
     pub(super) now: u64,
-    pub(super) distribution: Distribution,
-    pub(super) random: Random,
-    pub(super) trace: Trace,
+    pub(super) distribution: NetRules,
+    pub(super) random: FabricRandom,
+    pub(super) trace: EventHash,
     pub(super) events: u64,
-    queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    queue: BinaryHeap<Reverse<(u64, u64, NetEvent)>>,
     asked: u64,
     /// No program runs it: it moves on by itself whenever a node looks.
     pub(super) moves_itself: bool,
-    pub(super) hosts: Vec<Host>,
-    pub(super) connections: Vec<Connection>,
+    pub(super) hosts: Vec<NetHost>,
+    pub(super) connections: Vec<NetConnection>,
     pub(super) acceptors: Vec<SimAcceptor>,
     pub(super) attempts: Vec<Attempt>,
     pub(super) lights: Vec<Light>,
@@ -216,17 +216,17 @@ pub(super) struct Net {
     pub(super) pins: Vec<LocalSlice>,
     /// The times for which owners did nothing but register memory, since the last look.
     pub(super) registrations: Vec<u64>,
-    /// Places of nodes whose connections were ended by an owner since the last look, though they stood.
+    /// Nodes whose connections were ended by an owner since the last look, though they stood.
     pub(super) evictions: Vec<usize>,
 }
 
 impl Net {
-    pub(super) fn new(seed: u64, distribution: Distribution, moves_itself: bool) -> Net {
+    pub(super) fn new(seed: u64, distribution: NetRules, moves_itself: bool) -> Net {
         Net {
             now: 0,
             distribution,
-            random: Random::new(seed, NETWORK),
-            trace: Trace::new(),
+            random: FabricRandom::new(seed, NETWORK),
+            trace: EventHash::new(),
             events: 0,
             queue: BinaryHeap::new(),
             asked: 0,
@@ -248,10 +248,10 @@ impl Net {
         Instant::from_nanos(self.now)
     }
 
-    /// A new life at `place`.
-    pub(super) fn add_host(&mut self, place: usize) -> HostId {
-        self.hosts.push(Host {
-            place,
+    /// A new incarnation of `node`.
+    pub(super) fn add_host(&mut self, node: usize) -> HostId {
+        self.hosts.push(NetHost {
+            node,
             is_alive: true,
             frozen_until: 0,
             deaf_until: 0,
@@ -263,17 +263,17 @@ impl Net {
         self.hosts.len() - 1
     }
 
-    /// The life that is at a place now.
-    pub(super) fn living(&self, place: usize) -> Option<HostId> {
-        self.hosts.iter().rposition(|host| host.place == place && host.is_alive)
+    /// The incarnation of a node that is alive now.
+    pub(super) fn living(&self, node: usize) -> Option<HostId> {
+        self.hosts.iter().rposition(|host| host.node == node && host.is_alive)
     }
 
-    pub(super) fn schedule(&mut self, at: u64, event: Event) {
+    pub(super) fn schedule(&mut self, at: u64, event: NetEvent) {
         self.asked += 1;
         self.queue.push(Reverse((at.max(self.now), self.asked, event)));
     }
 
-    pub(super) fn schedule_in(&mut self, nanos: u64, event: Event) {
+    pub(super) fn schedule_in(&mut self, nanos: u64, event: NetEvent) {
         self.schedule(self.now.saturating_add(nanos), event);
     }
 
@@ -294,7 +294,7 @@ impl Net {
 
     /// Returns the time until which nothing goes from one host to another.
     pub(super) fn stalled_until(&self, from: HostId, to: HostId) -> Option<u64> {
-        let (from, to) = (self.hosts[from].place, self.hosts[to].place);
+        let (from, to) = (self.hosts[from].node, self.hosts[to].node);
         let stalls = self.stalls.iter().filter(|stall| (stall.from, stall.to) == (from, to));
         stalls.map(|stall| stall.until).filter(|until| *until > self.now).max()
     }
@@ -303,7 +303,7 @@ impl Net {
     pub(super) fn freeze(&mut self, host: HostId, nanos: u64) {
         let until = self.now.saturating_add(nanos).max(self.hosts[host].frozen_until);
         self.hosts[host].frozen_until = until;
-        if self.distribution.shape == Shape::Threads {
+        if self.distribution.shape == TransportShape::Threads {
             let (least, most) = self.distribution.thaw;
             let after = self.random.between(least, most);
             let deaf_until = &mut self.hosts[host].deaf_until;
@@ -319,7 +319,7 @@ impl Net {
 
     /// Returns the time until which a request stands still because one of its ends does.
     pub(super) fn halted_until(&self, poster: HostId, target: HostId, is_read: bool) -> Option<u64> {
-        if self.distribution.shape == Shape::Mapped {
+        if self.distribution.shape == TransportShape::Mapped {
             return Some(self.hosts[poster].frozen_until).filter(|until| *until > self.now);
         }
         // The answer to a READ is put into the poster's memory by the poster's threads.
@@ -335,7 +335,7 @@ impl Net {
         self.random.between(least, most)
     }
 
-    /// Lets nothing through from one place to another for a while.
+    /// Lets nothing through from one node to another for a while.
     pub(super) fn stall(&mut self, from: usize, to: usize, nanos: u64) {
         let until = self.now.saturating_add(nanos);
         self.stalls.push(Stall { from, to, until });
@@ -359,7 +359,7 @@ impl Net {
         sleeper.token += 1;
         (sleeper.wake_at, sleeper.looks) = (at, looks);
         let token = sleeper.token;
-        self.schedule(at, Event::Wake { host, token });
+        self.schedule(at, NetEvent::Wake { host, token });
     }
 
     /// Something has come for a host: it may see it soon.
@@ -395,21 +395,21 @@ impl Net {
         }
     }
 
-    fn happen(&mut self, event: Event) -> Option<Outside> {
+    fn happen(&mut self, event: NetEvent) -> Option<Outside> {
         self.trace.note(self.now);
         match event {
-            Event::Part { connection, end, serial, part } => self.on_part(connection, end, serial, part),
-            Event::Done { connection, end, serial } => self.on_done(connection, end, serial),
-            Event::Notice { connection, end } => self.on_notice(connection, end),
-            Event::Late { connection, end } => self.on_late(connection, end),
-            Event::Word { light, value } => self.on_word(light, value),
-            Event::Arrive { attempt } => self.on_arrive(attempt),
-            Event::Answer { attempt } => self.on_answer(attempt),
-            Event::Beat { heartbeat } => return self.on_beat(heartbeat),
-            Event::Fault { index } => return Some(Outside::Fault(index)),
-            Event::Lie => self.on_lie(),
-            Event::Unpin { index } => self.unpin(index),
-            Event::Wake { host, token } => {
+            NetEvent::Part { connection, end, serial, part } => self.on_part(connection, end, serial, part),
+            NetEvent::Done { connection, end, serial } => self.on_done(connection, end, serial),
+            NetEvent::Notice { connection, end } => self.on_notice(connection, end),
+            NetEvent::Late { connection, end } => self.on_late(connection, end),
+            NetEvent::Word { light, value } => self.on_word(light, value),
+            NetEvent::Arrive { attempt } => self.on_arrive(attempt),
+            NetEvent::Answer { attempt } => self.on_answer(attempt),
+            NetEvent::Beat { heartbeat } => return self.on_beat(heartbeat),
+            NetEvent::PlannedFault { index } => return Some(Outside::PlannedFault(index)),
+            NetEvent::Lie => self.on_lie(),
+            NetEvent::Unpin { index } => self.unpin(index),
+            NetEvent::Wake { host, token } => {
                 let sleeper = &mut self.hosts[host];
                 if !sleeper.is_alive || sleeper.token != token {
                     return None;
@@ -437,7 +437,7 @@ impl Net {
         }
         if host.frozen_until > self.now {
             let until = host.frozen_until;
-            self.schedule(until, Event::Beat { heartbeat });
+            self.schedule(until, NetEvent::Beat { heartbeat });
             return None;
         }
         Some(Outside::Beat(heartbeat))
@@ -454,7 +454,7 @@ impl Net {
         let interval = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
         self.hearts.push(Heart { host, interval, stop, heartbeat_word: Some(heartbeat_word), count: 0 });
         let heartbeat = self.hearts.len() - 1;
-        self.schedule_in(0, Event::Beat { heartbeat });
+        self.schedule_in(0, NetEvent::Beat { heartbeat });
     }
 
     /// A host vanishes, and its peers hear of it at some time.

@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::judge::{Base, Judge};
-use super::net::{HostId, Shared, lock};
+use super::judge::{Base, FabricJudge};
+use super::net::{HostId, SharedNet, lock};
 use super::plan::Plan;
 use super::transport::SimTransport;
 use super::values;
@@ -17,38 +17,38 @@ use crate::table::{ElementType, Table};
 use crate::time::Duration;
 use crate::transport::Address;
 
-/// One life of a node, as its program sees the world.
+/// One incarnation of a node, as its program sees the world.
 #[derive(Clone)]
-pub(super) struct Life {
+pub(super) struct Incarnation {
     pub(super) plan: Rc<Plan>,
-    pub(super) judge: Rc<RefCell<Judge>>,
-    pub(super) net: Shared,
-    pub(super) place: usize,
+    pub(super) judge: Rc<RefCell<FabricJudge>>,
+    pub(super) net: SharedNet,
+    pub(super) node: usize,
     pub(super) host: HostId,
     /// Lets time pass.
     pub(super) sleep: Rc<dyn Fn(Duration)>,
 }
 
-/// Returns the address at which the server of a shard listens, in all its lives.
-fn address(place: usize) -> Address {
-    Address::Abstract(format!("server-{place}"))
+/// Returns the address at which the server of a shard listens, in all its incarnations.
+fn address(shard: usize) -> Address {
+    Address::Abstract(format!("server-{shard}"))
 }
 
-impl Life {
+impl Incarnation {
     /// Runs the node's program until its end.
     pub(super) fn run(self) {
         let first_reader = self.plan.servers + self.plan.workers;
-        let ended = if self.place < self.plan.servers {
+        let ended = if self.node < self.plan.servers {
             if self.plan.publishes() { self.publish() } else { self.serve() }
-        } else if self.place < first_reader {
+        } else if self.node < first_reader {
             self.work();
             Ok(())
         } else {
-            self.read(self.place - first_reader);
+            self.read(self.node - first_reader);
             Ok(())
         };
         if let Err(error) = ended {
-            self.judge.borrow_mut().fail(format!("node {}: {error}", self.place));
+            self.judge.borrow_mut().fail(format!("node {}: {error}", self.node));
         }
     }
 
@@ -83,9 +83,9 @@ impl Life {
         let from = now();
         let result = call();
         let mut judge = self.judge.borrow_mut();
-        judge.returned(self.place, name, from, now(), timeout);
+        judge.returned(self.node, name, from, now(), timeout);
         if let Err(error) = &result {
-            judge.erred(self.place, name, error, from);
+            judge.erred(self.node, name, error, from);
         }
         result
     }
@@ -96,20 +96,20 @@ impl Life {
         Ok(())
     }
 
-    /// Runs one life of a server. True if it is to begin again, since the one that decides for it has.
+    /// Runs one incarnation of a server. True if it is to begin again, since the one that decides for it has.
     fn serve_once(&self) -> Result<bool, Error> {
         let plan = &self.plan;
         let table = Table::flat(plan.elements, ElementType::F32)?;
-        let range = table.shards(plan.servers)?[self.place].clone();
-        let initial = self.judge.borrow().initial(self.place, (range.end - range.start) as usize / 4);
-        let is_first = self.host < plan.places();
+        let range = table.shards(plan.servers)?[self.node].clone();
+        let initial = self.judge.borrow().initial(self.node, (range.end - range.start) as usize / 4);
+        let is_first = self.host < plan.nodes();
         let options = ServerOptions {
-            shard: (self.place as u16, plan.servers as u16),
+            shard: (self.node as u16, plan.servers as u16),
             memory: self.memory(),
             ..ServerOptions::new(plan.scheme.clone(), plan.quorum[usize::from(!is_first)], 1.0)
         };
-        let mut server = Server::new(self.transport(), &address(self.place), table, &initial, options)?;
-        self.judge.borrow_mut().born(self.place, server.epoch(), &initial);
+        let mut server = Server::new(self.transport(), &address(self.node), table, &initial, options)?;
+        self.judge.borrow_mut().born(self.node, server.epoch(), &initial);
         let is_done = |server: &Server<SimTransport>| {
             self.judge.borrow_mut().members(server.status().workers);
             self.is_over() && self.workers_alive() == 0
@@ -121,8 +121,8 @@ impl Life {
                         let version = server.status().version;
                         self.judge.borrow_mut().follows(server.epoch(), server.decider(), version.0);
                     }
-                    Err(Error::AnotherLife { .. }) => {
-                        self.judge.borrow_mut().ended(self.place);
+                    Err(Error::AnotherIncarnation { .. }) => {
+                        self.judge.borrow_mut().ended(self.node);
                         return Ok(true);
                     }
                     Err(Error::Deadline { .. } | Error::Connect(_)) => {}
@@ -182,12 +182,12 @@ impl Life {
 
     fn workers_alive(&self) -> usize {
         let net = lock(&self.net);
-        let places = self.plan.servers..self.plan.servers + self.plan.workers;
-        net.hosts.iter().filter(|host| host.is_alive && places.contains(&host.place)).count()
+        let workers = self.plan.servers..self.plan.servers + self.plan.workers;
+        net.hosts.iter().filter(|host| host.is_alive && workers.contains(&host.node)).count()
     }
 
     fn work(&self) {
-        let index = self.place - self.plan.servers;
+        let index = self.node - self.plan.servers;
         let servers: Vec<_> = (0..self.plan.servers).map(address).collect();
         let options = WorkerOptions {
             checksums: self.plan.checksums,

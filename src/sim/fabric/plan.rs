@@ -4,53 +4,53 @@
 use std::time::Duration;
 
 use super::class::Class;
-use super::net::{Distribution, Shape};
-use super::random::Random;
-use crate::scheme::{AnyScheme, Choice, Config, Delivery, Shrink, Strength, WaitFor};
+use super::net::{NetRules, TransportShape};
+use super::random::FabricRandom;
+use crate::scheme::{AnyScheme, Choice, Delivery, SchemeConfig, Shrink, Strength, WaitFor};
 
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
 
-/// Something breaks, or is repaired. Places are those of [`Plan`].
+/// Something breaks, or is repaired. Nodes have the numbers of [`Plan`].
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Fault {
+pub(super) enum PlannedFault {
     /// A node vanishes; its peers hear of it within so many nanoseconds.
-    Crash { place: usize, notice_max: u64 },
-    /// A node that vanished begins a new life.
-    Return { place: usize },
+    Crash { node: usize, notice_max: u64 },
+    /// A node that vanished begins a new incarnation.
+    Return { node: usize },
     /// A node does not run for a while.
-    Freeze { place: usize, nanos: u64 },
+    Freeze { node: usize, nanos: u64 },
     /// Nothing goes from one node to another for a while; the other way it may.
     Stall { from: usize, to: usize, nanos: u64 },
     /// The connections between two nodes break.
     Cut { one: usize, other: usize },
     /// A peer keeps the newest frame of an owner pinned for a while.
-    Pin { place: usize, nanos: u64 },
+    Pin { node: usize, nanos: u64 },
     /// Nothing breaks from here on, and all that stalled goes on.
     Calm,
 }
 
 /// The faults that a plan may have.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Faults {
+pub(super) enum FaultKinds {
     None,
     Only(Class),
     /// All that the seed draws.
     Drawn,
 }
 
-impl Faults {
+impl FaultKinds {
     /// True if a class is among them: so many times out of a thousand where the seed draws.
-    fn have(self, class: Class, permille: u64, random: &mut Random) -> bool {
+    fn have(self, class: Class, permille: u64, random: &mut FabricRandom) -> bool {
         match self {
-            Faults::None => false,
-            Faults::Only(one) => one == class,
-            Faults::Drawn => random.permille(permille),
+            FaultKinds::None => false,
+            FaultKinds::Only(one) => one == class,
+            FaultKinds::Drawn => random.permille(permille),
         }
     }
 }
 
-/// One run. Places: servers (or a publisher) first, then workers, then readers.
+/// One run. Its nodes are numbered: servers (or a publisher) first, then workers, then readers.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) scheme: AnyScheme,
@@ -62,8 +62,8 @@ pub(super) struct Plan {
     pub(super) frames: u8,
     pub(super) checksums: bool,
     pub(super) lease: Duration,
-    /// The number of workers that must have joined before anything is applied: in a server's first life, and in its
-    /// later ones.
+    /// The number of workers that must have joined before anything is applied: in a server's first incarnation,
+    /// and in its later ones.
     pub(super) quorum: [usize; 2],
     /// The clock that all workers are to reach.
     pub(super) goal: u64,
@@ -73,9 +73,9 @@ pub(super) struct Plan {
     pub(super) slow: Option<usize>,
     /// The worker that breaks the protocol. It is not expected to get anywhere, and vanishes in the end.
     pub(super) liar: Option<usize>,
-    pub(super) distribution: Distribution,
+    pub(super) distribution: NetRules,
     /// The faults, in order of time.
-    pub(super) faults: Vec<(u64, Fault)>,
+    pub(super) faults: Vec<(u64, PlannedFault)>,
     /// A run that has not ended by then does not converge.
     pub(super) limit: u64,
 }
@@ -94,8 +94,8 @@ const LIES: u64 = 3;
 const CONVERGES_WITHIN: u64 = 20_000 * MILLISECOND;
 
 impl Plan {
-    pub(super) fn draw(seed: u64, scheme: Option<AnyScheme>, faults: Faults) -> Plan {
-        let mut random = Random::new(seed, PLAN);
+    pub(super) fn draw(seed: u64, scheme: Option<AnyScheme>, faults: FaultKinds) -> Plan {
+        let mut random = FabricRandom::new(seed, PLAN);
         let drawn = draw_scheme(&mut random);
         // One publisher and its readers, instead of servers and workers.
         let publishes = random.permille(120) && scheme.is_none();
@@ -131,8 +131,8 @@ impl Plan {
             faults: Vec::new(),
             limit: CONVERGES_WITHIN,
         };
-        if !matches!(faults, Faults::None) {
-            plan.draw_faults(faults, &mut random, &mut Random::new(seed, LIES), span, lease);
+        if !matches!(faults, FaultKinds::None) {
+            plan.draw_faults(faults, &mut random, &mut FabricRandom::new(seed, LIES), span, lease);
         }
         plan
     }
@@ -143,7 +143,7 @@ impl Plan {
     }
 
     /// Returns the number of nodes.
-    pub(super) fn places(&self) -> usize {
+    pub(super) fn nodes(&self) -> usize {
         self.servers + self.workers + self.readers
     }
 
@@ -152,7 +152,14 @@ impl Plan {
         4 * self.workers + 16
     }
 
-    fn draw_faults(&mut self, faults: Faults, random: &mut Random, lies: &mut Random, span: u64, lease: u64) {
+    fn draw_faults(
+        &mut self,
+        faults: FaultKinds,
+        random: &mut FabricRandom,
+        lies: &mut FabricRandom,
+        span: u64,
+        lease: u64,
+    ) {
         let mut calm = 0;
         if faults.have(Class::Liars, 250, lies) {
             self.draw_liar(lies);
@@ -170,18 +177,20 @@ impl Plan {
         }
         let is_zombie = faults.have(Class::Zombies, 250, lies);
         if is_zombie {
-            (self.distribution.shape, self.distribution.at_once) = (Shape::Mapped, lies.pick(&[500, 1000]));
+            (self.distribution.shape, self.distribution.at_once) =
+                (TransportShape::Mapped, lies.pick(&[500, 1000]));
             calm = calm.max(self.draw_zombies(lies, span, lease));
         }
         if faults.have(Class::FrozenThreads, 330, lies) && !is_zombie {
-            self.distribution.shape = Shape::Threads;
+            self.distribution.shape = TransportShape::Threads;
             self.distribution.thaw = (0, lies.pick(&[0, 100 * MICROSECOND, 3 * MILLISECOND]));
             calm = calm.max(self.draw_freezes(lies, span, lease));
         }
         if let Some(liar) = self.liar {
-            self.faults.push((calm, Fault::Crash { place: self.servers + liar, notice_max: MILLISECOND }));
+            self.faults
+                .push((calm, PlannedFault::Crash { node: self.servers + liar, notice_max: MILLISECOND }));
         }
-        self.faults.push((calm + MILLISECOND, Fault::Calm));
+        self.faults.push((calm + MILLISECOND, PlannedFault::Calm));
         self.faults.sort_by_key(|(at, _)| *at);
         self.limit = calm + CONVERGES_WITHIN;
         let left = self.workers - dead_for_good;
@@ -191,7 +200,7 @@ impl Plan {
 
     /// Makes a worker the liar: one worker more, or one of the most that there may be, if the scheme can do without
     /// it.
-    fn draw_liar(&mut self, lies: &mut Random) {
+    fn draw_liar(&mut self, lies: &mut FabricRandom) {
         let workers = (self.workers + 1).min(WORKERS_MAX);
         if self.publishes() || workers <= awaited(&self.scheme) as usize {
             return;
@@ -205,22 +214,22 @@ impl Plan {
 
     /// Draws owners that stand still for longer than the lease, and peers for about as long. Returns the time at
     /// which all of it has ended.
-    fn draw_freezes(&mut self, lies: &mut Random, span: u64, lease: u64) -> u64 {
+    fn draw_freezes(&mut self, lies: &mut FabricRandom, span: u64, lease: u64) -> u64 {
         let mut calm = 0;
-        let last = self.places() as u64 - 1;
+        let last = self.nodes() as u64 - 1;
         for index in 0..lies.between(1, 3) {
             let last = if index == 0 { self.servers as u64 - 1 } else { last };
-            let (at, place) = (lies.between(0, span), lies.between(0, last) as usize);
+            let (at, node) = (lies.between(0, span), lies.between(0, last) as usize);
             let nanos = lies.between(lease / 2, 3 * lease);
-            self.faults.push((at, Fault::Freeze { place, nanos }));
+            self.faults.push((at, PlannedFault::Freeze { node, nanos }));
             calm = calm.max(at + nanos);
         }
         calm
     }
 
     /// Draws a worker that is taken for dead while a fold of its gradient waits for a pinned frame; another one comes
-    /// meanwhile and may get its place before the first one wakes. Returns the time at which all of it has ended.
-    fn draw_zombies(&mut self, lies: &mut Random, span: u64, lease: u64) -> u64 {
+    /// meanwhile and may get its index before the first one wakes. Returns the time at which all of it has ended.
+    fn draw_zombies(&mut self, lies: &mut FabricRandom, span: u64, lease: u64) -> u64 {
         if self.publishes() || self.workers < 2 {
             return self.draw_freezes(lies, span, lease);
         }
@@ -233,13 +242,13 @@ impl Plan {
             let other = (worker + lies.between(1, self.workers as u64 - 1) as usize) % self.workers;
             let (zombie, successor) = (self.servers + worker, self.servers + other);
             let (reader, pinned) = (self.servers + self.workers, 4 * lease);
-            self.faults.push((at, Fault::Pin { place: reader, nanos: pinned }));
+            self.faults.push((at, PlannedFault::Pin { node: reader, nanos: pinned }));
             let stopped = at + lies.between(MILLISECOND, 20 * MILLISECOND);
             let nanos = lease + lies.between(40 * MILLISECOND, 2 * lease);
-            self.faults.push((stopped, Fault::Freeze { place: zombie, nanos }));
-            // About when the worker is let go, so that its place is free when the other one comes again.
+            self.faults.push((stopped, PlannedFault::Freeze { node: zombie, nanos }));
+            // About when the worker is let go, so that its index is free when the other one comes again.
             let gone = stopped + lease - lies.between(0, 30 * MILLISECOND);
-            self.faults.push((gone, Fault::Cut { one: successor, other: 0 }));
+            self.faults.push((gone, PlannedFault::Cut { one: successor, other: 0 }));
             calm = calm.max(at + pinned).max(stopped + nanos).max(gone);
         }
         calm
@@ -249,57 +258,57 @@ impl Plan {
     /// which all of it has ended.
     fn draw_failures(
         &mut self,
-        random: &mut Random,
+        random: &mut FabricRandom,
         span: u64,
         lease: u64,
         dead_for_good: &mut usize,
     ) -> u64 {
-        let last = self.places() as u64 - 1;
+        let last = self.nodes() as u64 - 1;
         let awaited = awaited(&self.scheme) as usize;
         let liar = self.liar.map(|liar| self.servers + liar);
-        let mut down_until = vec![0; self.places()];
+        let mut down_until = vec![0; self.nodes()];
         let mut calm = 0;
         for _ in 0..random.between(0, 8) {
             let at = random.between(0, span);
-            let place = random.between(0, last) as usize;
+            let node = random.between(0, last) as usize;
             let other = random.between(0, last) as usize;
             // Mostly a moment; now and then longer than a node is allowed to be silent.
             let short = random.between(100 * MICROSECOND, 10 * MILLISECOND);
             let nanos = if random.permille(300) { random.between(lease / 2, lease * 2) } else { short };
             let end = match random.between(0, 9) {
                 0..=2 => {
-                    if at < down_until[place] {
+                    if at < down_until[node] {
                         continue;
                     }
                     let notice_max = if random.permille(500) { lease } else { MILLISECOND };
-                    self.faults.push((at, Fault::Crash { place, notice_max }));
-                    let is_worker = place >= self.servers && place < self.servers + self.workers;
-                    let can_miss = *dead_for_good + 1 + awaited <= self.workers && liar != Some(place);
+                    self.faults.push((at, PlannedFault::Crash { node, notice_max }));
+                    let is_worker = node >= self.servers && node < self.servers + self.workers;
+                    let can_miss = *dead_for_good + 1 + awaited <= self.workers && liar != Some(node);
                     if is_worker && can_miss && random.permille(250) {
                         *dead_for_good += 1;
-                        down_until[place] = u64::MAX;
+                        down_until[node] = u64::MAX;
                         at
                     } else {
-                        self.faults.push((at + nanos, Fault::Return { place }));
-                        down_until[place] = at + nanos;
+                        self.faults.push((at + nanos, PlannedFault::Return { node }));
+                        down_until[node] = at + nanos;
                         at + nanos
                     }
                 }
                 3 | 4 => {
-                    self.faults.push((at, Fault::Freeze { place, nanos }));
+                    self.faults.push((at, PlannedFault::Freeze { node, nanos }));
                     at + nanos
                 }
                 5 | 6 => {
-                    self.faults.push((at, Fault::Stall { from: place, to: other, nanos }));
+                    self.faults.push((at, PlannedFault::Stall { from: node, to: other, nanos }));
                     at + nanos
                 }
                 7 => {
-                    self.faults.push((at, Fault::Stall { from: place, to: other, nanos }));
-                    self.faults.push((at, Fault::Stall { from: other, to: place, nanos }));
+                    self.faults.push((at, PlannedFault::Stall { from: node, to: other, nanos }));
+                    self.faults.push((at, PlannedFault::Stall { from: other, to: node, nanos }));
                     at + nanos
                 }
                 _ => {
-                    self.faults.push((at, Fault::Cut { one: place, other }));
+                    self.faults.push((at, PlannedFault::Cut { one: node, other }));
                     at
                 }
             };
@@ -309,7 +318,7 @@ impl Plan {
     }
 }
 
-fn draw_scheme(random: &mut Random) -> Config {
+fn draw_scheme(random: &mut FabricRandom) -> SchemeConfig {
     let staleness = random.between(0, 4);
     let k = random.between(1, 4) as u16;
     let wait_for = random.pick(&[WaitFor::Fixed(k), WaitFor::LossRatio(k)]);
@@ -320,34 +329,34 @@ fn draw_scheme(random: &mut Random) -> Config {
     // One gradient at a time, several, and as many as there are slots.
     let bound = random.pick(&[1e-3, 1e3, 1e5, 1e9]);
     let strength = random.pick(&[Strength::Weak, Strength::Strong]);
-    let abs = |staleness| Config::Abs { wait_for, staleness, shrink, local_steps: 1 };
+    let abs = |staleness| SchemeConfig::Abs { wait_for, staleness, shrink, local_steps: 1 };
     random.pick(&[
-        Config::Bsp,
-        Config::Asp,
-        Config::Ssp { staleness },
-        Config::Essp { staleness },
-        Config::Bap { staleness },
-        Config::Vap { bound, strength },
-        Config::Dbw { delivery, choice },
+        SchemeConfig::Bsp,
+        SchemeConfig::Asp,
+        SchemeConfig::Ssp { staleness },
+        SchemeConfig::Essp { staleness },
+        SchemeConfig::Bap { staleness },
+        SchemeConfig::Vap { bound, strength },
+        SchemeConfig::Dbw { delivery, choice },
         abs(Some(staleness)),
         abs(None),
-        Config::Delay { staleness, seed: u64::from(k) },
+        SchemeConfig::Delay { staleness, seed: u64::from(k) },
     ])
 }
 
 /// Returns the fewest workers that a scheme takes.
 fn awaited(scheme: &AnyScheme) -> u64 {
     match scheme.built_in() {
-        Some(Config::Dbw { choice: Choice::Static { k }, .. }) => u64::from(k),
-        Some(Config::Abs { wait_for, .. }) => u64::from(wait_for.k()),
+        Some(SchemeConfig::Dbw { choice: Choice::Static { k }, .. }) => u64::from(k),
+        Some(SchemeConfig::Abs { wait_for, .. }) => u64::from(wait_for.k()),
         _ => 1,
     }
 }
 
-fn draw_distribution(random: &mut Random, lease: u64) -> Distribution {
+fn draw_distribution(random: &mut FabricRandom, lease: u64) -> NetRules {
     let latency = random.pick(&[2, 10, 40]) * MICROSECOND;
     let notice = random.pick(&[100 * MICROSECOND, 5 * MILLISECOND, lease]);
-    Distribution {
+    NetRules {
         latency: (latency / 4, latency),
         straggling: random.pick(&[0, 10, 100]),
         straggle: (latency, random.pick(&[100, 3_000]) * MICROSECOND),
@@ -361,7 +370,7 @@ fn draw_distribution(random: &mut Random, lease: u64) -> Distribution {
         notice: (10 * MICROSECOND, notice),
         late: random.pick(&[0, 500, 1000]),
         same_keys: random.permille(600),
-        ..Distribution::plain()
+        ..NetRules::plain()
     }
 }
 
@@ -373,11 +382,11 @@ mod tests {
     fn a_worker_that_comes_back_is_never_the_only_honest_one() {
         let mut returns = 0;
         for seed in 0..2000 {
-            let plan = Plan::draw(seed, None, Faults::Drawn);
-            let is_worker = |place| (plan.servers..plan.servers + plan.workers).contains(&place);
-            let back =
-                |(_, fault): &&(u64, Fault)| matches!(fault, Fault::Return { place } if is_worker(*place));
-            if plan.faults.iter().any(|fault| back(&fault)) {
+            let plan = Plan::draw(seed, None, FaultKinds::Drawn);
+            let is_worker = |node| (plan.servers..plan.servers + plan.workers).contains(&node);
+            let is_return =
+                |fault: &PlannedFault| matches!(fault, PlannedFault::Return { node } if is_worker(*node));
+            if plan.faults.iter().any(|(_, fault)| is_return(fault)) {
                 returns += 1;
                 assert!(plan.workers - usize::from(plan.liar.is_some()) >= 2, "seed {seed}: {plan:?}");
             }
@@ -389,15 +398,24 @@ mod tests {
     fn a_class_that_is_asked_for_is_had_and_no_other() {
         for (class, seed) in Class::ALL.into_iter().flat_map(|class| (0..100).map(move |seed| (class, seed)))
         {
-            let plan = Plan::draw(seed, Some(Config::Bsp.into()), Faults::Only(class));
-            let has = |is: fn(&Fault) -> bool| plan.faults.iter().any(|(_, fault)| is(fault));
+            let plan = Plan::draw(seed, Some(SchemeConfig::Bsp.into()), FaultKinds::Only(class));
+            let has = |is: fn(&PlannedFault) -> bool| plan.faults.iter().any(|(_, fault)| is(fault));
             let case = format!("{class}, seed {seed}");
             assert_eq!(plan.liar.is_some(), class == Class::Liars, "{case}");
             assert_eq!(plan.distribution.registering > 0, class == Class::SlowRegistration, "{case}");
-            assert_eq!(plan.distribution.shape == Shape::Mapped, class == Class::Zombies, "{case}");
-            assert_eq!(plan.distribution.shape == Shape::Threads, class == Class::FrozenThreads, "{case}");
-            assert_eq!(has(|fault| matches!(fault, Fault::Pin { .. })), class == Class::Zombies, "{case}");
-            let stalls = has(|fault| matches!(fault, Fault::Stall { .. } | Fault::Return { .. }));
+            assert_eq!(plan.distribution.shape == TransportShape::Mapped, class == Class::Zombies, "{case}");
+            assert_eq!(
+                plan.distribution.shape == TransportShape::Threads,
+                class == Class::FrozenThreads,
+                "{case}"
+            );
+            assert_eq!(
+                has(|fault| matches!(fault, PlannedFault::Pin { .. })),
+                class == Class::Zombies,
+                "{case}"
+            );
+            let stalls =
+                has(|fault| matches!(fault, PlannedFault::Stall { .. } | PlannedFault::Return { .. }));
             assert!(!stalls || class == Class::Failures, "{case}");
         }
     }

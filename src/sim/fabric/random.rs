@@ -5,14 +5,14 @@ use crate::sim;
 
 /// One stream for a whole run: whatever happens draws from it, in the order in which it happens.
 #[derive(Clone, Debug)]
-pub(super) struct Random {
+pub(super) struct FabricRandom {
     stream: sim::Random,
 }
 
-impl Random {
+impl FabricRandom {
     /// The stream of a seed for one of its purposes.
-    pub(super) fn new(seed: u64, purpose: u64) -> Random {
-        Random { stream: sim::Random::stream(seed, purpose, 0) }
+    pub(super) fn new(seed: u64, purpose: u64) -> FabricRandom {
+        FabricRandom { stream: sim::Random::stream(seed, purpose, 0) }
     }
 
     pub(super) fn word(&mut self) -> u64 {
@@ -44,11 +44,11 @@ impl Random {
 
 /// FNV-1a over words: what happened, in order.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Trace(u64);
+pub(super) struct EventHash(u64);
 
-impl Trace {
-    pub(super) fn new() -> Trace {
-        Trace(0xCBF2_9CE4_8422_2325)
+impl EventHash {
+    pub(super) fn new() -> EventHash {
+        EventHash(0xCBF2_9CE4_8422_2325)
     }
 
     pub(super) fn note(&mut self, word: u64) {

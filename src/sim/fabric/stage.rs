@@ -8,19 +8,19 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use super::coroutine::{self, Program};
-use super::judge::Judge;
-use super::net::{Event, HostId, Net, Outside, Shared, lock};
-use super::nodes::Life;
-use super::plan::{Fault, Plan};
-use super::random::Trace;
-use crate::node::runtime::{Published, Runtime, Stay};
+use super::judge::FabricJudge;
+use super::net::{HostId, Net, NetEvent, Outside, SharedNet, lock};
+use super::nodes::Incarnation;
+use super::plan::{Plan, PlannedFault};
+use super::random::EventHash;
+use crate::node::runtime::{PublishedVersion, Runtime, Stay};
 use crate::scheme::{AnyScheme, GradientId};
 use crate::time::{Duration, Instant};
 use crate::transport::HeartbeatWord;
 
 /// The results of a run.
-pub(super) struct Outcome {
-    pub(super) trace: Trace,
+pub(super) struct RunOutcome {
+    pub(super) trace: EventHash,
     pub(super) events: u64,
     pub(super) virtual_time: Duration,
     pub(super) versions: u64,
@@ -38,10 +38,10 @@ const PAUSE_DOUBLINGS: u32 = 10;
 /// A node that has found nothing to do for so many turns is no longer woken by whatever comes.
 const PATIENT_TURNS: u32 = 14;
 
-/// The runtime of the nodes, in the place of clock, processor and threads.
+/// The runtime of the nodes, instead of clock, processor and threads.
 struct Ground {
-    net: Shared,
-    judge: Rc<RefCell<Judge>>,
+    net: SharedNet,
+    judge: Rc<RefCell<FabricJudge>>,
     running: Rc<Cell<HostId>>,
 }
 
@@ -88,7 +88,7 @@ impl Runtime for Ground {
         lock(&self.net).add_heart(self.running.get(), heartbeat_word, interval, stop);
     }
 
-    fn published(&self, published: &Published<'_>) {
+    fn published(&self, published: &PublishedVersion<'_>) {
         self.judge.borrow_mut().published(published);
     }
 
@@ -99,19 +99,19 @@ impl Runtime for Ground {
 
 struct Stage {
     plan: Rc<Plan>,
-    net: Shared,
-    judge: Rc<RefCell<Judge>>,
+    net: SharedNet,
+    judge: Rc<RefCell<FabricJudge>>,
     running: Rc<Cell<HostId>>,
     sleep: Rc<dyn Fn(Duration)>,
-    /// The programs of all hosts: one for each life.
+    /// The programs of all hosts: one for each incarnation.
     programs: Vec<Option<Program>>,
 }
 
 /// Plays one run to its end, held to what `promised` promises.
-pub(super) fn play(seed: u64, plan: Plan, promised: AnyScheme) -> Result<Outcome, String> {
+pub(super) fn play(seed: u64, plan: Plan, promised: AnyScheme) -> Result<RunOutcome, String> {
     let net = Arc::new(Mutex::new(Net::new(seed, plan.distribution.clone(), false)));
     let plan = Rc::new(plan);
-    let judge = Rc::new(RefCell::new(Judge::new(&plan, promised)));
+    let judge = Rc::new(RefCell::new(FabricJudge::new(&plan, promised)));
     let running = Rc::new(Cell::new(0));
     let ground = || Ground { net: Arc::clone(&net), judge: Rc::clone(&judge), running: Rc::clone(&running) };
     let sleeper = ground();
@@ -138,7 +138,7 @@ pub(super) fn play(seed: u64, plan: Plan, promised: AnyScheme) -> Result<Outcome
         (Ok(Ok(())), None) => {
             let mut trace = net.trace;
             trace.note(judge.trace.hash());
-            Ok(Outcome {
+            Ok(RunOutcome {
                 trace,
                 events: net.events,
                 virtual_time: at,
@@ -157,11 +157,11 @@ fn message(panic: &(dyn std::any::Any + Send)) -> &str {
 
 impl Stage {
     fn play(&mut self) -> Result<(), String> {
-        for place in 0..self.plan.places() {
-            self.start(place);
+        for node in 0..self.plan.nodes() {
+            self.start(node);
         }
         for (index, (at, _)) in self.plan.faults.iter().enumerate() {
-            lock(&self.net).schedule(*at, Event::Fault { index });
+            lock(&self.net).schedule(*at, NetEvent::PlannedFault { index });
         }
         loop {
             let (next, now, events, registrations) = {
@@ -176,11 +176,11 @@ impl Stage {
                 None => return Err("nothing moves any more".into()),
                 Some(Outside::Wake(host)) => self.resume(host),
                 Some(Outside::Beat(heartbeat)) => self.beat(heartbeat),
-                Some(Outside::Fault(index)) => self.strike(index),
+                Some(Outside::PlannedFault(index)) => self.strike(index),
             }
             let evictions = std::mem::take(&mut lock(&self.net).evictions);
-            for place in evictions {
-                self.judge.borrow_mut().evicted(place, Instant::from_nanos(now));
+            for node in evictions {
+                self.judge.borrow_mut().evicted(node, Instant::from_nanos(now));
             }
             if self.judge.borrow().failure().is_some() || self.is_empty() {
                 return Ok(());
@@ -199,22 +199,22 @@ impl Stage {
         self.programs.iter().all(Option::is_none)
     }
 
-    /// Begins a life at `place`.
-    fn start(&mut self, place: usize) {
+    /// Begins an incarnation of `node`.
+    fn start(&mut self, node: usize) {
         let mut net = lock(&self.net);
-        let host = net.add_host(place);
+        let host = net.add_host(node);
         let delay = net.random.between(0, 200_000);
         net.sleep(host, delay, false);
         drop(net);
-        let life = Life {
+        let incarnation = Incarnation {
             plan: Rc::clone(&self.plan),
             judge: Rc::clone(&self.judge),
             net: Arc::clone(&self.net),
-            place,
+            node,
             host,
             sleep: Rc::clone(&self.sleep),
         };
-        match Program::new(move || life.run()) {
+        match Program::new(move || incarnation.run()) {
             Ok(program) => self.programs.push(Some(program)),
             Err(error) => {
                 self.programs.push(None);
@@ -245,7 +245,7 @@ impl Stage {
         if heartbeat_word.set(count).is_ok() {
             let mut net = lock(&self.net);
             net.hearts[heartbeat].heartbeat_word = Some(heartbeat_word);
-            net.schedule_in(interval, Event::Beat { heartbeat });
+            net.schedule_in(interval, NetEvent::Beat { heartbeat });
         }
     }
 
@@ -255,8 +255,8 @@ impl Stage {
         let now = net.at();
         let after = |nanos| now + Duration::from_nanos(nanos);
         match fault {
-            Fault::Crash { place, notice_max } => {
-                let Some(host) = net.living(place) else { return };
+            PlannedFault::Crash { node, notice_max } => {
+                let Some(host) = net.living(node) else { return };
                 if self.judge.borrow().is_over() {
                     return;
                 }
@@ -270,59 +270,59 @@ impl Stage {
                 let later = &self.plan.faults[index..];
                 let returns = later
                     .iter()
-                    .any(|(_, fault)| matches!(fault, Fault::Return { place: back } if *back == place));
+                    .any(|(_, fault)| matches!(fault, PlannedFault::Return { node: back } if *back == node));
                 let mut judge = self.judge.borrow_mut();
-                if let Some(worker) = place.checked_sub(self.plan.servers)
+                if let Some(worker) = node.checked_sub(self.plan.servers)
                     && worker < self.plan.workers
                 {
                     judge.crashed(worker, returns);
-                } else if place < self.plan.servers {
-                    judge.ended(place);
+                } else if node < self.plan.servers {
+                    judge.ended(node);
                     judge.harm(now);
                     judge.causes.all_lost(now);
                 }
                 judge.unrest(now);
             }
-            Fault::Return { place } => {
-                let is_free = net.living(place).is_none();
+            PlannedFault::Return { node } => {
+                let is_free = net.living(node).is_none();
                 drop(net);
                 if is_free && !self.judge.borrow().is_over() {
                     self.judge.borrow_mut().unrest(now);
-                    if place < self.plan.servers {
-                        // Words out of its new memory name another life.
+                    if node < self.plan.servers {
+                        // Words out of its new memory name another incarnation.
                         self.judge.borrow_mut().causes.all_lost(now);
                     }
-                    self.start(place);
+                    self.start(node);
                 }
             }
-            Fault::Freeze { place, nanos } => {
-                let Some(host) = net.living(place) else { return };
+            PlannedFault::Freeze { node, nanos } => {
+                let Some(host) = net.living(node) else { return };
                 net.freeze(host, nanos);
-                self.judge.borrow_mut().freeze(place, now, after(nanos));
+                self.judge.borrow_mut().freeze(node, now, after(nanos));
             }
-            Fault::Stall { from, to, nanos } => {
+            PlannedFault::Stall { from, to, nanos } => {
                 net.stall(from, to, nanos);
                 let mut judge = self.judge.borrow_mut();
                 judge.harm(after(nanos));
                 judge.causes.outage(from, now, after(nanos));
                 judge.causes.outage(to, now, after(nanos));
             }
-            Fault::Cut { one: one_place, other: other_place } => {
-                if let (Some(one), Some(other)) = (net.living(one_place), net.living(other_place)) {
+            PlannedFault::Cut { one: one_node, other: other_node } => {
+                if let (Some(one), Some(other)) = (net.living(one_node), net.living(other_node)) {
                     net.cut(one, other);
                     let notice = Duration::from_nanos(net.distribution.notice.1);
                     let mut judge = self.judge.borrow_mut();
                     judge.harm(now);
-                    judge.causes.lost(one_place, now + notice);
-                    judge.causes.lost(other_place, now + notice);
+                    judge.causes.lost(one_node, now + notice);
+                    judge.causes.lost(other_node, now + notice);
                 }
             }
-            Fault::Pin { place, nanos } => {
-                if let Some(host) = net.living(place) {
+            PlannedFault::Pin { node, nanos } => {
+                if let Some(host) = net.living(node) {
                     net.pin(host, nanos);
                 }
             }
-            Fault::Calm => {
+            PlannedFault::Calm => {
                 net.mend();
                 self.judge.borrow_mut().calm(now);
             }

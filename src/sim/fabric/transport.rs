@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use super::coroutine;
-use super::net::{Distribution, HostId, Net, Shared, lock};
+use super::net::{HostId, Net, NetRules, SharedNet, lock};
 use crate::mem::{Access, HostMemory, LocalKey, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::Instant;
 use crate::transport::{
@@ -21,7 +21,7 @@ const NAME: &str = "sim";
 /// Each clone is the same node of the same network.
 #[derive(Clone)]
 pub struct SimTransport {
-    net: Shared,
+    net: SharedNet,
     host: HostId,
 }
 
@@ -29,12 +29,12 @@ impl SimTransport {
     /// A network of its own, with one node that talks to itself. Its time passes whenever the node looks: each poll,
     /// check and post lets one thing happen.
     pub fn new(seed: u64) -> SimTransport {
-        let mut net = Net::new(seed, Distribution::plain(), true);
+        let mut net = Net::new(seed, NetRules::plain(), true);
         let host = net.add_host(0);
         SimTransport { net: Arc::new(Mutex::new(net)), host }
     }
 
-    pub(super) fn of(net: &Shared, host: HostId) -> SimTransport {
+    pub(super) fn of(net: &SharedNet, host: HostId) -> SimTransport {
         SimTransport { net: Arc::clone(net), host }
     }
 }
@@ -99,7 +99,7 @@ fn takes(operation: &'static str, address: &Address) -> Result<(), ConnectError>
 
 /// The listener at which simulated peers arrive.
 pub struct SimListener {
-    net: Shared,
+    net: SharedNet,
     acceptor: usize,
     address: Address,
 }
@@ -136,7 +136,7 @@ impl Drop for SimListener {
 
 /// A simulated peer that waits for an answer.
 pub struct SimIncoming {
-    net: Shared,
+    net: SharedNet,
     host: HostId,
     attempt: usize,
     received: Received,
@@ -197,7 +197,7 @@ impl Drop for SimIncoming {
 
 /// A simulated connection in the making.
 pub struct SimConnecting {
-    net: Shared,
+    net: SharedNet,
     attempt: usize,
 }
 
@@ -221,7 +221,7 @@ impl Drop for SimConnecting {
 
 /// One end of a simulated connection.
 pub struct SimEndpoint {
-    net: Shared,
+    net: SharedNet,
     connection: usize,
     end: usize,
 }
@@ -274,7 +274,7 @@ impl Drop for SimEndpoint {
 }
 
 struct SimHeartbeatWord {
-    net: Shared,
+    net: SharedNet,
     light: usize,
 }
 

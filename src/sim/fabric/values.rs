@@ -3,18 +3,18 @@
 //! A payload is cut into lines of 16 values; the gradient that a worker computed as its
 //! `n`th is -2^(n mod 20) in the lane that is the worker's and that of n / 20, in every line, and 0 elsewhere. So every
 //! line of a version is the same, a version tells from its values which gradients are in it, and half a gradient, two
-//! of them mixed or one applied twice are seen at once. The last lane numbers the lives of a server.
+//! of them mixed or one applied twice are seen at once. The last lane numbers the incarnations of a server.
 #![forbid(unsafe_code)]
 
 use super::judge::Seen;
 use crate::mem::VolatileSlice;
-use crate::node::runtime::Published;
+use crate::node::runtime::PublishedVersion;
 use crate::scheme::Share;
 
 /// Values in one line.
 pub(super) const LANES: usize = 16;
-/// The lane that numbers lives.
-pub(super) const LIFE_LANE: usize = LANES - 1;
+/// The lane that numbers incarnations.
+pub(super) const INCARNATION_LANE: usize = LANES - 1;
 const LANES_PER_WORKER: usize = 3;
 pub(super) const BITS: usize = 20;
 
@@ -63,15 +63,15 @@ pub(super) fn lanes(bytes: &[u8], liar: Option<usize>) -> Result<[f32; LANES], S
 pub(super) fn gradients_between(
     before: &[f32; LANES],
     after: &[f32; LANES],
-    published: &Published<'_>,
+    published: &PublishedVersion<'_>,
     workers: &[Seen],
     liar: Option<usize>,
 ) -> Result<Vec<(usize, usize)>, String> {
     let mut weights: Vec<f64> = published.shares.iter().map(|share| f64::from(share.weight)).collect();
     weights.sort_unstable_by(f64::total_cmp);
     weights.dedup();
-    if after[LIFE_LANE] != before[LIFE_LANE] {
-        return Err("it belongs to another life".into());
+    if after[INCARNATION_LANE] != before[INCARNATION_LANE] {
+        return Err("it belongs to another incarnation".into());
     }
     if weights.len() > 1 {
         let mut puzzle = Puzzle {
@@ -93,7 +93,7 @@ pub(super) fn gradients_between(
             .ok_or(format!("it moved by {rest:?}, which no gradients make"));
     }
     let mut found = Vec::new();
-    for lane in 0..LIFE_LANE {
+    for lane in 0..INCARNATION_LANE {
         let moved = f64::from(after[lane]) - f64::from(before[lane]);
         if moved == 0.0 || is_lane_of(lane, liar) {
             continue;

@@ -6,8 +6,8 @@ use std::task::Poll;
 use rustix::net::SocketAddrUnix;
 
 use super::ShmEndpoint;
-use super::handshake::{HandshakeError, Inbox, Opened, Outbox, Said, UserError, check_user, is_gone};
-use super::socket::{self, Link};
+use super::handshake::{Inbox, MappedOffer, Outbox, Said, ShmHandshakeError, UserError, check_user, is_gone};
+use super::socket::{self, SocketEnd};
 use crate::time::Instant;
 use crate::transport::wireup::{Side, WireError};
 use crate::transport::{Address, ConnectError, Connecting, Offer, Received, Refusal};
@@ -23,7 +23,7 @@ pub struct ShmConnecting {
 }
 
 struct State {
-    link: Link,
+    link: SocketEnd,
     /// False while the listener's queue is full.
     connected: bool,
     /// The message that this side has not wholly sent yet.
@@ -41,7 +41,7 @@ impl ShmConnecting {
         let failed = |error| connect_error(address, error);
         let outbox = Outbox::offer(Side::Connector, offer).map_err(|error| error.at("connect", address))?;
         let dialled = socket::socket_address(address).map_err(failed)?;
-        let link = Link::new(socket::new_socket().map_err(failed)?);
+        let link = SocketEnd::new(socket::new_socket().map_err(failed)?);
         let mut state = State { link, connected: false, outbox: Some(outbox), inbox: Inbox::default() };
         state.dial(address, &dialled, user)?;
         Ok(ShmConnecting { address: address.clone(), dialled, state: Some(state), queue_depth, user })
@@ -67,7 +67,7 @@ impl State {
     }
 
     /// Moves the handshake on. True once the answer is there.
-    fn advance(&mut self) -> Result<bool, HandshakeError> {
+    fn advance(&mut self) -> Result<bool, ShmHandshakeError> {
         if let Some(outbox) = &mut self.outbox {
             match outbox.flush(&self.link) {
                 Ok(true) => self.outbox = None,
@@ -81,7 +81,7 @@ impl State {
     }
 
     /// Checks the whole answer, which may be a refusal.
-    fn open(mut self) -> Result<Result<(Link, Opened), Refusal>, HandshakeError> {
+    fn open(mut self) -> Result<Result<(SocketEnd, MappedOffer), Refusal>, ShmHandshakeError> {
         match self.inbox.open()? {
             Said::Accept(opened) if self.outbox.is_none() => Ok(Ok((self.link, opened))),
             Said::Refuse(refusal) => Ok(Err(refusal)),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::handshake::{Opened, Outbox};
-use super::socket::{FORKED, Heard, Link};
+use super::handshake::{MappedOffer, Outbox};
+use super::socket::{FORKED, Heard, SocketEnd};
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
     Disconnected, Endpoint, HeartbeatWord, LocalEndpoint, PostError, Received, WorkCompletion, WorkRequest,
@@ -16,7 +16,7 @@ const INHERITED: Disconnected = Disconnected { reason: FORKED };
 /// One connected peer on the same host.
 pub struct ShmEndpoint {
     local: LocalEndpoint,
-    link: Link,
+    link: SocketEnd,
     /// The rest of an answer that did not fit the socket's buffer.
     outbox: Option<Outbox>,
     /// Tells the heartbeat words that the connection is over: a dead worker must not look alive.
@@ -26,8 +26,8 @@ pub struct ShmEndpoint {
 impl ShmEndpoint {
     /// Everything said and mapped; `outbox` is what this side has yet to say.
     pub(super) fn new(
-        link: Link,
-        opened: Opened,
+        link: SocketEnd,
+        opened: MappedOffer,
         queue_depth: usize,
         outbox: Option<Outbox>,
     ) -> (Self, Received) {

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use super::socket::{Heard, Link};
+use super::socket::{Heard, SocketEnd};
 use super::wire::{self, FRAME_BYTES, Hello, Segments, Terms};
 use crate::mem::{Access, HostMemory, LocalKey, MemoryError, MemoryRegion, RemoteKey};
 use crate::transport::wireup::{Grant, Side, WireError, check_offer, lets_write, random};
@@ -14,7 +14,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 
 /// The reason why a handshake failed, without the address at which it did.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HandshakeError {
+pub(super) enum ShmHandshakeError {
     #[error("it closed the connection during the handshake")]
     Closed,
     #[error(transparent)]
@@ -27,16 +27,16 @@ pub(super) enum HandshakeError {
     Offer(&'static str),
 }
 
-impl HandshakeError {
+impl ShmHandshakeError {
     pub(super) fn at(self, operation: &'static str, address: &Address) -> ConnectError {
         let address = address.clone();
         match self {
-            HandshakeError::Closed => ConnectError::Closed { address },
-            HandshakeError::Wire(error) => ConnectError::Protocol { address, reason: error.to_string() },
-            HandshakeError::Memory(source) => ConnectError::Memory { address, source },
-            HandshakeError::Offer(reason) => ConnectError::Offer { address, reason },
-            HandshakeError::System(error) if is_gone(&error) => ConnectError::Closed { address },
-            HandshakeError::System(source) => {
+            ShmHandshakeError::Closed => ConnectError::Closed { address },
+            ShmHandshakeError::Wire(error) => ConnectError::Protocol { address, reason: error.to_string() },
+            ShmHandshakeError::Memory(source) => ConnectError::Memory { address, source },
+            ShmHandshakeError::Offer(reason) => ConnectError::Offer { address, reason },
+            ShmHandshakeError::System(error) if is_gone(&error) => ConnectError::Closed { address },
+            ShmHandshakeError::System(source) => {
                 let remedy = "look at the log of the peer";
                 ConnectError::System { operation, address, source, remedy }
             }
@@ -59,8 +59,8 @@ pub(super) struct Outbox {
 impl Outbox {
     /// Checks an offer or the listener's answer to one, seals its memory, and gives each region of it a key that no
     /// process can guess.
-    pub(super) fn offer(from: Side, offer: &Offer) -> Result<Outbox, HandshakeError> {
-        check_offer(offer).map_err(HandshakeError::Offer)?;
+    pub(super) fn offer(from: Side, offer: &Offer) -> Result<Outbox, ShmHandshakeError> {
+        check_offer(offer).map_err(ShmHandshakeError::Offer)?;
         let mut regions = Vec::<MemoryRegion>::new();
         let mut segments = Vec::new();
         let mut grants = Vec::new();
@@ -89,7 +89,7 @@ impl Outbox {
     }
 
     /// Sends what fits now. True once all of it is sent.
-    pub(super) fn flush(&mut self, link: &Link) -> io::Result<bool> {
+    pub(super) fn flush(&mut self, link: &SocketEnd) -> io::Result<bool> {
         while self.sent < self.bytes.len() {
             let files: Vec<BorrowedFd<'_>> =
                 self.regions.iter().filter_map(|region| region.memory().shared_file()).collect();
@@ -104,17 +104,17 @@ impl Outbox {
 }
 
 /// The segment of a region, whose memory is sealed.
-fn seal(region: &MemoryRegion) -> Result<Grant, HandshakeError> {
+fn seal(region: &MemoryRegion) -> Result<Grant, ShmHandshakeError> {
     let (memory, access) = (region.memory(), region.access());
     if memory.shared_file().is_none() {
-        return Err(HandshakeError::Offer("a region in it is private memory: use HostMemory::shared"));
+        return Err(ShmHandshakeError::Offer("a region in it is private memory: use HostMemory::shared"));
     }
     if lets_write(access) {
         memory.seal_against_new_seals()?;
     } else {
         memory.seal_against_new_writers()?;
     }
-    let key = RemoteKey(random().map_err(HandshakeError::Offer)?);
+    let key = RemoteKey(random().map_err(ShmHandshakeError::Offer)?);
     Ok(Grant { key, offset: 0, bytes: region.len() as u64, access })
 }
 
@@ -130,7 +130,7 @@ pub(super) struct Inbox {
 
 impl Inbox {
     /// Receives what is there, and not a byte past the message. True once all of it is there.
-    pub(super) fn fill(&mut self, link: &Link) -> Result<bool, HandshakeError> {
+    pub(super) fn fill(&mut self, link: &SocketEnd) -> Result<bool, ShmHandshakeError> {
         loop {
             let missing = self.length.unwrap_or(FRAME_BYTES) - self.bytes.len();
             if missing == 0 {
@@ -148,7 +148,7 @@ impl Inbox {
             self.bytes.truncate(begin + if let Ok(Heard::Bytes(bytes)) = heard { bytes } else { 0 });
             match heard? {
                 Heard::Silence => return Ok(false),
-                Heard::End => return Err(HandshakeError::Closed),
+                Heard::End => return Err(ShmHandshakeError::Closed),
                 Heard::Bytes(_) if self.files.len() > MAX_GRANTS => {
                     return Err(WireError::Rule("it passed more descriptors than segments").into());
                 }
@@ -163,7 +163,7 @@ impl Inbox {
     }
 
     /// Checks the whole message and maps the memory that came along.
-    pub(super) fn open(&mut self) -> Result<Said, HandshakeError> {
+    pub(super) fn open(&mut self) -> Result<Said, ShmHandshakeError> {
         // Moved out first: whatever goes wrong, the descriptors are closed on return.
         let files = std::mem::take(&mut self.files);
         self.length = None;
@@ -175,8 +175,8 @@ impl Inbox {
         };
         let segments = segments.map(files)?;
         Ok(match hello {
-            Hello::Offer(terms) => Said::Offer(Opened { received: terms.received(message), segments }),
-            Hello::Accept(terms) => Said::Accept(Opened { received: terms.received(message), segments }),
+            Hello::Offer(terms) => Said::Offer(MappedOffer { received: terms.received(message), segments }),
+            Hello::Accept(terms) => Said::Accept(MappedOffer { received: terms.received(message), segments }),
             Hello::Refuse(refusal) => Said::Refuse(refusal),
             Hello::Note(note) => match note {},
         })
@@ -185,13 +185,13 @@ impl Inbox {
 
 /// A message that has arrived.
 pub(super) enum Said {
-    Offer(Opened),
-    Accept(Opened),
+    Offer(MappedOffer),
+    Accept(MappedOffer),
     Refuse(Refusal),
 }
 
 /// An offer or an acceptance whose memory is mapped.
-pub(super) struct Opened {
+pub(super) struct MappedOffer {
     pub(super) received: Received,
     pub(super) segments: Vec<Mapped>,
 }
@@ -201,7 +201,7 @@ type Mapped = (RemoteKey, MemoryRegion, Access);
 
 impl Segments {
     /// Maps the files that came along.
-    fn map(&self, files: Vec<OwnedFd>) -> Result<Vec<Mapped>, HandshakeError> {
+    fn map(&self, files: Vec<OwnedFd>) -> Result<Vec<Mapped>, ShmHandshakeError> {
         if files.len() != self.0.len() {
             return Err(WireError::Rule("it passed more or fewer descriptors than segments").into());
         }
@@ -216,7 +216,7 @@ impl Segments {
 }
 
 /// Checks that the process on the other side runs as user `ours`. The error holds its user, if that is known.
-pub(super) fn check_user(link: &Link, ours: u32) -> Result<(), UserError> {
+pub(super) fn check_user(link: &SocketEnd, ours: u32) -> Result<(), UserError> {
     same_user(ours, link.peer_user().map_err(UserError::Unknown)?)
 }
 

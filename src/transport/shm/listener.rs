@@ -7,8 +7,8 @@ use rustix::net::{Shutdown, SocketFlags};
 
 use super::ShmEndpoint;
 use super::file;
-use super::handshake::{HandshakeError, Inbox, Opened, Outbox, Said, UserError, check_user};
-use super::socket::Link;
+use super::handshake::{Inbox, MappedOffer, Outbox, Said, ShmHandshakeError, UserError, check_user};
+use super::socket::SocketEnd;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
 use crate::transport::wireup::{Newcomer, Newcomers, Side, WireError};
@@ -28,7 +28,7 @@ pub struct ShmListener {
 }
 
 struct Pending {
-    link: Link,
+    link: SocketEnd,
     inbox: Inbox,
 }
 
@@ -52,7 +52,8 @@ impl Pending {
     /// Accepts a connection, if it is of a process of this user and what it has said so far is no offence. That is
     /// mostly its whole message, which counts when one newcomer has to go.
     fn accept(socket: &OwnedFd, user: u32) -> io::Result<Result<Pending, String>> {
-        let link = Link::new(rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?);
+        let link =
+            SocketEnd::new(rustix::net::accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?);
         Ok(match check_user(&link, user) {
             Ok(()) => Ok(Pending { link, inbox: Inbox::default() }),
             Err(UserError::Another { theirs }) => Err(format!("it is a process of another user, {theirs}")),
@@ -61,7 +62,7 @@ impl Pending {
     }
 
     /// Moves the handshake on; what the peer said once all of it is there.
-    fn advance(&mut self) -> Result<Option<Opened>, HandshakeError> {
+    fn advance(&mut self) -> Result<Option<MappedOffer>, ShmHandshakeError> {
         if !self.inbox.fill(&self.link)? {
             return Ok(None);
         }
@@ -75,9 +76,9 @@ impl Pending {
 
     /// The reason of a refusal. A peer that speaks another version is told which one is spoken here; every frame says
     /// so.
-    fn refused(&self, error: &HandshakeError) -> String {
+    fn refused(&self, error: &ShmHandshakeError) -> String {
         let reason = error.to_string();
-        if let HandshakeError::Wire(WireError::Version { .. }) = error {
+        if let ShmHandshakeError::Wire(WireError::Version { .. }) = error {
             // If it is gone already, it does not need to know.
             let _unheard = Outbox::refusal(reason.as_str().into()).flush(&self.link);
         }
@@ -86,9 +87,9 @@ impl Pending {
 }
 
 impl Newcomer for Pending {
-    type Said = Opened;
+    type Said = MappedOffer;
 
-    fn hear(&mut self) -> Result<Option<Opened>, String> {
+    fn hear(&mut self) -> Result<Option<MappedOffer>, String> {
         self.advance().map_err(|error| self.refused(&error))
     }
 
@@ -133,8 +134,8 @@ impl Drop for ShmListener {
 
 /// A peer that has said its part and waits for an answer.
 pub struct ShmIncoming {
-    link: Link,
-    opened: Opened,
+    link: SocketEnd,
+    opened: MappedOffer,
     address: Address,
     queue_depth: usize,
 }
@@ -154,7 +155,7 @@ impl Incoming for ShmIncoming {
         match answer {
             Ok(outbox) => Ok(ShmEndpoint::new(self.link, self.opened, self.queue_depth, outbox).0),
             Err(error) => {
-                if matches!(error, HandshakeError::Offer(_) | HandshakeError::Memory(_)) {
+                if matches!(error, ShmHandshakeError::Offer(_) | ShmHandshakeError::Memory(_)) {
                     let refusal = "the listener could not make its offer; look at its log";
                     let _unheard = Outbox::refusal(refusal.into()).flush(&self.link);
                 }

@@ -34,7 +34,7 @@ pub(super) fn socket_address(address: &Address) -> io::Result<SocketAddrUnix> {
 
 /// One end of a connection. Dropping it ends the connection, even if a forked child holds a copy of the descriptor;
 /// dropping the child's copy does not.
-pub(super) struct Link {
+pub(super) struct SocketEnd {
     socket: OwnedFd,
     guard: ForkGuard,
 }
@@ -50,9 +50,9 @@ pub(super) enum Heard {
     End,
 }
 
-impl Link {
+impl SocketEnd {
     pub(super) fn new(socket: OwnedFd) -> Self {
-        Link { socket, guard: ForkGuard::new() }
+        SocketEnd { socket, guard: ForkGuard::new() }
     }
 
     #[inline]
@@ -149,7 +149,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for SocketEnd {
     fn drop(&mut self) {
         self.close();
     }

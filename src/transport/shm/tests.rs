@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::Poll;
 
 use super::handshake::{Inbox, Outbox, Said};
-use super::socket::{self, Heard, Link};
+use super::socket::{self, Heard, SocketEnd};
 use super::wire::{self, Hello, Segments, Terms};
 use super::*;
 use crate::mem::RemoteKey;
@@ -27,8 +27,8 @@ fn pair(shm: &Shm, from_server: Offer) -> (ShmEndpoint, ShmEndpoint, crate::tran
     (client, server, received)
 }
 
-fn raw_connection(listener: &ShmListener) -> Link {
-    let link = Link::new(socket::new_socket().unwrap());
+fn raw_connection(listener: &ShmListener) -> SocketEnd {
+    let link = SocketEnd::new(socket::new_socket().unwrap());
     assert!(link.connect(&socket::socket_address(&listener.address()).unwrap()).unwrap());
     link
 }
@@ -40,8 +40,8 @@ fn raw_listener() -> (Address, OwnedFd) {
     (address, socket)
 }
 
-fn raw_accept(socket: &OwnedFd) -> Link {
-    Link::new(rustix::net::accept_with(socket, rustix::net::SocketFlags::NONBLOCK).unwrap())
+fn raw_accept(socket: &OwnedFd) -> SocketEnd {
+    SocketEnd::new(rustix::net::accept_with(socket, rustix::net::SocketFlags::NONBLOCK).unwrap())
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn the_kernel_tells_users_apart() {
         let error = Shm::new().connect(&address, Offer::default()).err().unwrap();
         assert!(matches!(error, ConnectError::AnotherUser { theirs: 0, ours: NOBODY, .. }), "{error}");
         // Not asking does not help.
-        let link = Link::new(socket::new_socket().unwrap());
+        let link = SocketEnd::new(socket::new_socket().unwrap());
         assert!(link.connect(&socket::socket_address(&address).unwrap()).unwrap());
         assert!(Outbox::offer(Side::Connector, &Offer::default()).unwrap().flush(&link).unwrap());
         link
@@ -155,7 +155,7 @@ fn another_wire_version_is_named_on_both_sides() {
 const OFFER_1: &[u8; 32] = b"slkl-shm\x01\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 #[test]
-fn a_version_1_peer_is_refused_by_name_and_finds_our_version_in_its_place() {
+fn a_version_1_peer_is_refused_by_name_and_reads_our_version_at_its_offset() {
     let mut listener = Shm::new().listen(&Address::random()).unwrap();
     let link = raw_connection(&listener);
     link.send(OFFER_1, &[]).unwrap();
@@ -269,7 +269,7 @@ fn descriptors_that_are_not_what_was_said_are_refused() {
 fn more_descriptors_than_a_handshake_holds_are_an_error() {
     let (address, socket) = raw_listener();
     let sender = std::os::unix::net::UnixStream::pair().unwrap().0;
-    let link = Link::new(socket::new_socket().unwrap());
+    let link = SocketEnd::new(socket::new_socket().unwrap());
     assert!(link.connect(&socket::socket_address(&address).unwrap()).unwrap());
     let receiver = raw_accept(&socket);
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];

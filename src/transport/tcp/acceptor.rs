@@ -53,7 +53,7 @@ impl Acceptor {
     pub(super) fn start(
         socket: TcpListener,
         address: Address,
-        terms: channel::Terms,
+        terms: channel::ChannelTerms,
         engine: Arc<Engine>,
     ) -> io::Result<Acceptor> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -115,7 +115,7 @@ struct Greeter {
     shared: Arc<Shared>,
     socket: TcpListener,
     address: Address,
-    terms: channel::Terms,
+    terms: channel::ChannelTerms,
     engine: Arc<Engine>,
     newcomers: Newcomers<Pending>,
 }

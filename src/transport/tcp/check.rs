@@ -1,4 +1,4 @@
-//! The one place that decides whether a request may touch memory.
+//! The only code that decides whether a request may touch memory.
 //!
 //! A peer names memory by a random key that was made for its connection alone, and an offset into the region behind
 //! it: never by an address. What comes out of [`check`] lies inside one grant; all code that touches memory asks
@@ -10,16 +10,16 @@ use crate::transport::wireup::Grant;
 
 /// A range inside a grant, counted from the grant's begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Span {
     pub(super) grant: usize,
     pub(super) offset: usize,
     pub(super) bytes: usize,
 }
 
-/// Returns the place where the request works, if it may: the epoch is this connection's, the key is known, the
+/// Returns the span in which the request works, if it may: the epoch is this connection's, the key is known, the
 /// range lies inside its grant, the right was granted, and what works on words is aligned. `None` refuses.
 #[inline]
-pub(super) fn check(grants: &[Grant], epoch: u64, request: &Request) -> Option<Place> {
+pub(super) fn check(grants: &[Grant], epoch: u64, request: &Request) -> Option<Span> {
     let (right, is_of_words) = match request.kind {
         Kind::Write => (Access::REMOTE_WRITE, false),
         Kind::Words => (Access::REMOTE_WRITE, true),
@@ -38,7 +38,7 @@ pub(super) fn check(grants: &[Grant], epoch: u64, request: &Request) -> Option<P
         return None;
     }
     let (offset, bytes) = (usize::try_from(from_begin).ok()?, usize::try_from(request.bytes).ok()?);
-    Some(Place { grant: index, offset, bytes })
+    Some(Span { grant: index, offset, bytes })
 }
 
 #[cfg(test)]
@@ -87,22 +87,22 @@ mod tests {
     ];
 
     #[test]
-    fn a_place_lies_inside_its_grant_and_everything_inside_is_allowed() {
+    fn a_span_lies_inside_its_grant_and_everything_inside_is_allowed() {
         // All edges for the grant's own begin and length too: a grant is ours, but let nothing depend on that.
         for (from, len) in EDGES.iter().flat_map(|from| EDGES.map(|len| (*from, len))) {
             let grants = [grant(7, from, len, Access::all())];
             for (offset, bytes) in EDGES.iter().flat_map(|offset| EDGES.map(|bytes| (*offset, bytes))) {
                 for kind in KINDS {
-                    let place = check(&grants, EPOCH, &request(kind, 7, offset, bytes));
+                    let span = check(&grants, EPOCH, &request(kind, 7, offset, bytes));
                     let wide = |value: u64| u128::from(value);
                     let inside = offset >= from && wide(offset) + wide(bytes) <= wide(from) + wide(len);
                     let aligned = offset % 8 == 0 || matches!(kind, Kind::Write | Kind::Read);
-                    let expected = (inside && aligned && kind != Kind::Nothing).then(|| Place {
+                    let expected = (inside && aligned && kind != Kind::Nothing).then(|| Span {
                         grant: 0,
                         offset: (offset - from) as usize,
                         bytes: bytes as usize,
                     });
-                    assert_eq!(place, expected, "{kind:?} of {bytes} at {offset} in {len} at {from}");
+                    assert_eq!(span, expected, "{kind:?} of {bytes} at {offset} in {len} at {from}");
                 }
             }
         }
@@ -124,7 +124,7 @@ mod tests {
     fn an_unknown_key_another_epoch_and_no_grants_are_refused() {
         let grants = [grant(7, 0, 64, Access::all()), grant(9, 64, 64, Access::REMOTE_READ)];
         let good = request(Kind::Read, 9, 64, 8);
-        assert_eq!(check(&grants, EPOCH, &good), Some(Place { grant: 1, offset: 0, bytes: 8 }));
+        assert_eq!(check(&grants, EPOCH, &good), Some(Span { grant: 1, offset: 0, bytes: 8 }));
         for key in [0, 8, 10, u64::MAX] {
             assert_eq!(check(&grants, EPOCH, &Request { key: RemoteKey(key), ..good }), None);
         }

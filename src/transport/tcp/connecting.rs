@@ -21,7 +21,7 @@ use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
 /// gives up.
 pub struct TcpConnecting {
     address: SocketAddr,
-    terms: channel::Terms,
+    terms: channel::ChannelTerms,
     /// Serves what is granted to the peer; none if nothing is.
     engine: Option<Arc<Engine>>,
     queue_depth: usize,
@@ -44,7 +44,7 @@ impl TcpConnecting {
     pub(super) fn new(
         address: SocketAddr,
         engine: Option<Arc<Engine>>,
-        terms: channel::Terms,
+        terms: channel::ChannelTerms,
         queue_depth: usize,
         offer: Offer,
     ) -> Result<TcpConnecting, ConnectError> {
@@ -86,7 +86,7 @@ impl TcpConnecting {
         let Some(State::Offering { channel, ours, memory }) = self.state.take() else { return Ok(()) };
         let mut joining = Vec::new();
         for lane in lanes(&theirs, &ours) {
-            let terms = channel::Terms { limit: 64, ..self.terms.clone() };
+            let terms = channel::ChannelTerms { limit: 64, ..self.terms.clone() };
             let mut channel =
                 Channel::connect(self.address, &terms).map_err(|error| failed(self.address, error))?;
             channel

@@ -63,7 +63,7 @@ impl Connection {
         self.over().cloned().map_or(Ok(()), Err)
     }
 
-    /// Returns the place where a reverse lane is handed over. The place is locked until the peer may know that the
+    /// Returns the field through which a reverse lane is handed over. It is locked until the peer may know that the
     /// lane stands, so that a thread that hears of the lane from the peer finds it here.
     pub(super) fn reverse(&self, lane: Lane) -> MutexGuard<'_, Option<TcpStream>> {
         lock(if lane == Lane::ReverseHeartbeat { &self.reverse_heartbeat } else { &self.reverse_data })

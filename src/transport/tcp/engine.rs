@@ -260,7 +260,7 @@ impl AsFd for Source {
 }
 
 struct Entry {
-    /// Grows with every source that had this place, so that an event of an earlier one is known.
+    /// Grows with every source that this entry has held, so that an event of an earlier one is known.
     generation: u32,
     interest: epoll::EventFlags,
     source: Option<Source>,
@@ -326,41 +326,41 @@ impl Progress {
     }
 
     fn add(&mut self, source: Source, interest: epoll::EventFlags) {
-        let place = self.free.pop().unwrap_or_else(|| {
+        let index = self.free.pop().unwrap_or_else(|| {
             self.sources.push(Entry { generation: 0, interest, source: None });
             self.sources.len() - 1
         });
-        let entry = &mut self.sources[place];
+        let entry = &mut self.sources[index];
         entry.generation = entry.generation.wrapping_add(1);
         entry.interest = interest;
-        let token = u64::from(entry.generation) << 32 | place as u64;
+        let token = u64::from(entry.generation) << 32 | index as u64;
         match epoll::add(&self.epoll, source.as_fd(), epoll::EventData::new_u64(token), interest) {
             Ok(()) => entry.source = Some(source),
             Err(error) => {
                 tracing::warn!(%error, "dropped a tcp connection: it cannot be waited for");
-                self.free.push(place);
+                self.free.push(index);
                 source.connection().fail(super::initiator::ENDED);
             }
         }
     }
 
     /// Takes a source out, so that events of it come no more, whichever process holds copies of its descriptor.
-    fn remove(&mut self, place: usize) -> Option<Source> {
-        let source = self.sources.get_mut(place)?.source.take()?;
+    fn remove(&mut self, index: usize) -> Option<Source> {
+        let source = self.sources.get_mut(index)?.source.take()?;
         // Fails only where the descriptor is broken, and then there are no events either.
         let _unknown = epoll::delete(&self.epoll, source.as_fd());
-        self.free.push(place);
+        self.free.push(index);
         Some(source)
     }
 
-    fn wants(&mut self, place: usize, interest: epoll::EventFlags) {
-        let entry = &mut self.sources[place];
+    fn wants(&mut self, index: usize, interest: epoll::EventFlags) {
+        let entry = &mut self.sources[index];
         let Some(source) = &entry.source else { return };
         if entry.interest == interest {
             return;
         }
         entry.interest = interest;
-        let token = u64::from(entry.generation) << 32 | place as u64;
+        let token = u64::from(entry.generation) << 32 | index as u64;
         if let Err(error) =
             epoll::modify(&self.epoll, source.as_fd(), epoll::EventData::new_u64(token), interest)
         {
@@ -418,8 +418,8 @@ impl Progress {
     /// kept until the peer has closed them, or for a while.
     fn part(&mut self, connection: &Arc<Connection>, code: u64) {
         lock(&self.shared.expected).remove(&connection.ours.blob.ticket);
-        for place in 0..self.sources.len() {
-            let Some(source) = &mut self.sources[place].source else { continue };
+        for index in 0..self.sources.len() {
+            let Some(source) = &mut self.sources[index].source else { continue };
             if !Arc::ptr_eq(source.connection(), connection) {
                 continue;
             }
@@ -428,43 +428,43 @@ impl Progress {
                 _ => false,
             };
             if is_told {
-                self.serve_lane(place);
+                self.serve_lane(index);
             } else {
-                self.remove(place);
+                self.remove(index);
             }
         }
     }
 
     fn remove_all(&mut self, which: impl Fn(&Source) -> bool) {
-        for place in 0..self.sources.len() {
-            if self.sources[place].source.as_ref().is_some_and(&which) {
-                self.remove(place);
+        for index in 0..self.sources.len() {
+            if self.sources[index].source.as_ref().is_some_and(&which) {
+                self.remove(index);
             }
         }
     }
 
     fn handle(&mut self, token: u64) {
-        let (generation, place) = ((token >> 32) as u32, token as u32 as usize);
-        let Some(entry) = self.sources.get_mut(place).filter(|entry| entry.generation == generation) else {
+        let (generation, index) = ((token >> 32) as u32, token as u32 as usize);
+        let Some(entry) = self.sources.get_mut(index).filter(|entry| entry.generation == generation) else {
             return;
         };
         match &mut entry.source {
             None => {}
-            Some(Source::Lane(_)) => self.serve_lane(place),
+            Some(Source::Lane(_)) => self.serve_lane(index),
             Some(Source::Finishing(..)) => {
-                if let Some(Source::Finishing(channel, connection)) = self.remove(place) {
+                if let Some(Source::Finishing(channel, connection)) = self.remove(index) {
                     self.finish(channel, connection);
                 }
             }
         }
     }
 
-    fn serve_lane(&mut self, place: usize) {
-        let Some(Source::Lane(target)) = &mut self.sources[place].source else { return };
+    fn serve_lane(&mut self, index: usize) {
+        let Some(Source::Lane(target)) = &mut self.sources[index].source else { return };
         match target.serve() {
             Ok(turn) => {
                 let sends = turn == Turn::Blocked || target.is_sending();
-                self.wants(place, if sends { epoll::EventFlags::OUT } else { epoll::EventFlags::IN });
+                self.wants(index, if sends { epoll::EventFlags::OUT } else { epoll::EventFlags::IN });
             }
             Err(broken) => {
                 let connection = Arc::clone(target.connection());
@@ -477,17 +477,17 @@ impl Progress {
     fn join(&mut self, mut channel: Channel, ticket: &Ticket, lane: Lane) {
         let Some(connection) = self.shared.take_expected(ticket, lane) else { return };
         // A lane of this side's is posted on by another thread, which finds it once the peer knows.
-        let mut place = (lane != Lane::ForwardHeartbeat).then(|| connection.reverse(lane));
+        let mut reverse = (lane != Lane::ForwardHeartbeat).then(|| connection.reverse(lane));
         // A socket to which nothing was sent but a greeting has room for this.
         let said = channel.send(&Hello::Note(Note::Joined).encode(&[]));
         if said.is_err() || !channel.is_flushed() {
-            drop(place);
+            drop(reverse);
             return self.end(&connection, super::initiator::ENDED);
         }
-        match &mut place {
-            Some(place) => **place = Some(channel.into_stream()),
+        match &mut reverse {
+            Some(reverse) => **reverse = Some(channel.into_stream()),
             None => {
-                drop(place);
+                drop(reverse);
                 self.serve(Socket::new(channel.into_stream()), connection);
             }
         }
@@ -501,8 +501,8 @@ impl Progress {
 
     /// Looks after everything that has a time limit.
     fn tick(&mut self, now: Instant) {
-        for place in 0..self.sources.len() {
-            let Some(Source::Lane(target)) = &self.sources[place].source else { continue };
+        for index in 0..self.sources.len() {
+            let Some(Source::Lane(target)) = &self.sources[index].source else { continue };
             if target.is_overdue(now) {
                 let connection = Arc::clone(target.connection());
                 self.end(&connection, super::target::OFFENDED.0);
@@ -516,7 +516,7 @@ mod tests {
     use std::io::Read;
     use std::net::{TcpListener, TcpStream};
 
-    use super::super::hello::{Life, Terms};
+    use super::super::hello::{ConnectionIds, Terms};
     use super::super::wire::Response;
     use super::*;
 
@@ -543,7 +543,7 @@ mod tests {
     #[test]
     fn a_peer_that_is_let_go_as_the_thread_ends_is_told_why() {
         let engine = Engine::start(Arc::default()).unwrap();
-        let terms = || Terms { grants: Vec::new(), blob: Life { epoch: 1, ticket: [0; 16] } };
+        let terms = || Terms { grants: Vec::new(), blob: ConnectionIds { epoch: 1, ticket: [0; 16] } };
         let connection = || Arc::new(Connection::new(terms(), Vec::new(), terms()));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -10,9 +10,9 @@ use crate::transport::wireup::{self, Blob, Grant, Side, check_offer, random};
 /// Identifies a connection to which a further lane belongs.
 pub(super) type Ticket = [u8; 16];
 
-/// One life of one side of a connection.
+/// The random numbers by which one side of a connection is known to the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Life {
+pub(crate) struct ConnectionIds {
     /// Random; stands in every request to this side.
     pub(super) epoch: u64,
     /// Random; the listener's is what further lanes join by, the connector's is zero.
@@ -39,10 +39,10 @@ pub(crate) enum Note {
     Joined,
 }
 
-pub(super) type Terms = wireup::Terms<Life>;
-pub(super) type Hello = wireup::Hello<Life, Note>;
+pub(super) type Terms = wireup::Terms<ConnectionIds>;
+pub(super) type Hello = wireup::Hello<ConnectionIds, Note>;
 
-impl Blob for Life {
+impl Blob for ConnectionIds {
     fn check(&self, _from: Side, grants: &[Grant]) -> Result<(), &'static str> {
         let is_repeated =
             |(index, grant): (usize, &Grant)| grants[..index].iter().any(|other| other.key == grant.key);
@@ -59,7 +59,7 @@ pub(super) fn terms(offer: &Offer, ticket: Ticket) -> Result<Terms, &'static str
         Ok(Grant { key: RemoteKey(random()?), offset, bytes, access: slice.region().access() })
     };
     let grants: Result<_, &'static str> = offer.grants.iter().map(grant).collect();
-    Ok(Terms { grants: grants?, blob: Life { epoch: random()?, ticket } })
+    Ok(Terms { grants: grants?, blob: ConnectionIds { epoch: random()?, ticket } })
 }
 
 pub(super) fn random_ticket() -> Result<Ticket, &'static str> {
@@ -81,7 +81,9 @@ pub(super) fn lanes(acceptor: &Terms, connector: &Terms) -> Vec<Lane> {
 /// Decodes whatever `bytes` are as a message of a handshake, and checks what came out.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_hello(bytes: &[u8]) {
-    let Some(Hello::Offer(terms) | Hello::Accept(terms)) = wireup::fuzz::<Life, Note>(bytes) else { return };
+    let Some(Hello::Offer(terms) | Hello::Accept(terms)) = wireup::fuzz::<ConnectionIds, Note>(bytes) else {
+        return;
+    };
     for grant in &terms.grants {
         assert_eq!(terms.grants.iter().filter(|other| other.key == grant.key).count(), 1);
     }
@@ -93,7 +95,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     use crate::mem::Access;
     let access = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let grant = |key, offset, bytes| Grant { key: RemoteKey(key), offset, bytes, access };
-    let blob = Life { epoch: 5, ticket: [3; 16] };
+    let blob = ConnectionIds { epoch: 5, ticket: [3; 16] };
     let terms = Terms { grants: vec![grant(1, 8, 64), grant(2, 0, 0)], blob };
     vec![
         Hello::Accept(terms.clone()).encode(b"hi"),

@@ -175,7 +175,7 @@ impl Initiator {
             return Ok(());
         }
         if self.unasked > 0 && self.broken.is_none() {
-            // No caller asked to hear of the last few, and as long as none does they hold their places.
+            // No caller asked to hear of the last few, and as long as none does they stay in the queue.
             self.unasked = 0;
             let header = Request {
                 kind: Kind::Nothing,
@@ -203,7 +203,7 @@ impl Initiator {
     fn prepare(&mut self, request: &WorkRequest) -> Posted {
         let signalled = request.flags.contains(Flags::SIGNALLED);
         self.unasked += 1;
-        // Unsignalled requests are asked about now and then, so that their places and their memory come free.
+        // Unsignalled requests are asked about now and then, so that their queue entries and their memory come free.
         let answer = signalled || self.unasked >= (self.depth / 4).max(1);
         if answer {
             self.unasked = 0;

@@ -28,7 +28,7 @@ impl TcpListener {
     pub(super) fn new(
         address: SocketAddr,
         engine: Arc<Engine>,
-        terms: channel::Terms,
+        terms: channel::ChannelTerms,
         queue_depth: usize,
     ) -> Result<TcpListener, ConnectError> {
         if !terms.allow(address) {

@@ -153,9 +153,9 @@ impl Tcp {
         Ok(Arc::clone(engine.insert(Arc::new(started))))
     }
 
-    fn terms(&self) -> channel::Terms {
-        let terms = channel::Terms::new(Purpose::Transport);
-        channel::Terms { secret: self.secret.clone(), limit: wireup::LIMIT, ..terms }
+    fn terms(&self) -> channel::ChannelTerms {
+        let terms = channel::ChannelTerms::new(Purpose::Transport);
+        channel::ChannelTerms { secret: self.secret.clone(), limit: wireup::LIMIT, ..terms }
     }
 }
 

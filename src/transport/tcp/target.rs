@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::check::{Place, check};
+use super::check::{Span, check};
 use super::connection::Connection;
 use super::initiator::{Broken, PROTOCOL, reason};
 use super::socket::{Moved, Socket};
@@ -59,9 +59,9 @@ enum State {
     /// Between two requests.
     Header,
     /// In the payload of a write.
-    Payload { place: Place, received: usize, answer: bool },
+    Payload { span: Span, received: usize, answer: bool },
     /// In the payload of an answer.
-    Answering { place: Place, sent: usize },
+    Answering { span: Span, sent: usize },
     /// A request was refused, or the connection is closed.
     Draining { until: Instant, bytes: usize },
 }
@@ -155,12 +155,12 @@ impl Target {
         while self.is_sending() {
             let waiting = VolatileSlice::from_ref(&self.outbox.0[self.out_begin..self.out_end]);
             let mut payload = None;
-            if let State::Answering { place, sent } = &self.state {
+            if let State::Answering { span, sent } = &self.state {
                 if *budget == 0 {
                     return Ok(Some(Turn::More));
                 }
-                let rest = (place.bytes - sent).min(TURN_BYTES);
-                payload = Some(memory(&self.connection, place).subslice(*sent, rest));
+                let rest = (span.bytes - sent).min(TURN_BYTES);
+                payload = Some(memory(&self.connection, span).subslice(*sent, rest));
             }
             let in_outbox = waiting.len();
             let pieces = [waiting, payload.unwrap_or(VolatileSlice::from_ref(&[]))];
@@ -173,9 +173,9 @@ impl Target {
             if self.out_begin == self.out_end {
                 (self.out_begin, self.out_end) = (0, 0);
             }
-            if let State::Answering { place, sent } = &mut self.state {
+            if let State::Answering { span, sent } = &mut self.state {
                 *sent += bytes.saturating_sub(in_outbox);
-                if *sent == place.bytes {
+                if *sent == span.bytes {
                     self.state = State::Header;
                 }
             }
@@ -186,10 +186,10 @@ impl Target {
     /// Receives once. True if the socket is empty then: a short read says so without another call.
     fn receive(&mut self, budget: &mut usize) -> Result<bool, Broken> {
         let (mut straight, mut buffer) = (None, &mut self.inbox.0[self.end..]);
-        if let State::Payload { place, received, .. } = &self.state {
-            let rest = place.bytes - received;
+        if let State::Payload { span, received, .. } = &self.state {
+            let rest = span.bytes - received;
             let piece = rest.min(TURN_BYTES);
-            straight = Some(memory(&self.connection, place).subslice(*received, piece));
+            straight = Some(memory(&self.connection, span).subslice(*received, piece));
             if piece < rest {
                 // What would come into the buffer belongs into the memory.
                 buffer = &mut [];
@@ -236,13 +236,13 @@ impl Target {
                         return Ok(wants);
                     }
                 }
-                State::Payload { place, received, answer } => {
-                    let (taken, answer) = ((place.bytes - *received).min(self.end - self.begin), *answer);
+                State::Payload { span, received, answer } => {
+                    let (taken, answer) = ((span.bytes - *received).min(self.end - self.begin), *answer);
                     let piece = &self.inbox.0[self.begin..self.begin + taken];
-                    memory(&self.connection, place).subslice(*received, taken).write(piece);
+                    memory(&self.connection, span).subslice(*received, taken).write(piece);
                     self.begin += taken;
                     *received += taken;
-                    if *received < place.bytes {
+                    if *received < span.bytes {
                         self.compact();
                         return Ok(Wants::Input);
                     }
@@ -272,30 +272,30 @@ impl Target {
             self.done(request.answer);
             return None;
         }
-        let Some(place) = check(connection.grants(), connection.ours.blob.epoch, request) else {
+        let Some(span) = check(connection.grants(), connection.ours.blob.epoch, request) else {
             self.begin(request, len);
             self.refuse();
             return None;
         };
-        let target = memory(&connection, &place);
+        let target = memory(&connection, &span);
         match request.kind {
-            Kind::Write if place.bytes <= SHORT_BYTES => {
-                if self.end - self.begin < len + place.bytes {
+            Kind::Write if span.bytes <= SHORT_BYTES => {
+                if self.end - self.begin < len + span.bytes {
                     self.compact();
                     return Some(Wants::Input);
                 }
                 self.begin(request, len);
                 // Promise 1 of the contract: this write becomes visible after all earlier ones.
                 mem::fence(Ordering::Release);
-                let payload = &self.inbox.0[self.begin..self.begin + place.bytes];
+                let payload = &self.inbox.0[self.begin..self.begin + span.bytes];
                 target.copy_from(VolatileSlice::from_ref(payload), Streaming::Never);
-                self.begin += place.bytes;
+                self.begin += span.bytes;
                 self.done(request.answer);
             }
             Kind::Write => {
                 self.begin(request, len);
                 mem::fence(Ordering::Release);
-                self.state = State::Payload { place, received: 0, answer: request.answer };
+                self.state = State::Payload { span, received: 0, answer: request.answer };
             }
             Kind::Words => {
                 self.begin(request, len);
@@ -305,24 +305,24 @@ impl Target {
                 }
                 self.done(request.answer);
             }
-            Kind::Read if place.bytes <= SHORT_BYTES => {
+            Kind::Read if span.bytes <= SHORT_BYTES => {
                 if !self.out_end.is_multiple_of(8) {
                     // Behind an answer of odd length the copy would cut words.
                     return Some(Wants::Output);
                 }
                 self.begin(request, len);
                 let begin = self.out_end + RESPONSE_BYTES;
-                let payload = &mut self.outbox.0[begin..begin + place.bytes];
+                let payload = &mut self.outbox.0[begin..begin + span.bytes];
                 target.read(payload);
                 mem::fence(Ordering::Acquire);
-                let (bytes, checksum) = (place.bytes as u32, checksum(payload));
+                let (bytes, checksum) = (span.bytes as u32, checksum(payload));
                 self.answer(Response::ShortData { sequence: request.sequence, bytes, checksum });
-                self.out_end += place.bytes;
+                self.out_end += span.bytes;
             }
             Kind::Read => {
                 self.begin(request, len);
                 self.answer(Response::Data { sequence: request.sequence, bytes: request.bytes });
-                self.state = State::Answering { place, sent: 0 };
+                self.state = State::Answering { span, sent: 0 };
             }
             Kind::FetchAdd => {
                 self.begin(request, len);
@@ -410,6 +410,6 @@ impl Drop for Target {
     }
 }
 
-fn memory<'a>(connection: &'a Connection, place: &Place) -> VolatileSlice<'a> {
-    connection.memory[place.grant].as_volatile().subslice(place.offset, place.bytes)
+fn memory<'a>(connection: &'a Connection, span: &Span) -> VolatileSlice<'a> {
+    connection.memory[span.grant].as_volatile().subslice(span.offset, span.bytes)
 }

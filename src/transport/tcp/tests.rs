@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::task::Poll;
 use std::time::Duration;
 
-use super::hello::{Hello, Lane, Life, Note, Terms};
+use super::hello::{ConnectionIds, Hello, Lane, Note, Terms};
 use super::wire::{Kind, RESPONSE_BYTES, Request, Response};
 use super::*;
 use crate::channel::Channel;
@@ -106,12 +106,12 @@ fn random_cut_and_endless_first_bytes_are_dropped_and_honest_peers_get_in() {
 
 /// Terms that grant nothing.
 fn nothing() -> Terms {
-    Terms { grants: Vec::new(), blob: Life { epoch: 1, ticket: [0; 16] } }
+    Terms { grants: Vec::new(), blob: ConnectionIds { epoch: 1, ticket: [0; 16] } }
 }
 
 /// Opens a channel to the listener, and says nothing more.
 fn open_channel(listener: &TcpListener) -> Channel {
-    let terms = channel::Terms { limit: LIMIT, ..channel::Terms::new(Purpose::Transport) };
+    let terms = channel::ChannelTerms { limit: LIMIT, ..channel::ChannelTerms::new(Purpose::Transport) };
     let mut channel = Channel::connect(address_of(listener), &terms).unwrap();
     wait_for("the greeting", || {
         assert_eq!(channel.poll().unwrap(), None);
@@ -191,7 +191,7 @@ fn they_come_while_a_peer_is_slow() -> bool {
     let begun = std::time::Instant::now();
     let is_late = || begun.elapsed() >= crate::transport::HANDSHAKE_TIMEOUT;
     let mut channel =
-        Channel::connect(address_of(&listener), &channel::Terms::new(Purpose::Transport)).unwrap();
+        Channel::connect(address_of(&listener), &channel::ChannelTerms::new(Purpose::Transport)).unwrap();
     // It is connected, and says its first message.
     assert_eq!(channel.poll().unwrap(), None);
     wait_for("an answer, which it does not look at", || {
@@ -468,7 +468,7 @@ fn raw_target(answers: &[Vec<u8>]) -> (TcpEndpoint, Received, Vec<TcpStream>) {
     let address = Address::Tcp(listener.local_addr().unwrap());
     let mut connecting = Tcp::new().connect(&address, Offer::default()).unwrap();
     let accepting = {
-        let terms = channel::Terms { limit: LIMIT, ..channel::Terms::new(Purpose::Transport) };
+        let terms = channel::ChannelTerms { limit: LIMIT, ..channel::ChannelTerms::new(Purpose::Transport) };
         let answers = answers.concat();
         std::thread::spawn(move || {
             let next = || {
@@ -479,7 +479,7 @@ fn raw_target(answers: &[Vec<u8>]) -> (TcpEndpoint, Received, Vec<TcpStream>) {
             let (mut first, hello) = next();
             assert!(matches!(hello, Hello::Offer(..)));
             let grant = Grant { key: RemoteKey(5), offset: 0, bytes: 1 << 20, access: Access::all() };
-            let ours = Terms { grants: vec![grant], blob: Life { epoch: 9, ticket: [4; 16] } };
+            let ours = Terms { grants: vec![grant], blob: ConnectionIds { epoch: 9, ticket: [4; 16] } };
             first.send(&Hello::Accept(ours).encode(b"")).unwrap();
             let (mut second, hello) = next();
             assert!(

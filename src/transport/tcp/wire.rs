@@ -44,7 +44,7 @@ pub(super) const MAX_REQUEST_BYTES: usize = REQUEST_BYTES + 8 * MAX_WORDS;
 /// Bytes that no peer of this protocol sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct WireError(pub(super) &'static str);
+pub(super) struct TcpWireError(pub(super) &'static str);
 
 /// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,13 +113,13 @@ impl Request {
 
     /// The request at the begin of `bytes` and its length, or `None` if not all of it is there yet.
     #[inline]
-    pub(super) fn decode(bytes: &[u8]) -> Result<Option<(Request, usize)>, WireError> {
+    pub(super) fn decode(bytes: &[u8]) -> Result<Option<(Request, usize)>, TcpWireError> {
         if bytes.len() < REQUEST_BYTES {
             return Ok(None);
         }
         let count = bytes[6];
         if usize::from(count) > MAX_WORDS {
-            return Err(WireError("a request with more words than there can be"));
+            return Err(TcpWireError("a request with more words than there can be"));
         }
         let len = REQUEST_BYTES + 8 * usize::from(count);
         let Some(bytes) = bytes.get(..len) else { return Ok(None) };
@@ -131,7 +131,7 @@ impl Request {
             4 => Kind::FetchAdd,
             5 => Kind::CompareSwap,
             6 => Kind::Nothing,
-            _ => return Err(WireError("a request of an unknown kind")),
+            _ => return Err(TcpWireError("a request of an unknown kind")),
         };
         let range = word(bytes, 40);
         let fits = match kind {
@@ -142,10 +142,10 @@ impl Request {
             Kind::Nothing => count == 0 && range == 0,
         };
         if !fits {
-            return Err(WireError("a request whose words do not fit its kind"));
+            return Err(TcpWireError("a request whose words do not fit its kind"));
         }
         if bytes[5] > 1 || bytes[7] != 0 {
-            return Err(WireError("a request with unknown flags"));
+            return Err(TcpWireError("a request with unknown flags"));
         }
         let mut words = [0; MAX_WORDS];
         for (index, to) in words[..usize::from(count)].iter_mut().enumerate() {
@@ -206,11 +206,11 @@ impl Response {
 
     /// The response at the begin of `bytes`, or `None` if not all of it is there yet.
     #[inline]
-    pub(super) fn decode(bytes: &[u8]) -> Result<Option<Response>, WireError> {
+    pub(super) fn decode(bytes: &[u8]) -> Result<Option<Response>, TcpWireError> {
         let Some(bytes) = bytes.get(..RESPONSE_BYTES) else { return Ok(None) };
         check_seal(bytes)?;
         if bytes[5..8] != [0; 3] {
-            return Err(WireError("a response with unknown flags"));
+            return Err(TcpWireError("a response with unknown flags"));
         }
         let (sequence, value) = (word(bytes, 8), word(bytes, 16));
         match (bytes[4], value) {
@@ -223,7 +223,7 @@ impl Response {
                 Ok(Some(Response::ShortData { sequence, bytes, checksum }))
             }
             (6, code) if sequence == 0 => Ok(Some(Response::Closed { code })),
-            _ => Err(WireError("a response of an unknown kind")),
+            _ => Err(TcpWireError("a response of an unknown kind")),
         }
     }
 }
@@ -235,11 +235,11 @@ fn seal(bytes: &mut [u8]) {
 }
 
 #[inline]
-fn check_seal(bytes: &[u8]) -> Result<(), WireError> {
+fn check_seal(bytes: &[u8]) -> Result<(), TcpWireError> {
     if bytes[..4] == checksum(&bytes[4..]).to_le_bytes() {
         Ok(())
     } else {
-        Err(WireError("a header was changed on its way, or is not one"))
+        Err(TcpWireError("a header was changed on its way, or is not one"))
     }
 }
 
@@ -287,9 +287,9 @@ fn say_back(bytes: &[u8]) {
             bytes: request.sequence,
             access: crate::mem::Access::all(),
         };
-        if let Some(place) = super::check::check(&[grant], request.epoch, &request) {
-            assert!(place.offset as u128 + place.bytes as u128 <= u128::from(grant.bytes));
-            assert_eq!(u128::from(grant.offset) + place.offset as u128, u128::from(request.offset));
+        if let Some(span) = super::check::check(&[grant], request.epoch, &request) {
+            assert!(span.offset as u128 + span.bytes as u128 <= u128::from(grant.bytes));
+            assert_eq!(u128::from(grant.offset) + span.offset as u128, u128::from(request.offset));
         }
     }
     if let Ok(Some(response)) = Response::decode(bytes) {

@@ -50,12 +50,12 @@ impl VerbsConnecting {
         let made = Requester::new(shared, rails)
             .and_then(|requester| Ok((requester, Responder::new(shared, rails, offer.grants, None)?)));
         let (requester, responder) = made.map_err(|error| device_failed(&at, error))?;
-        let places = shared.places(&from);
+        let addresses = shared.port_addresses(&from);
         let ports = Ports {
-            place: places[0],
+            address: addresses[0],
             requester: Some(requester.pairs()),
             responder: responder.as_ref().map(Responder::pairs),
-            further: further(&places, Some(&requester), responder.as_ref()),
+            further: further(&addresses, Some(&requester), responder.as_ref()),
             receives: responder.as_ref().map_or(0, Responder::receives),
         };
         let ours = Terms { grants: responder.as_ref().map_or_else(Vec::new, Responder::grants), blob: ports };

@@ -149,7 +149,7 @@ impl List {
         let library = Library::get()?;
         prepare_for_forks(library);
         let mut count = 0;
-        // SAFETY: `count` is a valid place for the number; the result is checked.
+        // SAFETY: the pointer to `count` is valid; the result is checked.
         let first = unsafe { (library.get_device_list)(&raw mut count) };
         if first.is_null() {
             let source = io::Error::last_os_error();
@@ -237,7 +237,7 @@ impl Device {
         let context = unsafe { (list.library.open_device)(device) };
         let Some(context) = NonNull::new(context) else {
             let source = io::Error::last_os_error();
-            // The library looks in a second place for a file that it may not open, and tells that there is none there.
+            // Where the library may not open a file, it tries a second path, and tells that there is none there.
             let source = list.cannot_enter(device).unwrap_or(source);
             let remedy = match source.raw_os_error() {
                 Some(libc::EACCES | libc::EPERM) => {
@@ -307,7 +307,7 @@ impl Device {
     /// Asks the device what it is and has.
     pub(super) fn info(&self) -> Result<DeviceInfo, OpenError> {
         let mut attributes = sys::ibv_device_attr::default();
-        // SAFETY: the context is open, and `attributes` is a valid place.
+        // SAFETY: the context is open, and the pointer to `attributes` is valid.
         let errno = unsafe { (self.library.query_device)(self.context(), &raw mut attributes) };
         if errno != 0 {
             return Err(self.failed("ask for its attributes", io::Error::from_raw_os_error(errno)));
@@ -350,7 +350,7 @@ impl Device {
 
     fn port(&self, number: u8) -> Result<Port, OpenError> {
         let mut attributes = sys::ibv_port_attr::default();
-        // SAFETY: the context is open, and `attributes` is a valid place of the size that the call is told.
+        // SAFETY: the context is open, and `attributes` has the size that the call is told.
         let errno = unsafe { self.library.query_port(self.context(), number, &mut attributes) };
         if errno != 0 {
             return Err(self.failed("ask for the state of a port", io::Error::from_raw_os_error(errno)));
@@ -376,10 +376,10 @@ impl Device {
         let entry = |index: u16| {
             let mut entry = sys::ibv_gid_entry::default();
             let (size, flags) = (size_of::<sys::ibv_gid_entry>(), 0);
-            // SAFETY: the context is open, and `entry` is a valid place of the size that the call is told.
+            // SAFETY: the context is open, and `entry` has the size that the call is told.
             let errno =
                 unsafe { ask(self.context(), port.into(), index.into(), &raw mut entry, flags, size) };
-            // An empty place is an error here, too.
+            // An empty entry is an error here, too.
             (errno == 0).then_some(entry)
         };
         let known = |index: u16| {
@@ -416,7 +416,7 @@ impl Device {
             Err(TryLockError::WouldBlock) => return !self.is_dead.load(Ordering::Relaxed),
         };
         let mut event = sys::ibv_async_event::default();
-        // SAFETY: the context is open; `event` is a valid place. The descriptor does not block.
+        // SAFETY: the context is open; the pointer to `event` is valid. The descriptor does not block.
         while unsafe { (self.library.get_async_event)(self.context(), &raw mut event) } == 0 {
             // SAFETY: the library answers any number with a static C string.
             let text = unsafe { CStr::from_ptr((self.library.event_type_str)(event.event_type)) };

@@ -30,7 +30,7 @@ impl fmt::Display for GidKind {
 /// One entry of a port's table of addresses (InfiniBand Architecture Specification, volume 1, 4.1.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its place in the table.
+    /// Its index in the table.
     pub index: u16,
     /// The 128 bits.
     pub bytes: [u8; 16],

@@ -26,7 +26,7 @@ pub(super) struct Pairs {
 
 /// The addresses of a side's port in its network, and the limits that both sides must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct PortAddress {
     /// True for InfiniBand, which is found by its LID; RoCE is by its GID.
     pub(super) is_infiniband: bool,
     pub(super) lid: u16,
@@ -44,7 +44,7 @@ pub(super) struct Place {
 /// A rail after the first: what of it differs from the first one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Further {
-    pub(super) place: Place,
+    pub(super) address: PortAddress,
     /// The pair that it posts on, if it does.
     pub(super) requester: Option<Pair>,
     pub(super) responder: Option<FurtherResponder>,
@@ -65,7 +65,7 @@ pub(super) struct FurtherResponder {
 /// Each grant that comes along is named by its index and, in the lower half, the key of the first rail's device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ports {
-    pub(super) place: Place,
+    pub(super) address: PortAddress,
     /// Pairs that it posts on: always in an offer; in an answer if the connector granted something.
     pub(super) requester: Option<Pairs>,
     /// Pairs that serve the other side, if it grants anything.
@@ -94,7 +94,7 @@ fn check(condition: bool, reason: &'static str) -> Result<(), &'static str> {
     if condition { Ok(()) } else { Err(reason) }
 }
 
-impl Place {
+impl PortAddress {
     fn check(&self) -> Result<(), &'static str> {
         check(matches!(self.mtu, 256 | 512 | 1024 | 2048 | 4096), "its packets are of no size that there is")
     }
@@ -109,7 +109,7 @@ impl Pair {
 impl Further {
     /// Whether it fits what is said of the first rail.
     fn check(&self, first: &Ports, grants: &[Grant]) -> Result<(), &'static str> {
-        self.place.check()?;
+        self.address.check()?;
         let responder = self.responder.as_ref();
         for pair in self.requester.into_iter().chain(responder.map(|responder| responder.data)) {
             pair.check()?;
@@ -118,24 +118,27 @@ impl Further {
             && responder.is_some() == first.responder.is_some()
             && responder.is_none_or(|responder| responder.keys.len() == grants.len());
         check(is_alike, "one of its rails does what the others do not")?;
-        check(responder.is_none() || self.place.reads_served > 0, "it serves on a rail that answers no reads")
+        check(
+            responder.is_none() || self.address.reads_served > 0,
+            "it serves on a rail that answers no reads",
+        )
     }
 }
 
 impl Blob for Ports {
     fn check(&self, from: Side, grants: &[Grant]) -> Result<(), &'static str> {
         check(from == Side::Listener || self.requester.is_some(), "it offers no queue pair")?;
-        self.place.check()?;
+        self.address.check()?;
         let pairs = [self.requester, self.responder].into_iter().flatten();
         for pair in pairs.flat_map(|pairs| [pairs.data, pairs.heartbeat]) {
             pair.check()?;
         }
         let reads = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let wants_reads = grants.iter().any(|grant| grant.access.intersects(reads));
-        check(self.place.reads_served > 0 || !wants_reads, "it grants reading and answers no reads")?;
+        check(self.address.reads_served > 0 || !wants_reads, "it grants reading and answers no reads")?;
         check(grants.is_empty() == self.responder.is_none(), "it grants without serving, or serves nothing")?;
         let is_named = |(index, grant): (usize, &Grant)| index_of(grant.key) == index;
-        check(grants.iter().enumerate().all(is_named), "a grant is not named by its place among them")?;
+        check(grants.iter().enumerate().all(is_named), "a grant is not named by its index among them")?;
         check(self.further.len() < MAX_RAILS, "it has more rails than there may be")?;
         self.further.iter().try_for_each(|further| further.check(self, grants))
     }
@@ -152,9 +155,9 @@ pub(super) fn index_of(name: RemoteKey) -> usize {
 }
 
 impl Terms {
-    /// Returns the places of the rails, the first one first.
-    pub(super) fn places(&self) -> impl Iterator<Item = &Place> {
-        std::iter::once(&self.blob.place).chain(self.blob.further.iter().map(|further| &further.place))
+    /// Returns the addresses of the rails' ports, the first one first.
+    pub(super) fn port_addresses(&self) -> impl Iterator<Item = &PortAddress> {
+        std::iter::once(&self.blob.address).chain(self.blob.further.iter().map(|further| &further.address))
     }
 
     /// Returns the name of each grant, and whether the grant announces nothing.
@@ -178,7 +181,10 @@ impl Terms {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_hello(bytes: &[u8]) {
     let Some(Hello::Offer(terms) | Hello::Accept(terms)) = wireup::fuzz::<Ports, Note>(bytes) else { return };
-    assert!(terms.grants.is_empty() == terms.blob.responder.is_none() && terms.places().count() <= MAX_RAILS);
+    assert!(
+        terms.grants.is_empty() == terms.blob.responder.is_none()
+            && terms.port_addresses().count() <= MAX_RAILS
+    );
     for (index, grant) in terms.grants.iter().enumerate() {
         let mut responders = terms.blob.further.iter().filter_map(|further| further.responder.as_ref());
         assert!(index_of(grant.key) == index && responders.all(|responder| responder.keys.len() > index));
@@ -190,7 +196,7 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
 pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let pair = |number| Pair { number, first_packet: NUMBER_MAX - 2 };
     let pairs = |number| Some(Pairs { data: pair(number), heartbeat: pair(number + 1) });
-    let place = Place {
+    let address = PortAddress {
         is_infiniband: false,
         lid: 0,
         gid: [7; 16],
@@ -201,10 +207,10 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     };
     let grant = |index| Grant { key: name(index, 3), offset: 64, bytes: 4096, access: Access::REMOTE_READ };
     let (grants, further) = (vec![grant(0), grant(1)], Vec::new());
-    let full = Ports { place, requester: pairs(17), responder: pairs(19), further, receives: 64 };
+    let full = Ports { address, requester: pairs(17), responder: pairs(19), further, receives: 64 };
     let bare = Ports { responder: None, ..full.clone() };
     let responder = FurtherResponder { data: pair(23), keys: vec![5, 6], sentinel: 7 };
-    let further = Further { place, requester: Some(pair(21)), responder: Some(responder) };
+    let further = Further { address, requester: Some(pair(21)), responder: Some(responder) };
     let striped = Ports { further: vec![further; MAX_RAILS - 1], ..full.clone() };
     let terms = |blob: Ports| Terms { grants: grants.clone(), blob };
     vec![
@@ -241,14 +247,14 @@ mod tests {
     #[test]
     fn terms_that_cannot_be_are_refused() {
         let Terms { grants, blob: good } = terms();
-        let place = good.place;
+        let address = good.address;
         let huge = Pair { number: 1 << 24, first_packet: 0 };
         let bad = [
             Ports { requester: None, ..good.clone() },
-            Ports { place: Place { mtu: 1500, ..place }, ..good.clone() },
+            Ports { address: PortAddress { mtu: 1500, ..address }, ..good.clone() },
             Ports { requester: Some(Pairs { data: huge, heartbeat: huge }), ..good.clone() },
             Ports { responder: None, ..good.clone() },
-            Ports { place: Place { reads_served: 0, ..place }, ..good.clone() },
+            Ports { address: PortAddress { reads_served: 0, ..address }, ..good.clone() },
         ];
         let Ok((Hello::Offer(Terms { blob: striped, .. }), _)) = Hello::decode(&hello_samples()[2]) else {
             panic!("an offer")
@@ -261,8 +267,8 @@ mod tests {
             Further { responder: None, ..rail.clone() },
             Further { responder: Some(FurtherResponder { data: huge, ..responder.clone() }), ..rail.clone() },
             Further { responder: Some(FurtherResponder { keys: vec![5], ..responder }), ..rail.clone() },
-            Further { place: Place { mtu: 1500, ..place }, ..rail.clone() },
-            Further { place: Place { reads_served: 0, ..place }, ..rail.clone() },
+            Further { address: PortAddress { mtu: 1500, ..address }, ..rail.clone() },
+            Further { address: PortAddress { reads_served: 0, ..address }, ..rail.clone() },
         ];
         let too_many = Ports { further: vec![rail; MAX_RAILS], ..striped.clone() };
         let rails = rails.map(|rail| Ports { further: vec![rail], ..striped.clone() });

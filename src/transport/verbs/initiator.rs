@@ -223,8 +223,8 @@ impl Initiator {
         self.ring(parts)
     }
 
-    /// Has the device report the newest entries, which no completion would tell of otherwise: they would hold their
-    /// places until something is posted, and something does not fit beside them. A WRITE of no bytes needs no right.
+    /// Has the device report the newest entries, which no completion would tell of otherwise: they would stay in
+    /// the queue until something is posted, and something does not fit beside them. A WRITE of no bytes needs no right.
     #[cold]
     fn ask_for_report(&mut self, free: usize) {
         if self.unreported == 0 || free == 0 || self.has_failed {
@@ -392,7 +392,7 @@ impl Initiator {
         // Each piece lies inside a region of this domain (checked in `post`; the cells are of it, too; what is
         // registered in the first rail's is in those of all others). The entries hold the regions until the device has
         // given the requests back, or until after the queue pair is destroyed. The cell of an entry is used again only
-        // by the entry that takes its place in the ring.
+        // by the next entry at its index in the ring.
         let posted = unsafe { self.pair.post(&mut self.requests) };
         posted.map_err(|count| {
             // Part of the batch may be on its way, which all or nothing does not allow: this is the end.

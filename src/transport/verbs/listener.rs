@@ -9,7 +9,7 @@ use super::Shared;
 use super::connecting::device_failed;
 use super::endpoint::VerbsEndpoint;
 use super::gid::GidChoice;
-use super::hello::{Hello, Place, Ports, Terms};
+use super::hello::{Hello, PortAddress, Ports, Terms};
 use super::pairs::{Requester, Responder, connect, further};
 use super::waker::Waker;
 use crate::channel::{Channel, listen};
@@ -167,18 +167,18 @@ impl VerbsIncoming {
         self.check(offer)?;
         let at = &self.address;
         // The way of the packets, which need not be that of the handshake.
-        let peer = |theirs: &Place| match theirs.is_infiniband {
+        let peer = |theirs: &PortAddress| match theirs.is_infiniband {
             true => self.link.peer_address().ok().map(|address| address.ip()),
             false => Some(std::net::Ipv6Addr::from(theirs.gid).to_canonical()),
         };
         // As many rails as both have.
-        let both = self.shared.rails.iter().zip(self.theirs.places());
+        let both = self.shared.rails.iter().zip(self.theirs.port_addresses());
         let from = both.map(|(rail, theirs)| rail.gid_towards(peer(theirs), at));
         let from: Vec<GidChoice> = from.collect::<Result<_, _>>()?;
-        let (rails, places) = (from.len(), self.shared.places(&from));
-        let further_places = further(&places, None, None);
-        let place = places[0];
-        let ports = Ports { place, requester: None, responder: None, further: further_places, receives: 0 };
+        let (rails, addresses) = (from.len(), self.shared.port_addresses(&from));
+        let told = further(&addresses, None, None);
+        let address = addresses[0];
+        let ports = Ports { address, requester: None, responder: None, further: told, receives: 0 };
         let mut ours = Terms { grants: Vec::new(), blob: ports };
         let paths = self.shared.paths(&from, &ours, &self.theirs);
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
@@ -194,7 +194,7 @@ impl VerbsIncoming {
         ours.blob.responder = responder.as_ref().map(Responder::pairs);
         ours.grants = responder.as_ref().map_or_else(Vec::new, Responder::grants);
         ours.blob.receives = responder.as_ref().map_or(0, Responder::receives);
-        ours.blob.further = further(&places, requester.as_ref(), responder.as_ref());
+        ours.blob.further = further(&addresses, requester.as_ref(), responder.as_ref());
         Ok((requester, responder, ours))
     }
 }

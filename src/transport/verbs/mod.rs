@@ -87,9 +87,9 @@ pub use listener::{VerbsIncoming, VerbsListener};
 pub use open::devices;
 pub use sys::LibraryError;
 
-use self::hello::{Place, Terms};
+use self::hello::{PortAddress, Terms};
 use self::initiator::Initiator;
-use self::open::Opened;
+use self::open::OpenedDevice;
 use self::queue_pair::{Path, QueuePair};
 use self::rail::Rail;
 use self::region::{ProtectionDomain, Registered};
@@ -138,9 +138,9 @@ pub struct VerbsOptions {
     pub inline_bytes: u32,
     /// A peer, if one is known beforehand: devices on the way to it are preferred.
     pub peer: Option<IpAddr>,
-    /// This process's place among those of its job on this host: of several devices that are equally good each place
-    /// takes another.
-    pub place: usize,
+    /// This process's number among those of its job on this host. Of several devices that are equally good each local
+    /// rank takes another.
+    pub local_rank: usize,
     /// The number of the first packet of each connection, modulo 2^24; random if none is given. For tests: numbers wrap
     /// around.
     #[doc(hidden)]
@@ -160,7 +160,7 @@ impl Default for VerbsOptions {
             read_depth: None,
             inline_bytes: INLINE_BYTES,
             peer: None,
-            place: 0,
+            local_rank: 0,
             first_packet: None,
             secret: None,
         }
@@ -203,7 +203,7 @@ impl Verbs {
                 remedy: "see the kernel's log (dmesg)",
             })?;
             let mtu = options.mtu.unwrap_or(opened.port.mtu);
-            let Opened { device, info, port, reason } = opened;
+            let OpenedDevice { device, info, port, reason } = opened;
             let (gid_index, read_depth) = (options.gid_index, options.read_depth.unwrap_or(READ_DEPTH));
             rails.push(Rail { device, info, port, reason, domain, gid_index, mtu, read_depth });
         }
@@ -360,15 +360,15 @@ impl Shared {
         Ok(MemoryRegion::new(memory, access, key, registered))
     }
 
-    /// Returns the places of this side on the first rails, speaking from these addresses.
-    fn places(&self, from: &[GidChoice]) -> Vec<Place> {
-        self.rails.iter().zip(from).map(|(rail, from)| rail.place(&from.gid)).collect()
+    /// Returns the port addresses of this side on the first rails, speaking from these GIDs.
+    fn port_addresses(&self, from: &[GidChoice]) -> Vec<PortAddress> {
+        self.rails.iter().zip(from).map(|(rail, from)| rail.port_address(&from.gid)).collect()
     }
 
     /// The ways between two sides, one for each rail that both have.
     fn paths(&self, from: &[GidChoice], ours: &Terms, theirs: &Terms) -> Result<Vec<Path>, &'static str> {
-        let places = ours.places().zip(theirs.places());
-        let ways = self.rails.iter().zip(from).zip(places);
+        let addresses = ours.port_addresses().zip(theirs.port_addresses());
+        let ways = self.rails.iter().zip(from).zip(addresses);
         ways.map(|((rail, from), (ours, theirs))| rail.path(from, ours, theirs)).collect()
     }
 
@@ -396,9 +396,9 @@ impl Shared {
         })
     }
 
-    fn terms(&self) -> channel::Terms {
-        let terms = channel::Terms::new(Purpose::Verbs);
-        channel::Terms { secret: self.secret.clone(), limit: wireup::LIMIT, ..terms }
+    fn terms(&self) -> channel::ChannelTerms {
+        let terms = channel::ChannelTerms::new(Purpose::Verbs);
+        channel::ChannelTerms { secret: self.secret.clone(), limit: wireup::LIMIT, ..terms }
     }
 }
 
@@ -446,7 +446,7 @@ impl Transport for Verbs {
         Capabilities {
             name: NAME,
             queue_depth: self.shared.queue_depth,
-            // Longer ones than the device takes are cut, each part taking a place in the queue.
+            // Longer ones than the device takes are cut, each part taking an entry of the queue.
             max_request_bytes: self.shared.piece_bytes().saturating_mul(self.shared.queue_depth),
             atomics: self.shared.atomics,
             in_place: false,

@@ -10,7 +10,7 @@ use super::gid;
 use crate::mem::MAX_RAILS;
 
 /// A device and port that was chosen, and why.
-pub(super) struct Opened {
+pub(super) struct OpenedDevice {
     pub(super) device: Arc<Device>,
     pub(super) info: DeviceInfo,
     pub(super) port: Port,
@@ -23,14 +23,14 @@ type Rank = (bool, bool, u32);
 /// The devices of this host.
 ///
 /// # Errors
-/// There is no verbs library, or it cannot list them. A device that cannot be opened is an error in its place.
+/// There is no verbs library, or it cannot list them. For a device that cannot be opened the list has the error.
 pub fn devices() -> Result<Vec<Result<DeviceInfo, OpenError>>, OpenError> {
     let open = |name: &String| Device::open(name).and_then(|device| device.info());
     Ok(device::names()?.iter().map(open).collect())
 }
 
 /// Opens the devices and ports that `options` name, or the best one.
-pub(super) fn open(options: &VerbsOptions) -> Result<Vec<Opened>, OpenError> {
+pub(super) fn open(options: &VerbsOptions) -> Result<Vec<OpenedDevice>, OpenError> {
     if options.devices.len() > MAX_RAILS {
         let (device, what) = (options.devices.join(","), "so many rails".into());
         return Err(OpenError::Setting { device, what, remedy: format!("name {MAX_RAILS} at most") });
@@ -43,8 +43,8 @@ pub(super) fn open(options: &VerbsOptions) -> Result<Vec<Opened>, OpenError> {
         let options = VerbsOptions { port: port.or(options.port), ..options.clone() };
         best_of(&[name.to_owned()], &options)
     };
-    let opened = options.devices.iter().map(open).collect::<Result<Vec<Opened>, OpenError>>()?;
-    let is_same = |one: &Opened, other: &Opened| {
+    let opened = options.devices.iter().map(open).collect::<Result<Vec<OpenedDevice>, OpenError>>()?;
+    let is_same = |one: &OpenedDevice, other: &OpenedDevice| {
         (&one.info.name, one.port.number) == (&other.info.name, other.port.number)
     };
     match (1..opened.len()).find(|last| opened[..*last].iter().any(|other| is_same(other, &opened[*last]))) {
@@ -64,9 +64,9 @@ fn name_and_port(text: &str) -> (&str, Option<u8>) {
 }
 
 /// Opens the best of the devices of these names: whose address is on the way to the peer, nearest to the processor that
-/// this runs on, fastest; and of those that are equal the one for this process's place, so that several processes take
-/// several.
-fn best_of(names: &[String], options: &VerbsOptions) -> Result<Opened, OpenError> {
+/// this runs on, fastest; and of those that are equal the one for this process's local rank, so that several processes
+/// take several.
+fn best_of(names: &[String], options: &VerbsOptions) -> Result<OpenedDevice, OpenError> {
     let route = options.peer.and_then(gid::route_to);
     let node = current_node();
     let (mut usable, mut errors) = (Vec::new(), Vec::new());
@@ -92,10 +92,10 @@ fn best_of(names: &[String], options: &VerbsOptions) -> Result<Opened, OpenError
     }
     let (all, equal) = (usable.len(), usable.iter().filter(|(rank, ..)| *rank == best).count());
     usable.retain(|(rank, ..)| *rank == best);
-    let (rank, device, info, number) = usable.swap_remove(options.place % equal);
+    let (rank, device, info, number) = usable.swap_remove(options.local_rank % equal);
     let port = info.ports.iter().find(|port| port.number == number).cloned().ok_or(OpenError::NoDevice)?;
     let reason = reason(options, rank, all, equal);
-    Ok(Opened { device, info, port, reason })
+    Ok(OpenedDevice { device, info, port, reason })
 }
 
 fn rank(info: &DeviceInfo, port: &Port, route: Option<IpAddr>, node: Option<u32>) -> Rank {
@@ -119,7 +119,7 @@ fn reason(options: &VerbsOptions, (leads_to_peer, is_near, _): Rank, all: usize,
     }
     parts.push(format!("best of {all}"));
     if equal > 1 {
-        parts.push(format!("number {} of {equal} equal ones", options.place % equal));
+        parts.push(format!("number {} of {equal} equal ones", options.local_rank % equal));
     }
     parts.join(", ")
 }
@@ -291,8 +291,8 @@ mod tests {
     }
 
     #[test]
-    fn equal_devices_are_shared_out_by_place() {
-        let options = VerbsOptions { place: 5, ..VerbsOptions::default() };
+    fn equal_devices_are_shared_out_by_local_rank() {
+        let options = VerbsOptions { local_rank: 5, ..VerbsOptions::default() };
         assert_eq!(
             reason(&options, (false, true, 4), 4, 2),
             "on this processor's NUMA node, best of 4, number 1 of 2 equal ones"

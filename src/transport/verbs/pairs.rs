@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::Shared;
 use super::device::QueuePairError;
-use super::hello::{Further, FurtherResponder, Pairs, Place, Ports, name};
+use super::hello::{Further, FurtherResponder, Pairs, PortAddress, Ports, name};
 use super::initiator::Initiator;
 use super::queue_pair::{Path, QueuePair, RECEIVES};
 use super::region::{ProtectionDomain, Registered};
@@ -53,16 +53,16 @@ impl Requester {
 
 /// Returns what a peer is told of the rails after the first.
 pub(super) fn further(
-    places: &[Place],
+    addresses: &[PortAddress],
     requester: Option<&Requester>,
     responder: Option<&Responder>,
 ) -> Vec<Further> {
-    let tell = |(index, place): (usize, &Place)| Further {
-        place: *place,
+    let tell = |(index, address): (usize, &PortAddress)| Further {
+        address: *address,
         requester: requester.and_then(|requester| Some(requester.further.get(index)?.pair().pair())),
         responder: responder.and_then(|responder| Some(responder.further.get(index)?.told())),
     };
-    places.iter().skip(1).enumerate().map(tell).collect()
+    addresses.iter().skip(1).enumerate().map(tell).collect()
 }
 
 /// Connects this side's pairs to those that `theirs` tells of, as far as there are both.

@@ -33,14 +33,14 @@ impl Loopback {
         );
         let rail = shared.first();
         let from = rail.choose_gid(None).ok_or("its port has no address")?;
-        let place = rail.place(&from.gid);
-        let path = rail.path(&from, &place, &place)?;
+        let address = rail.port_address(&from.gid);
+        let path = rail.path(&from, &address, &address)?;
         let requester = Requester::new(shared, 1).map_err(text)?;
         let responder = Responder::new(shared, 1, vec![target.whole()], None)
             .map_err(text)?
             .ok_or("nothing is granted")?;
         let ports = Ports {
-            place,
+            address,
             requester: Some(requester.pairs()),
             responder: Some(responder.pairs()),
             further: Vec::new(),

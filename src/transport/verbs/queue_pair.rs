@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 
 use super::device::{self, Device, QueuePairError};
-use super::hello::{Pair, Place};
+use super::hello::{Pair, PortAddress};
 use super::region::ProtectionDomain;
 use super::sys;
 use super::waker::Waker;
@@ -103,9 +103,9 @@ pub(super) struct Path {
     /// Largest packet that both sides carry, in bytes.
     pub(super) mtu: u16,
     /// This side.
-    pub(super) ours: Place,
+    pub(super) ours: PortAddress,
     /// The other side.
-    pub(super) theirs: Place,
+    pub(super) theirs: PortAddress,
 }
 
 impl QueuePair {
@@ -264,7 +264,7 @@ impl QueuePair {
     /// True if it is in error: the peer broke a rule, or did not answer.
     pub(super) fn is_broken(&self) -> bool {
         let (mut attributes, mut made_with) = (sys::ibv_qp_attr::default(), sys::ibv_qp_init_attr::default());
-        // SAFETY: the queue pair lives, and both are valid places.
+        // SAFETY: the queue pair lives, and both pointers are valid.
         let errno = unsafe {
             let ask = self.domain.device.library.query_qp;
             ask(self.raw.as_ptr(), &raw mut attributes, sys::IBV_QP_STATE as i32, &raw mut made_with)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::device::{Device, DeviceInfo, Port};
 use super::gid::{self, Gid, GidChoice, GidKind};
-use super::hello::Place;
+use super::hello::PortAddress;
 use super::queue_pair::Path;
 use super::region::ProtectionDomain;
 use super::{PIECE_BYTES_MAX, power_of_two_below};
@@ -51,10 +51,10 @@ impl Rail {
         Ok(choice)
     }
 
-    /// Returns the place of this side, as a peer is told.
-    pub(super) fn place(&self, from: &Gid) -> Place {
+    /// Returns the port address of this side, as a peer is told.
+    pub(super) fn port_address(&self, from: &Gid) -> PortAddress {
         let limits = &self.info.limits;
-        Place {
+        PortAddress {
             is_infiniband: self.port.is_infiniband,
             lid: self.port.lid,
             gid: from.bytes,
@@ -65,8 +65,13 @@ impl Rail {
         }
     }
 
-    /// The way between two places, if there is one.
-    pub(super) fn path(&self, from: &GidChoice, ours: &Place, theirs: &Place) -> Result<Path, &'static str> {
+    /// The way between two ports, if there is one.
+    pub(super) fn path(
+        &self,
+        from: &GidChoice,
+        ours: &PortAddress,
+        theirs: &PortAddress,
+    ) -> Result<Path, &'static str> {
         if ours.is_infiniband != theirs.is_infiniband {
             return Err("one side is on InfiniBand, the other on Ethernet: use another device");
         }
@@ -77,7 +82,8 @@ impl Rail {
         }
         let gid_index = u8::try_from(from.gid.index)
             .map_err(|_| "this side's GID index is greater than 255: choose another one")?;
-        let is_ipv4 = |place: &Place| std::net::Ipv6Addr::from(place.gid).to_ipv4_mapped().is_some();
+        let is_ipv4 =
+            |address: &PortAddress| std::net::Ipv6Addr::from(address.gid).to_ipv4_mapped().is_some();
         if !ours.is_infiniband && ours.is_routed && is_ipv4(ours) != is_ipv4(theirs) {
             return Err("one side speaks from an IPv4 address, the other from IPv6: choose GIDs of one kind");
         }

@@ -3,7 +3,7 @@
 use super::device::QueuePairError;
 use super::hello::{Further, Terms, index_of};
 use super::initiator::Initiator;
-use super::striper::{Placement, Striper};
+use super::striper::{Dispatch, Striper};
 use crate::mem::{LocalSlice, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::{
     CompletionError, Disconnected, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
@@ -135,22 +135,22 @@ impl Rails {
 
 impl Striping {
     fn post(&mut self, first: &mut Initiator, batch: &[WorkRequest]) -> Result<(), PostError> {
-        let places = first.check(batch)?;
+        let parts = first.check(batch)?;
         self.advance(first);
         if self.is_over {
             return Err(OVER.into());
         }
         // No rail has more under way than the striper has taken in.
         let free = self.striper.free();
-        if places > free {
-            return Err(PostError::QueueFull { free, batch: places });
+        if parts > free {
+            return Err(PostError::QueueFull { free, batch: parts });
         }
         for request in batch {
             let grant = self.grant_to_stripe(request);
             match self.striper.admit(request, first.parts(request), grant.is_some()) {
-                Placement::Held => {}
-                Placement::First(number) => self.outbox.push(numbered(request.clone(), number)),
-                Placement::Striped(number) => self.stripe(request, number, grant.unwrap_or(0)),
+                Dispatch::Held => {}
+                Dispatch::First(number) => self.outbox.push(numbered(request.clone(), number)),
+                Dispatch::Striped(number) => self.stripe(request, number, grant.unwrap_or(0)),
             }
         }
         self.ring(first)

@@ -245,7 +245,7 @@ unsafe extern "C" fn post_send(
 unsafe extern "C" fn get_async_event(_: *mut sys::ibv_context, event: *mut sys::ibv_async_event) -> c_int {
     let Some(next) = EVENTS.with_borrow_mut(VecDeque::pop_front) else { return -1 };
     OPEN_EVENTS.set(OPEN_EVENTS.get() + 1);
-    // SAFETY: the caller's place.
+    // SAFETY: it points to an event of the caller's.
     unsafe { *event = next };
     0
 }

@@ -14,9 +14,9 @@ use std::collections::VecDeque;
 use crate::mem::MAX_RAILS;
 use crate::transport::{CompletionError, Flags, Operation, WorkCompletion, WorkRequest, WorkRequestId};
 
-/// The placement of a request. By its number the striper is told of its completions.
+/// Where a request goes, and when. By its number the striper is told of its completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Placement {
+pub(super) enum Dispatch {
     /// On the first rail, now.
     First(u64),
     /// On the first rail, once [`Striper::release`] gives it back.
@@ -33,7 +33,8 @@ struct Entry {
     writes: bool,
     /// Rails that it is not complete on, a bit for each.
     pending: u8,
-    places: usize,
+    /// Parts in which a device is given it: each takes an entry of the queue.
+    parts: usize,
     error: Option<CompletionError>,
 }
 
@@ -47,8 +48,8 @@ pub(super) struct Striper {
     entries: VecDeque<Entry>,
     /// Number of the oldest entry; they count on from there.
     first: u64,
-    /// Places that the entries take, of `depth`.
-    places: usize,
+    /// Parts of all entries, at most `depth`.
+    parts: usize,
     depth: usize,
     /// The requests for the first rail that are not given to it yet, with their numbers.
     held: VecDeque<(u64, WorkRequest)>,
@@ -68,7 +69,7 @@ impl Striper {
             all: u8::MAX >> (u8::BITS as usize - rails),
             entries: VecDeque::with_capacity(depth),
             first: 0,
-            places: 0,
+            parts: 0,
             depth,
             held: VecDeque::with_capacity(depth),
             writes: 0,
@@ -78,7 +79,7 @@ impl Striper {
         }
     }
 
-    /// Places that are free.
+    /// Parts that there is still room for.
     pub(super) fn free(&mut self) -> usize {
         while self
             .entries
@@ -87,39 +88,39 @@ impl Striper {
         {
             self.forget_oldest();
         }
-        self.depth - self.places
+        self.depth - self.parts
     }
 
     fn forget_oldest(&mut self) -> Option<Entry> {
         let entry = self.entries.pop_front()?;
         self.first += 1;
-        self.places -= entry.places;
+        self.parts -= entry.parts;
         Some(entry)
     }
 
     /// Takes a request in, which has room. It may be striped if it is long, and a READ or into memory that announces
     /// nothing.
-    pub(super) fn admit(&mut self, request: &WorkRequest, places: usize, may_be_striped: bool) -> Placement {
+    pub(super) fn admit(&mut self, request: &WorkRequest, parts: usize, may_be_striped: bool) -> Dispatch {
         let number = self.first + self.entries.len() as u64;
         let (writes, waits_for_reads) = kind(request);
         let is_striped = may_be_striped && !waits_for_reads && (writes || self.writes == 0);
         self.writes += usize::from(writes);
-        self.places += places;
+        self.parts += parts;
         self.entries.push_back(Entry {
             id: request.id,
             is_signalled: request.flags.contains(Flags::SIGNALLED),
             writes,
             pending: if is_striped { self.all } else { FIRST },
-            places,
+            parts,
             error: None,
         });
         if is_striped {
-            Placement::Striped(number)
+            Dispatch::Striped(number)
         } else if self.held.is_empty() && self.may_go(number, waits_for_reads) {
-            Placement::First(number)
+            Dispatch::First(number)
         } else {
             self.held.push_back((number, request.clone()));
-            Placement::Held
+            Dispatch::Held
         }
     }
 

@@ -22,7 +22,7 @@ fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
 /// answers.
 fn agreed(poster: &Rail, server: &Rail) -> (u8, u8) {
     let (posts, serves) = (poster.choose_gid(None).unwrap(), server.choose_gid(None).unwrap());
-    let (at_poster, at_server) = (poster.place(&posts.gid), server.place(&serves.gid));
+    let (at_poster, at_server) = (poster.port_address(&posts.gid), server.port_address(&serves.gid));
     let peer = Pair { number: 7, first_packet: 0 };
     let asked = |field: sys::ibv_qp_attr_mask| {
         let modified = scripted::take_modified();

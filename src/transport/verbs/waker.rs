@@ -94,7 +94,7 @@ impl Waker {
         loop {
             let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
             let get = self.device.library.get_cq_event;
-            // SAFETY: the channel lives, and both are valid places.
+            // SAFETY: the channel lives, and both pointers are valid.
             if unsafe { get(self.raw(), &raw mut queue, &raw mut context) } != 0 {
                 return;
             }

@@ -6,7 +6,7 @@
 //! its version, refusals and the treatment of newcomers are the same everywhere and are here.
 //!
 //! ```text
-//! u32 wire version   the same place in every version
+//! u32 wire version   at the same offset in every version
 //! body               postcard: an offer, an acceptance, a refusal or a note, with grants and blob
 //! the rest           the message of the layer above, at most MAX_MESSAGE_BYTES
 //! ```

@@ -23,7 +23,10 @@ pub(crate) trait Newcomer {
 }
 
 /// Accepts a connection as [`Newcomers::admit`] takes it.
-pub(crate) fn accept(socket: &TcpListener, terms: &channel::Terms) -> io::Result<Result<Channel, String>> {
+pub(crate) fn accept(
+    socket: &TcpListener,
+    terms: &channel::ChannelTerms,
+) -> io::Result<Result<Channel, String>> {
     Ok(Channel::accept(socket, terms)?.map_err(|error| error.to_string()))
 }
 
@@ -85,7 +88,7 @@ impl<N: Newcomer> Newcomers<N> {
         self.cannot_accept = false;
     }
 
-    /// Keeps a newcomer, in place of another one if there are too many. Its first message is mostly there already, and
+    /// Keeps a newcomer, instead of another one if there are too many. Its first message is mostly there already, and
     /// counts when one has to go.
     fn keep(&mut self, listener: &dyn Display, now: Instant, mut newcomer: N) {
         let said = match newcomer.hear() {

@@ -73,7 +73,7 @@ fn median(said: &str) -> Option<f64> {
     (micros > 0.0).then_some(micros * 1e3)
 }
 
-/// The line of final results has the overall bandwidth in MiB per second in its seventh place.
+/// The line of final results has the overall bandwidth in MiB per second in its seventh column.
 fn overall_bandwidth(said: &str) -> Option<f64> {
     let line = said.lines().find_map(|line| line.strip_prefix("Final:"))?;
     let mebibytes: f64 = line.split_whitespace().nth(5)?.parse().ok()?;

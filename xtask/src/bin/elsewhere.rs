@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Standard streams, environment, exit code and the folder, if it is there, pass through, but for the variables
-//! `SLACKLINE_RIG_*`, which are those of the place where the program runs; one that died of signal `n` counts as
+//! `SLACKLINE_RIG_*`, which are those of the guest where the program runs; one that died of signal `n` counts as
 //! `128 + n`. The end of the client, by kill -9 too, ends the program and all that it started. There is no secret: this
 //! is for networks that no other host is on.
 
@@ -122,9 +122,9 @@ fn answer(stream: &TcpStream) -> io::Result<()> {
         .current_dir(if Path::new(&folder).is_dir() { folder } else { "/".into() })
         .env_clear()
         .envs(
-            environment.chunks_exact(2).map(|pair| (&pair[0], &pair[1])).filter(|pair| !is_of_place(pair.0)),
+            environment.chunks_exact(2).map(|pair| (&pair[0], &pair[1])).filter(|pair| !is_of_guest(pair.0)),
         )
-        .envs(std::env::vars_os().filter(|pair| is_of_place(&pair.0)))
+        .envs(std::env::vars_os().filter(|pair| is_of_guest(&pair.0)))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -160,7 +160,7 @@ fn answer(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// Whether a variable tells a program where it is.
-fn is_of_place(name: &OsStr) -> bool {
+fn is_of_guest(name: &OsStr) -> bool {
     name.as_bytes().starts_with(b"SLACKLINE_RIG_")
 }
 

@@ -42,7 +42,7 @@ fn by_pkg_config(site: &Site, prefix: &Path, sources: &Path) -> Result<(), Failu
     }
     let cflags = ask(&["--cflags"])?;
     let shared = ask(&["--libs"])?;
-    // pkg-config names the shared library even where static linking is asked for: the archive takes its place.
+    // pkg-config names the shared library even where static linking is asked for: the archive replaces it.
     let archive = prefix.join("lib/libslackline.a").to_string_lossy().into_owned();
     let replaced = |flag: String| if flag == "-lslackline" { archive.clone() } else { flag };
     let whole: Vec<String> = ask(&["--static", "--libs"])?.into_iter().map(replaced).collect();

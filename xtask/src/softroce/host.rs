@@ -1,4 +1,4 @@
-//! This host as a place for runs: where it has an RDMA device, or can make one of rxe over a network of its own.
+//! Runs on this host itself: where it has an RDMA device, or can make one of rxe over a network of its own.
 
 use crate::cmd::Cmd;
 use crate::failure::Failure;

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_chosen_by_name_and_by_place() {
+    fn runs_are_chosen_by_name_and_by_host() {
         assert_eq!(names(&[]).unwrap().len(), RUNS.len());
         assert_eq!(names(&["loss", "perftest", "--kvm"]), Ok(vec!["perftest", "loss"]));
         assert!(!names(&["--host"]).unwrap().contains(&"loss"));

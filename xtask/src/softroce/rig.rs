@@ -1,4 +1,4 @@
-//! Prepares places for runs, and has them run there.
+//! Prepares guests or this host for runs, and has them run there.
 
 use super::defects::{self, Defect};
 use super::host::Device;
@@ -55,7 +55,7 @@ impl<'a> Rig<'a> {
         let mut outcomes = Vec::new();
         for (guests, name) in [(Guests::One, "one"), (Guests::Two, "two")] {
             let runs: Vec<_> = runs.iter().copied().filter(|run| run.guests == guests).collect();
-            let boot = |left: &[&'static Run]| self.boot(&kernel, guests, &self.place(name, left)?, kvm);
+            let boot = |left: &[&'static Run]| self.boot(&kernel, guests, &self.run_folder(name, left)?, kvm);
             outcomes.extend(all(&runs, &defects, boot)?);
         }
         Ok(Report::new(&kernel.release, outcomes, &defects))
@@ -93,7 +93,7 @@ impl<'a> Rig<'a> {
         let start = |left: &[&'static Run]| {
             let mut command = mortal("sh");
             command.args(["-c", "ulimit -l unlimited 2>/dev/null; exec sh \"$0\" \"$1\""]);
-            command.arg(self.scripts.join("runs.sh")).arg(self.place("host", left)?);
+            command.arg(self.scripts.join("runs.sh")).arg(self.run_folder("host", left)?);
             command.env("SLACKLINE_RIG_SCRIPTS", &self.scripts).envs(device.environment());
             Stage::host(command)
         };
@@ -101,8 +101,8 @@ impl<'a> Rig<'a> {
         Ok(Report::new(&release, outcomes, &defects))
     }
 
-    /// A folder with what `runs.sh` reads.
-    fn place(&self, name: &str, runs: &[&'static Run]) -> Result<PathBuf, Failure> {
+    /// Makes a folder with what `runs.sh` reads.
+    fn run_folder(&self, name: &str, runs: &[&'static Run]) -> Result<PathBuf, Failure> {
         let folder = self.folder.join(name);
         let mut list = String::new();
         let mut scripts = Vec::new();
@@ -201,7 +201,7 @@ fn all(
         }
         if played.outcomes.is_empty() {
             let status = played.trouble.unwrap_or_else(|| "it did nothing".into());
-            return Err(Failure::Check { what: "the start of the place for the runs".into(), status });
+            return Err(Failure::Check { what: "the start of the runs".into(), status });
         }
         left.retain(|run| played.outcomes.iter().all(|outcome| outcome.run.name != run.name));
         outcomes.extend(played.outcomes);

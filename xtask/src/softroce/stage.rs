@@ -1,4 +1,4 @@
-//! The stage on which runs take place: guests that are booted for them, or this host.
+//! The stage of the runs: guests that are booted for them, or this host.
 
 use super::kernel::Kernel;
 use super::runs::Guests;
@@ -28,7 +28,7 @@ pub(super) enum Said {
     Gone(usize),
 }
 
-/// The guests, or the process on this host, in which runs take place. They end when this is dropped, or this process
+/// The guests, or the process on this host, that execute runs. They end when this is dropped, or this process
 /// ends.
 #[derive(Debug)]
 pub(super) struct Stage {

@@ -6,7 +6,7 @@ use slackline::internals::mem::{Access, VolatileSlice};
 use slackline::{
     Address, ElementType, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, Table, Worker,
     WorkerOptions,
-    scheme::{Bound, Config},
+    scheme::{Bound, SchemeConfig},
 };
 
 use super::BenchError;
@@ -45,7 +45,7 @@ pub(super) fn publish<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
     let carrier = C::open(&settings.means)?;
     // Read in place where that is possible: only the gradient is copied.
     let read = if carrier.capabilities().in_place { ReadMode::InPlace } else { ReadMode::Copy };
-    let options = WorkerOptions { read, ..WorkerOptions::new(Config::Asp) };
+    let options = WorkerOptions { read, ..WorkerOptions::new(SchemeConfig::Asp) };
     let servers = std::slice::from_ref(&address);
     let mut worker = Worker::connect(carrier.clone(), servers, options, TIMEOUT)?;
     let mut step = worker.step(TIMEOUT)?;
@@ -95,8 +95,8 @@ fn check_sum<C: Carrier>(carrier: &C, at: &Address, bytes: u64, published: u64) 
         let differs = |(index, element): (usize, &[u8])| element != wanted[index % PERIOD].to_le_bytes();
         let Some(at) = found.chunks(4).enumerate().position(differs) else { return Ok(()) };
         if begun.elapsed() > SHOW {
-            let place = "in the server's sum of gradients";
-            return pattern::verdict(Some(4 * at as u64), bytes, place);
+            let location = "in the server's sum of gradients";
+            return pattern::verdict(Some(4 * at as u64), bytes, location);
         }
         std::thread::sleep(Duration::from_millis(1));
     }

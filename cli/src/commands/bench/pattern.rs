@@ -32,11 +32,11 @@ pub(super) fn first_wrong(memory: VolatileSlice<'_>) -> Option<u64> {
 }
 
 /// Makes the answer to a comparison.
-pub(super) fn verdict(wrong: Option<u64>, bytes: u64, place: &str) -> Result<(), BenchError> {
+pub(super) fn verdict(wrong: Option<u64>, bytes: u64, location: &str) -> Result<(), BenchError> {
     match wrong {
         None => Ok(()),
         Some(at) => Err(BenchError::Invalid(format!(
-            "byte {at} of {bytes} is not what was sent, {place}: do not trust this path"
+            "byte {at} of {bytes} is not what was sent, {location}: do not trust this path"
         ))),
     }
 }

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use slackline::Secret;
-use slackline::internals::channel::{Channel, ChannelError, Purpose, Terms, listen as listen_at};
+use slackline::internals::channel::{Channel, ChannelError, ChannelTerms, Purpose, listen as listen_at};
 
 use super::BenchError;
 use super::arguments::TransportName;
@@ -56,8 +56,8 @@ enum Answer {
     Failed(String),
 }
 
-fn terms(secret: Option<&Secret>) -> Terms {
-    Terms { secret: secret.cloned(), ..Terms::new(Purpose::Measurement) }
+fn terms(secret: Option<&Secret>) -> ChannelTerms {
+    ChannelTerms { secret: secret.cloned(), ..ChannelTerms::new(Purpose::Measurement) }
 }
 
 fn broken(error: &ChannelError) -> BenchError {

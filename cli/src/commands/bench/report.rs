@@ -95,7 +95,7 @@ impl Machine {
     }
 }
 
-/// Writes JSON where it is wanted (`-`: standard output), and the table unless JSON has taken its place.
+/// Writes JSON where it is wanted (`-`: standard output), and the table unless JSON goes to standard output.
 pub(super) fn write(all: &[Measured], json: Option<&str>) -> Result<(), BenchError> {
     if json != Some("-") {
         print(&table(all))?;

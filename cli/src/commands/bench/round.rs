@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use slackline::{ElementType, ReadMode, Server, ServerOptions, Table, Worker, WorkerOptions, scheme::Config};
+use slackline::{
+    ElementType, ReadMode, Server, ServerOptions, Table, Worker, WorkerOptions, scheme::SchemeConfig,
+};
 
 use super::BenchError;
 use super::arguments::Settings;
@@ -94,7 +96,7 @@ pub(super) fn serve_server<C: Carrier>(task: &Task, client: &Client) -> Result<(
     };
     let elements = task.bytes / 4;
     let table = Table::flat(elements, ElementType::F32)?;
-    let scheme = if asynchronous { Config::Asp } else { Config::Bsp };
+    let scheme = if asynchronous { SchemeConfig::Asp } else { SchemeConfig::Bsp };
     let mut options = ServerOptions::new(scheme, usize::from(workers), RATE);
     options.threads = usize::from(threads);
     options.memory.chunk_bytes = chunk;
@@ -152,7 +154,7 @@ pub(super) fn serve_worker<C: Carrier>(task: &Task, client: &Client) -> Result<(
         return Err(BenchError::Peer("not a worker's task".into()));
     };
     let read = if borrow { ReadMode::InPlace } else { ReadMode::Copy };
-    let options = WorkerOptions { read, ..WorkerOptions::new(Config::Bsp) };
+    let options = WorkerOptions { read, ..WorkerOptions::new(SchemeConfig::Bsp) };
     let (carrier, servers) = (C::open(&client.means)?, std::slice::from_ref(task.address()?));
     let mut worker = Worker::connect(carrier, servers, options, TIMEOUT)?;
     let mut step = worker.step(TIMEOUT)?;

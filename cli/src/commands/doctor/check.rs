@@ -28,8 +28,8 @@ impl Problem {
     }
 
     /// The same, after where it came up.
-    pub(super) fn at(&self, place: &str) -> Problem {
-        Problem { error: format!("{place}: {}", self.error), help: self.help.clone() }
+    pub(super) fn at(&self, location: &str) -> Problem {
+        Problem { error: format!("{location}: {}", self.error), help: self.help.clone() }
     }
 }
 

@@ -83,23 +83,23 @@ fn try_in_turn<T: Transport>(
     let mut loopback = Loopback::connect(transport, at, &payload, memory, progress)
         .map_err(|problem| Check::failed("connect", problem))?;
     let connected = begun.elapsed();
-    if let (Some(place), Some((_, registered))) = (loopback.huge.clone(), huge) {
+    if let (Some(granted), Some((_, registered))) = (loopback.huge.clone(), huge) {
         let result = loopback.median("huge pages", |loopback, round| {
-            loopback.write(&place, LONG, round)?;
-            loopback.read(&place, LONG, round)
+            loopback.write(&granted, LONG, round)?;
+            loopback.read(&granted, LONG, round)
         });
         result.map_err(|problem| Check::failed("huge-pages", problem))?;
         checks.push(Check::ok("huge-pages", [Figure::registered(HUGE_PAGE, nanos(registered))]));
     }
     checks.push(Check::ok("connect", [Figure::took(nanos(connected))]));
 
-    let place = loopback.payload.clone();
-    type Transfer<'a, T> = fn(&mut Loopback<'a, T>, &Place, usize, u64) -> Result<Duration, Problem>;
+    let granted = loopback.payload.clone();
+    type Transfer<'a, T> = fn(&mut Loopback<'a, T>, &GrantedRegion, usize, u64) -> Result<Duration, Problem>;
     let transfers: [(&'static str, Transfer<'_, T>); 2] =
         [("write", Loopback::write), ("read", Loopback::read)];
     for (name, transfer) in transfers {
         let figures = [SHORT, LONG].map(|bytes| {
-            let ns = loopback.median(name, |loopback, round| transfer(loopback, &place, bytes, round))?;
+            let ns = loopback.median(name, |loopback, round| transfer(loopback, &granted, bytes, round))?;
             Ok(Figure::moved(bytes, ns))
         });
         let figures: Result<Vec<_>, _> = figures.into_iter().collect();
@@ -151,7 +151,7 @@ fn no_atomics(fault: Option<&str>) -> Problem {
 
 /// Memory as its owner holds it, and as the peer knows it.
 #[derive(Clone)]
-struct Place {
+struct GrantedRegion {
     region: MemoryRegion,
     remote: RemoteSlice,
 }
@@ -160,9 +160,9 @@ struct Place {
 struct Loopback<'a, T: Transport> {
     client: T::Endpoint,
     server: T::Endpoint,
-    payload: Place,
-    words: Place,
-    huge: Option<Place>,
+    payload: GrantedRegion,
+    words: GrantedRegion,
+    huge: Option<GrantedRegion>,
     local: MemoryRegion,
     progress: &'a Progress,
 }
@@ -243,12 +243,12 @@ impl<'a, T: Transport> Loopback<'a, T> {
                 wait.check("connection")?;
             }
         };
-        let mut places =
-            regions.into_iter().zip(received.grants).map(|(region, remote)| Place { region, remote });
+        let mut granted =
+            regions.into_iter().zip(received.grants).map(|(region, remote)| GrantedRegion { region, remote });
         let missing =
             || Problem::new("the handshake lost a grant", "report this, with the log of RUST_LOG=debug");
-        let (payload, words) = (places.next().ok_or_else(missing)?, places.next().ok_or_else(missing)?);
-        let huge = places.next();
+        let (payload, words) = (granted.next().ok_or_else(missing)?, granted.next().ok_or_else(missing)?);
+        let huge = granted.next();
         Ok(Loopback { client, server, payload, words, huge, local, progress })
     }
 
@@ -268,7 +268,7 @@ impl<'a, T: Transport> Loopback<'a, T> {
         Ok(nanos(times[times.len() / 2]))
     }
 
-    fn write(&mut self, to: &Place, bytes: usize, round: u64) -> Result<Duration, Problem> {
+    fn write(&mut self, to: &GrantedRegion, bytes: usize, round: u64) -> Result<Duration, Problem> {
         let sent = pattern(bytes, round);
         let local = self.local.slice(0, bytes)?;
         local.as_volatile().write(&sent);
@@ -278,7 +278,7 @@ impl<'a, T: Transport> Loopback<'a, T> {
         Ok(took)
     }
 
-    fn read(&mut self, from: &Place, bytes: usize, round: u64) -> Result<Duration, Problem> {
+    fn read(&mut self, from: &GrantedRegion, bytes: usize, round: u64) -> Result<Duration, Problem> {
         let held = pattern(bytes, !round);
         from.region.as_volatile().subslice(0, bytes).write(&held);
         let local = self.local.slice(0, bytes)?;
@@ -404,7 +404,7 @@ fn nanos(time: Duration) -> f64 {
     time.as_secs_f64() * 1e9
 }
 
-/// Bytes that no other round has, at any place of a word.
+/// Bytes that no other round has, at any position in a word.
 fn pattern(bytes: usize, round: u64) -> Vec<u8> {
     let words = (0..bytes.div_ceil(8) as u64).map(|word| {
         let mixed = (word ^ round.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);

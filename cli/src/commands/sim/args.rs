@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use slackline::scheme::Config;
+use slackline::scheme::SchemeConfig;
 use slackline::sim::fabric::Class;
-use slackline::sim::{Change, Crash, Distribution, Partition};
+use slackline::sim::{Change, Crash, Distribution, NetworkPartition};
 
 use super::parse::{Factor, change, crash, cut, random_time, scaled};
 use crate::failure::Failure;
@@ -133,7 +133,7 @@ pub(crate) struct Args {
 
     /// Hold up all messages from workers (up) or to them (down) for a while; may be repeated
     #[arg(long, help_heading = "Faults", value_name = "WORKERS:up@FROM-UNTIL", value_parser = cut)]
-    pub(super) cut: Vec<Partition>,
+    pub(super) cut: Vec<NetworkPartition>,
 
     /// Problem to learn
     #[arg(long, help_heading = "Problem", value_enum, default_value_t = ProblemName::None)]
@@ -194,13 +194,13 @@ pub(crate) struct Args {
 
 impl Args {
     /// The scheme of a single run.
-    pub(super) fn config(&self) -> Result<Config, Failure> {
+    pub(super) fn config(&self) -> Result<SchemeConfig, Failure> {
         self.config_of(self.scheme.as_deref().unwrap_or("ssp"))
     }
 
     /// The scheme of this text, fit for the workers there are.
-    pub(super) fn config_of(&self, text: &str) -> Result<Config, Failure> {
-        // Before anything has a place for each.
+    pub(super) fn config_of(&self, text: &str) -> Result<SchemeConfig, Failure> {
+        // Before memory is reserved for each.
         if !(1..=usize::from(u16::MAX)).contains(&self.workers) {
             return Err(Failure::usage(format!("--workers cannot be {}; use 1 to 65535", self.workers)));
         }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
-use slackline::sim::fabric::{self, Options};
+use slackline::sim::fabric::{self, FabricOptions};
 use slackline_lab::parallel::Progress;
 
 use super::args::Args;
@@ -30,7 +30,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         )));
     }
     let scheme = scheme.map(Into::into);
-    let options = Options { scheme, spare_nodes: args.spare_nodes, only: args.only };
+    let options = FabricOptions { scheme, spare_nodes: args.spare_nodes, only: args.only };
     let Some(count) = args.seeds else {
         let report = fabric::run(args.seed, &options).map_err(broken)?;
         let mut text = format!("seed {}, {}: every promise was kept\n\n", report.seed, report.scheme);
@@ -79,7 +79,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// A broken promise, with the command that shows it again.
-fn broken(failure: fabric::Failure) -> Failure {
+fn broken(failure: fabric::FabricFailure) -> Failure {
     let text = failure.to_string();
     // The library tells the command on a line of its own.
     Failure::failed(text.replace("\nto see it again: ", "; to see it again: "))

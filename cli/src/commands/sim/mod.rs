@@ -13,8 +13,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use slackline::scheme::Config;
-use slackline::sim::{Cluster, Report};
+use slackline::scheme::SchemeConfig;
+use slackline::sim::{Cluster, ClusterReport};
 use slackline_lab::parallel;
 use slackline_lab::plot::Figure;
 
@@ -69,7 +69,8 @@ fn compare(args: &Args, schemes: &str) -> Result<(), Failure> {
                 .map_or(String::new(), |list| format!(", such as --compare '{list}'"))
         )));
     }
-    let schemes: Vec<Config> = schemes.iter().map(|text| args.config_of(text)).collect::<Result<_, _>>()?;
+    let schemes: Vec<SchemeConfig> =
+        schemes.iter().map(|text| args.config_of(text)).collect::<Result<_, _>>()?;
     if schemes.is_empty() {
         return Err(Failure::usage("--compare names no scheme; write some, such as bsp,ssp(3)"));
     }
@@ -88,7 +89,7 @@ fn compare(args: &Args, schemes: &str) -> Result<(), Failure> {
 
 /// The list with a setting in the brackets of those that take it; if none does, with a scheme that does.
 fn example(schemes: &[String], setting: &str, value: &str) -> Option<String> {
-    let takes = |text: &str| Config::from_settings(text, &[(setting, value)]).is_ok();
+    let takes = |text: &str| SchemeConfig::from_settings(text, &[(setting, value)]).is_ok();
     let with = |text: &str| match text.strip_suffix(')') {
         Some(open) => format!("{open}, {setting}={value})"),
         None => format!("{text}({setting}={value})"),
@@ -96,12 +97,12 @@ fn example(schemes: &[String], setting: &str, value: &str) -> Option<String> {
     let mut list: Vec<_> =
         schemes.iter().map(|text| if takes(text) { with(text) } else { text.clone() }).collect();
     if list == schemes {
-        list.push(with(Config::NAMES.into_iter().find(|name| takes(name))?));
+        list.push(with(SchemeConfig::NAMES.into_iter().find(|name| takes(name))?));
     }
     Some(list.join(","))
 }
 
-fn simulate(cluster: Cluster) -> Result<Report, Failure> {
+fn simulate(cluster: Cluster) -> Result<ClusterReport, Failure> {
     cluster.run().map_err(|error| setup::failure(&error))
 }
 

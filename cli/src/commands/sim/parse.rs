@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::str::FromStr;
 
-use slackline::sim::{Change, Crash, Direction, Distribution, Partition};
+use slackline::sim::{Change, Crash, Direction, Distribution, NetworkPartition};
 
 /// Some workers: `3`, or `0-7`, both ends included.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,7 +70,7 @@ pub(super) fn crash(text: &str) -> Result<Crash, String> {
 }
 
 /// `WORKERS:up@TIME-TIME`, or `down`.
-pub(super) fn cut(text: &str) -> Result<Partition, String> {
+pub(super) fn cut(text: &str) -> Result<NetworkPartition, String> {
     let form = "write WORKERS:up@TIME-TIME or WORKERS:down@TIME-TIME, such as 0-3:up@10-20";
     let (workers, rest) = text.split_once(':').ok_or(form)?;
     let (direction, times) = rest.split_once('@').ok_or(form)?;
@@ -82,7 +82,7 @@ pub(super) fn cut(text: &str) -> Result<Partition, String> {
     };
     let seconds = |text: &str| text.trim().parse::<f64>().map_err(|_| format!("{text:?} is no time; {form}"));
     let workers = workers.parse::<Workers>()?.0;
-    Ok(Partition { workers, direction, from: seconds(from)?, until: seconds(until)? })
+    Ok(NetworkPartition { workers, direction, from: seconds(from)?, until: seconds(until)? })
 }
 
 /// A distribution, or a bare number of seconds.

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
-use slackline::sim::{Histogram, Report};
+use slackline::sim::{ClusterReport, CountHistogram};
 use slackline_lab::plot::{Axis, Figure, Panel, Series, staleness};
 use slackline_lab::table::{Table, bars, number};
 
@@ -16,7 +16,7 @@ const ROWS_MAX: usize = 16;
 const BARS_MAX: i64 = 16;
 
 /// One run for people.
-pub(super) fn one(args: &Args, report: &Report) -> String {
+pub(super) fn one(args: &Args, report: &ClusterReport) -> String {
     let mut text = format!("{}: {}\n\n", report.scheme, setup(args));
     if report.of_workers.len() <= ROWS_MAX {
         let mut table = Table::new(["worker", "clocks", "computing", "abandoned", "waiting"]);
@@ -67,7 +67,7 @@ pub(super) fn one(args: &Args, report: &Report) -> String {
 }
 
 /// Several runs for people, a row each.
-pub(super) fn many(args: &Args, reports: &[Report]) -> String {
+pub(super) fn many(args: &Args, reports: &[ClusterReport]) -> String {
     let learns = reports.iter().any(|report| !report.curve.is_empty());
     let mut heading = vec!["scheme"];
     heading.extend(summary_heading(learns, args.target_loss.is_some()));
@@ -93,9 +93,9 @@ pub(super) fn summary_heading(learns: bool, has_target: bool) -> Vec<&'static st
     heading
 }
 
-pub(super) fn summary(report: &Report, learns: bool, has_target: bool) -> Vec<String> {
+pub(super) fn summary(report: &ClusterReport, learns: bool, has_target: bool) -> Vec<String> {
     let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
-    let mean = |histogram: &Histogram| or_dash(histogram.mean().map(|mean| format!("{mean:.2}")));
+    let mean = |histogram: &CountHistogram| or_dash(histogram.mean().map(|mean| format!("{mean:.2}")));
     let mut cells = vec![
         number(report.end),
         number(report.mean_time_per_clock),
@@ -122,13 +122,13 @@ pub(super) fn summary(report: &Report, learns: bool, has_target: bool) -> Vec<St
 }
 
 /// Returns the part of the workers' time that was spent on gradients that were published.
-fn busy(report: &Report) -> f64 {
+fn busy(report: &ClusterReport) -> f64 {
     let sum = |part: fn(&slackline::sim::OfWorker) -> f64| report.of_workers.iter().map(part).sum::<f64>();
     let computing = sum(|of| of.computing);
     computing / (computing + sum(|of| of.wasted) + sum(|of| of.waiting)).max(f64::MIN_POSITIVE)
 }
 
-fn histogram(histogram: &Histogram, unit: &str) -> String {
+fn histogram(histogram: &CountHistogram, unit: &str) -> String {
     shape(histogram.iter(), unit)
 }
 
@@ -149,7 +149,7 @@ fn shape(values: impl Iterator<Item = (i64, u64)>, unit: &str) -> String {
 
 /// Describes how many clocks a worker is ahead of the parameters that it computes on, as `train` counts it: 0 where
 /// they hold the gradients of all clocks before its own.
-fn clocks_behind(staleness: &Histogram) -> String {
+fn clocks_behind(staleness: &CountHistogram) -> String {
     shape(staleness.iter().map(|(newest, count)| (-1 - newest, count)), "clocks behind the worker")
 }
 
@@ -169,7 +169,7 @@ pub(super) fn name(value: impl clap::ValueEnum) -> String {
 }
 
 /// A run for programs: what was asked for, and all that came of it.
-pub(super) fn json_one(args: &Args, report: &Report, learning_rate: f32) -> Value {
+pub(super) fn json_one(args: &Args, report: &ClusterReport, learning_rate: f32) -> Value {
     let mut whole = json!({
         "compute": args.compute.to_string(),
         "latency": args.latency.to_string(),
@@ -194,7 +194,7 @@ fn rename_hash(report: &mut Map<String, Value>) {
 }
 
 /// Loss against time, time per clock, staleness.
-pub(super) fn figure(args: &Args, reports: &[Report]) -> Figure {
+pub(super) fn figure(args: &Args, reports: &[ClusterReport]) -> Figure {
     let title = match reports {
         [one] => format!("{} in virtual time", one.scheme),
         _ => "Schemes side by side".into(),

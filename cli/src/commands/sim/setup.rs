@@ -1,6 +1,6 @@
 //! From options to a cluster.
 
-use slackline::scheme::Config;
+use slackline::scheme::SchemeConfig;
 use slackline::sim::{
     self, Cluster, Factorisation, Faults, Logistic, Network, Problem, Quadratic, Shape, Until,
 };
@@ -19,7 +19,7 @@ const BATCH_DEFAULT: usize = 32;
 const LENGTH_DEFAULT: u64 = 100;
 
 /// Builds the cluster that `args` describe, with this scheme, which fits their workers.
-pub(super) fn cluster(args: &Args, scheme: Config, until: Until) -> Result<Cluster, Failure> {
+pub(super) fn cluster(args: &Args, scheme: SchemeConfig, until: Until) -> Result<Cluster, Failure> {
     let mut cluster = Cluster::new(scheme, args.workers, args.seed);
     cluster.damping = args.settings.damping.into();
     cluster.compute = args.compute.clone();
@@ -51,13 +51,13 @@ pub(super) fn cluster(args: &Args, scheme: Config, until: Until) -> Result<Clust
 }
 
 /// Returns the condition for the end of a run; runs of all `schemes` can reach it.
-pub(super) fn until(args: &Args, schemes: &[Config]) -> Until {
+pub(super) fn until(args: &Args, schemes: &[SchemeConfig]) -> Until {
     let gradient = args.compute.typical();
     if let Some(target) = args.target_loss {
         let within = args.within.unwrap_or(1e4 * gradient);
         return Until::Loss { target, within };
     }
-    let interrupts = schemes.iter().any(Config::interrupts);
+    let interrupts = schemes.iter().any(SchemeConfig::interrupts);
     match (args.clocks, args.versions, args.seconds) {
         (Some(clocks), ..) => Until::Clocks(clocks),
         (_, Some(versions), _) => Until::Versions(versions),
@@ -74,14 +74,14 @@ fn factors(args: &Args) -> Result<Vec<f64>, Failure> {
     for given in &args.factor {
         let written = parse::written(&given.workers);
         let wrong = |what: String| Failure::usage(format!("--factor {written}={}: {what}", given.factor));
-        let places = factors.get_mut(given.workers.clone()).ok_or_else(|| {
+        let chosen = factors.get_mut(given.workers.clone()).ok_or_else(|| {
             let (last, most) = (given.workers.end - 1, args.workers.saturating_sub(1));
             wrong(format!("there is no worker {last}; workers are numbered 0 to {most}"))
         })?;
-        if places.iter().any(Option::is_some) {
+        if chosen.iter().any(Option::is_some) {
             return Err(wrong("a worker was given a factor before; give one per worker".into()));
         }
-        places.fill(Some(given.factor));
+        chosen.fill(Some(given.factor));
     }
     Ok(factors.into_iter().map(|factor| factor.unwrap_or(1.0)).collect())
 }
@@ -128,14 +128,14 @@ fn learning_rate(optimizer: OptimizerName, problem: ProblemName) -> f32 {
 }
 
 /// Turns an error of the simulator into a failure that names the option.
-pub(super) fn failure(error: &sim::Error) -> Failure {
+pub(super) fn failure(error: &sim::SimError) -> Failure {
     let text = error.to_string();
     match error {
-        sim::Error::Broken { .. } | sim::Error::Stuck { .. } | sim::Error::Fold { .. } => {
+        sim::SimError::Broken { .. } | sim::SimError::Stuck { .. } | sim::SimError::Fold { .. } => {
             Failure::failed(text)
         }
-        sim::Error::Scheme(error) => scheme_args::refused(error),
-        sim::Error::Setting { setting, value, remedy } => {
+        sim::SimError::Scheme(error) => scheme_args::refused(error),
+        sim::SimError::Setting { setting, value, remedy } => {
             let option = match *setting {
                 "worker bandwidth" => "--bandwidth",
                 "server bandwidth" => "--server-bandwidth",

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 
 use clap::Parser;
 use serde_json::{Value, json};
-use slackline::sim::Report;
+use slackline::sim::ClusterReport;
 use slackline_lab::parallel;
 use slackline_lab::table::Table;
 
@@ -48,10 +48,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         points.push((values, parsed.args));
     }
     for (values, args) in &points {
-        prepare(args).map_err(|failure| failure.at(place(&axes, values)))?;
+        prepare(args).map_err(|failure| failure.at(point(&axes, values)))?;
     }
     let reports = parallel::map("runs", &points, |(values, args)| {
-        prepare(args).and_then(simulate).map_err(|failure| failure.at(place(&axes, values)))
+        prepare(args).and_then(simulate).map_err(|failure| failure.at(point(&axes, values)))
     })?;
     let learns = points.iter().any(|(_, args)| args.problem != ProblemName::None);
     let has_target = points.iter().any(|(_, args)| args.target_loss.is_some());
@@ -74,7 +74,7 @@ fn prepare(args: &Args) -> Result<slackline::sim::Cluster, Failure> {
     setup::cluster(args, scheme, setup::until(args, &[scheme]))
 }
 
-fn row(axes: &[Axis], values: &[String], args: &Args, report: &Report) -> Value {
+fn row(axes: &[Axis], values: &[String], args: &Args, report: &ClusterReport) -> Value {
     let options: serde_json::Map<_, _> =
         axes.iter().zip(values).map(|(axis, value)| (axis.option.clone(), value.clone().into())).collect();
     let last = report.curve.last();
@@ -125,8 +125,8 @@ fn values(axes: &[Axis], mut index: usize) -> Vec<String> {
     values
 }
 
-/// Names the place in the grid where something is wrong.
-fn place(axes: &[Axis], values: &[String]) -> String {
+/// Names the point of the grid where something is wrong.
+fn point(axes: &[Axis], values: &[String]) -> String {
     let parts: Vec<_> =
         axes.iter().zip(values).map(|(axis, value)| format!("{}={value}", axis.option)).collect();
     format!("--sweep, at {}", parts.join(" "))
@@ -155,7 +155,7 @@ fn told(axes: &[Axis], values: &[String], error: &clap::Error) -> Failure {
     let what = lines.join(" ");
     let what = what.strip_prefix("error: ").unwrap_or(&what);
     Failure::usage(format!("{what}; see slackline sim --help for what each option takes"))
-        .at(place(axes, values))
+        .at(point(axes, values))
 }
 
 #[cfg(test)]

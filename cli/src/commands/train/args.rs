@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use slackline::{
     NonFinite,
-    scheme::{Config, ConfigError},
+    scheme::{SchemeConfig, SchemeConfigError},
 };
 use slackline_lab::model::ModelKind;
 
@@ -188,7 +188,7 @@ pub(crate) struct Args {
 
 impl Args {
     /// The scheme, with all its settings.
-    pub(super) fn scheme(&self) -> Result<Config, Failure> {
+    pub(super) fn scheme(&self) -> Result<SchemeConfig, Failure> {
         self.settings.config(&self.scheme)
     }
 
@@ -303,8 +303,8 @@ pub(crate) enum Encoding {
 }
 
 /// Kept as text: options may add to its settings.
-fn scheme(text: &str) -> Result<String, ConfigError> {
-    text.parse::<Config>().map(|_| text.to_owned())
+fn scheme(text: &str) -> Result<String, SchemeConfigError> {
+    text.parse::<SchemeConfig>().map(|_| text.to_owned())
 }
 
 fn straggler(text: &str) -> Result<(usize, f64), String> {

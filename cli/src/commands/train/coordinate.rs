@@ -42,7 +42,7 @@ pub(super) struct Outcome {
     /// From the last worker joining to the last gradient folded in.
     pub(super) wall: Duration,
     /// Results of its processes.
-    pub(super) job: coordinated::Outcome,
+    pub(super) job: coordinated::JobOutcome,
 }
 
 /// The caller of the library's coordinator.
@@ -202,15 +202,15 @@ impl Caller for Run<'_> {
             format!("cannot start {role}: {error}; look at the limits on open files (ulimit -n)")
         })?;
         let metrics = plan.metrics.address(Some(plan.job.metrics_offset(plan.servers, role)))?;
-        let (name, place) = match role {
-            Role::Server(place) => ("serve", place),
-            Role::Worker(place) => ("work", place),
+        let (name, rank) = match role {
+            Role::Server(rank) => ("serve", rank),
+            Role::Worker(rank) => ("work", rank),
         };
         // This process waits no longer than the plan says, and tells which members are missing: a child must not give
         // up before.
         let timeout = plan.timeout.max(CHILD_TIMEOUT_MIN).as_secs_f64();
         let mut command = Command::new(own);
-        command.args([name, "--place", &place.to_string(), "--rendezvous", &meeting_point.to_string()]);
+        command.args([name, "--role-rank", &rank.to_string(), "--rendezvous", &meeting_point.to_string()]);
         command.args(["--child", "--timeout", &timeout.to_string()]);
         if let Some(metrics) = metrics {
             command.args(["--metrics", &metrics.to_string()]);

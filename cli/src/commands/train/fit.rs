@@ -2,7 +2,7 @@
 
 use slackline::{
     ElementType, Optimizer,
-    scheme::{Config, Damping},
+    scheme::{Damping, SchemeConfig},
 };
 
 use super::args::{Args, Idle, Transport};
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 /// Whether this scheme does what the rest of the options ask for.
 pub(super) fn check(
     args: &Args,
-    scheme: Config,
+    scheme: SchemeConfig,
     optimizer: Optimizer,
     encoding: ElementType,
 ) -> Result<(), Failure> {

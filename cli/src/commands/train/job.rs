@@ -15,13 +15,13 @@ use slackline::{Placement, Secret};
 use super::part::Part;
 use crate::failure::Failure;
 use crate::metrics::{self, MetricsServer, NodeMetrics, Registry};
-use crate::place_args::PlaceArgs;
+use crate::rank_args::RankArgs;
 
 /// Options that every process of a job takes.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct JobArgs {
     #[command(flatten)]
-    pub(super) place: PlaceArgs,
+    pub(super) rank: RankArgs,
 
     /// File with the job's shared secret (mode 600); needed beyond this host
     /// [default: the file that SLACKLINE_SECRET_FILE names, or SLACKLINE_SECRET itself]
@@ -68,7 +68,7 @@ pub(crate) struct MemberArgs {
 
     /// Number of the shard or of the worker, from 0 [default: the first that is free]
     #[arg(long, help_heading = "Job", value_name = "N")]
-    pub(super) place: Option<u32>,
+    pub(super) role_rank: Option<u32>,
 
     #[command(flatten)]
     pub(super) metrics: metrics::Args,
@@ -107,7 +107,7 @@ fn run(args: &MemberArgs, role: Role) -> ExitCode {
         let local_rank = placement.as_ref().and_then(|placement| placement.local_rank);
         let metrics = args.metrics.address(local_rank).map_err(Failure::usage)?;
         let rank = placement.map(|placement| placement.rank);
-        Ok(Part { role, place: args.place, address, rank, metrics, timeout, quiet: args.child })
+        Ok(Part { role, role_rank: args.role_rank, address, rank, metrics, timeout, quiet: args.child })
     });
     match part {
         Ok(part) => part.take(&args.job),
@@ -115,11 +115,11 @@ fn run(args: &MemberArgs, role: Role) -> ExitCode {
     }
 }
 
-/// Returns the meeting point, and the place of this process if a launcher tells it.
+/// Returns the meeting point, and the placement of this process if a launcher tells it.
 fn meeting_point(args: &JobArgs) -> Result<(String, Option<Placement>), Failure> {
-    let told = args.place.flags().meeting_point(env::environment()).map_err(Failure::usage)?;
+    let told = args.rank.flags().meeting_point(env::environment()).map_err(Failure::usage)?;
     // A process that is told where to meet needs no rank.
-    let placement = match env::place(&args.place.flags(), env::environment()) {
+    let placement = match env::placement(&args.rank.flags(), env::environment()) {
         Err(_) if told.is_some() => None,
         placement => placement.map_err(Failure::usage)?,
     };

@@ -39,22 +39,22 @@ pub(super) enum Part {
 
 /// Finds out which part this process has.
 pub(super) fn part(args: &Args) -> Result<Part, Failure> {
-    let told = args.job.place.flags().meeting_point(env::environment()).map_err(Failure::usage)?;
+    let told = args.job.rank.flags().meeting_point(env::environment()).map_err(Failure::usage)?;
     if args.coordinate {
         // Ranks do not matter: the process that was told to coordinate does.
-        let placed = || env::place(&args.job.place.flags(), env::environment()).map_err(Failure::usage);
+        let placed = || env::placement(&args.job.rank.flags(), env::environment()).map_err(Failure::usage);
         let meeting_point = match told {
             Some(told) => Some(told),
             None => placed()?.and_then(|placement| placement.meeting_point),
         };
         let meeting_point = meeting_point.ok_or_else(|| {
             Failure::usage(
-                "--coordinate needs a place to meet; add --rendezvous HOST:PORT, an address of this host",
+                "--coordinate needs a meeting point; add --rendezvous HOST:PORT, an address of this host",
             )
         })?;
         return coordinate(args, &meeting_point, Starts::None);
     }
-    let placement = env::place(&args.job.place.flags(), env::environment()).map_err(Failure::usage)?;
+    let placement = env::placement(&args.job.rank.flags(), env::environment()).map_err(Failure::usage)?;
     let Some(placement) = placement.filter(|placement| placement.world > 1) else {
         if told.is_some() {
             return Err(Failure::usage(
@@ -93,13 +93,13 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
         let starts = Starts::First { workers: workers as usize, local_world: placement.local_world };
         return coordinate(args, &meeting_point, starts);
     }
-    let (role, place) = match u64::from(rank) < servers {
+    let (role, role_rank) = match u64::from(rank) < servers {
         true => (MemberRole::Server, rank),
         false => (MemberRole::Worker, rank - servers as u32),
     };
     Ok(Part::Take(part::Part {
         role,
-        place: Some(place),
+        role_rank: Some(role_rank),
         address: meeting_point.to_string(),
         rank: Some(rank),
         metrics: args.metrics.address(placement.local_rank).map_err(Failure::usage)?,

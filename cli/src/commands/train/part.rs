@@ -23,7 +23,7 @@ pub(super) type Trouble = Box<dyn std::error::Error>;
 /// A part in a job.
 pub(super) struct Part {
     pub(super) role: Role,
-    pub(super) place: Option<u32>,
+    pub(super) role_rank: Option<u32>,
     /// The address at which the processes of the job meet.
     pub(super) address: String,
     pub(super) rank: Option<u32>,
@@ -63,7 +63,7 @@ impl Part {
     }
 
     fn join(self, args: &JobArgs) -> Result<Taken, Failure> {
-        let Part { role, place, address, rank, metrics, timeout, quiet } = self;
+        let Part { role, role_rank, address, rank, metrics, timeout, quiet } = self;
         let secret = args.secret()?;
         // Every process of a job may be sent the signal, and it is no reason to die.
         let checkpoint = checkpoint_requests()?;
@@ -73,11 +73,11 @@ impl Part {
         };
         let node = NodeMetrics { role: node, rank: rank.unwrap_or_default(), ..NodeMetrics::default() };
         let (registry, _served) = serve_metrics(metrics, node)?;
-        let options = MemberOptions { role, place, rank, secret, checkpoint, timeout };
+        let options = MemberOptions { role, role_rank, rank, secret, checkpoint, timeout };
         let member = CoordinatedMember::join(&address, options).map_err(Failure::failed)?;
         if !quiet {
-            let place = member.place();
-            eprintln!("joined the job at {address} as {role} {place}; waiting for it to begin");
+            let role_rank = member.role_rank();
+            eprintln!("joined the job at {address} as {role} {role_rank}; waiting for it to begin");
         }
         Ok(Taken { member, registry, _served, quiet, ending: Arc::default() })
     }

@@ -22,7 +22,7 @@ use crate::optimizer_name::OptimizerName;
 use crate::output;
 use crate::scheme_args;
 
-/// Places that each server has: for workers, and for the one reader that evaluates.
+/// Most peers of each server: workers, and the one reader that evaluates.
 const PEERS: u16 = 256;
 
 /// Most workers of one run.
@@ -37,7 +37,7 @@ const FACTOR_MAX: f64 = 1000.0;
 /// A run that can be started.
 #[derive(Debug)]
 pub(super) struct Plan {
-    pub(super) scheme: scheme::Config,
+    pub(super) scheme: scheme::SchemeConfig,
     pub(super) job: Job,
     pub(super) workers: usize,
     pub(super) servers: usize,
@@ -148,7 +148,7 @@ impl Plan {
         let target = target(args.target_accuracy)?;
         // Under these schemes no worker has a fixed part to do: one that ended after its own steps would keep the
         // others waiting.
-        let together = scheme.counts_versions() || matches!(scheme, scheme::Config::Abs { .. });
+        let together = scheme.counts_versions() || matches!(scheme, scheme::SchemeConfig::Abs { .. });
         let local_steps = u64::from(scheme.local_steps());
         let gradients = together.then(|| (steps * workers as u64).div_ceil(local_steps));
         let (spec, loaded) = spec(&args, &split)?;
@@ -409,13 +409,13 @@ fn factors(args: &Args, workers: usize) -> Result<Vec<f64>, Failure> {
     for &(worker, factor) in &args.straggler {
         let last = workers - 1;
         let wrong = |why: String| Failure::usage(format!("--straggler {worker}={factor}: {why}"));
-        let place = factors
+        let given = factors
             .get_mut(worker)
             .ok_or_else(|| wrong(format!("there is no worker {worker}; workers are numbered 0 to {last}")))?;
         if !(1.0..=FACTOR_MAX).contains(&factor) {
             return Err(wrong(format!("a factor cannot be {factor}; use 1 (full speed) to {FACTOR_MAX}")));
         }
-        if place.replace(factor).is_some() {
+        if given.replace(factor).is_some() {
             return Err(wrong(format!("worker {worker} was given a factor before; give one per worker")));
         }
     }

@@ -28,7 +28,7 @@ pub(super) struct Glance {
     pub(super) staleness: Option<(f64, u64)>,
 }
 
-/// The place where the progress is shown: a bar, or lines on stderr.
+/// The display of the progress: a bar, or lines on stderr.
 pub(super) struct Display {
     bar: Option<ProgressBar>,
     all: u64,

@@ -152,9 +152,9 @@ proptest! {
     ) {
         let spec = spec(ModelKind::Mlp);
         let mut bytes = serialise(&spec, &parameters(&spec));
-        for (place, byte) in damage {
-            let place = place.index(bytes.len());
-            bytes[place] = byte;
+        for (index, byte) in damage {
+            let index = index.index(bytes.len());
+            bytes[index] = byte;
         }
         if let Some(cut) = cut {
             bytes.truncate(cut.index(bytes.len()));

@@ -85,22 +85,22 @@ impl World {
         }
     }
 
-    fn post(&mut self, plan: Plan) -> Option<Placement> {
+    fn post(&mut self, plan: Plan) -> Option<Dispatch> {
         if self.is_over || self.striper.free() == 0 {
             return None;
         }
         let id = self.plans.len() as u64;
-        let placement = self.striper.admit(&plan.request(id), 1, matches!(plan.kind, Payload | Pull));
+        let dispatch = self.striper.admit(&plan.request(id), 1, matches!(plan.kind, Payload | Pull));
         self.plans.push(plan);
-        self.is_striped.push(matches!(placement, Placement::Striped(_)));
-        let all = if matches!(placement, Placement::Striped(_)) { self.striper.all } else { FIRST };
+        self.is_striped.push(matches!(dispatch, Dispatch::Striped(_)));
+        let all = if matches!(dispatch, Dispatch::Striped(_)) { self.striper.all } else { FIRST };
         self.missing.push(all);
-        match placement {
-            Placement::Held => {}
-            Placement::First(number) => self.given[0].push_back(number),
-            Placement::Striped(number) => self.given.iter_mut().for_each(|rail| rail.push_back(number)),
+        match dispatch {
+            Dispatch::Held => {}
+            Dispatch::First(number) => self.given[0].push_back(number),
+            Dispatch::Striped(number) => self.given.iter_mut().for_each(|rail| rail.push_back(number)),
         }
-        Some(placement)
+        Some(dispatch)
     }
 
     /// A rail carries out the oldest that it was given, which must not have overtaken anything.
@@ -170,9 +170,9 @@ fn plan(kind: Kind) -> Plan {
 #[test]
 fn a_word_waits_for_earlier_payloads_on_other_rails_and_for_no_later_one() {
     let mut world = World::new(2);
-    assert_eq!(world.post(plan(Payload)), Some(Placement::Striped(0)));
-    assert_eq!(world.post(plan(Word)), Some(Placement::Held));
-    assert_eq!(world.post(plan(Payload)), Some(Placement::Striped(2)), "payloads pass what is held");
+    assert_eq!(world.post(plan(Payload)), Some(Dispatch::Striped(0)));
+    assert_eq!(world.post(plan(Word)), Some(Dispatch::Held));
+    assert_eq!(world.post(plan(Payload)), Some(Dispatch::Striped(2)), "payloads pass what is held");
     world.carry_out(0);
     world.hear(0);
     assert_eq!(world.given[0], [2], "the part on the first rail is not all of it");
@@ -186,14 +186,14 @@ fn a_word_waits_for_earlier_payloads_on_other_rails_and_for_no_later_one() {
 #[test]
 fn reads_are_striped_between_writes_and_only_fenced_writes_wait_for_them() {
     let mut world = World::new(3);
-    assert_eq!(world.post(plan(Pull)), Some(Placement::Striped(0)));
-    assert_eq!(world.post(plan(Word)), Some(Placement::First(1)));
-    assert_eq!(world.post(plan(Pull)), Some(Placement::First(2)), "it sees the word");
+    assert_eq!(world.post(plan(Pull)), Some(Dispatch::Striped(0)));
+    assert_eq!(world.post(plan(Word)), Some(Dispatch::First(1)));
+    assert_eq!(world.post(plan(Pull)), Some(Dispatch::First(2)), "it sees the word");
     let fenced = Plan { flags: Flags::FENCE, ..plan(Word) };
-    assert_eq!(world.post(fenced), Some(Placement::Held));
+    assert_eq!(world.post(fenced), Some(Dispatch::Held));
     world.finish();
     assert_eq!(world.told, [(0, Ok(())), (1, Ok(())), (2, Ok(()))]);
-    assert_eq!(world.post(plan(Pull)), Some(Placement::Striped(4)));
+    assert_eq!(world.post(plan(Pull)), Some(Dispatch::Striped(4)));
 }
 
 #[test]

@@ -59,7 +59,7 @@ macro_rules! library {
                         let too_old = LibraryError::TooOld { symbol: $symbol, version: $version };
                         let found = found.ok_or(too_old)?;
                         // SAFETY: this is the function of that name and version, whose type the header gives; the
-                        // library stays loaded for the life of the process.
+                        // library stays loaded until the process ends.
                         unsafe {
                             std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(
                                 found,

@@ -24,9 +24,9 @@ mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,ro,cache=loose hostroo
 mount --bind /host /root
 
 # What is written in the guest stays in its memory.
-for place in tmp run dev/shm; do
-    [ "$place" = dev/shm ] && mount --move /dev /root/dev && mkdir -p /root/dev/shm
-    mount -t tmpfs none "/root/$place" || broken "cannot mount a tmpfs at /$place"
+for mount_point in tmp run dev/shm; do
+    [ "$mount_point" = dev/shm ] && mount --move /dev /root/dev && mkdir -p /root/dev/shm
+    mount -t tmpfs none "/root/$mount_point" || broken "cannot mount a tmpfs at /$mount_point"
 done
 mount --move /proc /root/proc
 mount --move /sys /root/sys

@@ -25,7 +25,7 @@ pub(super) enum State {
 
 /// A worker.
 #[derive(Default)]
-pub(super) struct WorkerPlace {
+pub(super) struct WorkerEntry {
     /// Its process, if the coordinator started it.
     pub(super) process: Option<Process>,
     pub(super) member: Option<MemberId>,
@@ -36,7 +36,7 @@ pub(super) struct WorkerPlace {
     /// Starts after the first, and returns, whichever process started it.
     pub(super) restarts: u32,
     pub(super) returns: u32,
-    /// Counters of its earlier lives.
+    /// Counters of its earlier incarnations.
     pub(super) earlier: WorkerReport,
     pub(super) state: State,
     pub(super) report: WorkerReport,
@@ -47,7 +47,7 @@ pub(super) struct WorkerPlace {
     pub(super) silence: Silence,
 }
 
-impl WorkerPlace {
+impl WorkerEntry {
     pub(super) fn is_open(&self) -> bool {
         matches!(self.state, State::Starting | State::Running)
     }
@@ -68,7 +68,7 @@ impl WorkerPlace {
 
 /// A server.
 #[derive(Default)]
-pub(super) struct ServerPlace {
+pub(super) struct ServerEntry {
     pub(super) process: Option<Process>,
     pub(super) member: Option<MemberId>,
     /// Initial values that were told to it.
@@ -85,8 +85,8 @@ pub(super) struct ServerPlace {
 /// The members of a job as its coordinator knows them.
 #[derive(Clone, Copy)]
 pub struct Members<'a> {
-    pub(super) servers: &'a [ServerPlace],
-    pub(super) workers: &'a [WorkerPlace],
+    pub(super) servers: &'a [ServerEntry],
+    pub(super) workers: &'a [WorkerEntry],
 }
 
 /// The presence of a member at the coordinator.
@@ -126,17 +126,17 @@ fn first_transport(address: &Address) -> TransportKind {
 impl<'a> Members<'a> {
     /// The last report of each server, by shard.
     pub fn server_reports(&self) -> impl Iterator<Item = &'a ServerReport> + use<'a> {
-        self.servers.iter().map(|place| &place.report)
+        self.servers.iter().map(|entry| &entry.report)
     }
 
-    /// The last report of each worker, by number, with the counters of its earlier lives.
+    /// The last report of each worker, by number, with the counters of its earlier incarnations.
     pub fn worker_reports(&self) -> impl Iterator<Item = &'a WorkerReport> + use<'a> {
-        self.workers.iter().map(|place| &place.report)
+        self.workers.iter().map(|entry| &entry.report)
     }
 
     /// The ways that workers have taken, as they told.
     pub fn paths(&self) -> impl Iterator<Item = &'a PathTaken> + use<'a> {
-        self.workers.iter().flat_map(|place| &place.paths)
+        self.workers.iter().flat_map(|entry| &entry.paths)
     }
 
     /// All members, servers first.
@@ -146,17 +146,17 @@ impl<'a> Members<'a> {
             (Some(_), false) => Presence::Joining,
             (None, _) => Presence::Absent,
         };
-        let server = move |(shard, place): (u32, &ServerPlace)| Peer {
+        let server = move |(shard, entry): (u32, &ServerEntry)| Peer {
             role: Role::Server(shard),
-            presence: presence(place.member, place.address.is_some()),
-            transport: place.address.as_ref().map_or(TransportKind::Shm, first_transport),
-            bytes_told: 4 * place.told as u64,
+            presence: presence(entry.member, entry.address.is_some()),
+            transport: entry.address.as_ref().map_or(TransportKind::Shm, first_transport),
+            bytes_told: 4 * entry.told as u64,
         };
-        let worker = move |(worker, place): (u32, &WorkerPlace)| Peer {
+        let worker = move |(worker, entry): (u32, &WorkerEntry)| Peer {
             role: Role::Worker(worker),
-            presence: presence(place.member, matches!(place.state, State::Running | State::Finished)),
+            presence: presence(entry.member, matches!(entry.state, State::Running | State::Finished)),
             transport: TransportKind::Tcp,
-            bytes_told: 4 * place.told as u64,
+            bytes_told: 4 * entry.told as u64,
         };
         (0..).zip(self.servers).map(server).chain((0..).zip(self.workers).map(worker))
     }

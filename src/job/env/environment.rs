@@ -5,7 +5,7 @@ use std::fs;
 /// Most ancestors that are looked at.
 const ANCESTORS_MAX: usize = 32;
 
-/// Reads the environment of this process, for [`place`](super::place).
+/// Reads the environment of this process, for [`placement`](super::placement).
 ///
 /// Hydra sets no variable that tells two jobs on one host apart. Its proxy, an ancestor of every rank, was however
 /// told where its `mpiexec` listens: that is answered as `HYDRA_CONTROL_PORT`.

@@ -1,4 +1,4 @@
-//! Prints the position of each process in its job: `mpirun -n 3 target/debug/examples/place`.
+//! Prints the rank of each process in its job: `mpirun -n 3 target/debug/examples/placement`.
 
 use std::process::ExitCode;
 

@@ -1,10 +1,10 @@
 //! The options that say which process of the job this is.
 
-use slackline::internals::job::env::Flags;
+use slackline::internals::job::env::LaunchFlags;
 
-/// A process's position in its job. Only the values that no launcher gives are needed.
+/// A process's rank in its job. Only the values that no launcher gives are needed.
 #[derive(clap::Args, Clone, Debug, Default)]
-pub(crate) struct PlaceArgs {
+pub(crate) struct RankArgs {
     /// Rank of this process in the job, from 0 [default: what the launcher says, or SLACKLINE_RANK]
     #[arg(long, help_heading = "Job", value_name = "RANK")]
     rank: Option<u32>,
@@ -25,10 +25,10 @@ pub(crate) struct PlaceArgs {
     rendezvous: Option<String>,
 }
 
-impl PlaceArgs {
+impl RankArgs {
     /// The options as the library takes them.
-    pub(crate) fn flags(&self) -> Flags {
-        let PlaceArgs { rank, world_size, local_rank, rendezvous } = self.clone();
-        Flags { rank, world_size, local_rank, rendezvous }
+    pub(crate) fn flags(&self) -> LaunchFlags {
+        let RankArgs { rank, world_size, local_rank, rendezvous } = self.clone();
+        LaunchFlags { rank, world_size, local_rank, rendezvous }
     }
 }
