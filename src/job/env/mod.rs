@@ -107,7 +107,7 @@ impl fmt::Display for Source {
 /// Finds out where this process stands; none if no launcher started it and no flag says so.
 ///
 /// ```
-/// use slackline::internals::job::env::{Flags, placement};
+/// use slackline::internals::job::env::{LaunchFlags, placement};
 ///
 /// let under_srun = |name: &str| {
 ///     let value = match name {
@@ -121,7 +121,7 @@ impl fmt::Display for Source {
 ///     };
 ///     Some(value.to_owned())
 /// };
-/// let placement = placement(&Flags::default(), under_srun)?.unwrap();
+/// let placement = placement(&LaunchFlags::default(), under_srun)?.unwrap();
 /// assert_eq!((placement.rank, placement.world), (2, 8));
 /// assert_eq!(placement.meeting_point.unwrap().to_string(), "node003:22080");
 /// # Ok::<(), slackline::LaunchError>(())
