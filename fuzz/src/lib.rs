@@ -6,13 +6,13 @@
 use std::collections::HashMap;
 use std::sync::{LazyLock, Once};
 
-use slackline::internals::fuzzing::Target;
+use slackline::internals::fuzzing::FuzzTarget;
 
 /// Inputs of a decoder are at most so long.
 pub const INPUT_BYTES_MAX: usize = 4096;
 
 /// All decoders: the library's, the lab's and the command line's.
-pub fn targets() -> impl Iterator<Item = &'static Target> {
+pub fn targets() -> impl Iterator<Item = &'static FuzzTarget> {
     let library = slackline::internals::fuzzing::TARGETS.iter();
     library.chain(slackline_lab::fuzzing::TARGETS).chain(slackline_cli::fuzzing::TARGETS)
 }
