@@ -1,14 +1,14 @@
 //! The decoders of this package, for `fuzz/` to feed; see `slackline::internals::fuzzing`, which exists in the same
 //! builds.
 
-use slackline::internals::fuzzing::Target;
+use slackline::internals::fuzzing::FuzzTarget;
 
 use crate::metrics;
 
 /// Every decoder of the command line that bytes of unauthenticated connections reach.
-pub const TARGETS: &[Target] = &[
-    Target { name: "metrics", check: metrics::fuzz::fuzz_text, samples: metrics::fuzz::text_samples },
-    Target {
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "metrics", check: metrics::fuzz::fuzz_text, samples: metrics::fuzz::text_samples },
+    FuzzTarget {
         name: "metrics_request",
         check: metrics::fuzz::fuzz_request,
         samples: metrics::fuzz::request_samples,
