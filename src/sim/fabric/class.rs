@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A kind of fault. [`FabricOptions::only`](super::Options::only) leaves out all others.
+/// A kind of fault. [`FabricOptions::only`](super::FabricOptions::only) leaves out all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Nodes crash and return, stand still while words land in their memory, directions stall, connections break.
