@@ -23,7 +23,10 @@ fn server(c: &mut Criterion) {
             group.bench_function(BenchmarkId::new(config.name(), workers), |b| {
                 let mut server = config.server(usize::from(workers)).unwrap();
                 for id in 0..workers {
-                    server.handle_event(NOW, ServerEvent::Joined { worker: WorkerId(id), clock: Clock(0) });
+                    server.handle_event(
+                        NOW,
+                        ServerEvent::Joined { worker: WorkerId(id), clock: Clock(0), returns: false },
+                    );
                 }
                 let mut shares: Vec<Share> = Vec::new();
                 let (mut clock, mut version) = (Clock(0), Version(0));

@@ -48,7 +48,7 @@ fn applied(version: u64) -> ServerEvent {
 }
 
 fn joined(worker: u16, clock: u64) -> ServerEvent {
-    ServerEvent::Joined { worker: WorkerId(worker), clock: Clock(clock) }
+    ServerEvent::Joined { worker: WorkerId(worker), clock: Clock(clock), returns: false }
 }
 
 fn left(worker: u16) -> ServerEvent {

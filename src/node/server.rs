@@ -7,6 +7,7 @@ mod follow;
 mod restart;
 mod status;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
 
 use smallvec::SmallVec;
@@ -145,6 +146,9 @@ pub struct Server<T: Transport> {
     /// The index of the copy that is current.
     current: usize,
     workers: Vec<Option<WorkerState>>,
+    /// The workers that the job expects, and the identities of the first so many that have joined.
+    expected: usize,
+    identities: BTreeSet<u64>,
     work: Work,
     shares: Vec<Share>,
     events: Vec<ShardEvent>,
@@ -275,6 +279,8 @@ impl<T: Transport> Server<T> {
             states,
             current: 0,
             workers: vec![None; peers],
+            expected: options.workers,
+            identities: BTreeSet::new(),
             work: Work::default(),
             shares: Vec::with_capacity(peers),
             events: Vec::with_capacity(peers),

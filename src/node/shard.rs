@@ -107,7 +107,7 @@ impl std::fmt::Display for DisconnectReason {
 /// Events of the peers of a shard.
 #[derive(Clone, Debug)]
 pub(super) enum ShardEvent {
-    Joined { peer: u16, worker: bool, clock: Clock },
+    Joined { peer: u16, worker: bool, identity: u64, clock: Clock },
     Left { peer: u16, gone: Gone },
 }
 
@@ -547,7 +547,7 @@ impl<T: Transport> Shard<T> {
                         if let Some(resume) = &hello.resume {
                             self.note_lost(resume);
                         }
-                        events.push(ShardEvent::Joined { peer, worker, clock });
+                        events.push(ShardEvent::Joined { peer, worker, identity, clock });
                     }
                 }
             }

@@ -152,8 +152,8 @@ impl AbsServer {
 impl ServerScheme for AbsServer {
     fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
         match event {
-            ServerEvent::Joined { worker, clock } => {
-                if self.members.join_into(worker, clock, &mut self.folded) {
+            ServerEvent::Joined { worker, clock, returns } => {
+                if self.members.join_into(worker, clock, returns, &mut self.folded) {
                     self.computing.join(worker, self.newest);
                 }
             }
@@ -304,7 +304,7 @@ mod tests {
     fn with(workers: usize, rules: Rules) -> AbsServer {
         let mut server = AbsServer::new(workers, Clock(0), Version(0), rules);
         for worker in 0..workers as u16 {
-            let event = ServerEvent::Joined { worker: WorkerId(worker), clock: Clock(0) };
+            let event = ServerEvent::Joined { worker: WorkerId(worker), clock: Clock(0), returns: false };
             server.handle_event(Instant::ORIGIN, event);
         }
         server

@@ -93,8 +93,8 @@ impl BspServer {
 impl ServerScheme for BspServer {
     fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
         match event {
-            ServerEvent::Joined { worker, clock } => {
-                if self.members.join(worker, clock) {
+            ServerEvent::Joined { worker, clock, returns } => {
+                if self.members.join(worker, clock, returns) {
                     self.count();
                 }
             }

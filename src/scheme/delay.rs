@@ -142,9 +142,9 @@ impl DelayServer {
 impl ServerScheme for DelayServer {
     fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
         match event {
-            ServerEvent::Joined { worker, clock } => {
+            ServerEvent::Joined { worker, clock, returns } => {
                 // The smallest clock never moves back: a worker that joins behind it counts from it.
-                if self.members.join(worker, clock) {
+                if self.members.join(worker, clock, returns) {
                     self.count(clock);
                 }
             }

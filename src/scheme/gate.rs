@@ -14,20 +14,15 @@ pub(super) struct GateMember {
 /// The members, and whether as many different workers have joined as the job expects.
 ///
 /// The gate opens once that many different workers have joined, and stays open. One that joined and left again has
-/// had its turn: a job does not wait for ever for a worker that died in its first minute.
+/// had its turn: a job does not wait for ever for a worker that died in its first minute. Workers are told apart by
+/// whether they return and not by their ids, since another worker may have had the id.
 #[derive(Debug)]
 pub(super) struct GateMembers {
     expected: usize,
     /// The rows of all workers, by id.
-    rows: Vec<Row>,
+    rows: Vec<Option<GateMember>>,
     seen: usize,
     present: usize,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Row {
-    has_joined: bool,
-    member: Option<GateMember>,
 }
 
 impl GateMembers {
@@ -46,26 +41,31 @@ impl GateMembers {
     }
 
     /// Takes a worker in; false if it is in already.
-    pub(super) fn join(&mut self, worker: WorkerId, clock: Clock) -> bool {
+    pub(super) fn join(&mut self, worker: WorkerId, clock: Clock, returns: bool) -> bool {
         let index = usize::from(worker.0);
         if self.rows.len() <= index {
-            self.rows.resize(index + 1, Row::default());
+            self.rows.resize(index + 1, None);
         }
         let row = &mut self.rows[index];
-        if row.member.is_some() {
+        if row.is_some() {
             return false;
         }
-        self.seen += usize::from(!row.has_joined);
-        row.has_joined = true;
-        row.member = Some(GateMember { start: clock, next: clock });
+        self.seen += usize::from(!returns);
+        *row = Some(GateMember { start: clock, next: clock });
         self.present += 1;
         true
     }
 
     /// Takes a worker in as `join` does, and keeps `table`, which holds the members once the gate is open.
-    pub(super) fn join_into(&mut self, worker: WorkerId, clock: Clock, table: &mut ClockTable) -> bool {
+    pub(super) fn join_into(
+        &mut self,
+        worker: WorkerId,
+        clock: Clock,
+        returns: bool,
+        table: &mut ClockTable,
+    ) -> bool {
         let was_open = self.complete();
-        let is_new = self.join(worker, clock);
+        let is_new = self.join(worker, clock, returns);
         if is_new && was_open {
             table.join_at(worker, clock);
         } else if is_new && self.complete() {
@@ -76,7 +76,7 @@ impl GateMembers {
 
     /// Takes a worker out and says where it stood; `None` if it was not in.
     pub(super) fn leave(&mut self, worker: WorkerId) -> Option<GateMember> {
-        let member = self.rows.get_mut(usize::from(worker.0))?.member.take()?;
+        let member = self.rows.get_mut(usize::from(worker.0))?.take()?;
         self.present -= 1;
         Some(member)
     }
@@ -84,7 +84,7 @@ impl GateMembers {
     /// Notes the arrival of a gradient and says where its worker stood before it; `None` if the worker is not in or
     /// this is not its next gradient.
     pub(super) fn arrive(&mut self, worker: WorkerId, clock: Clock) -> Option<GateMember> {
-        let member = self.rows.get_mut(usize::from(worker.0))?.member.as_mut()?;
+        let member = self.rows.get_mut(usize::from(worker.0))?.as_mut()?;
         if member.next != clock {
             return None;
         }
@@ -94,7 +94,7 @@ impl GateMembers {
     }
 
     pub(super) fn contains(&self, worker: WorkerId) -> bool {
-        self.rows.get(usize::from(worker.0)).is_some_and(|row| row.member.is_some())
+        self.rows.get(usize::from(worker.0)).is_some_and(Option::is_some)
     }
 
     /// Takes all members into a table, at the clocks at which they began.
@@ -109,7 +109,7 @@ impl GateMembers {
 
     /// Lists the members, in order of their ids.
     pub(super) fn iter(&self) -> impl Iterator<Item = (WorkerId, GateMember)> + '_ {
-        self.rows.iter().zip(0u16..).filter_map(|(row, id)| Some((WorkerId(id), row.member?)))
+        self.rows.iter().zip(0u16..).filter_map(|(row, id)| Some((WorkerId(id), (*row)?)))
     }
 }
 
@@ -120,13 +120,13 @@ mod tests {
     #[test]
     fn a_worker_that_comes_twice_opens_the_gate_only_once() {
         let mut members = GateMembers::new(2);
-        assert!(members.join(WorkerId(3), Clock(0)));
-        assert!(!members.join(WorkerId(3), Clock(0)));
+        assert!(members.join(WorkerId(3), Clock(0), false));
+        assert!(!members.join(WorkerId(3), Clock(0), false));
         assert!(members.leave(WorkerId(3)).is_some());
         assert!(members.leave(WorkerId(3)).is_none());
-        assert!(members.join(WorkerId(3), Clock(0)));
+        assert!(members.join(WorkerId(1), Clock(0), true));
         assert!(!members.complete());
-        assert!(members.join(WorkerId(0), Clock(0)));
+        assert!(members.join(WorkerId(0), Clock(0), false));
         assert!(members.complete());
         members.leave(WorkerId(0));
         assert!(members.complete());
@@ -134,10 +134,19 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_with_the_id_of_one_that_has_left_is_another_one() {
+        let mut members = GateMembers::new(2);
+        members.join(WorkerId(0), Clock(0), false);
+        members.leave(WorkerId(0));
+        members.join(WorkerId(0), Clock(0), false);
+        assert!(members.complete());
+    }
+
+    #[test]
     fn only_the_next_gradient_of_a_member_arrives() {
         let mut members = GateMembers::new(1);
         assert!(members.arrive(WorkerId(0), Clock(0)).is_none());
-        members.join(WorkerId(0), Clock(5));
+        members.join(WorkerId(0), Clock(5), false);
         assert!(members.arrive(WorkerId(0), Clock(6)).is_none());
         assert!(members.arrive(WorkerId(0), Clock(5)).is_some());
         assert!(members.arrive(WorkerId(0), Clock(5)).is_none());

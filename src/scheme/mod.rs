@@ -113,6 +113,9 @@ pub enum ServerEvent {
         worker: WorkerId,
         /// The clock at which it begins.
         clock: Clock,
+        /// It was in before, perhaps as another [`WorkerId`]: that of a worker that has left is given to the next one
+        /// that comes.
+        returns: bool,
     },
     /// A worker left or was evicted; its gradients that were not applied are void.
     Left {

@@ -88,8 +88,8 @@ impl ServerScheme for SspServer {
     fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
         let before = self.folded.smallest();
         match event {
-            ServerEvent::Joined { worker, clock } => {
-                if !self.members.join_into(worker, clock, &mut self.folded) {
+            ServerEvent::Joined { worker, clock, returns } => {
+                if !self.members.join_into(worker, clock, returns, &mut self.folded) {
                     return;
                 }
                 if let Some(unseen) = &mut self.unseen {

@@ -46,6 +46,7 @@ struct Waiter {
 #[derive(Debug, Default)]
 pub(super) struct Account {
     pub(super) is_in: bool,
+    has_joined: bool,
     pub(super) incarnation: u32,
     /// The clock of its next gradient to arrive.
     arrived: u64,
@@ -122,9 +123,10 @@ impl SimEngine<'_> {
             clock = peers.enter(worker, |other| accounts[other].is_in, blank);
         }
         let account = &mut self.server.accounts[worker];
-        let request = account.request;
+        let (request, returns) = (account.request, account.has_joined);
         *account = Account {
             is_in: true,
+            has_joined: true,
             incarnation,
             arrived: clock,
             consumed: clock,
@@ -134,7 +136,11 @@ impl SimEngine<'_> {
         self.server.members += 1;
         self.judge.joined(worker, clock, self.server.version);
         self.wires.connect(worker);
-        self.tell_server(ServerEvent::Joined { worker: WorkerId(worker as u16), clock: Clock(clock) });
+        self.tell_server(ServerEvent::Joined {
+            worker: WorkerId(worker as u16),
+            clock: Clock(clock),
+            returns,
+        });
         clock
     }
 

@@ -51,6 +51,26 @@ fn a_late_joiner_begins_at_the_smallest_clock_and_both_go_on() {
 }
 
 #[test]
+fn a_worker_that_left_early_counts_though_another_has_its_peer_index() {
+    for name in SCHEMES {
+        let scheme = scheme(name);
+        let mut server = server(100, ServerOptions::new(scheme, 2, 0.001));
+        let address = server.address();
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(worker(&address, scheme)));
+            drive(&mut server, "the first to come and go", |server| server.status().left == 1);
+            scope.spawn(|| {
+                let mut worker = worker(&address, scheme);
+                train(&mut worker, 1.0).unwrap();
+                worker.flush(PATIENCE).unwrap();
+            });
+            drive(&mut server, "the second to train alone", |server| server.status().left == 2);
+        });
+        assert_eq!(server.status().folded, 1, "{name}");
+    }
+}
+
+#[test]
 fn a_late_joiner_of_two_shards_that_stand_at_different_clocks_goes_on() {
     let whole = table(64);
     let ranges = whole.shards(2).unwrap();

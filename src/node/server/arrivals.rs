@@ -15,7 +15,7 @@ impl<T: Transport> Server<T> {
         let moved = !self.events.is_empty();
         for event in std::mem::take(&mut self.events) {
             match event {
-                ShardEvent::Joined { peer, worker: true, clock } => {
+                ShardEvent::Joined { peer, worker: true, identity, clock } => {
                     let (arrived, consumed, consumed_early) = (clock, clock, SmallVec::new());
                     let state = WorkerState { arrived, consumed, consumed_early, held: None };
                     self.workers[usize::from(peer)] = Some(state);
@@ -25,7 +25,9 @@ impl<T: Transport> Server<T> {
                         // The decider's push may have been before.
                         self.push_to(peer);
                     }
-                    self.scheme.handle_event(now, ServerEvent::Joined { worker: WorkerId(peer), clock });
+                    let returns = !self.is_first_of(identity);
+                    let event = ServerEvent::Joined { worker: WorkerId(peer), clock, returns };
+                    self.scheme.handle_event(now, event);
                 }
                 ShardEvent::Joined { peer, worker: false, .. } => self.say_who_is_in(peer),
                 ShardEvent::Left { peer, gone } if gone.worker => {
@@ -64,6 +66,15 @@ impl<T: Transport> Server<T> {
         if moved {
             self.shard.frames.set_workers(self.workers.iter().flatten().count());
         }
+    }
+
+    /// True if no worker of this identity has joined this incarnation before. Nobody asks once as many have joined as
+    /// the job expects: no more are kept.
+    fn is_first_of(&mut self, identity: u64) -> bool {
+        if self.identities.len() < self.expected {
+            return self.identities.insert(identity);
+        }
+        !self.identities.contains(&identity)
     }
 
     /// Tells the scheme of gradients that were announced since the last time, and of what their workers hold.

@@ -186,8 +186,8 @@ impl DbwServer {
 impl ServerScheme for DbwServer {
     fn handle_event(&mut self, now: Instant, event: ServerEvent) {
         match event {
-            ServerEvent::Joined { worker, clock } => {
-                if !self.members.join(worker, clock) {
+            ServerEvent::Joined { worker, clock, returns } => {
+                if !self.members.join(worker, clock, returns) {
                     return;
                 }
                 let index = usize::from(worker.0);
