@@ -92,15 +92,22 @@ impl Run {
         self.at("serve", shard)
     }
 
-    /// The process with this rank within its role: one that was started again is another process.
+    /// The process with this rank within its role, once it is there: one that was started again is another process, and
+    /// has the arguments of the process that starts it for a moment.
     fn at(&self, role: &str, role_rank: usize) -> u32 {
         let is_there = |pid: &u32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let words: Vec<_> = line.split(|byte| *byte == 0).collect();
             words.windows(2).any(|pair| pair == [&b"--role-rank"[..], role_rank.to_string().as_bytes()])
         };
-        let found = self.children(role).into_iter().find(is_there);
-        found.unwrap_or_else(|| panic!("no process of {role} has rank {role_rank}"))
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = self.children(role).into_iter().find(is_there) {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "no process of {role} has rank {role_rank}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Waits for the end: exit code, stdout, stderr.
