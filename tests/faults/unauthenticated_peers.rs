@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use slackline::internals::channel::{Channel, Purpose, Terms};
+use slackline::internals::channel::{Channel, ChannelTerms, Purpose};
 use slackline::{Address, Reader, ReaderOptions, Secret, Tcp, scheme::SchemeConfig};
 
 use super::job::{PATIENCE, alone, multiple, wait_for};
@@ -121,7 +121,7 @@ fn besiege(server: &ServerProcess, secret: &Secret, seed: u64) {
     }
     unauthenticated_peers.push(UnauthenticatedPeer::says(address, &vec![7; 4 << 20]));
     // A peer that knows the secret, and stops within the header of its first message.
-    let terms = Terms { secret: Some(secret.clone()), ..Terms::new(Purpose::Transport) };
+    let terms = ChannelTerms { secret: Some(secret.clone()), ..ChannelTerms::new(Purpose::Transport) };
     let mut channel = Channel::connect(address, &terms).unwrap();
     wait_for("the greeting", || {
         channel.poll().unwrap();

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use slackline::internals::channel::{Channel, Purpose, Terms};
+use slackline::internals::channel::{Channel, ChannelTerms, Purpose};
 use slackline::internals::mem::{Access, HostMemory};
 use slackline::internals::transport::{
     AtomicDomain, CompletionError, Endpoint, Inline, Listener, Offer, Operation, PostError, WorkRequest,
@@ -230,7 +230,7 @@ fn a_peer_of_another_version_is_told_both_versions() {
     let mut listener = target.listener;
     let slackline::Address::Verbs(address) = listener.address() else { panic!("an address") };
     let secret = Secret::from_text("both processes know this", "this test").unwrap();
-    let terms = Terms { secret: Some(secret), ..Terms::new(Purpose::Verbs) };
+    let terms = ChannelTerms { secret: Some(secret), ..ChannelTerms::new(Purpose::Verbs) };
     let mut channel = Channel::connect(address, &terms).unwrap();
     channel.send(&[9, 0, 0, 0, 1, 2, 3]).unwrap();
     let answer = wait_for("a refusal", || {
