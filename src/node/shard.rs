@@ -519,7 +519,8 @@ impl<T: Transport> Shard<T> {
                     }
                     Ok(endpoint) => {
                         let push = hello.push.map(|grant| Push::new(theirs[0], theirs[1], grant));
-                        let silence = Silence::new(inbox.heartbeat());
+                        // Its heart begins to beat once it has made all its connections.
+                        let silence = Silence::newcomer(inbox.heartbeat(), HANDSHAKE_TIMEOUT);
                         let (checked, wants_push, generation) = (now, false, self.generations);
                         self.peers[usize::from(peer)] = Some(ShardPeer {
                             endpoint,

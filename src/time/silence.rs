@@ -11,11 +11,14 @@ const LOOKS: u32 = 16;
 /// that computed, was starved or swapped out, or was stopped with its own receiving threads, does not know what its
 /// peer did meanwhile. It therefore takes no peer for dead before it has listened sixteen times after such a pause.
 ///
+/// A newcomer has still to make its connections and to start its heartbeat, which takes time where its host is
+/// starved: until its first beat it may be silent for longer, by the allowance that [`newcomer`](Self::newcomer) takes.
+///
 /// ```
 /// use slackline::internals::time::{Duration, Silence};
 /// use slackline::Instant;
 ///
-/// let (lease, mut silence) = (Duration::from_secs(3), Silence::new(7));
+/// let (lease, mut silence) = (Duration::from_secs(3), Silence::newcomer(7, Duration::from_secs(5)));
 /// let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
 /// assert!(!silence.observe(at(1), 7, lease), "the first look only begins to listen");
 /// assert!(!silence.observe(at(100), 7, lease), "the observer itself was away");
@@ -27,12 +30,15 @@ pub struct Silence {
     silent: Duration,
     /// The time at which the observer looked last.
     looked: Option<Instant>,
+    /// The time that is allowed beside the lease until the first beat.
+    allowance: Duration,
 }
 
 impl Silence {
-    /// A peer whose heartbeat was `beat` when it joined. Its lease begins at the first look.
-    pub const fn new(beat: u64) -> Silence {
-        Silence { beat, silent: Duration::ZERO, looked: None }
+    /// A peer whose heartbeat word was `beat` when it was let in, and which has `allowance` to finish joining. Its lease
+    /// begins at its first beat, or once the allowance has passed.
+    pub const fn newcomer(beat: u64, allowance: Duration) -> Silence {
+        Silence { beat, silent: Duration::ZERO, looked: None, allowance }
     }
 
     /// Looks at the heartbeat: true if it has not changed for longer than `lease` while the observer listened.
@@ -40,7 +46,7 @@ impl Silence {
         let since = self.skip(now, beat);
         let counts = if mutant!("silence") { since } else { since.min(lease / LOOKS) };
         self.silent = self.silent.saturating_add(counts);
-        self.silent > lease
+        self.silent > lease.saturating_add(self.allowance)
     }
 
     /// Looks at the heartbeat where words that have arrived may not be seen yet: a beat ends the silence, and the time
@@ -50,7 +56,7 @@ impl Silence {
         if beat == self.beat {
             return since;
         }
-        (self.beat, self.silent) = (beat, Duration::ZERO);
+        (self.beat, self.silent, self.allowance) = (beat, Duration::ZERO, Duration::ZERO);
         Duration::ZERO
     }
 
@@ -78,14 +84,14 @@ mod tests {
 
     #[test]
     fn a_peer_that_is_listened_to_all_the_time_is_silent_after_its_lease() {
-        let mut silence = Silence::new(0);
+        let mut silence = Silence::default();
         let silent = (0..).step_by(20).find(|millis| silence.observe(at(*millis), 0, LEASE));
         assert_eq!(silent, Some(1620));
     }
 
     #[test]
     fn time_in_which_nobody_listened_counts_as_one_look() {
-        let mut silence = Silence::new(0);
+        let mut silence = Silence::default();
         for look in 0..=16 {
             assert!(!silence.observe(at(look * 10_000), 0, LEASE), "after {look} pauses");
         }
@@ -94,7 +100,7 @@ mod tests {
 
     #[test]
     fn time_that_is_skipped_does_not_count_and_a_beat_is_taken() {
-        let mut silence = Silence::new(0);
+        let mut silence = Silence::default();
         for millis in (0..1000).step_by(20) {
             silence.observe(at(millis), 0, LEASE);
         }
@@ -109,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_beat_ends_the_silence_whatever_came_before() {
-        let mut silence = Silence::new(0);
+        let mut silence = Silence::default();
         let mut listen = |from: u64, beat| {
             (from..from + 1600).step_by(20).any(|millis| silence.observe(at(millis), beat, LEASE))
         };
@@ -120,8 +126,21 @@ mod tests {
     }
 
     #[test]
+    fn the_lease_of_a_newcomer_begins_at_its_first_beat() {
+        let mut silence = Silence::newcomer(0, 3 * LEASE);
+        let mut listen = |from: u64, until: u64, beat| {
+            (from..until).step_by(20).find(|millis| silence.observe(at(*millis), beat, LEASE))
+        };
+        assert_eq!(listen(0, 6400, 0), None, "it is still making its connections");
+        assert_eq!(listen(6400, 10_000, 1), Some(8020), "it has beaten, and then no more");
+        let mut dead = Silence::newcomer(0, 3 * LEASE);
+        let silent = (0..).step_by(20).find(|millis| dead.observe(at(*millis), 0, LEASE));
+        assert_eq!(silent, Some(6420), "one that never beats is found, too");
+    }
+
+    #[test]
     fn an_observer_that_looks_as_often_as_it_should_loses_none_of_the_silence() {
-        let mut silence = Silence::new(0);
+        let mut silence = Silence::default();
         let every = Silence::look_every(LEASE);
         let mut now = Instant::ORIGIN;
         while !silence.observe(now, 0, LEASE) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
 use slackline::internals::transport::shm::{ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
-use slackline::internals::transport::{Capabilities, Listener, Offer, RegisterError};
+use slackline::internals::transport::{Capabilities, HANDSHAKE_TIMEOUT, Listener, Offer, RegisterError};
 use slackline::{
     Address, ConnectError, Instant, Server, ServerOptions, Shm, Transport, now, scheme::SchemeConfig,
 };
@@ -71,9 +71,10 @@ fn a_server_whose_transport_is_behind_takes_no_worker_for_silent() {
     let transport = Behind(Shm::new(), Arc::clone(&caught_up));
     let mut server = Server::new(transport, &Address::random(), table(100), &[0.0; 100], options).unwrap();
     let address = server.address();
-    let _silent = Raw::join(&address, worker_role(SchemeConfig::Asp), || {
+    let mut silent = Raw::join(&address, worker_role(SchemeConfig::Asp), || {
         server.poll(now()).unwrap();
     });
+    silent.beat_once();
     let mut time = now();
     let mut listen = |listened: Duration| {
         let begun = time;
@@ -87,4 +88,32 @@ fn a_server_whose_transport_is_behind_takes_no_worker_for_silent() {
     assert_eq!(listen(20 * lease), 20 * lease, "it was evicted though its heartbeat may have arrived");
     caught_up.store(true, SeqCst);
     assert!(listen(lease) < lease, "it is silent, and the server would know of a heartbeat");
+}
+
+#[test]
+fn a_newcomer_has_the_time_of_a_handshake_until_its_first_heartbeat() {
+    let lease = Duration::from_secs(1);
+    let mut options = ServerOptions::new(SchemeConfig::Asp, 1, 1.0);
+    options.memory.lease = lease;
+    let mut server = Server::new(Shm::new(), &Address::random(), table(100), &[0.0; 100], options).unwrap();
+    let address = server.address();
+    let mut time = now();
+    for beats in [false, true] {
+        let mut silent = Raw::join(&address, worker_role(SchemeConfig::Asp), || {
+            server.poll(now()).unwrap();
+        });
+        if beats {
+            silent.beat_once();
+        }
+        let left = server.status().left;
+        let begun = time;
+        while server.status().left == left && time - begun < 10 * lease {
+            time = time + Duration::from_millis(20);
+            server.poll(time).unwrap();
+        }
+        let waited = time - begun;
+        let allowed = if beats { lease } else { lease + HANDSHAKE_TIMEOUT };
+        assert!(waited > allowed, "it was evicted after {waited:?}, and beats: {beats}");
+        assert!(waited < allowed + lease, "a dead newcomer is found, too: {waited:?}, and beats: {beats}");
+    }
 }

@@ -118,6 +118,7 @@ fn workers_without_heartbeat_are_evicted_and_false_chunk_counts_do_no_harm() {
         let mut raw = Raw::join(&address, worker_role(SchemeConfig::Bsp), || {
             server.poll(slackline::now()).unwrap();
         });
+        raw.beat_once();
         // All chunks of clock 0 are there, it says, and announces nothing.
         raw.write(8, Inline::word(0xFF_FFFF));
         drive(&mut server, "the eviction", |server| server.status().left == 1);

@@ -10,13 +10,10 @@ use slackline::{
     Shm, Tcp, Transport, Version, now, scheme::SchemeConfig,
 };
 
-use super::raw::{Raw, worker_role};
+use super::raw::{HEARTBEAT, Raw, worker_role};
 use super::second::{EVICTED, PATIENCE, Second, retry, server, table, told};
 
 const LEASE: Duration = Duration::from_secs(3);
-
-/// The offset of the heartbeat in a peer's page.
-const HEARTBEAT: usize = 64;
 
 /// Polls an owner every 20 ms of virtual time, `since` being the moment of its last poll, until `stop` or the end of
 /// `listened`. Returns how much time passed.
@@ -41,7 +38,8 @@ fn a_server_that_was_away_for_many_leases_evicts_nobody() {
         };
         Raw::join(&address, worker_role(SchemeConfig::Asp), poll)
     };
-    let (mut alive, _dead) = (join(), join());
+    let (mut alive, mut dead) = (join(), join());
+    dead.beat_once();
     let mut time = now();
     let mut left = |at: Instant| {
         server.poll(at).unwrap();
@@ -75,7 +73,8 @@ fn a_publisher_that_computed_for_many_leases_evicts_nobody() {
     let poll = || {
         publisher.poll(now());
     };
-    let _reader = Raw::join(&address, PeerRole::Reader, poll);
+    let mut reader = Raw::join(&address, PeerRole::Reader, poll);
+    reader.beat_once();
     publisher.poll(now());
     assert_eq!(publisher.readers(), 1);
     let mut time = now();

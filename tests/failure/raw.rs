@@ -15,6 +15,9 @@ use slackline::{Address, Clock, ConnectError, ElementType, Shm, Transport, Versi
 
 use super::second::wait_for;
 
+/// The offset of the heartbeat in a peer's page.
+pub(super) const HEARTBEAT: usize = 64;
+
 /// A connected worker without a heartbeat.
 pub(super) struct Raw {
     pub(super) endpoint: ShmEndpoint,
@@ -90,6 +93,11 @@ impl Raw {
     /// The clock before which the server says that it has consumed all gradients of this peer.
     pub(super) fn consumed(&self) -> u64 {
         self.control((2 + usize::from(self.welcome.peer)) * 64)
+    }
+
+    /// Beats once, and then no more: its lease begins.
+    pub(super) fn beat_once(&mut self) {
+        self.write(HEARTBEAT, Inline::word(1));
     }
 
     /// Writes words at `offset` of its own page.

@@ -8,7 +8,7 @@ use slackline::{
     scheme::{Choice, Damping, Delivery, SchemeConfig, Shrink, Strength, WaitFor},
 };
 
-use super::raw::{Raw, worker_role};
+use super::raw::{HEARTBEAT, Raw, worker_role};
 use super::second::{PATIENCE, server, wait_for};
 
 /// Chunks of a gradient: so many that the fold of one version takes several polls.
@@ -21,7 +21,6 @@ const BYTES: u64 = ELEMENTS as u64 * 4;
 const PUBLISHED: usize = 0;
 const LANDED: usize = 8;
 const HELD: usize = 16;
-const HEARTBEAT: usize = 64;
 const PIN: usize = 128;
 const HEADERS: usize = 192;
 
