@@ -79,7 +79,6 @@ const UNSAFE_FILES: &[&str] = &[
     "src/transport/tcp/tests/fork.rs",
     "src/transport/verbs/",
     "src/cuda/",
-    "src/sim/fabric/coroutine.rs",
     "ffi/src/",
     "tests/rdma/fork.rs",
 ];

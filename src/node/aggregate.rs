@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use crossbeam::utils::CachePadded;
 use smallvec::SmallVec;
 
-use super::{Backoff, Error, runtime};
+use super::{Backoff, Error};
 use crate::clock::Clock;
 use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, largest_magnitude};
 use crate::mem::{LocalSlice, OutOfBounds};
@@ -254,9 +254,6 @@ pub(super) struct Aggregator {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Chunks that one call of `advance` folds at most, so that its caller keeps looking after its peers.
-const CHUNKS_PER_TURN: usize = 16;
-
 impl Aggregator {
     pub(super) fn new(threads: usize) -> Result<Aggregator, Error> {
         if !(1..=1024).contains(&threads) {
@@ -328,15 +325,13 @@ impl Aggregator {
         self.running
     }
 
-    /// Folds this thread's chunks as far as they have come. True if it got anywhere.
-    pub(super) fn advance(&mut self) -> Result<bool, Error> {
+    /// Folds this thread's chunks as far as they have come, and at most `chunks` of them, so that its caller keeps
+    /// looking after its peers. True if it got anywhere.
+    pub(super) fn advance(&mut self, chunks: usize) -> Result<bool, Error> {
         let job = self.shared.read();
         let Some(job) = job.as_ref() else { return Ok(false) };
         let mut progress = false;
-        for _ in 0..CHUNKS_PER_TURN {
-            if let Some(runtime) = runtime::installed() {
-                runtime.breathe();
-            }
+        for _ in 0..chunks {
             match self.shared.step(job, 0) {
                 Some(true) => progress = true,
                 Some(false) | None => break,
@@ -446,7 +441,7 @@ mod tests {
         aggregator.begin(|_| Ok(job)).unwrap();
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         let error = loop {
-            if let Err(error) = aggregator.advance() {
+            if let Err(error) = aggregator.advance(16) {
                 break error;
             }
             assert!(std::time::Instant::now() < deadline, "the panic is not told");

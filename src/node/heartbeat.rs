@@ -1,53 +1,145 @@
-//! The heartbeat: a thread that says "alive" to an owner from the first moment on, however long the trainer computes.
+//! The heartbeat: a thread that says "alive" to the owners from the first moment on, however long the trainer computes.
+//!
+//! One thread beats for all connections of the process. It runs while there are any.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
 use std::time::Duration;
 
-use super::{Error, runtime};
+use super::runtime::Runtime;
+use super::{Error, now};
+use crate::time::Instant;
 use crate::transport::HeartbeatWord;
 
 /// Sets a growing number in a heartbeat word until dropped.
 pub(super) struct Heartbeat {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    /// The heart that sets the word, unless a simulator does.
+    heart: Option<Arc<Heart>>,
 }
 
 impl Heartbeat {
     /// Beats ten times a lease, at least every 300 ms.
     pub(super) fn start(
-        mut heartbeat_word: Box<dyn HeartbeatWord>,
+        runtime: &Runtime,
+        word: Box<dyn HeartbeatWord>,
         lease: Duration,
     ) -> Result<Heartbeat, Error> {
         let interval = (lease / 10).clamp(Duration::from_millis(1), Duration::from_millis(300));
         let stop = Arc::new(AtomicBool::new(false));
-        if let Some(runtime) = runtime::installed() {
-            runtime.beat(heartbeat_word, interval, Arc::clone(&stop));
-            return Ok(Heartbeat { stop, thread: None });
+        if let Some(simulator) = runtime.simulator() {
+            simulator.beat(word, interval, Arc::clone(&stop));
+            return Ok(Heartbeat { stop, heart: None });
         }
-        let stopped = Arc::clone(&stop);
-        let named = std::thread::Builder::new().name("slackline-heartbeat".into());
-        let spawned = named.spawn(move || {
-            let mut count = 1u64;
-            // A heartbeat word whose connection is gone reaches no owner any more.
-            while !stopped.load(Ordering::Relaxed) && heartbeat_word.set(count).is_ok() {
-                count += 1;
-                std::thread::park_timeout(interval);
-            }
-        });
-        let thread = spawned.map_err(|source| Error::Thread { what: "heartbeats", source })?;
-        Ok(Heartbeat { stop, thread: Some(thread) })
+        let heart = Heart::of_this_process();
+        heart.add(Beating { word, interval, due: now(), count: 1, stop: Arc::clone(&stop) })?;
+        Ok(Heartbeat { stop, heart: Some(heart) })
     }
 }
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // It cannot panic: setting a word has no way to.
-            let _ = thread.join();
+        if let Some(heart) = &self.heart {
+            heart.end_those_stopped();
         }
+    }
+}
+
+/// The heartbeat thread of a process, and the words that it sets.
+struct Heart {
+    /// A forked child has a copy of its parent's heart, whose thread it lacks and whose lock may be held for ever.
+    process: u32,
+    beats: Mutex<Beats>,
+}
+
+#[derive(Default)]
+struct Beats {
+    words: Vec<Beating>,
+    /// The thread, while there are words.
+    thread: Option<Thread>,
+}
+
+/// One heartbeat word.
+struct Beating {
+    word: Box<dyn HeartbeatWord>,
+    interval: Duration,
+    due: Instant,
+    count: u64,
+    stop: Arc<AtomicBool>,
+}
+
+impl Heart {
+    fn of_this_process() -> Arc<Heart> {
+        static HEART: Mutex<Option<Arc<Heart>>> = Mutex::new(None);
+        let process = std::process::id();
+        let mut heart = HEART.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = heart.take().filter(|heart| heart.process == process);
+        let own = own.unwrap_or_else(|| Arc::new(Heart { process, beats: Mutex::default() }));
+        Arc::clone(heart.insert(own))
+    }
+
+    fn beats(&self) -> MutexGuard<'_, Beats> {
+        self.beats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(self: &Arc<Self>, beating: Beating) -> Result<(), Error> {
+        let mut beats = self.beats();
+        beats.words.push(beating);
+        match &beats.thread {
+            Some(thread) => thread.unpark(),
+            None => {
+                let heart = Arc::clone(self);
+                let named = std::thread::Builder::new().name("slackline-heartbeat".into());
+                match named.spawn(move || heart.run()) {
+                    Ok(thread) => beats.thread = Some(thread.thread().clone()),
+                    Err(source) => {
+                        beats.words.pop();
+                        return Err(Error::Thread { what: "heartbeats", source });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Once this has returned, no word that was stopped is set any more.
+    fn end_those_stopped(&self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        let mut beats = self.beats();
+        beats.words.retain(|beating| !beating.stop.load(Ordering::Relaxed));
+        if let (true, Some(thread)) = (beats.words.is_empty(), &beats.thread) {
+            thread.unpark();
+        }
+    }
+
+    fn run(&self) {
+        loop {
+            let mut beats = self.beats();
+            let Some(next) = beats.beat(now()) else {
+                beats.thread = None;
+                return;
+            };
+            drop(beats);
+            std::thread::park_timeout(next - now());
+        }
+    }
+}
+
+impl Beats {
+    /// Sets the words that are due. Returns the time at which the next one is, if there is any.
+    fn beat(&mut self, now: Instant) -> Option<Instant> {
+        self.words.retain_mut(|beating| {
+            if beating.due > now {
+                return true;
+            }
+            (beating.count, beating.due) = (beating.count + 1, now + beating.interval);
+            // A heartbeat word whose connection is gone reaches no owner any more.
+            beating.word.set(beating.count - 1).is_ok()
+        });
+        self.words.iter().map(|beating| beating.due).min()
     }
 }

@@ -2,9 +2,10 @@
 
 use std::task::Poll;
 
+use super::Error;
 use super::heartbeat::Heartbeat;
-use super::wait::sleep;
-use super::{Backoff, Error, now};
+use super::runtime::Runtime;
+use super::wait::{Turn, wait};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
@@ -37,6 +38,7 @@ pub(super) struct Link<E: Endpoint> {
     /// The number of answers that there are once the last question of [`ask_again`](Self::ask_again) is answered.
     awaited: u64,
     _heartbeat: Heartbeat,
+    runtime: Runtime,
     probed: Instant,
     failed: Option<Disconnected>,
 }
@@ -92,16 +94,17 @@ const RETRIES_BEFORE_PIN: u64 = 4;
 impl<E: Endpoint> Link<E> {
     /// Connects within `timeout`. A worker that `wants_push` asks first how large the frames are, so as to grant
     /// frames of its own when it connects for good.
-    pub(super) fn connect<T: Transport<Endpoint = E>>(
+    pub(super) async fn connect<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
         (role, wants_push): (PeerRole, bool),
         resume: Option<WorkerProgress>,
         timeout: Duration,
     ) -> Result<Self, Error> {
-        let deadline = now() + timeout;
+        let runtime = Runtime::of(transport);
+        let deadline = runtime.now() + timeout;
         let (push, grants) = if wants_push {
-            let welcome = Self::ask(transport, address, timeout)?;
+            let welcome = Self::ask(transport, address, timeout).await?;
             let layout = ControlLayout { peers: 0, frames: welcome.geometry.frames };
             let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
             let control = transport.allocate(layout.bytes(), access)?;
@@ -120,10 +123,11 @@ impl<E: Endpoint> Link<E> {
             offered,
             deadline,
             timeout,
-        )?;
+        )
+        .await?;
         let scratch = transport
             .allocate(Pull::SCRATCH_BYTES + Publish::SCRATCH_BYTES + 2 * LINE_BYTES, Access::LOCAL)?;
-        let mut link = Self::assemble(endpoint, address.clone(), received, welcome, &scratch)?;
+        let mut link = Self::assemble(runtime, endpoint, address.clone(), received, welcome, &scratch)?;
         if let (Some(grant), [control, frames]) = (push, &grants[..]) {
             link.pushed = Some(Self::watch(&link, grant, control, frames, transport)?);
         }
@@ -131,20 +135,21 @@ impl<E: Endpoint> Link<E> {
     }
 
     /// Asks the owner what it serves, and does not join.
-    pub(super) fn ask<T: Transport<Endpoint = E>>(
+    pub(super) async fn ask<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
         timeout: Duration,
     ) -> Result<Welcome, Error> {
         let hello = PeerHello { role: PeerRole::Inquirer, push: None, resume: None };
+        let deadline = Runtime::of(transport).now() + timeout;
         let (_, _, welcome) =
-            Self::shake_hands(transport, address, hello, Vec::new(), now() + timeout, timeout)?;
+            Self::shake_hands(transport, address, hello, Vec::new(), deadline, timeout).await?;
         Ok(welcome)
     }
 
     /// Shakes hands with an owner. One that drops the connection before it has answered is asked again: it may be so
     /// busy, or so many may have come at once, that this peer was among those that had to go.
-    pub(super) fn shake_hands<T: Transport<Endpoint = E>>(
+    pub(super) async fn shake_hands<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
         hello: PeerHello,
@@ -152,13 +157,16 @@ impl<E: Endpoint> Link<E> {
         deadline: Instant,
         timeout: Duration,
     ) -> Result<(E, Received, Welcome), Error> {
+        let runtime = Runtime::of(transport);
         let mut pause = ASK_AGAIN.0;
         loop {
             let offer = Offer { message: hello.encode(), grants: grants.clone() };
-            match Self::shake_hands_once(transport, address, &hello.role, offer, deadline, timeout) {
-                Err(Error::Connect(ConnectError::Closed { .. })) if now() + pause < deadline => {
+            match Self::shake_hands_once(&runtime, transport, address, &hello.role, offer, deadline, timeout)
+                .await
+            {
+                Err(Error::Connect(ConnectError::Closed { .. })) if runtime.now() + pause < deadline => {
                     tracing::debug!(%address, "turned away in the handshake; asking again");
-                    sleep(pause);
+                    runtime.sleep(pause).await;
                     pause = (2 * pause).min(ASK_AGAIN.1);
                 }
                 shaken => return shaken,
@@ -166,7 +174,8 @@ impl<E: Endpoint> Link<E> {
         }
     }
 
-    fn shake_hands_once<T: Transport<Endpoint = E>>(
+    async fn shake_hands_once<T: Transport<Endpoint = E>>(
+        runtime: &Runtime,
         transport: &T,
         address: &Address,
         role: &PeerRole,
@@ -175,28 +184,24 @@ impl<E: Endpoint> Link<E> {
         timeout: Duration,
     ) -> Result<(E, Received, Welcome), Error> {
         let mut connecting = transport.connect(address, offer)?;
-        let mut backoff = Backoff::new();
-        loop {
-            match connecting.poll(now()) {
-                Poll::Ready(connected) => {
-                    let (endpoint, received) = connected?;
-                    let welcome = Welcome::decode(&received.message, role, &received.grants)
-                        .map_err(|source| Error::Handshake { address: address.clone(), source })?;
-                    return Ok((endpoint, received, welcome));
-                }
-                Poll::Pending if now() >= deadline => {
-                    if !connecting.is_accepted() {
-                        return Err(ConnectError::no_answer(address.clone()).into());
-                    }
-                    let (needed, seen) = (Bound::NONE, Bound::NONE);
-                    return Err(Error::Deadline { operation: "connecting", waited: timeout, needed, seen });
-                }
-                Poll::Pending => backoff.wait(),
+        let connected = wait(runtime, deadline, |now| match connecting.poll(now) {
+            Poll::Ready(connected) => Ok(Turn::Done(connected?)),
+            Poll::Pending => Ok(Turn::Idle),
+        });
+        let Some((endpoint, received)) = connected.await? else {
+            if !connecting.is_accepted() {
+                return Err(ConnectError::no_answer(address.clone()).into());
             }
-        }
+            let (needed, seen) = (Bound::NONE, Bound::NONE);
+            return Err(Error::Deadline { operation: "connecting", waited: timeout, needed, seen });
+        };
+        let welcome = Welcome::decode(&received.message, role, &received.grants)
+            .map_err(|source| Error::Handshake { address: address.clone(), source })?;
+        Ok((endpoint, received, welcome))
     }
 
     fn assemble(
+        runtime: Runtime,
         endpoint: E,
         address: Address,
         received: Received,
@@ -223,9 +228,9 @@ impl<E: Endpoint> Link<E> {
         let shard = welcome.shard;
         let heartbeat_word =
             endpoint.heartbeat_word(&heartbeat).map_err(|source| Error::Post { shard, source })?;
-        let heartbeat = Heartbeat::start(heartbeat_word, Duration::from_nanos(welcome.lease_ns))?;
+        let heartbeat = Heartbeat::start(&runtime, heartbeat_word, Duration::from_nanos(welcome.lease_ns))?;
         let line = Line::default();
-        let (pushed, failed, probed) = (None, None, now());
+        let (pushed, failed, probed) = (None, None, runtime.now());
         Ok(Link {
             endpoint,
             address,
@@ -240,6 +245,7 @@ impl<E: Endpoint> Link<E> {
             answers: 0,
             awaited: 0,
             _heartbeat: heartbeat,
+            runtime,
             probed,
             failed,
         })
@@ -528,34 +534,32 @@ impl<E: Endpoint> Link<E> {
     }
 
     /// Pins the newest version that satisfies `bound`, waiting at most `timeout`.
-    pub(super) fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
-        self.hold(bound, timeout)?;
+    pub(super) async fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
+        self.hold(bound, timeout).await?;
         let not_mapped = Error::Pin { shard: self.welcome.shard, source: PinError::NotMapped };
         self.pins.as_mut().and_then(Pins::held_frame).ok_or(not_mapped)
     }
 
     /// As [`pin`](Self::pin), until it is released or the next one is pinned.
-    pub(super) fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
-        let shard = self.welcome.shard;
-        let failed = |source| Error::Pin { shard, source };
-        let mut deadline = None;
-        let mut backoff = Backoff::new();
+    pub(super) async fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
+        let runtime = self.runtime.clone();
+        let begun = runtime.now();
         // A dead owner's memory would satisfy this reader for ever.
-        self.look_around(now())?;
-        loop {
+        self.look_around(begun)?;
+        let held = wait(&runtime, begun + timeout, |now| {
+            let shard = self.welcome.shard;
+            let failed = |source| Error::Pin { shard, source };
             let pins = self.pins.as_mut().ok_or(failed(PinError::NotMapped))?;
             if let Some(pulled) = pins.hold(bound).map_err(failed)? {
-                return Ok(pulled);
+                return Ok(Turn::Done(pulled));
             }
-            let now = now();
             self.look_around(now)?;
             self.advance()?;
-            if now >= *deadline.get_or_insert(now + timeout) {
-                let (operation, seen) = ("pinning a version", self.line.seen);
-                return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen });
-            }
-            backoff.wait();
-        }
+            Ok(Turn::Idle)
+        });
+        let held = held.await?;
+        let (operation, seen) = ("pinning a version", self.line.seen);
+        held.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
     }
 
     /// Returns the memory of the slot that `publish` reserved, if it is mapped.

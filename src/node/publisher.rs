@@ -1,8 +1,9 @@
 //! The publisher: versions that their owner made itself, for readers.
 
+use super::Error;
+use super::runtime::complete;
 use super::shard::{Shard, ShardConfig, ShardOptions};
-use super::wait::drive;
-use super::{Backoff, Error, now};
+use super::wait::{Turn, wait};
 use crate::clock::{Clock, Version};
 use crate::mem::{Streaming, VolatileSlice};
 use crate::param::Pinned;
@@ -103,10 +104,25 @@ impl<T: Transport> Publisher<T> {
 
     /// Polls until `until` says so or `timeout` has passed; false if it was the timeout.
     pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
-        let stand_back = |publisher: &mut Self, at_most, backoff: &mut Backoff| {
-            publisher.shard.stand_back(false, at_most, backoff);
-        };
-        drive(self, |publisher, now| Ok(publisher.poll(now)), stand_back, until, timeout)
+        complete(self.drive_async(until, timeout))
+    }
+
+    pub(crate) async fn drive_async(
+        &mut self,
+        until: impl Fn(&Self) -> bool,
+        timeout: Duration,
+    ) -> Result<bool, Error> {
+        let runtime = self.shard.runtime.clone();
+        let deadline = runtime.now() + timeout;
+        let ended = wait(&runtime, deadline, |now| {
+            let progress = self.poll(now);
+            Ok(match until(self) {
+                true => Turn::Done(()),
+                false if progress => Turn::Progress,
+                false => self.shard.sleep(false, deadline - now),
+            })
+        });
+        Ok(ended.await?.is_some())
     }
 
     /// Publishes `bytes`, the whole table, as the next version.
@@ -141,11 +157,18 @@ impl<T: Transport> Publisher<T> {
     /// Waits, up to `timeout`, only if readers pin all other frames.
     #[doc(hidden)]
     pub fn publish_begin(&mut self, timeout: Duration) -> Result<VolatileSlice<'_>, Error> {
+        complete(self.publish_begin_async(timeout))
+    }
+
+    pub(crate) async fn publish_begin_async(
+        &mut self,
+        timeout: Duration,
+    ) -> Result<VolatileSlice<'_>, Error> {
         let frame = match self.draft {
             Some((frame, _)) => frame,
             None => {
                 let version = self.shard.next_version()?;
-                let frame = self.free_frame(version, timeout)?;
+                let frame = self.free_frame(version, timeout).await?;
                 self.draft = Some((frame, version));
                 frame
             }
@@ -166,17 +189,16 @@ impl<T: Transport> Publisher<T> {
         Ok(version)
     }
 
-    fn free_frame(&mut self, version: Version, timeout: Duration) -> Result<u8, Error> {
-        let deadline = now() + timeout;
-        let mut backoff = Backoff::new();
-        loop {
-            self.poll(now());
+    async fn free_frame(&mut self, version: Version, timeout: Duration) -> Result<u8, Error> {
+        let runtime = self.shard.runtime.clone();
+        let free = wait(&runtime, runtime.now() + timeout, |now| {
+            self.poll(now);
             let peers = &self.shard.peers;
-            match self.shard.frames.begin(version, |frame| Shard::<T>::is_pinned(peers, frame)) {
-                Ok(frame) => return Ok(frame),
-                Err(Pinned) if now() >= deadline => return Err(Error::Pinned { version, waited: timeout }),
-                Err(Pinned) => backoff.wait(),
-            }
-        }
+            Ok(match self.shard.frames.begin(version, |frame| Shard::<T>::is_pinned(peers, frame)) {
+                Ok(frame) => Turn::Done(frame),
+                Err(Pinned) => Turn::Idle,
+            })
+        });
+        free.await?.ok_or(Error::Pinned { version, waited: timeout })
     }
 }

@@ -1,9 +1,10 @@
 //! The reader: versions of a publisher's or a server's parameters, at most so stale.
 
+use super::Error;
 use super::link::Link;
-use super::wait::retry;
+use super::runtime::{Runtime, complete};
+use super::wait::{Turn, retry, wait};
 use super::worker::private;
-use super::{Backoff, Error, now};
 use crate::clock::Version;
 use crate::mem::{Buffer, LocalSlice, VolatileSlice};
 use crate::param::{Consistency, PeerRole, PinnedFrame, Pins, PullOptions, Pulled};
@@ -41,6 +42,7 @@ pub struct Fresh {
 pub struct Reader<T: Transport> {
     link: Link<T::Endpoint>,
     transport: T,
+    runtime: Runtime,
     options: ReaderOptions,
     /// The reader's own copy; made when it is first asked for.
     copy: Option<Buffer>,
@@ -60,12 +62,24 @@ impl<T: Transport> Reader<T> {
         options: ReaderOptions,
         timeout: Duration,
     ) -> Result<Self, Error> {
-        let deadline = now() + timeout;
+        complete(Self::connect_async(transport, address, options, timeout))
+    }
+
+    pub(crate) async fn connect_async(
+        transport: T,
+        address: &Address,
+        options: ReaderOptions,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        let runtime = Runtime::of(&transport);
+        let deadline = runtime.now() + timeout;
         let may_pass = |error: &Error| options.waits_for_server && error.is_no_listener();
-        let connect =
-            || Link::connect(&transport, address, (PeerRole::Reader, false), None, deadline - now());
-        let link = retry(deadline, may_pass, connect)?;
-        Ok(Reader { link, transport, options, copy: None, held: None, unwatched: 0 })
+        let connect = async || {
+            let left = deadline - runtime.now();
+            Link::connect(&transport, address, (PeerRole::Reader, false), None, left).await
+        };
+        let link = retry(&runtime, deadline, may_pass, connect).await?;
+        Ok(Reader { link, transport, runtime, options, copy: None, held: None, unwatched: 0 })
     }
 
     /// The table that the owner holds a shard of (a publisher: all of it).
@@ -94,9 +108,17 @@ impl<T: Transport> Reader<T> {
     /// Makes sure that the reader's copy is at most `max_staleness` versions behind the newest, waiting at most
     /// `timeout`. A copy that is fresh enough already is kept.
     pub fn refresh(&mut self, max_staleness: u64, timeout: Duration) -> Result<Fresh, Error> {
-        let deadline = now() + timeout;
+        complete(self.refresh_async(max_staleness, timeout))
+    }
+
+    pub(crate) async fn refresh_async(
+        &mut self,
+        max_staleness: u64,
+        timeout: Duration,
+    ) -> Result<Fresh, Error> {
+        let deadline = self.runtime.now() + timeout;
         loop {
-            let newest = self.newest(deadline - now())?;
+            let newest = self.newest_async(deadline - self.runtime.now()).await?;
             if let Some(held) = self.held
                 && held.version.behind(newest) <= max_staleness
             {
@@ -110,11 +132,11 @@ impl<T: Transport> Reader<T> {
                 });
             }
             let bound = Bound::version(Version(newest.0.saturating_sub(max_staleness)));
-            let fresh = self.copy(bound, deadline - now(), timeout)?;
+            let fresh = self.copy(bound, deadline - self.runtime.now(), timeout).await?;
             if fresh.behind <= max_staleness {
                 return Ok(fresh);
             }
-            if now() >= deadline {
+            if self.runtime.now() >= deadline {
                 let seen = Bound::version(fresh.version);
                 let (operation, waited) = ("keeping up with the publisher", timeout);
                 return Err(Error::Deadline { operation, waited, needed: bound, seen });
@@ -124,10 +146,10 @@ impl<T: Transport> Reader<T> {
 
     /// Waits, at most `timeout`, for `version` or a newer one, and copies the newest.
     pub fn refresh_to(&mut self, version: Version, timeout: Duration) -> Result<Fresh, Error> {
-        self.copy(Bound::version(version), timeout, timeout)
+        complete(self.copy(Bound::version(version), timeout, timeout))
     }
 
-    fn copy(&mut self, bound: Bound, left: Duration, timeout: Duration) -> Result<Fresh, Error> {
+    async fn copy(&mut self, bound: Bound, left: Duration, timeout: Duration) -> Result<Fresh, Error> {
         let mut buffer = match self.copy.take() {
             Some(buffer) => buffer,
             None => private(&self.transport, self.payload_bytes() as u64)?,
@@ -136,7 +158,7 @@ impl<T: Transport> Reader<T> {
         self.held = None;
         let into = buffer.slice(0, self.payload_bytes());
         self.copy = Some(buffer);
-        let pulled = self.pull_within(&into?, bound, left, timeout)?;
+        let pulled = self.pull_within(&into?, bound, left, timeout).await?;
         self.held = Some(pulled);
         let Pulled { version, behind, epoch, retries, .. } = pulled;
         Ok(Fresh { version, behind, epoch, retries, copied: true })
@@ -154,10 +176,10 @@ impl<T: Transport> Reader<T> {
     /// `timeout`.
     #[doc(hidden)]
     pub fn pull(&mut self, into: &LocalSlice, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
-        self.pull_within(into, bound, timeout, timeout)
+        complete(self.pull_within(into, bound, timeout, timeout))
     }
 
-    fn pull_within(
+    async fn pull_within(
         &mut self,
         into: &LocalSlice,
         bound: Bound,
@@ -170,93 +192,100 @@ impl<T: Transport> Reader<T> {
         self.unwatched += into.len();
         if self.unwatched >= BYTES_BETWEEN_LOOKS {
             self.unwatched = 0;
-            self.link.look_around(now())?;
+            self.link.look_around(self.runtime.now())?;
         }
-        let pulled = self.try_pull(into, bound, left, timeout);
+        let pulled = self.try_pull(into, bound, left, timeout).await;
         if pulled.is_err() {
             self.link.pull.cancel();
         }
         pulled
     }
 
-    fn try_pull(
+    async fn try_pull(
         &mut self,
         into: &LocalSlice,
         bound: Bound,
         left: Duration,
         timeout: Duration,
     ) -> Result<Pulled, Error> {
-        let shard = self.link.welcome.shard;
+        // Most pulls end here, and have not read the clock.
         let mut has_begun = false;
-        let mut deadline = None;
-        let mut backoff = Backoff::new();
-        loop {
-            // What a pull that ended at its deadline left in flight comes first.
-            if !has_begun && !self.link.pull.is_in_flight() {
-                let begun = self.link.pull.start(bound, into.clone(), self.options.pull);
-                begun.map_err(|source| Error::Pull { shard, source })?;
-                has_begun = true;
-            }
-            let progress = self.link.advance()?;
-            if let Some(pulled) = self.link.pull.take() {
-                return Ok(pulled);
-            }
-            let now = now();
-            self.link.look_around(now)?;
-            if now >= *deadline.get_or_insert(now + left) {
-                let seen = self.link.pull.seen();
-                let operation = "waiting for a version";
-                return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen });
-            }
-            match progress {
-                true => backoff.reset(),
-                false if self.link.pull.is_lapped() => backoff.hurry(),
-                false => backoff.wait(),
-            }
+        if let Some(pulled) = self.pull_once(into, bound, &mut has_begun)?.0 {
+            return Ok(pulled);
         }
+        let runtime = self.runtime.clone();
+        let deadline = runtime.now() + left;
+        let pulled = wait(&runtime, deadline, |now| {
+            let (pulled, progress) = self.pull_once(into, bound, &mut has_begun)?;
+            if let Some(pulled) = pulled {
+                return Ok(Turn::Done(pulled));
+            }
+            self.link.look_around(now)?;
+            match self.link.pull.is_lapped() {
+                true if !progress => Ok(Turn::Lapped),
+                _ => Ok(Turn::of(progress)),
+            }
+        });
+        let pulled = pulled.await?;
+        let (operation, seen) = ("waiting for a version", self.link.pull.seen());
+        pulled.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
+    }
+
+    /// Moves a pull on as far as it goes without waiting. Returns its result, and whether it got anywhere.
+    fn pull_once(
+        &mut self,
+        into: &LocalSlice,
+        bound: Bound,
+        has_begun: &mut bool,
+    ) -> Result<(Option<Pulled>, bool), Error> {
+        // The requests of a pull that ended at its deadline come first.
+        if !*has_begun && !self.link.pull.is_in_flight() {
+            let shard = self.link.welcome.shard;
+            let begun = self.link.pull.start(bound, into.clone(), self.options.pull);
+            begun.map_err(|source| Error::Pull { shard, source })?;
+            *has_begun = true;
+        }
+        let progress = self.link.advance()?;
+        Ok((self.link.pull.take(), progress))
     }
 
     /// The newest version's number, without copying it.
     pub fn newest(&mut self, timeout: Duration) -> Result<Version, Error> {
-        let begun = now();
-        let deadline = begun + timeout;
-        let mut backoff = Backoff::new();
+        complete(self.newest_async(timeout))
+    }
+
+    async fn newest_async(&mut self, timeout: Duration) -> Result<Version, Error> {
+        let runtime = self.runtime.clone();
+        let begun = runtime.now();
         // An answer to a question of an earlier call, which ended at its deadline, may be older than this one.
         let needed = self.link.answers() + 1 + u64::from(self.link.is_probing());
-        self.link.look_around(now())?;
-        loop {
+        self.link.look_around(begun)?;
+        let newest = wait(&runtime, begun + timeout, |now| {
             self.link.probe()?;
             self.link.advance()?;
             if self.link.answers() >= needed {
-                return Ok(self.link.line.seen.version);
+                return Ok(Turn::Done(self.link.line.seen.version));
             }
-            let now = now();
             self.link.look_around(now)?;
-            if now >= deadline {
-                let (needed, seen) = (Bound::NONE, self.link.line.seen);
-                return Err(Error::Deadline {
-                    operation: "asking for the version",
-                    waited: timeout,
-                    needed,
-                    seen,
-                });
-            }
-            backoff.wait();
-        }
+            Ok(Turn::Idle)
+        });
+        let newest = newest.await?;
+        let (operation, needed, seen) = ("asking for the version", Bound::NONE, self.link.line.seen);
+        newest.ok_or(Error::Deadline { operation, waited: timeout, needed, seen })
     }
 
     /// Reads the newest version that satisfies `bound` in place, waiting at most `timeout`; nothing is copied. The
     /// owner leaves the frame alone while the result lives.
     #[doc(hidden)]
     pub fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
-        self.link.pin(bound, timeout)
+        complete(self.link.pin(bound, timeout))
     }
 
     /// As [`pin`](Self::pin), until [`release`](Self::release) or the next call that pins, pulls or refreshes.
     /// [`held`](Self::held) lends the bytes.
     #[doc(hidden)]
     pub fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
-        self.link.hold(bound, timeout)
+        complete(self.link.hold(bound, timeout))
     }
 
     /// The bytes that [`hold`](Self::hold) has pinned, in place.
@@ -298,23 +327,23 @@ impl<T: Transport> Reader<T> {
             into.copy_from_slice(self.bytes()?);
             return Ok(Fresh { copied: true, ..fresh });
         }
-        let deadline = now() + timeout;
+        let deadline = self.runtime.now() + timeout;
         let mut retries = 0;
         loop {
-            let newest = self.newest(deadline - now())?;
+            let newest = self.newest(deadline - self.runtime.now())?;
             let bound = Bound::version(Version(newest.0.saturating_sub(max_staleness)));
-            let Pulled { version, epoch, .. } = self.hold(bound, deadline - now())?;
+            let Pulled { version, epoch, .. } = self.hold(bound, deadline - self.runtime.now())?;
             if let Some(bytes) = self.held() {
                 bytes.read(into);
             }
             let intact = self.is_intact();
             self.release();
-            let behind = version.behind(self.newest(deadline - now())?);
+            let behind = version.behind(self.newest(deadline - self.runtime.now())?);
             if intact && behind <= max_staleness {
                 return Ok(Fresh { version, behind, epoch, retries, copied: true });
             }
             retries += 1;
-            if now() >= deadline {
+            if self.runtime.now() >= deadline {
                 let (operation, seen) = ("keeping up with the publisher", Bound::version(version));
                 return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen });
             }

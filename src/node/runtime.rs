@@ -1,90 +1,105 @@
-//! The interface by which a simulator replaces the clock, the processor and the threads.
+//! The clock of a node, its waiting and its heartbeats: those of this process, or those of the simulator that its
+//! transport belongs to.
 //!
-//! Nodes run their ordinary blocking code under it. Outside of a simulation it costs one load of a thread-local flag
-//! wherever a node reads the clock, stands back, starts a heartbeat or has made a version.
+//! The waits of nodes are futures. In a process they end at the first poll, since [`Runtime::stand_back`] itself waits:
+//! [`complete`] is then an ordinary blocking call. In a simulator they are suspended wherever time passes, and the
+//! simulator polls them.
 
-use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::task::{Context, Poll, Waker};
 
-use crate::clock::{Clock, Version};
-use crate::mem::VolatileSlice;
-use crate::scheme::{GradientId, Share};
+use super::{Backoff, now};
 use crate::time::{Duration, Instant};
-use crate::transport::HeartbeatWord;
+use crate::transport::{Simulator, Transport};
 
-/// The runtime of the nodes that run in one thread.
-pub(crate) trait Runtime {
+/// The clock and the waiting of one node.
+#[derive(Clone)]
+pub(crate) struct Runtime(Option<Arc<dyn Simulator>>);
+
+impl Runtime {
+    /// The runtime of the nodes over `transport`.
+    pub(crate) fn of<T: Transport>(transport: &T) -> Runtime {
+        Runtime(transport.simulator())
+    }
+
+    /// The simulator, if there is one.
+    pub(super) fn simulator(&self) -> Option<&dyn Simulator> {
+        self.0.as_deref()
+    }
+
     /// The time.
-    fn now(&self) -> Instant;
+    #[inline]
+    pub(super) fn now(&self) -> Instant {
+        match &self.0 {
+            None => now(),
+            Some(simulator) => simulator.now(),
+        }
+    }
 
-    /// Lets others run for a while: the node has found nothing to do for the `turns`th time.
-    fn stand_back(&self, turns: u32);
+    /// Stands back once after a turn that found nothing to do.
+    pub(super) async fn stand_back(&self, backoff: &mut Backoff) {
+        match &self.0 {
+            None => backoff.wait(),
+            Some(simulator) => self.pass(|| simulator.stand_back(backoff.count())).await,
+        }
+    }
 
-    /// May let others run in the middle of a fold.
-    fn breathe(&self);
+    /// The same for a pull that was lapped: see [`Backoff::hurry`].
+    pub(super) async fn hurry(&self, backoff: &mut Backoff) {
+        match &self.0 {
+            None => backoff.hurry(),
+            Some(simulator) => self.pass(|| simulator.stand_back(backoff.count())).await,
+        }
+    }
 
-    /// Lets others run until `pause` has passed.
-    fn sleep(&self, pause: Duration);
+    /// Goes on after a turn that found something to do, in a simulator perhaps a little later.
+    #[inline]
+    pub(super) async fn breathe(&self) {
+        if let Some(simulator) = &self.0
+            && simulator.breathe()
+        {
+            suspend().await;
+        }
+    }
 
-    /// The time that registering memory for a peer takes, in a thread of its own.
-    fn registering(&self) -> Duration;
+    /// Sleeps for `pause`.
+    pub(crate) async fn sleep(&self, pause: Duration) {
+        match &self.0 {
+            None => std::thread::sleep(pause),
+            Some(simulator) => self.pass(|| simulator.sleep(pause)).await,
+        }
+    }
 
-    /// Sets `heartbeat_word` every `interval` from now on, until `stop` is set or the node that asks for it is no more.
-    fn beat(&self, heartbeat_word: Box<dyn HeartbeatWord>, interval: Duration, stop: Arc<AtomicBool>);
+    /// Returns how many of at most `most` steps of work the node takes in one turn.
+    pub(super) fn steps(&self, most: usize) -> usize {
+        self.0.as_ref().map_or(most, |simulator| simulator.steps(most))
+    }
 
-    /// Takes note of a version that a server has just published.
-    fn published(&self, published: &PublishedVersion<'_>);
-
-    /// Takes note that the server of this incarnation has consumed a gradient that it does not fold.
-    fn dropped(&self, epoch: u64, gradient: GradientId);
-}
-
-/// A version that was published.
-pub(crate) struct PublishedVersion<'a> {
-    pub(crate) epoch: u64,
-    pub(crate) version: Version,
-    pub(crate) smallest_clock: Clock,
-    /// The gradients that were folded into it, with their weights.
-    pub(crate) shares: &'a [Share],
-    pub(crate) payload: VolatileSlice<'a>,
-}
-
-thread_local! {
-    /// True if a runtime is installed. Code reads this flag where the cost of a look matters.
-    static ARE_INSTALLED: Cell<bool> = const { Cell::new(false) };
-    static INSTALLED: RefCell<Option<Rc<dyn Runtime>>> = const { RefCell::new(None) };
-}
-
-/// Keeps a runtime installed in this thread for as long as it lives.
-pub(crate) struct Stay {
-    _not_send: std::marker::PhantomData<Rc<()>>,
-}
-
-impl Stay {
-    /// Puts `runtime` around all nodes of this thread.
-    pub(crate) fn new(runtime: Rc<dyn Runtime>) -> Stay {
-        INSTALLED.set(Some(runtime));
-        ARE_INSTALLED.set(true);
-        Stay { _not_send: std::marker::PhantomData }
+    async fn pass(&self, time: impl FnOnce()) {
+        time();
+        suspend().await;
     }
 }
 
-impl Drop for Stay {
-    fn drop(&mut self) {
-        ARE_INSTALLED.set(false);
-        INSTALLED.set(None);
+/// Returns to the caller of the outermost poll once.
+async fn suspend() {
+    let mut is_back = false;
+    poll_fn(|_| match std::mem::replace(&mut is_back, true) {
+        false => Poll::Pending,
+        true => Poll::Ready(()),
+    })
+    .await;
+}
+
+/// Waits for the end of a node's future, in a process: see the [module](self).
+///
+/// # Panics
+/// If the node belongs to a simulator, which alone can let its time pass.
+pub(super) fn complete<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("a node of a simulator was asked to block"),
     }
-}
-
-/// Returns the runtime of this thread, if it is a simulator's.
-#[inline]
-pub(super) fn installed() -> Option<Rc<dyn Runtime>> {
-    if ARE_INSTALLED.get() { find() } else { None }
-}
-
-#[cold]
-fn find() -> Option<Rc<dyn Runtime>> {
-    INSTALLED.with_borrow(Clone::clone)
 }

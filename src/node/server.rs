@@ -16,12 +16,13 @@ use self::follow::Following;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
 use super::aggregate::{Aggregator, FoldJob, Input, Measured, Stage};
 use super::checkpoint::{CheckpointIdentity, Checkpointer};
-use super::runtime::{self, PublishedVersion};
 use super::shard::{Shard, ShardConfig, ShardEvent, ShardPeer};
 use super::taken::{Applied, Taken};
 use super::{Error, PeerStatus};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::Optimizer;
+#[cfg(feature = "sim")]
+use crate::mem::LocalSlice;
 use crate::mem::{Access, MemoryRegion, streaming_threshold};
 use crate::param::{FrameHeader, PeerInbox};
 use crate::scheme::{self, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
@@ -151,6 +152,9 @@ pub struct Server<T: Transport> {
     identities: BTreeSet<u64>,
     work: Work,
     shares: Vec<Share>,
+    /// The gradients that the newest version was made of, with their weights, and those that the last poll dropped.
+    newest: Vec<Share>,
+    dropped: Vec<GradientId>,
     events: Vec<ShardEvent>,
     announced_clock: Clock,
     checkpoints: Option<Checkpointer>,
@@ -170,6 +174,9 @@ struct Start<'a> {
     /// For each worker, how far its gradients are in the parameters.
     applied: Applied,
 }
+
+/// Chunks that one poll folds at most.
+const CHUNKS_PER_TURN: usize = 16;
 
 impl<T: Transport> Server<T> {
     /// Begins to serve a shard of `table` at `address`. `initial` holds the shard's own values as version 0.
@@ -283,6 +290,8 @@ impl<T: Transport> Server<T> {
             identities: BTreeSet::new(),
             work: Work::default(),
             shares: Vec::with_capacity(peers),
+            newest: Vec::with_capacity(peers),
+            dropped: Vec::with_capacity(peers),
             events: Vec::with_capacity(peers),
             announced_clock: start.smallest_clock,
             checkpoints: checkpoints.transpose()?,
@@ -352,6 +361,21 @@ impl<T: Transport> Server<T> {
         })
     }
 
+    /// The newest version: its number, its smallest clock, the gradients that it was made of, with their weights, and its
+    /// parameters.
+    #[cfg(feature = "sim")]
+    pub(crate) fn newest(&self) -> (Version, Clock, &[Share], LocalSlice) {
+        let latest = self.shard.frames.latest();
+        let payload = self.shard.frames.payload(latest.frame);
+        (latest.version, self.announced_clock, &self.newest, payload)
+    }
+
+    /// The gradients that the last poll dropped.
+    #[cfg(feature = "sim")]
+    pub(crate) fn dropped(&self) -> &[GradientId] {
+        &self.dropped
+    }
+
     /// Changes the step size from the next version on.
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), Error> {
         self.learning_rate = check_learning_rate(learning_rate)?;
@@ -367,8 +391,9 @@ impl<T: Transport> Server<T> {
     }
 
     /// Does all work that needs no waiting: takes peers in, notices which peers are gone, folds gradients that have
-    /// come, publishes versions. Returns true if it made progress.
+    /// come, publishes at most one version. Returns true if it made progress.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
+        self.dropped.clear();
         // Decisions first: the gradients that they name were announced here before.
         let mut progress = self.hear(now)?;
         if !self.is_ready() {
@@ -381,14 +406,8 @@ impl<T: Transport> Server<T> {
             self.scheme.handle_timeout(now);
             progress = true;
         }
-        loop {
-            progress |= self.take_actions(now)?;
-            let (moved, made) = self.fold(now)?;
-            progress |= moved;
-            if !made {
-                break;
-            }
-        }
+        progress |= self.take_actions(now)?;
+        progress |= self.fold(now)?;
         self.announce_clock();
         progress |= self.tell(now);
         self.push();
@@ -428,9 +447,7 @@ impl<T: Transport> Server<T> {
                         self.shard.frames.set_included(frame, gradient.worker.0, state.consumed);
                         self.shard.frames.set_consumed(gradient.worker.0, state.consumed);
                     }
-                    if let Some(runtime) = runtime::installed() {
-                        runtime.dropped(self.shard.frames.epoch(), gradient);
-                    }
+                    self.dropped.push(gradient);
                 }
                 ServerAction::Interrupt { worker } => self.interrupt(worker),
                 ServerAction::Push => {
@@ -491,24 +508,23 @@ impl<T: Transport> Server<T> {
         self.work.bound = false;
     }
 
-    /// Works on the planned fold as far as its gradients have come. Whether it got anywhere, and whether it ended.
-    fn fold(&mut self, now: Instant) -> Result<(bool, bool), Error> {
+    /// Works on the planned fold as far as its gradients have come. True if it got anywhere.
+    fn fold(&mut self, now: Instant) -> Result<bool, Error> {
         // Without shares an `Apply` is a step on a gradient of zero, and without an `Apply` there is nothing to do.
         if self.work.shares.is_empty() && !self.work.bound {
-            return Ok((false, false));
+            return Ok(false);
         }
         if !self.aggregator.is_running() && !self.begin_fold()? {
-            return Ok((false, false));
+            return Ok(false);
         }
-        let moved = self.aggregator.advance()?;
+        let moved = self.aggregator.advance(self.shard.runtime.steps(CHUNKS_PER_TURN))?;
         if !self.work.bound || !self.aggregator.is_complete() {
-            return Ok((moved, false));
+            return Ok(moved);
         }
-        if !self.aggregator.is_finite() && self.leave_out(now)? {
-            return Ok((true, false));
+        if self.aggregator.is_finite() || !self.leave_out(now)? {
+            self.finish_fold(now);
         }
-        self.finish_fold(now);
-        Ok((true, true))
+        Ok(true)
     }
 
     /// Begins to fold if the first chunk has come from every worker of the fold and a frame is free.
@@ -643,15 +659,6 @@ impl<T: Transport> Server<T> {
                 }
             }
             self.shard.frames.commit(frame, version, clock);
-            if let Some(runtime) = runtime::installed() {
-                runtime.published(&PublishedVersion {
-                    epoch: self.shard.frames.epoch(),
-                    version,
-                    smallest_clock: clock,
-                    shares: &self.work.shares,
-                    payload: self.shard.frames.payload(frame).as_volatile(),
-                });
-            }
         }
         self.say_clock(clock);
         self.announced_clock = clock;
@@ -665,6 +672,7 @@ impl<T: Transport> Server<T> {
                 self.shard.frames.set_consumed(worker, state.consumed);
             }
         }
+        std::mem::swap(&mut self.newest, &mut self.work.shares);
         self.work.shares.clear();
         self.work.sources.clear();
         self.work.left_out.clear();

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 pub(super) use self::decider::Decider;
 use self::joining::{Joining, PreparedPeer};
+use super::Error;
+use super::runtime::Runtime;
 use super::taken::{Applied, Taken};
-use super::{Backoff, Error, now};
+use super::wait::Turn;
 use crate::clock::{Clock, Version};
 use crate::mem::Access;
 use crate::param::{
@@ -181,6 +183,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 pub(super) struct Shard<T: Transport> {
     transport: Arc<T>,
+    pub(super) runtime: Runtime,
     listener: T::Listener,
     config: ShardConfig,
     range: Range<u64>,
@@ -196,8 +199,8 @@ pub(super) struct Shard<T: Transport> {
     greeted: Instant,
     /// True if peers wake the thread that waits at the listener.
     is_notified: bool,
-    /// Indices of peers that left, while their inboxes are still read.
-    pub(super) withheld: Vec<u16>,
+    /// Indices and sessions of peers that left, while their inboxes are still read.
+    pub(super) withheld: Vec<(u16, u64)>,
     /// The clocks up to which gradients of each worker were taken, by identity.
     pub(super) taken: Taken,
     pub(super) refused: u64,
@@ -263,6 +266,7 @@ impl<T: Transport> Shard<T> {
             shards = config.shards, bytes = geometry.payload_bytes, "listening"
         );
         Ok(Shard {
+            runtime: Runtime::of(&transport),
             transport: Arc::new(transport),
             listener,
             config,
@@ -327,7 +331,7 @@ impl<T: Transport> Shard<T> {
             }
         }
         while events.len() == before
-            && let Some(newcomer) = self.joining.next()
+            && let Some(newcomer) = self.joining.next(now)
         {
             self.let_in(newcomer, now, clock, events);
         }
@@ -351,20 +355,20 @@ impl<T: Transport> Shard<T> {
         events.len() > before
     }
 
-    /// Stands back after a poll that got nowhere, for `at_most`. An owner does not sleep while it has work under
-    /// way whose end no peer announces (`is_busy`).
-    pub(super) fn stand_back(&mut self, is_busy: bool, at_most: Duration, backoff: &mut Backoff) {
+    /// The end of a turn that got nowhere: sleeps for `at_most` where peers wake this thread. An owner does not sleep
+    /// while it has work under way whose end no peer announces (`is_busy`).
+    pub(super) fn sleep<R>(&mut self, is_busy: bool, at_most: Duration) -> Turn<R> {
         let is_pushing = |peer: &ShardPeer<T::Endpoint>| {
             peer.wants_push || peer.push.as_ref().is_some_and(|push| push.source().is_some())
         };
         let is_busy = is_busy || !self.joining.is_empty();
-        if self.is_notified && !is_busy && !self.peers.iter().flatten().any(is_pushing) {
-            // Connections and heartbeats are looked at that often, whatever happens in between.
-            let look = (self.beaten + self.look_every()).saturating_since(now());
-            self.listener.wait(at_most.min(look));
-        } else {
-            backoff.wait();
+        if !self.is_notified || is_busy || self.peers.iter().flatten().any(is_pushing) {
+            return Turn::Idle;
         }
+        // Connections and heartbeats are looked at that often, whatever happens in between.
+        let look = (self.beaten + self.look_every()).saturating_since(self.runtime.now());
+        self.listener.wait(at_most.min(look));
+        Turn::Slept
     }
 
     fn look_every(&self) -> Duration {
@@ -459,7 +463,8 @@ impl<T: Transport> Shard<T> {
                 let shared = [self.frames.control().whole(), self.frames.region().whole()];
                 let is_follower = matches!(hello.role, PeerRole::Follower { .. });
                 let decisions = self.decider.as_ref().filter(|_| is_follower).map(Decider::region);
-                self.joining.begin(&self.transport, incoming, hello, (shared, decisions), slots);
+                let registering = self.runtime.simulator().map(|simulator| now + simulator.registering());
+                self.joining.begin(&self.transport, incoming, hello, (shared, decisions), slots, registering);
             }
         }
     }
@@ -581,8 +586,14 @@ impl<T: Transport> Shard<T> {
 
     /// The index of a peer and what its slots are like; or why it is not let in. So many others come before it.
     fn check(&self, hello: &PeerHello, before: usize) -> Result<(u16, Option<SlotGeometry>), Refusal> {
+        let session = match hello.role {
+            PeerRole::Worker { session, .. } => session,
+            _ => 0,
+        };
         let is_free = |(index, peer): &(u16, &Option<_>)| {
-            peer.is_none() && (!self.withheld.contains(index) || mutant!("withheld"))
+            // What a worker has announced in this very session, it does not want to be read when it joins again.
+            let is_withheld = |(kept, of): &(u16, u64)| kept == index && *of != session;
+            peer.is_none() && (!self.withheld.iter().any(is_withheld) || mutant!("withheld"))
         };
         let mut free = (0..).zip(&self.peers).filter(is_free).map(|(index, _)| index);
         let peer = free.nth(before).ok_or_else(|| match self.withheld.len() {

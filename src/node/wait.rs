@@ -3,14 +3,12 @@
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::{Error, runtime};
+use super::Error;
+use super::runtime::Runtime;
 use crate::time::{Duration, Instant};
 
 /// This process's monotonic clock, as the nodes are told it. Its origin is the first call.
 pub fn now() -> Instant {
-    if let Some(runtime) = runtime::installed() {
-        return runtime.now();
-    }
     static ORIGIN: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
     let nanos = ORIGIN.elapsed().as_nanos();
     Instant::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -67,6 +65,13 @@ impl Backoff {
         self.wait_or(CROWD.is_seen(), |_| std::thread::park());
     }
 
+    /// Returns how often nothing has happened so far, and counts once more: for a simulator, which waits by itself.
+    pub(super) fn count(&mut self) -> u32 {
+        let before = self.turns;
+        self.turns = self.turns.saturating_add(1);
+        before
+    }
+
     /// The time to sleep after a wait of `waited`.
     fn pause(waited: Duration, is_crowded: bool) -> Duration {
         let (part, longest) = match is_crowded {
@@ -78,11 +83,6 @@ impl Backoff {
 
     /// Stands back once; `rest` is told for how long this wait has lasted.
     fn wait_or(&mut self, rests_at_once: bool, rest: impl FnOnce(Duration)) {
-        if let Some(runtime) = runtime::installed() {
-            runtime.stand_back(self.turns);
-            self.turns = self.turns.saturating_add(1);
-            return;
-        }
         if self.turns < Self::SPINS && !rests_at_once {
             self.turns += 1;
             std::hint::spin_loop();
@@ -133,59 +133,78 @@ impl Crowd {
     }
 }
 
-/// Sleeps for `pause`.
-pub(super) fn sleep(pause: Duration) {
-    match runtime::installed() {
-        Some(runtime) => runtime.sleep(pause),
-        None => std::thread::sleep(pause),
-    }
-}
-
 /// The pause between two attempts, at first and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 
 /// Tries until it succeeds, `deadline` passes, or an error comes that no repetition can help.
-pub(super) fn retry<R>(
+pub(super) async fn retry<R>(
+    runtime: &Runtime,
     deadline: Instant,
     may_pass: impl Fn(&Error) -> bool,
-    attempt: impl Fn() -> Result<R, Error>,
+    attempt: impl AsyncFn() -> Result<R, Error>,
 ) -> Result<R, Error> {
     let (mut pause, most) = RETRY;
     loop {
-        let error = match attempt() {
+        let error = match attempt().await {
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        if !may_pass(&error) || deadline - now() <= pause {
+        if !may_pass(&error) || deadline - runtime.now() <= pause {
             return Err(error);
         }
         tracing::debug!(%error, "trying again to connect");
-        sleep(pause);
+        runtime.sleep(pause).await;
         pause = (pause * 2).min(most);
     }
 }
 
-/// Polls `node` until `until` says so or `timeout` has passed; false if it was the timeout. Between fruitless polls it
-/// is to stand back for no longer than it is told.
-pub(super) fn drive<N>(
-    node: &mut N,
-    mut poll: impl FnMut(&mut N, Instant) -> Result<bool, Error>,
-    mut stand_back: impl FnMut(&mut N, Duration, &mut Backoff),
-    until: impl Fn(&N) -> bool,
-    timeout: Duration,
-) -> Result<bool, Error> {
-    let deadline = now() + timeout;
+/// The outcome of one turn of a wait.
+pub(super) enum Turn<R> {
+    /// The wait is over.
+    Done(R),
+    /// The node got somewhere.
+    Progress,
+    /// There was nothing to do.
+    Idle,
+    /// There was nothing to do, and the node has slept already.
+    Slept,
+    /// An owner has lapped a pull, and writes on while this thread sleeps.
+    Lapped,
+}
+
+impl<R> Turn<R> {
+    /// The outcome of a turn that did not end the wait.
+    pub(super) fn of(progress: bool) -> Turn<R> {
+        if progress { Turn::Progress } else { Turn::Idle }
+    }
+}
+
+/// Takes turns until one ends the wait, standing back after those that found nothing to do. `None` once `deadline` has
+/// passed: there is always one turn, and one that begins at the deadline is the last.
+pub(super) async fn wait<R>(
+    runtime: &Runtime,
+    deadline: Instant,
+    mut turn: impl FnMut(Instant) -> Result<Turn<R>, Error>,
+) -> Result<Option<R>, Error> {
     let mut backoff = Backoff::new();
     loop {
-        let now = now();
-        let progress = poll(node, now)?;
-        if until(node) {
-            return Ok(true);
+        let now = runtime.now();
+        let turn = turn(now)?;
+        if let Turn::Done(result) = turn {
+            return Ok(Some(result));
         }
         if now >= deadline {
-            return Ok(false);
+            return Ok(None);
         }
-        if progress { backoff.reset() } else { stand_back(node, deadline - now, &mut backoff) }
+        match turn {
+            Turn::Done(_) | Turn::Progress => {
+                backoff.reset();
+                runtime.breathe().await;
+            }
+            Turn::Idle => runtime.stand_back(&mut backoff).await,
+            Turn::Lapped => runtime.hurry(&mut backoff).await,
+            Turn::Slept => {}
+        }
     }
 }
 

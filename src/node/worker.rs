@@ -11,8 +11,10 @@ use smallvec::SmallVec;
 pub use step::Step;
 
 use super::link::Link;
+use super::runtime::{Runtime, complete};
 use super::shard::random_word;
-use super::{Backoff, Error, LinkStatus, WorkerStatistics, now};
+use super::wait::{Turn, wait};
+use super::{Error, LinkStatus, WorkerStatistics};
 use crate::clock::{Clock, Version};
 use crate::kernel::largest_magnitude;
 use crate::mem::{Access, Buffer};
@@ -210,6 +212,7 @@ pub struct Worker<T: Transport> {
     pub(super) measures_magnitude: bool,
     pub(super) reports_reads: bool,
     transport: T,
+    runtime: Runtime,
     /// Names this worker to the servers, over all its connections.
     identity: u64,
     clock: Clock,
@@ -236,13 +239,23 @@ impl<T: Transport> Worker<T> {
         options: WorkerOptions,
         timeout: Duration,
     ) -> Result<Self, Error> {
+        complete(Self::connect_async(transport, servers, options, timeout))
+    }
+
+    pub(crate) async fn connect_async(
+        transport: T,
+        servers: &[Address],
+        options: WorkerOptions,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
         // A rank has 32 bits, and so no rank is equal to a random name.
         let identity = options.identity.map_or_else(|| random_word() | 1 << 63, u64::from);
-        let deadline = now() + timeout;
-        let kind = join::scheme(&transport, servers, &options, timeout)?;
+        let runtime = Runtime::of(&transport);
+        let deadline = runtime.now() + timeout;
+        let kind = join::scheme(&transport, servers, &options, timeout).await?;
         let needs = kind.needs();
         let who = join::Who { options: &options, scheme: &kind, identity };
-        let links = join::join(&transport, servers, who, None, deadline - now())?;
+        let links = join::join(&transport, servers, who, None, deadline - runtime.now()).await?;
         let table = join::check_shards(&links)?;
         join::check_read_mode(&links, &options, &kind)?;
         let clock = join::clock(&links);
@@ -262,7 +275,7 @@ impl<T: Transport> Worker<T> {
         };
         ask_included(&mut parts, &options)?;
         let mut scheme = kind.worker();
-        scheme.handle_event(now(), WorkerEvent::Joined { clock });
+        scheme.handle_event(runtime.now(), WorkerEvent::Joined { clock });
         Ok(Worker {
             parts,
             scheme,
@@ -276,6 +289,7 @@ impl<T: Transport> Worker<T> {
             kind,
             needs,
             transport,
+            runtime,
             identity,
             options,
             clock,
@@ -329,13 +343,17 @@ impl<T: Transport> Worker<T> {
     /// Brings the parameters for the next gradient, waiting as the scheme says, at most `timeout`. After an
     /// [`Error::Deadline`] it may be called again and goes on where it was.
     pub fn step(&mut self, timeout: Duration) -> Result<Step<'_, T>, Error> {
-        let deadline = now() + timeout;
+        complete(self.step_async(timeout))
+    }
+
+    pub(crate) async fn step_async(&mut self, timeout: Duration) -> Result<Step<'_, T>, Error> {
+        let deadline = self.runtime.now() + timeout;
         if self.phase == Phase::Publishing {
-            self.finish_publish(timeout)?;
+            self.finish_publish(timeout).await?;
         }
         // The loss of a server is also reported where there is nothing to wait for.
         let computing = |worker: &Self| worker.phase == Phase::Computing;
-        self.wait(deadline - now(), "waiting for parameters", computing)?;
+        self.wait(deadline - self.runtime.now(), "waiting for parameters", computing).await?;
         let view = self.view();
         // A clock that is begun again counts once.
         if !std::mem::replace(&mut self.counted, true) {
@@ -385,7 +403,7 @@ impl<T: Transport> Worker<T> {
     /// Begins to publish, from one source per shard.
     fn start_sources(&mut self, sources: Sources, loss: Option<f32>) -> Result<(), Error> {
         if let Some(since) = self.computing_since.take() {
-            self.statistics.compute += now() - since;
+            self.statistics.compute += self.runtime.now() - since;
         }
         self.magnitude = None;
         for (part, source) in self.parts.iter_mut().zip(&sources) {
@@ -423,8 +441,8 @@ impl<T: Transport> Worker<T> {
         Ok(())
     }
 
-    fn finish_publish(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.wait(timeout, "publishing a gradient", |worker| worker.phase != Phase::Publishing)
+    async fn finish_publish(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.wait(timeout, "publishing a gradient", |worker| worker.phase != Phase::Publishing).await
     }
 
     /// True while a gradient is being written.
@@ -435,7 +453,12 @@ impl<T: Transport> Worker<T> {
 
     /// Waits, at most `timeout`, until every server has folded in (or dropped) all that this worker has published.
     pub fn flush(&mut self, timeout: Duration) -> Result<(), Error> {
-        let (operation, deadline) = ("waiting for the server to apply the last gradients", now() + timeout);
+        complete(self.flush_async(timeout))
+    }
+
+    pub(crate) async fn flush_async(&mut self, timeout: Duration) -> Result<(), Error> {
+        let operation = "waiting for the server to apply the last gradients";
+        let deadline = self.runtime.now() + timeout;
         self.watch_consumed(true);
         let flushed = self.wait(timeout, operation, |worker| {
             // Each shard counts for itself: one that this worker joined late has another clock.
@@ -443,6 +466,7 @@ impl<T: Transport> Worker<T> {
                 |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= p.clock());
             worker.parts.iter().all(consumed)
         });
+        let flushed = flushed.await;
         self.watch_consumed(self.needs.waits_for_own);
         flushed?;
         // Was that said to this worker? One that has slept for longer than its lease may have read what is said to its
@@ -450,7 +474,7 @@ impl<T: Transport> Worker<T> {
         // incarnation says.
         self.parts.iter_mut().try_for_each(|part| part.link.ask_again())?;
         let is_answered = |worker: &Self| worker.parts.iter().all(|part| part.link.is_answered());
-        self.wait(deadline - now(), operation, is_answered)
+        self.wait(deadline - self.runtime.now(), operation, is_answered).await
     }
 
     fn watch_consumed(&mut self, on: bool) {
@@ -470,38 +494,36 @@ impl<T: Transport> Worker<T> {
             return Err(out_of_turn("this worker reads in place already: use `Step::in_place`"));
         }
         let out_of_range = out_of_turn("there is no such shard");
-        self.parts.get_mut(shard).ok_or(out_of_range)?.link.pin(bound, timeout)
+        self.parts.get_mut(shard).ok_or(out_of_range).and_then(|part| complete(part.link.pin(bound, timeout)))
     }
 
-    fn wait(
+    async fn wait(
         &mut self,
         timeout: Duration,
         operation: &'static str,
         until: impl Fn(&Self) -> bool,
     ) -> Result<(), Error> {
-        let begun = now();
-        let deadline = begun + timeout;
-        let mut backoff = Backoff::new();
-        let result = loop {
-            let now = now();
-            let progress = match self.poll(now) {
-                Ok(progress) => progress,
-                Err(error) => break Err(error),
-            };
-            if until(self) {
-                break Ok(());
-            }
-            if now >= deadline {
+        let runtime = self.runtime.clone();
+        let begun = runtime.now();
+        let ended = wait(&runtime, begun + timeout, |now| {
+            let progress = self.poll(now)?;
+            Ok(if until(self) {
+                Turn::Done(())
+            } else if !progress && self.parts.iter().any(|part| part.link.pull.is_lapped()) {
+                Turn::Lapped
+            } else {
+                Turn::of(progress)
+            })
+        });
+        let result = match ended.await {
+            Ok(Some(())) => Ok(()),
+            Ok(None) => {
                 self.statistics.timeouts += 1;
-                break Err(self.deadline(operation, timeout));
+                Err(self.deadline(operation, timeout))
             }
-            match progress {
-                true => backoff.reset(),
-                false if self.parts.iter().any(|part| part.link.pull.is_lapped()) => backoff.hurry(),
-                false => backoff.wait(),
-            }
+            Err(error) => Err(error),
         };
-        let ended = now();
+        let ended = runtime.now();
         self.statistics.wait += ended - begun;
         if self.phase == Phase::Computing && self.computing_since.is_none() {
             self.computing_since = Some(ended);

@@ -37,7 +37,7 @@
 //!
 //! [`fabric`] is the other simulator: few workers, but the real nodes and the real memory protocol, over a network that
 //! is as hostile as the transport contract permits.
-#![deny(unsafe_code)] // but for the coroutines of `fabric`
+#![forbid(unsafe_code)]
 
 mod agenda;
 mod cluster;

@@ -37,6 +37,7 @@ mod local;
 pub mod mixed;
 #[cfg(not(loom))]
 pub mod shm;
+mod simulator;
 #[cfg(not(loom))]
 pub mod tcp;
 #[cfg(not(loom))]
@@ -45,6 +46,7 @@ pub mod verbs;
 pub(crate) mod wireup;
 mod work;
 
+use std::sync::Arc;
 use std::task::Poll;
 
 pub use address::{Address, AddressError};
@@ -53,6 +55,7 @@ pub(crate) use address::{address_samples, fuzz_address};
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
 pub use kind::{TransportKind, UnknownTransport};
 pub use local::LocalEndpoint;
+pub use simulator::Simulator;
 #[cfg(all(feature = "oracle", not(loom)))]
 #[doc(hidden)] // for tests/oracle.rs, which holds them against other people's
 pub use verbs::sys::bindings as verbs_bindings;
@@ -156,6 +159,13 @@ pub trait Transport: Send + Sync + 'static {
     /// Begins to connect to a listener, saying and granting `offer`. Never blocks; poll the result.
     #[doc(hidden)]
     fn connect(&self, address: &Address, offer: Offer) -> Result<Self::Connecting, ConnectError>;
+
+    /// Returns the simulator that this transport belongs to, if it does: the clock of all nodes over it is then the
+    /// simulator's.
+    #[doc(hidden)]
+    fn simulator(&self) -> Option<Arc<dyn Simulator>> {
+        None
+    }
 }
 
 /// The listening side of a transport, at which peers arrive.
@@ -301,6 +311,6 @@ pub trait Endpoint: Send {
 
 /// Sets one word at a peer. See [`Endpoint::heartbeat_word`].
 pub trait HeartbeatWord: Send {
-    /// Sets the word.
+    /// Sets the word. Never blocks: one thread sets the words of all connections.
     fn set(&mut self, value: u64) -> Result<(), Disconnected>;
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::node::heartbeat::Heartbeat;
+use crate::node::runtime::Runtime;
 use crate::node::{Error, now};
 use crate::time::{Duration, Instant};
 use crate::transport::{Disconnected, HeartbeatWord};
@@ -30,14 +31,14 @@ impl Shared {
 }
 
 impl GroupHeartbeat {
-    pub(super) fn new(lease: Duration) -> Result<GroupHeartbeat, Error> {
+    pub(super) fn new(runtime: &Runtime, lease: Duration) -> Result<GroupHeartbeat, Error> {
         let shared = Arc::new(Shared {
             heartbeat_words: Mutex::default(),
             beaten: AtomicU64::new(now().as_nanos()),
             woken: AtomicU64::new(0),
         });
         let all = All { shared: Arc::clone(&shared), lease };
-        Ok(GroupHeartbeat { shared, lease, _heartbeat: Heartbeat::start(Box::new(all), lease)? })
+        Ok(GroupHeartbeat { shared, lease, _heartbeat: Heartbeat::start(runtime, Box::new(all), lease)? })
     }
 
     pub(super) fn add(&self, heartbeat_word: Box<dyn HeartbeatWord>) {

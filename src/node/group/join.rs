@@ -6,8 +6,10 @@ use super::heartbeat::GroupHeartbeat;
 use super::peer::GroupPeer;
 use super::{GroupError, GroupMember, GroupOptions};
 use crate::mem::Access;
+use crate::node::Error;
+use crate::node::runtime::{Runtime, complete};
+use crate::node::wait::{Turn, wait};
 use crate::node::worker::private;
-use crate::node::{Backoff, Error, now};
 use crate::param::{GroupHello, GroupInbox, GroupLayout, GroupOutbox, MAX_MEMBERS};
 use crate::time::{Duration, Instant, Silence};
 use crate::transport::{Address, ConnectError, Connecting, Incoming, Listener, Offer, Received, Transport};
@@ -18,6 +20,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_m
 /// A member that listens, and has not met the others yet.
 pub struct GroupListener<T: Transport> {
     transport: T,
+    runtime: Runtime,
     listener: T::Listener,
     terms: GroupHello,
     lease: Duration,
@@ -92,10 +95,11 @@ impl<T: Transport> GroupListener<T> {
             checksums: options.checksums,
         };
         let listener = transport.listen(address)?;
-        let heartbeat = GroupHeartbeat::new(options.lease)?;
+        let runtime = Runtime::of(&transport);
+        let heartbeat = GroupHeartbeat::new(&runtime, options.lease)?;
         tracing::info!(address = %listener.address(), rank, members, elements, "listening for a group");
         let peers = (0..members).map(|_| None).collect();
-        Ok(GroupListener { transport, listener, terms, lease: options.lease, heartbeat, peers })
+        Ok(GroupListener { transport, runtime, listener, terms, lease: options.lease, heartbeat, peers })
     }
 
     /// Returns the address at which the others reach this member.
@@ -114,15 +118,15 @@ impl<T: Transport> GroupListener<T> {
                 "give one for each member, in order of rank",
             ));
         }
-        let deadline = now() + timeout;
         // Of each pair the one of the higher rank dials.
-        let dial = |rank| Dial { rank, connecting: None, again_at: now(), pause: RETRY.0 };
+        let begun = self.runtime.now();
+        let dial = |rank| Dial { rank, connecting: None, again_at: begun, pause: RETRY.0 };
         let mut claims: Claims<T> = (0..members).map(|_| None).collect();
         let mut dials: Vec<Dial<T>> = (0..rank).map(dial).collect();
         let mut last = None;
-        let mut backoff = Backoff::new();
-        loop {
-            let now = now();
+        let deadline = begun + timeout;
+        let runtime = self.runtime.clone();
+        let met = wait(&runtime, deadline, |now| {
             while let Some(incoming) = self.listener.poll(now) {
                 self.greet(incoming, &mut claims, now)?;
             }
@@ -144,17 +148,22 @@ impl<T: Transport> GroupListener<T> {
                 }
             }
             dials.retain(|dial| self.peers[dial.rank].is_none());
-            let absent = |index: &usize| *index != rank && self.peers[*index].is_none();
-            let is_late = now >= deadline;
-            if !(0..members).any(|index| absent(&index)) && (is_late || claims.iter().all(Option::is_none)) {
-                return self.finish(claims);
-            }
-            if is_late {
-                let ranks = (0..members).filter(absent).collect();
-                return Err(GroupError::Absent { ranks, waited: timeout, last }.into());
-            }
-            backoff.wait();
+            let is_complete = self.absent().next().is_none();
+            Ok(match is_complete && (now >= deadline || claims.iter().all(Option::is_none)) {
+                true => Turn::Done(()),
+                false => Turn::Idle,
+            })
+        });
+        match complete(met)? {
+            Some(()) => self.finish(claims),
+            None => Err(GroupError::Absent { ranks: self.absent().collect(), waited: timeout, last }.into()),
         }
+    }
+
+    /// The ranks of the other members that have not been met.
+    fn absent(&self) -> impl Iterator<Item = usize> + '_ {
+        let own = usize::from(self.terms.rank);
+        (0..self.peers.len()).filter(move |rank| *rank != own && self.peers[*rank].is_none())
     }
 
     fn finish(self, claims: Claims<T>) -> Result<GroupMember<T>, Error> {
@@ -166,7 +175,15 @@ impl<T: Transport> GroupListener<T> {
             }
         }
         tracing::info!(rank = self.terms.rank, members = self.terms.members, "the group is complete");
-        Ok(GroupMember::assemble(self.listener, self.terms, self.lease, self.heartbeat, self.peers, buffers))
+        Ok(GroupMember::assemble(
+            self.runtime,
+            self.listener,
+            self.terms,
+            self.lease,
+            self.heartbeat,
+            self.peers,
+            buffers,
+        ))
     }
 
     fn inbox(&self) -> Result<GroupInbox, Error> {

@@ -20,7 +20,9 @@ use round::{Phase, Round};
 
 use smallvec::SmallVec;
 
-use super::{Backoff, Error, now};
+use super::Error;
+use super::runtime::{Runtime, complete};
+use super::wait::{Turn, wait};
 use crate::mem::Buffer;
 use crate::param::{GroupHello, Ranks};
 use crate::scheme::Groups;
@@ -108,6 +110,7 @@ pub struct GroupMember<T: Transport> {
     /// Declared before the connections, so that it is dropped first: a member that is gone has no heart.
     heartbeat: GroupHeartbeat,
     listener: T::Listener,
+    runtime: Runtime,
     terms: GroupHello,
     lease: Duration,
     /// The other members by rank; `None` for this member itself.
@@ -150,6 +153,7 @@ impl<T: Transport> GroupMember<T> {
     }
 
     fn assemble(
+        runtime: Runtime,
         listener: T::Listener,
         terms: GroupHello,
         lease: Duration,
@@ -160,6 +164,8 @@ impl<T: Transport> GroupMember<T> {
         let round = Round::new(peers.len());
         GroupMember {
             heartbeat,
+            now: runtime.now(),
+            runtime,
             listener,
             terms,
             lease,
@@ -173,7 +179,6 @@ impl<T: Transport> GroupMember<T> {
             is_leaving: false,
             statistics: GroupStatistics::default(),
             forgiven: Instant::ORIGIN,
-            now: now(),
             read: Instant::ORIGIN,
             checked: Instant::ORIGIN,
         }
@@ -230,18 +235,14 @@ impl<T: Transport> GroupMember<T> {
         if matches!(self.round.phase, Phase::None) || self.round.number != round {
             self.start_average(round, group)?;
         }
-        let deadline = now() + timeout;
-        let mut backoff = Backoff::new();
-        loop {
-            let now = now();
+        let runtime = self.runtime.clone();
+        let averaged = wait(&runtime, runtime.now() + timeout, |now| {
             let progress = self.poll(now)?;
-            if let Some(averaged) = self.take() {
-                return Ok(averaged);
-            }
-            if now >= deadline {
-                return Err(GroupError::Deadline { round, waited: timeout, missing: self.missing() }.into());
-            }
-            if progress { backoff.reset() } else { backoff.wait() }
+            Ok(self.take().map_or(Turn::of(progress), Turn::Done))
+        });
+        match complete(averaged)? {
+            Some(averaged) => Ok(averaged),
+            None => Err(GroupError::Deadline { round, waited: timeout, missing: self.missing() }.into()),
         }
     }
 
@@ -335,18 +336,17 @@ impl<T: Transport> GroupMember<T> {
         for peer in self.peers.iter_mut().flatten() {
             peer.leaving_is_due = peer.is_alive();
         }
-        let deadline = now() + timeout;
-        let mut backoff = Backoff::new();
-        loop {
-            let now = now();
+        let runtime = self.runtime.clone();
+        let told = wait(&runtime, runtime.now() + timeout, |now| {
             let progress = self.poll(now)?;
-            if self.peers.iter().flatten().all(GroupPeer::has_all) {
-                return Ok(());
-            }
-            if now >= deadline {
-                return Err(GroupError::Unheard { ranks: self.unreached(), waited: timeout }.into());
-            }
-            if progress { backoff.reset() } else { backoff.wait() }
+            Ok(match self.peers.iter().flatten().all(GroupPeer::has_all) {
+                true => Turn::Done(()),
+                false => Turn::of(progress),
+            })
+        });
+        match complete(told)? {
+            Some(()) => Ok(()),
+            None => Err(GroupError::Unheard { ranks: self.unreached(), waited: timeout }.into()),
         }
     }
 }

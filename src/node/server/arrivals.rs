@@ -21,6 +21,7 @@ impl<T: Transport> Server<T> {
                     self.workers[usize::from(peer)] = Some(state);
                     self.status.joined += 1;
                     self.say_joined(peer);
+                    self.forget_departed(peer);
                     if self.following.is_some() {
                         // The decider's push may have been before.
                         self.push_to(peer);
@@ -53,7 +54,7 @@ impl<T: Transport> Server<T> {
                         // inboxes hold their memory. One in hope is thrown away.
                         if self.work.bound {
                             // Its line says no more of its slots to a process that takes itself for this worker.
-                            self.shard.withheld.push(peer);
+                            self.shard.withheld.push((peer, session));
                         } else {
                             self.abandon();
                         }

@@ -6,10 +6,11 @@ use std::collections::{BTreeSet, VecDeque};
 use super::{GradientSource, Server, WorkerState};
 use crate::clock::{Clock, WorkerId};
 use crate::mem::Access;
+use crate::node::Error;
 use crate::node::link::Link;
+use crate::node::runtime::complete;
 use crate::node::shard::{DisconnectReason, Gone};
 use crate::node::wait::retry;
-use crate::node::{Error, now};
 use crate::param::{Decision, DecisionReader, Epoch, FollowError, Followed, PeerHello, PeerRole};
 use crate::scheme::{AnyScheme, GradientId, ServerAction, Share};
 use crate::time::{Duration, Instant};
@@ -46,12 +47,14 @@ struct Decided<E> {
     checked: Instant,
 }
 
-/// A worker that has left, and whose inbox still holds gradients. No other peer gets its index meanwhile.
+/// A worker that has left, and on whose gradients the decider may still decide. No other peer gets its index meanwhile.
 struct Departed {
     peer: u16,
     source: GradientSource,
     /// Its gradients of clocks before this one are whole.
     arrived: Clock,
+    /// Its gradients of clocks before this one were consumed when it left.
+    consumed: Clock,
     /// Once all decisions up to this look are read, the decider knows its session or never will.
     look: u64,
 }
@@ -101,6 +104,10 @@ impl<T: Transport> Server<T> {
     /// its begin it takes over the decider's version. Updates that its checkpoint lacks are lost, and counted in
     /// [`ServerStatus::lost_updates`](super::ServerStatus::lost_updates).
     pub fn follow(&mut self, decider: &Address, timeout: Duration) -> Result<(), Error> {
+        complete(self.follow_async(decider, timeout))
+    }
+
+    pub(crate) async fn follow_async(&mut self, decider: &Address, timeout: Duration) -> Result<(), Error> {
         let Some(following) = &mut self.following else {
             let reason = "this server decides for itself: see `follows`";
             return Err(Error::OutOfTurn { operation: "follow another server", reason });
@@ -110,12 +117,13 @@ impl<T: Transport> Server<T> {
         let followed = following.position.map(|(epoch, next)| Followed { epoch, next });
         let role = PeerRole::Follower { scheme: following.scheme.clone(), shard, followed };
         let transport = self.shard.transport();
-        let deadline = now() + timeout;
-        let connect = || {
+        let runtime = self.shard.runtime.clone();
+        let deadline = runtime.now() + timeout;
+        let connect = async || {
             let hello = PeerHello { role: role.clone(), push: None, resume: None };
-            Link::<T::Endpoint>::shake_hands(transport, decider, hello, Vec::new(), deadline, timeout)
+            Link::<T::Endpoint>::shake_hands(transport, decider, hello, Vec::new(), deadline, timeout).await
         };
-        let (endpoint, received, welcome) = retry(deadline, may_pass, connect)?;
+        let (endpoint, received, welcome) = retry(&runtime, deadline, may_pass, connect).await?;
         let wrong = |what: &str| Error::Shards { reason: format!("{decider} {what}") };
         let is_ours = welcome.table == *self.shard.table() && welcome.shards == self.shard.shards();
         if welcome.shard != 0 || !is_ours {
@@ -145,7 +153,7 @@ impl<T: Transport> Server<T> {
         let Some(following) = &mut self.following else { return Ok(()) };
         following.position = Some(follow.position());
         tracing::info!(%decider, shard, version = from.version.0, goes_on = from.goes_on, "following");
-        let (address, shards, checked) = (decider.clone(), welcome.shards, now());
+        let (address, shards, checked) = (decider.clone(), welcome.shards, runtime.now());
         following.link = Some(Decided { endpoint, follow, address, shards, checked });
         Ok(())
     }
@@ -231,6 +239,7 @@ impl<T: Transport> Server<T> {
     /// Finds the gradient of this name, if it has come. Its worker announces it to the decider last: a worker that
     /// is in, and whose gradient is not here, broke the protocol.
     fn find(&mut self, session: u64, ordinal: u64, now: Instant) -> Option<GradientId> {
+        self.hear_out(session);
         let peers = self.shard.peers.iter().zip(&self.workers).zip(0..);
         let found = peers.filter_map(|((peer, state), index)| Some((peer.as_ref()?, state.as_ref()?, index)));
         let found = found.map(|(peer, state, index)| (peer.session, peer.began, state.arrived, index));
@@ -247,24 +256,32 @@ impl<T: Transport> Server<T> {
         None
     }
 
-    /// Keeps what a worker has announced that has left, until the decider lets it go as well.
+    /// Keeps the inbox of a worker that has left, until the decider lets it go as well.
     pub(super) fn keep_departed(&mut self, peer: u16, gone: Gone, state: &WorkerState) {
-        if self.following.is_none() || !gone.is_honest {
-            return;
-        }
-        let mut arrived = state.arrived;
-        while arrived < gone.published && self.believe(&gone.inbox, state.consumed, arrived).is_ok() {
-            arrived = arrived.next();
-        }
-        let Some(following) = &mut self.following else { return };
-        if state.unconsumed(arrived) == 0 {
-            return;
-        }
+        let Some(following) = self.following.as_mut().filter(|_| gone.is_honest) else { return };
         let Gone { inbox, generation, identity, session, began, .. } = gone;
         let source = GradientSource { inbox, generation, identity, session, began };
         let look = following.link.as_ref().map_or(0, |link| link.follow.next_look());
-        following.departed.push(Departed { peer, source, arrived, look });
+        let (arrived, consumed) = (state.arrived, state.consumed);
+        following.departed.push(Departed { peer, source, arrived, consumed, look });
         self.release_peers();
+    }
+
+    /// Looks again at the inbox of a worker that has left: where memory is mapped it writes on until it notices, and
+    /// announces to the decider what is here then.
+    fn hear_out(&mut self, session: u64) {
+        let departed = self.following.iter().flat_map(|following| &following.departed);
+        let Some((index, gone)) = departed.enumerate().find(|(_, gone)| gone.source.session == session)
+        else {
+            return;
+        };
+        let (inbox, mut arrived) = (&gone.source.inbox, gone.arrived);
+        while arrived < inbox.published() && self.believe(inbox, gone.consumed, arrived).is_ok() {
+            arrived = arrived.next();
+        }
+        if let Some(following) = &mut self.following {
+            following.departed[index].arrived = arrived;
+        }
     }
 
     /// Lets go of workers that have left and that the decider has never let in, or not for long.
@@ -283,14 +300,24 @@ impl<T: Transport> Server<T> {
         }
     }
 
+    /// A worker that has joined again in the same session announced nothing before: it joins so as to begin at a later
+    /// clock.
+    pub(super) fn forget_departed(&mut self, peer_index: u16) {
+        let Some(following) = &mut self.following else { return };
+        if let Some(peer) = &self.shard.peers[usize::from(peer_index)] {
+            following.departed.retain(|gone| gone.source.session != peer.session);
+            self.release_peers();
+        }
+    }
+
     /// Lets newcomers have the indices of workers that have left, once nothing of theirs is to be folded any more.
     pub(super) fn release_peers(&mut self) {
         let is_folding = |peer: u16| {
             self.work.bound && self.work.shares.iter().any(|share| share.gradient.worker.0 == peer)
         };
-        self.shard.withheld.retain(|peer| is_folding(*peer));
+        self.shard.withheld.retain(|(peer, _)| is_folding(*peer));
         let kept = self.following.iter().flat_map(|following| &following.departed);
-        self.shard.withheld.extend(kept.map(|departed| departed.peer));
+        self.shard.withheld.extend(kept.map(|departed| (departed.peer, departed.source.session)));
     }
 
     /// Returns the source of the gradients of a worker, which may have left.

@@ -2,8 +2,10 @@
 
 use super::{Server, ServerOptions, Start};
 use crate::clock::Version;
+use crate::node::Error;
 use crate::node::checkpoint::{Checkpoint, CheckpointError, CheckpointWrite, Checkpointer};
-use crate::node::{Backoff, Error, now};
+use crate::node::runtime::complete;
+use crate::node::wait::{Turn, wait};
 use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
@@ -54,11 +56,9 @@ impl<T: Transport> Server<T> {
     #[doc(hidden)]
     pub fn finish_checkpoint(&mut self, timeout: Duration) -> Result<Version, Error> {
         let newest = self.shard.frames.latest().version;
-        let deadline = now() + timeout;
-        let mut backoff = Backoff::new();
         let mut requested = false;
-        loop {
-            let at = now();
+        let runtime = self.shard.runtime.clone();
+        let written = wait(&runtime, runtime.now() + timeout, |at| {
             let progress = match self.poll(at) {
                 // The one that decides for this one may have ended before.
                 Err(Error::ServerLost { .. } | Error::Evicted { .. }) if self.follows() => true,
@@ -68,7 +68,7 @@ impl<T: Transport> Server<T> {
             // Asked first: one that ends between the two questions has then been written, or has failed.
             let idle = writer.is_idle();
             if let Some(written) = writer.written().filter(|written| *written >= newest) {
-                return Ok(written);
+                return Ok(Turn::Done(written));
             }
             // One that was under way already may be of an older version: only the end of one's own is the end.
             if idle && !std::mem::replace(&mut requested, true) {
@@ -80,13 +80,14 @@ impl<T: Transport> Server<T> {
                 };
                 return Err(writer.failure().map_or(panicked, Error::from));
             }
-            if at >= deadline {
-                let seen = Bound::version(writer.written().unwrap_or_default());
-                let (operation, needed) = ("writing a checkpoint", Bound::version(newest));
-                return Err(Error::Deadline { operation, waited: timeout, needed, seen });
-            }
-            if progress { backoff.reset() } else { backoff.wait() }
+            Ok(Turn::of(progress))
+        });
+        if let Some(written) = complete(written)? {
+            return Ok(written);
         }
+        let seen = Bound::version(self.writer()?.written().unwrap_or_default());
+        let (operation, needed) = ("writing a checkpoint", Bound::version(newest));
+        Err(Error::Deadline { operation, waited: timeout, needed, seen })
     }
 
     /// True if the server writes checkpoints.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::mem::{Access, LocalSlice, MemoryRegion};
-use crate::node::{Backoff, now, runtime};
+use crate::node::{Backoff, now};
 use crate::param::{PeerHello, PeerInbox, SlotGeometry};
 use crate::time::{Duration, Instant};
 use crate::transport::{Incoming, RegisterError, Transport};
@@ -50,7 +50,8 @@ impl<I: Incoming + 'static> Joining<I> {
     }
 
     /// Begins to prepare for a peer: memory of its own with these slots, and that together with the memory of all peers
-    /// registered for it, and for a follower, the decisions.
+    /// registered for it, and for a follower, the decisions. A simulator says when that is done: all its nodes run in
+    /// one thread, and its time stands still while they compute.
     pub(super) fn begin<T: Transport>(
         &mut self,
         transport: &Arc<T>,
@@ -58,6 +59,7 @@ impl<I: Incoming + 'static> Joining<I> {
         hello: PeerHello,
         (shared, decisions): ([LocalSlice; 2], Option<LocalSlice>),
         slots: Option<SlotGeometry>,
+        done: Option<Instant>,
     ) {
         let transport = Arc::clone(transport);
         let prepare = move || {
@@ -73,9 +75,7 @@ impl<I: Incoming + 'static> Joining<I> {
             let inbox = inbox.map_err(|error| format!("no memory for another peer: {error}"));
             PreparedPeer { incoming, hello, inbox, grants }
         };
-        // Simulated time stands still while a node computes, and all its nodes run in one thread.
-        if let Some(runtime) = runtime::installed() {
-            let done = now() + runtime.registering();
+        if let Some(done) = done {
             return self.ready.push((done, prepare()));
         }
         match std::thread::Builder::new().name("slackline-join".into()).spawn(prepare) {
@@ -90,8 +90,8 @@ impl<I: Incoming + 'static> Joining<I> {
     }
 
     /// The next peer for which everything is prepared.
-    pub(super) fn next(&mut self) -> Option<PreparedPeer<I>> {
-        if let Some(done) = self.ready.iter().position(|(done, _)| *done <= now()) {
+    pub(super) fn next(&mut self, at: Instant) -> Option<PreparedPeer<I>> {
+        if let Some(done) = self.ready.iter().position(|(done, _)| *done <= at) {
             return Some(self.ready.remove(done).1);
         }
         let until = self.is_fresh.then(|| now() + GRACE);

@@ -2,10 +2,11 @@
 
 use super::{ReadMode, WorkerOptions};
 use crate::clock::{Clock, Version};
+use crate::node::Error;
 use crate::node::link::Link;
+use crate::node::runtime::Runtime;
 use crate::node::shard::random_word;
-use crate::node::wait::{retry, sleep};
-use crate::node::{Error, now};
+use crate::node::wait::retry;
 use crate::param::{Epoch, PeerRole, PinError, WorkerProgress};
 use crate::scheme::{AnyScheme, Bound, Needs, SchemeConfigError};
 use crate::table::Table;
@@ -29,7 +30,7 @@ pub(super) struct Who<'a> {
 
 /// The scheme that a worker keeps: the one that its options name, or else the servers'. Each server refuses a worker of
 /// another scheme than its own, so it is enough to ask one of them.
-pub(super) fn scheme<T: Transport>(
+pub(super) async fn scheme<T: Transport>(
     transport: &T,
     servers: &[Address],
     options: &WorkerOptions,
@@ -40,10 +41,11 @@ pub(super) fn scheme<T: Transport>(
         return Ok(scheme.clone());
     }
     let address = servers.first().ok_or_else(no_server)?;
-    let deadline = now() + timeout;
+    let runtime = Runtime::of(transport);
+    let deadline = runtime.now() + timeout;
     let may_pass = |error: &Error| options.waits_for_server && error.is_no_listener();
-    let ask = || Link::<T::Endpoint>::ask(transport, address, deadline - now());
-    let text = retry(deadline, may_pass, ask)?.scheme.ok_or_else(|| {
+    let ask = async || Link::<T::Endpoint>::ask(transport, address, deadline - runtime.now()).await;
+    let text = retry(&runtime, deadline, may_pass, ask).await?.scheme.ok_or_else(|| {
         let reason = format!("{address} is a publisher, which takes readers and no workers");
         Error::Shards { reason }
     })?;
@@ -69,6 +71,7 @@ const MARGIN_MAX: u64 = 1 << 20;
 
 struct Joining<'a, T> {
     transport: &'a T,
+    runtime: Runtime,
     role: PeerRole,
     wants_push: bool,
     deadline: Instant,
@@ -77,7 +80,7 @@ struct Joining<'a, T> {
 
 /// Connects to all shards and returns the connections in their order. A worker that comes back keeps trying until
 /// `timeout` has passed: a server may be on its way, too.
-pub(super) fn join<T: Transport>(
+pub(super) async fn join<T: Transport>(
     transport: &T,
     servers: &[Address],
     Who { options, scheme, identity }: Who<'_>,
@@ -87,21 +90,25 @@ pub(super) fn join<T: Transport>(
     let session = random_word();
     let role = PeerRole::Worker { encoding: options.encoding, scheme: scheme.to_string(), identity, session };
     let Needs { pushes: wants_push, staleness, counts_versions, .. } = scheme.needs();
-    let joining = Joining { transport, role, wants_push, deadline: now() + timeout, timeout };
+    let runtime = Runtime::of(transport);
+    let deadline = runtime.now() + timeout;
+    let joining = Joining { transport, runtime, role, wants_push, deadline, timeout };
     let may_pass_first =
         |error: &Error| error.is_refused_for_now() || (options.waits_for_server && error.is_no_listener());
     let mut links = Vec::with_capacity(servers.len());
     for address in servers {
         links.push(match &reached {
-            None => joining.retry(may_pass_first, || joining.connect(address, None))?,
-            Some(reached) => joining.retry(may_pass, || joining.connect_again(address, reached))?,
+            None => joining.retry(may_pass_first, async || joining.connect(address, None).await).await?,
+            Some(reached) => {
+                joining.retry(may_pass, async || joining.connect_again(address, reached).await).await?
+            }
         });
     }
     links.sort_by_key(|link| link.welcome.shard);
     check_shards(&links)?;
     // Where one server decides, its clock is that of all, and the others hear of it a little later.
     if staleness.is_some() || counts_versions {
-        joining.meet(&mut links, staleness.unwrap_or(0))?;
+        joining.meet(&mut links, staleness.unwrap_or(0)).await?;
     }
     Ok(links)
 }
@@ -119,27 +126,36 @@ fn may_pass(error: &Error) -> bool {
 
 impl<T: Transport> Joining<'_, T> {
     fn left(&self) -> Duration {
-        self.deadline - now()
+        self.deadline - self.runtime.now()
     }
 
-    fn connect(&self, address: &Address, resume: Option<WorkerProgress>) -> Result<Link<T::Endpoint>, Error> {
-        Link::connect(self.transport, address, (self.role.clone(), self.wants_push), resume, self.left())
+    async fn connect(
+        &self,
+        address: &Address,
+        resume: Option<WorkerProgress>,
+    ) -> Result<Link<T::Endpoint>, Error> {
+        let role = (self.role.clone(), self.wants_push);
+        Link::connect(self.transport, address, role, resume, self.left()).await
     }
 
     /// Asks first which shard it is, for each is told of its own versions.
-    fn connect_again(&self, address: &Address, reached: &Reached<'_>) -> Result<Link<T::Endpoint>, Error> {
-        let welcome = Link::<T::Endpoint>::ask(self.transport, address, self.left())?;
+    async fn connect_again(
+        &self,
+        address: &Address,
+        reached: &Reached<'_>,
+    ) -> Result<Link<T::Endpoint>, Error> {
+        let welcome = Link::<T::Endpoint>::ask(self.transport, address, self.left()).await?;
         let seen = reached.shards.get(usize::from(welcome.shard));
         let (epoch, version) = seen.copied().unwrap_or((welcome.epoch, Version(0)));
-        self.connect(address, Some(WorkerProgress { clock: reached.clock, epoch, version }))
+        self.connect(address, Some(WorkerProgress { clock: reached.clock, epoch, version })).await
     }
 
-    fn retry<R>(
+    async fn retry<R>(
         &self,
         may_pass: impl Fn(&Error) -> bool,
-        connect: impl Fn() -> Result<R, Error>,
+        connect: impl AsyncFn() -> Result<R, Error>,
     ) -> Result<R, Error> {
-        retry(self.deadline, may_pass, connect)
+        retry(&self.runtime, self.deadline, may_pass, connect).await
     }
 
     /// Brings all shards to one clock, which is that of the next gradient for all of them.
@@ -150,7 +166,7 @@ impl<T: Transport> Joining<'_, T> {
     /// then waits for the others and they do not wait for it. A shard that has moved past what was asked meanwhile
     /// makes it ask for more, and more each time: the shards that it is in hold the others within its bound, so
     /// that a large enough step is past all that they can do while it is on its way.
-    fn meet(&self, links: &mut Vec<Link<T::Endpoint>>, staleness: u64) -> Result<(), Error> {
+    async fn meet(&self, links: &mut Vec<Link<T::Endpoint>>, staleness: u64) -> Result<(), Error> {
         let mut margin = 0;
         loop {
             let latest = clock(links);
@@ -176,10 +192,11 @@ impl<T: Transport> Joining<'_, T> {
                 let clock = links[index].welcome.clock;
                 tracing::info!(%address, clock = clock.0, to = target.0, "joining again: the shards differ");
                 drop(links.remove(index));
-                sleep(LEAVING.min(self.left()));
+                self.runtime.sleep(LEAVING.min(self.left())).await;
                 // Its versions were told of already, if there was anything to tell.
                 let resume = WorkerProgress { clock: target, epoch, version: Version(0) };
-                links.insert(index, self.retry(may_pass, || self.connect(&address, Some(resume)))?);
+                let connect = async || self.connect(&address, Some(resume)).await;
+                links.insert(index, self.retry(may_pass, connect).await?);
             }
             margin = (2 * margin).max(staleness.saturating_add(1)).min(MARGIN_MAX);
         }

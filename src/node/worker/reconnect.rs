@@ -2,8 +2,8 @@
 
 use super::join::{self, Reached, Who};
 use super::{Part, Phase, Worker};
-use crate::node::wait::sleep;
-use crate::node::{Error, now};
+use crate::node::Error;
+use crate::node::runtime::complete;
 use crate::scheme::WorkerEvent;
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
@@ -19,12 +19,20 @@ impl<T: Transport> Worker<T> {
     ///
     /// After an error there are no connections: every call says so until a `reconnect` succeeds.
     pub fn reconnect(&mut self, servers: &[Address], timeout: Duration) -> Result<(), Error> {
-        let deadline = now() + timeout;
+        complete(self.reconnect_async(servers, timeout))
+    }
+
+    pub(crate) async fn reconnect_async(
+        &mut self,
+        servers: &[Address],
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        let deadline = self.runtime.now() + timeout;
         if !self.parts.is_empty() {
             self.reached = self.parts.iter_mut().map(Part::reached).collect();
             // Before anything can fail, so that the servers need not wait for the lease.
             self.parts.clear();
-            sleep(join::LEAVING.min(timeout));
+            self.runtime.sleep(join::LEAVING.min(timeout)).await;
         }
         self.phase = Phase::Apart;
         self.computing_since = None;
@@ -34,8 +42,9 @@ impl<T: Transport> Worker<T> {
             servers,
             Who { options: &self.options, scheme: &self.kind, identity: self.identity },
             Some(reached),
-            deadline - now(),
-        )?;
+            deadline - self.runtime.now(),
+        )
+        .await?;
         if join::check_shards(&links)? != self.table {
             let reason = "it is another table than this worker's".into();
             return Err(Error::Shards { reason });
@@ -47,7 +56,7 @@ impl<T: Transport> Worker<T> {
         self.parts = Part::of(links, &self.options, &self.needs);
         super::ask_included(&mut self.parts, &self.options)?;
         self.scheme = self.kind.worker();
-        self.scheme.handle_event(now(), WorkerEvent::Joined { clock: self.clock });
+        self.scheme.handle_event(self.runtime.now(), WorkerEvent::Joined { clock: self.clock });
         self.phase = Phase::Deciding;
         self.members = 0;
         self.counted = false;

@@ -2,7 +2,8 @@
 
 use super::{Part, Phase, Sources, View, Worker};
 use crate::mem::{LocalSlice, VolatileSlice};
-use crate::node::{Error, now};
+use crate::node::Error;
+use crate::node::runtime::complete;
 use crate::param::{GradientSource, PinError};
 use crate::scheme::WorkerEvent;
 use crate::table::ElementType;
@@ -99,8 +100,12 @@ impl<'a, T: Transport> Step<'a, T> {
     /// every server has the gradient whole. After an [`Error::Deadline`] it is still on its way, and the next
     /// [`Worker::step`] finishes it.
     pub fn publish(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
+        complete(self.publish_async(loss, timeout))
+    }
+
+    pub(crate) async fn publish_async(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
         self.worker.start_memory(loss)?;
-        self.worker.finish_publish(timeout)
+        self.worker.finish_publish(timeout).await
     }
 
     /// Begins to publish the gradient. Poll the worker until [`Worker::is_publishing`] is false, or begin the next
@@ -131,7 +136,7 @@ impl<'a, T: Transport> Step<'a, T> {
     pub fn publish_slots(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
         let sources = self.worker.parts.iter().map(|_| GradientSource::Slot).collect();
         self.worker.start_sources(sources, loss)?;
-        self.worker.finish_publish(timeout)
+        complete(self.worker.finish_publish(timeout))
     }
 
     /// Returns true if a server has asked that this worker abandon the step: its parameters are older than that server
@@ -221,7 +226,7 @@ impl<T: Transport> Worker<T> {
         }
         let is_reserved =
             |part: &Part<T>| part.link.publish.as_ref().is_some_and(|publish| publish.reserved().is_some());
-        self.wait(timeout, "waiting for a free slot", |worker| worker.parts.iter().all(is_reserved))
+        complete(self.wait(timeout, "waiting for a free slot", |worker| worker.parts.iter().all(is_reserved)))
     }
 
     /// Does nothing once the gradient is on its way.
@@ -229,7 +234,7 @@ impl<T: Transport> Worker<T> {
         if self.phase != Phase::Computing {
             return Ok(());
         }
-        let now = now();
+        let now = self.runtime.now();
         if let Some(since) = self.computing_since.take() {
             self.statistics.compute += now - since;
         }

@@ -8,8 +8,8 @@ use super::cause::Causes;
 use super::plan::Plan;
 use super::random::EventHash;
 use super::values::{BITS, GRADIENTS_MAX, INCARNATION_LANE, LANES, bytes_of, gradients_between, lanes};
-use crate::clock::Clock;
-use crate::node::runtime::PublishedVersion;
+use crate::clock::{Clock, Version};
+use crate::mem::VolatileSlice;
 use crate::node::{Error, ServerStatus, View};
 use crate::scheme::{AnyScheme, GradientId, Needs, SchemeConfig, Share, Strength};
 use crate::time::{Duration, Instant};
@@ -19,6 +19,16 @@ const SLACK: Duration = Duration::from_millis(10);
 
 /// The time beyond its lease for which a dead worker may still be among a server's.
 const EVICTION_SLACK: Duration = Duration::from_millis(80);
+
+/// A version that a server has just made.
+pub(super) struct PublishedVersion<'a> {
+    pub(super) epoch: u64,
+    pub(super) version: Version,
+    pub(super) smallest_clock: Clock,
+    /// The gradients that were folded into it, with their weights.
+    pub(super) shares: &'a [Share],
+    pub(super) payload: VolatileSlice<'a>,
+}
 
 /// One incarnation of a server.
 struct Incarnation {

@@ -1,7 +1,7 @@
 //! The real nodes over a simulated network that is as hostile as the transport contract permits, under virtual time.
 //!
-//! Servers, workers and readers run their ordinary blocking code, each as a coroutine; what stands in for the
-//! clock, for waiting and for heartbeats lets virtual time pass. A seed decides everything: the job, how long
+//! Servers, workers and readers run the code that they run in a process: the futures that their blocking calls wait for.
+//! Wherever a node waits, its future is suspended and virtual time passes. A seed decides everything: the job, how long
 //! anything takes and in what order, what breaks and when. A judge that sees everything from outside holds every run
 //! against the promises, and after the last fault all nodes must get to the end.
 //!
@@ -12,12 +12,12 @@
 //! assert_eq!(report.trace_hash, again.trace_hash);
 //! # Ok::<(), fabric::FabricFailure>(())
 //! ```
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod cause;
 mod class;
-mod coroutine;
 mod flow;
+mod ground;
 mod judge;
 mod lies;
 mod meet;

@@ -164,6 +164,8 @@ pub(super) struct NetHost {
     wake_at: u64,
     /// It looks around while it stands back: whatever comes may wake it earlier.
     looks: bool,
+    /// It is at work until then, and nothing wakes it from that.
+    busy_until: u64,
 }
 
 /// A word that is set from outside its owner's thread.
@@ -259,6 +261,7 @@ impl Net {
             token: 0,
             wake_at: u64::MAX,
             looks: false,
+            busy_until: 0,
         });
         self.hosts.len() - 1
     }
@@ -354,12 +357,18 @@ impl Net {
 
     /// Lets a host run again once `nanos` have passed; `looks` if what comes meanwhile may wake it earlier.
     pub(super) fn sleep(&mut self, host: HostId, nanos: u64, looks: bool) {
-        let at = self.now.saturating_add(nanos);
+        let at = self.now.saturating_add(nanos).max(self.hosts[host].busy_until);
         let sleeper = &mut self.hosts[host];
         sleeper.token += 1;
         (sleeper.wake_at, sleeper.looks) = (at, looks);
         let token = sleeper.token;
         self.schedule(at, NetEvent::Wake { host, token });
+    }
+
+    /// Has a host do nothing else for so long, once it sleeps.
+    pub(super) fn keep_busy(&mut self, host: HostId, nanos: u64) {
+        let busy = &mut self.hosts[host].busy_until;
+        *busy = (*busy).max(self.now).saturating_add(nanos);
     }
 
     /// Something has come for a host: it may see it soon.

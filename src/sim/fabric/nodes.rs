@@ -1,20 +1,22 @@
-//! The programs of the nodes of a run: their ordinary blocking calls, again and again, whatever comes.
+//! The programs of the nodes of a run: the futures of their ordinary calls, again and again, whatever comes.
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use super::judge::{Base, FabricJudge};
+use super::judge::{Base, FabricJudge, PublishedVersion};
 use super::net::{HostId, SharedNet, lock};
 use super::plan::Plan;
 use super::transport::SimTransport;
 use super::values;
+use crate::clock::Version;
+use crate::node::runtime::Runtime;
 use crate::node::{
     Error, LinkStatus, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions,
-    ShardOptions, Worker, WorkerOptions, now,
+    ShardOptions, Worker, WorkerOptions,
 };
 use crate::table::{ElementType, Table};
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 use crate::transport::Address;
 
 /// One incarnation of a node, as its program sees the world.
@@ -25,8 +27,7 @@ pub(super) struct Incarnation {
     pub(super) net: SharedNet,
     pub(super) node: usize,
     pub(super) host: HostId,
-    /// Lets time pass.
-    pub(super) sleep: Rc<dyn Fn(Duration)>,
+    pub(super) runtime: Runtime,
 }
 
 /// Returns the address at which the server of a shard listens, in all its incarnations.
@@ -36,15 +37,15 @@ fn address(shard: usize) -> Address {
 
 impl Incarnation {
     /// Runs the node's program until its end.
-    pub(super) fn run(self) {
+    pub(super) async fn run(self) {
         let first_reader = self.plan.servers + self.plan.workers;
         let ended = if self.node < self.plan.servers {
-            if self.plan.publishes() { self.publish() } else { self.serve() }
+            if self.plan.publishes() { self.publish().await } else { self.serve().await }
         } else if self.node < first_reader {
-            self.work();
+            self.work().await;
             Ok(())
         } else {
-            self.read(self.node - first_reader);
+            self.read(self.node - first_reader).await;
             Ok(())
         };
         if let Err(error) = ended {
@@ -69,35 +70,39 @@ impl Incarnation {
         Duration::from_millis(lock(&self.net).random.pick(&[2, 20, 200, 2_000]))
     }
 
-    fn pause(&self, least: u64, most: u64) {
-        (self.sleep)(Duration::from_nanos(self.draw(least, most)));
+    async fn pause(&self, least: u64, most: u64) {
+        self.runtime.sleep(Duration::from_nanos(self.draw(least, most))).await;
+    }
+
+    fn now(&self) -> Instant {
+        lock(&self.net).at()
     }
 
     /// Makes a call and has it judged.
-    fn call<R>(
+    async fn call<R>(
         &self,
         name: &str,
         timeout: Duration,
-        call: impl FnOnce() -> Result<R, Error>,
+        call: impl Future<Output = Result<R, Error>>,
     ) -> Result<R, Error> {
-        let from = now();
-        let result = call();
+        let from = self.now();
+        let result = call.await;
         let mut judge = self.judge.borrow_mut();
-        judge.returned(self.node, name, from, now(), timeout);
+        judge.returned(self.node, name, from, self.now(), timeout);
         if let Err(error) = &result {
             judge.erred(self.node, name, error, from);
         }
         result
     }
 
-    fn serve(&self) -> Result<(), Error> {
+    async fn serve(&self) -> Result<(), Error> {
         // A server that follows the decisions of another begins again with it.
-        while self.serve_once()? {}
+        while self.serve_once().await? {}
         Ok(())
     }
 
     /// Runs one incarnation of a server. True if it is to begin again, since the one that decides for it has.
-    fn serve_once(&self) -> Result<bool, Error> {
+    async fn serve_once(&self) -> Result<bool, Error> {
         let plan = &self.plan;
         let table = Table::flat(plan.elements, ElementType::F32)?;
         let range = table.shards(plan.servers)?[self.node].clone();
@@ -110,15 +115,18 @@ impl Incarnation {
         };
         let mut server = Server::new(self.transport(), &address(self.node), table, &initial, options)?;
         self.judge.borrow_mut().born(self.node, server.epoch(), &initial);
+        let seen = Cell::new(server.status().version);
         let is_done = |server: &Server<SimTransport>| {
+            self.observe(server, &seen);
             self.judge.borrow_mut().members(server.status().workers);
             self.is_over() && self.workers_alive() == 0
         };
         loop {
             if !server.is_following() {
-                match server.follow(&address(0), Duration::from_millis(20)) {
+                match server.follow_async(&address(0), Duration::from_millis(20)).await {
                     Ok(()) => {
                         let version = server.status().version;
+                        seen.set(version);
                         self.judge.borrow_mut().follows(server.epoch(), server.decider(), version.0);
                     }
                     Err(Error::AnotherIncarnation { .. }) => {
@@ -129,14 +137,25 @@ impl Incarnation {
                     Err(error) => return Err(error),
                 }
             }
-            match server.drive(is_done, Duration::from_millis(10)) {
+            match server.drive_async(is_done, Duration::from_millis(10)).await {
                 Ok(true) => return Ok(false),
                 Ok(false) => {}
                 Err(Error::ServerLost { .. } | Error::Evicted { .. }) if server.follows() => {}
                 Err(error) => return Err(error),
             }
             let alive = self.workers_alive();
-            self.judge.borrow_mut().status(&server.status(), now(), alive);
+            self.judge.borrow_mut().status(&server.status(), self.now(), alive);
+        }
+    }
+
+    /// Has the judge look at the work of the last poll of a server, which had made the versions up to `seen` before.
+    fn observe(&self, server: &Server<SimTransport>, seen: &Cell<Version>) {
+        let (mut judge, epoch) = (self.judge.borrow_mut(), server.epoch());
+        server.dropped().iter().for_each(|gradient| judge.dropped(epoch, *gradient));
+        let (version, smallest_clock, shares, payload) = server.newest();
+        if version > seen.replace(version) {
+            let payload = payload.as_volatile();
+            judge.published(&PublishedVersion { epoch, version, smallest_clock, shares, payload });
         }
     }
 
@@ -152,7 +171,7 @@ impl Incarnation {
     }
 
     /// Publishes versions, each of one value throughout, line by line.
-    fn publish(&self) -> Result<(), Error> {
+    async fn publish(&self) -> Result<(), Error> {
         const PATIENCE: Duration = Duration::from_secs(1);
         let table = Table::flat(self.plan.elements, ElementType::F32)?;
         let bytes = table.bytes() as usize;
@@ -164,19 +183,19 @@ impl Incarnation {
             let value = (1000 * self.host as u64 + version) as f32;
             let words: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), bytes / 4).flatten().collect();
             self.judge.borrow_mut().publishes(publisher.epoch(), words.clone(), version == last);
-            publisher.publish_with(PATIENCE, |memory| {
-                for (at, line) in (0..).step_by(64).zip(words.chunks(64)) {
-                    memory.subslice(at, line.len()).write(line);
-                    if self.draw(0, 3) == 0 {
-                        self.pause(100, self.plan.distribution.latency.1);
-                    }
+            let memory = publisher.publish_begin_async(PATIENCE).await?;
+            for (at, line) in (0..).step_by(64).zip(words.chunks(64)) {
+                memory.subslice(at, line.len()).write(line);
+                if self.draw(0, 3) == 0 {
+                    self.pause(100, self.plan.distribution.latency.1).await;
                 }
-            })?;
+            }
+            publisher.publish_commit()?;
             self.judge.borrow_mut().has_published(publisher.epoch());
             let rest = Duration::from_nanos(self.draw(self.plan.compute.0, self.plan.compute.1));
-            publisher.drive(|_| false, rest)?;
+            publisher.drive_async(|_| false, rest).await?;
         }
-        while !publisher.drive(|_| self.is_over(), Duration::from_millis(10))? {}
+        while !publisher.drive_async(|_| self.is_over(), Duration::from_millis(10)).await? {}
         Ok(())
     }
 
@@ -186,7 +205,7 @@ impl Incarnation {
         net.hosts.iter().filter(|host| host.is_alive && workers.contains(&host.node)).count()
     }
 
-    fn work(&self) {
+    async fn work(&self) {
         let index = self.node - self.plan.servers;
         let servers: Vec<_> = (0..self.plan.servers).map(address).collect();
         let options = WorkerOptions {
@@ -196,16 +215,16 @@ impl Incarnation {
         };
         while !self.is_over() {
             let timeout = self.timeout();
-            self.judge.borrow_mut().unrest(now());
-            let connect = || Worker::connect(self.transport(), &servers, options.clone(), timeout);
-            let Ok(mut worker) = self.call("connect", timeout, connect) else {
-                self.pause(10_000, 5_000_000);
+            self.judge.borrow_mut().unrest(self.now());
+            let connect = Worker::connect_async(self.transport(), &servers, options.clone(), timeout);
+            let Ok(mut worker) = self.call("connect", timeout, connect).await else {
+                self.pause(10_000, 5_000_000).await;
                 continue;
             };
             self.joined(index, &worker);
-            self.session(index, &mut worker, &servers);
+            self.session(index, &mut worker, &servers).await;
             drop(worker);
-            self.judge.borrow_mut().unrest(now());
+            self.judge.borrow_mut().unrest(self.now());
         }
     }
 
@@ -214,15 +233,16 @@ impl Incarnation {
     }
 
     /// Works until the job is over or the worker is to begin again.
-    fn session(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) {
+    async fn session(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) {
         let mut published = None;
         while !self.is_over() {
             let timeout = self.timeout();
-            let began = self.call("step", timeout, || Ok(worker.step(timeout)?.suspend()));
+            let step = async { Ok(worker.step_async(timeout).await?.suspend()) };
+            let began = self.call("step", timeout, step).await;
             let view = match began {
                 Ok(view) => view,
                 Err(Error::Deadline { .. }) => continue,
-                Err(_) if self.come_back(index, worker, servers) => {
+                Err(_) if self.come_back(index, worker, servers).await => {
                     published = None;
                     continue;
                 }
@@ -236,10 +256,10 @@ impl Incarnation {
             }
             let bases = self.look_at(index, worker, &view);
             let is_done = self.judge.borrow().is_there(&view);
-            match self.compute(index, worker, is_done) {
+            match self.compute(index, worker, is_done).await {
                 Ok(true) => {}
                 Ok(false) => continue,
-                Err(_) if self.come_back(index, worker, servers) => continue,
+                Err(_) if self.come_back(index, worker, servers).await => continue,
                 Err(_) => return,
             }
             let Some(number) = self.judge.borrow_mut().computed(index, view.clock.0, bases) else {
@@ -265,21 +285,22 @@ impl Incarnation {
             // It falls about as fast as gradients of this size promise, so that the schemes that learn from it
             // choose.
             let loss = 1e12 / (1.0 + view.clock.0 as f32);
-            match self.call("publish", timeout, || worker.resume()?.publish(Some(loss), timeout)) {
+            let publish = async { worker.resume()?.publish_async(Some(loss), timeout).await };
+            match self.call("publish", timeout, publish).await {
                 Ok(()) => {
                     published = None;
                     self.judge.borrow_mut().announced(index, number);
                 }
                 Err(Error::Deadline { .. }) => {}
-                Err(_) if self.come_back(index, worker, servers) => published = None,
+                Err(_) if self.come_back(index, worker, servers).await => published = None,
                 Err(_) => return,
             }
             if self.draw(0, 9) == 0 {
                 let timeout = self.timeout();
-                match self.call("flush", timeout, || worker.flush(timeout)) {
+                match self.call("flush", timeout, worker.flush_async(timeout)).await {
                     Ok(()) if published.is_none() => self.judge.borrow_mut().flushed(index),
                     Ok(()) | Err(Error::Deadline { .. }) => {}
-                    Err(_) if self.come_back(index, worker, servers) => published = None,
+                    Err(_) if self.come_back(index, worker, servers).await => published = None,
                     Err(_) => return,
                 }
             }
@@ -287,7 +308,12 @@ impl Incarnation {
     }
 
     /// Lets the time pass that a gradient takes. False if a server had it abandoned.
-    fn compute(&self, index: usize, worker: &mut Worker<SimTransport>, is_done: bool) -> Result<bool, Error> {
+    async fn compute(
+        &self,
+        index: usize,
+        worker: &mut Worker<SimTransport>,
+        is_done: bool,
+    ) -> Result<bool, Error> {
         const PARTS: u64 = 4;
         let (mut least, mut most) = self.plan.compute;
         if self.plan.slow == Some(index) {
@@ -299,14 +325,14 @@ impl Incarnation {
         }
         // Now and then a worker does not ask.
         if !self.plan.scheme.needs().interrupts || self.draw(0, 4) == 0 {
-            self.pause(least, most);
+            self.pause(least, most).await;
             return Ok(true);
         }
         let mut step = worker.resume()?;
         for _ in 0..PARTS {
-            self.pause(least / PARTS, most / PARTS);
-            if self.call("should_stop", Duration::ZERO, || step.should_stop())? {
-                self.call("abandon", Duration::ZERO, || step.abandon())?;
+            self.pause(least / PARTS, most / PARTS).await;
+            if self.call("should_stop", Duration::ZERO, async { step.should_stop() }).await? {
+                self.call("abandon", Duration::ZERO, async { step.abandon() }).await?;
                 self.judge.borrow_mut().abandoned(index);
                 return Ok(false);
             }
@@ -346,37 +372,38 @@ impl Incarnation {
     }
 
     /// Connects again with the same worker; false if it is to begin with a new one.
-    fn come_back(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) -> bool {
+    async fn come_back(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) -> bool {
         for _ in 0..self.draw(0, 5) {
             if self.is_over() {
                 return false;
             }
             let timeout = self.timeout();
-            self.judge.borrow_mut().unrest(now());
-            if self.call("reconnect", timeout, || worker.reconnect(servers, timeout)).is_ok() {
+            self.judge.borrow_mut().unrest(self.now());
+            let reconnect = worker.reconnect_async(servers, timeout);
+            if self.call("reconnect", timeout, reconnect).await.is_ok() {
                 self.joined(index, worker);
-                self.judge.borrow_mut().unrest(now());
+                self.judge.borrow_mut().unrest(self.now());
                 return true;
             }
-            self.pause(10_000, 3_000_000);
+            self.pause(10_000, 3_000_000).await;
         }
         false
     }
 
-    fn read(&self, index: usize) {
+    async fn read(&self, index: usize) {
         while !self.is_over() {
             let timeout = self.timeout();
-            let connect =
-                || Reader::connect(self.transport(), &address(0), ReaderOptions::default(), timeout);
-            let Ok(mut reader) = self.call("connect", timeout, connect) else {
-                self.pause(10_000, 5_000_000);
+            let (address, options) = (address(0), ReaderOptions::default());
+            let connect = Reader::connect_async(self.transport(), &address, options, timeout);
+            let Ok(mut reader) = self.call("connect", timeout, connect).await else {
+                self.pause(10_000, 5_000_000).await;
                 continue;
             };
             while !self.is_over() {
-                self.pause(1_000, 3_000_000);
+                self.pause(1_000, 3_000_000).await;
                 let (timeout, may_lag) = (self.timeout(), self.draw(0, 3));
                 let least = self.judge.borrow().newest(reader.epoch()).saturating_sub(may_lag);
-                match self.call("refresh", timeout, || reader.refresh(may_lag, timeout)) {
+                match self.call("refresh", timeout, reader.refresh_async(may_lag, timeout)).await {
                     Ok(fresh) => match reader.bytes() {
                         Ok(bytes) => {
                             self.judge.borrow_mut().read(

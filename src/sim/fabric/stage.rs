@@ -1,22 +1,22 @@
 //! The stage: runs the nodes by turns as the network's time passes, and breaks what the plan says.
 #![forbid(unsafe_code)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 
-use super::coroutine::{self, Program};
 use super::judge::FabricJudge;
 use super::net::{HostId, Net, NetEvent, Outside, SharedNet, lock};
 use super::nodes::Incarnation;
 use super::plan::{Plan, PlannedFault};
 use super::random::EventHash;
-use crate::node::runtime::{PublishedVersion, Runtime, Stay};
-use crate::scheme::{AnyScheme, GradientId};
+use super::transport::SimTransport;
+use crate::node::runtime::Runtime;
+use crate::scheme::AnyScheme;
 use crate::time::{Duration, Instant};
-use crate::transport::HeartbeatWord;
 
 /// The results of a run.
 pub(super) struct RunOutcome {
@@ -31,101 +31,29 @@ pub(super) struct RunOutcome {
 /// More events than any run that ends has: thousands are usual.
 const EVENTS_MAX: u64 = 20_000_000;
 
-/// A node that finds nothing to do looks again after this long at first, and after twice as long each time.
-const PAUSE_MIN: u64 = 4_000;
-const PAUSE_DOUBLINGS: u32 = 10;
-
-/// A node that has found nothing to do for so many turns is no longer woken by whatever comes.
-const PATIENT_TURNS: u32 = 14;
-
-/// The runtime of the nodes, instead of clock, processor and threads.
-struct Ground {
-    net: SharedNet,
-    judge: Rc<RefCell<FabricJudge>>,
-    running: Rc<Cell<HostId>>,
-}
-
-impl Runtime for Ground {
-    fn now(&self) -> Instant {
-        lock(&self.net).at()
-    }
-
-    fn stand_back(&self, turns: u32) {
-        {
-            let mut net = lock(&self.net);
-            let most = PAUSE_MIN << turns.min(PAUSE_DOUBLINGS);
-            let pause = net.random.between(PAUSE_MIN / 4, most);
-            net.sleep(self.running.get(), pause, turns < PATIENT_TURNS);
-        }
-        coroutine::suspend();
-    }
-
-    fn breathe(&self) {
-        {
-            let mut net = lock(&self.net);
-            let breathers = net.distribution.breathers;
-            if !net.random.permille(breathers) {
-                return;
-            }
-            let most = net.distribution.latency.1;
-            let nanos = net.random.between(100, most);
-            net.sleep(self.running.get(), nanos, false);
-        }
-        coroutine::suspend();
-    }
-
-    fn sleep(&self, pause: Duration) {
-        let nanos = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
-        lock(&self.net).sleep(self.running.get(), nanos, false);
-        coroutine::suspend();
-    }
-
-    fn registering(&self) -> Duration {
-        Duration::from_nanos(lock(&self.net).registers_for())
-    }
-
-    fn beat(&self, heartbeat_word: Box<dyn HeartbeatWord>, interval: Duration, stop: Arc<AtomicBool>) {
-        lock(&self.net).add_heart(self.running.get(), heartbeat_word, interval, stop);
-    }
-
-    fn published(&self, published: &PublishedVersion<'_>) {
-        self.judge.borrow_mut().published(published);
-    }
-
-    fn dropped(&self, epoch: u64, gradient: GradientId) {
-        self.judge.borrow_mut().dropped(epoch, gradient);
-    }
-}
-
 struct Stage {
     plan: Rc<Plan>,
     net: SharedNet,
     judge: Rc<RefCell<FabricJudge>>,
-    running: Rc<Cell<HostId>>,
-    sleep: Rc<dyn Fn(Duration)>,
     /// The programs of all hosts: one for each incarnation.
     programs: Vec<Option<Program>>,
 }
+
+/// The program of one host, which runs until it lets time pass whenever it is polled.
+type Program = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Plays one run to its end, held to what `promised` promises.
 pub(super) fn play(seed: u64, plan: Plan, promised: AnyScheme) -> Result<RunOutcome, String> {
     let net = Arc::new(Mutex::new(Net::new(seed, plan.distribution.clone(), false)));
     let plan = Rc::new(plan);
     let judge = Rc::new(RefCell::new(FabricJudge::new(&plan, promised)));
-    let running = Rc::new(Cell::new(0));
-    let ground = || Ground { net: Arc::clone(&net), judge: Rc::clone(&judge), running: Rc::clone(&running) };
-    let sleeper = ground();
     let mut stage = Stage {
         plan: Rc::clone(&plan),
         net: Arc::clone(&net),
         judge: Rc::clone(&judge),
-        running: Rc::clone(&running),
-        sleep: Rc::new(move |pause| sleeper.sleep(pause)),
         programs: Vec::new(),
     };
-    let _stay = Stay::new(Rc::new(ground()));
     let played = catch_unwind(AssertUnwindSafe(|| stage.play()));
-    // Programs that still run are ended before the runtime is.
     let laggards = judge.borrow().laggards();
     stage.programs.clear();
     let net = lock(&net);
@@ -212,21 +140,14 @@ impl Stage {
             net: Arc::clone(&self.net),
             node,
             host,
-            sleep: Rc::clone(&self.sleep),
+            runtime: Runtime::of(&SimTransport::of(&self.net, host)),
         };
-        match Program::new(move || incarnation.run()) {
-            Ok(program) => self.programs.push(Some(program)),
-            Err(error) => {
-                self.programs.push(None);
-                self.judge.borrow_mut().fail(format!("no stack for a node: {error}"));
-            }
-        }
+        self.programs.push(Some(Box::pin(incarnation.run())));
     }
 
     fn resume(&mut self, host: HostId) {
-        self.running.set(host);
         let Some(program) = &mut self.programs[host] else { return };
-        if program.resume() {
+        if program.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             self.programs[host] = None;
             let mut net = lock(&self.net);
             // It has closed what it had.

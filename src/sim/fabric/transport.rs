@@ -4,14 +4,14 @@
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use super::coroutine;
+use super::ground::Ground;
 use super::net::{HostId, Net, NetRules, SharedNet, lock};
 use crate::mem::{Access, HostMemory, LocalKey, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::Instant;
 use crate::transport::{
     Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, HeartbeatWord,
-    Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, WorkCompletion,
-    WorkRequest,
+    Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Simulator, Transport,
+    WorkCompletion, WorkRequest,
 };
 
 const NAME: &str = "sim";
@@ -23,6 +23,8 @@ const NAME: &str = "sim";
 pub struct SimTransport {
     net: SharedNet,
     host: HostId,
+    /// Time passes as the fabric says, and not whenever the node looks.
+    is_staged: bool,
 }
 
 impl SimTransport {
@@ -31,11 +33,11 @@ impl SimTransport {
     pub fn new(seed: u64) -> SimTransport {
         let mut net = Net::new(seed, NetRules::plain(), true);
         let host = net.add_host(0);
-        SimTransport { net: Arc::new(Mutex::new(net)), host }
+        SimTransport { net: Arc::new(Mutex::new(net)), host, is_staged: false }
     }
 
     pub(super) fn of(net: &SharedNet, host: HostId) -> SimTransport {
-        SimTransport { net: Arc::clone(net), host }
+        SimTransport { net: Arc::clone(net), host, is_staged: true }
     }
 }
 
@@ -75,6 +77,10 @@ impl Transport for SimTransport {
         takes("listen", address)?;
         let acceptor = lock(&self.net).open_acceptor(address, self.host)?;
         Ok(SimListener { net: Arc::clone(&self.net), acceptor, address: address.clone() })
+    }
+
+    fn simulator(&self) -> Option<Arc<dyn Simulator>> {
+        self.is_staged.then(|| Arc::new(Ground::new(&self.net, self.host)) as Arc<dyn Simulator>)
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<SimConnecting, ConnectError> {
@@ -148,16 +154,12 @@ pub struct SimIncoming {
 impl SimIncoming {
     /// Registers what the peer is to be granted while its owner waits.
     fn register_at_once(&self) {
-        {
-            let mut net = lock(&self.net);
-            let nanos = net.registers_for();
-            if nanos == 0 {
-                return;
-            }
+        let mut net = lock(&self.net);
+        let nanos = net.registers_for();
+        if nanos > 0 {
             net.registrations.push(nanos);
-            net.sleep(self.host, nanos, false);
+            net.keep_busy(self.host, nanos);
         }
-        coroutine::suspend();
     }
 }
 

@@ -6,9 +6,8 @@
 //! of them mixed or one applied twice are seen at once. The last lane numbers the incarnations of a server.
 #![forbid(unsafe_code)]
 
-use super::judge::Seen;
+use super::judge::{PublishedVersion, Seen};
 use crate::mem::VolatileSlice;
-use crate::node::runtime::PublishedVersion;
 use crate::scheme::Share;
 
 /// Values in one line.

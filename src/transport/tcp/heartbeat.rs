@@ -10,10 +10,6 @@ use super::wire::{Encoded, RESPONSE_BYTES, Response};
 use crate::mem::{RemoteSlice, VolatileSlice};
 use crate::transport::Disconnected;
 
-/// Longest time that a heartbeat waits for room. The peer's progress thread takes them all the time; if it does not
-/// for so long, the next one will do.
-const ROOM_WAIT_MS: i64 = 20;
-
 /// Sets words at the peer and asks for no answers.
 pub(super) struct HeartbeatLane {
     connection: Arc<Connection>,
@@ -30,23 +26,23 @@ impl HeartbeatLane {
         HeartbeatLane { connection, socket, sequence: 0, under_way: None, close_code: None }
     }
 
+    /// Never waits, since the heartbeats of other connections come after this one: where there is no room the peer has
+    /// many beats to take, and a later one will do.
     pub(super) fn set(&mut self, word: &RemoteSlice, value: u64) -> Result<(), Disconnected> {
         self.look();
         self.connection.check()?;
         // On the accepting side the lane stands only a moment later: until then no peer can miss a beat.
-        let is_free = self.flush(0);
-        if self.socket.is_some() && (is_free || self.flush(ROOM_WAIT_MS)) {
+        if self.flush() && self.socket.is_some() {
             self.sequence += 1;
             let request = words(self.sequence, self.connection.theirs.blob.epoch, word, &[value]);
             self.under_way = Some((request.encode(), 0));
-            self.flush(ROOM_WAIT_MS);
+            self.flush();
         }
         self.connection.check()
     }
 
     /// Sends the beat that is on its way. True if none is left.
-    fn flush(&mut self, wait_ms: i64) -> bool {
-        let mut has_waited = wait_ms == 0;
+    fn flush(&mut self) -> bool {
         while let (Some(socket), Some((beat, sent))) = (&self.socket, &mut self.under_way) {
             match socket.send(&[VolatileSlice::from_ref(&beat.as_bytes()[*sent..])]) {
                 Ok(Moved::Bytes(bytes)) => {
@@ -54,10 +50,6 @@ impl HeartbeatLane {
                     if *sent == beat.as_bytes().len() {
                         self.under_way = None;
                     }
-                }
-                Ok(Moved::Nothing) if !has_waited => {
-                    has_waited = true;
-                    let _has_room = socket.wait_for_room(wait_ms);
                 }
                 Ok(Moved::Nothing) => return false,
                 Err(error) => {

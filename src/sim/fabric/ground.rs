@@ -1,0 +1,71 @@
+//! The simulator as the nodes see it: their clock, their waiting and their heartbeats.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::net::{HostId, SharedNet, lock};
+use crate::time::{Duration, Instant};
+use crate::transport::{HeartbeatWord, Simulator};
+
+/// A node that finds nothing to do looks again after this long at first, and after twice as long each time.
+const PAUSE_MIN: u64 = 4_000;
+const PAUSE_DOUBLINGS: u32 = 10;
+
+/// A node that has found nothing to do for so many turns is no longer woken by whatever comes.
+const PATIENT_TURNS: u32 = 14;
+
+/// What one node has instead of clock, processor and threads.
+pub(super) struct Ground {
+    net: SharedNet,
+    host: HostId,
+}
+
+impl Ground {
+    pub(super) fn new(net: &SharedNet, host: HostId) -> Ground {
+        Ground { net: Arc::clone(net), host }
+    }
+}
+
+impl Simulator for Ground {
+    fn now(&self) -> Instant {
+        lock(&self.net).at()
+    }
+
+    fn stand_back(&self, turns: u32) {
+        let mut net = lock(&self.net);
+        let most = PAUSE_MIN << turns.min(PAUSE_DOUBLINGS);
+        let pause = net.random.between(PAUSE_MIN / 4, most);
+        net.sleep(self.host, pause, turns < PATIENT_TURNS);
+    }
+
+    fn breathe(&self) -> bool {
+        let mut net = lock(&self.net);
+        let breathers = net.distribution.breathers;
+        if !net.random.permille(breathers) {
+            return false;
+        }
+        let most = net.distribution.latency.1;
+        let nanos = net.random.between(100, most);
+        net.sleep(self.host, nanos, false);
+        true
+    }
+
+    fn sleep(&self, pause: Duration) {
+        let nanos = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
+        lock(&self.net).sleep(self.host, nanos, false);
+    }
+
+    fn steps(&self, most: usize) -> usize {
+        // One, so that a node may be held up between any two.
+        most.min(1)
+    }
+
+    fn registering(&self) -> Duration {
+        Duration::from_nanos(lock(&self.net).registers_for())
+    }
+
+    fn beat(&self, word: Box<dyn HeartbeatWord>, interval: Duration, stop: Arc<AtomicBool>) {
+        lock(&self.net).add_heart(self.host, word, interval, stop);
+    }
+}
