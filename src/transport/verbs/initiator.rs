@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
 use super::region::ProtectionDomain;
 use super::sys;
-use crate::mem::{LocalSlice, MemoryRegion, RemoteKey, RemoteSlice};
+use crate::mem::{LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::{
     CompletionError, Disconnected, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
     WorkRequestId,
@@ -75,6 +75,16 @@ pub(super) struct Initiator {
     domain: u32,
     /// Receives that the peer has posted and this side has not used up: requests that it can notice.
     receives: u16,
+    /// Set where the peer's device may place writes in any order.
+    proof: Option<Proof>,
+}
+
+/// The way to keep the order of writes where the peer's device does not: a READ of its sentinel goes before each write
+/// that must not overtake any, and the write waits for the READ in the device (a fence).
+struct Proof {
+    sentinel: (LocalSlice, RemoteSlice),
+    /// The peer's grants, by name, and whether each announces nothing.
+    grants: Vec<(RemoteKey, bool)>,
 }
 
 // SAFETY: the raw pointers in `requests` are made and used within one call of `post`, and mean nothing between calls.
@@ -112,7 +122,15 @@ impl Initiator {
             rail: 0,
             domain: domain.serial,
             receives: 0,
+            proof: None,
         }
+    }
+
+    /// From now on each write into memory that announces waits in the device until a READ of this word has proved those
+    /// before it. `grants` are the peer's, each with whether it announces nothing.
+    pub(super) fn prove_by(&mut self, sentinel: RemoteSlice, grants: Vec<(RemoteKey, bool)>) {
+        let local = self.spare();
+        self.proof = Some(Proof { sentinel: (local, sentinel), grants });
     }
 
     /// The peer has posted so many receives more. False if it says so of none, or of more than this side has used up of
@@ -156,17 +174,32 @@ impl Initiator {
         self.failure
     }
 
+    /// Whether a request is a write that goes behind a READ which proves those before it.
+    #[inline]
+    fn is_proved(&self, request: &WorkRequest) -> bool {
+        let Some(proof) = &self.proof else { return false };
+        match &request.operation {
+            Operation::Write { remote, .. } | Operation::WriteInline { remote, .. } => {
+                !proof.grants.contains(&(remote.key, true))
+            }
+            // The device carries them out after all that came before.
+            Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => false,
+        }
+    }
+
     /// Returns how many requests of the device a request is made of.
     #[inline]
     pub(super) fn parts(&self, request: &WorkRequest) -> usize {
-        match &request.operation {
+        let proof = usize::from(self.is_proved(request));
+        let pieces = match &request.operation {
             Operation::Write { local, .. } | Operation::Read { local, .. }
                 if local.len() > self.piece_bytes =>
             {
                 local.len().div_ceil(self.piece_bytes)
             }
             _ => 1,
-        }
+        };
+        proof + pieces
     }
 
     /// Returns how many requests of the device a batch is made of, if it can be posted at all.
@@ -246,6 +279,29 @@ impl Initiator {
     /// Adds the device's requests for one of the caller's.
     #[inline]
     fn build(&mut self, request: &WorkRequest) {
+        if !self.is_proved(request) {
+            return self.build_bare(request);
+        }
+        self.build_proof();
+        let begin = self.requests.len();
+        self.build_bare(request);
+        self.requests[begin].send_flags |= sys::IBV_SEND_FENCE;
+    }
+
+    /// Adds the READ of the peer's sentinel.
+    fn build_proof(&mut self) {
+        let Some(Proof { sentinel: (local, remote), .. }) = &self.proof else { return };
+        let (local, remote) = (local.clone(), *remote);
+        let piece = piece(&local, self.rail, 0, 8);
+        let operation = Operation::Read { local: local.clone(), remote, streaming: Streaming::Never };
+        let read = WorkRequest::unsignalled(0, operation);
+        self.add(&read, EntryKind::Part, Some(local), piece, sys::IBV_WR_RDMA_READ, 0);
+        self.last().wr.rdma = rdma(&remote, 0);
+    }
+
+    /// Adds the requests that carry the operation itself.
+    #[inline]
+    fn build_bare(&mut self, request: &WorkRequest) {
         match &request.operation {
             Operation::Write { local, remote, .. } => {
                 self.build_parts(request, local, remote, sys::IBV_WR_RDMA_WRITE);

@@ -141,6 +141,11 @@ pub struct VerbsOptions {
     /// This process's number among those of its job on this host. Of several devices that are equally good each local
     /// rank takes another.
     pub local_rank: usize,
+    /// Whether this process's devices are taken to place what peers write in the order of their requests (true), or in
+    /// any order (false); the device is asked if nothing is said. Where they may be in any order, a peer has a READ
+    /// prove what it wrote before each word that announces it: one round trip more. A device that is wrongly taken to
+    /// keep the order corrupts data without a sign.
+    pub in_order: Option<bool>,
     /// The number of the first packet of each connection, modulo 2^24; random if none is given. For tests: numbers wrap
     /// around.
     #[doc(hidden)]
@@ -161,6 +166,7 @@ impl Default for VerbsOptions {
             inline_bytes: INLINE_BYTES,
             peer: None,
             local_rank: 0,
+            in_order: None,
             first_packet: None,
             secret: None,
         }
@@ -205,7 +211,8 @@ impl Verbs {
             let mtu = options.mtu.unwrap_or(opened.port.mtu);
             let OpenedDevice { device, info, port, reason } = opened;
             let (gid_index, read_depth) = (options.gid_index, options.read_depth.unwrap_or(READ_DEPTH));
-            rails.push(Rail { device, info, port, reason, domain, gid_index, mtu, read_depth });
+            let in_order = options.in_order;
+            rails.push(Rail { device, info, port, reason, domain, gid_index, mtu, read_depth, in_order });
         }
         let queue_depth = queue_depth(&rails, options.queue_depth)?;
         let mut shared = Shared {
@@ -285,6 +292,13 @@ impl Verbs {
     #[doc(hidden)]
     pub fn gid_towards(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
         self.shared.first().choose_gid(peer)
+    }
+
+    /// Whether the device places what peers write in order: as the options say, as is known of it, or as it says of a
+    /// connection of this process with itself. The error says why there is no such connection.
+    #[doc(hidden)]
+    pub fn is_in_order(&self) -> Result<bool, String> {
+        probe::is_in_order(&self.shared)
     }
 
     /// Returns the reason why atomics are not used although the device says that it has them: the fault that was

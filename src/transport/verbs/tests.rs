@@ -15,7 +15,17 @@ fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
     let mut info = info("scripted0", true, vec![gid()]);
     info.limits = Limits { reads_served, reads_posted, ..info.limits };
     let port = info.ports[0].clone();
-    Rail { device, info, port, reason: String::new(), domain, gid_index: None, mtu: 1024, read_depth }
+    Rail {
+        device,
+        info,
+        port,
+        reason: String::new(),
+        domain,
+        gid_index: None,
+        mtu: 1024,
+        read_depth,
+        in_order: None,
+    }
 }
 
 /// Returns how many READs and atomics the device is told that one side's pair has under way, and that the other's
