@@ -169,6 +169,11 @@ impl Terms {
         self.grants.iter().map(|grant| (grant.key, grant.access.contains(Access::RELAXED))).collect()
     }
 
+    /// Whether this side answers READs, as one with a sentinel must.
+    pub(super) fn answers_reads(&self) -> bool {
+        self.blob.address.reads_served > 0
+    }
+
     /// Whether `word` is one aligned word that this side granted for writing.
     pub(super) fn is_writable_word(&self, word: &RemoteSlice) -> bool {
         word.len == 8

@@ -69,6 +69,8 @@ mod striper;
 pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) mod unordered;
 mod waker;
 
 use std::io;
