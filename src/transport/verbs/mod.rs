@@ -129,7 +129,7 @@ pub struct VerbsOptions {
     pub gid_index: Option<u16>,
     /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096; what both ports carry if none is given.
     pub mtu: Option<u16>,
-    /// Requests that may be outstanding on an endpoint: 1024, or as many as the device takes (a further one: half).
+    /// Requests that may be outstanding on an endpoint: 1024, or half as many as the device takes.
     pub queue_depth: Option<usize>,
     /// READs and atomics that may be under way on a connection at once, each way: 16, or as many as the devices of both
     /// sides take. No more than the device has under way and answers; the side with less decides, and a number between
@@ -343,11 +343,12 @@ impl Shared {
         self.rails.iter().map(Rail::piece_bytes).min().unwrap_or(1)
     }
 
-    /// A queue pair to post on through one of the rails, with what it takes.
-    fn initiator(&self, rail: usize, depth: usize) -> io::Result<Initiator> {
+    /// A queue pair to post so many requests on through one of the rails, with what it takes. Its queue has room for so
+    /// many of the device.
+    fn initiator(&self, rail: usize, depth: usize, room: usize) -> io::Result<Initiator> {
         let at = &self.rails[rail];
-        let pair = QueuePair::to_post(&at.domain, depth as u32, self.inline_bytes, self.first_packet)?;
-        let memory = HostMemory::anonymous(Initiator::cells_bytes(depth)).map_err(io::Error::other)?;
+        let pair = QueuePair::to_post(&at.domain, room as u32, self.inline_bytes, self.first_packet)?;
+        let memory = HostMemory::anonymous(Initiator::cells_bytes(room)).map_err(io::Error::other)?;
         let cells = self.register(memory, Access::LOCAL)?;
         let mut initiator = Initiator::new(pair, &self.first().domain, cells, depth, self.piece_bytes());
         initiator.rail = rail;
@@ -420,12 +421,9 @@ impl Shared {
 
 /// Requests that may be outstanding on an endpoint.
 fn queue_depth(rails: &[Rail], wanted: Option<usize>) -> Result<usize, OpenError> {
-    let limit = |(index, rail): (usize, &Rail)| {
-        let limit = rail.info.limits.queue_depth.min(rail.info.limits.completions) as usize;
-        // Beside the first a READ goes behind each part of a write.
-        if index == 0 { limit } else { limit / 2 }
-    };
-    let limits = rails.iter().enumerate().map(|rail| (limit(rail), rail.1.info.name.as_str()));
+    // A READ may go with each write.
+    let limit = |rail: &Rail| rail.info.limits.queue_depth.min(rail.info.limits.completions) as usize / 2;
+    let limits = rails.iter().map(|rail| (limit(rail), rail.info.name.as_str()));
     let (limit, least) = limits.min().unwrap_or((0, ""));
     match wanted {
         Some(depth) if depth == 0 || depth > limit => Err(OpenError::Setting {

@@ -31,11 +31,13 @@ pub(super) struct Requester {
 impl Requester {
     /// On the first so many rails.
     pub(super) fn new(shared: &Shared, rails: usize) -> io::Result<Requester> {
-        // A write goes with the READ that tells of its arrival.
-        let further = |rail| shared.initiator(rail, 2 * shared.queue_depth);
+        let (depth, room) = (shared.queue_depth, 2 * shared.queue_depth);
+        // A write may go with the READ that tells of its arrival, or with one that proves those before it.
+        let further = |rail| shared.initiator(rail, room, room);
         Ok(Requester {
-            data: shared.initiator(0, shared.queue_depth)?,
-            heartbeat: shared.initiator(0, HEARTBEAT_DEPTH)?,
+            data: shared.initiator(0, depth, room)?,
+            // A beat that another one overtakes is a change of the word, too: that is all that it has to be.
+            heartbeat: shared.initiator(0, HEARTBEAT_DEPTH, HEARTBEAT_DEPTH)?,
             further: (1..rails).map(further).collect::<io::Result<_>>()?,
         })
     }

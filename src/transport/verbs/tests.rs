@@ -265,7 +265,7 @@ fn what_a_queue_pair_that_is_not_destroyed_may_write_is_never_lent_again() {
         let shared = verbs(None).shared;
         let memory = HostMemory::anonymous(64).unwrap();
         let mut buffer = Buffer::new(shared.register(memory, Access::LOCAL).unwrap()).unwrap();
-        let mut initiator = shared.initiator(0, 4).unwrap();
+        let mut initiator = shared.initiator(0, 4, 8).unwrap();
         let remote = RemoteSlice { key: RemoteKey(7), offset: 0, len: 8 };
         let read = |buffer: &mut Buffer| {
             let local = buffer.slice(0, 8).unwrap();

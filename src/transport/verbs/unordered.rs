@@ -120,14 +120,19 @@ impl Unordered {
 
     /// The transport over the device. `in_order` overrules what it says of itself.
     pub(crate) fn verbs(&self, in_order: Option<bool>) -> Verbs {
+        self.verbs_over(1, DEPTH as usize, in_order)
+    }
+
+    /// The same over so many rails, and with queues for so many requests.
+    fn verbs_over(&self, rails: usize, queue_depth: usize, in_order: Option<bool>) -> Verbs {
         let context = (&raw const *self.world).cast_mut().cast();
         let device = Device::of_library(&LIBRARY, NonNull::new(context).expect("a reference is not null"));
         let domain = ProtectionDomain::new(&device).unwrap();
         let mut info = scripted::info("unordered0", true, vec![scripted::gid()]);
         info.is_soft_roce = false;
         info.limits = Limits {
-            queue_depth: DEPTH,
-            completions: DEPTH,
+            queue_depth: 2 * DEPTH,
+            completions: 2 * DEPTH,
             reads_served: READS,
             reads_posted: READS,
             ..info.limits
@@ -137,8 +142,8 @@ impl Unordered {
         let rail = Rail { device, info, port, reason, domain, gid_index, mtu, read_depth, in_order };
         Verbs {
             shared: Arc::new(Shared {
-                rails: vec![rail],
-                queue_depth: DEPTH as usize,
+                rails: vec![rail; rails],
+                queue_depth,
                 inline_bytes: 64,
                 first_packet: None,
                 atomics: AtomicDomain::None,
