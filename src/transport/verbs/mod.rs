@@ -24,7 +24,9 @@
 //! and data are not encrypted.
 //!
 //! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible in
-//! order, but for those into memory with [`Access::RELAXED`]. Atomics are those of the device: atomic among requests
+//! order, but for those into memory with [`Access::RELAXED`]. A device that keeps no such order
+//! ([`VerbsOptions::in_order`]) is told by its owner in the handshake, and a READ then proves what was written before
+//! each word. Atomics are those of the device: atomic among requests
 //! through it, and not against processors, unless [`Capabilities::atomics`](super::Capabilities) says so, which it does
 //! only after trying.
 //!
