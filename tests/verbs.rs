@@ -75,11 +75,11 @@ fn start(command: &mut Command) -> io::Result<Child> {
 }
 
 fn verbs() -> Verbs {
-    verbs_that_place(None)
+    verbs_that_apply(None)
 }
 
-/// The device is taken to place writes in order, or in any order.
-fn verbs_that_place(in_order: Option<bool>) -> Verbs {
+/// The device is taken to apply writes in order, or in any order.
+fn verbs_that_apply(in_order: Option<bool>) -> Verbs {
     let secret = Secret::from_text("both processes know this", "this test").unwrap();
     let options = VerbsOptions { secret: Some(secret), in_order, ..VerbsOptions::default() };
     Verbs::open(options).unwrap_or_else(|error| panic!("these tests need RDMA: {error}"))
@@ -116,7 +116,7 @@ impl Fixture for ProvedFixture {
     const ROUNDS: u64 = 5_000;
 
     fn transport() -> Verbs {
-        verbs_that_place(Some(false))
+        verbs_that_apply(Some(false))
     }
 
     fn address() -> Address {

@@ -72,8 +72,8 @@ impl Transports {
     }
 }
 
-/// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU` and `_ORDER` override
-/// the choice of the device and its settings.
+/// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU` and `_ORDER`
+/// override the choice of the device and its settings.
 ///
 /// # Errors
 /// The text names a variable whose value is not usable.

@@ -5,8 +5,8 @@
 //! may rely on:
 //!
 //! 1. **Order of writes.** The writes of one endpoint become visible at the target in the order they were posted
-//!    (one RC queue pair, announcing regions without relaxed ordering; where a device keeps no order among the writes of
-//!    a queue pair, a READ proves those before each that announces). Nothing orders the bytes *inside* one write,
+//!    (one RC queue pair, announcing regions without relaxed ordering; where a device keeps no order among the writes
+//!    of a queue pair, a READ proves those before each that announces). Nothing orders the bytes *inside* one write,
 //!    except that an aligned 8-byte word never tears. (Where a kernel copies, in requests of up to 4 KiB: words that
 //!    announce something are short writes.) Writes into memory that was granted with
 //!    [`Access::RELAXED`] are bound by half of this: they are there before what is written elsewhere *later*, but may

@@ -74,14 +74,14 @@ pub(crate) struct Ports {
     pub(super) further: Vec<Further>,
     /// Requests with immediate data that it can take before it says more: 0 if no owner sleeps there.
     pub(super) receives: u16,
-    /// The key of its sentinel, if its device may place writes in any order; in an offer it is not known yet.
+    /// The key of its sentinel, if its device may apply writes in any order; in an offer it is not known yet.
     pub(super) sentinel: Option<u32>,
 }
 
 /// The messages besides an offer and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Note {
-    /// The connector's queue pairs are ready, and its device may place writes in any order if here is the key of a
+    /// The connector's queue pairs are ready, and its device may apply writes in any order if here is the key of a
     /// sentinel.
     Ready(Option<u32>),
     /// The other side's device refused a request of this side, which ends the connection.

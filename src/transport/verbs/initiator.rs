@@ -82,7 +82,7 @@ pub(super) struct Initiator {
     domain: u32,
     /// Receives that the peer has posted and this side has not used up: requests that it can notice.
     receives: u16,
-    /// Set where the peer's device may place writes in any order.
+    /// Set where the peer's device may apply writes in any order.
     proof: Option<Proof>,
 }
 

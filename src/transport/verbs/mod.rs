@@ -145,7 +145,7 @@ pub struct VerbsOptions {
     /// This process's number among those of its job on this host. Of several devices that are equally good each local
     /// rank takes another.
     pub local_rank: usize,
-    /// Whether this process's devices are taken to place what peers write in the order of their requests (true), or in
+    /// Whether this process's devices are taken to apply what peers write in the order of their requests (true), or in
     /// any order (false); the device is asked if nothing is said. Where they may be in any order, a peer has a READ
     /// prove what it wrote before each word that announces it: one round trip more. A device that is wrongly taken to
     /// keep the order corrupts data without a sign.
@@ -298,7 +298,7 @@ impl Verbs {
         self.shared.first().choose_gid(peer)
     }
 
-    /// Whether the device places what peers write in order: as the options say, as is known of it, or as it says of a
+    /// Whether the device applies what peers write in order: as the options say, as is known of it, or as it says of a
     /// connection of this process with itself. The error says why there is no such connection.
     #[doc(hidden)]
     pub fn is_in_order(&self) -> Result<bool, String> {

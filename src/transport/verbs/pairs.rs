@@ -117,10 +117,10 @@ pub(super) struct Responder {
     /// One for each rail after the first.
     pub(super) further: Vec<ResponderFurther>,
     granted: Vec<Granted>,
-    /// The sentinel of the first rail, if its device may place writes in any order.
+    /// The sentinel of the first rail, if its device may apply writes in any order.
     sentinel: Option<Sentinel>,
     domain: Arc<ProtectionDomain>,
-    /// The order in which the first rail's device places writes, where it need not be asked.
+    /// The order in which the first rail's device applies writes, where it need not be asked.
     is_in_order: Option<bool>,
 }
 
@@ -241,7 +241,7 @@ impl Responder {
     }
 
     /// Begins to serve the pairs that the peer posts on over the first rail, and finds out in which order the device
-    /// places what they write.
+    /// applies what they write.
     fn serve(&mut self, path: &Path, requester: &Pairs) -> io::Result<()> {
         let all = self.rights();
         // A sentinel is there besides what was granted.
@@ -249,17 +249,17 @@ impl Responder {
         // Heartbeats are words, and words are written.
         self.heartbeat.serve(path, &requester.heartbeat, all.intersection(Access::REMOTE_WRITE))?;
         self.data.make_ready_to_send(path)?;
-        let in_order = self.is_in_order.unwrap_or_else(|| self.data.places_in_order());
+        let in_order = self.is_in_order.unwrap_or_else(|| self.data.applies_in_order());
         tracing::info!(
             device = self.domain.device.name,
             in_order,
-            "order in which a peer's writes are placed"
+            "order in which a peer's writes are applied"
         );
         self.sentinel = (!in_order).then(|| Sentinel::new(&self.domain)).transpose()?;
         Ok(())
     }
 
-    /// The key of the sentinel, once this serves, if the device may place the peer's writes in any order.
+    /// The key of the sentinel, once this serves, if the device may apply the peer's writes in any order.
     pub(super) fn sentinel(&self) -> Option<u32> {
         self.sentinel.as_ref().map(Sentinel::key)
     }

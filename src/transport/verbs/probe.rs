@@ -69,7 +69,7 @@ impl Loopback {
     }
 }
 
-/// Whether the first device says, or is known, to place a peer's writes in order.
+/// Whether the first device says, or is known, to apply a peer's writes in order.
 pub(super) fn is_in_order(shared: &Arc<Shared>) -> Result<bool, String> {
     Ok(Loopback::new(shared, Access::REMOTE_WRITE)?.responder.sentinel().is_none())
 }

@@ -261,7 +261,7 @@ impl QueuePair {
 
     /// Whether the device says that what the peer writes through this pair gets into memory in order. Devices answer of
     /// a pair that is ready to send, and a library that cannot ask them is taken for one that says no.
-    pub(super) fn places_in_order(&self) -> bool {
+    pub(super) fn applies_in_order(&self) -> bool {
         let Some(ask) = self.domain.device.library.query_qp_data_in_order else { return false };
         // SAFETY: the queue pair lives. Without flags the answer is 1 or 0.
         unsafe { ask(self.raw.as_ptr(), sys::IBV_WR_RDMA_WRITE, 0) == 1 }

@@ -78,7 +78,7 @@ impl Rails {
     }
 
     /// From now on READs of this sentinel of the peer's prove what was written before each word that announces: its
-    /// first device may place writes in any order. Those that go on all rails are proved on each of the others anyhow.
+    /// first device may apply writes in any order. Those that go on all rails are proved on each of the others anyhow.
     pub(super) fn prove_by(&mut self, sentinel: u32, theirs: &Terms) {
         self.first.prove_by(word_of(sentinel), theirs.names());
     }

@@ -94,7 +94,7 @@ struct Region {
 #[derive(Clone, Copy)]
 enum Step {
     /// The packet of the request at this index gets into memory.
-    Place(usize, usize),
+    Store(usize, usize),
     Read(usize),
     /// The request is acknowledged.
     Tell(usize),
@@ -184,7 +184,7 @@ impl State {
 
     fn take(&mut self, pair: usize, step: Step) {
         let request = match step {
-            Step::Place(request, _) | Step::Read(request) | Step::Tell(request) => request,
+            Step::Store(request, _) | Step::Read(request) | Step::Tell(request) => request,
         };
         let Request { remote, key, bytes, reads_into, .. } = self.pairs[pair].requests[request];
         let right = match reads_into {
@@ -198,13 +198,13 @@ impl State {
         let pair = &mut self.pairs[pair];
         let asked = &mut pair.requests[request];
         match step {
-            Step::Place(_, packet) => {
+            Step::Store(_, packet) => {
                 let (offset, data) = asked.packets.swap_remove(packet);
-                place(at + offset, &data);
+                store(at + offset, &data);
             }
             Step::Read(_) => {
                 asked.is_read = true;
-                place(reads_into.unwrap_or(0), &fetch(at, bytes));
+                store(reads_into.unwrap_or(0), &fetch(at, bytes));
             }
             Step::Tell(_) => {
                 asked.is_told = true;
@@ -251,22 +251,22 @@ impl State {
 impl Pair {
     /// All steps that the specification allows next.
     fn steps(&self) -> Vec<Step> {
-        let (mut steps, mut is_reading, mut is_placing, mut is_telling) = (Vec::new(), false, false, false);
+        let (mut steps, mut is_reading, mut is_storing, mut is_telling) = (Vec::new(), false, false, false);
         for (index, request) in self.requests.iter().enumerate() {
             if request.is_fenced && is_reading {
                 // Nothing behind it begins before it.
                 break;
             }
-            steps.extend((0..request.packets.len()).map(|packet| Step::Place(index, packet)));
+            steps.extend((0..request.packets.len()).map(|packet| Step::Store(index, packet)));
             let is_done = request.reads_into.is_none() || request.is_read;
-            if !is_done && !is_placing {
+            if !is_done && !is_storing {
                 steps.push(Step::Read(index));
             }
             if is_done && !is_telling && !request.is_told {
                 steps.push(Step::Tell(index));
             }
             is_reading |= !is_done;
-            is_placing |= !request.packets.is_empty();
+            is_storing |= !request.packets.is_empty();
             is_telling |= !request.is_told;
         }
         steps
@@ -274,7 +274,7 @@ impl Pair {
 }
 
 /// Puts data into memory, whole words as whole words.
-fn place(at: usize, data: &[u8]) {
+fn store(at: usize, data: &[u8]) {
     let at = std::ptr::with_exposed_provenance_mut::<u8>(at);
     let words = if at.addr().is_multiple_of(8) { data.len() / 8 } else { 0 };
     for (index, word) in data.chunks_exact(8).take(words).enumerate() {
@@ -292,7 +292,7 @@ fn place(at: usize, data: &[u8]) {
 fn fetch(at: usize, bytes: usize) -> Vec<u8> {
     let at = std::ptr::with_exposed_provenance_mut::<u8>(at);
     let words = if at.addr().is_multiple_of(8) { bytes / 8 } else { 0 };
-    // SAFETY: as in `place`; of a request's local memory, it is registered and its poster keeps it.
+    // SAFETY: as in `store`; of a request's local memory, it is registered and its poster keeps it.
     let word =
         |index: usize| unsafe { AtomicU64::from_ptr(at.add(index * 8).cast()) }.load(Ordering::Acquire);
     let mut data: Vec<u8> = (0..words).flat_map(|index| word(index).to_le_bytes()).collect();

@@ -90,7 +90,7 @@ pub(super) struct Chosen {
     pub(super) path_mtu: u16,
     pub(super) queue_depth: usize,
     pub(super) atomics: &'static str,
-    /// Whether a peer's writes are placed in order: if not, a READ proves each payload. `null` if it was not found out.
+    /// Whether a peer's writes are applied in order; if not, a READ proves each payload. `null` if that is unknown.
     pub(super) in_order: Option<bool>,
 }
 

@@ -76,8 +76,8 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
         row(
             "order",
             match in_order {
-                Some(true) => "writes are placed in the order of their requests".into(),
-                Some(false) => "writes may be placed in any order: a READ proves each payload".into(),
+                Some(true) => "writes are applied in the order of their requests".into(),
+                Some(false) => "writes may be applied in any order: a READ proves each payload".into(),
                 None => "unknown: no connection of this host with itself".to_owned(),
             },
         );

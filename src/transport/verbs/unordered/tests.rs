@@ -6,9 +6,9 @@ use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
 use crate::transport::verbs::VerbsEndpoint;
 use crate::transport::{Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest};
 
-/// Bytes that a write may fill: each has a place of its own.
-const PLACE_BYTES: usize = 33 * PACKET_BYTES;
-const PLACES: usize = 24;
+/// Bytes that a write may fill: each has an area of its own.
+const AREA_BYTES: usize = 33 * PACKET_BYTES;
+const AREAS: usize = 24;
 
 /// The two sides of a connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,7 +36,7 @@ fn fixture(seed: u64, says_in_order: bool, in_order: Option<bool>, posts: Side) 
 
 fn over(device: Unordered, verbs: &Verbs, posts: Side) -> Fixture {
     let access = [Access::REMOTE_WRITE, Access::REMOTE_WRITE | Access::RELAXED];
-    let regions = access.map(|access| verbs.allocate(PLACES * PLACE_BYTES, access).unwrap());
+    let regions = access.map(|access| verbs.allocate(AREAS * AREA_BYTES, access).unwrap());
     let offer =
         || Offer { message: Vec::new(), grants: regions.each_ref().map(MemoryRegion::whole).to_vec() };
     let ([connector, listener], grants) = connect(verbs, offer);
@@ -45,27 +45,27 @@ fn over(device: Unordered, verbs: &Verbs, posts: Side) -> Fixture {
     let granted = grants[usize::from(posts == Side::Listener)].clone();
     let mut granted = regions.into_iter().zip(granted);
     let granted = [granted.next().unwrap(), granted.next().unwrap()];
-    let source = verbs.allocate(PLACE_BYTES, Access::LOCAL).unwrap().whole();
-    source.as_volatile().write(&[1; PLACE_BYTES]);
+    let source = verbs.allocate(AREA_BYTES, Access::LOCAL).unwrap().whole();
+    source.as_volatile().write(&[1; AREA_BYTES]);
     Fixture { device, poster, _target: target, granted, source }
 }
 
 /// A write, and what is seen of it.
 struct Write {
     announces: bool,
-    place: usize,
+    area: usize,
     bytes: usize,
 }
 
 impl Fixture {
-    /// A write of chance into a place of its own.
-    fn write(&self, place: usize) -> (Write, Operation) {
+    /// A write of chance into an area of its own.
+    fn write(&self, area: usize) -> (Write, Operation) {
         let mut state = lock(&self.device.world.state);
         let announces = state.random(2) == 0;
         // The longest is striped where there are two rails.
-        let bytes = [8, 8, 64, 1500, PLACE_BYTES][state.random(5)];
+        let bytes = [8, 8, 64, 1500, AREA_BYTES][state.random(5)];
         let remote = self.granted[usize::from(!announces)].1;
-        let remote = remote.slice((place * PLACE_BYTES) as u64, bytes as u64).unwrap();
+        let remote = remote.slice((area * AREA_BYTES) as u64, bytes as u64).unwrap();
         let operation = match bytes {
             8 => Operation::WriteInline { data: Inline::word(u64::MAX), remote },
             _ => {
@@ -73,14 +73,14 @@ impl Fixture {
                 Operation::Write { local, remote, streaming: Streaming::Never }
             }
         };
-        (Write { announces, place, bytes }, operation)
+        (Write { announces, area, bytes }, operation)
     }
 
     /// Whether anything of a write is in memory, and whether all of it is.
     fn seen(&self, write: &Write) -> (bool, bool) {
         let mut bytes = vec![0; write.bytes];
         let memory = self.granted[usize::from(!write.announces)].0.as_volatile();
-        memory.subslice(write.place * PLACE_BYTES, write.bytes).read(&mut bytes);
+        memory.subslice(write.area * AREA_BYTES, write.bytes).read(&mut bytes);
         (bytes.iter().any(|byte| *byte != 0), bytes.iter().all(|byte| *byte != 0))
     }
 
@@ -96,9 +96,9 @@ impl Fixture {
     /// wrong order, if there are any.
     fn run(&mut self) -> Option<(usize, usize)> {
         let (mut writes, mut told) = (Vec::new(), 0);
-        while writes.len() < PLACES {
+        while writes.len() < AREAS {
             let wanted = 1 + lock(&self.device.world.state).random(4);
-            let planned = (0..wanted.min(PLACES - writes.len())).map(|more| self.write(writes.len() + more));
+            let planned = (0..wanted.min(AREAS - writes.len())).map(|more| self.write(writes.len() + more));
             let (planned, operations): (Vec<_>, Vec<_>) = planned.unzip();
             let signalled = |operation| WorkRequest::signalled(0, operation);
             let batch: Vec<_> = operations.into_iter().map(signalled).collect();
@@ -138,7 +138,7 @@ impl Fixture {
                 return Some(found);
             }
         }
-        assert_eq!(told, PLACES, "each is complete");
+        assert_eq!(told, AREAS, "each is complete");
         assert!(writes.iter().all(|write| self.seen(write).1), "and all of it is there");
         None
     }
