@@ -51,8 +51,7 @@ mod tests {
         over_the_device(seed, |verbs| {
             let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
             let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
-            let mut options =
-                ServerOptions { optimizer, threads: 1, ..ServerOptions::new(scheme.clone(), 1, 0.5) };
+            let mut options = ServerOptions { optimizer, threads: 1, ..ServerOptions::new(scheme, 1, 0.5) };
             options.memory.chunk_bytes = 1024;
             let mut server =
                 Server::new(verbs.clone(), &address(), table, &[0.0; ELEMENTS], options).unwrap();

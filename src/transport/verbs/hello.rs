@@ -287,6 +287,14 @@ mod tests {
             let offer = Hello::Offer(Terms { grants: grants.clone(), blob });
             assert!(Hello::decode(&offer.encode(&[])).is_err(), "{offer:?}");
         }
+        // What may only be written needs no answers to READs, but a sentinel does.
+        let unread = PortAddress { reads_served: 0, ..address };
+        for (sentinel, is_good) in [(None, true), (Some(9), false)] {
+            let grants = vec![Grant { access: Access::REMOTE_WRITE, ..grants[0] }];
+            let blob = Ports { address: unread, sentinel, ..good.clone() };
+            let offer = Hello::Offer(Terms { grants, blob });
+            assert_eq!(Hello::decode(&offer.encode(&[])).is_ok(), is_good, "{offer:?}");
+        }
         for grants in [Vec::new(), vec![grants[1], grants[0]], vec![grants[0]; 2]] {
             let offer = Hello::Offer(Terms { grants, blob: good.clone() });
             assert!(Hello::decode(&offer.encode(&[])).is_err(), "{offer:?}");
