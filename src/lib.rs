@@ -71,7 +71,7 @@
 //! | `SLACKLINE_RANK`, `_WORLD_SIZE`, `_LOCAL_RANK` | rank, world size and local rank, where no launcher sets them |
 //! | `SLACKLINE_RENDEZVOUS` | `HOST:PORT` at which rank 0 listens for the other processes |
 //! | `SLACKLINE_SECRET_FILE`, `SLACKLINE_SECRET` | the secret of the job; needed beyond one host |
-//! | `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU` | the RDMA device and its settings, instead of the best |
+//! | `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU`, `_ORDER` | the RDMA device and its settings |
 //!
 //! [`Job::from_env`] also reads the variables of torchrun, Slurm, Open MPI, MPICH and indexed Jobs of Kubernetes.
 //!

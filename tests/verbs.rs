@@ -75,8 +75,13 @@ fn start(command: &mut Command) -> io::Result<Child> {
 }
 
 fn verbs() -> Verbs {
+    verbs_that_apply(None)
+}
+
+/// The device is taken to apply writes in order, or in any order.
+fn verbs_that_apply(in_order: Option<bool>) -> Verbs {
     let secret = Secret::from_text("both processes know this", "this test").unwrap();
-    let options = VerbsOptions { secret: Some(secret), ..VerbsOptions::default() };
+    let options = VerbsOptions { secret: Some(secret), in_order, ..VerbsOptions::default() };
     Verbs::open(options).unwrap_or_else(|error| panic!("these tests need RDMA: {error}"))
 }
 
@@ -102,7 +107,29 @@ impl Fixture for VerbsFixture {
     }
 }
 
+/// The same where a READ proves what was written before each word.
+struct ProvedFixture;
+
+impl Fixture for ProvedFixture {
+    type Transport = Verbs;
+    const MODULE: &'static str = "verbs_proved";
+    const ROUNDS: u64 = 5_000;
+
+    fn transport() -> Verbs {
+        verbs_that_apply(Some(false))
+    }
+
+    fn address() -> Address {
+        VerbsFixture::address()
+    }
+
+    fn start(command: &mut Command) -> io::Result<Child> {
+        start(command)
+    }
+}
+
 conformance!(verbs, super::VerbsFixture);
+conformance!(verbs_proved, super::ProvedFixture);
 conformance!(verbs_apart, super::Apart<super::VerbsFixture>, apart);
 
 #[test]

@@ -142,6 +142,7 @@ fn a_device_that_works_is_shown_with_what_was_chosen_and_why() {
         "{reason}"
     );
     assert!(chosen["path_mtu"].as_u64().unwrap() >= 256 && chosen["atomics"] == "device", "{chosen}");
+    assert!(chosen["in_order"].is_boolean(), "{chosen}");
     assert!(path["keys"].as_str().unwrap().contains("key"), "{path}");
     assert!(path["device_limits"]["queue_pairs"].as_u64().unwrap() > 0, "{path}");
     let forks = report["limits"].as_array().unwrap().iter().find(|limit| limit["limit"] == "forks");

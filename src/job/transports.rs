@@ -72,8 +72,8 @@ impl Transports {
     }
 }
 
-/// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX` and `_MTU` override the
-/// choice of the device and its settings.
+/// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU` and `_ORDER`
+/// override the choice of the device and its settings.
 ///
 /// # Errors
 /// The text names a variable whose value is not usable.
@@ -91,11 +91,21 @@ fn options_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<VerbsOption
     const PORT: &str = "SLACKLINE_RDMA_PORT";
     const GID_INDEX: &str = "SLACKLINE_RDMA_GID_INDEX";
     const MTU: &str = "SLACKLINE_RDMA_MTU";
+    const ORDER: &str = "SLACKLINE_RDMA_ORDER";
+    let in_order = match variable(ORDER).as_deref() {
+        None | Some("" | "auto") => None,
+        Some("in-order") => Some(true),
+        Some("read") => Some(false),
+        Some(text) => {
+            return Err(format!("{ORDER} is `{text}`; say auto, in-order or read, or unset it"));
+        }
+    };
     Ok(VerbsOptions {
         devices: device_list(&variable("SLACKLINE_RDMA_DEVICE").unwrap_or_default()),
         port: number(PORT, variable(PORT))?,
         gid_index: number(GID_INDEX, variable(GID_INDEX))?,
         mtu: number(MTU, variable(MTU))?,
+        in_order,
         ..VerbsOptions::default()
     })
 }
@@ -132,6 +142,14 @@ mod tests {
         );
         let two = options_from(&|name| (name == "SLACKLINE_RDMA_DEVICE").then(|| "mlx5_0, mlx5_1:2".into()));
         assert_eq!(two.unwrap().devices, ["mlx5_0", "mlx5_1:2"]);
+        let order = |text: &'static str| {
+            options_from(&|name| (name == "SLACKLINE_RDMA_ORDER").then(|| text.into()))
+                .map(|options| options.in_order)
+        };
+        let asked = ["", "auto", "in-order", "read"].map(order);
+        assert_eq!(asked, [Ok(None), Ok(None), Ok(Some(true)), Ok(Some(false))]);
+        let error = order("strict").unwrap_err();
+        assert_eq!(error, "SLACKLINE_RDMA_ORDER is `strict`; say auto, in-order or read, or unset it");
         let error = options_from(&|name| (name == "SLACKLINE_RDMA_MTU").then(|| "big".into())).unwrap_err();
         assert_eq!(error, "SLACKLINE_RDMA_MTU is `big`, which is no such number; correct or unset it");
     }

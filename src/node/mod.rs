@@ -28,6 +28,8 @@ mod server;
 mod shard;
 mod stats;
 mod taken;
+#[cfg(test)]
+mod unordered;
 mod wait;
 mod worker;
 

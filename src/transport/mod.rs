@@ -5,7 +5,8 @@
 //! may rely on:
 //!
 //! 1. **Order of writes.** The writes of one endpoint become visible at the target in the order they were posted
-//!    (one RC queue pair, announcing regions without relaxed ordering). Nothing orders the bytes *inside* one write,
+//!    (one RC queue pair, announcing regions without relaxed ordering; where a device keeps no order among the writes
+//!    of a queue pair, a READ proves those before each that announces). Nothing orders the bytes *inside* one write,
 //!    except that an aligned 8-byte word never tears. (Where a kernel copies, in requests of up to 4 KiB: words that
 //!    announce something are short writes.) Writes into memory that was granted with
 //!    [`Access::RELAXED`] are bound by half of this: they are there before what is written elsewhere *later*, but may
@@ -13,9 +14,11 @@
 //! 2. **Reads promise nothing** but whole aligned 8-byte words: a READ is not a snapshot, its bytes may be fetched in
 //!    any order, and more than once. A READ posted after the completion of another sees memory no older than that
 //!    one did. A WRITE posted after a READ waits for it only if it carries [`Flags::FENCE`].
-//! 3. **Complete means done.** A write is complete when the target's memory has it, a read when the local memory has
-//!    it. A request in flight owns its local memory (it holds the [`LocalSlice`]) until its
-//!    completion, or until its endpoint is dropped.
+//! 3. **Complete means done on this side.** A write is complete when its bytes have left the local memory and a later
+//!    READ on the same connection sees them: that is what the acknowledgement of a reliable connection says, which may
+//!    come before the target's memory has them. A processor or another connection sees them once it sees a later write.
+//!    A read is complete when the local memory has it. A request in flight owns its local memory (it holds the
+//!    [`LocalSlice`]) until its completion, or until its endpoint is dropped.
 //! 4. **Full is not failed.** [`PostError::QueueFull`] means: poll, then post again. Nothing of the batch was posted.
 //!    What was posted may wait on this side for something before it: `post`, `poll` and `check` move it on.
 //! 5. **Errors stay where they happen.** A request that the target refuses completes in error; from then on that

@@ -57,6 +57,7 @@ impl VerbsConnecting {
             responder: responder.as_ref().map(Responder::pairs),
             further: further(&addresses, Some(&requester), responder.as_ref()),
             receives: responder.as_ref().map_or(0, Responder::receives),
+            sentinel: None,
         };
         let ours = Terms { grants: responder.as_ref().map_or_else(Vec::new, Responder::grants), blob: ports };
         let said = Hello::Offer(ours.clone()).encode(&offer.message);
@@ -94,9 +95,10 @@ impl VerbsConnecting {
         }
         let paths = self.shared.paths(&from, &ours, &theirs);
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
-        connect(&paths, Some(&requester), responder.as_ref(), &theirs.blob)
+        connect(&paths, Some(&requester), responder.as_mut(), &theirs.blob)
             .map_err(|error| device_failed(&at, error))?;
-        link.send(&Hello::Note(Note::Ready).encode(&[]))
+        let sentinel = responder.as_ref().and_then(Responder::sentinel);
+        link.send(&Hello::Note(Note::Ready(sentinel)).encode(&[]))
             .map_err(|error| ConnectError::from_channel(at, error))?;
         let received = theirs.received(message);
         let requester = theirs.blob.responder.is_some().then_some(requester);

@@ -270,12 +270,12 @@ impl Device {
         Ok(Arc::new(device))
     }
 
-    /// One whose functions are all of a test's own, which never look at its handle.
+    /// One whose functions are all of a test's own, and its handle theirs.
     #[cfg(test)]
-    pub(super) fn of_library(library: &'static Library) -> Arc<Device> {
+    pub(super) fn of_library(library: &'static Library, context: NonNull<sys::ibv_context>) -> Arc<Device> {
         Arc::new(Device {
             library,
-            context: NonNull::dangling(),
+            context,
             name: "scripted0".into(),
             guard: ForkGuard::new(),
             events: Mutex::new(()),

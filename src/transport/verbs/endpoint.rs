@@ -133,9 +133,14 @@ impl VerbsEndpoint {
         loop {
             match link.poll().map(|message| message.map(|bytes| Hello::decode(&bytes))) {
                 Ok(None) => break,
-                Ok(Some(Ok((Hello::Note(Note::Ready), _)))) if !self.is_ready => {
+                Ok(Some(Ok((Hello::Note(Note::Ready(sentinel)), _))))
+                    if !self.is_ready && (sentinel.is_none() || self.theirs.answers_reads()) =>
+                {
                     self.is_ready = true;
                     lock(&self.heartbeat).set_ready();
+                    if let (Some(data), Some(sentinel)) = (&mut self.data, sentinel) {
+                        data.prove_by(sentinel, &self.theirs);
+                    }
                 }
                 Ok(Some(Ok((Hello::Note(Note::AccessViolation), _)))) => {
                     return self.fail_for_access_violation();

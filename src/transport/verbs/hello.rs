@@ -56,7 +56,7 @@ pub(super) struct FurtherResponder {
     pub(super) data: Pair,
     /// The key of each grant on this rail.
     pub(super) keys: Vec<u32>,
-    /// The key of a word at offset 0, which is read to learn that what was written before has arrived.
+    /// The key of its sentinel, a word at offset 0 which is read to learn that what was written before has arrived.
     pub(super) sentinel: u32,
 }
 
@@ -74,13 +74,16 @@ pub(crate) struct Ports {
     pub(super) further: Vec<Further>,
     /// Requests with immediate data that it can take before it says more: 0 if no owner sleeps there.
     pub(super) receives: u16,
+    /// The key of its sentinel, if its device may apply writes in any order; in an offer it is not known yet.
+    pub(super) sentinel: Option<u32>,
 }
 
 /// The messages besides an offer and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Note {
-    /// The connector's queue pairs are ready.
-    Ready,
+    /// The connector's queue pairs are ready, and its device may apply writes in any order if here is the key of a
+    /// sentinel.
+    Ready(Option<u32>),
     /// The other side's device refused a request of this side, which ends the connection.
     AccessViolation,
     /// This side can take so many requests with immediate data more.
@@ -136,6 +139,7 @@ impl Blob for Ports {
         let reads = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let wants_reads = grants.iter().any(|grant| grant.access.intersects(reads));
         check(self.address.reads_served > 0 || !wants_reads, "it grants reading and answers no reads")?;
+        check(self.address.reads_served > 0 || self.sentinel.is_none(), "its sentinel cannot be read")?;
         check(grants.is_empty() == self.responder.is_none(), "it grants without serving, or serves nothing")?;
         let is_named = |(index, grant): (usize, &Grant)| index_of(grant.key) == index;
         check(grants.iter().enumerate().all(is_named), "a grant is not named by its index among them")?;
@@ -163,6 +167,11 @@ impl Terms {
     /// Returns the name of each grant, and whether the grant announces nothing.
     pub(super) fn names(&self) -> Vec<(RemoteKey, bool)> {
         self.grants.iter().map(|grant| (grant.key, grant.access.contains(Access::RELAXED))).collect()
+    }
+
+    /// Whether this side answers READs, as one with a sentinel must.
+    pub(super) fn answers_reads(&self) -> bool {
+        self.blob.address.reads_served > 0
     }
 
     /// Whether `word` is one aligned word that this side granted for writing.
@@ -207,7 +216,8 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     };
     let grant = |index| Grant { key: name(index, 3), offset: 64, bytes: 4096, access: Access::REMOTE_READ };
     let (grants, further) = (vec![grant(0), grant(1)], Vec::new());
-    let full = Ports { address, requester: pairs(17), responder: pairs(19), further, receives: 64 };
+    let full =
+        Ports { address, requester: pairs(17), responder: pairs(19), further, receives: 64, sentinel: None };
     let bare = Ports { responder: None, ..full.clone() };
     let responder = FurtherResponder { data: pair(23), keys: vec![5, 6], sentinel: 7 };
     let further = Further { address, requester: Some(pair(21)), responder: Some(responder) };
@@ -217,9 +227,10 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
         Hello::Offer(terms(full.clone())).encode(b"hi"),
         Hello::Offer(Terms { grants: Vec::new(), blob: bare }).encode(&[]),
         Hello::Offer(terms(striped)).encode(&[]),
-        Hello::Accept(terms(Ports { requester: None, ..full })).encode(b"hello"),
+        Hello::Accept(terms(Ports { requester: None, sentinel: Some(9), ..full })).encode(b"hello"),
         Hello::refuse("no room".into()).encode(&[]),
-        Hello::Note(Note::Ready).encode(&[]),
+        Hello::Note(Note::Ready(None)).encode(&[]),
+        Hello::Note(Note::Ready(Some(9))).encode(&[]),
         Hello::Note(Note::AccessViolation).encode(&[]),
         Hello::Note(Note::Receives(32)).encode(&[]),
     ]
@@ -275,6 +286,14 @@ mod tests {
         for blob in bad.into_iter().chain(rails).chain([too_many]) {
             let offer = Hello::Offer(Terms { grants: grants.clone(), blob });
             assert!(Hello::decode(&offer.encode(&[])).is_err(), "{offer:?}");
+        }
+        // What may only be written needs no answers to READs, but a sentinel does.
+        let unread = PortAddress { reads_served: 0, ..address };
+        for (sentinel, is_good) in [(None, true), (Some(9), false)] {
+            let grants = vec![Grant { access: Access::REMOTE_WRITE, ..grants[0] }];
+            let blob = Ports { address: unread, sentinel, ..good.clone() };
+            let offer = Hello::Offer(Terms { grants, blob });
+            assert_eq!(Hello::decode(&offer.encode(&[])).is_ok(), is_good, "{offer:?}");
         }
         for grants in [Vec::new(), vec![grants[1], grants[0]], vec![grants[0]; 2]] {
             let offer = Hello::Offer(Terms { grants, blob: good.clone() });

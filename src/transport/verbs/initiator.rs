@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
 use super::region::ProtectionDomain;
 use super::sys;
-use crate::mem::{LocalSlice, MemoryRegion, RemoteKey, RemoteSlice};
+use crate::mem::{LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::{
     CompletionError, Disconnected, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
     WorkRequestId,
@@ -37,14 +37,18 @@ enum EntryKind {
     Unsignalled,
     /// Not the last part of its request: that one speaks for it.
     Part,
+    /// A READ before a request, which speaks for it. It takes no room from the caller's.
+    Proof,
 }
 
 /// The requests of one side, on a queue pair of their own.
 pub(super) struct Initiator {
     /// Destroyed first: after that the device touches none of the memory that the entries hold.
     pair: QueuePair,
-    /// The requests that were posted and not yet told of, the oldest first. Its capacity is the queue's depth.
+    /// The requests that were posted and not yet told of, the oldest first. Its capacity is that of the device's queue.
     entries: VecDeque<Entry>,
+    /// Those of them that are proofs.
+    proofs: usize,
     /// Number of the oldest entry; they count on from there. The device hands them back with each completion.
     first: u64,
     /// Entries before this one have succeeded.
@@ -62,7 +66,10 @@ pub(super) struct Initiator {
     completions: [sys::ibv_wc; POLLED_AT_ONCE],
     requests: Vec<sys::ibv_send_wr>,
     pieces: Vec<sys::ibv_sge>,
+    /// Entries that may be under way, beside proofs.
     depth: usize,
+    /// Entries of the device's queue.
+    room: usize,
     /// Longest single request of the device in bytes.
     piece_bytes: usize,
     /// Whether READs and atomics that are to wait for earlier ones are given to the device with a fence.
@@ -75,6 +82,16 @@ pub(super) struct Initiator {
     domain: u32,
     /// Receives that the peer has posted and this side has not used up: requests that it can notice.
     receives: u16,
+    /// Set where the peer's device may apply writes in any order.
+    proof: Option<Proof>,
+}
+
+/// The way to keep the order of writes where the peer's device does not: a READ of its sentinel goes before each write
+/// that must not overtake any, and the write waits for the READ in the device (a fence).
+struct Proof {
+    sentinel: (LocalSlice, RemoteSlice),
+    /// The peer's grants, by name, and whether each announces nothing.
+    grants: Vec<(RemoteKey, bool)>,
 }
 
 // SAFETY: the raw pointers in `requests` are made and used within one call of `post`, and mean nothing between calls.
@@ -82,7 +99,7 @@ unsafe impl Send for Initiator {}
 
 impl Initiator {
     /// `domain` is the first rail's. `cells` is registered like all memory of this process, and has 64 bytes for each
-    /// of `depth` requests, and 64 more.
+    /// entry of the device's queue, and 64 more. The caller may have `depth` requests under way.
     pub(super) fn new(
         pair: QueuePair,
         domain: &ProtectionDomain,
@@ -90,10 +107,12 @@ impl Initiator {
         depth: usize,
         piece_bytes: usize,
     ) -> Initiator {
-        assert!(cells.len() >= Initiator::cells_bytes(depth) && depth > 0 && piece_bytes > 0);
+        let room = (cells.len() / CELL_BYTES).saturating_sub(1);
+        assert!(room >= depth && depth > 0 && piece_bytes > 0);
         Initiator {
             pair,
-            entries: VecDeque::with_capacity(depth),
+            entries: VecDeque::with_capacity(room),
+            proofs: 0,
             first: 0,
             succeeded: 0,
             returned: 0,
@@ -103,16 +122,26 @@ impl Initiator {
             unreported: 0,
             cells,
             completions: [sys::ibv_wc::default(); POLLED_AT_ONCE],
-            requests: Vec::with_capacity(depth),
-            pieces: Vec::with_capacity(depth),
+            requests: Vec::with_capacity(room),
+            pieces: Vec::with_capacity(room),
             depth,
+            room,
             piece_bytes,
             fences_reads: true,
             has_atomics: true,
             rail: 0,
             domain: domain.serial,
             receives: 0,
+            proof: None,
         }
+    }
+
+    /// From now on each write into memory that announces waits in the device until a READ of this word has proved those
+    /// before it. `grants` are the peer's, each with whether it announces nothing.
+    pub(super) fn prove_by(&mut self, sentinel: RemoteSlice, grants: Vec<(RemoteKey, bool)>) {
+        assert!(self.room >= 2 * self.depth);
+        let local = self.spare();
+        self.proof = Some(Proof { sentinel: (local, sentinel), grants });
     }
 
     /// The peer has posted so many receives more. False if it says so of none, or of more than this side has used up of
@@ -125,14 +154,14 @@ impl Initiator {
         is_true
     }
 
-    /// Bytes of memory that hold the inline data of a queue of this depth, and a cell to spare.
-    pub(super) fn cells_bytes(depth: usize) -> usize {
-        (depth + 1) * CELL_BYTES
+    /// Bytes of memory that hold the inline data of a device's queue of so many entries, and a cell to spare.
+    pub(super) fn cells_bytes(room: usize) -> usize {
+        (room + 1) * CELL_BYTES
     }
 
     /// A word that is of no use to anybody: where READs go whose completion is all that is wanted of them.
     pub(super) fn spare(&self) -> LocalSlice {
-        self.cells.slice(self.depth * CELL_BYTES, 8).expect("there is a cell more than the queue is deep")
+        self.cells.slice(self.room * CELL_BYTES, 8).expect("there is a cell more than the queue has entries")
     }
 
     /// Whether nothing is left to be told.
@@ -156,7 +185,20 @@ impl Initiator {
         self.failure
     }
 
-    /// Returns how many requests of the device a request is made of.
+    /// Whether a request is a write that goes behind a READ which proves those before it.
+    #[inline]
+    fn is_proved(&self, request: &WorkRequest) -> bool {
+        let Some(proof) = &self.proof else { return false };
+        match &request.operation {
+            Operation::Write { remote, .. } | Operation::WriteInline { remote, .. } => {
+                !proof.grants.contains(&(remote.key, true))
+            }
+            // The device carries them out after all that came before.
+            Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => false,
+        }
+    }
+
+    /// Returns how many requests of the device a request is made of, beside its proof.
     #[inline]
     pub(super) fn parts(&self, request: &WorkRequest) -> usize {
         match &request.operation {
@@ -167,6 +209,12 @@ impl Initiator {
             }
             _ => 1,
         }
+    }
+
+    /// Parts that there is room for.
+    #[inline]
+    fn free(&self) -> usize {
+        self.depth - (self.entries.len() - self.proofs)
     }
 
     /// Returns how many requests of the device a batch is made of, if it can be posted at all.
@@ -203,10 +251,10 @@ impl Initiator {
     #[inline]
     pub(super) fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
         let parts = self.check(batch)?;
-        if parts > self.depth - self.entries.len() {
+        if parts > self.free() {
             self.take_completions();
             self.forget_silent();
-            let free = self.depth - self.entries.len();
+            let free = self.free();
             if parts > free {
                 self.ask_for_report(free);
                 return Err(PostError::QueueFull { free, batch: parts });
@@ -220,7 +268,7 @@ impl Initiator {
         for request in batch {
             self.build(request);
         }
-        self.ring(parts)
+        self.ring()
     }
 
     /// Has the device report the newest entries, which no completion would tell of otherwise: they would stay in
@@ -240,12 +288,36 @@ impl Initiator {
         }
         self.unreported = 0;
         // If it cannot be posted, the connection is over, and the next call says so.
-        let _over = self.ring(1);
+        let _over = self.ring();
     }
 
     /// Adds the device's requests for one of the caller's.
     #[inline]
     fn build(&mut self, request: &WorkRequest) {
+        if !self.is_proved(request) {
+            return self.build_bare(request);
+        }
+        self.build_proof();
+        let begin = self.requests.len();
+        self.build_bare(request);
+        self.requests[begin].send_flags |= sys::IBV_SEND_FENCE;
+    }
+
+    /// Adds the READ of the peer's sentinel.
+    fn build_proof(&mut self) {
+        let Some(Proof { sentinel: (local, remote), .. }) = &self.proof else { return };
+        let (local, remote) = (local.clone(), *remote);
+        let piece = piece(&local, self.rail, 0, 8);
+        let operation = Operation::Read { local: local.clone(), remote, streaming: Streaming::Never };
+        let read = WorkRequest::unsignalled(0, operation);
+        self.proofs += 1;
+        self.add(&read, EntryKind::Proof, Some(local), piece, sys::IBV_WR_RDMA_READ, 0);
+        self.last().wr.rdma = rdma(&remote, 0);
+    }
+
+    /// Adds the requests that carry the operation itself.
+    #[inline]
+    fn build_bare(&mut self, request: &WorkRequest) {
         match &request.operation {
             Operation::Write { local, remote, .. } => {
                 self.build_parts(request, local, remote, sys::IBV_WR_RDMA_WRITE);
@@ -254,7 +326,7 @@ impl Initiator {
                 self.build_parts(request, local, remote, sys::IBV_WR_RDMA_READ);
             }
             Operation::WriteInline { data, remote } => {
-                let cell = (self.number() as usize % self.depth) * CELL_BYTES;
+                let cell = (self.number() as usize % self.room) * CELL_BYTES;
                 let cell = self.cells.as_volatile().subslice(cell, CELL_BYTES);
                 for (index, word) in data.words().iter().enumerate() {
                     cell.store(index * 8, *word, Ordering::Relaxed);
@@ -379,10 +451,10 @@ impl Initiator {
         self.entries.push_back(Entry { id: request.id, kind, _local: local });
     }
 
-    /// Hands the `parts` newest entries to the device.
+    /// Hands the newest entries to the device: those that requests were built for.
     #[inline]
-    fn ring(&mut self, parts: usize) -> Result<(), PostError> {
-        debug_assert_eq!((self.requests.len(), self.pieces.len()), (parts, parts));
+    fn ring(&mut self) -> Result<(), PostError> {
+        debug_assert_eq!(self.requests.len(), self.pieces.len());
         for (request, piece) in self.requests.iter_mut().zip(&mut self.pieces) {
             request.sg_list = piece;
         }
@@ -396,7 +468,8 @@ impl Initiator {
         let posted = unsafe { self.pair.post(&mut self.requests) };
         posted.map_err(|count| {
             // Part of the batch may be on its way, which all or nothing does not allow: this is the end.
-            self.entries.truncate(self.entries.len() - (parts - count));
+            self.entries.truncate(self.entries.len() - (self.requests.len() - count));
+            self.proofs = self.entries.iter().filter(|entry| entry.kind == EntryKind::Proof).count();
             self.end();
             REFUSED_BY_DEVICE.into()
         })
@@ -451,14 +524,22 @@ impl Initiator {
         false
     }
 
+    /// Takes the oldest entry out.
+    #[inline]
+    fn forget_oldest(&mut self) -> Option<Entry> {
+        let entry = self.entries.pop_front()?;
+        self.first += 1;
+        self.proofs -= usize::from(entry.kind == EntryKind::Proof);
+        Some(entry)
+    }
+
     /// Drops the oldest entries that have succeeded and that no caller hears of.
     #[inline]
     fn forget_silent(&mut self) {
         while self.first < self.succeeded
             && self.entries.front().is_some_and(|entry| entry.kind != EntryKind::Signalled)
         {
-            self.entries.pop_front();
-            self.first += 1;
+            self.forget_oldest();
         }
     }
 
@@ -468,15 +549,13 @@ impl Initiator {
         loop {
             self.forget_silent();
             if self.first < self.succeeded {
-                let entry = self.entries.pop_front()?;
-                self.first += 1;
+                let entry = self.forget_oldest()?;
                 return Some(WorkCompletion { id: entry.id, result: Ok(()) });
             }
             if self.first < self.returned {
-                let entry = self.entries.pop_front()?;
-                self.first += 1;
+                let entry = self.forget_oldest()?;
                 // A part that failed is told by the last part of its request.
-                if entry.kind == EntryKind::Part {
+                if matches!(entry.kind, EntryKind::Part | EntryKind::Proof) {
                     continue;
                 }
                 let result = Err(self.tell_failure());

@@ -178,15 +178,17 @@ impl VerbsIncoming {
         let (rails, addresses) = (from.len(), self.shared.port_addresses(&from));
         let told = further(&addresses, None, None);
         let address = addresses[0];
-        let ports = Ports { address, requester: None, responder: None, further: told, receives: 0 };
+        let ports =
+            Ports { address, requester: None, responder: None, further: told, receives: 0, sentinel: None };
         let mut ours = Terms { grants: Vec::new(), blob: ports };
         let paths = self.shared.paths(&from, &ours, &self.theirs);
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let make = || {
             let requester =
                 self.theirs.blob.responder.map(|_| Requester::new(&self.shared, rails)).transpose()?;
-            let responder = Responder::new(&self.shared, rails, offer.grants.clone(), self.waker.as_ref())?;
-            connect(&paths, requester.as_ref(), responder.as_ref(), &self.theirs.blob)?;
+            let mut responder =
+                Responder::new(&self.shared, rails, offer.grants.clone(), self.waker.as_ref())?;
+            connect(&paths, requester.as_ref(), responder.as_mut(), &self.theirs.blob)?;
             io::Result::Ok((requester, responder))
         };
         let (requester, responder) = { make }().map_err(|error| device_failed(at, error))?;
@@ -194,6 +196,7 @@ impl VerbsIncoming {
         ours.blob.responder = responder.as_ref().map(Responder::pairs);
         ours.grants = responder.as_ref().map_or_else(Vec::new, Responder::grants);
         ours.blob.receives = responder.as_ref().map_or(0, Responder::receives);
+        ours.blob.sentinel = responder.as_ref().and_then(Responder::sentinel);
         ours.blob.further = further(&addresses, requester.as_ref(), responder.as_ref());
         Ok((requester, responder, ours))
     }

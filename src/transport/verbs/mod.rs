@@ -24,7 +24,9 @@
 //! and data are not encrypted.
 //!
 //! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible in
-//! order, but for those into memory with [`Access::RELAXED`]. Atomics are those of the device: atomic among requests
+//! order, but for those into memory with [`Access::RELAXED`]. A device that keeps no such order
+//! ([`VerbsOptions::in_order`]) is told by its owner in the handshake, and a READ then proves what was written before
+//! each word. Atomics are those of the device: atomic among requests
 //! through it, and not against processors, unless [`Capabilities::atomics`](super::Capabilities) says so, which it does
 //! only after trying.
 //!
@@ -69,6 +71,8 @@ mod striper;
 pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) mod unordered;
 mod waker;
 
 use std::io;
@@ -127,7 +131,7 @@ pub struct VerbsOptions {
     pub gid_index: Option<u16>,
     /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096; what both ports carry if none is given.
     pub mtu: Option<u16>,
-    /// Requests that may be outstanding on an endpoint: 1024, or as many as the device takes (a further one: half).
+    /// Requests that may be outstanding on an endpoint: 1024, or half as many as the device takes.
     pub queue_depth: Option<usize>,
     /// READs and atomics that may be under way on a connection at once, each way: 16, or as many as the devices of both
     /// sides take. No more than the device has under way and answers; the side with less decides, and a number between
@@ -141,6 +145,11 @@ pub struct VerbsOptions {
     /// This process's number among those of its job on this host. Of several devices that are equally good each local
     /// rank takes another.
     pub local_rank: usize,
+    /// Whether this process's devices are taken to apply what peers write in the order of their requests (true), or in
+    /// any order (false); the device is asked if nothing is said. Where they may be in any order, a peer has a READ
+    /// prove what it wrote before each word that announces it: one round trip more. A device that is wrongly taken to
+    /// keep the order corrupts data without a sign.
+    pub in_order: Option<bool>,
     /// The number of the first packet of each connection, modulo 2^24; random if none is given. For tests: numbers wrap
     /// around.
     #[doc(hidden)]
@@ -161,6 +170,7 @@ impl Default for VerbsOptions {
             inline_bytes: INLINE_BYTES,
             peer: None,
             local_rank: 0,
+            in_order: None,
             first_packet: None,
             secret: None,
         }
@@ -205,7 +215,8 @@ impl Verbs {
             let mtu = options.mtu.unwrap_or(opened.port.mtu);
             let OpenedDevice { device, info, port, reason } = opened;
             let (gid_index, read_depth) = (options.gid_index, options.read_depth.unwrap_or(READ_DEPTH));
-            rails.push(Rail { device, info, port, reason, domain, gid_index, mtu, read_depth });
+            let in_order = options.in_order;
+            rails.push(Rail { device, info, port, reason, domain, gid_index, mtu, read_depth, in_order });
         }
         let queue_depth = queue_depth(&rails, options.queue_depth)?;
         let mut shared = Shared {
@@ -287,6 +298,13 @@ impl Verbs {
         self.shared.first().choose_gid(peer)
     }
 
+    /// Whether the device applies what peers write in order: as the options say, as is known of it, or as it says of a
+    /// connection of this process with itself. The error says why there is no such connection.
+    #[doc(hidden)]
+    pub fn is_in_order(&self) -> Result<bool, String> {
+        probe::is_in_order(&self.shared)
+    }
+
     /// Returns the reason why atomics are not used although the device says that it has them: the fault that was
     /// found when they were tried.
     #[doc(hidden)]
@@ -327,11 +345,12 @@ impl Shared {
         self.rails.iter().map(Rail::piece_bytes).min().unwrap_or(1)
     }
 
-    /// A queue pair to post on through one of the rails, with what it takes.
-    fn initiator(&self, rail: usize, depth: usize) -> io::Result<Initiator> {
+    /// A queue pair to post so many requests on through one of the rails, with what it takes. Its queue has room for so
+    /// many of the device.
+    fn initiator(&self, rail: usize, depth: usize, room: usize) -> io::Result<Initiator> {
         let at = &self.rails[rail];
-        let pair = QueuePair::to_post(&at.domain, depth as u32, self.inline_bytes, self.first_packet)?;
-        let memory = HostMemory::anonymous(Initiator::cells_bytes(depth)).map_err(io::Error::other)?;
+        let pair = QueuePair::to_post(&at.domain, room as u32, self.inline_bytes, self.first_packet)?;
+        let memory = HostMemory::anonymous(Initiator::cells_bytes(room)).map_err(io::Error::other)?;
         let cells = self.register(memory, Access::LOCAL)?;
         let mut initiator = Initiator::new(pair, &self.first().domain, cells, depth, self.piece_bytes());
         initiator.rail = rail;
@@ -404,12 +423,9 @@ impl Shared {
 
 /// Requests that may be outstanding on an endpoint.
 fn queue_depth(rails: &[Rail], wanted: Option<usize>) -> Result<usize, OpenError> {
-    let limit = |(index, rail): (usize, &Rail)| {
-        let limit = rail.info.limits.queue_depth.min(rail.info.limits.completions) as usize;
-        // Beside the first a READ goes behind each part of a write.
-        if index == 0 { limit } else { limit / 2 }
-    };
-    let limits = rails.iter().enumerate().map(|rail| (limit(rail), rail.1.info.name.as_str()));
+    // A READ may go with each write.
+    let limit = |rail: &Rail| rail.info.limits.queue_depth.min(rail.info.limits.completions) as usize / 2;
+    let limits = rails.iter().map(|rail| (limit(rail), rail.info.name.as_str()));
     let (limit, least) = limits.min().unwrap_or((0, ""));
     match wanted {
         Some(depth) if depth == 0 || depth > limit => Err(OpenError::Setting {

@@ -31,11 +31,13 @@ pub(super) struct Requester {
 impl Requester {
     /// On the first so many rails.
     pub(super) fn new(shared: &Shared, rails: usize) -> io::Result<Requester> {
-        // A write goes with the READ that tells of its arrival.
-        let further = |rail| shared.initiator(rail, 2 * shared.queue_depth);
+        let (depth, room) = (shared.queue_depth, 2 * shared.queue_depth);
+        // A write may go with the READ that tells of its arrival, or with one that proves those before it.
+        let further = |rail| shared.initiator(rail, room, room);
         Ok(Requester {
-            data: shared.initiator(0, shared.queue_depth)?,
-            heartbeat: shared.initiator(0, HEARTBEAT_DEPTH)?,
+            data: shared.initiator(0, depth, room)?,
+            // A beat that another one overtakes is a change of the word, too: that is all that it has to be.
+            heartbeat: shared.initiator(0, HEARTBEAT_DEPTH, HEARTBEAT_DEPTH)?,
             further: (1..rails).map(further).collect::<io::Result<_>>()?,
         })
     }
@@ -69,14 +71,15 @@ pub(super) fn further(
 pub(super) fn connect(
     paths: &[Path],
     requester: Option<&Requester>,
-    responder: Option<&Responder>,
+    responder: Option<&mut Responder>,
     theirs: &Ports,
 ) -> io::Result<()> {
     let Some((first, rest)) = paths.split_first() else { return Ok(()) };
     if let (Some(requester), Some(theirs)) = (requester, &theirs.responder) {
         requester.connect(first, theirs)?;
     }
-    if let (Some(responder), Some(theirs)) = (responder, &theirs.requester) {
+    let mut responder = responder;
+    if let (Some(responder), Some(theirs)) = (&mut responder, &theirs.requester) {
         responder.serve(first, theirs)?;
     }
     for (index, (path, theirs)) in rest.iter().zip(&theirs.further).enumerate() {
@@ -85,10 +88,10 @@ pub(super) fn connect(
         {
             ours.pair().connect(path, &theirs.data)?;
         }
-        if let (Some(responder), Some(theirs)) = (responder, &theirs.requester)
+        if let (Some(responder), Some(theirs)) = (&responder, &theirs.requester)
             && let Some(ours) = responder.further.get(index)
         {
-            // The word that is read to learn what has arrived is there besides what was granted.
+            // The sentinel is there besides what was granted.
             ours.data.serve(path, theirs, responder.rights() | Access::REMOTE_READ)?;
         }
     }
@@ -114,6 +117,33 @@ pub(super) struct Responder {
     /// One for each rail after the first.
     pub(super) further: Vec<ResponderFurther>,
     granted: Vec<Granted>,
+    /// The sentinel of the first rail, if its device may apply writes in any order.
+    sentinel: Option<Sentinel>,
+    domain: Arc<ProtectionDomain>,
+    /// The order in which the first rail's device applies writes, where it need not be asked.
+    is_in_order: Option<bool>,
+}
+
+/// A word that a peer reads to learn that what it wrote before has arrived: a queue pair carries a READ out after all
+/// writes before it, and PCI Express does not let it pass them on their way into memory.
+struct Sentinel {
+    // Dropped before the word.
+    registered: Registered,
+    _word: HostMemory,
+}
+
+impl Sentinel {
+    fn new(domain: &Arc<ProtectionDomain>) -> io::Result<Sentinel> {
+        let word = HostMemory::anonymous(size_of::<u64>()).map_err(io::Error::other)?;
+        Ok(Sentinel {
+            registered: Registered::new(domain, word.as_volatile(), 0, Access::REMOTE_READ)?,
+            _word: word,
+        })
+    }
+
+    fn key(&self) -> u32 {
+        self.registered.remote_key()
+    }
 }
 
 /// The same on a rail after the first.
@@ -121,8 +151,7 @@ pub(super) struct ResponderFurther {
     // Dropped in this order, and before the memory that was granted.
     data: QueuePair,
     keys: Vec<Registered>,
-    sentinel: Registered,
-    _word: HostMemory,
+    sentinel: Sentinel,
 }
 
 impl ResponderFurther {
@@ -134,16 +163,14 @@ impl ResponderFurther {
             Registered::new(&domain, granted.slice.as_volatile(), first, granted.access)
         };
         let keys = granted.iter().map(key).collect::<io::Result<_>>()?;
-        let word = HostMemory::anonymous(size_of::<u64>()).map_err(io::Error::other)?;
-        let sentinel = Registered::new(&domain, word.as_volatile(), 0, Access::REMOTE_READ)?;
-        Ok(ResponderFurther { data, keys, sentinel, _word: word })
+        Ok(ResponderFurther { data, keys, sentinel: Sentinel::new(&domain)? })
     }
 
     fn told(&self) -> FurtherResponder {
         FurtherResponder {
             data: self.data.pair(),
             keys: self.keys.iter().map(Registered::remote_key).collect(),
-            sentinel: self.sentinel.remote_key(),
+            sentinel: self.sentinel.key(),
         }
     }
 }
@@ -179,7 +206,8 @@ impl Responder {
         if let Some(waker) = waker {
             waker.add(&data);
         }
-        Ok(Some(Responder { waker: waker.cloned(), data, heartbeat, further, granted }))
+        let (waker, is_in_order) = (waker.cloned(), shared.first().is_in_order());
+        Ok(Some(Responder { waker, data, heartbeat, further, granted, sentinel: None, domain, is_in_order }))
     }
 
     /// Receives that the peer may use up before it is told of more.
@@ -212,12 +240,28 @@ impl Responder {
         accesses.fold(Access::LOCAL, Access::union)
     }
 
-    /// Begins to serve the pairs that the peer posts on over the first rail.
-    pub(super) fn serve(&self, path: &Path, requester: &Pairs) -> io::Result<()> {
+    /// Begins to serve the pairs that the peer posts on over the first rail, and finds out in which order the device
+    /// applies what they write.
+    fn serve(&mut self, path: &Path, requester: &Pairs) -> io::Result<()> {
         let all = self.rights();
-        self.data.serve(path, &requester.data, all)?;
+        // A sentinel is there besides what was granted.
+        self.data.serve(path, &requester.data, all | Access::REMOTE_READ)?;
         // Heartbeats are words, and words are written.
-        self.heartbeat.serve(path, &requester.heartbeat, all.intersection(Access::REMOTE_WRITE))
+        self.heartbeat.serve(path, &requester.heartbeat, all.intersection(Access::REMOTE_WRITE))?;
+        self.data.make_ready_to_send(path)?;
+        let in_order = self.is_in_order.unwrap_or_else(|| self.data.applies_in_order());
+        tracing::info!(
+            device = self.domain.device.name,
+            in_order,
+            "order in which a peer's writes are applied"
+        );
+        self.sentinel = (!in_order).then(|| Sentinel::new(&self.domain)).transpose()?;
+        Ok(())
+    }
+
+    /// The key of the sentinel, once this serves, if the device may apply the peer's writes in any order.
+    pub(super) fn sentinel(&self) -> Option<u32> {
+        self.sentinel.as_ref().map(Sentinel::key)
     }
 
     /// True if the device says that the peer reached for what it was not granted.

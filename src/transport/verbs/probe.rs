@@ -20,7 +20,7 @@ struct Loopback {
     target: MemoryRegion,
     local: MemoryRegion,
     _heartbeat: Initiator,
-    _responder: Responder,
+    responder: Responder,
 }
 
 impl Loopback {
@@ -36,7 +36,7 @@ impl Loopback {
         let address = rail.port_address(&from.gid);
         let path = rail.path(&from, &address, &address)?;
         let requester = Requester::new(shared, 1).map_err(text)?;
-        let responder = Responder::new(shared, 1, vec![target.whole()], None)
+        let mut responder = Responder::new(shared, 1, vec![target.whole()], None)
             .map_err(text)?
             .ok_or("nothing is granted")?;
         let ports = Ports {
@@ -45,12 +45,13 @@ impl Loopback {
             responder: Some(responder.pairs()),
             further: Vec::new(),
             receives: responder.receives(),
+            sentinel: None,
         };
         let terms = Terms { grants: responder.grants(), blob: ports };
-        connect(&[path], Some(&requester), Some(&responder), &terms.blob).map_err(text)?;
+        connect(&[path], Some(&requester), Some(&mut responder), &terms.blob).map_err(text)?;
         let remote = terms.received(Vec::new()).grants.remove(0);
         let Requester { data, heartbeat, .. } = requester;
-        Ok(Loopback { data, remote, target, local, _heartbeat: heartbeat, _responder: responder })
+        Ok(Loopback { data, remote, target, local, _heartbeat: heartbeat, responder })
     }
 
     fn run(&mut self, operation: Operation) -> Result<(), String> {
@@ -66,6 +67,11 @@ impl Loopback {
             std::thread::yield_now();
         }
     }
+}
+
+/// Whether the first device says, or is known, to apply a peer's writes in order.
+pub(super) fn is_in_order(shared: &Arc<Shared>) -> Result<bool, String> {
+    Ok(Loopback::new(shared, Access::REMOTE_WRITE)?.responder.sentinel().is_none())
 }
 
 /// An atomic of the probe's word.

@@ -235,6 +235,11 @@ impl QueuePair {
     /// From new to ready to send to `peer`.
     pub(super) fn connect(&self, path: &Path, peer: &Pair) -> io::Result<()> {
         self.serve(path, peer, Access::LOCAL)?;
+        self.make_ready_to_send(path)
+    }
+
+    /// From ready to receive to ready to send.
+    pub(super) fn make_ready_to_send(&self, path: &Path) -> io::Result<()> {
         self.modify(
             sys::ibv_qp_attr {
                 qp_state: sys::IBV_QPS_RTS,
@@ -252,6 +257,14 @@ impl QueuePair {
                 | sys::IBV_QP_SQ_PSN
                 | sys::IBV_QP_MAX_QP_RD_ATOMIC,
         )
+    }
+
+    /// Whether the device says that what the peer writes through this pair gets into memory in order. Devices answer of
+    /// a pair that is ready to send, and a library that cannot ask them is taken for one that says no.
+    pub(super) fn applies_in_order(&self) -> bool {
+        let Some(ask) = self.domain.device.library.query_qp_data_in_order else { return false };
+        // SAFETY: the queue pair lives. Without flags the answer is 1 or 0.
+        unsafe { ask(self.raw.as_ptr(), sys::IBV_WR_RDMA_WRITE, 0) == 1 }
     }
 
     /// Ends it: what is under way is flushed, and comes back as completions in error.

@@ -27,12 +27,21 @@ pub(super) struct Rail {
     pub(super) mtu: u16,
     /// READs and atomics that may be under way at once, each way, if the device takes so many.
     pub(super) read_depth: u8,
+    /// The order in which it is to be taken to apply writes, whatever it says.
+    pub(super) in_order: Option<bool>,
 }
 
 impl Rail {
     /// Longest single request that the device is given, in bytes.
     pub(super) fn piece_bytes(&self) -> usize {
         self.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize
+    }
+
+    /// Whether the device applies a peer's writes in order, where that is known without asking it.
+    pub(super) fn is_in_order(&self) -> Option<bool> {
+        // Soft-RoCE copies each packet into memory as it comes, in the order of their numbers, and drops those that
+        // come too early. Its provider has no function to say so, and the library answers no for it.
+        self.in_order.or(self.info.is_soft_roce.then_some(true))
     }
 
     pub(super) fn choose_gid(&self, peer: Option<IpAddr>) -> Option<GidChoice> {

@@ -51,8 +51,7 @@ impl Rails {
     pub(super) fn new(first: Initiator, further: Vec<Initiator>, theirs: &Terms, depth: usize) -> Rails {
         let lane = |(initiator, further): (Initiator, &Further)| {
             let responder = further.responder.as_ref()?;
-            let remote = RemoteSlice { key: RemoteKey(responder.sentinel.into()), offset: 0, len: 8 };
-            let sentinel = (initiator.spare(), remote);
+            let sentinel = (initiator.spare(), word_of(responder.sentinel));
             Some(Lane {
                 initiator,
                 outbox: Vec::with_capacity(2 * depth),
@@ -71,7 +70,17 @@ impl Rails {
                 is_over: false,
             })
         });
-        Rails { first, striping }
+        let mut rails = Rails { first, striping };
+        if let Some(sentinel) = theirs.blob.sentinel {
+            rails.prove_by(sentinel, theirs);
+        }
+        rails
+    }
+
+    /// From now on READs of this sentinel of the peer's prove what was written before each word that announces: its
+    /// first device may apply writes in any order. Those that go on all rails are proved on each of the others anyhow.
+    pub(super) fn prove_by(&mut self, sentinel: u32, theirs: &Terms) {
+        self.first.prove_by(word_of(sentinel), theirs.names());
     }
 
     /// Whether a request has failed: no rail is of any more use.
@@ -282,6 +291,11 @@ impl Striping {
             self.striper.end();
         }
     }
+}
+
+/// The word of a sentinel with this key.
+fn word_of(sentinel: u32) -> RemoteSlice {
+    RemoteSlice { key: RemoteKey(sentinel.into()), offset: 0, len: 8 }
 }
 
 /// Hears of all that a rail has completed.

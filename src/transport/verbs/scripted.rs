@@ -53,7 +53,7 @@ pub(super) fn device() -> Arc<Device> {
         event_type_str,
         ..Library::absent()
     });
-    Device::of_library(&LIBRARY)
+    Device::of_library(&LIBRARY, NonNull::dangling())
 }
 
 /// Returns what the device says of itself.
@@ -146,7 +146,7 @@ pub(super) fn pending_events() -> (usize, usize) {
     (EVENTS.with_borrow(VecDeque::len), OPEN_EVENTS.get())
 }
 
-unsafe extern "C" fn close_device(_: *mut sys::ibv_context) -> c_int {
+pub(super) unsafe extern "C" fn close_device(_: *mut sys::ibv_context) -> c_int {
     0
 }
 

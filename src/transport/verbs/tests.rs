@@ -15,7 +15,17 @@ fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
     let mut info = info("scripted0", true, vec![gid()]);
     info.limits = Limits { reads_served, reads_posted, ..info.limits };
     let port = info.ports[0].clone();
-    Rail { device, info, port, reason: String::new(), domain, gid_index: None, mtu: 1024, read_depth }
+    Rail {
+        device,
+        info,
+        port,
+        reason: String::new(),
+        domain,
+        gid_index: None,
+        mtu: 1024,
+        read_depth,
+        in_order: None,
+    }
 }
 
 /// Returns how many READs and atomics the device is told that one side's pair has under way, and that the other's
@@ -86,24 +96,40 @@ fn without_a_secret_nothing_listens_beyond_loopback() {
     verbs(Some(Secret::random().unwrap())).listen(&everywhere).unwrap();
 }
 
-/// Both ends of a new connection through the device, each of which grants something.
-fn connection(verbs: &Verbs) -> [VerbsEndpoint; 2] {
-    let region = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
-    let offer = || Offer { message: Vec::new(), grants: vec![region.whole()] };
+/// Both ends of a new connection, the connector's first, and what each was granted. Both offer the same.
+pub(super) fn connect(
+    verbs: &Verbs,
+    offer: impl Fn() -> Offer,
+) -> ([VerbsEndpoint; 2], [Vec<RemoteSlice>; 2]) {
     let mut listener = verbs.listen(&Address::Verbs(([127, 0, 0, 1], 0).into())).unwrap();
     let mut connecting = verbs.connect(&listener.address(), offer()).unwrap();
     let (mut server, begin) = (None, std::time::Instant::now());
-    let client = loop {
-        assert!(begin.elapsed().as_secs() < 60, "waited in vain for a connection");
+    let wait = || assert!(begin.elapsed().as_secs() < 60, "waited in vain for a connection");
+    let (mut client, received) = loop {
+        wait();
         let now = crate::time::Instant::from_nanos(begin.elapsed().as_nanos() as u64);
         if let Some(incoming) = listener.poll(now) {
-            server = Some(incoming.accept(offer()).unwrap());
+            let grants = incoming.received().grants.clone();
+            server = Some((incoming.accept(offer()).unwrap(), grants));
         }
         if let Poll::Ready(connected) = connecting.poll(now) {
-            break connected.unwrap().0;
+            break connected.unwrap();
         }
     };
-    [client, server.unwrap()]
+    let (mut server, granted) = server.unwrap();
+    // The listener's side hears that the connector is ready.
+    for end in [&mut client, &mut server] {
+        while end.post(&[]).is_err() {
+            wait();
+        }
+    }
+    ([client, server], [received.grants, granted])
+}
+
+/// Both ends of a new connection through the device, each of which grants something.
+fn connection(verbs: &Verbs) -> [VerbsEndpoint; 2] {
+    let region = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
+    connect(verbs, || Offer { message: Vec::new(), grants: vec![region.whole()] }).0
 }
 
 #[test]
@@ -239,7 +265,7 @@ fn what_a_queue_pair_that_is_not_destroyed_may_write_is_never_lent_again() {
         let shared = verbs(None).shared;
         let memory = HostMemory::anonymous(64).unwrap();
         let mut buffer = Buffer::new(shared.register(memory, Access::LOCAL).unwrap()).unwrap();
-        let mut initiator = shared.initiator(0, 4).unwrap();
+        let mut initiator = shared.initiator(0, 4, 8).unwrap();
         let remote = RemoteSlice { key: RemoteKey(7), offset: 0, len: 8 };
         let read = |buffer: &mut Buffer| {
             let local = buffer.slice(0, 8).unwrap();

@@ -67,7 +67,10 @@ fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &Progres
             checks.push(dma_buf(&verbs));
             let capabilities = verbs.capabilities();
             let gid = verbs.gid_towards(Some(HERE));
-            let chosen = Chosen::new(verbs.port(), gid, capabilities.queue_depth, capabilities.atomics);
+            // Why it is not found out the checks have told: they make such a connection, too.
+            let in_order = verbs.is_in_order().ok();
+            let (depth, atomics) = (capabilities.queue_depth, capabilities.atomics);
+            let chosen = Chosen::new(verbs.port(), gid, depth, atomics, in_order);
             (PathReport::tried(NAME, device, checks), Some(chosen))
         }
     };

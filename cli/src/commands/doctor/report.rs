@@ -90,6 +90,8 @@ pub(super) struct Chosen {
     pub(super) path_mtu: u16,
     pub(super) queue_depth: usize,
     pub(super) atomics: &'static str,
+    /// Whether a peer's writes are applied in order; if not, a READ proves each payload. `null` if that is unknown.
+    pub(super) in_order: Option<bool>,
 }
 
 impl Chosen {
@@ -98,10 +100,11 @@ impl Chosen {
         gid: Option<GidChoice>,
         queue_depth: usize,
         atomics: AtomicDomain,
+        in_order: Option<bool>,
     ) -> Chosen {
         let (gid, gid_reason) = gid.map(|choice| (GidReport::new(&choice.gid), choice.reason)).unzip();
         let atomics = domain(atomics);
-        Chosen { port: port.number, gid, gid_reason, path_mtu: port.mtu, queue_depth, atomics }
+        Chosen { port: port.number, gid, gid_reason, path_mtu: port.mtu, queue_depth, atomics, in_order }
     }
 }
 

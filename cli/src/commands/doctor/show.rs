@@ -58,7 +58,7 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
         if rdma.firmware.is_empty() { String::new() } else { format!(", firmware {}", rdma.firmware) };
     let node = rdma.numa_node.map_or(String::new(), |node| format!(", on NUMA node {node}"));
     row("device", format!("{kind}{firmware}{node}"));
-    if let Some(Chosen { port, gid, gid_reason, path_mtu, queue_depth, atomics }) = &rdma.chosen {
+    if let Some(Chosen { port, gid, gid_reason, path_mtu, queue_depth, atomics, in_order }) = &rdma.chosen {
         let count = rdma.ports.len();
         row("port", format!("{port} of {count}, packets of {path_mtu} bytes, queues of {queue_depth}"));
         if let (Some(gid), Some(reason)) = (gid, gid_reason) {
@@ -71,6 +71,14 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
                 "none" => "none".into(),
                 "device" => "atomic among requests through this device, not against processors".into(),
                 _ => "atomic among requests and processors alike".to_owned(),
+            },
+        );
+        row(
+            "order",
+            match in_order {
+                Some(true) => "writes are applied in the order of their requests".into(),
+                Some(false) => "writes may be applied in any order: a READ proves each payload".into(),
+                None => "unknown: no connection of this host with itself".to_owned(),
             },
         );
     }

@@ -1,0 +1,515 @@
+//! A device of our own, for unit tests, that keeps no more order than the specification asks for.
+//!
+//! Its queue pairs carry requests out in this process's memory. A WRITE is cut into packets, and each of them gets into
+//! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Only READs are carried out
+//! after all that was posted before them, and only what has a fence begins after earlier READs are complete.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use super::device::{Device, Limits, lock};
+use super::rail::Rail;
+use super::region::ProtectionDomain;
+use super::scripted;
+use super::sys::{self, Library};
+use super::{Shared, Verbs};
+use crate::transport::AtomicDomain;
+
+/// Bytes of one packet: a quarter of a page of parameters.
+const PACKET_BYTES: usize = 1024;
+
+/// Requests that may be outstanding on an endpoint, and READs among them.
+const DEPTH: u32 = 64;
+const READS: u8 = 16;
+
+/// A device, and the steps that it takes.
+pub(crate) struct Unordered {
+    // The library's handle is a pointer to it. It is never freed: what a test leaks may still name it.
+    world: &'static World,
+}
+
+/// What the library's handle points to.
+#[repr(C)]
+struct World {
+    context: sys::ibv_context,
+    state: Mutex<State>,
+}
+
+// SAFETY: the context's pointers are null, and its functions do not change; all else is behind the lock.
+unsafe impl Send for World {}
+// SAFETY: as above.
+unsafe impl Sync for World {}
+
+struct State {
+    /// Of a generator of random numbers, SplitMix64.
+    random: u64,
+    /// The answer to who asks of a pair that is ready to send.
+    says_in_order: bool,
+    pairs: Vec<Pair>,
+    regions: HashMap<u32, Region>,
+    completions: HashMap<usize, VecDeque<sys::ibv_wc>>,
+    /// The number of the next pair or key.
+    next: u32,
+}
+
+struct Pair {
+    /// The address of the library's structure, and of its completion queue's.
+    address: usize,
+    queue: usize,
+    number: u32,
+    state: sys::ibv_qp_state,
+    /// The oldest first. Each leaves when it was told of, and all of it is in memory.
+    requests: VecDeque<Request>,
+}
+
+struct Request {
+    number: u64,
+    is_signalled: bool,
+    is_fenced: bool,
+    /// The local address that a READ writes; none for a WRITE.
+    reads_into: Option<usize>,
+    bytes: usize,
+    remote: u64,
+    key: u32,
+    /// The packets of a WRITE that are not in memory, each with its distance from the first byte.
+    packets: Vec<(usize, Vec<u8>)>,
+    /// Whether a READ was carried out.
+    is_read: bool,
+    is_told: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Region {
+    address: usize,
+    /// The address by which requests know its first byte.
+    first: u64,
+    bytes: usize,
+    access: u32,
+}
+
+/// A step that the specification allows to a queue pair.
+#[derive(Clone, Copy)]
+enum Step {
+    /// The packet of the request at this index gets into memory.
+    Store(usize, usize),
+    Read(usize),
+    /// The request is acknowledged.
+    Tell(usize),
+}
+
+impl Unordered {
+    /// Seeds of one number take the same steps in a single thread.
+    pub(crate) fn new(seed: u64, says_in_order: bool) -> Unordered {
+        let state = State {
+            random: seed,
+            says_in_order,
+            pairs: Vec::new(),
+            regions: HashMap::new(),
+            completions: HashMap::new(),
+            next: 1,
+        };
+        // SAFETY: null pointers, null functions, numbers, and a mutex that is never locked.
+        let mut context: sys::ibv_context = unsafe { std::mem::zeroed() };
+        context.ops.poll_cq = Some(poll_cq);
+        context.ops.post_send = Some(post_send);
+        Unordered { world: Box::leak(Box::new(World { context, state: Mutex::new(state) })) }
+    }
+
+    /// The transport over the device. `in_order` overrules what it says of itself.
+    pub(crate) fn verbs(&self, in_order: Option<bool>) -> Verbs {
+        self.verbs_over(1, DEPTH as usize, in_order)
+    }
+
+    /// The same over so many rails, and with queues for so many requests.
+    fn verbs_over(&self, rails: usize, queue_depth: usize, in_order: Option<bool>) -> Verbs {
+        let context = (&raw const *self.world).cast_mut().cast();
+        let device = Device::of_library(&LIBRARY, NonNull::new(context).expect("a reference is not null"));
+        let domain = ProtectionDomain::new(&device).unwrap();
+        let mut info = scripted::info("unordered0", true, vec![scripted::gid()]);
+        info.is_soft_roce = false;
+        info.limits = Limits {
+            queue_depth: 2 * DEPTH,
+            completions: 2 * DEPTH,
+            reads_served: READS,
+            reads_posted: READS,
+            ..info.limits
+        };
+        let (port, reason) = (info.ports[0].clone(), String::new());
+        let (gid_index, mtu, read_depth) = (None, 1024, READS);
+        let rail = Rail { device, info, port, reason, domain, gid_index, mtu, read_depth, in_order };
+        Verbs {
+            shared: Arc::new(Shared {
+                rails: vec![rail; rails],
+                queue_depth,
+                inline_bytes: 64,
+                first_packet: None,
+                atomics: AtomicDomain::None,
+                atomics_fault: None,
+                secret: None,
+                access_violations: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// Takes a step of any queue pair; false if there is none to take.
+    pub(crate) fn step(&self) -> bool {
+        lock(&self.world.state).step()
+    }
+}
+
+impl State {
+    fn random(&mut self, below: usize) -> usize {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ (mixed >> 31)) % below.max(1) as u64) as usize
+    }
+
+    fn step(&mut self) -> bool {
+        let mut steps = Vec::new();
+        for (index, pair) in self.pairs.iter().enumerate() {
+            steps.extend(pair.steps().into_iter().map(|step| (index, step)));
+        }
+        if steps.is_empty() {
+            return false;
+        }
+        let (pair, step) = steps[self.random(steps.len())];
+        self.take(pair, step);
+        true
+    }
+
+    fn take(&mut self, pair: usize, step: Step) {
+        let request = match step {
+            Step::Store(request, _) | Step::Read(request) | Step::Tell(request) => request,
+        };
+        let Request { remote, key, bytes, reads_into, .. } = self.pairs[pair].requests[request];
+        let right = match reads_into {
+            Some(_) => sys::IBV_ACCESS_REMOTE_READ,
+            None => sys::IBV_ACCESS_REMOTE_WRITE,
+        };
+        // A WRITE of no bytes needs no right.
+        let Some(at) = self.find(key, remote, bytes, right).or((bytes == 0).then_some(0)) else {
+            return self.fail(pair, request);
+        };
+        let pair = &mut self.pairs[pair];
+        let asked = &mut pair.requests[request];
+        match step {
+            Step::Store(_, packet) => {
+                let (offset, data) = asked.packets.swap_remove(packet);
+                store(at + offset, &data);
+            }
+            Step::Read(_) => {
+                asked.is_read = true;
+                store(reads_into.unwrap_or(0), &fetch(at, bytes));
+            }
+            Step::Tell(_) => {
+                asked.is_told = true;
+                if asked.is_signalled {
+                    let wr_id = asked.number;
+                    let told = sys::ibv_wc { wr_id, status: sys::IBV_WC_SUCCESS, ..Default::default() };
+                    self.completions.entry(pair.queue).or_default().push_back(told);
+                }
+            }
+        }
+        while pair.requests.front().is_some_and(|oldest| oldest.is_told && oldest.packets.is_empty()) {
+            pair.requests.pop_front();
+        }
+    }
+
+    /// The address of memory that this key opens for a request.
+    fn find(&self, key: u32, remote: u64, bytes: usize, right: u32) -> Option<usize> {
+        let region = self.regions.get(&key).filter(|region| region.access & right != 0)?;
+        let offset = usize::try_from(remote.checked_sub(region.first)?).ok()?;
+        (offset.checked_add(bytes)? <= region.bytes).then_some(region.address + offset)
+    }
+
+    /// Ends a queue pair: the request at this index is refused, and all that was not told of is flushed.
+    fn fail(&mut self, pair: usize, refused: usize) {
+        let pair = &mut self.pairs[pair];
+        pair.state = sys::IBV_QPS_ERR;
+        for (index, request) in std::mem::take(&mut pair.requests).into_iter().enumerate() {
+            let status = match index == refused {
+                true => sys::IBV_WC_REM_ACCESS_ERR,
+                false => sys::IBV_WC_WR_FLUSH_ERR,
+            };
+            if !request.is_told {
+                let told = sys::ibv_wc { wr_id: request.number, status, ..Default::default() };
+                self.completions.entry(pair.queue).or_default().push_back(told);
+            }
+        }
+    }
+
+    fn pair(&mut self, qp: *mut sys::ibv_qp) -> Option<usize> {
+        self.pairs.iter().position(|pair| pair.address == qp.addr())
+    }
+}
+
+impl Pair {
+    /// All steps that the specification allows next.
+    fn steps(&self) -> Vec<Step> {
+        let (mut steps, mut is_reading, mut is_storing, mut is_telling) = (Vec::new(), false, false, false);
+        for (index, request) in self.requests.iter().enumerate() {
+            if request.is_fenced && is_reading {
+                // Nothing behind it begins before it.
+                break;
+            }
+            steps.extend((0..request.packets.len()).map(|packet| Step::Store(index, packet)));
+            let is_done = request.reads_into.is_none() || request.is_read;
+            if !is_done && !is_storing {
+                steps.push(Step::Read(index));
+            }
+            if is_done && !is_telling && !request.is_told {
+                steps.push(Step::Tell(index));
+            }
+            is_reading |= !is_done;
+            is_storing |= !request.packets.is_empty();
+            is_telling |= !request.is_told;
+        }
+        steps
+    }
+}
+
+/// Puts data into memory, whole words as whole words.
+fn store(at: usize, data: &[u8]) {
+    let at = std::ptr::with_exposed_provenance_mut::<u8>(at);
+    let words = if at.addr().is_multiple_of(8) { data.len() / 8 } else { 0 };
+    for (index, word) in data.chunks_exact(8).take(words).enumerate() {
+        let value = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+        // SAFETY: `find` has found the range in registered memory, or it is the local memory of a request, which its
+        // poster keeps; it is aligned, and all access to it is atomic.
+        unsafe { AtomicU64::from_ptr(at.add(index * 8).cast()) }.store(value, Ordering::Release);
+    }
+    for (index, byte) in data.iter().enumerate().skip(words * 8) {
+        // SAFETY: as above.
+        unsafe { AtomicU8::from_ptr(at.add(index)) }.store(*byte, Ordering::Release);
+    }
+}
+
+fn fetch(at: usize, bytes: usize) -> Vec<u8> {
+    let at = std::ptr::with_exposed_provenance_mut::<u8>(at);
+    let words = if at.addr().is_multiple_of(8) { bytes / 8 } else { 0 };
+    // SAFETY: as in `store`; of a request's local memory, it is registered and its poster keeps it.
+    let word =
+        |index: usize| unsafe { AtomicU64::from_ptr(at.add(index * 8).cast()) }.load(Ordering::Acquire);
+    let mut data: Vec<u8> = (0..words).flat_map(|index| word(index).to_le_bytes()).collect();
+    // SAFETY: as above.
+    data.extend(
+        (words * 8..bytes).map(|index| unsafe { AtomicU8::from_ptr(at.add(index)) }.load(Ordering::Acquire)),
+    );
+    data
+}
+
+static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
+    close_device: scripted::close_device,
+    alloc_pd,
+    dealloc_pd,
+    create_cq,
+    destroy_cq,
+    create_qp,
+    modify_qp,
+    query_qp,
+    destroy_qp,
+    reg_mr_iova2,
+    dereg_mr,
+    get_async_event,
+    query_qp_data_in_order: Some(query_qp_data_in_order),
+    ..Library::absent()
+});
+
+fn state(context: *mut sys::ibv_context) -> std::sync::MutexGuard<'static, State> {
+    // SAFETY: each handle of this library points to a world, which is never freed.
+    lock(unsafe { &(*context.cast_const().cast::<World>()).state })
+}
+
+unsafe extern "C" fn alloc_pd(context: *mut sys::ibv_context) -> *mut sys::ibv_pd {
+    Box::into_raw(Box::new(sys::ibv_pd { context, handle: 0 }))
+}
+
+unsafe extern "C" fn dealloc_pd(pd: *mut sys::ibv_pd) -> c_int {
+    // SAFETY: made by `alloc_pd`, and freed once.
+    drop(unsafe { Box::from_raw(pd) });
+    0
+}
+
+unsafe extern "C" fn create_cq(
+    context: *mut sys::ibv_context,
+    _: c_int,
+    cq_context: *mut c_void,
+    _: *mut sys::ibv_comp_channel,
+    _: c_int,
+) -> *mut sys::ibv_cq {
+    // SAFETY: null pointers, numbers, and a mutex that is never locked.
+    let cq: sys::ibv_cq = unsafe { std::mem::zeroed() };
+    Box::into_raw(Box::new(sys::ibv_cq { context, cq_context, ..cq }))
+}
+
+unsafe extern "C" fn destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
+    // SAFETY: made by `create_cq`, and destroyed once.
+    let cq = unsafe { Box::from_raw(cq) };
+    state(cq.context).completions.remove(&(&raw const *cq).addr());
+    0
+}
+
+unsafe extern "C" fn create_qp(
+    pd: *mut sys::ibv_pd,
+    attributes: *mut sys::ibv_qp_init_attr,
+) -> *mut sys::ibv_qp {
+    // SAFETY: null pointers, numbers, and a mutex that is never locked.
+    let qp: sys::ibv_qp = unsafe { std::mem::zeroed() };
+    // SAFETY: the caller's structures.
+    let (context, sys::ibv_qp_init_attr { qp_context, send_cq, recv_cq, .. }) =
+        unsafe { ((*pd).context, *attributes) };
+    let mut state = state(context);
+    let number = state.next;
+    state.next += 1;
+    let made = sys::ibv_qp { context, qp_context, send_cq, recv_cq, qp_num: number, ..qp };
+    let qp = Box::into_raw(Box::new(made));
+    let (address, queue) = (qp.addr(), send_cq.addr());
+    let (reset, requests) = (sys::IBV_QPS_RESET, VecDeque::new());
+    state.pairs.push(Pair { address, queue, number, state: reset, requests });
+    qp
+}
+
+unsafe extern "C" fn modify_qp(
+    qp: *mut sys::ibv_qp,
+    attributes: *mut sys::ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    // SAFETY: the caller's structures.
+    let (context, attributes) = unsafe { ((*qp).context, *attributes) };
+    let mut state = state(context);
+    let Some(pair) = state.pair(qp).filter(|_| mask as u32 & sys::IBV_QP_STATE != 0) else { return 0 };
+    state.pairs[pair].state = attributes.qp_state;
+    if attributes.qp_state == sys::IBV_QPS_ERR {
+        state.fail(pair, usize::MAX);
+    }
+    0
+}
+
+unsafe extern "C" fn query_qp(
+    qp: *mut sys::ibv_qp,
+    attributes: *mut sys::ibv_qp_attr,
+    _: c_int,
+    _: *mut sys::ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: the caller's structures.
+    let mut state = state(unsafe { (*qp).context });
+    if let Some(pair) = state.pair(qp) {
+        // SAFETY: as above.
+        unsafe { (*attributes).qp_state = state.pairs[pair].state };
+    }
+    0
+}
+
+unsafe extern "C" fn query_qp_data_in_order(
+    qp: *mut sys::ibv_qp,
+    operation: sys::ibv_wr_opcode,
+    flags: u32,
+) -> c_int {
+    // SAFETY: the caller's structure.
+    let mut state = state(unsafe { (*qp).context });
+    let is_ready = state.pair(qp).is_some_and(|pair| state.pairs[pair].state == sys::IBV_QPS_RTS);
+    let is_asked = operation == sys::IBV_WR_RDMA_WRITE && flags == 0;
+    c_int::from(is_ready && is_asked && state.says_in_order)
+}
+
+unsafe extern "C" fn destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
+    // SAFETY: made by `create_qp`, and destroyed once.
+    let qp = unsafe { Box::from_raw(qp) };
+    state(qp.context).pairs.retain(|pair| pair.number != qp.qp_num);
+    0
+}
+
+unsafe extern "C" fn reg_mr_iova2(
+    pd: *mut sys::ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    first: u64,
+    access: c_uint,
+) -> *mut sys::ibv_mr {
+    // SAFETY: the caller's structure.
+    let context = unsafe { (*pd).context };
+    let mut state = state(context);
+    let key = state.next;
+    state.next += 1;
+    let region = Region { address: address.expose_provenance(), first, bytes: length, access };
+    state.regions.insert(key, region);
+    Box::into_raw(Box::new(sys::ibv_mr {
+        context,
+        pd,
+        addr: address,
+        length,
+        handle: 0,
+        lkey: key,
+        rkey: key,
+    }))
+}
+
+unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
+    // SAFETY: made by `reg_mr_iova2`, and undone once.
+    let mr = unsafe { Box::from_raw(mr) };
+    state(mr.context).regions.remove(&mr.rkey);
+    0
+}
+
+/// There are none.
+unsafe extern "C" fn get_async_event(_: *mut sys::ibv_context, _: *mut sys::ibv_async_event) -> c_int {
+    -1
+}
+
+unsafe extern "C" fn post_send(
+    qp: *mut sys::ibv_qp,
+    first: *mut sys::ibv_send_wr,
+    _: *mut *mut sys::ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's structures.
+    let mut state = state(unsafe { (*qp).context });
+    let Some(pair) = state.pair(qp) else { return libc::EINVAL };
+    let mut next = NonNull::new(first);
+    while let Some(request) = next {
+        // SAFETY: the caller's chain, its lists of pieces, and the member of the union that its operation has.
+        let (asked, piece, target) = unsafe {
+            let asked = request.as_ref();
+            let piece = (asked.num_sge > 0).then(|| *asked.sg_list);
+            (asked, piece, asked.wr.rdma)
+        };
+        let (address, bytes) = piece.map_or((0, 0), |piece| (piece.addr as usize, piece.length as usize));
+        let is_read = asked.opcode == sys::IBV_WR_RDMA_READ;
+        let data = if is_read { Vec::new() } else { fetch(address, bytes) };
+        let packets = data.chunks(PACKET_BYTES).map(<[u8]>::to_vec).enumerate();
+        let is = |flag: sys::ibv_send_flags| asked.send_flags & flag != 0;
+        state.pairs[pair].requests.push_back(Request {
+            number: asked.wr_id,
+            is_signalled: is(sys::IBV_SEND_SIGNALED),
+            is_fenced: is(sys::IBV_SEND_FENCE),
+            reads_into: is_read.then_some(address),
+            bytes,
+            remote: target.remote_addr,
+            key: target.rkey,
+            packets: packets.map(|(index, data)| (index * PACKET_BYTES, data)).collect(),
+            is_read: false,
+            is_told: false,
+        });
+        next = NonNull::new(asked.next);
+    }
+    0
+}
+
+unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, most: c_int, into: *mut sys::ibv_wc) -> c_int {
+    // SAFETY: the caller's structure.
+    let mut state = state(unsafe { (*cq).context });
+    let Some(completions) = state.completions.get_mut(&cq.addr()) else { return 0 };
+    let count = completions.len().min(usize::try_from(most).unwrap_or(0));
+    for (index, completion) in completions.drain(..count).enumerate() {
+        // SAFETY: the caller has room for so many.
+        unsafe { into.add(index).write(completion) };
+    }
+    count as c_int
+}
+
+#[cfg(test)]
+mod tests;

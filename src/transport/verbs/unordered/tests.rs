@@ -1,0 +1,212 @@
+//! Which writes a peer sees before others, over a device that keeps no more order than it must.
+
+use super::super::tests::connect;
+use super::*;
+use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
+use crate::transport::verbs::VerbsEndpoint;
+use crate::transport::{Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest};
+
+/// Bytes that a write may fill: each has an area of its own.
+const AREA_BYTES: usize = 33 * PACKET_BYTES;
+const AREAS: usize = 24;
+
+/// The two sides of a connection.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Side {
+    Connector,
+    Listener,
+}
+
+/// A side that posts, and the other's memory.
+struct Fixture {
+    device: Unordered,
+    poster: VerbsEndpoint,
+    _target: VerbsEndpoint,
+    /// What announces, and what does not, as its owner sees it and as the poster names it.
+    granted: [(MemoryRegion, RemoteSlice); 2],
+    /// Bytes that are not 0.
+    source: LocalSlice,
+}
+
+fn fixture(seed: u64, says_in_order: bool, in_order: Option<bool>, posts: Side) -> Fixture {
+    let device = Unordered::new(seed, says_in_order);
+    let verbs = device.verbs(in_order);
+    over(device, &verbs, posts)
+}
+
+fn over(device: Unordered, verbs: &Verbs, posts: Side) -> Fixture {
+    let access = [Access::REMOTE_WRITE, Access::REMOTE_WRITE | Access::RELAXED];
+    let regions = access.map(|access| verbs.allocate(AREAS * AREA_BYTES, access).unwrap());
+    let offer =
+        || Offer { message: Vec::new(), grants: regions.each_ref().map(MemoryRegion::whole).to_vec() };
+    let ([connector, listener], grants) = connect(verbs, offer);
+    let (poster, target) =
+        if posts == Side::Connector { (connector, listener) } else { (listener, connector) };
+    let granted = grants[usize::from(posts == Side::Listener)].clone();
+    let mut granted = regions.into_iter().zip(granted);
+    let granted = [granted.next().unwrap(), granted.next().unwrap()];
+    let source = verbs.allocate(AREA_BYTES, Access::LOCAL).unwrap().whole();
+    source.as_volatile().write(&[1; AREA_BYTES]);
+    Fixture { device, poster, _target: target, granted, source }
+}
+
+/// A write, and what is seen of it.
+struct Write {
+    announces: bool,
+    area: usize,
+    bytes: usize,
+}
+
+impl Fixture {
+    /// A write of chance into an area of its own.
+    fn write(&self, area: usize) -> (Write, Operation) {
+        let mut state = lock(&self.device.world.state);
+        let announces = state.random(2) == 0;
+        // The longest is striped where there are two rails.
+        let bytes = [8, 8, 64, 1500, AREA_BYTES][state.random(5)];
+        let remote = self.granted[usize::from(!announces)].1;
+        let remote = remote.slice((area * AREA_BYTES) as u64, bytes as u64).unwrap();
+        let operation = match bytes {
+            8 => Operation::WriteInline { data: Inline::word(u64::MAX), remote },
+            _ => {
+                let local = self.source.slice(0, bytes).unwrap();
+                Operation::Write { local, remote, streaming: Streaming::Never }
+            }
+        };
+        (Write { announces, area, bytes }, operation)
+    }
+
+    /// Whether anything of a write is in memory, and whether all of it is.
+    fn seen(&self, write: &Write) -> (bool, bool) {
+        let mut bytes = vec![0; write.bytes];
+        let memory = self.granted[usize::from(!write.announces)].0.as_volatile();
+        memory.subslice(write.area * AREA_BYTES, write.bytes).read(&mut bytes);
+        (bytes.iter().any(|byte| *byte != 0), bytes.iter().all(|byte| *byte != 0))
+    }
+
+    /// What has overtaken a write that it must not: the later one must announce.
+    fn overtaken(&self, writes: &[Write]) -> Option<(usize, usize)> {
+        let seen: Vec<_> = writes.iter().map(|write| self.seen(write)).collect();
+        let late = seen.iter().position(|(_, is_whole)| !is_whole)?;
+        let early = (late + 1..writes.len()).find(|later| writes[*later].announces && seen[*later].0)?;
+        Some((late, early))
+    }
+
+    /// Posts writes of chance, and looks at memory after each step of the device. Returns two that are seen in the
+    /// wrong order, if there are any.
+    fn run(&mut self) -> Option<(usize, usize)> {
+        let (mut writes, mut told) = (Vec::new(), 0);
+        while writes.len() < AREAS {
+            let wanted = 1 + lock(&self.device.world.state).random(4);
+            let planned = (0..wanted.min(AREAS - writes.len())).map(|more| self.write(writes.len() + more));
+            let (planned, operations): (Vec<_>, Vec<_>) = planned.unzip();
+            let signalled = |operation| WorkRequest::signalled(0, operation);
+            let batch: Vec<_> = operations.into_iter().map(signalled).collect();
+            let mut rest = &batch[..];
+            while !rest.is_empty() {
+                // All of it, or what a short queue takes.
+                let one = match self.poster.post(rest) {
+                    Err(PostError::BatchTooLong { depth, .. }) => depth,
+                    Ok(()) => break,
+                    Err(PostError::QueueFull { .. }) => 0,
+                    Err(error) => panic!("{error}"),
+                };
+                if one > 0 && self.poster.post(&rest[..one]).is_ok() {
+                    rest = &rest[one..];
+                }
+                self.device.step();
+                told += std::iter::from_fn(|| self.poster.poll()).count();
+            }
+            writes.extend(planned);
+            let steps = lock(&self.device.world.state).random(6);
+            for _ in 0..steps {
+                self.device.step();
+                if let Some(found) = self.overtaken(&writes) {
+                    return Some(found);
+                }
+            }
+        }
+        loop {
+            while let Some(completion) = self.poster.poll() {
+                completion.result.unwrap();
+                told += 1;
+            }
+            if !self.device.step() {
+                break;
+            }
+            if let Some(found) = self.overtaken(&writes) {
+                return Some(found);
+            }
+        }
+        assert_eq!(told, AREAS, "each is complete");
+        assert!(writes.iter().all(|write| self.seen(write).1), "and all of it is there");
+        None
+    }
+}
+
+#[test]
+fn no_write_that_announces_is_seen_before_all_that_came_before_it() {
+    for posts in [Side::Connector, Side::Listener] {
+        for seed in 0..20 {
+            let found = fixture(seed, false, None, posts).run();
+            assert_eq!(found, None, "seed {seed}, {posts:?}");
+        }
+    }
+}
+
+#[test]
+fn nor_over_two_rails_nor_with_queues_for_one_request() {
+    for (rails, depth) in [(2, DEPTH as usize), (1, 1), (2, 1)] {
+        for posts in [Side::Connector, Side::Listener] {
+            for seed in 0..8 {
+                let device = Unordered::new(seed, false);
+                let verbs = device.verbs_over(rails, depth, None);
+                let found = over(device, &verbs, posts).run();
+                assert_eq!(found, None, "seed {seed}, {posts:?}, {rails} rails, queues for {depth}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_wrongly_taken_to_keep_the_order_does_not() {
+    for posts in [Side::Connector, Side::Listener] {
+        for (says_in_order, in_order) in [(false, Some(true)), (true, None)] {
+            let found = (0..20).filter(|seed| fixture(*seed, says_in_order, in_order, posts).run().is_some());
+            assert!(found.count() > 10, "the test sees what it looks for");
+        }
+    }
+}
+
+#[test]
+fn only_writes_that_announce_are_proved_and_only_where_that_is_needed() {
+    for (says_in_order, in_order, proofs) in [
+        (false, None, 2),
+        (true, None, 0),
+        (true, Some(false), 2),
+        (false, Some(true), 0),
+        (false, Some(false), 2),
+    ] {
+        for posts in [Side::Connector, Side::Listener] {
+            let mut fixture = fixture(0, says_in_order, in_order, posts);
+            let [word, payload] = fixture.granted.each_ref().map(|(_, remote)| remote.slice(0, 8).unwrap());
+            let write = |remote| Operation::WriteInline { data: Inline::word(1), remote };
+            let batch = [payload, payload, word, payload, word].map(write);
+            fixture.poster.post(&batch.map(|operation| WorkRequest::unsignalled(0, operation))).unwrap();
+            let state = lock(&fixture.device.world.state);
+            let posted: Vec<_> = state.pairs.iter().flat_map(|pair| &pair.requests).collect();
+            let reads = posted.iter().filter(|request| request.reads_into.is_some()).count();
+            let fenced = posted.iter().filter(|request| request.is_fenced).count();
+            assert_eq!((posted.len(), reads, fenced), (5 + proofs, proofs, proofs));
+        }
+    }
+}
+
+#[test]
+fn what_the_device_says_is_found_out_without_a_peer() {
+    for (says_in_order, in_order, answer) in
+        [(false, None, false), (true, None, true), (true, Some(false), false), (false, Some(true), true)]
+    {
+        assert_eq!(Unordered::new(0, says_in_order).verbs(in_order).is_in_order(), Ok(answer));
+    }
+}
