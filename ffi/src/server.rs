@@ -8,7 +8,9 @@ use slackline::{Server, ServerStatus, Version, now};
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Out, call, copy_out, create, destroy, opaque, slice, with};
-use crate::options::{self, SLACKLINE_NO_VERSION, slackline_server_options, slackline_tensor};
+use crate::options::{
+    self, SLACKLINE_NO_STALENESS, SLACKLINE_NO_VERSION, slackline_server_options, slackline_tensor,
+};
 use crate::sized::{SizedOut, set_default, sized};
 use crate::status::slackline_server_status;
 
@@ -204,6 +206,8 @@ pub unsafe extern "C" fn slackline_server_get_status(
             variance: status.variance.unwrap_or(f64::NAN),
             follows: follows.into(),
             missing: status.missing,
+            access_violations: status.access_violations,
+            staleness_bound: status.staleness_bound.unwrap_or(SLACKLINE_NO_STALENESS),
         });
         Ok(())
     })

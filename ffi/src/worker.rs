@@ -3,14 +3,14 @@
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use slackline::{Address, Step, Worker};
+use slackline::{Address, Step, Worker, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice, with};
 use crate::options::{self, slackline_tensor, slackline_worker_options};
 use crate::sized::{SizedOut, set_default, sized};
-use crate::status::slackline_worker_status;
+use crate::status::{slackline_staleness, slackline_worker_status};
 use crate::table::Tensors;
 
 /// Reads parameters and publishes gradients. One clock is: begin, compute on the parameters, write the gradient,
@@ -195,6 +195,40 @@ pub unsafe extern "C" fn slackline_worker_get_status(
         let out = unsafe { SizedOut::new(status, "status")? };
         // SAFETY: the contract.
         out.set(unsafe { with(worker, |working| Ok(slackline_worker_status::of(&working.worker)))? });
+        Ok(())
+    })
+}
+
+/// Writes to `staleness` how stale the parameters were on which this worker computed its gradients since it connected
+/// first. `staleness->size` must be set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_get_staleness(
+    worker: *const slackline_worker,
+    staleness: *mut slackline_staleness,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let out = unsafe { SizedOut::new(staleness, "staleness")? };
+        // SAFETY: the contract.
+        out.set(unsafe { with(worker, |working| Ok(slackline_staleness::of(&working.worker)))? });
+        Ok(())
+    })
+}
+
+/// Does what there is to do for a gradient that is on its way, without waiting: called between pieces of a computation
+/// it brings gradients forward that `slackline_worker_publish` with a `timeout_ms` of 0 began to publish.
+/// `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_progress(
+    worker: *mut slackline_worker,
+    progressed: *mut u32,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let out = unsafe { Out::wanted(progressed, "progressed")? };
+        // SAFETY: the contract.
+        let progress = unsafe { with(worker, |working| Ok(working.worker.poll(now())?))? };
+        out.into_iter().for_each(|out| out.set(progress.into()));
         Ok(())
     })
 }

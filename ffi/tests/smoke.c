@@ -8,12 +8,6 @@ enum { CLOCKS = 20, VERSIONS = 7 };
 
 /* ------------------------------------------------------------------ training */
 
-/* The gradient of (p - target)^2 / 2; with a rate of 1/2 every step halves the distance, exactly. */
-static float target_of(size_t index)
-{
-    return (float)(index % 16) - 8.0f;
-}
-
 static void train(const char *address)
 {
     struct slackline_worker_options options = worker_options();
@@ -70,7 +64,6 @@ static void a_server_and_a_worker_train_a_quadratic(int tcp)
     float parameters[ELEMENTS];
     const char *address;
     char text[ADDRESS_SIZE];
-    size_t index;
     pid_t child;
     int gate[2];
 
@@ -81,8 +74,7 @@ static void a_server_and_a_worker_train_a_quadratic(int tcp)
         exit(0);
     }
     layer(tensors);
-    for (index = 0; index < ELEMENTS; index++)
-        parameters[index] = target_of(index) + 1.0f;
+    set_one_from_target(parameters);
     options.scheme = "ssp";
     options.staleness = 0;
     options.learning_rate = 0.5f;
@@ -106,9 +98,7 @@ static void a_server_and_a_worker_train_a_quadratic(int tcp)
     CHECK(fabs(status.loss - ELEMENTS * ldexp(0.5, -2 * (CLOCKS - 1))) < 1e-12);
     EXPECT(BAD_ARGUMENT, slackline_server_parameters(server, parameters, ELEMENTS + 1));
     EXPECT(BAD_ARGUMENT, slackline_server_parameters(server, NULL, ELEMENTS));
-    OK(slackline_server_parameters(server, parameters, ELEMENTS));
-    for (index = 0; index < ELEMENTS; index++)
-        CHECK(parameters[index] == target_of(index) + ldexpf(1.0f, -CLOCKS));
+    check_steps_taken(server, CLOCKS);
     slackline_server_destroy(server);
 }
 
