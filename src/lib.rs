@@ -107,6 +107,7 @@ macro_rules! ordering {
 #[cfg(not(loom))]
 mod channel;
 mod clock;
+mod diagnostic;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 mod fuzzing;
 #[cfg(not(loom))]
@@ -126,6 +127,7 @@ mod transport;
 #[cfg(not(loom))]
 pub use channel::{Secret, SecretError};
 pub use clock::{Clock, Version};
+pub use diagnostic::Diagnostic;
 #[cfg(not(loom))]
 pub use job::env::{LaunchError, MeetingPoint, Placement};
 #[cfg(not(loom))]

@@ -1,6 +1,7 @@
 //! Options that set the scheme, the same for `train` and `sim`.
 
 use clap::ValueEnum;
+use slackline::Diagnostic;
 use slackline::scheme::{Damping, SchemeConfig, SchemeConfigError};
 
 use crate::failure::Failure;

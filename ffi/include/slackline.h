@@ -1091,8 +1091,8 @@ typedef struct slackline_server_status {
      */
     uint64_t access_violations;
     /**
-     * Most versions by which a gradient's parameters may be behind now; `SLACKLINE_NO_STALENESS` where the scheme bounds
-     * that in no other way than by clocks, or not at all.
+     * Most versions by which a gradient's parameters may be behind now; `SLACKLINE_NO_STALENESS` where the scheme does
+     * not bound that.
      */
     uint64_t staleness_bound;
 } slackline_server_status;

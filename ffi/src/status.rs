@@ -68,8 +68,8 @@ pub struct slackline_server_status {
     pub missing: u64,
     /// Accesses of peers to memory that they were not granted; each one ended its connection.
     pub access_violations: u64,
-    /// Most versions by which a gradient's parameters may be behind now; `SLACKLINE_NO_STALENESS` where the scheme bounds
-    /// that in no other way than by clocks, or not at all.
+    /// Most versions by which a gradient's parameters may be behind now; `SLACKLINE_NO_STALENESS` where the scheme does
+    /// not bound that.
     pub staleness_bound: u64,
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{CheckpointError, GroupError};
 use crate::clock::Version;
+use crate::diagnostic::Diagnostic;
 use crate::kernel::FoldError;
 use crate::mem::OutOfBounds;
 use crate::param::{Eviction, HandshakeError, PinError, PublishError, PullError};
@@ -13,8 +14,7 @@ use crate::scheme::{self, Bound};
 use crate::table::{ElementType, TableError};
 use crate::transport::{Address, ConnectError, Disconnected, PostError, RegisterError};
 
-/// An operation of a node failed. The text names the operation, the cause and the remedy;
-/// [`operation`](Self::operation), [`remedy`](Self::remedy) and [`is_retryable`](Self::is_retryable) say them to
+/// An operation of a node failed. The text names the operation, the cause and the remedy; [`Diagnostic`] says them to
 /// programs. The other errors of the library become one by `from`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -215,9 +215,8 @@ pub enum Error {
     Fold(#[from] FoldError),
 }
 
-impl Error {
-    /// The operation that failed, in a few words.
-    pub fn operation(&self) -> &'static str {
+impl Diagnostic for Error {
+    fn operation(&self) -> &'static str {
         match self {
             Error::Deadline { operation, .. } | Error::OutOfTurn { operation, .. } => operation,
             Error::Register(_) => "registering memory",
@@ -240,22 +239,24 @@ impl Error {
         }
     }
 
-    /// The remedy in a few words, which the text of the error ends in, where there is one.
-    pub fn remedy(&self) -> Option<Cow<'_, str>> {
+    fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
-            Error::Connect(error) => error.remedy().map(Cow::from),
+            Error::Register(error) => error.remedy(),
+            Error::Connect(error) => error.remedy(),
+            Error::Table(error) => error.remedy(),
+            Error::Handshake { source, .. } => source.remedy(),
+            Error::Pin { source, .. } => source.remedy(),
             Error::SchemeConfig(error) => error.remedy(),
-            Error::Register(RegisterError::Device { remedy, .. }) => Some(remedy.into()),
             Error::Option { reason, .. } => Some((*reason).into()),
-            Error::Checkpoint(error) => error.remedy().map(Cow::from),
-            Error::Group(error) => error.remedy().map(Cow::from),
+            Error::Checkpoint(error) => error.remedy(),
+            Error::Group(error) => error.remedy(),
             error => Some(error.help()).filter(|text| !text.is_empty()).map(Cow::from),
         }
     }
 
     /// True if the same may succeed later with the same program and the same options: call again after a deadline or a
     /// pinned version, connect again after the loss of a server or an eviction.
-    pub fn is_retryable(&self) -> bool {
+    fn is_retryable(&self) -> bool {
         match self {
             Error::Deadline { .. } | Error::ServerLost { .. } | Error::Evicted { .. } => true,
             Error::Pinned { .. } | Error::Thread { .. } => true,
@@ -263,11 +264,13 @@ impl Error {
             Error::Post { source, .. } => {
                 matches!(source, PostError::Disconnected(_) | PostError::QueueFull { .. })
             }
-            Error::Group(error) => matches!(error, GroupError::Deadline { .. } | GroupError::Absent { .. }),
+            Error::Group(error) => error.is_retryable(),
             _ => false,
         }
     }
+}
 
+impl Error {
     /// The remedy, where it is the same for all errors of a kind.
     fn help(&self) -> &'static str {
         match self {
@@ -293,9 +296,7 @@ impl Error {
             _ => "",
         }
     }
-}
 
-impl Error {
     /// True if a server is lost to this peer: it is gone, or took the peer for dead. Connecting again may help.
     pub fn is_loss(&self) -> bool {
         matches!(self, Error::ServerLost { .. } | Error::Evicted { .. })

@@ -3,11 +3,14 @@
 //! A message is a magic word and the layout version, so that peers of different versions can say so to each other,
 //! and a body behind it that only peers of one version decode.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use super::decisions::{DECISIONS_BYTES, DecidedFrom, Followed};
 use super::layout::{ControlLayout, FrameGeometry, LAYOUT_VERSION, MAGIC, SlotGeometry};
 use crate::clock::{Clock, Version};
+use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::RemoteSlice;
 use crate::scheme;
 use crate::table::{ElementType, Table};
@@ -23,9 +26,7 @@ pub enum HandshakeError {
     #[error("its message is not slackline's")]
     Foreign,
     /// The peer has another version of this library.
-    #[error(
-        "it speaks layout version {theirs}, this process version {LAYOUT_VERSION}: run the same slackline on both sides"
-    )]
+    #[error("it speaks layout version {theirs}, this process version {LAYOUT_VERSION}: {}", remedy_of(self))]
     Version {
         /// The layout version that it speaks.
         theirs: u64,
@@ -36,6 +37,19 @@ pub enum HandshakeError {
         /// The fault of the message.
         reason: &'static str,
     },
+}
+
+impl Diagnostic for HandshakeError {
+    fn operation(&self) -> &'static str {
+        "connecting"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            HandshakeError::Version { .. } => Some("run the same slackline on both sides".into()),
+            HandshakeError::Foreign | HandshakeError::Damaged { .. } => None,
+        }
+    }
 }
 
 /// The role that a peer asks for.

@@ -2,6 +2,7 @@
 
 use super::{ReadMode, WorkerOptions};
 use crate::clock::{Clock, Version};
+use crate::diagnostic::Diagnostic;
 use crate::node::link::Link;
 use crate::node::shard::random_word;
 use crate::node::wait::{retry, sleep};

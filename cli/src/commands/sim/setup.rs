@@ -1,5 +1,6 @@
 //! From options to a cluster.
 
+use slackline::Diagnostic;
 use slackline::scheme::SchemeConfig;
 use slackline::sim::{
     self, Cluster, Factorisation, Faults, Logistic, Network, Problem, Quadratic, Shape, Until,
