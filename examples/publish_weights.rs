@@ -31,7 +31,7 @@ fn train(address: &Address) -> Result<(), Error> {
 fn roll_out(address: &Address) -> Result<u64, Error> {
     let options = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
     let mut reader = Reader::connect(Shm::new(), address, options, TIMEOUT)?;
-    reader.refresh_to(Version(1), TIMEOUT)?;
+    reader.refresh_to(Version::new(1), TIMEOUT)?;
     let mut copies = 0;
     loop {
         let fresh = reader.refresh(1, TIMEOUT)?;

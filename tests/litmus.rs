@@ -103,7 +103,7 @@ fn without_the_second_look_at_the_header_torn_reads_are_found() {
     reader.set_consistency(Consistency::Mixture);
     let (begun, mut mixtures, mut pulls) = (Instant::now(), 0, 0u64);
     while mixtures < 10 && begun.elapsed() < TIMEOUT {
-        reader.refresh_to(Version(0), TIMEOUT).unwrap();
+        reader.refresh_to(Version::new(0), TIMEOUT).unwrap();
         let bytes = reader.bytes().unwrap();
         let first = u64::from_le_bytes(*bytes.first_chunk().unwrap());
         mixtures += u64::from(!all_are(bytes, first));
@@ -175,7 +175,7 @@ fn follow(claim: &str, threads: usize, pulls: u64) {
         if tally.is_late() {
             break;
         }
-        let next = Version(tally.newest.0 + 1);
+        let next = Version::new(tally.newest.0 + 1);
         let fresh = reader.refresh_to(next, TIMEOUT).unwrap();
         assert!(fresh.version >= next);
         check_floats(reader.bytes().unwrap(), fresh.version);

@@ -311,7 +311,7 @@ fn a_reader_is_never_staler_than_it_asked_and_copies_only_when_it_must() {
         });
         publisher.drive(|publisher| publisher.readers() == 1, TIMEOUT).unwrap();
         for version in 1..=7u64 {
-            assert_eq!(publisher.publish(&[version as u8; 128], TIMEOUT).unwrap(), Version(version));
+            assert_eq!(publisher.publish(&[version as u8; 128], TIMEOUT).unwrap(), Version::new(version));
             to_reader.send(version).unwrap();
             done.recv().unwrap();
         }
@@ -333,13 +333,13 @@ fn a_pinned_frame_is_left_alone_and_a_publisher_with_no_free_one_says_so() {
         let reading = scope.spawn(move || {
             let mut reader =
                 Reader::connect(Shm::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
-            let frame = reader.pin(slackline::scheme::Bound::version(Version(1)), TIMEOUT).unwrap();
+            let frame = reader.pin(slackline::scheme::Bound::version(Version::new(1)), TIMEOUT).unwrap();
             pinned.send(()).unwrap();
             may_let_go.recv().unwrap();
             let mut bytes = [0; 64];
             frame.bytes().read(&mut bytes);
             assert!(frame.is_intact());
-            assert_eq!((frame.pulled().version, bytes), (Version(1), [1; 64]));
+            assert_eq!((frame.pulled().version, bytes), (Version::new(1), [1; 64]));
             drop(frame);
             pinned.send(()).unwrap();
         });
@@ -348,7 +348,7 @@ fn a_pinned_frame_is_left_alone_and_a_publisher_with_no_free_one_says_so() {
         is_pinned.recv().unwrap();
         publisher.publish(&[2; 64], TIMEOUT).unwrap();
         let error = publisher.publish(&[3; 64], Duration::from_millis(50)).unwrap_err();
-        assert!(matches!(error, Error::Pinned { version: Version(3), .. }), "{error}");
+        assert!(matches!(error, Error::Pinned { version: Version::new(3), .. }), "{error}");
         let_go.send(()).unwrap();
         is_pinned.recv().unwrap();
         publisher.publish(&[3; 64], TIMEOUT).unwrap();
@@ -500,7 +500,7 @@ fn what_a_reader_holds_stays_until_it_lets_go_or_reads_something_else() {
         let mut reader = Reader::connect(Shm::new(), at, ReaderOptions::default(), TIMEOUT).unwrap();
         let publish = |value: u8| publisher.lock().unwrap().publish(&[value; 64], TIMEOUT).unwrap();
         publish(1);
-        assert_eq!(reader.hold(Bound::version(Version(1)), TIMEOUT).unwrap().version, Version(1));
+        assert_eq!(reader.hold(Bound::version(Version::new(1)), TIMEOUT).unwrap().version, Version::new(1));
         for value in 2..9 {
             publish(value);
         }
@@ -509,8 +509,8 @@ fn what_a_reader_holds_stays_until_it_lets_go_or_reads_something_else() {
         assert!(reader.is_intact() && seen == [1; 64], "{seen:?}");
         reader.release();
         assert!(reader.held().is_none() && !reader.is_intact());
-        assert_eq!(reader.hold(Bound::NONE, TIMEOUT).unwrap().version, Version(8));
-        reader.refresh_to(Version(8), TIMEOUT).unwrap();
+        assert_eq!(reader.hold(Bound::NONE, TIMEOUT).unwrap().version, Version::new(8));
+        reader.refresh_to(Version::new(8), TIMEOUT).unwrap();
         assert!(reader.held().is_none());
     });
 }

@@ -236,7 +236,7 @@ fn a_step_that_cannot_be_and_reading_in_place_are_errors() {
     std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
             assert!(server.drive(|server| server.status().joined == 3, TIMEOUT).unwrap());
-            assert_eq!(server.status().version, Version(0));
+            assert_eq!(server.status().version, Version::new(0));
         });
         let good = options(scheme, ElementType::F32);
         let bad = [

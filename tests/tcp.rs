@@ -127,7 +127,10 @@ fn a_reader_is_never_staler_than_it_asked() {
         });
         assert!(publisher.drive(|publisher| publisher.readers() == 1, TIMEOUT).unwrap());
         for version in 1..=20u64 {
-            assert_eq!(publisher.publish(&[version as u8; 1_000_000], TIMEOUT).unwrap(), Version(version));
+            assert_eq!(
+                publisher.publish(&[version as u8; 1_000_000], TIMEOUT).unwrap(),
+                Version::new(version)
+            );
             to_reader.send(version).unwrap();
             done.recv().unwrap();
         }

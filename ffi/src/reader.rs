@@ -101,7 +101,9 @@ pub unsafe extern "C" fn slackline_reader_refresh_to(
 ) -> slackline_status {
     let timeout = Duration::from_millis(timeout_ms);
     // SAFETY: the contract.
-    call(|| unsafe { refresh(reader, fresh, |reader| Ok(reader.refresh_to(Version(version), timeout)?)) })
+    call(|| unsafe {
+        refresh(reader, fresh, |reader| Ok(reader.refresh_to(Version::new(version), timeout)?))
+    })
 }
 
 /// # Safety
@@ -207,7 +209,7 @@ pub unsafe extern "C" fn slackline_reader_pin(
         let timeout = Duration::from_millis(timeout_ms);
         let pin = |reader: &mut Reader<Fabric>| {
             let Pulled { version, behind, epoch, retries, .. } =
-                reader.hold(Bound::version(Version(version)), timeout)?;
+                reader.hold(Bound::version(Version::new(version)), timeout)?;
             let memory =
                 reader.held().ok_or_else(|| Failure::new(slackline_status::Internal, "no frame is held"))?;
             out.set((memory.as_ptr().cast_const().cast(), memory.len()));

@@ -87,7 +87,7 @@ pub enum Error {
         why: Eviction,
     },
     /// The owner of a shard has come to the last version.
-    #[error("version {} is the last that fits the protocol's words: {}", .version.0, self.help())]
+    #[error("version {} is the last that fits the protocol's words: {}", .version.get(), self.help())]
     LastVersion {
         /// The version.
         version: Version,
@@ -127,7 +127,7 @@ pub enum Error {
     /// All frames but the latest are pinned by readers.
     #[error(
         "cannot write version {}: readers pin all other frames for {waited:?}; {}",
-        .version.0, self.help()
+        .version.get(), self.help()
     )]
     Pinned {
         /// The version that could not be written.
@@ -319,7 +319,7 @@ struct Show<'a>(&'a Bound);
 
 impl std::fmt::Display for Show<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "version {} with all clocks before {}", self.0.version.0, self.0.smallest_clock.0)
+        write!(f, "version {} with all clocks before {}", self.0.version.get(), self.0.smallest_clock.get())
     }
 }
 
@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn the_text_of_an_error_ends_in_its_remedy() {
         let (operation, waited, none) = ("connecting", Duration::from_secs(4), Bound::NONE);
-        let version = Version(3);
+        let version = Version::new(3);
         let errors = [
             Error::Deadline { operation, waited, needed: none, seen: none },
             Error::Deadline { operation, waited, needed: Bound::version(version), seen: none },
@@ -385,7 +385,7 @@ mod tests {
         assert!(Error::Evicted { shard: 0, why: Eviction::Silent }.is_retryable());
         assert!(!Error::from(ConnectError::NeedsSecret { address }).is_retryable());
         assert!(!Error::NotF32.is_retryable());
-        assert!(!Error::LastVersion { version: Version(1) }.is_retryable());
+        assert!(!Error::LastVersion { version: Version::new(1) }.is_retryable());
     }
 
     #[test]
@@ -397,7 +397,7 @@ mod tests {
             "connecting did not end within 4s: the server accepted the connection but does not answer; see that its \
              owner calls progress or drive, or use a longer timeout"
         );
-        let seen = Bound { version: Version(28), smallest_clock: Clock(2) };
+        let seen = Bound { version: Version::new(28), smallest_clock: Clock::new(2) };
         let stuck = text(Bound::NONE, seen);
         assert!(stuck.contains("the server has version 28 with all clocks before 2 and comes no further; "));
         assert!(

@@ -109,7 +109,7 @@ impl<T: Transport> Reader<T> {
                     copied: false,
                 });
             }
-            let bound = Bound::version(Version(newest.0.saturating_sub(max_staleness)));
+            let bound = Bound::version(Version::new(newest.get().saturating_sub(max_staleness)));
             let fresh = self.copy(bound, deadline - now(), timeout)?;
             if fresh.behind <= max_staleness {
                 return Ok(fresh);
@@ -302,7 +302,7 @@ impl<T: Transport> Reader<T> {
         let mut retries = 0;
         loop {
             let newest = self.newest(deadline - now())?;
-            let bound = Bound::version(Version(newest.0.saturating_sub(max_staleness)));
+            let bound = Bound::version(Version::new(newest.get().saturating_sub(max_staleness)));
             let Pulled { version, epoch, .. } = self.hold(bound, deadline - now())?;
             if let Some(bytes) = self.held() {
                 bytes.read(into);

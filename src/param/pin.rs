@@ -161,7 +161,7 @@ impl Pins {
     /// Returns the clock before which the frame that is held has all gradients of `peer`.
     pub(crate) fn included(&self, peer: u16) -> Option<Clock> {
         let (frame, _) = self.held?;
-        Some(Clock(self.control.as_volatile().load(self.source.layout.included(frame, peer), Relaxed)))
+        Some(Clock::new(self.control.as_volatile().load(self.source.layout.included(frame, peer), Relaxed)))
     }
 
     /// Lends the frame that is held, until the result is dropped.

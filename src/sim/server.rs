@@ -138,7 +138,7 @@ impl SimEngine<'_> {
         self.wires.connect(worker);
         self.tell_server(ServerEvent::Joined {
             worker: WorkerId(worker as u16),
-            clock: Clock(clock),
+            clock: Clock::new(clock),
             returns,
         });
         clock
@@ -197,12 +197,17 @@ impl SimEngine<'_> {
                     return Ok(());
                 }
                 account.arrived = clock + 1;
-                let gradient = GradientId { worker: WorkerId(worker as u16), clock: Clock(clock) };
+                let gradient = GradientId { worker: WorkerId(worker as u16), clock: Clock::new(clock) };
                 let found = account.gradients.iter().find(|gradient| gradient.clock == clock);
                 let Some(Outstanding { base, loss, magnitude, .. }) = found.cloned() else { return Ok(()) };
                 self.record.report.counts.uploads += 1;
                 self.record.report.counts.carry(1, self.bytes);
-                self.tell_server(ServerEvent::Arrived { gradient, base: Version(base), loss, magnitude });
+                self.tell_server(ServerEvent::Arrived {
+                    gradient,
+                    base: Version::new(base),
+                    loss,
+                    magnitude,
+                });
                 self.drive_server()
             }
             Up::Request { number, bound } => {
@@ -219,7 +224,7 @@ impl SimEngine<'_> {
                     transit.saw(worker, version);
                 }
                 let worker = WorkerId(worker as u16);
-                self.tell_server(ServerEvent::Seen { worker, version: Version(version) });
+                self.tell_server(ServerEvent::Seen { worker, version: Version::new(version) });
                 self.drive_server()
             }
         }
@@ -356,7 +361,7 @@ impl SimEngine<'_> {
         }
         self.server.version = version;
         self.count_gradients(version, shares.len());
-        self.tell_server(ServerEvent::Applied { version: Version(version), statistics });
+        self.tell_server(ServerEvent::Applied { version: Version::new(version), statistics });
         self.look_at_clock()?;
         self.measure(false);
         self.is_over |= matches!(self.cluster.until, Until::Versions(enough) if version >= enough);

@@ -127,7 +127,7 @@ fn read(proxy: &Proxy, epoch: u64, begun_to: &AtomicU64, every: u64) -> (u64, u6
             bad += 1;
             continue;
         };
-        let mut last = Version(0);
+        let mut last = Version::new(0);
         while proxy.flipped() < 4 * FLIPS {
             match timed("refresh", TIMEOUT, || reader.refresh(1, TIMEOUT)) {
                 Ok(fresh) => {

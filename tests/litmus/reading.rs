@@ -8,7 +8,7 @@ use slackline::{Fresh, Reader, Transport, Version};
 use super::writing::TIMEOUT;
 
 pub(crate) fn pull<T: Transport>(reader: &mut Reader<T>, tally: &mut Tally) {
-    pull_to(Version(0), reader, tally);
+    pull_to(Version::new(0), reader, tally);
 }
 
 /// Pulls what is not older than `least`.
@@ -53,7 +53,7 @@ pub(crate) struct Tally {
 impl Tally {
     pub(crate) fn new(what: impl Into<String>, wanted: u64) -> Tally {
         let now = Instant::now();
-        let (what, newest) = (what.into(), Version(0));
+        let (what, newest) = (what.into(), Version::new(0));
         Tally { what, wanted, pulls: 0, bytes: 0, retries: 0, newest, versions: 0, begun: now, said: now }
     }
 
@@ -72,7 +72,7 @@ impl Tally {
 
     /// Another writer begins at 0 again; within one incarnation versions only grow.
     pub(crate) fn next_writer(&mut self) {
-        self.newest = Version(0);
+        self.newest = Version::new(0);
     }
 
     fn say(&self) {

@@ -121,7 +121,7 @@ impl ServerScheme for Wrong {
     }
 
     fn smallest_clock(&self) -> Clock {
-        Clock(self.inner.smallest_clock().0 + self.ahead)
+        Clock::new(self.inner.smallest_clock().0 + self.ahead)
     }
 }
 

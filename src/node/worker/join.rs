@@ -131,7 +131,7 @@ impl<T: Transport> Joining<'_, T> {
     fn connect_again(&self, address: &Address, reached: &Reached<'_>) -> Result<Link<T::Endpoint>, Error> {
         let welcome = Link::<T::Endpoint>::ask(self.transport, address, self.left())?;
         let seen = reached.shards.get(usize::from(welcome.shard));
-        let (epoch, version) = seen.copied().unwrap_or((welcome.epoch, Version(0)));
+        let (epoch, version) = seen.copied().unwrap_or((welcome.epoch, Version::new(0)));
         self.connect(address, Some(WorkerProgress { clock: reached.clock, epoch, version }))
     }
 
@@ -160,7 +160,7 @@ impl<T: Transport> Joining<'_, T> {
             else {
                 return Ok(());
             };
-            let target = Clock(latest.0.saturating_add(margin));
+            let target = Clock::new(latest.get().saturating_add(margin));
             if self.left().is_zero() {
                 let operation = "joining all shards at one clock";
                 let (needed, seen) = (Bound::clock(target), Bound::clock(behind));
@@ -175,11 +175,11 @@ impl<T: Transport> Joining<'_, T> {
                 }
                 let (address, epoch) = (links[index].address.clone(), links[index].welcome.epoch);
                 let clock = links[index].welcome.clock;
-                tracing::info!(%address, clock = clock.0, to = target.0, "joining again: the shards differ");
+                tracing::info!(%address, clock = clock.get(), to = target.get(), "joining again: the shards differ");
                 drop(links.remove(index));
                 sleep(LEAVING.min(self.left()));
                 // Its versions were told of already, if there was anything to tell.
-                let resume = WorkerProgress { clock: target, epoch, version: Version(0) };
+                let resume = WorkerProgress { clock: target, epoch, version: Version::new(0) };
                 links.insert(index, self.retry(may_pass, || self.connect(&address, Some(resume)))?);
             }
             margin = (2 * margin).max(staleness.saturating_add(1)).min(MARGIN_MAX);

@@ -414,7 +414,7 @@ impl FabricJudge {
             ));
         }
         let mut names: Vec<_> = published.shares.iter().map(|share| share.gradient).collect();
-        if let Some(GradientId { clock: Clock(clock), .. }) =
+        if let Some(GradientId { clock: Clock::new(clock), .. }) =
             names.iter().find(|name| name.clock.0 < incarnation.claimed)
         {
             let claimed = incarnation.claimed;
