@@ -63,7 +63,7 @@ fn worker(c: &mut Criterion) {
             worker.handle_event(NOW, WorkerEvent::Joined { clock });
             b.iter(|| {
                 while worker.poll_action().is_some() {
-                    let (version, smallest_clock) = (Version::new(clock.0), clock);
+                    let (version, smallest_clock) = (Version::new(clock.get()), clock);
                     worker.handle_event(NOW, WorkerEvent::Holds { version, smallest_clock });
                 }
                 worker.handle_event(NOW, WorkerEvent::Published { magnitude: None });

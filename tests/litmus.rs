@@ -141,7 +141,7 @@ fn a_pinned_frame_stands_still_while_it_is_read() {
             for _ in 0..2 {
                 for offset in (0..memory.len()).step_by(8) {
                     let word = memory.load_u64(offset);
-                    assert_eq!(word, pulled.version.0, "at {offset} of a pinned frame");
+                    assert_eq!(word, pulled.version.get(), "at {offset} of a pinned frame");
                 }
             }
             drop(frame);
@@ -203,7 +203,7 @@ fn pushed_frames_are_whole() {
         let step = worker.step(TIMEOUT).unwrap();
         let view = step.view();
         let parameters = step.parameters().unwrap();
-        let whole = parameters.iter().all(|value| *value == view.version.0 as f32);
+        let whole = parameters.iter().all(|value| *value == view.version.get() as f32);
         assert!(whole, "version {:?} is torn", view.version);
         tally.count(4 * parameters.len(), view.version, view.retries);
         step.publish(None, TIMEOUT).unwrap();
@@ -235,7 +235,7 @@ fn what_a_frame_says_of_a_workers_gradients_is_what_it_holds() {
             let view = step.view();
             // The frame's part, and those that the worker adds because the frame says that it lacks them.
             let parameters = step.parameters().unwrap();
-            let all = parameters.iter().all(|value| *value == view.clock.0 as f32);
+            let all = parameters.iter().all(|value| *value == view.clock.get() as f32);
             assert!(all, "{scheme}: {} gradients in the view of clock {:?}", parameters[0], view.clock);
             tally.count(4 * parameters.len(), view.version, view.retries);
             step.publish(None, TIMEOUT).unwrap();

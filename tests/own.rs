@@ -77,11 +77,12 @@ fn work<T: Transport>(worker: &mut Worker<T>, index: usize, scheme: SchemeConfig
     let view = step.view();
     let held = counts(step.parameters().unwrap());
     assert_eq!(
-        held[index], view.clock.0,
+        held[index],
+        view.clock.get(),
         "{scheme}: not all of its own, or some twice: {held:?} at {view:?}"
     );
     for (other, count) in held.iter().enumerate() {
-        assert!(*count >= view.smallest_clock.0, "{scheme}: {held:?} of worker {other} at {view:?}");
+        assert!(*count >= view.smallest_clock.get(), "{scheme}: {held:?} of worker {other} at {view:?}");
     }
     if slots {
         let own = index * SHARE..(index + 1) * SHARE;

@@ -89,12 +89,12 @@ impl Bench {
     fn poll(&mut self) -> Option<Answer> {
         self.shares.clear();
         let action = self.server.poll_action(&mut self.shares)?;
-        let named = |share: &Share| (share.gradient.worker.0, share.gradient.clock.0, share.weight);
+        let named = |share: &Share| (share.gradient.worker.0, share.gradient.clock.get(), share.weight);
         Some((action, self.shares.iter().map(named).collect()))
     }
 
     fn smallest(&self) -> u64 {
-        self.server.smallest_clock().0
+        self.server.smallest_clock().get()
     }
 }
 
@@ -344,9 +344,9 @@ fn nonsense_is_ignored() {
                     0 => WorkerEvent::Joined { clock },
                     1 => WorkerEvent::Interrupted,
                     2 => WorkerEvent::Consumed { clock },
-                    3 => WorkerEvent::Averaged { round: clock.0 },
+                    3 => WorkerEvent::Averaged { round: clock.get() },
                     4 => WorkerEvent::Published { magnitude: None },
-                    _ => WorkerEvent::Holds { version: Version::new(clock.0), smallest_clock: clock },
+                    _ => WorkerEvent::Holds { version: Version::new(clock.get()), smallest_clock: clock },
                 },
             );
             let first = reader.poll_action();

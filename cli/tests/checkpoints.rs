@@ -44,7 +44,7 @@ fn end(run: Run, code: i32) -> (Value, String) {
 }
 
 fn version(folder: &TempDir) -> Option<u64> {
-    Checkpoint::read(folder.path().join(SHARD)).ok().map(|checkpoint| checkpoint.version().0)
+    Checkpoint::read(folder.path().join(SHARD)).ok().map(|checkpoint| checkpoint.version().get())
 }
 
 const SHARD: &str = "shard-0-of-1.safetensors";

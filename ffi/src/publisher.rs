@@ -98,7 +98,7 @@ pub unsafe extern "C" fn slackline_publisher_publish(
         let version =
             unsafe { with(publisher, |publishing| Ok(publishing.publisher.publish(bytes, timeout)?))? };
         if let Some(out) = out {
-            out.set(version.0);
+            out.set(version.get());
         }
         Ok(())
     })
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn slackline_publisher_commit(
         // SAFETY: the contract.
         let version = unsafe { with(publisher, |publishing| Ok(publishing.publisher.publish_commit()?))? };
         if let Some(out) = out {
-            out.set(version.0);
+            out.set(version.get());
         }
         Ok(())
     })
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn slackline_publisher_get_status(
             let publisher = &publishing.publisher;
             Ok(slackline_publisher_status {
                 size: size_of::<slackline_publisher_status>(),
-                version: publisher.version().0,
+                version: publisher.version().get(),
                 readers: publisher.readers() as u64,
                 joined: publisher.joined(),
                 epoch: publisher.epoch(),

@@ -121,7 +121,7 @@ unsafe fn refresh(
     if let Some(out) = out {
         out.set(slackline_fresh {
             size: size_of::<slackline_fresh>(),
-            version: fresh.version.0,
+            version: fresh.version.get(),
             behind: fresh.behind,
             epoch: fresh.epoch,
             retries: fresh.retries,
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn slackline_reader_newest(
         let out = unsafe { Out::new(version, "version")? };
         let timeout = Duration::from_millis(timeout_ms);
         // SAFETY: the contract.
-        out.set(unsafe { with(reader, |reading| Ok(reading.reader.newest(timeout)?))? }.0);
+        out.set(unsafe { with(reader, |reading| Ok(reading.reader.newest(timeout)?))? }.get());
         Ok(())
     })
 }

@@ -178,11 +178,12 @@ pub unsafe extern "C" fn slackline_server_get_status(
         let (status, epoch, follows) = unsafe {
             with(server, |Serving { server, .. }| Ok((server.status(), server.epoch(), server.follows())))?
         };
-        let version = |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, |version| version.0);
+        let version =
+            |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, |version| version.get());
         out.set(slackline_server_status {
             size: size_of::<slackline_server_status>(),
-            version: status.version.0,
-            smallest_clock: status.smallest_clock.0,
+            version: status.version.get(),
+            smallest_clock: status.smallest_clock.get(),
             workers: status.workers as u64,
             readers: status.readers as u64,
             joined: status.joined,
@@ -257,7 +258,7 @@ pub unsafe extern "C" fn slackline_server_checkpoint(
         // SAFETY: the contract.
         let written = unsafe { with(server, |serving| Ok(serving.server.finish_checkpoint(timeout)?))? };
         if let Some(out) = out {
-            out.set(written.0);
+            out.set(written.get());
         }
         Ok(())
     })

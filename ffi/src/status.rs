@@ -203,7 +203,7 @@ impl slackline_worker_status {
         let statistics = worker.statistics();
         slackline_worker_status {
             size: size_of::<Self>(),
-            clock: worker.clock().0,
+            clock: worker.clock().get(),
             published: statistics.clocks,
             abandoned: statistics.abandoned,
             bytes_published: statistics.bytes_published,

@@ -54,9 +54,9 @@ pub unsafe extern "C" fn slackline_worker_begin(
         if let Some(out) = out {
             out.set(slackline_view {
                 size: size_of::<slackline_view>(),
-                clock: view.clock.0,
-                version: view.version.0,
-                smallest_clock: view.smallest_clock.0,
+                clock: view.clock.get(),
+                version: view.version.get(),
+                smallest_clock: view.smallest_clock.get(),
                 staleness: view.staleness(),
                 behind: view.behind,
                 retries: view.retries,

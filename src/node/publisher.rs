@@ -32,7 +32,7 @@ pub struct PublisherOptions {
 /// let reading = std::thread::spawn(move || {
 ///     let mut reader = Reader::connect(Shm::new(), &address, ReaderOptions::default(), timeout)?;
 ///     let fresh = reader.refresh_to(slackline::Version::new(1), timeout)?;
-///     Ok::<_, slackline::Error>((fresh.version.0, reader.bytes()?.to_vec()))
+///     Ok::<_, slackline::Error>((fresh.version.get(), reader.bytes()?.to_vec()))
 /// });
 /// publisher.publish(&[7; 32], timeout)?;
 /// publisher.drive(|publisher| publisher.joined() == 1 && publisher.readers() == 0, timeout)?;

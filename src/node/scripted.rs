@@ -84,7 +84,7 @@ mod tests {
         fn hear_version(&self, version: u64) -> Statistics {
             let statistics = self.hear(|event| match event {
                 ServerEvent::Applied { version: made, statistics } => {
-                    (made.0 == version).then_some(*statistics)
+                    (made.get() == version).then_some(*statistics)
                 }
                 _ => None,
             });
@@ -143,7 +143,7 @@ mod tests {
             let serving = scope.spawn(move || {
                 while !stopped.load(Ordering::Relaxed) {
                     server.poll(now()).unwrap();
-                    told.0.lock().unwrap().committed = server.status().version.0;
+                    told.0.lock().unwrap().committed = server.status().version.get();
                     std::thread::yield_now();
                 }
                 (server.parameters().unwrap(), server.status())
@@ -344,8 +344,8 @@ mod tests {
             }
             let told = server.script.0.lock().unwrap().events.iter().fold(Vec::new(), |mut told, event| {
                 match event {
-                    ServerEvent::Seen { version, .. } => told.push(('s', version.0)),
-                    ServerEvent::Arrived { gradient, .. } => told.push(('a', gradient.clock.0)),
+                    ServerEvent::Seen { version, .. } => told.push(('s', version.get())),
+                    ServerEvent::Arrived { gradient, .. } => told.push(('a', gradient.clock.get())),
                     _ => {}
                 }
                 told
@@ -514,7 +514,9 @@ mod tests {
                     let bound = Bound::version(Version::new(1000));
                     self.actions.push_back(WorkerAction::Refresh { bound });
                 }
-                WorkerEvent::Consumed { clock } if clock.0 == self.clock => self.actions.push_back(REFRESH),
+                WorkerEvent::Consumed { clock } if clock.get() == self.clock => {
+                    self.actions.push_back(REFRESH)
+                }
                 _ => {}
             }
         }

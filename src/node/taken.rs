@@ -159,9 +159,9 @@ mod tests {
         }
         taken.join(9, Clock::new(0));
         assert_eq!(taken.workers.len(), 3, "two that are gone, and one that is not");
-        assert_eq!([1, 2, 3].map(|identity| taken.begin(identity).0), [10, 4, 6]);
+        assert_eq!([1, 2, 3].map(|identity| taken.begin(identity).get()), [10, 4, 6]);
         assert_eq!(taken.begin(8), Clock::new(4), "it may be the one that was forgotten");
         let again = Taken::new(&taken.applied(Clock::new(0)));
-        assert_eq!([1, 2, 3, 8].map(|identity| again.begin(identity).0), [10, 4, 6, 4]);
+        assert_eq!([1, 2, 3, 8].map(|identity| again.begin(identity).get()), [10, 4, 6, 4]);
     }
 }

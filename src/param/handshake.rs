@@ -480,7 +480,7 @@ mod tests {
         {
             let welcome = Welcome { clock, ..welcome.clone() };
             assert_eq!(Welcome::decode(&welcome.encode(), &PeerRole::Reader, &grants).is_ok(), is_good);
-            assert_eq!(landed_word(clock.0, MAX_CHUNKS).checked_shr(24) == Some(clock.0), is_good);
+            assert_eq!(landed_word(clock.get(), MAX_CHUNKS).checked_shr(24) == Some(clock.get()), is_good);
         }
     }
 

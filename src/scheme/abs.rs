@@ -294,7 +294,7 @@ mod tests {
         line.join(WorkerId(3), Version::new(7));
         let mut seen = Vec::new();
         while let Some((worker, base)) = line.first() {
-            seen.push((worker.0, base.0));
+            seen.push((worker.0, base.get()));
             line.remove(worker);
         }
         assert_eq!(seen, [(2, 2), (1, 3), (3, 7)]);

@@ -126,7 +126,7 @@ impl<'a> SimEngine<'a> {
             self.step(event)?;
             if let Until::Clocks(enough) = self.cluster.until {
                 let published = &self.record.published;
-                self.is_over |= !published.is_empty() && published.smallest().0 >= enough;
+                self.is_over |= !published.is_empty() && published.smallest().get() >= enough;
             }
         }
         self.measure(true);

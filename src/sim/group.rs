@@ -214,7 +214,7 @@ impl SimEngine<'_> {
                 model.put(std::rc::Rc::clone(mean));
             }
         }
-        let version = peers.averaged.smallest().0;
+        let version = peers.averaged.smallest().get();
         if version > self.server.version {
             (self.server.version, self.server.smallest_clock) = (version, version);
             self.measure(false);

@@ -237,7 +237,7 @@ impl Judge {
             return Err(format!("the smallest clock moved back from {} to {smallest}", self.smallest));
         }
         self.smallest = smallest;
-        let least = self.consumed.smallest().0;
+        let least = self.consumed.smallest().get();
         if !self.consumed.is_empty() && smallest > least {
             return Err(format!("the smallest clock is said to be {smallest}, and a worker's is {least}"));
         }

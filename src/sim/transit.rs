@@ -75,7 +75,7 @@ impl Transit {
         if self.strength == Strength::Weak {
             return Ok(());
         }
-        let (seen, nobody) = (self.seen.smallest().0, self.seen.is_empty());
+        let (seen, nobody) = (self.seen.smallest().get(), self.seen.is_empty());
         self.unseen.retain(|(folded, _)| !nobody && *folded > seen);
         let sum: f64 = self.unseen.iter().map(|(_, magnitude)| magnitude).sum();
         let bound = self.bound / (clock as f64 + 1.0).sqrt();

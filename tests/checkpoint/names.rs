@@ -30,7 +30,7 @@ fn publish(worker: &mut Worker<Shm>, timeout: Duration) -> Result<Clock, Error> 
     let clock = step.view().clock;
     let gradient = step.gradient()?;
     gradient.fill(0.0);
-    gradient[clock.0 as usize] = 1.0;
+    gradient[clock.get() as usize] = 1.0;
     step.publish(None, timeout)?;
     Ok(clock)
 }

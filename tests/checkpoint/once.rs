@@ -88,7 +88,7 @@ fn a_gradient_applied_before_its_worker_left_is_not_counted_for_the_next() {
                 (server.status().left == round + 1).then_some(())
             });
             let status = server.status();
-            assert_eq!(status.folded, status.smallest_clock.0, "{scheme}: each clock once");
+            assert_eq!(status.folded, status.smallest_clock.get(), "{scheme}: each clock once");
             assert_eq!(server.parameters().unwrap(), [status.folded as f32; ELEMENTS], "{scheme}");
         }
     }

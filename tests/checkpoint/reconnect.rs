@@ -83,10 +83,10 @@ fn a_server_that_dies_is_resumed_elsewhere_and_its_workers_go_on_to_the_end() {
         let server = second.stop();
         let status = server.status();
         let lost = status.lost_updates.unwrap();
-        assert!(lost <= version.0 - restored.0, "{scheme}: {lost} of {version:?} less {restored:?}");
+        assert!(lost <= version.get() - restored.get(), "{scheme}: {lost} of {version:?} less {restored:?}");
         // It counts on from what the incarnation before had folded in. Under BSP several gradients make one version.
-        let (made, folded) = (status.version.0 - restored.0, status.folded - restored_folded);
-        assert!(restored_folded >= restored.0, "{scheme}: {restored_folded} in {restored:?}");
+        let (made, folded) = (status.version.get() - restored.get(), status.folded - restored_folded);
+        assert!(restored_folded >= restored.get(), "{scheme}: {restored_folded} in {restored:?}");
         assert!(made == folded || scheme == SchemeConfig::Bsp && made < folded, "{scheme}: {status:?}");
         // All workers pull towards the same point.
         let clock = 0.1;

@@ -214,7 +214,7 @@ fn a_checkpoint_is_one_whole_version_though_folds_go_on_beneath_it() {
                 Err(CheckpointError::Missing { .. }) => continue,
                 Err(error) => panic!("{error}"),
             };
-            let version = checkpoint.version().0 as usize;
+            let version = checkpoint.version().get() as usize;
             let (parameter, momentum) = expected[version];
             assert!(checkpoint.parameters().iter().all(|value| *value == parameter), "version {version}");
             assert!(checkpoint.states()[0].iter().all(|value| *value == momentum), "version {version}");

@@ -81,7 +81,7 @@ fn workers_rejoin_two_shards_in_any_order_though_one_is_at_an_older_clock() {
                 server.finish_checkpoint(PATIENCE).unwrap();
                 // Versions, not clocks: those may move as far at once.
                 let begun = server.status().version;
-                let more = |status: &ServerStatus| status.version.0 >= begun.0 + 20;
+                let more = |status: &ServerStatus| status.version.get() >= begun.get() + 20;
                 drop(Serving::start(server).until("more", more).stop());
                 let resumed = take_up(scheme, 2, 1, folder.path());
                 assert!(resumed.status().version <= begun, "{scheme}");
@@ -123,10 +123,10 @@ fn a_worker_alone_takes_a_restored_shard_to_its_own_clock_at_once() {
         worker.reconnect(&[victim.address.clone(), survivor.address.clone()], PATIENCE).unwrap();
         assert_eq!(worker.clock(), Clock::new(10), "{scheme}");
         let view = train(&mut worker).unwrap();
-        assert_eq!((view.clock, view.version.0), (Clock::new(10), 0), "{scheme}");
+        assert_eq!((view.clock, view.version.get()), (Clock::new(10), 0), "{scheme}");
         worker.flush(PATIENCE).unwrap();
         let (kept, restored) = (survivor.stop().status(), victim.stop().status());
-        assert_eq!((kept.version.0, restored.version.0), (11, 1), "{scheme}");
+        assert_eq!((kept.version.get(), restored.version.get()), (11, 1), "{scheme}");
         assert_eq!(
             (kept.smallest_clock, restored.smallest_clock),
             (Clock::new(11), Clock::new(11)),

@@ -103,7 +103,11 @@ fn a_waiting_fold_outlives_its_worker_and_leaves_the_next_one_its_credits() {
         drop(pinned);
         drive(&mut server, "version 3", |server| server.status().version == Version::new(3));
         assert_eq!(server.parameters().unwrap(), [3.0; 4]);
-        assert_eq!(next.consumed(), next.welcome.clock.0, "it has published nothing that could be consumed");
+        assert_eq!(
+            next.consumed(),
+            next.welcome.clock.get(),
+            "it has published nothing that could be consumed"
+        );
     });
 }
 

@@ -20,7 +20,7 @@ fn mark_clocks(words: &[String]) -> ! {
     let mut worker = worker(&words[0].parse().unwrap(), scheme(&words[1]));
     while worker.clock() < Clock::new(CLOCKS as u64) {
         let mut step = worker.step(PATIENCE).unwrap();
-        let clock = step.view().clock.0 as usize;
+        let clock = step.view().clock.get() as usize;
         let gradient = step.gradient().unwrap();
         gradient.fill(0.0);
         gradient[clock] = 1.0;
@@ -66,7 +66,7 @@ fn mark_clocks_of_rank(words: &[String]) -> ! {
     let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
     while worker.clock() < Clock::new(MARKED as u64) {
         let mut step = worker.step(PATIENCE).unwrap();
-        let clock = step.view().clock.0 as usize;
+        let clock = step.view().clock.get() as usize;
         let gradient = step.gradient().unwrap();
         gradient.fill(0.0);
         gradient[clock] = 1.0;
@@ -195,19 +195,19 @@ fn a_server_killed_repeatedly_loses_only_work_after_its_last_checkpoint() {
             // Some progress in each incarnation; what is on the disk is always whole, and never goes back.
             let read = || Checkpoint::read(&path).ok();
             let checkpoint =
-                wait_for("a checkpoint", || read().filter(|read| read.version().0 >= newest.0 + 50));
+                wait_for("a checkpoint", || read().filter(|read| read.version().get() >= newest.get() + 50));
             newest = checkpoint.version();
             server.kill();
             let checkpoint = Checkpoint::read(&path).unwrap();
             assert!(checkpoint.version() >= newest);
             // Two workers: each update is half a step.
-            let expected = checkpoint.version().0 as f32 * 0.5;
+            let expected = checkpoint.version().get() as f32 * 0.5;
             assert_eq!(checkpoint.parameters(), [expected; ELEMENTS]);
             newest = checkpoint.version();
             server = Second::start(claim, &words);
         }
         wait_for("the last incarnation to go on", || {
-            Checkpoint::read(&path).ok().filter(|read| read.version().0 >= newest.0 + 50)
+            Checkpoint::read(&path).ok().filter(|read| read.version().get() >= newest.get() + 50)
         });
         stop.store(true, std::sync::atomic::Ordering::SeqCst);
         for worker in workers {

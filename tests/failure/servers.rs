@@ -45,7 +45,7 @@ fn every_worker_of_a_killed_server_is_told_so_in_time_and_again() {
                             retry(|| Worker::connect(Shm::new(), addresses, options.clone(), PATIENCE));
                         let error = loop {
                             match train(&mut worker, 1.0) {
-                                Ok(clock) if clock.0 == 20 => trained.send(()).unwrap(),
+                                Ok(clock) if clock.get() == 20 => trained.send(()).unwrap(),
                                 Ok(_) => {}
                                 Err(error) => break error,
                             }

@@ -69,7 +69,7 @@ impl Hand {
             true => Raw::join_pushed(&address, role, geometry, || poll(server)),
             false => Raw::join(&address, role, || poll(server)),
         };
-        let clock = raw.welcome.clock.0;
+        let clock = raw.welcome.clock.get();
         Hand { raw, clock, base: 0 }
     }
 

@@ -134,7 +134,7 @@ fn read(proxy: &Proxy, epoch: u64, begun_to: &AtomicU64, every: u64) -> (u64, u6
                     good += 1;
                     let newest = begun_to.load(SeqCst);
                     assert!(
-                        fresh.version.0 + fresh.behind <= newest,
+                        fresh.version.get() + fresh.behind <= newest,
                         "{fresh:?}, where {newest} is the newest"
                     );
                     assert!(fresh.version >= last && fresh.epoch == epoch, "{fresh:?} after {last:?}");

@@ -114,7 +114,7 @@ pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, setup: Setup) {
         let step = worker.step(TIMEOUT).unwrap();
         let view = step.view();
         let parameters = step.parameters().unwrap();
-        let whole = parameters.iter().all(|value| *value == view.version.0 as f32);
+        let whole = parameters.iter().all(|value| *value == view.version.get() as f32);
         assert!(whole, "version {:?} is torn", view.version);
         tally.count(4 * parameters.len(), view.version, view.retries);
         step.publish(None, TIMEOUT).unwrap();

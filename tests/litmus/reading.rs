@@ -16,7 +16,7 @@ pub(crate) fn pull_to<T: Transport>(least: Version, reader: &mut Reader<T>, tall
     let Fresh { version, retries, .. } = reader.refresh_to(least, TIMEOUT).unwrap();
     assert!(version >= least);
     let bytes = reader.bytes().unwrap();
-    assert!(all_are(bytes, version.0), "version {version:?} is torn");
+    assert!(all_are(bytes, version.get()), "version {version:?} is torn");
     tally.count(bytes.len(), version, retries);
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn all_are(bytes: &[u8], value: u64) -> bool {
 
 pub(crate) fn check_floats(bytes: &[u8], version: Version) {
     let (words, rest) = bytes.as_chunks::<4>();
-    let value = (version.0 as f32).to_bits();
+    let value = (version.get() as f32).to_bits();
     let differing = words.iter().fold(0, |or, word| or | (u32::from_le_bytes(*word) ^ value));
     assert!(rest.is_empty() && differing == 0, "version {version:?} is torn");
 }

@@ -23,7 +23,7 @@ fn a_followed_frame_is_whole() {
         let frame = frames.begin(Version::new(1), |_| false).unwrap();
         let follower = thread::spawn(move || {
             let pulled = reader.follow(1, 12)?;
-            Some((pulled.version.0, pulled.smallest_clock, words(&reader.into.whole(), CHUNKS)))
+            Some((pulled.version.get(), pulled.smallest_clock, words(&reader.into.whole(), CHUNKS)))
         });
         let payload = frames.payload(frame);
         fill(&payload, &CHUNKS[..1], 1);
@@ -50,7 +50,7 @@ fn a_frame_that_is_begun_again_is_copied_again() {
         let abandoned = frames.progress(frame);
         abandoned.raise(1);
         let follower = thread::spawn(move || {
-            reader.follow(1, 12).map(|pulled| (pulled.version.0, words(&reader.into.whole(), CHUNKS)))
+            reader.follow(1, 12).map(|pulled| (pulled.version.get(), words(&reader.into.whole(), CHUNKS)))
         });
         frames.restart(frame, Version::new(1));
         fill(&payload, &CHUNKS[..1], 1);

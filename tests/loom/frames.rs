@@ -23,7 +23,7 @@ fn a_pull_is_whole_or_nothing() {
         let (mut frames, source) = shard(2, 16);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
         let reader = thread::spawn(move || {
-            reader.attempt().map(|pulled| (pulled.version.0, words(&reader.into.whole(), [0, 1])))
+            reader.attempt().map(|pulled| (pulled.version.get(), words(&reader.into.whole(), [0, 1])))
         });
         write(&mut frames, 1, &[0, 1]);
         write(&mut frames, 2, &[0, 1]);
@@ -69,7 +69,7 @@ fn a_version_that_is_announced_is_whole() {
     explore(3, |accepted| {
         let (mut frames, source) = shard(2, 8);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
-        let reader = thread::spawn(move || reader.attempt().map(|pulled| pulled.version.0));
+        let reader = thread::spawn(move || reader.attempt().map(|pulled| pulled.version.get()));
         write(&mut frames, 1, &[0]);
         let version = reader.join().unwrap();
         assert!(version.is_some(), "the latest version was announced before its frame was whole");

@@ -21,15 +21,15 @@ fn a_pinned_frame_is_never_written() {
         let (mut pins, inbox) = peer(&frames, source);
         let reader = thread::spawn(move || {
             let pinned = pins.pin(Bound::NONE).unwrap().expect("there is a version from the start");
-            let version = pinned.pulled().version.0;
+            let version = pinned.pulled().version.get();
             for word in [0, 8, 0] {
                 assert_eq!(pinned.bytes().load(word, Acquire), version, "a pinned frame was written");
             }
             version
         });
-        for version in [1, 2].map(Version) {
+        for version in [1, 2].map(Version::new) {
             if let Ok(frame) = frames.begin(version, |frame| inbox.pins(frame)) {
-                fill(&frames.payload(frame), &[0, 1], version.0);
+                fill(&frames.payload(frame), &[0, 1], version.get());
                 frames.commit(frame, version, Clock::new(0));
             }
         }

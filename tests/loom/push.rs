@@ -35,8 +35,8 @@ pub(crate) fn pushed<E: Endpoint>(
         let pulled = reader.attempt()?;
         let (included, version) = (pulled.included, pulled.version);
         let what = "a frame and its included clock are not of one version";
-        assert_eq!(included, Some(Clock::new(version.0)), "{what}");
-        Some((pulled.version.0, words(&reader.into.whole(), [0, 1])))
+        assert_eq!(included, Some(Clock::new(version.get())), "{what}");
+        Some((pulled.version.get(), words(&reader.into.whole(), [0, 1])))
     });
     let grant = PushGrant { layout: source.layout, geometry: source.geometry };
     let mut push = Push::new(source.control, source.frames, grant);

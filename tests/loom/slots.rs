@@ -45,7 +45,7 @@ fn a_chunk_that_has_landed_is_whole() {
         });
         for clock in [0, 1].map(Clock::new) {
             let payload = inbox.payload(clock).unwrap();
-            let (landed, value) = (inbox.landed(clock), clock.0 + 1);
+            let (landed, value) = (inbox.landed(clock), clock.get() + 1);
             if landed >= 1 {
                 assert_eq!(words(&payload, [0]), [value], "a chunk was read before it had landed");
                 accepted.fetch_add(1, Relaxed);
@@ -83,12 +83,12 @@ pub(crate) fn announced<E: Endpoint + 'static>(
         let header = inbox.header(clock, EPOCH).expect("an announced gradient has its header");
         assert_eq!(
             header.base,
-            Version::new(clock.0),
+            Version::new(clock.get()),
             "the header is not that of the gradient that was announced"
         );
         let words = words(&inbox.payload(clock).unwrap(), [0, 1]);
-        assert_eq!(words, [clock.0 + 1; 2], "the gradient is not the one that was announced");
-        read.store(clock.0 + 1, Relaxed);
+        assert_eq!(words, [clock.get() + 1; 2], "the gradient is not the one that was announced");
+        read.store(clock.get() + 1, Relaxed);
         frames.set_consumed(0, clock.next());
         accepted.fetch_add(1, Relaxed);
     }
@@ -113,7 +113,7 @@ struct Worker<E> {
 
 impl<E: Endpoint> Worker<E> {
     fn publish(&mut self, gradient: LocalSlice) {
-        let base = Version::new(self.publish.clock().0);
+        let base = Version::new(self.publish.clock().get());
         self.publish.start(GradientSource::Memory(gradient), base, GradientMetadata::default()).unwrap();
         while !self.publish.take() {
             let mut moved = self.publish.advance(&mut self.endpoint).unwrap();

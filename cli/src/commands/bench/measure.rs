@@ -156,7 +156,7 @@ fn warm_up(many: &mut impl FnMut(u64) -> Result<Duration, BenchError>) -> Result
 
 /// Time that has passed on this core.
 enum Stopwatch {
-    Clock::new(Instant),
+    Clock(Instant),
     /// The processor's counter, where reading the clock takes microseconds (the system has none better than a
     /// device's): short operations would take twice as long.
     Ticks(u64),

@@ -137,7 +137,7 @@ impl Taken {
         self.end_with_the_job()?;
         Ok(work.run(
             &mut |step| {
-                let clock = step.view().clock.0;
+                let clock = step.view().clock.get();
                 let loss = if is_plain {
                     Some(computer.gradient(clock, step.parameters()?, &mut gradient))
                 } else {
