@@ -1233,6 +1233,13 @@ const char *slackline_status_name(uint32_t status);
 const char *slackline_last_error(void);
 
 /**
+ * Returns 1 if the call of this thread that failed last may succeed later with the same arguments: after a deadline,
+ * while readers pin all other frames, or, after connecting again, where a peer was lost or evicted this one. Returns 0
+ * if something has to be changed first, or no call has failed.
+ */
+uint32_t slackline_last_error_is_retryable(void);
+
+/**
  * Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The
  * initial values that the server is given are those of this part. One shard is the whole table.
  */

@@ -8,7 +8,7 @@ use slackline::internals::job::member::WaitError;
 use slackline::internals::job::rendezvous;
 use slackline::{Job, JobError, JobPlan, Role, TransportKind};
 
-use crate::error::{Failure, slackline_status};
+use crate::error::{Failure, slackline_status, status_of};
 use crate::handle::{Handle, Out, call, create, destroy, opaque, slice, text, with};
 use crate::options::{
     self, slackline_resume, slackline_server_options, slackline_tensor, slackline_worker_options,
@@ -281,9 +281,8 @@ pub unsafe extern "C" fn slackline_job_destroy(job: *mut slackline_job) {
 impl From<JobError> for Failure {
     fn from(error: JobError) -> Failure {
         use slackline_status as Status;
-        let message = error.to_string();
-        let status = match error {
-            JobError::Node(error) => return error.into(),
+        let status = match &error {
+            JobError::Node(error) => status_of(error),
             JobError::Launch(_)
             | JobError::Secret(_)
             | JobError::NotLaunched
@@ -311,6 +310,6 @@ impl From<JobError> for Failure {
             JobError::NotBack { .. } => Status::ServerLost,
             _ => Status::Internal,
         };
-        Failure::new(status, message)
+        Failure::of(status, &error)
     }
 }

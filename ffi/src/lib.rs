@@ -103,6 +103,14 @@ pub extern "C" fn slackline_last_error() -> *const c_char {
     error::last_message()
 }
 
+/// Returns 1 if the call of this thread that failed last may succeed later with the same arguments: after a deadline,
+/// while readers pin all other frames, or, after connecting again, where a peer was lost or evicted this one. Returns 0
+/// if something has to be changed first, or no call has failed.
+#[unsafe(no_mangle)]
+pub extern "C" fn slackline_last_error_is_retryable() -> u32 {
+    error::last_is_retryable().into()
+}
+
 /// Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The
 /// initial values that the server is given are those of this part. One shard is the whole table.
 #[unsafe(no_mangle)]

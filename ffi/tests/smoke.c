@@ -224,6 +224,8 @@ static void null_is_answered_everywhere(void)
     EXPECT(BAD_ARGUMENT, slackline_worker_scheme(NULL, &address));
     EXPECT(BAD_ARGUMENT, slackline_worker_in_place(NULL, 0, &parameters, &len));
     EXPECT(BAD_ARGUMENT, slackline_worker_slot(NULL, 0, 0, &room, &len));
+    EXPECT(BAD_ARGUMENT, slackline_worker_progress(NULL, NULL));
+    EXPECT(BAD_ARGUMENT, slackline_worker_get_staleness(NULL, NULL));
     EXPECT(BAD_ARGUMENT, slackline_worker_publish_slots(NULL, NULL, 0));
     EXPECT(BAD_ARGUMENT, slackline_publisher_serve(NULL, 0, 0, 0));
     EXPECT(BAD_ARGUMENT, slackline_server_get_status(NULL, &server_status));
@@ -352,7 +354,7 @@ static void a_server_that_is_absent_refuses_or_is_gone_is_named(void)
     const char *address = "@slackline-smoke-nobody";
 
     EXPECT(SYSTEM, slackline_worker_connect(&address, 1, &worker, 100, &none));
-    CHECK(none == NULL && said("no process listens"));
+    CHECK(none == NULL && said("no process listens") && slackline_last_error_is_retryable() == 1);
     EXPECT(BAD_ARGUMENT, slackline_worker_connect(&address, 0, &worker, TIMEOUT_MS, &none));
     worker.encoding = 17;
     EXPECT(BAD_ARGUMENT, slackline_worker_connect(&address, 1, &worker, TIMEOUT_MS, &none));
@@ -364,6 +366,7 @@ static void a_server_that_is_absent_refuses_or_is_gone_is_named(void)
     OK(slackline_server_address(server, &address));
     EXPECT(DEADLINE, slackline_worker_connect(&address, 1, &worker, 1, &none));
     CHECK(none == NULL && said("connecting") && said("accepted the connection but does not answer"));
+    CHECK(slackline_last_error_is_retryable() == 1);
     slackline_server_destroy(server);
 }
 

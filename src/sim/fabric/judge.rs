@@ -8,7 +8,6 @@ use super::cause::Causes;
 use super::plan::Plan;
 use super::random::EventHash;
 use super::values::{BITS, GRADIENTS_MAX, INCARNATION_LANE, LANES, bytes_of, gradients_between, lanes};
-use crate::clock::Clock;
 use crate::node::runtime::PublishedVersion;
 use crate::node::{Error, ServerStatus, View};
 use crate::scheme::{AnyScheme, GradientId, Needs, SchemeConfig, Share, Strength};
