@@ -149,6 +149,7 @@ impl Diagnostic for JobError {
             JobError::Launch(error) => error.remedy(),
             JobError::Secret(error) => error.remedy(),
             JobError::Rendezvous(error) => error.remedy(),
+            JobError::Wait(WaitError::Deadline { .. }) => Some("use a longer timeout".into()),
             JobError::TooLarge { .. } => Some(format!("start at most {}", rendezvous::MAX_MEMBERS).into()),
             JobError::NoWorker { servers, .. } => {
                 Some(format!("start at least {} processes", servers + 1).into())

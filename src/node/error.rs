@@ -246,6 +246,7 @@ impl Diagnostic for Error {
             Error::Table(error) => error.remedy(),
             Error::Handshake { source, .. } => source.remedy(),
             Error::Pin { source, .. } => source.remedy(),
+            Error::Post { source, .. } => source.remedy(),
             Error::SchemeConfig(error) => error.remedy(),
             Error::Option { reason, .. } => Some((*reason).into()),
             Error::Checkpoint(error) => error.remedy(),
@@ -261,9 +262,7 @@ impl Diagnostic for Error {
             Error::Deadline { .. } | Error::ServerLost { .. } | Error::Evicted { .. } => true,
             Error::Pinned { .. } | Error::Thread { .. } => true,
             Error::Connect(error) => error.is_retryable(),
-            Error::Post { source, .. } => {
-                matches!(source, PostError::Disconnected(_) | PostError::QueueFull { .. })
-            }
+            Error::Post { source, .. } => source.is_retryable(),
             Error::Group(error) => error.is_retryable(),
             _ => false,
         }

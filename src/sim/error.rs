@@ -73,7 +73,7 @@ impl Diagnostic for SimError {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
             SimError::Setting { remedy, .. } => Some((*remedy).into()),
-            SimError::Distribution(error) => error.remedy().map(Cow::from),
+            SimError::Distribution(error) => error.remedy(),
             SimError::Scheme(error) => error.remedy(),
             SimError::Fold { .. } | SimError::Broken { .. } | SimError::Stuck { .. } => None,
         }

@@ -250,14 +250,22 @@ pub struct Disconnected {
     pub reason: &'static str,
 }
 
+impl Diagnostic for Disconnected {
+    fn operation(&self) -> &'static str {
+        "talking to a peer"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        None
+    }
+}
+
 /// A batch was not posted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
     /// No room for the whole batch: poll completions, then post it again. Not a failure.
-    #[error(
-        "the queue has room for {free} more requests, the batch has {batch}: poll completions and post again"
-    )]
+    #[error("the queue has room for {free} more requests, the batch has {batch}: {}", remedy_of(self))]
     QueueFull {
         /// Requests that would still fit.
         free: usize,
@@ -265,7 +273,7 @@ pub enum PostError {
         batch: usize,
     },
     /// A batch longer than the queue itself can never be posted.
-    #[error("a batch of {batch} requests can never fit a queue of {depth}: cut it")]
+    #[error("a batch of {batch} requests can never fit a queue of {depth}: {}", remedy_of(self))]
     BatchTooLong {
         /// Requests in the batch.
         batch: usize,
@@ -283,6 +291,24 @@ pub enum PostError {
     /// The peer is gone.
     #[error(transparent)]
     Disconnected(#[from] Disconnected),
+}
+
+impl Diagnostic for PostError {
+    fn operation(&self) -> &'static str {
+        "posting requests"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            PostError::QueueFull { .. } => Some("poll completions and post again".into()),
+            PostError::BatchTooLong { .. } => Some("cut it".into()),
+            PostError::Malformed { .. } | PostError::Disconnected(_) => None,
+        }
+    }
+
+    fn is_retryable(&self) -> bool {
+        matches!(self, PostError::Disconnected(_) | PostError::QueueFull { .. })
+    }
 }
 
 /// A request failed. The endpoint is disconnected from then on.
@@ -308,4 +334,14 @@ pub enum CompletionError {
         /// The maker's own code for this error.
         vendor_error: u32,
     },
+}
+
+impl Diagnostic for CompletionError {
+    fn operation(&self) -> &'static str {
+        "reaching a peer's memory"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        None
+    }
 }
