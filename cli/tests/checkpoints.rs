@@ -72,7 +72,7 @@ fn checkpoints_that_fail_are_warned_of_and_counted_and_end_a_strict_run() {
         let (json, said) = end(run, i32::from(strict));
         assert!(said.contains("the checkpoint cannot be written: Is a directory"), "{said}");
         if strict {
-            assert!(said.contains("error: shard 0: ") && said.contains("help: check the folder"), "{said}");
+            assert!(said.contains("error: shard 0: ") && said.contains("; check the folder"), "{said}");
             continue;
         }
         // The one that was asked for, and the last.

@@ -351,10 +351,9 @@ fn checkpoint(args: &Args, servers: usize, local: bool) -> Result<Option<Checkpo
         );
     }
     for file in files().take(1) {
-        CheckpointOptions::new(file).try_folder().map_err(|error| {
-            let text = error.to_string();
-            Failure::usage(format!("--checkpoint {text}"))
-        })?;
+        CheckpointOptions::new(file)
+            .try_folder()
+            .map_err(|error| Failure::refused(&error).after("--checkpoint"))?;
     }
     Ok(Some(config))
 }
