@@ -25,11 +25,11 @@ fn server(c: &mut Criterion) {
                 for id in 0..workers {
                     server.handle_event(
                         NOW,
-                        ServerEvent::Joined { worker: WorkerId(id), clock: Clock(0), returns: false },
+                        ServerEvent::Joined { worker: WorkerId(id), clock: Clock::new(0), returns: false },
                     );
                 }
                 let mut shares: Vec<Share> = Vec::new();
-                let (mut clock, mut version) = (Clock(0), Version(0));
+                let (mut clock, mut version) = (Clock::new(0), Version::new(0));
                 b.iter(|| {
                     for id in 0..workers {
                         let gradient = GradientId { worker: WorkerId(id), clock };
@@ -59,11 +59,11 @@ fn worker(c: &mut Criterion) {
     for config in [SchemeConfig::Bsp, SchemeConfig::Ssp { staleness: 3 }] {
         group.bench_function(config.name(), |b| {
             let mut worker = config.worker();
-            let mut clock = Clock(0);
+            let mut clock = Clock::new(0);
             worker.handle_event(NOW, WorkerEvent::Joined { clock });
             b.iter(|| {
                 while worker.poll_action().is_some() {
-                    let (version, smallest_clock) = (Version(clock.0), clock);
+                    let (version, smallest_clock) = (Version::new(clock.get()), clock);
                     worker.handle_event(NOW, WorkerEvent::Holds { version, smallest_clock });
                 }
                 worker.handle_event(NOW, WorkerEvent::Published { magnitude: None });

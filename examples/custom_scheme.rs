@@ -20,7 +20,7 @@ pub(crate) struct ShrinkingSsp {
 
 impl ShrinkingSsp {
     pub(crate) fn bound(&self, clock: Clock) -> u64 {
-        self.first.saturating_sub(clock.0 / self.every)
+        self.first.saturating_sub(clock.get() / self.every)
     }
 
     pub(crate) fn make(settings: &str) -> Result<AnyScheme, SchemeConfigError> {
@@ -52,7 +52,7 @@ impl Scheme for ShrinkingSsp {
     }
 
     fn worker(&self) -> Box<dyn WorkerScheme> {
-        Box::new(Half { scheme: *self, clock: Clock(0), held: None, due: None })
+        Box::new(Half { scheme: *self, clock: Clock::new(0), held: None, due: None })
     }
 }
 
@@ -72,7 +72,7 @@ impl WorkerScheme for Half {
             WorkerEvent::Published { .. } => self.clock = self.clock.next(),
             _ => return,
         }
-        let needed = Clock(self.clock.0.saturating_sub(self.scheme.bound(self.clock)));
+        let needed = Clock::new(self.clock.get().saturating_sub(self.scheme.bound(self.clock)));
         self.due = Some(match self.held {
             Some(held) if held >= needed => WorkerAction::Compute,
             _ => WorkerAction::Refresh { bound: Bound::clock(needed) },

@@ -28,7 +28,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
             let served = job.serve(table, &[0.0; COLUMNS], options)?;
             let off = |(column, weight): (usize, &f32)| (weight - truth(column)).abs();
             let error = served.parameters.iter().enumerate().map(off).fold(0.0, f32::max);
-            println!("{} versions, largest error {error:.4}", served.status.version.0);
+            println!("{} versions, largest error {error:.4}", served.status.version.get());
         }
         Role::Worker(number) => {
             let mut worker = job.worker(WorkerOptions::default())?;
@@ -38,7 +38,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
                 let loss = least_squares(weights, gradient, &mut seed);
                 step.publish(Some(loss))?;
             }
-            println!("worker {number}: {} clocks", worker.clock().0);
+            println!("worker {number}: {} clocks", worker.clock().get());
         }
     }
     Ok(())

@@ -31,16 +31,16 @@ fn train(address: &Address) -> Result<(), Error> {
 fn roll_out(address: &Address) -> Result<u64, Error> {
     let options = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
     let mut reader = Reader::connect(Shm::new(), address, options, TIMEOUT)?;
-    reader.refresh_to(Version(1), TIMEOUT)?;
+    reader.refresh_to(Version::new(1), TIMEOUT)?;
     let mut copies = 0;
     loop {
         let fresh = reader.refresh(1, TIMEOUT)?;
         copies += u64::from(fresh.copied);
-        let expected = (fresh.version.0 as f32).to_ne_bytes();
+        let expected = (fresh.version.get() as f32).to_ne_bytes();
         let mut weights = reader.bytes()?.chunks_exact(4);
-        assert!(weights.all(|weight| weight == expected), "a mixture at version {}", fresh.version.0);
+        assert!(weights.all(|weight| weight == expected), "a mixture at version {}", fresh.version.get());
         // The last version may be one that this reader has no need to copy.
-        if fresh.version.0 + fresh.behind == VERSIONS {
+        if fresh.version.get() + fresh.behind == VERSIONS {
             return Ok(copies);
         }
     }

@@ -22,30 +22,51 @@ impl fmt::Display for WorkerId {
 /// The gradient that a worker computes while its clock is `c` *belongs to clock* `c`; publishing it makes the
 /// clock `c + 1`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Clock(pub u64);
+pub struct Clock(u64);
 
 impl Clock {
+    /// The clock of a worker that has completed `iterations`.
+    pub const fn new(iterations: u64) -> Clock {
+        Clock(iterations)
+    }
+
+    /// The number of iterations.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
     /// The clock after this one.
     pub const fn next(self) -> Clock {
-        Clock(self.0.saturating_add(1))
+        Clock::new(self.0.saturating_add(1))
     }
 
     /// The smallest clock that every worker must have reached so that a reader at this clock keeps a bound of
     /// `staleness`: `max(0, clock - staleness)`.
     #[doc(hidden)]
     pub const fn needed(self, staleness: u64) -> Clock {
-        Clock(self.0.saturating_sub(staleness))
+        Clock::new(self.0.saturating_sub(staleness))
     }
 }
 
 /// Number of updates applied to a shard; starts at 0 (the initial parameters), only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Version(pub u64);
+pub struct Version(u64);
 
 impl Version {
+    /// The version of a shard to which so many `updates` are applied.
+    pub const fn new(updates: u64) -> Version {
+        Version(updates)
+    }
+
+    /// The number of updates.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
     /// The version after this one.
+    #[doc(hidden)]
     pub const fn next(self) -> Version {
-        Version(self.0 + 1)
+        Version::new(self.0 + 1)
     }
 
     /// Returns how many versions `self` is behind `latest`; zero if it is not behind.
@@ -65,12 +86,12 @@ impl Version {
 /// let mut table = ClockTable::default();
 /// table.join(WorkerId(0));
 /// table.join(WorkerId(1));
-/// table.advance(WorkerId(0), Clock(3));
-/// assert_eq!(table.smallest(), Clock(0));
-/// table.advance(WorkerId(1), Clock(2));
-/// assert_eq!(table.smallest(), Clock(2));
+/// table.advance(WorkerId(0), Clock::new(3));
+/// assert_eq!(table.smallest(), Clock::new(0));
+/// table.advance(WorkerId(1), Clock::new(2));
+/// assert_eq!(table.smallest(), Clock::new(2));
 /// table.leave(WorkerId(1));
-/// assert_eq!(table.smallest(), Clock(3));
+/// assert_eq!(table.smallest(), Clock::new(3));
 /// ```
 ///
 /// Beside the clocks it counts how many workers stand at each: workers that wait for each other stand at few, so a
@@ -179,9 +200,9 @@ mod tests {
     fn a_late_joiner_starts_at_the_smallest_clock_and_never_pulls_it_back() {
         let mut table = ClockTable::default();
         table.join(WorkerId(0));
-        table.advance(WorkerId(0), Clock(7));
-        assert_eq!(table.join(WorkerId(1)), Clock(7));
-        assert_eq!(table.smallest(), Clock(7));
+        table.advance(WorkerId(0), Clock::new(7));
+        assert_eq!(table.join(WorkerId(1)), Clock::new(7));
+        assert_eq!(table.smallest(), Clock::new(7));
     }
 
     #[test]
@@ -189,22 +210,22 @@ mod tests {
         let mut table = ClockTable::default();
         table.join(WorkerId(0));
         table.join(WorkerId(1));
-        table.advance(WorkerId(0), Clock(4));
-        assert_eq!(table.smallest(), Clock(0));
+        table.advance(WorkerId(0), Clock::new(4));
+        assert_eq!(table.smallest(), Clock::new(0));
         table.leave(WorkerId(1));
-        assert_eq!(table.smallest(), Clock(4));
+        assert_eq!(table.smallest(), Clock::new(4));
         table.leave(WorkerId(0));
-        assert_eq!(table.smallest(), Clock(4));
+        assert_eq!(table.smallest(), Clock::new(4));
     }
 
     #[test]
     fn a_clock_that_moves_back_is_ignored() {
         let mut table = ClockTable::default();
         table.join(WorkerId(0));
-        assert!(table.advance(WorkerId(0), Clock(4)));
-        assert!(!table.advance(WorkerId(0), Clock(3)));
-        assert!(!table.advance(WorkerId(9), Clock(3)));
-        assert_eq!(table.get(WorkerId(0)), Some(Clock(4)));
+        assert!(table.advance(WorkerId(0), Clock::new(4)));
+        assert!(!table.advance(WorkerId(0), Clock::new(3)));
+        assert!(!table.advance(WorkerId(9), Clock::new(3)));
+        assert_eq!(table.get(WorkerId(0)), Some(Clock::new(4)));
     }
 
     proptest::proptest! {
@@ -214,10 +235,10 @@ mod tests {
         ) {
             let mut table = ClockTable::default();
             let mut naive = [None::<Clock>; 6];
-            let mut smallest = Clock(0);
+            let mut smallest = Clock::new(0);
             for (step, worker, clock) in steps {
                 let (id, entry) = (WorkerId(worker), &mut naive[usize::from(worker)]);
-                let clock = Clock(clock);
+                let clock = Clock::new(clock);
                 match step {
                     0 => *entry = Some(table.join(id)),
                     1 => *entry = Some(table.join_at(id, clock)),

@@ -23,7 +23,7 @@
 //!         let table = Table::builder().tensor("weight", &[1000], ElementType::F32).build()?;
 //!         let scheme = SchemeConfig::Ssp { staleness: 2 };
 //!         let served = job.serve(table, &[0.0; 1000], ServerOptions::new(scheme, job.workers(), 0.1))?;
-//!         println!("{} versions", served.status.version.0);
+//!         println!("{} versions", served.status.version.get());
 //!     }
 //!     Role::Worker(_) => {
 //!         let mut worker = job.worker(WorkerOptions::default())?; // the scheme is the servers'
@@ -107,6 +107,7 @@ macro_rules! ordering {
 #[cfg(not(loom))]
 mod channel;
 mod clock;
+mod diagnostic;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 mod fuzzing;
 #[cfg(not(loom))]
@@ -126,6 +127,7 @@ mod transport;
 #[cfg(not(loom))]
 pub use channel::{Secret, SecretError};
 pub use clock::{Clock, Version};
+pub use diagnostic::Diagnostic;
 #[cfg(not(loom))]
 pub use job::env::{LaunchError, MeetingPoint, Placement};
 #[cfg(not(loom))]

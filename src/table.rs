@@ -3,9 +3,12 @@
 //! Pure: names, shapes, types and offsets; no memory.
 #![forbid(unsafe_code)]
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// Most tensors in a table.
 pub const MAX_TENSORS: usize = 1 << 16;
@@ -76,22 +79,22 @@ impl Tensor {
 #[non_exhaustive]
 pub enum TableError {
     /// Nothing in it.
-    #[error("a table needs at least one tensor with at least one element")]
+    #[error("the table holds nothing: {}", remedy_of(self))]
     Empty,
     /// Too many tensors.
-    #[error("a table holds at most {MAX_TENSORS} tensors, not {count}")]
+    #[error("a table cannot hold {count} tensors: {}", remedy_of(self))]
     TooManyTensors {
         /// The number of tensors that were given.
         count: usize,
     },
     /// Two tensors of one name.
-    #[error("two tensors are called `{name}`: give each a name of its own")]
+    #[error("two tensors are called `{name}`: {}", remedy_of(self))]
     DuplicateName {
         /// The name.
         name: String,
     },
     /// A size that overflows.
-    #[error("tensor `{name}` with shape {shape:?} does not fit an address space")]
+    #[error("tensor `{name}` with shape {shape:?} does not fit an address space: {}", remedy_of(self))]
     TooLarge {
         /// The name of the tensor.
         name: String,
@@ -99,7 +102,7 @@ pub enum TableError {
         shape: Vec<u64>,
     },
     /// More shards than cache lines, or none.
-    #[error("cannot cut {bytes} bytes into {shards} shards: use 1 to {most}")]
+    #[error("cannot cut {bytes} bytes into {shards} shards: {}", remedy_of(self))]
     Shards {
         /// Shards asked for.
         shards: usize,
@@ -108,6 +111,22 @@ pub enum TableError {
         /// Most shards there can be.
         most: u64,
     },
+}
+
+impl Diagnostic for TableError {
+    fn operation(&self) -> &'static str {
+        "laying out the table"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            TableError::Empty => "give it at least one tensor with at least one element".into(),
+            TableError::TooManyTensors { .. } => format!("use at most {MAX_TENSORS}").into(),
+            TableError::DuplicateName { .. } => "give each a name of its own".into(),
+            TableError::TooLarge { .. } => "check its shape".into(),
+            TableError::Shards { most, .. } => format!("use 1 to {most}").into(),
+        })
+    }
 }
 
 /// Named tensors, laid out one after the other in one flat space.

@@ -103,7 +103,7 @@ fn without_the_second_look_at_the_header_torn_reads_are_found() {
     reader.set_consistency(Consistency::Mixture);
     let (begun, mut mixtures, mut pulls) = (Instant::now(), 0, 0u64);
     while mixtures < 10 && begun.elapsed() < TIMEOUT {
-        reader.refresh_to(Version(0), TIMEOUT).unwrap();
+        reader.refresh_to(Version::new(0), TIMEOUT).unwrap();
         let bytes = reader.bytes().unwrap();
         let first = u64::from_le_bytes(*bytes.first_chunk().unwrap());
         mixtures += u64::from(!all_are(bytes, first));
@@ -141,7 +141,7 @@ fn a_pinned_frame_stands_still_while_it_is_read() {
             for _ in 0..2 {
                 for offset in (0..memory.len()).step_by(8) {
                     let word = memory.load_u64(offset);
-                    assert_eq!(word, pulled.version.0, "at {offset} of a pinned frame");
+                    assert_eq!(word, pulled.version.get(), "at {offset} of a pinned frame");
                 }
             }
             drop(frame);
@@ -175,7 +175,7 @@ fn follow(claim: &str, threads: usize, pulls: u64) {
         if tally.is_late() {
             break;
         }
-        let next = Version(tally.newest.0 + 1);
+        let next = Version::new(tally.newest.0 + 1);
         let fresh = reader.refresh_to(next, TIMEOUT).unwrap();
         assert!(fresh.version >= next);
         check_floats(reader.bytes().unwrap(), fresh.version);
@@ -203,7 +203,7 @@ fn pushed_frames_are_whole() {
         let step = worker.step(TIMEOUT).unwrap();
         let view = step.view();
         let parameters = step.parameters().unwrap();
-        let whole = parameters.iter().all(|value| *value == view.version.0 as f32);
+        let whole = parameters.iter().all(|value| *value == view.version.get() as f32);
         assert!(whole, "version {:?} is torn", view.version);
         tally.count(4 * parameters.len(), view.version, view.retries);
         step.publish(None, TIMEOUT).unwrap();
@@ -235,7 +235,7 @@ fn what_a_frame_says_of_a_workers_gradients_is_what_it_holds() {
             let view = step.view();
             // The frame's part, and those that the worker adds because the frame says that it lacks them.
             let parameters = step.parameters().unwrap();
-            let all = parameters.iter().all(|value| *value == view.clock.0 as f32);
+            let all = parameters.iter().all(|value| *value == view.clock.get() as f32);
             assert!(all, "{scheme}: {} gradients in the view of clock {:?}", parameters[0], view.clock);
             tally.count(4 * parameters.len(), view.version, view.retries);
             step.publish(None, TIMEOUT).unwrap();

@@ -74,7 +74,7 @@ impl Run {
                         for _ in 0..clocks {
                             let mut step = worker.step(TIMEOUT).unwrap();
                             let view = step.view();
-                            gradient_of(step.parameters().unwrap(), index, view.clock.0, &mut gradient);
+                            gradient_of(step.parameters().unwrap(), index, view.clock.get(), &mut gradient);
                             step.encode(&gradient).unwrap();
                             step.publish(Some(1.0), TIMEOUT).unwrap();
                         }
@@ -249,7 +249,7 @@ fn a_worker_over_three_servers_sees_one_table() {
         step.gradient().unwrap().copy_from_slice(&vec![1.0; 133]);
         step.publish(None, TIMEOUT).unwrap();
         let view = worker.step(TIMEOUT).unwrap().view();
-        assert_eq!((view.clock.0, view.version.0, view.staleness()), (1, 1, 0));
+        assert_eq!((view.clock.get(), view.version.get(), view.staleness()), (1, 1, 0));
         drop(worker);
         let all: Vec<f32> = servers.into_iter().flat_map(|server| server.join().unwrap()).collect();
         assert_eq!(all, initial.iter().map(|value| value - 1.0).collect::<Vec<_>>());
@@ -301,9 +301,9 @@ fn a_reader_is_never_staler_than_it_asked_and_copies_only_when_it_must() {
             let mut copies = Vec::new();
             for version in steps {
                 let fresh = reader.refresh(2, TIMEOUT).unwrap();
-                assert_eq!(fresh.version.0 + fresh.behind, version);
+                assert_eq!(fresh.version.get() + fresh.behind, version);
                 assert!(fresh.behind <= 2);
-                assert_eq!(reader.bytes().unwrap(), [fresh.version.0 as u8; 128]);
+                assert_eq!(reader.bytes().unwrap(), [fresh.version.get() as u8; 128]);
                 copies.push(fresh.copied);
                 to_publisher.send(()).unwrap();
             }
@@ -311,7 +311,7 @@ fn a_reader_is_never_staler_than_it_asked_and_copies_only_when_it_must() {
         });
         publisher.drive(|publisher| publisher.readers() == 1, TIMEOUT).unwrap();
         for version in 1..=7u64 {
-            assert_eq!(publisher.publish(&[version as u8; 128], TIMEOUT).unwrap(), Version(version));
+            assert_eq!(publisher.publish(&[version as u8; 128], TIMEOUT).unwrap(), Version::new(version));
             to_reader.send(version).unwrap();
             done.recv().unwrap();
         }
@@ -333,13 +333,13 @@ fn a_pinned_frame_is_left_alone_and_a_publisher_with_no_free_one_says_so() {
         let reading = scope.spawn(move || {
             let mut reader =
                 Reader::connect(Shm::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
-            let frame = reader.pin(slackline::scheme::Bound::version(Version(1)), TIMEOUT).unwrap();
+            let frame = reader.pin(slackline::scheme::Bound::version(Version::new(1)), TIMEOUT).unwrap();
             pinned.send(()).unwrap();
             may_let_go.recv().unwrap();
             let mut bytes = [0; 64];
             frame.bytes().read(&mut bytes);
             assert!(frame.is_intact());
-            assert_eq!((frame.pulled().version, bytes), (Version(1), [1; 64]));
+            assert_eq!((frame.pulled().version, bytes), (Version::new(1), [1; 64]));
             drop(frame);
             pinned.send(()).unwrap();
         });
@@ -348,7 +348,7 @@ fn a_pinned_frame_is_left_alone_and_a_publisher_with_no_free_one_says_so() {
         is_pinned.recv().unwrap();
         publisher.publish(&[2; 64], TIMEOUT).unwrap();
         let error = publisher.publish(&[3; 64], Duration::from_millis(50)).unwrap_err();
-        assert!(matches!(error, Error::Pinned { version: Version(3), .. }), "{error}");
+        assert!(matches!(error, Error::Pinned { version, .. } if version.get() == 3), "{error}");
         let_go.send(()).unwrap();
         is_pinned.recv().unwrap();
         publisher.publish(&[3; 64], TIMEOUT).unwrap();
@@ -458,7 +458,7 @@ fn pulls_into_memory_of_its_own<T: Transport + Clone>(transport: &T, address: &A
         for version in 1..=5u8 {
             publisher.lock().unwrap().publish(&[version; 64], TIMEOUT).unwrap();
             let fresh = reader.pull_into(&mut memory, 0, TIMEOUT).unwrap();
-            assert_eq!((fresh.version.0, fresh.behind, memory), (u64::from(version), 0, [version; 64]));
+            assert_eq!((fresh.version.get(), fresh.behind, memory), (u64::from(version), 0, [version; 64]));
         }
         let error = reader.pull_into(&mut memory[1..], 0, TIMEOUT).unwrap_err();
         assert!(matches!(error, Error::Length { given: 63, expected: 64 }), "{error}");
@@ -483,13 +483,13 @@ fn a_version_that_is_written_in_place_is_seen_once_it_is_committed() {
                 publisher.publish_begin(TIMEOUT).unwrap().subslice(0, 32).write(&[version; 32]);
             }
             // The thread looks after readers meanwhile.
-            assert_eq!(reader.refresh(0, TIMEOUT).unwrap().version.0, u64::from(version) - 1);
+            assert_eq!(reader.refresh(0, TIMEOUT).unwrap().version.get(), u64::from(version) - 1);
             assert_eq!(reader.bytes().unwrap(), [version - 1; 64]);
             let mut publisher = publisher.lock().unwrap();
             publisher.publish_begin(TIMEOUT).unwrap().subslice(32, 32).write(&[version; 32]);
-            assert_eq!(publisher.publish_commit().unwrap().0, u64::from(version));
+            assert_eq!(publisher.publish_commit().unwrap().get(), u64::from(version));
         }
-        assert_eq!(reader.refresh(0, TIMEOUT).unwrap().version.0, 5);
+        assert_eq!(reader.refresh(0, TIMEOUT).unwrap().version.get(), 5);
         assert_eq!(reader.bytes().unwrap(), [5; 64]);
     });
 }
@@ -500,7 +500,7 @@ fn what_a_reader_holds_stays_until_it_lets_go_or_reads_something_else() {
         let mut reader = Reader::connect(Shm::new(), at, ReaderOptions::default(), TIMEOUT).unwrap();
         let publish = |value: u8| publisher.lock().unwrap().publish(&[value; 64], TIMEOUT).unwrap();
         publish(1);
-        assert_eq!(reader.hold(Bound::version(Version(1)), TIMEOUT).unwrap().version, Version(1));
+        assert_eq!(reader.hold(Bound::version(Version::new(1)), TIMEOUT).unwrap().version, Version::new(1));
         for value in 2..9 {
             publish(value);
         }
@@ -509,8 +509,8 @@ fn what_a_reader_holds_stays_until_it_lets_go_or_reads_something_else() {
         assert!(reader.is_intact() && seen == [1; 64], "{seen:?}");
         reader.release();
         assert!(reader.held().is_none() && !reader.is_intact());
-        assert_eq!(reader.hold(Bound::NONE, TIMEOUT).unwrap().version, Version(8));
-        reader.refresh_to(Version(8), TIMEOUT).unwrap();
+        assert_eq!(reader.hold(Bound::NONE, TIMEOUT).unwrap().version, Version::new(8));
+        reader.refresh_to(Version::new(8), TIMEOUT).unwrap();
         assert!(reader.held().is_none());
     });
 }

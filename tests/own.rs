@@ -77,11 +77,12 @@ fn work<T: Transport>(worker: &mut Worker<T>, index: usize, scheme: SchemeConfig
     let view = step.view();
     let held = counts(step.parameters().unwrap());
     assert_eq!(
-        held[index], view.clock.0,
+        held[index],
+        view.clock.get(),
         "{scheme}: not all of its own, or some twice: {held:?} at {view:?}"
     );
     for (other, count) in held.iter().enumerate() {
-        assert!(*count >= view.smallest_clock.0, "{scheme}: {held:?} of worker {other} at {view:?}");
+        assert!(*count >= view.smallest_clock.get(), "{scheme}: {held:?} of worker {other} at {view:?}");
     }
     if slots {
         let own = index * SHARE..(index + 1) * SHARE;
@@ -236,7 +237,7 @@ fn a_step_that_cannot_be_and_reading_in_place_are_errors() {
     std::thread::scope(|scope| {
         let serving = scope.spawn(move || {
             assert!(server.drive(|server| server.status().joined == 3, TIMEOUT).unwrap());
-            assert_eq!(server.status().version, Version(0));
+            assert_eq!(server.status().version, Version::new(0));
         });
         let good = options(scheme, ElementType::F32);
         let bad = [

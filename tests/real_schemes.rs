@@ -86,18 +86,18 @@ fn run(scheme: SchemeConfig, clocks: u64, versions: u64) -> History {
         let ended = server.drive(
             |server| {
                 let status = server.status();
-                newest.store(status.version.0, Ordering::Release);
+                newest.store(status.version.get(), Ordering::Release);
                 let mut watched = watched.lock().unwrap();
                 let (version, parameters, updates) = &mut *watched;
                 let mut counted = counted.lock().unwrap();
-                if counted.is_none() && status.version.0 > *version {
+                if counted.is_none() && status.version.get() > *version {
                     let now = server.parameters().unwrap();
                     let changed = now.iter().zip(&*parameters).map(|(now, before)| before - now).enumerate();
                     let shares = changed.filter(|(_, weight)| *weight != 0.0).collect();
-                    updates.push(Update { before: *version, after: status.version.0, shares });
-                    (*version, *parameters) = (status.version.0, now);
+                    updates.push(Update { before: *version, after: status.version.get(), shares });
+                    (*version, *parameters) = (status.version.get(), now);
                 }
-                if status.version.0 >= versions {
+                if status.version.get() >= versions {
                     counted.get_or_insert(status);
                     over.store(true, Ordering::Relaxed);
                 }
@@ -129,7 +129,7 @@ fn work(scheme: SchemeConfig, address: &Address, index: usize, clocks: u64, worl
     let mut worker = Worker::connect(Shm::new(), std::slice::from_ref(address), options, TIMEOUT).unwrap();
     let is_over = || world.over.load(Ordering::Relaxed);
     let mut own: Vec<usize> = Vec::new();
-    while worker.clock().0 < clocks && !is_over() {
+    while worker.clock().get() < clocks && !is_over() {
         // Once all is over there may be nothing to wait for.
         let mut step = match worker.step(LOOK) {
             Ok(step) => step,
@@ -137,11 +137,11 @@ fn work(scheme: SchemeConfig, address: &Address, index: usize, clocks: u64, worl
             Err(error) => panic!("{scheme}: worker {index}: {error}"),
         };
         let view = step.view();
-        let element = index * clocks as usize + view.clock.0 as usize;
+        let element = index * clocks as usize + view.clock.get() as usize;
         let parameters = step.parameters().unwrap();
         let own_missing = own.iter().filter(|own| parameters[**own] == 0.0).count();
         // Different speeds, and each worker slow now and then.
-        let slow = if view.clock.0 % 7 == index as u64 { 4 } else { 1 };
+        let slow = if view.clock.get() % 7 == index as u64 { 4 } else { 1 };
         let mut stopped = false;
         for _ in 0..slow * (1 + index as u32) {
             std::thread::sleep(Duration::from_micros(100));
@@ -155,8 +155,8 @@ fn work(scheme: SchemeConfig, address: &Address, index: usize, clocks: u64, worl
             continue;
         }
         // Once the others go on without the last backup worker: that one is late is not left to chance.
-        while is_static_backup(scheme) && (index, view.clock.0) == (WORKERS - 1, 5) && !is_over() {
-            if world.newest.load(Ordering::Acquire) > view.version.0 {
+        while is_static_backup(scheme) && (index, view.clock.get()) == (WORKERS - 1, 5) && !is_over() {
+            if world.newest.load(Ordering::Acquire) > view.version.get() {
                 break;
             }
             std::thread::sleep(Duration::from_micros(100));
@@ -166,7 +166,7 @@ fn work(scheme: SchemeConfig, address: &Address, index: usize, clocks: u64, worl
         gradient.fill(0.0);
         gradient[element] = 1.0;
         // A loss that falls, for the schemes that learn from it.
-        step.publish(Some(1.0 / (1.0 + view.clock.0 as f32)), TIMEOUT).unwrap();
+        step.publish(Some(1.0 / (1.0 + view.clock.get() as f32)), TIMEOUT).unwrap();
         own.push(element);
         world.published.lock().unwrap().push(Published { element, view, own_missing, newest });
     }
@@ -218,7 +218,7 @@ impl History {
             exact += u64::from(update.after == update.before + 1);
             for (element, weight) in &update.shares {
                 let of = self.published.iter().find(|one| one.element == *element);
-                let base = of.expect("folded, so published").view.version.0;
+                let base = of.expect("folded, so published").view.version.get();
                 assert!(base < update.after, "element {element}, computed on {base}, is in {update:?}");
                 let staleness = update.before.saturating_sub(base);
                 let fits = fits(staleness, count_of(*weight));
@@ -237,9 +237,9 @@ impl History {
         for Published { view, own_missing, .. } in some.clone() {
             let transit = WEIGHT * (own_missing + 1) as f64;
             assert!(
-                transit <= bound_at(bound, view.clock.0),
+                transit <= bound_at(bound, view.clock.get()),
                 "{own_missing} of its own, at clock {}",
-                view.clock.0
+                view.clock.get()
             );
         }
         some.count()
@@ -253,7 +253,7 @@ impl History {
                 return false;
             };
             let clock = last.shares.iter().map(|(element, _)| *element as u64 % self.clocks).min();
-            let unseen = one.newest.saturating_sub(one.view.version.0);
+            let unseen = one.newest.saturating_sub(one.view.version.get());
             unseen > 1 && WEIGHT * unseen as f64 > bound_at(bound, clock.unwrap_or(0))
         };
         self.published.iter().filter(is_beyond).count()
@@ -297,7 +297,8 @@ fn bap_folds_whole_clocks_in_order_and_runs_ahead_no_further_than_its_bound() {
     history.check_staleness(2);
     for Published { view, .. } in &history.published {
         assert!(
-            view.clock.0 - view.version.0.min(view.clock.0) <= 2 && view.version.0 <= view.clock.0,
+            view.clock.get() - view.version.get().min(view.clock.get()) <= 2
+                && view.version.get() <= view.clock.get(),
             "{view:?}"
         );
     }
@@ -385,7 +386,7 @@ fn delayed_updates_are_folded_in_late_and_all_of_them() {
     assert!(history.check_used(|staleness, _| staleness <= bound) > 0, "none was late");
     let shares = || history.updates.iter().flat_map(|update| &update.shares);
     assert!(shares().all(|(_, weight)| *weight == 1.0 / WORKERS as f32), "each as its own round has it");
-    let is_due = |one: &&Published| one.view.version.0 + 1 + bound <= history.versions;
+    let is_due = |one: &&Published| one.view.version.get() + 1 + bound <= history.versions;
     for Published { element, view, .. } in history.published.iter().filter(is_due) {
         assert!(shares().any(|(folded, _)| folded == element), "element {element} of {view:?} never came in");
     }

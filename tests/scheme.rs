@@ -36,19 +36,24 @@ fn all(staleness: u64) -> Vec<SchemeConfig> {
 }
 
 fn gradient(worker: u16, clock: u64) -> GradientId {
-    GradientId { worker: WorkerId(worker), clock: Clock(clock) }
+    GradientId { worker: WorkerId(worker), clock: Clock::new(clock) }
 }
 
 fn arrived(worker: u16, clock: u64) -> ServerEvent {
-    ServerEvent::Arrived { gradient: gradient(worker, clock), base: Version(0), loss: None, magnitude: None }
+    ServerEvent::Arrived {
+        gradient: gradient(worker, clock),
+        base: Version::new(0),
+        loss: None,
+        magnitude: None,
+    }
 }
 
 fn applied(version: u64) -> ServerEvent {
-    ServerEvent::Applied { version: Version(version), statistics: Statistics::default() }
+    ServerEvent::Applied { version: Version::new(version), statistics: Statistics::default() }
 }
 
 fn joined(worker: u16, clock: u64) -> ServerEvent {
-    ServerEvent::Joined { worker: WorkerId(worker), clock: Clock(clock), returns: false }
+    ServerEvent::Joined { worker: WorkerId(worker), clock: Clock::new(clock), returns: false }
 }
 
 fn left(worker: u16) -> ServerEvent {
@@ -70,7 +75,10 @@ impl Bench {
     }
 
     fn at(config: SchemeConfig, workers: usize, clock: u64) -> Bench {
-        Bench { server: config.server_at(workers, Clock(clock), Version(0)).unwrap(), shares: Vec::new() }
+        Bench {
+            server: config.server_at(workers, Clock::new(clock), Version::new(0)).unwrap(),
+            shares: Vec::new(),
+        }
     }
 
     fn tell(&mut self, events: &[ServerEvent]) -> &mut Bench {
@@ -81,12 +89,12 @@ impl Bench {
     fn poll(&mut self) -> Option<Answer> {
         self.shares.clear();
         let action = self.server.poll_action(&mut self.shares)?;
-        let named = |share: &Share| (share.gradient.worker.0, share.gradient.clock.0, share.weight);
+        let named = |share: &Share| (share.gradient.worker.0, share.gradient.clock.get(), share.weight);
         Some((action, self.shares.iter().map(named).collect()))
     }
 
     fn smallest(&self) -> u64 {
-        self.server.smallest_clock().0
+        self.server.smallest_clock().get()
     }
 }
 
@@ -100,12 +108,12 @@ fn a_reader_is_blocked_iff_it_leads_by_more_than_the_bound() {
             let mut bench = Bench::new(config, 2);
             bench.tell(&[joined(0, 0), joined(1, lead)]);
             let mut reader = config.worker();
-            reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock(lead) });
+            reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock::new(lead) });
             let Some(WorkerAction::Refresh { bound }) = reader.poll_action() else {
                 panic!("a reader without a copy must ask for one")
             };
             let mut ticks = 0;
-            while !bound.is_met_by(Version(ticks), Clock(bench.smallest())) {
+            while !bound.is_met_by(Version::new(ticks), Clock::new(bench.smallest())) {
                 bench.tell(&[arrived(0, ticks)]);
                 assert!(matches!(bench.poll(), Some((ServerAction::Apply, _))));
                 ticks += 1;
@@ -119,20 +127,20 @@ fn a_reader_is_blocked_iff_it_leads_by_more_than_the_bound() {
 #[test]
 fn ssp_uses_its_copy_until_the_bound_forbids_it() {
     let mut reader = SchemeConfig::Ssp { staleness: 2 }.worker();
-    reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock(0) });
+    reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock::new(0) });
     assert_eq!(reader.poll_action(), Some(WorkerAction::Refresh { bound: Bound::NONE }));
     assert_eq!(reader.poll_action(), None);
-    reader.handle_event(NOW, WorkerEvent::Holds { version: Version(0), smallest_clock: Clock(0) });
+    reader.handle_event(NOW, WorkerEvent::Holds { version: Version::new(0), smallest_clock: Clock::new(0) });
     for _ in 0..3 {
         assert_eq!(reader.poll_action(), Some(WorkerAction::Compute));
         assert_eq!(reader.poll_action(), None);
         reader.handle_event(NOW, WorkerEvent::Published { magnitude: None });
     }
-    let refresh = WorkerAction::Refresh { bound: Bound::clock(Clock(1)) };
+    let refresh = WorkerAction::Refresh { bound: Bound::clock(Clock::new(1)) };
     assert_eq!(reader.poll_action(), Some(refresh));
-    reader.handle_event(NOW, WorkerEvent::Holds { version: Version(9), smallest_clock: Clock(0) });
+    reader.handle_event(NOW, WorkerEvent::Holds { version: Version::new(9), smallest_clock: Clock::new(0) });
     assert_eq!(reader.poll_action(), Some(refresh), "a copy too old is not an answer");
-    reader.handle_event(NOW, WorkerEvent::Holds { version: Version(9), smallest_clock: Clock(1) });
+    reader.handle_event(NOW, WorkerEvent::Holds { version: Version::new(9), smallest_clock: Clock::new(1) });
     assert_eq!(reader.poll_action(), Some(WorkerAction::Compute));
     reader.handle_event(NOW, WorkerEvent::Interrupted);
     assert_eq!(reader.poll_action(), Some(refresh), "an interrupted clock begins again");
@@ -186,9 +194,12 @@ fn a_late_gradient_of_a_leaver_is_void() {
 fn a_worker_that_joins_again_does_not_trust_its_old_copy() {
     let mut reader = SchemeConfig::Ssp { staleness: 9 }.worker();
     for _ in 0..2 {
-        reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock(0) });
+        reader.handle_event(NOW, WorkerEvent::Joined { clock: Clock::new(0) });
         assert_eq!(reader.poll_action(), Some(WorkerAction::Refresh { bound: Bound::NONE }));
-        reader.handle_event(NOW, WorkerEvent::Holds { version: Version(7), smallest_clock: Clock(7) });
+        reader.handle_event(
+            NOW,
+            WorkerEvent::Holds { version: Version::new(7), smallest_clock: Clock::new(7) },
+        );
         assert_eq!(reader.poll_action(), Some(WorkerAction::Compute));
     }
 }
@@ -326,16 +337,16 @@ fn nonsense_is_ignored() {
         }
         let mut reader = config.worker();
         for _ in 0..200 {
-            let clock = Clock(if random.below(9) == 0 { u64::MAX } else { random.below(6) });
+            let clock = Clock::new(if random.below(9) == 0 { u64::MAX } else { random.below(6) });
             reader.handle_event(
                 NOW,
                 match random.below(7) {
                     0 => WorkerEvent::Joined { clock },
                     1 => WorkerEvent::Interrupted,
                     2 => WorkerEvent::Consumed { clock },
-                    3 => WorkerEvent::Averaged { round: clock.0 },
+                    3 => WorkerEvent::Averaged { round: clock.get() },
                     4 => WorkerEvent::Published { magnitude: None },
-                    _ => WorkerEvent::Holds { version: Version(clock.0), smallest_clock: clock },
+                    _ => WorkerEvent::Holds { version: Version::new(clock.get()), smallest_clock: clock },
                 },
             );
             let first = reader.poll_action();

@@ -120,14 +120,17 @@ fn a_reader_is_never_staler_than_it_asked() {
                 Reader::connect(Tcp::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
             for version in steps {
                 let fresh = reader.refresh(2, TIMEOUT).unwrap();
-                assert!(fresh.version.0 + 2 >= version, "{fresh:?} of {version}");
-                assert!(reader.bytes().unwrap().iter().all(|byte| *byte == fresh.version.0 as u8));
+                assert!(fresh.version.get() + 2 >= version, "{fresh:?} of {version}");
+                assert!(reader.bytes().unwrap().iter().all(|byte| *byte == fresh.version.get() as u8));
                 to_publisher.send(()).unwrap();
             }
         });
         assert!(publisher.drive(|publisher| publisher.readers() == 1, TIMEOUT).unwrap());
         for version in 1..=20u64 {
-            assert_eq!(publisher.publish(&[version as u8; 1_000_000], TIMEOUT).unwrap(), Version(version));
+            assert_eq!(
+                publisher.publish(&[version as u8; 1_000_000], TIMEOUT).unwrap(),
+                Version::new(version)
+            );
             to_reader.send(version).unwrap();
             done.recv().unwrap();
         }

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use slackline::Diagnostic;
+
 /// The reason that a command gives up.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     message: String,
     help: Option<String>,
@@ -16,20 +18,35 @@ pub(crate) struct Failure {
 impl Failure {
     /// Makes the failure for a request that cannot be met: bad options, or files that cannot be used. Nothing was
     /// begun.
-    ///
-    /// Our errors read "what is wrong; what to do": what follows the last semicolon becomes the help line.
-    pub(crate) fn usage(text: impl fmt::Display) -> Failure {
-        Failure::new(2, &text.to_string())
+    pub(crate) fn usage(message: impl fmt::Display) -> Failure {
+        Failure::new(2, message)
     }
 
     /// Makes the failure for a request that was begun, or could have been, and failed.
-    pub(crate) fn failed(text: impl fmt::Display) -> Failure {
-        Failure::new(1, &text.to_string())
+    pub(crate) fn failed(message: impl fmt::Display) -> Failure {
+        Failure::new(1, message)
     }
 
     /// A signal asked for the end, and what was to be done before it is done.
-    pub(crate) fn stopped(signal: i32, text: impl fmt::Display) -> Failure {
-        Failure { signal: Some(signal), ..Failure::new(1, &text.to_string()) }
+    pub(crate) fn stopped(signal: i32, message: impl fmt::Display) -> Failure {
+        Failure { signal: Some(signal), ..Failure::new(1, message) }
+    }
+
+    /// As [`usage`](Self::usage), with the text and the remedy of an error.
+    pub(crate) fn refused(error: &dyn Diagnostic) -> Failure {
+        let (cause, help) = explained(error);
+        Failure { help, ..Failure::usage(cause) }
+    }
+
+    /// As [`failed`](Self::failed), with the text and the remedy of an error.
+    pub(crate) fn of(error: &dyn Diagnostic) -> Failure {
+        let (cause, help) = explained(error);
+        Failure { help, ..Failure::failed(cause) }
+    }
+
+    /// The same, with the line that says what to do.
+    pub(crate) fn help(self, remedy: impl fmt::Display) -> Failure {
+        Failure { help: Some(one_line(remedy)), ..self }
     }
 
     /// The same, after where it came up.
@@ -37,9 +54,13 @@ impl Failure {
         Failure { message: format!("{location}: {}", self.message), ..self }
     }
 
-    fn new(code: u8, text: &str) -> Failure {
-        let (message, help) = split(text);
-        Failure { message, help, code, signal: None }
+    /// The same, after the option that names the file which the message begins with.
+    pub(crate) fn after(self, option: &str) -> Failure {
+        Failure { message: format!("{option} {}", self.message), ..self }
+    }
+
+    fn new(code: u8, message: impl fmt::Display) -> Failure {
+        Failure { message: one_line(message), help: None, code, signal: None }
     }
 
     /// The text that it was made of, for another process to tell.
@@ -62,14 +83,17 @@ impl Failure {
     }
 }
 
-/// Splits a text into what is wrong and what to do about it, which follows the last semicolon.
-pub(crate) fn split(text: &str) -> (String, Option<String>) {
-    // One line each, whatever a file name or a process may have put into it.
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    match text.rsplit_once("; ") {
-        Some((message, help)) => (message.to_owned(), Some(help.to_owned())),
-        None => (text, None),
-    }
+/// The text as one line, whatever a file name or a process may have put into it.
+fn one_line(text: impl fmt::Display) -> String {
+    text.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// The cause and the remedy of an error, whose text ends in the remedy.
+pub(crate) fn explained(error: &dyn Diagnostic) -> (String, Option<String>) {
+    let (text, remedy) = (error.to_string(), error.remedy());
+    let cause = remedy.as_deref().and_then(|remedy| text.strip_suffix(remedy));
+    let cause = cause.map_or(&*text, |cause| cause.trim_end_matches([' ', ':', ';', '\n']));
+    (one_line(cause), remedy.map(one_line))
 }
 
 impl fmt::Display for Failure {
@@ -87,9 +111,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_follows_the_last_semicolon_is_the_help() {
-        let failure = Failure::usage("a: cannot be read: x; y; check it");
+    fn the_remedy_of_an_error_is_the_help_whatever_its_text_holds() {
+        let error = "a; b".parse::<slackline::Address>().unwrap_err();
+        let told = Failure::refused(&error).at("--x").to_string();
+        assert!(told.starts_with("error: --x: `a; b` is no address\nhelp: write @NAME"), "{told}");
+        let failure = Failure::usage("a: cannot be read: x; y").help("check it");
         assert_eq!(failure.to_string(), "error: a: cannot be read: x; y\nhelp: check it");
-        assert_eq!(Failure::failed("no\nremedy").to_string(), "error: no remedy");
+        assert_eq!(Failure::failed("no\nremedy; at all").to_string(), "error: no remedy; at all");
     }
 }

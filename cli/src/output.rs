@@ -10,26 +10,26 @@ use crate::failure::Failure;
 /// Finds out whether `path`, given by `option`, can be written, leaving everything as it was.
 pub(crate) fn check(option: &str, path: &Path) -> Result<(), Failure> {
     let wrong = |what: &str| Failure::usage(format!("{option} {}: {what}", path.display()));
-    let name = path.file_name().ok_or_else(|| wrong("names no file; add a file name"))?;
+    let name = path.file_name().ok_or_else(|| wrong("names no file").help("add a file name"))?;
     if let Ok(metadata) = fs::metadata(path) {
         if metadata.is_dir() {
-            return Err(wrong("is a folder; add a file name"));
+            return Err(wrong("is a folder").help("add a file name"));
         }
         // It would be replaced, not written to.
         if !metadata.is_file() {
-            return Err(wrong("is not a regular file; name a file, or one that does not exist yet"));
+            return Err(wrong("is not a regular file").help("name a file, or one that does not exist yet"));
         }
     }
     if !folder(path).is_dir() {
-        let what = format!("there is no folder {0}; create it: mkdir -p {0}", folder(path).display());
-        return Err(wrong(&what));
+        let folder = folder(path).display();
+        let help = format!("create it: mkdir -p {folder}");
+        return Err(wrong(&format!("there is no folder {folder}")).help(help));
     }
     let probe = beside(path, name, "check");
     let tried = OpenOptions::new().write(true).create_new(true).open(&probe);
     tried.and_then(|_| fs::remove_file(&probe)).map_err(|error| {
-        wrong(&format!(
-            "its folder cannot be written to: {error}; choose another folder, or change its rights"
-        ))
+        wrong(&format!("its folder cannot be written to: {error}"))
+            .help("choose another folder, or change its rights")
     })
 }
 

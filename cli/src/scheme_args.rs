@@ -139,14 +139,6 @@ pub(crate) fn option_of(setting: &str) -> &str {
     if setting == "seed" { "delay-seed" } else { setting }
 }
 
-/// The text of an error of the library with a semicolon before the remedy that it ends in.
-pub(crate) fn with_help(text: &str, remedy: Option<&str>) -> String {
-    match remedy.and_then(|remedy| Some((text.strip_suffix(remedy)?, remedy))) {
-        Some((what, remedy)) => format!("{}; {remedy}", what.trim_end_matches([' ', ':', ';'])),
-        None => text.to_owned(),
-    }
-}
-
 /// The option, what is wrong with it, and what to do.
 pub(crate) fn refused(error: &SchemeConfigError) -> Failure {
     let option = match error {
@@ -157,5 +149,5 @@ pub(crate) fn refused(error: &SchemeConfigError) -> Failure {
         _ => "scheme",
     };
     let option = option_of(option);
-    Failure::usage(format!("--{option}: {}", with_help(&error.to_string(), error.remedy().as_deref())))
+    Failure::refused(error).at(format_args!("--{option}"))
 }

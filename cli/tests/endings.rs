@@ -26,7 +26,7 @@ fn every_process_of_a_job_that_fails_is_told_the_cause() {
     for other in others {
         let (code, _, said) = other.end();
         assert_eq!(code, Some(1), "{said}");
-        let told = format!("error: the job failed: {cause}\nhelp: use a longer --timeout");
+        let told = format!("error: the job failed: {cause}; use a longer --timeout");
         assert!(said.contains(&told), "{said}");
         assert_eq!(said.matches("error: ").count(), 1, "{said}");
     }

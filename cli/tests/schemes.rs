@@ -111,7 +111,7 @@ fn a_worker_that_comes_to_a_group_that_has_begun_is_refused_with_the_reason() {
     let (code, _, said) = work().end();
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("error: the group of this job has begun and takes no member in"), "{said}");
-    assert!(said.contains("help: wait for the next job"), "{said}");
+    assert!(said.contains("; wait for the next job"), "{said}");
     assert_eq!(coordinator.end().0, Some(0));
 }
 

@@ -58,7 +58,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 1
+#define SLACKLINE_VERSION_PATCH 2
 
 /**
  * The version of this header as one number that grows with it.
@@ -74,6 +74,11 @@
  * A version that there is not.
  */
 #define SLACKLINE_NO_VERSION 18446744073709551615ull
+
+/**
+ * The number of counts in `struct slackline_staleness`.
+ */
+#define SLACKLINE_STALENESS_COUNTS 256
 
 /**
  * The result of every function that can fail. Numbers are permanent: none is ever given another meaning, and the
@@ -1081,6 +1086,15 @@ typedef struct slackline_server_status {
      * again after they were announced.
      */
     uint64_t missing;
+    /**
+     * Accesses of peers to memory that they were not granted; each one ended its connection.
+     */
+    uint64_t access_violations;
+    /**
+     * Most versions by which a gradient's parameters may be behind now; `SLACKLINE_NO_STALENESS` where the scheme does
+     * not bound that.
+     */
+    uint64_t staleness_bound;
 } slackline_server_status;
 
 /**
@@ -1167,6 +1181,29 @@ typedef struct slackline_worker_status {
     uint64_t wait_ns;
 } slackline_worker_status;
 
+/**
+ * How stale the parameters were on which a worker computed its gradients. Set `size` before the call that fills it.
+ */
+typedef struct slackline_staleness {
+    /**
+     * `sizeof(struct slackline_staleness)`.
+     */
+    size_t size;
+    /**
+     * Gradients that were counted: the sum of all counts.
+     */
+    uint64_t gradients;
+    /**
+     * The largest staleness that occurred, in clocks; 0 if there is no gradient.
+     */
+    uint64_t largest;
+    /**
+     * `counts[s]` is the number of gradients whose parameters were stale by `s` clocks: the worker's clock less the
+     * smallest clock of its copy. The last one counts those that were staler, too, and is then the `largest`.
+     */
+    uint64_t counts[SLACKLINE_STALENESS_COUNTS];
+} slackline_staleness;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1194,6 +1231,13 @@ const char *slackline_status_name(uint32_t status);
  * call.
  */
 const char *slackline_last_error(void);
+
+/**
+ * Returns 1 if the call of this thread that failed last may succeed later with the same arguments: after a deadline,
+ * while readers pin all other frames, or, after connecting again, where a peer was lost or evicted this one. Returns 0
+ * if something has to be changed first, or no call has failed.
+ */
+uint32_t slackline_last_error_is_retryable(void);
 
 /**
  * Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The
@@ -1549,7 +1593,8 @@ slackline_status slackline_reader_newest(struct slackline_reader *reader,
  * Pins the newest version in the owner's own memory, once it is `version` or a newer one, and lends it, `len` bytes:
  * nothing is copied, and the owner writes other frames meanwhile. Only over shared memory; elsewhere it is
  * `SLACKLINE_STATUS_UNSUPPORTED`. `fresh`, unless NULL, is told what it is; `fresh->size` must be set. Valid, and to
- * be read only, until `slackline_reader_unpin` or destroy; until then refresh, pull and pin are out of turn.
+ * be read only, until `slackline_reader_unpin` or destroy; until then refresh, pull and pin are out of turn. Any
+ * number of threads may read the memory at once, until one of them unpins it.
  */
 slackline_status slackline_reader_pin(struct slackline_reader *reader,
                                       uint64_t version,
@@ -1819,6 +1864,21 @@ slackline_status slackline_worker_scheme(const struct slackline_worker *worker,
  */
 slackline_status slackline_worker_get_status(const struct slackline_worker *worker,
                                              struct slackline_worker_status *status);
+
+/**
+ * Writes to `staleness` how stale the parameters were on which this worker computed its gradients since it connected
+ * first. `staleness->size` must be set.
+ */
+slackline_status slackline_worker_get_staleness(const struct slackline_worker *worker,
+                                                struct slackline_staleness *staleness);
+
+/**
+ * Does what there is to do for a gradient that is on its way, without waiting: called between pieces of a computation
+ * it brings gradients forward that `slackline_worker_publish` with a `timeout_ms` of 0 began to publish.
+ * `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
+ */
+slackline_status slackline_worker_progress(struct slackline_worker *worker,
+                                           uint32_t *progressed);
 
 /**
  * Waits until every server has folded in, or dropped, all that this worker has published: call it before a worker

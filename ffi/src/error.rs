@@ -1,13 +1,14 @@
 //! Status numbers, what library errors become in them, and the message of the last failure.
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_char};
 
 use slackline::internals::channel::ChannelError;
 use slackline::internals::param::{PinError, PublishError, PullError};
-use slackline::internals::table;
 use slackline::internals::transport::{PostError, RegisterError};
-use slackline::{AddressError, CheckpointError, ConnectError, Error, GroupError, scheme};
+use slackline::{
+    AddressError, CheckpointError, ConnectError, Diagnostic, Error, GroupError, TableError, scheme,
+};
 
 /// The result of every function that can fail. Numbers are permanent: none is ever given another meaning, and the
 /// number of a status that is retired stays reserved.
@@ -101,16 +102,22 @@ pub(crate) fn name(status: u32) -> &'static CStr {
     Status::ALL.iter().find(|known| **known as u32 == status).map_or(c"unknown status", |known| known.name())
 }
 
-/// A call that failed: the number, and what a person reads.
+/// A call that failed: the number, what a person reads, and whether the same call may succeed later.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
     pub(crate) message: String,
+    is_retryable: bool,
 }
 
 impl Failure {
     pub(crate) fn new(status: Status, message: impl Into<String>) -> Failure {
-        Failure { status, message: message.into() }
+        Failure { status, message: message.into(), is_retryable: status == Status::Deadline }
+    }
+
+    /// Makes the failure of an error of the library.
+    pub(crate) fn of(status: Status, error: &impl Diagnostic) -> Failure {
+        Failure { status, message: error.to_string(), is_retryable: error.is_retryable() }
     }
 
     pub(crate) fn bad_argument(message: impl Into<String>) -> Failure {
@@ -124,13 +131,13 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure::new(status_of(&error), error.to_string())
+        Failure::of(status_of(&error), &error)
     }
 }
 
 impl From<AddressError> for Failure {
     fn from(error: AddressError) -> Failure {
-        Failure::bad_argument(error.to_string())
+        Failure::of(Status::BadArgument, &error)
     }
 }
 
@@ -140,20 +147,20 @@ impl From<CheckpointError> for Failure {
     }
 }
 
-impl From<table::TableError> for Failure {
-    fn from(error: table::TableError) -> Failure {
-        Failure::bad_argument(error.to_string())
+impl From<TableError> for Failure {
+    fn from(error: TableError) -> Failure {
+        Failure::of(Status::BadArgument, &error)
     }
 }
 
 impl From<scheme::SchemeConfigError> for Failure {
     fn from(error: scheme::SchemeConfigError) -> Failure {
-        Failure::bad_argument(error.to_string())
+        Failure::of(Status::BadArgument, &error)
     }
 }
 
 /// Errors of the library are not exhaustive: one that is not known here yet is `Internal`, with its own message.
-fn status_of(error: &Error) -> Status {
+pub(crate) fn status_of(error: &Error) -> Status {
     match error {
         Error::Register(RegisterError::Memory(_)) => Status::Memory,
         Error::Register(RegisterError::NotShareable { .. }) => Status::Unsupported,
@@ -283,6 +290,7 @@ thread_local! {
     // It has no destructor, so that C may read it until the thread's very end, and it never moves: a pointer that was
     // handed out shows the newest message, whatever the order in which a caller evaluates its arguments.
     static LAST: UnsafeCell<[u8; MESSAGE_BYTES]> = const { UnsafeCell::new([0; MESSAGE_BYTES]) };
+    static IS_RETRYABLE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Keeps the message for [`last_message`] and hands the status on.
@@ -301,7 +309,13 @@ pub(crate) fn remember(failure: Failure) -> Status {
         buffer[..len].copy_from_slice(&message.as_bytes()[..len]);
         buffer[len] = 0;
     });
+    IS_RETRYABLE.set(failure.is_retryable);
     failure.status
+}
+
+/// True if the call of this thread that failed last may succeed later.
+pub(crate) fn last_is_retryable() -> bool {
+    IS_RETRYABLE.get()
 }
 
 /// The message of this thread's last failure; empty if there was none. The same pointer for as long as the thread is.
@@ -336,6 +350,7 @@ mod tests {
         let needs = ChannelError::NeedsSecret { address: "192.0.2.1:7".parse().unwrap() };
         assert_eq!(failure(needs).status, Status::Refused);
         assert_eq!(failure(ChannelError::Foreign).status, Status::Protocol);
+        assert!(!wrong.is_retryable);
     }
 
     #[test]

@@ -87,7 +87,7 @@ fn resolve(text: &str, error: AddressError) -> Result<SocketAddr, Failure> {
 
 impl From<SecretError> for Failure {
     fn from(error: SecretError) -> Failure {
-        Failure::bad_argument(error.to_string())
+        Failure::of(Status::BadArgument, &error)
     }
 }
 
@@ -100,7 +100,7 @@ impl From<OpenError> for Failure {
             }
             _ => Status::System,
         };
-        Failure::new(status, error.to_string())
+        Failure::of(status, &error)
     }
 }
 

@@ -4,14 +4,14 @@ use std::ffi::{CString, c_char};
 use std::time::Duration;
 
 use slackline::scheme::{Groups, Partition};
-use slackline::{Address, Averaged, GroupListener, GroupMember, GroupOptions};
+use slackline::{Averaged, GroupListener, GroupMember, GroupOptions};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
-use crate::handle::{Handle, Opaque, Out, call, copy_out, destroy, give, slice, with};
+use crate::handle::{Handle, Out, OutArray, call, copy_out, create, destroy, opaque, slice, with};
 use crate::job::slackline_job;
 use crate::options::{self, milliseconds, named};
-use crate::sized::{Measured, SizedOut, sized_or_default};
+use crate::sized::{Measured, SizedOut, set_default, sized_or_default};
 use crate::status::nanoseconds;
 use crate::worker::read_addresses;
 
@@ -53,15 +53,7 @@ fn out_of_turn(reason: &str) -> Failure {
     Failure::new(slackline_status::OutOfTurn, format!("this member of a group cannot do that now: {reason}"))
 }
 
-impl Opaque for slackline_group {
-    type Value = Grouping;
-    fn wrap(handle: Handle<Grouping>) -> Self {
-        slackline_group(handle)
-    }
-    fn handle(&self) -> &Handle<Grouping> {
-        &self.0
-    }
-}
+opaque!(slackline_group: Grouping);
 
 /// The partitions of workers into groups, for the parameter called `partition`.
 #[repr(u32)]
@@ -188,11 +180,8 @@ impl Measured for slackline_group_status {
 pub unsafe extern "C" fn slackline_group_options_init(
     options: *mut slackline_group_options,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        unsafe { SizedOut::new(options, "options")? }.set(slackline_group_options::default());
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { set_default(options) }
 }
 
 /// Begins to listen at `address`, which is as for a server, as the member `rank` of `members`, each with `elements`
@@ -207,23 +196,19 @@ pub unsafe extern "C" fn slackline_group_listen(
     options: *const slackline_group_options,
     group: *mut *mut slackline_group,
 ) -> slackline_status {
-    call(|| {
+    let listen = || {
         // SAFETY: the contract.
-        let out = unsafe { Out::new(group, "group")? };
-        out.set(std::ptr::null_mut());
-        // SAFETY: the contract.
-        let (address, options) = unsafe {
-            let address = if address.is_null() { Address::random() } else { options::address(address)? };
-            (address, sized_or_default(options, "options")?)
-        };
+        let (address, options) =
+            unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
         // SAFETY: the contract.
         let secret = unsafe { options::secret(options.secret, options.secret_file)? };
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let listener = GroupMember::listen(fabric, &address, rank, members, elements, options.translate())?;
         let address = CString::new(listener.address().to_string()).unwrap_or_default();
-        out.set(give(Grouping { state: State::Listening(Box::new(listener)), address, elements }));
-        Ok(())
-    })
+        Ok(Grouping { state: State::Listening(Box::new(listener)), address, elements })
+    };
+    // SAFETY: the contract.
+    unsafe { create(group, listen) }
 }
 
 /// Meets all workers of a job without servers (`servers` 0 in its options), each with `elements` parameters. The rank
@@ -237,18 +222,15 @@ pub unsafe extern "C" fn slackline_job_group(
     options: *const slackline_group_options,
     group: *mut *mut slackline_group,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(group, "group")? };
-        out.set(std::ptr::null_mut());
+    let meet = || {
         // SAFETY: the contract.
         let options = unsafe { sized_or_default(options, "options")? }.translate();
         // SAFETY: the contract.
         let member = unsafe { with(job, |job| Ok(job.group(elements, options)?))? };
-        let address = CString::default();
-        out.set(give(Grouping { state: State::Member(Box::new(member)), address, elements }));
-        Ok(())
-    })
+        Ok(Grouping { state: State::Member(Box::new(member)), address: CString::default(), elements })
+    };
+    // SAFETY: the contract.
+    unsafe { create(group, meet) }
 }
 
 /// Lends the address at which the others reach this member; empty for a member of a job. It is valid until the group
@@ -306,7 +288,7 @@ pub unsafe extern "C" fn slackline_group_parameters(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (out, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
+        let out = unsafe { OutArray::new(parameters, len, "parameters")? };
         // The array is memory of its own behind the member: other calls but average do not touch it.
         let lend = |grouping: &mut Grouping| {
             let elements = grouping.elements;
@@ -314,9 +296,7 @@ pub unsafe extern "C" fn slackline_group_parameters(
             Ok((parameters.as_mut_ptr(), parameters.len().min(elements)))
         };
         // SAFETY: the contract.
-        let (pointer, count) = unsafe { with(group, lend)? };
-        out.set(pointer);
-        len.set(count);
+        out.set(unsafe { with(group, lend)? });
         Ok(())
     })
 }

@@ -50,8 +50,42 @@ pub(crate) trait Opaque: Sized {
     fn handle(&self) -> &Handle<Self::Value>;
 }
 
+/// Makes `$name`, a struct of nothing but a [`Handle`], the type by which C knows a `$value`.
+macro_rules! opaque {
+    ($name:ident: $value:ty) => {
+        impl crate::handle::Opaque for $name {
+            type Value = $value;
+            fn wrap(handle: crate::handle::Handle<$value>) -> Self {
+                $name(handle)
+            }
+            fn handle(&self) -> &crate::handle::Handle<$value> {
+                &self.0
+            }
+        }
+    };
+}
+pub(crate) use opaque;
+
+/// The whole of a foreign function that makes an object: `object` becomes what `make` returns, or NULL.
+///
+/// # Safety
+///
+/// As for [`Out::new`].
+pub(crate) unsafe fn create<H: Opaque>(
+    object: *mut *mut H,
+    make: impl FnOnce() -> Result<H::Value, Failure>,
+) -> Status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let out = unsafe { Out::new(object, "the pointer to the new object")? };
+        out.set(std::ptr::null_mut());
+        out.set(give(make()?));
+        Ok(())
+    })
+}
+
 /// Gives a value away: the pointer owns it until [`destroy`].
-pub(crate) fn give<H: Opaque>(value: H::Value) -> *mut H {
+fn give<H: Opaque>(value: H::Value) -> *mut H {
     let handle = Handle { state: AtomicU8::new(IDLE), value: UnsafeCell::new(value) };
     Box::into_raw(Box::new(H::wrap(handle)))
 }
@@ -138,6 +172,27 @@ impl<T> Out<T> {
         // SAFETY: not NULL, aligned, and writable by the promise of the caller that made this. Nothing is dropped:
         // what was there came from C.
         unsafe { self.0.write(value) };
+    }
+}
+
+/// The out-parameters for an array that is lent: where it begins, and its length.
+pub(crate) struct OutArray<P> {
+    pointer: Out<P>,
+    len: Out<usize>,
+}
+
+impl<P> OutArray<P> {
+    /// # Safety
+    ///
+    /// As for [`Out::new`], for both.
+    pub(crate) unsafe fn new(pointer: *mut P, len: *mut usize, what: &str) -> Result<OutArray<P>, Failure> {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { OutArray { pointer: Out::new(pointer, what)?, len: Out::new(len, "the length")? } })
+    }
+
+    pub(crate) fn set(&self, (pointer, len): (P, usize)) {
+        self.pointer.set(pointer);
+        self.len.set(len);
     }
 }
 
@@ -245,16 +300,7 @@ mod tests {
     use super::*;
 
     struct Number(Handle<u32>);
-
-    impl Opaque for Number {
-        type Value = u32;
-        fn wrap(handle: Handle<u32>) -> Number {
-            Number(handle)
-        }
-        fn handle(&self) -> &Handle<u32> {
-            &self.0
-        }
-    }
+    opaque!(Number: u32);
 
     #[test]
     fn a_panic_becomes_a_status_and_spoils_its_object_alone() {

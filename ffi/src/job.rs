@@ -8,13 +8,13 @@ use slackline::internals::job::member::WaitError;
 use slackline::internals::job::rendezvous;
 use slackline::{Job, JobError, JobPlan, Role, TransportKind};
 
-use crate::error::{Failure, slackline_status};
-use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice, text, with};
+use crate::error::{Failure, slackline_status, status_of};
+use crate::handle::{Handle, Out, call, create, destroy, opaque, slice, text, with};
 use crate::options::{
     self, slackline_resume, slackline_server_options, slackline_tensor, slackline_worker_options,
 };
 use crate::server::{Serving, slackline_server};
-use crate::sized::{Measured, SizedOut, sized};
+use crate::sized::{Measured, set_default, sized};
 use crate::worker::{Working, slackline_worker};
 
 /// The part of a process in its job, for the parameter called `role`.
@@ -98,24 +98,13 @@ impl slackline_job_options {
 /// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
 pub struct slackline_job(Handle<Job>);
 
-impl Opaque for slackline_job {
-    type Value = Job;
-    fn wrap(handle: Handle<Job>) -> Self {
-        slackline_job(handle)
-    }
-    fn handle(&self) -> &Handle<Job> {
-        &self.0
-    }
-}
+opaque!(slackline_job: Job);
 
 /// Sets all options but `size`, which the caller has set, to their defaults.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_job_options_init(options: *mut slackline_job_options) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        unsafe { SizedOut::new(options, "options")? }.set(slackline_job_options::default());
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { set_default(options) }
 }
 
 /// Joins the job in which a launcher has started this process; `SLACKLINE_STATUS_BAD_ARGUMENT` if none has. The job is
@@ -125,15 +114,8 @@ pub unsafe extern "C" fn slackline_job_from_env(
     options: *const slackline_job_options,
     job: *mut *mut slackline_job,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(job, "job")? };
-        out.set(std::ptr::null_mut());
-        // SAFETY: the contract.
-        let plan = unsafe { sized(options, "options")?.translate()? };
-        out.set(give(Job::from_env(plan)?));
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { create(job, || Ok(Job::from_env(sized(options, "options")?.translate()?)?)) }
 }
 
 /// Tells the part of this process, one of `enum slackline_role`, with its shard or the number of the worker, and the
@@ -177,28 +159,22 @@ pub unsafe extern "C" fn slackline_job_server(
     options: *const slackline_server_options,
     server: *mut *mut slackline_server,
 ) -> slackline_status {
-    call(|| {
+    let start = |job: &mut Job| {
         // SAFETY: the contract.
-        let out = unsafe { Out::new(server, "server")? };
-        out.set(std::ptr::null_mut());
-        let start = |job: &mut Job| {
-            // SAFETY: the contract.
-            let (table, initial, mut options) = unsafe {
-                let table = options::table(tensors, tensor_count)?;
-                let initial = slice(initial, initial_len, "the array of initial values")?;
-                (table, initial, sized(options, "options")?)
-            };
-            if let Role::Server(shard) = job.role() {
-                // The file of a checkpoint has the shard in its name.
-                (options.shard, options.shards) = (shard as u16, job.servers() as u16);
-            }
-            // SAFETY: the contract.
-            Ok(job.server(table, initial, unsafe { options.translate()? })?.0)
+        let (table, initial, mut options) = unsafe {
+            let table = options::table(tensors, tensor_count)?;
+            let initial = slice(initial, initial_len, "the array of initial values")?;
+            (table, initial, sized(options, "options")?)
         };
+        if let Role::Server(shard) = job.role() {
+            // The file of a checkpoint has the shard in its name.
+            (options.shard, options.shards) = (shard as u16, job.servers() as u16);
+        }
         // SAFETY: the contract.
-        out.set(give(Serving::new(unsafe { with(job, start)? })));
-        Ok(())
-    })
+        Ok(Serving::new(job.server(table, initial, unsafe { options.translate()? })?.0))
+    };
+    // SAFETY: the contract.
+    unsafe { create(server, || with(job, start)) }
 }
 
 /// Serves until the job is over, and writes the last checkpoint if `checkpoint_folder` is set. After `timeout_ms` that
@@ -228,16 +204,14 @@ pub unsafe extern "C" fn slackline_job_worker(
     options: *const slackline_worker_options,
     worker: *mut *mut slackline_worker,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(worker, "worker")? };
-        out.set(std::ptr::null_mut());
+    let connect = || {
         // SAFETY: the contract.
         let options = unsafe { sized(options, "options")?.translate()? };
         // SAFETY: the contract.
-        out.set(give(unsafe { with(job, |job| Working::new(job.connect(options)?))? }));
-        Ok(())
-    })
+        unsafe { with(job, |job| Working::new(job.connect(options)?)) }
+    };
+    // SAFETY: the contract.
+    unsafe { create(worker, connect) }
 }
 
 /// Connects a worker again after `SLACKLINE_STATUS_SERVER_LOST` or `SLACKLINE_STATUS_EVICTED`, once all servers are up
@@ -307,9 +281,8 @@ pub unsafe extern "C" fn slackline_job_destroy(job: *mut slackline_job) {
 impl From<JobError> for Failure {
     fn from(error: JobError) -> Failure {
         use slackline_status as Status;
-        let message = error.to_string();
-        let status = match error {
-            JobError::Node(error) => return error.into(),
+        let status = match &error {
+            JobError::Node(error) => status_of(error),
             JobError::Launch(_)
             | JobError::Secret(_)
             | JobError::NotLaunched
@@ -337,6 +310,6 @@ impl From<JobError> for Failure {
             JobError::NotBack { .. } => Status::ServerLost,
             _ => Status::Internal,
         };
-        Failure::new(status, message)
+        Failure::of(status, &error)
     }
 }

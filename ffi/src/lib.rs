@@ -51,8 +51,8 @@ pub use publisher::*;
 pub use reader::*;
 pub use server::*;
 pub use status::{
-    slackline_fresh, slackline_publisher_status, slackline_server_status, slackline_view,
-    slackline_worker_status,
+    SLACKLINE_STALENESS_COUNTS, slackline_fresh, slackline_publisher_status, slackline_server_status,
+    slackline_staleness, slackline_view, slackline_worker_status,
 };
 pub use step::*;
 pub use table::slackline_tensor_range;
@@ -65,7 +65,7 @@ pub const SLACKLINE_VERSION_MAJOR: u32 = 0;
 /// The minor version of this header. While the major version is 0, a new minor version may change the ABI.
 pub const SLACKLINE_VERSION_MINOR: u32 = 1;
 /// The patch version of this header. It grows with every addition to the ABI.
-pub const SLACKLINE_VERSION_PATCH: u32 = 1;
+pub const SLACKLINE_VERSION_PATCH: u32 = 2;
 /// The version of this header as one number that grows with it.
 pub const SLACKLINE_VERSION_NUMBER: u32 =
     SLACKLINE_VERSION_MAJOR * 1000000 + SLACKLINE_VERSION_MINOR * 1000 + SLACKLINE_VERSION_PATCH;
@@ -101,6 +101,14 @@ pub extern "C" fn slackline_status_name(status: u32) -> *const c_char {
 #[unsafe(no_mangle)]
 pub extern "C" fn slackline_last_error() -> *const c_char {
     error::last_message()
+}
+
+/// Returns 1 if the call of this thread that failed last may succeed later with the same arguments: after a deadline,
+/// while readers pin all other frames, or, after connecting again, where a peer was lost or evicted this one. Returns 0
+/// if something has to be changed first, or no call has failed.
+#[unsafe(no_mangle)]
+pub extern "C" fn slackline_last_error_is_retryable() -> u32 {
+    error::last_is_retryable().into()
 }
 
 /// Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The

@@ -511,6 +511,19 @@ pub(crate) unsafe fn address(pointer: *const c_char) -> Result<Address, Failure>
     fabric::address(unsafe { text(pointer, "the address")? })
 }
 
+/// The address to listen at; NULL picks a name.
+///
+/// # Safety
+///
+/// NULL or as for [`text`].
+pub(crate) unsafe fn listen_address(pointer: *const c_char) -> Result<Address, Failure> {
+    if pointer.is_null() {
+        return Ok(Address::random());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { address(pointer) }
+}
+
 /// The two fields that say where the secret comes from.
 ///
 /// # Safety

@@ -3,13 +3,13 @@
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
-use slackline::{Address, Publisher, now};
+use slackline::{Publisher, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
-use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice, with};
+use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice, with};
 use crate::options::{self, slackline_publisher_options, slackline_tensor};
-use crate::sized::{SizedOut, sized_or_default};
+use crate::sized::{SizedOut, set_default, sized_or_default};
 use crate::status::slackline_publisher_status;
 
 /// Publishes versions of a table that its owner made itself. It has no thread that looks after readers: it does while
@@ -25,26 +25,15 @@ pub(crate) struct Publishing {
     address: CString,
 }
 
-impl Opaque for slackline_publisher {
-    type Value = Publishing;
-    fn wrap(handle: Handle<Publishing>) -> Self {
-        slackline_publisher(handle)
-    }
-    fn handle(&self) -> &Handle<Publishing> {
-        &self.0
-    }
-}
+opaque!(slackline_publisher: Publishing);
 
 /// Sets all options but `size`, which the caller has set, to their defaults.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_options_init(
     options: *mut slackline_publisher_options,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        unsafe { SizedOut::new(options, "options")? }.set(slackline_publisher_options::default());
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { set_default(options) }
 }
 
 /// Begins to serve a table at `address`, which is as for a server; version 0 is all zeros. `options` may be NULL. The
@@ -57,25 +46,22 @@ pub unsafe extern "C" fn slackline_publisher_create(
     options: *const slackline_publisher_options,
     publisher: *mut *mut slackline_publisher,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(publisher, "publisher")? };
-        out.set(std::ptr::null_mut());
+    let begin = || {
         // SAFETY: the contract.
         let (address, table, options) = unsafe {
-            let address = if address.is_null() { Address::random() } else { options::address(address)? };
-            let table = options::table(tensors, tensor_count)?;
-            let options = sized_or_default(options, "options")?;
-            (address, table, options)
+            let (address, table) =
+                (options::listen_address(address)?, options::table(tensors, tensor_count)?);
+            (address, table, sized_or_default(options, "options")?)
         };
         // SAFETY: the contract.
         let secret = unsafe { options::secret(options.secret, options.secret_file)? };
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let publisher = Publisher::new(fabric, &address, table, options.translate()?)?;
         let address = CString::new(publisher.address().to_string()).unwrap_or_default();
-        out.set(give(Publishing { publisher, address }));
-        Ok(())
-    })
+        Ok(Publishing { publisher, address })
+    };
+    // SAFETY: the contract.
+    unsafe { create(publisher, begin) }
 }
 
 /// Lends the address at which readers reach this publisher. It is valid until the publisher is destroyed.
@@ -112,7 +98,7 @@ pub unsafe extern "C" fn slackline_publisher_publish(
         let version =
             unsafe { with(publisher, |publishing| Ok(publishing.publisher.publish(bytes, timeout)?))? };
         if let Some(out) = out {
-            out.set(version.0);
+            out.set(version.get());
         }
         Ok(())
     })
@@ -132,16 +118,14 @@ pub unsafe extern "C" fn slackline_publisher_begin(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (out, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
+        let out = unsafe { OutArray::new(bytes, len, "bytes")? };
         let timeout = Duration::from_millis(timeout_ms);
         let begin = |publishing: &mut Publishing| {
             let memory = publishing.publisher.publish_begin(timeout)?;
             Ok((memory.as_ptr().cast(), memory.len()))
         };
         // SAFETY: the contract.
-        let (pointer, count) = unsafe { with(publisher, begin)? };
-        out.set(pointer);
-        len.set(count);
+        out.set(unsafe { with(publisher, begin)? });
         Ok(())
     })
 }
@@ -158,7 +142,7 @@ pub unsafe extern "C" fn slackline_publisher_commit(
         // SAFETY: the contract.
         let version = unsafe { with(publisher, |publishing| Ok(publishing.publisher.publish_commit()?))? };
         if let Some(out) = out {
-            out.set(version.0);
+            out.set(version.get());
         }
         Ok(())
     })
@@ -229,7 +213,7 @@ pub unsafe extern "C" fn slackline_publisher_get_status(
             let publisher = &publishing.publisher;
             Ok(slackline_publisher_status {
                 size: size_of::<slackline_publisher_status>(),
-                version: publisher.version().0,
+                version: publisher.version().get(),
                 readers: publisher.readers() as u64,
                 joined: publisher.joined(),
                 epoch: publisher.epoch(),

@@ -8,9 +8,9 @@ use slackline::{Fresh, Reader, Version, scheme::Bound};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
-use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice_mut, with};
+use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice_mut, with};
 use crate::options::{self, slackline_reader_options, slackline_tensor};
-use crate::sized::{SizedOut, sized_or_default};
+use crate::sized::{SizedOut, set_default, sized_or_default};
 use crate::status::slackline_fresh;
 use crate::table::Tensors;
 
@@ -40,26 +40,15 @@ impl Reading {
     }
 }
 
-impl Opaque for slackline_reader {
-    type Value = Reading;
-    fn wrap(handle: Handle<Reading>) -> Self {
-        slackline_reader(handle)
-    }
-    fn handle(&self) -> &Handle<Reading> {
-        &self.0
-    }
-}
+opaque!(slackline_reader: Reading);
 
 /// Sets all options but `size`, which the caller has set, to their defaults.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_options_init(
     options: *mut slackline_reader_options,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        unsafe { SizedOut::new(options, "options")? }.set(slackline_reader_options::default());
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { set_default(options) }
 }
 
 /// Connects to a publisher or a server, waiting for one as `slackline_worker_connect` does. `options` may be NULL. The
@@ -71,24 +60,20 @@ pub unsafe extern "C" fn slackline_reader_connect(
     timeout_ms: u64,
     reader: *mut *mut slackline_reader,
 ) -> slackline_status {
-    call(|| {
+    let connect = || {
         // SAFETY: the contract.
-        let out = unsafe { Out::new(reader, "reader")? };
-        out.set(std::ptr::null_mut());
-        // SAFETY: the contract.
-        let (address, options) = unsafe {
-            let options = sized_or_default(options, "options")?;
-            (options::address(address)?, options)
-        };
+        let (address, options) =
+            unsafe { (options::address(address)?, sized_or_default(options, "options")?) };
         // SAFETY: the contract.
         let secret = unsafe { options::secret(options.secret, options.secret_file)? };
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let timeout = Duration::from_millis(timeout_ms);
         let reader = Reader::connect(fabric, &address, options.translate(), timeout)?;
         let tensors = Tensors::of(reader.table())?;
-        out.set(give(Reading { reader, tensors }));
-        Ok(())
-    })
+        Ok(Reading { reader, tensors })
+    };
+    // SAFETY: the contract.
+    unsafe { create(reader, connect) }
 }
 
 /// Makes sure that the reader's copy is at most `max_staleness` versions behind the newest. A copy that is fresh
@@ -116,7 +101,9 @@ pub unsafe extern "C" fn slackline_reader_refresh_to(
 ) -> slackline_status {
     let timeout = Duration::from_millis(timeout_ms);
     // SAFETY: the contract.
-    call(|| unsafe { refresh(reader, fresh, |reader| Ok(reader.refresh_to(Version(version), timeout)?)) })
+    call(|| unsafe {
+        refresh(reader, fresh, |reader| Ok(reader.refresh_to(Version::new(version), timeout)?))
+    })
 }
 
 /// # Safety
@@ -134,7 +121,7 @@ unsafe fn refresh(
     if let Some(out) = out {
         out.set(slackline_fresh {
             size: size_of::<slackline_fresh>(),
-            version: fresh.version.0,
+            version: fresh.version.get(),
             behind: fresh.behind,
             epoch: fresh.epoch,
             retries: fresh.retries,
@@ -153,15 +140,13 @@ pub unsafe extern "C" fn slackline_reader_bytes(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (out, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
+        let out = unsafe { OutArray::new(bytes, len, "bytes")? };
         let lend = |reading: &mut Reading| {
             let bytes = reading.reader.bytes()?;
             Ok((bytes.as_ptr().cast(), bytes.len()))
         };
         // SAFETY: the contract.
-        let (pointer, count) = unsafe { with(reader, lend)? };
-        out.set(pointer);
-        len.set(count);
+        out.set(unsafe { with(reader, lend)? });
         Ok(())
     })
 }
@@ -199,7 +184,7 @@ pub unsafe extern "C" fn slackline_reader_newest(
         let out = unsafe { Out::new(version, "version")? };
         let timeout = Duration::from_millis(timeout_ms);
         // SAFETY: the contract.
-        out.set(unsafe { with(reader, |reading| Ok(reading.reader.newest(timeout)?))? }.0);
+        out.set(unsafe { with(reader, |reading| Ok(reading.reader.newest(timeout)?))? }.get());
         Ok(())
     })
 }
@@ -207,7 +192,8 @@ pub unsafe extern "C" fn slackline_reader_newest(
 /// Pins the newest version in the owner's own memory, once it is `version` or a newer one, and lends it, `len` bytes:
 /// nothing is copied, and the owner writes other frames meanwhile. Only over shared memory; elsewhere it is
 /// `SLACKLINE_STATUS_UNSUPPORTED`. `fresh`, unless NULL, is told what it is; `fresh->size` must be set. Valid, and to
-/// be read only, until `slackline_reader_unpin` or destroy; until then refresh, pull and pin are out of turn.
+/// be read only, until `slackline_reader_unpin` or destroy; until then refresh, pull and pin are out of turn. Any
+/// number of threads may read the memory at once, until one of them unpins it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_pin(
     reader: *mut slackline_reader,
@@ -219,15 +205,14 @@ pub unsafe extern "C" fn slackline_reader_pin(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (out, len) = unsafe { (Out::new(bytes, "bytes")?, Out::new(len, "len")?) };
+        let out = unsafe { OutArray::new(bytes, len, "bytes")? };
         let timeout = Duration::from_millis(timeout_ms);
         let pin = |reader: &mut Reader<Fabric>| {
             let Pulled { version, behind, epoch, retries, .. } =
-                reader.hold(Bound::version(Version(version)), timeout)?;
+                reader.hold(Bound::version(Version::new(version)), timeout)?;
             let memory =
                 reader.held().ok_or_else(|| Failure::new(slackline_status::Internal, "no frame is held"))?;
-            out.set(memory.as_ptr().cast_const().cast());
-            len.set(memory.len());
+            out.set((memory.as_ptr().cast_const().cast(), memory.len()));
             Ok(Fresh { version, behind, epoch, retries, copied: false })
         };
         // SAFETY: the contract.
@@ -275,16 +260,14 @@ pub unsafe extern "C" fn slackline_reader_table(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (out, count) = unsafe { (Out::new(tensors, "tensors")?, Out::new(count, "count")?) };
+        let out = unsafe { OutArray::new(tensors, count, "tensors")? };
         // The array is memory of its own behind the reader: other calls that borrow the reader do not touch it.
         let lend = |reading: &mut Reading| {
             let tensors = reading.tensors.as_slice();
             Ok((tensors.as_ptr(), tensors.len()))
         };
         // SAFETY: the contract.
-        let (pointer, len) = unsafe { with(reader, lend)? };
-        out.set(pointer);
-        count.set(len);
+        out.set(unsafe { with(reader, lend)? });
         Ok(())
     })
 }

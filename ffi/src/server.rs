@@ -3,13 +3,15 @@
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use slackline::{Address, Server, ServerStatus, Version, now};
+use slackline::{Server, ServerStatus, Version, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
-use crate::handle::{Handle, Opaque, Out, call, copy_out, destroy, give, slice, with};
-use crate::options::{self, SLACKLINE_NO_VERSION, slackline_server_options, slackline_tensor};
-use crate::sized::{SizedOut, sized};
+use crate::handle::{Handle, Out, call, copy_out, create, destroy, opaque, slice, with};
+use crate::options::{
+    self, SLACKLINE_NO_STALENESS, SLACKLINE_NO_VERSION, slackline_server_options, slackline_tensor,
+};
+use crate::sized::{SizedOut, set_default, sized};
 use crate::status::slackline_server_status;
 
 /// Holds one shard of the parameters and folds workers' gradients into it. It has no thread that looks after peers: it
@@ -33,26 +35,15 @@ impl Serving {
     }
 }
 
-impl Opaque for slackline_server {
-    type Value = Serving;
-    fn wrap(handle: Handle<Serving>) -> Self {
-        slackline_server(handle)
-    }
-    fn handle(&self) -> &Handle<Serving> {
-        &self.0
-    }
-}
+opaque!(slackline_server: Serving);
 
 /// Sets all options but `size`, which the caller has set, to their defaults.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_server_options_init(
     options: *mut slackline_server_options,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        unsafe { SizedOut::new(options, "options")? }.set(slackline_server_options::default());
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { set_default(options) }
 }
 
 /// Begins to serve a shard of a table at `address`, of any form that the head of this file lists; NULL picks a name,
@@ -71,14 +62,11 @@ pub unsafe extern "C" fn slackline_server_create(
     options: *const slackline_server_options,
     server: *mut *mut slackline_server,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(server, "server")? };
-        out.set(std::ptr::null_mut());
+    let begin = || {
         // SAFETY: the contract.
         let (address, table, initial, options) = unsafe {
-            let address = if address.is_null() { Address::random() } else { options::address(address)? };
-            let table = options::table(tensors, tensor_count)?;
+            let (address, table) =
+                (options::listen_address(address)?, options::table(tensors, tensor_count)?);
             let initial = slice(initial, initial_len, "the array of initial values")?;
             (address, table, initial, sized(options, "options")?)
         };
@@ -90,9 +78,10 @@ pub unsafe extern "C" fn slackline_server_create(
             Some(checkpoint) => Server::resume(fabric, &address, table, checkpoint, translated)?,
             None => Server::new(fabric, &address, table, initial, translated)?,
         };
-        out.set(give(Serving::new(server)));
-        Ok(())
-    })
+        Ok(Serving::new(server))
+    };
+    // SAFETY: the contract.
+    unsafe { create(server, begin) }
 }
 
 /// Lends the address at which workers and readers reach this server. It is valid until the server is destroyed.
@@ -189,11 +178,12 @@ pub unsafe extern "C" fn slackline_server_get_status(
         let (status, epoch, follows) = unsafe {
             with(server, |Serving { server, .. }| Ok((server.status(), server.epoch(), server.follows())))?
         };
-        let version = |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, |version| version.0);
+        let version =
+            |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, |version| version.get());
         out.set(slackline_server_status {
             size: size_of::<slackline_server_status>(),
-            version: status.version.0,
-            smallest_clock: status.smallest_clock.0,
+            version: status.version.get(),
+            smallest_clock: status.smallest_clock.get(),
             workers: status.workers as u64,
             readers: status.readers as u64,
             joined: status.joined,
@@ -217,6 +207,8 @@ pub unsafe extern "C" fn slackline_server_get_status(
             variance: status.variance.unwrap_or(f64::NAN),
             follows: follows.into(),
             missing: status.missing,
+            access_violations: status.access_violations,
+            staleness_bound: status.staleness_bound.unwrap_or(SLACKLINE_NO_STALENESS),
         });
         Ok(())
     })
@@ -266,7 +258,7 @@ pub unsafe extern "C" fn slackline_server_checkpoint(
         // SAFETY: the contract.
         let written = unsafe { with(server, |serving| Ok(serving.server.finish_checkpoint(timeout)?))? };
         if let Some(out) = out {
-            out.set(written.0);
+            out.set(written.get());
         }
         Ok(())
     })

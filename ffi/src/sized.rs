@@ -5,8 +5,8 @@
 //! what its struct lacks takes the default. A caller that was built against a newer header passes a larger one, which
 //! is accepted as long as the fields that are unknown here are zero; zero is the default of every field added later.
 
-use crate::error::Failure;
-use crate::handle::aligned;
+use crate::error::{Failure, slackline_status};
+use crate::handle::{aligned, call};
 
 /// A struct whose first field is its size, a `size_t`, and that any bytes are a value of.
 pub(crate) trait Measured: Copy + Default {
@@ -55,6 +55,19 @@ pub(crate) unsafe fn sized_or_default<T: Measured>(pointer: *const T, what: &str
     }
     // SAFETY: the caller's promise.
     unsafe { sized(pointer, what) }
+}
+
+/// The whole of a foreign function that sets a struct of options to its defaults.
+///
+/// # Safety
+///
+/// As for [`SizedOut::new`].
+pub(crate) unsafe fn set_default<T: Measured>(options: *mut T) -> slackline_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        unsafe { SizedOut::new(options, "options")? }.set(T::default());
+        Ok(())
+    })
 }
 
 /// A struct of the caller's to write a result to.

@@ -66,6 +66,11 @@ pub struct slackline_server_status {
     /// Gradients in the decider's versions that this server, which follows it, does not have: it was lost and began
     /// again after they were announced.
     pub missing: u64,
+    /// Accesses of peers to memory that they were not granted; each one ended its connection.
+    pub access_violations: u64,
+    /// Most versions by which a gradient's parameters may be behind now; `SLACKLINE_NO_STALENESS` where the scheme does
+    /// not bound that.
+    pub staleness_bound: u64,
 }
 
 /// The state of a worker. Set `size` before the call that fills it.
@@ -94,6 +99,30 @@ pub struct slackline_worker_status {
     pub compute_ns: u64,
     /// Nanoseconds in begin, publish and flush.
     pub wait_ns: u64,
+}
+
+/// The number of counts in `struct slackline_staleness`.
+pub const SLACKLINE_STALENESS_COUNTS: usize = 256;
+
+/// How stale the parameters were on which a worker computed its gradients. Set `size` before the call that fills it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_staleness {
+    /// `sizeof(struct slackline_staleness)`.
+    pub size: usize,
+    /// Gradients that were counted: the sum of all counts.
+    pub gradients: u64,
+    /// The largest staleness that occurred, in clocks; 0 if there is no gradient.
+    pub largest: u64,
+    /// `counts[s]` is the number of gradients whose parameters were stale by `s` clocks: the worker's clock less the
+    /// smallest clock of its copy. The last one counts those that were staler, too, and is then the `largest`.
+    pub counts: [u64; SLACKLINE_STALENESS_COUNTS],
+}
+
+impl Default for slackline_staleness {
+    fn default() -> Self {
+        slackline_staleness { size: 0, gradients: 0, largest: 0, counts: [0; SLACKLINE_STALENESS_COUNTS] }
+    }
 }
 
 /// The parameters that a worker computes on next. Set `size` before the call that fills it.
@@ -156,6 +185,9 @@ impl Measured for slackline_server_status {
 impl Measured for slackline_worker_status {
     const FIRST: usize = 88;
 }
+impl Measured for slackline_staleness {
+    const FIRST: usize = 24 + 8 * SLACKLINE_STALENESS_COUNTS;
+}
 impl Measured for slackline_view {
     const FIRST: usize = 56;
 }
@@ -171,7 +203,7 @@ impl slackline_worker_status {
         let statistics = worker.statistics();
         slackline_worker_status {
             size: size_of::<Self>(),
-            clock: worker.clock().0,
+            clock: worker.clock().get(),
             published: statistics.clocks,
             abandoned: statistics.abandoned,
             bytes_published: statistics.bytes_published,
@@ -182,6 +214,19 @@ impl slackline_worker_status {
             compute_ns: nanoseconds(statistics.compute),
             wait_ns: nanoseconds(statistics.wait),
         }
+    }
+}
+
+impl slackline_staleness {
+    pub(crate) fn of(worker: &Worker<Fabric>) -> Self {
+        let mut staleness = slackline_staleness::default();
+        for (value, count) in worker.statistics().staleness.counts().iter().enumerate() {
+            let bucket = value.min(SLACKLINE_STALENESS_COUNTS - 1);
+            staleness.gradients += count;
+            staleness.counts[bucket] += count;
+            staleness.largest = bucket as u64;
+        }
+        staleness
     }
 }
 

@@ -7,7 +7,7 @@ use slackline::Step;
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::Fabric;
-use crate::handle::{Out, call, slice, value, with};
+use crate::handle::{Out, OutArray, call, slice, value, with};
 use crate::sized::SizedOut;
 use crate::status::slackline_view;
 use crate::worker::{Open, Working, slackline_worker};
@@ -54,9 +54,9 @@ pub unsafe extern "C" fn slackline_worker_begin(
         if let Some(out) = out {
             out.set(slackline_view {
                 size: size_of::<slackline_view>(),
-                clock: view.clock.0,
-                version: view.version.0,
-                smallest_clock: view.smallest_clock.0,
+                clock: view.clock.get(),
+                version: view.version.get(),
+                smallest_clock: view.smallest_clock.get(),
                 staleness: view.staleness(),
                 behind: view.behind,
                 retries: view.retries,
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn slackline_worker_parameters(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (out, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
+        let out = unsafe { OutArray::new(parameters, len, "parameters")? };
         // The array is memory of its own behind the worker: other calls that borrow the worker do not touch it.
         let lend = |step: &mut Step<'_, Fabric>| {
             let parameters = step.parameters()?;
@@ -84,9 +84,7 @@ pub unsafe extern "C" fn slackline_worker_parameters(
             Ok((parameters.as_ptr(), parameters.len().min(whole)))
         };
         // SAFETY: the contract.
-        let (pointer, count) = unsafe { with_step(worker, lend)? };
-        out.set(pointer);
-        len.set(count);
+        out.set(unsafe { with_step(worker, lend)? });
         Ok(())
     })
 }
@@ -102,16 +100,14 @@ pub unsafe extern "C" fn slackline_worker_gradient(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (out, len) = unsafe { (Out::new(gradient, "gradient")?, Out::new(len, "len")?) };
+        let out = unsafe { OutArray::new(gradient, len, "gradient")? };
         let lend = |step: &mut Step<'_, Fabric>| {
             let whole = (step.worker().table().bytes() / 4) as usize;
             let gradient = step.gradient()?;
             Ok((gradient.as_mut_ptr(), gradient.len().min(whole)))
         };
         // SAFETY: the contract.
-        let (pointer, count) = unsafe { with_step(worker, lend)? };
-        out.set(pointer);
-        len.set(count);
+        out.set(unsafe { with_step(worker, lend)? });
         Ok(())
     })
 }
@@ -162,15 +158,13 @@ pub unsafe extern "C" fn slackline_worker_in_place(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (out, len) = unsafe { (Out::new(parameters, "parameters")?, Out::new(len, "len")?) };
+        let out = unsafe { OutArray::new(parameters, len, "parameters")? };
         let lend = |step: &mut Step<'_, Fabric>| {
             let memory = step.in_place(usize::from(shard))?;
             Ok((memory.as_ptr().cast_const().cast(), memory.len() / size_of::<f32>()))
         };
         // SAFETY: the contract.
-        let (pointer, count) = unsafe { with_step(worker, lend)? };
-        out.set(pointer);
-        len.set(count);
+        out.set(unsafe { with_step(worker, lend)? });
         Ok(())
     })
 }
@@ -189,7 +183,7 @@ pub unsafe extern "C" fn slackline_worker_slot(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (out, len) = unsafe { (Out::new(gradient, "gradient")?, Out::new(len, "len")?) };
+        let out = unsafe { OutArray::new(gradient, len, "gradient")? };
         let timeout = Duration::from_millis(timeout_ms);
         let lend = |working: &mut Working| {
             let mut step = working.resume()?;
@@ -204,9 +198,7 @@ pub unsafe extern "C" fn slackline_worker_slot(
             Ok((slot.as_volatile().as_ptr().cast(), slot.len()))
         };
         // SAFETY: the contract.
-        let (pointer, bytes) = unsafe { with(worker, lend)? };
-        out.set(pointer);
-        len.set(bytes);
+        out.set(unsafe { with(worker, lend)? });
         Ok(())
     })
 }

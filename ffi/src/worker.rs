@@ -3,14 +3,14 @@
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use slackline::{Address, Step, Worker};
+use slackline::{Address, Step, Worker, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
-use crate::handle::{Handle, Opaque, Out, call, destroy, give, slice, with};
+use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice, with};
 use crate::options::{self, slackline_tensor, slackline_worker_options};
-use crate::sized::{SizedOut, sized};
-use crate::status::slackline_worker_status;
+use crate::sized::{SizedOut, set_default, sized};
+use crate::status::{slackline_staleness, slackline_worker_status};
 use crate::table::Tensors;
 
 /// Reads parameters and publishes gradients. One clock is: begin, compute on the parameters, write the gradient,
@@ -71,15 +71,7 @@ impl Working {
     }
 }
 
-impl Opaque for slackline_worker {
-    type Value = Working;
-    fn wrap(handle: Handle<Working>) -> Self {
-        slackline_worker(handle)
-    }
-    fn handle(&self) -> &Handle<Working> {
-        &self.0
-    }
-}
+opaque!(slackline_worker: Working);
 
 /// # Safety
 ///
@@ -99,11 +91,8 @@ pub(crate) unsafe fn read_addresses(
 pub unsafe extern "C" fn slackline_worker_options_init(
     options: *mut slackline_worker_options,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        unsafe { SizedOut::new(options, "options")? }.set(slackline_worker_options::default());
-        Ok(())
-    })
+    // SAFETY: the contract.
+    unsafe { set_default(options) }
 }
 
 /// Connects to the servers of all shards, given in any order. Where no process listens at an address it waits for one;
@@ -118,10 +107,7 @@ pub unsafe extern "C" fn slackline_worker_connect(
     timeout_ms: u64,
     worker: *mut *mut slackline_worker,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let out = unsafe { Out::new(worker, "worker")? };
-        out.set(std::ptr::null_mut());
+    let connect = || {
         // SAFETY: the contract.
         let options = unsafe { sized(options, "options")? };
         // SAFETY: the contract.
@@ -131,9 +117,10 @@ pub unsafe extern "C" fn slackline_worker_connect(
         let servers = unsafe { read_addresses(addresses, address_count)? };
         let timeout = Duration::from_millis(timeout_ms);
         let worker = Worker::connect(fabric(secret, &servers)?, &servers, options, timeout)?;
-        out.set(give(Working::new(worker)?));
-        Ok(())
-    })
+        Working::new(worker)
+    };
+    // SAFETY: the contract.
+    unsafe { create(worker, connect) }
 }
 
 /// Leaves all servers and connects again, to those of all shards in any order: after `SLACKLINE_STATUS_SERVER_LOST` or
@@ -169,16 +156,14 @@ pub unsafe extern "C" fn slackline_worker_table(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (out, count) = unsafe { (Out::new(tensors, "tensors")?, Out::new(count, "count")?) };
+        let out = unsafe { OutArray::new(tensors, count, "tensors")? };
         // The array is memory of its own behind the worker: other calls that borrow the worker do not touch it.
         let lend = |working: &mut Working| {
             let tensors = working.tensors.as_slice();
             Ok((tensors.as_ptr(), tensors.len()))
         };
         // SAFETY: the contract.
-        let (pointer, len) = unsafe { with(worker, lend)? };
-        out.set(pointer);
-        count.set(len);
+        out.set(unsafe { with(worker, lend)? });
         Ok(())
     })
 }
@@ -210,6 +195,40 @@ pub unsafe extern "C" fn slackline_worker_get_status(
         let out = unsafe { SizedOut::new(status, "status")? };
         // SAFETY: the contract.
         out.set(unsafe { with(worker, |working| Ok(slackline_worker_status::of(&working.worker)))? });
+        Ok(())
+    })
+}
+
+/// Writes to `staleness` how stale the parameters were on which this worker computed its gradients since it connected
+/// first. `staleness->size` must be set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_get_staleness(
+    worker: *const slackline_worker,
+    staleness: *mut slackline_staleness,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let out = unsafe { SizedOut::new(staleness, "staleness")? };
+        // SAFETY: the contract.
+        out.set(unsafe { with(worker, |working| Ok(slackline_staleness::of(&working.worker)))? });
+        Ok(())
+    })
+}
+
+/// Does what there is to do for a gradient that is on its way, without waiting: called between pieces of a computation
+/// it brings gradients forward that `slackline_worker_publish` with a `timeout_ms` of 0 began to publish.
+/// `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_progress(
+    worker: *mut slackline_worker,
+    progressed: *mut u32,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let out = unsafe { Out::wanted(progressed, "progressed")? };
+        // SAFETY: the contract.
+        let progress = unsafe { with(worker, |working| Ok(working.worker.poll(now())?))? };
+        out.into_iter().for_each(|out| out.set(progress.into()));
         Ok(())
     })
 }

@@ -157,6 +157,7 @@ static void the_message_stays_at_one_address_and_in_its_thread(void)
 
     EXPECT(BAD_ARGUMENT, slackline_worker_options_init(NULL));
     CHECK(early == slackline_last_error() && strstr(early, "options is NULL") != NULL);
+    CHECK(slackline_last_error_is_retryable() == 0);
     CHECK(pthread_create(&thread, NULL, fail_elsewhere, NULL) == 0 && pthread_join(thread, NULL) == 0);
     CHECK(strstr(early, "options is NULL") != NULL);
 }

@@ -77,6 +77,31 @@ static inline struct slackline_worker_options worker_options(void)
     return options;
 }
 
+/* ------------------------------------------------------------------ a quadratic */
+
+/* The gradient of (p - target)^2 / 2; with a rate of 1/2 every step halves the distance, exactly. */
+static inline float target_of(size_t index)
+{
+    return (float)(index % 16) - 8.0f;
+}
+
+static inline void set_one_from_target(float parameters[ELEMENTS])
+{
+    size_t index;
+    for (index = 0; index < ELEMENTS; index++)
+        parameters[index] = target_of(index) + 1.0f;
+}
+
+/* Fails unless the server has taken so many steps from there. */
+static inline void check_steps_taken(const struct slackline_server *server, int steps)
+{
+    float parameters[ELEMENTS];
+    size_t index;
+    OK(slackline_server_parameters(server, parameters, ELEMENTS));
+    for (index = 0; index < ELEMENTS; index++)
+        CHECK(parameters[index] == target_of(index) + ldexpf(1.0f, -steps));
+}
+
 /* ------------------------------------------------------------------ two processes */
 
 #define ADDRESS_SIZE 64

@@ -8,12 +8,6 @@ enum { CLOCKS = 20, VERSIONS = 7 };
 
 /* ------------------------------------------------------------------ training */
 
-/* The gradient of (p - target)^2 / 2; with a rate of 1/2 every step halves the distance, exactly. */
-static float target_of(size_t index)
-{
-    return (float)(index % 16) - 8.0f;
-}
-
 static void train(const char *address)
 {
     struct slackline_worker_options options = worker_options();
@@ -70,7 +64,6 @@ static void a_server_and_a_worker_train_a_quadratic(int tcp)
     float parameters[ELEMENTS];
     const char *address;
     char text[ADDRESS_SIZE];
-    size_t index;
     pid_t child;
     int gate[2];
 
@@ -81,8 +74,7 @@ static void a_server_and_a_worker_train_a_quadratic(int tcp)
         exit(0);
     }
     layer(tensors);
-    for (index = 0; index < ELEMENTS; index++)
-        parameters[index] = target_of(index) + 1.0f;
+    set_one_from_target(parameters);
     options.scheme = "ssp";
     options.staleness = 0;
     options.learning_rate = 0.5f;
@@ -106,9 +98,7 @@ static void a_server_and_a_worker_train_a_quadratic(int tcp)
     CHECK(fabs(status.loss - ELEMENTS * ldexp(0.5, -2 * (CLOCKS - 1))) < 1e-12);
     EXPECT(BAD_ARGUMENT, slackline_server_parameters(server, parameters, ELEMENTS + 1));
     EXPECT(BAD_ARGUMENT, slackline_server_parameters(server, NULL, ELEMENTS));
-    OK(slackline_server_parameters(server, parameters, ELEMENTS));
-    for (index = 0; index < ELEMENTS; index++)
-        CHECK(parameters[index] == target_of(index) + ldexpf(1.0f, -CLOCKS));
+    check_steps_taken(server, CLOCKS);
     slackline_server_destroy(server);
 }
 
@@ -234,6 +224,8 @@ static void null_is_answered_everywhere(void)
     EXPECT(BAD_ARGUMENT, slackline_worker_scheme(NULL, &address));
     EXPECT(BAD_ARGUMENT, slackline_worker_in_place(NULL, 0, &parameters, &len));
     EXPECT(BAD_ARGUMENT, slackline_worker_slot(NULL, 0, 0, &room, &len));
+    EXPECT(BAD_ARGUMENT, slackline_worker_progress(NULL, NULL));
+    EXPECT(BAD_ARGUMENT, slackline_worker_get_staleness(NULL, NULL));
     EXPECT(BAD_ARGUMENT, slackline_worker_publish_slots(NULL, NULL, 0));
     EXPECT(BAD_ARGUMENT, slackline_publisher_serve(NULL, 0, 0, 0));
     EXPECT(BAD_ARGUMENT, slackline_server_get_status(NULL, &server_status));
@@ -362,7 +354,7 @@ static void a_server_that_is_absent_refuses_or_is_gone_is_named(void)
     const char *address = "@slackline-smoke-nobody";
 
     EXPECT(SYSTEM, slackline_worker_connect(&address, 1, &worker, 100, &none));
-    CHECK(none == NULL && said("no process listens"));
+    CHECK(none == NULL && said("no process listens") && slackline_last_error_is_retryable() == 1);
     EXPECT(BAD_ARGUMENT, slackline_worker_connect(&address, 0, &worker, TIMEOUT_MS, &none));
     worker.encoding = 17;
     EXPECT(BAD_ARGUMENT, slackline_worker_connect(&address, 1, &worker, TIMEOUT_MS, &none));
@@ -374,6 +366,7 @@ static void a_server_that_is_absent_refuses_or_is_gone_is_named(void)
     OK(slackline_server_address(server, &address));
     EXPECT(DEADLINE, slackline_worker_connect(&address, 1, &worker, 1, &none));
     CHECK(none == NULL && said("connecting") && said("accepted the connection but does not answer"));
+    CHECK(slackline_last_error_is_retryable() == 1);
     slackline_server_destroy(server);
 }
 

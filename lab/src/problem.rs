@@ -1,5 +1,7 @@
 //! The digits as a problem for the simulator.
 
+use slackline::Diagnostic;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use slackline::sim::{Evaluation, Problem};
@@ -32,6 +34,19 @@ pub enum DigitsError {
     /// The mini-batches cannot be.
     #[error(transparent)]
     Batches(#[from] BatchesError),
+}
+
+impl Diagnostic for DigitsError {
+    fn operation(&self) -> &'static str {
+        "making the problem"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            DigitsError::Model(error) => error.remedy(),
+            DigitsError::Batches(error) => error.remedy(),
+        }
+    }
 }
 
 impl Digits {

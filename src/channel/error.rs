@@ -1,9 +1,11 @@
 //! Errors of a channel: it could not be made, or it ended.
 
+use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 
 use super::CHANNEL_VERSION;
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// A channel failed. It is of no more use.
 #[derive(Debug, thiserror::Error)]
@@ -24,19 +26,19 @@ pub enum ChannelError {
         when: &'static str,
     },
     /// The other side does not speak this protocol.
-    #[error("what answers is not slackline: check the address and the port")]
+    #[error("what answers is not slackline: {}", remedy_of(self))]
     Foreign,
     /// The other side speaks another version.
     #[error(
-        "it speaks channel version {theirs}, this process version {CHANNEL_VERSION}: \
-         run the same slackline on both sides"
+        "it speaks channel version {theirs}, this process version {CHANNEL_VERSION}: {}",
+        remedy_of(self)
     )]
     Version {
         /// The version that the other side speaks.
         theirs: u32,
     },
     /// The other side is there for something else.
-    #[error("it serves {theirs}, not {ours}: check the port")]
+    #[error("it serves {theirs}, not {ours}: {}", remedy_of(self))]
     Purpose {
         /// The purpose that the other side serves.
         theirs: &'static str,
@@ -44,12 +46,12 @@ pub enum ChannelError {
         ours: &'static str,
     },
     /// The other side does not know the secret that this side knows.
-    #[error("the two sides do not know the same secret: give all processes of the job the same secret file")]
+    #[error("the two sides do not know the same secret: {}", remedy_of(self))]
     Secret,
     /// There is no secret, and the other side is not on this host.
     #[error(
-        "{address} is not a loopback address, and without a secret only loopback is let in: \
-         give all processes of the job one secret (a file of mode 0600)"
+        "{address} is not a loopback address, and without a secret only loopback is let in: {}",
+        remedy_of(self)
     )]
     NeedsSecret {
         /// The other side.
@@ -69,6 +71,25 @@ pub enum ChannelError {
     /// No random numbers are to be had.
     #[error("the system gives no random numbers: {0}")]
     NoRandom(String),
+}
+
+impl Diagnostic for ChannelError {
+    fn operation(&self) -> &'static str {
+        "connecting"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            ChannelError::Foreign => "check the address and the port".into(),
+            ChannelError::Version { .. } => "run the same slackline on both sides".into(),
+            ChannelError::Purpose { .. } => "check the port".into(),
+            ChannelError::Secret => "give all processes of the job the same secret file".into(),
+            ChannelError::NeedsSecret { .. } => {
+                "give all processes of the job one secret (a file of mode 0600)".into()
+            }
+            _ => return None,
+        })
+    }
 }
 
 impl ChannelError {

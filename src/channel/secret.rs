@@ -1,5 +1,6 @@
 //! The secret of a job.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -7,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
+
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// Shorter ones can be tried out, even random ones. Longer ones that a person chose may be, too: the key is one SHA-256
 /// of the text, and a recorded greeting is enough to try secrets against.
@@ -26,8 +29,7 @@ pub struct Secret {
 pub enum SecretError {
     /// The file cannot be read.
     #[error(
-        "cannot read the secret file {}: {source}; \
-         make one with: (umask 077 && head -c 32 /dev/urandom | base64 > FILE)", .path.display()
+        "cannot read the secret file {}: {source}; {}", .path.display(), remedy_of(self)
     )]
     Unreadable {
         /// The file.
@@ -37,8 +39,7 @@ pub enum SecretError {
     },
     /// Others can read or change the file.
     #[error(
-        "the secret file {} has mode {mode:o} and belongs to user {owner}; \
-         make it yours and of mode 600 (chmod 600)", .path.display()
+        "the secret file {} has mode {mode:o} and belongs to user {owner}; {}", .path.display(), remedy_of(self)
     )]
     Exposed {
         /// The file.
@@ -49,10 +50,7 @@ pub enum SecretError {
         owner: u32,
     },
     /// Too short, too long or no text.
-    #[error(
-        "the secret from {origin} has {bytes} bytes; use {BYTES_MIN} to {BYTES_MAX} bytes of text, and random ones \
-         (head -c 32 /dev/urandom | base64): a chosen phrase can be tried out by a process that records a connection"
-    )]
+    #[error("the secret from {origin} has {bytes} bytes; {}", remedy_of(self))]
     Unusable {
         /// The source of the secret, such as a file or an environment variable.
         origin: String,
@@ -60,9 +58,7 @@ pub enum SecretError {
         bytes: usize,
     },
     /// An environment variable that holds something else than text.
-    #[error(
-        "the secret in {variable} is no UTF-8 text; use text, or name a file of mode 600 in SLACKLINE_SECRET_FILE"
-    )]
+    #[error("the secret in {variable} is no UTF-8 text; {}", remedy_of(self))]
     NotText {
         /// The variable.
         variable: &'static str,
@@ -70,6 +66,30 @@ pub enum SecretError {
     /// No random numbers are to be had.
     #[error("cannot make a secret: the system gives no random numbers: {0}")]
     NoRandom(String),
+}
+
+impl Diagnostic for SecretError {
+    fn operation(&self) -> &'static str {
+        "reading the secret"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            SecretError::Unreadable { .. } => {
+                "make one with: (umask 077 && head -c 32 /dev/urandom | base64 > FILE)".into()
+            }
+            SecretError::Exposed { .. } => "make it yours and of mode 600 (chmod 600)".into(),
+            SecretError::Unusable { .. } => format!(
+                "use {BYTES_MIN} to {BYTES_MAX} bytes of text, and random ones (head -c 32 /dev/urandom | base64): a \
+                 chosen phrase can be tried out by a process that records a connection"
+            )
+            .into(),
+            SecretError::NotText { .. } => {
+                "use text, or name a file of mode 600 in SLACKLINE_SECRET_FILE".into()
+            }
+            SecretError::NoRandom(_) => return None,
+        })
+    }
 }
 
 impl Secret {

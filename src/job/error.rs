@@ -7,9 +7,11 @@ use super::env::{LaunchError, Source};
 use super::member::{End, WaitError};
 use super::rendezvous;
 use crate::channel::SecretError;
+use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::node;
 
-/// A job, or this process's part in it, has failed. Each variant names the cause and the remedy.
+/// A job, or this process's part in it, has failed. The text names the cause and the remedy; [`Diagnostic`] says them
+/// to programs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
@@ -23,7 +25,7 @@ pub enum JobError {
     #[error("no launcher has started this process, and a job needs a server and a worker; {}", self.help())]
     NotLaunched,
     /// The job has more processes than one job can have.
-    #[error("a job of {world} processes is too large; {}", self.remedy().unwrap_or_default())]
+    #[error("a job of {world} processes is too large; {}", remedy_of(self))]
     TooLarge {
         /// The number of processes.
         world: u32,
@@ -35,9 +37,7 @@ pub enum JobError {
     #[error("{_0}; {}", self.help())]
     Order(&'static str),
     /// The plan does not fit the number of processes.
-    #[error(
-        "a job of {world} processes with {servers} servers has no worker; {}", self.remedy().unwrap_or_default()
-    )]
+    #[error("a job of {world} processes with {servers} servers has no worker; {}", remedy_of(self))]
     NoWorker {
         /// The number of processes.
         world: u32,
@@ -122,9 +122,8 @@ pub enum JobError {
     Node(#[from] node::Error),
 }
 
-impl JobError {
-    /// The operation that failed, in a few words.
-    pub fn operation(&self) -> &'static str {
+impl Diagnostic for JobError {
+    fn operation(&self) -> &'static str {
         match self {
             JobError::Node(error) => error.operation(),
             JobError::Launch(_) | JobError::NotLaunched | JobError::Secret(_) => "reading the environment",
@@ -144,10 +143,13 @@ impl JobError {
         }
     }
 
-    /// The remedy in a few words, where there is one apart from the cause.
-    pub fn remedy(&self) -> Option<Cow<'_, str>> {
+    fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
             JobError::Node(error) => error.remedy(),
+            JobError::Launch(error) => error.remedy(),
+            JobError::Secret(error) => error.remedy(),
+            JobError::Rendezvous(error) => error.remedy(),
+            JobError::Wait(WaitError::Deadline { .. }) => Some("use a longer timeout".into()),
             JobError::TooLarge { .. } => Some(format!("start at most {}", rendezvous::MAX_MEMBERS).into()),
             JobError::NoWorker { servers, .. } => {
                 Some(format!("start at least {} processes", servers + 1).into())
@@ -156,8 +158,7 @@ impl JobError {
         }
     }
 
-    /// True if the same may succeed later with the same program and the same options.
-    pub fn is_retryable(&self) -> bool {
+    fn is_retryable(&self) -> bool {
         match self {
             JobError::Node(error) => error.is_retryable(),
             JobError::Wait(error) => matches!(error, WaitError::Deadline { .. }),
@@ -165,7 +166,9 @@ impl JobError {
             _ => false,
         }
     }
+}
 
+impl JobError {
     /// The remedy, where it is the same for all errors of a kind.
     fn help(&self) -> &'static str {
         match self {
@@ -205,6 +208,37 @@ impl From<WaitError> for JobError {
             WaitError::Ended(End::Refused(why)) => JobError::Refused(why),
             WaitError::Ended(End::Lost(why)) => JobError::Lost(why),
             error => JobError::Wait(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::{ElementType, Table};
+    use crate::transport::Address;
+
+    #[test]
+    fn every_error_of_a_start_ends_in_its_remedy_and_names_its_operation() {
+        let (path, source) = ("secret".into(), std::io::Error::from_raw_os_error(libc::ENOENT));
+        let (name, value) = ("RANK", "x".to_owned());
+        let table = Table::flat(16, ElementType::F32).unwrap();
+        let errors: [Box<dyn Diagnostic>; 8] = [
+            Box::new(JobError::from(SecretError::Unreadable { path, source })),
+            Box::new(JobError::from(LaunchError::Number { name, value })),
+            Box::new(JobError::from(rendezvous::RendezvousError::NeedsSecret {
+                address: "192.0.2.1:7".parse().unwrap(),
+            })),
+            Box::new(JobError::NoWorker { world: 1, servers: 1 }),
+            Box::new(JobError::from(node::Error::from(table.shards(9).unwrap_err()))),
+            Box::new(Table::flat(0, ElementType::F32).unwrap_err()),
+            Box::new("nowhere".parse::<Address>().unwrap_err()),
+            Box::new(JobError::NoServer),
+        ];
+        for error in errors {
+            let remedy = error.remedy().expect("there is a remedy");
+            assert!(error.to_string().ends_with(&*remedy), "{error} / {remedy}");
+            assert!(!remedy.is_empty() && !error.operation().is_empty() && !error.is_retryable());
         }
     }
 }

@@ -82,7 +82,7 @@ impl GroupTrainer {
         let groups = Groups::new(member.members(), group, partition)?;
         let elements = member.parameters()?.len();
         let mut scheme = scheme.worker();
-        scheme.handle_event(now(), WorkerEvent::Joined { clock: Clock(0) });
+        scheme.handle_event(now(), WorkerEvent::Joined { clock: Clock::new(0) });
         let next = scheme.poll_action();
         Ok(GroupTrainer {
             member,
@@ -138,7 +138,7 @@ impl GroupTrainer {
 
     /// The number of steps made.
     pub fn clock(&self) -> Clock {
-        Clock(self.clock)
+        Clock::new(self.clock)
     }
 
     /// The time spent on steps.

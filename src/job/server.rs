@@ -186,7 +186,7 @@ impl Job {
                 // Workers that are lost for good never join: those that are here are all that it can wait for.
                 options.workers = self.member.count(MemberRole::Worker).clamp(1, self.workers());
                 let version = checkpoint.version();
-                tracing::info!(version = version.0, "goes on from its checkpoint");
+                tracing::info!(version = version.get(), "goes on from its checkpoint");
                 let server = Server::resume(transports, &address, table, checkpoint, options)?;
                 Ok((server, Some(version)))
             }

@@ -211,7 +211,7 @@ impl JobWorker<'_> {
     pub fn next_step(&mut self) -> Result<Option<JobStep<'_>>, JobError> {
         loop {
             self.recover()?;
-            if self.job.plan.clocks.is_some_and(|clocks| self.worker.clock().0 >= clocks) {
+            if self.job.plan.clocks.is_some_and(|clocks| self.worker.clock().get() >= clocks) {
                 match self.worker.flush(self.job.plan.timeout) {
                     Ok(()) => {
                         if self.wait_for_the_end()? {

@@ -1,6 +1,9 @@
 //! Errors of memory that could not be had.
 
+use std::borrow::Cow;
 use std::io;
+
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// Memory could not be had or mapped.
 #[derive(Debug, thiserror::Error)]
@@ -25,9 +28,7 @@ pub enum MemoryError {
         remedy: &'static str,
     },
     /// A descriptor that a peer passed is not a memory file sealed against shrinking, or is shorter than was said.
-    #[error(
-        "the memory file that the peer passed cannot be trusted: {reason}; the peer must be a slackline process"
-    )]
+    #[error("the memory file that the peer passed cannot be trusted: {reason}; {}", remedy_of(self))]
     Untrusted {
         /// The fault of the file.
         reason: String,
@@ -40,6 +41,20 @@ pub enum MemoryError {
         /// A remedy that the user can try.
         remedy: &'static str,
     },
+}
+
+impl Diagnostic for MemoryError {
+    fn operation(&self) -> &'static str {
+        "mapping memory"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            MemoryError::Map { remedy, .. } | MemoryError::DmaBuf { remedy, .. } => Some((*remedy).into()),
+            MemoryError::Untrusted { .. } => Some("the peer must be a slackline process".into()),
+            MemoryError::Length { .. } => None,
+        }
+    }
 }
 
 pub(super) fn check_length(bytes: usize) -> Result<(), MemoryError> {

@@ -1,5 +1,7 @@
 //! Registered memory, slices of it, and the keys that name it to a peer.
 
+use crate::diagnostic::Diagnostic;
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -44,6 +46,16 @@ pub struct OutOfBounds {
     pub len: u64,
     /// Bytes there are.
     pub available: u64,
+}
+
+impl Diagnostic for OutOfBounds {
+    fn operation(&self) -> &'static str {
+        "taking a range of memory"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        None
+    }
 }
 
 fn check_range(offset: u64, len: u64, available: u64) -> Result<(), OutOfBounds> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{CheckpointError, GroupError};
 use crate::clock::Version;
+use crate::diagnostic::Diagnostic;
 use crate::kernel::FoldError;
 use crate::mem::OutOfBounds;
 use crate::param::{Eviction, HandshakeError, PinError, PublishError, PullError};
@@ -13,8 +14,7 @@ use crate::scheme::{self, Bound};
 use crate::table::{ElementType, TableError};
 use crate::transport::{Address, ConnectError, Disconnected, PostError, RegisterError};
 
-/// An operation of a node failed. The text names the operation, the cause and the remedy;
-/// [`operation`](Self::operation), [`remedy`](Self::remedy) and [`is_retryable`](Self::is_retryable) say them to
+/// An operation of a node failed. The text names the operation, the cause and the remedy; [`Diagnostic`] says them to
 /// programs. The other errors of the library become one by `from`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -87,7 +87,7 @@ pub enum Error {
         why: Eviction,
     },
     /// The owner of a shard has come to the last version.
-    #[error("version {} is the last that fits the protocol's words: {}", .version.0, self.help())]
+    #[error("version {} is the last that fits the protocol's words: {}", .version.get(), self.help())]
     LastVersion {
         /// The version.
         version: Version,
@@ -127,7 +127,7 @@ pub enum Error {
     /// All frames but the latest are pinned by readers.
     #[error(
         "cannot write version {}: readers pin all other frames for {waited:?}; {}",
-        .version.0, self.help()
+        .version.get(), self.help()
     )]
     Pinned {
         /// The version that could not be written.
@@ -215,9 +215,8 @@ pub enum Error {
     Fold(#[from] FoldError),
 }
 
-impl Error {
-    /// The operation that failed, in a few words.
-    pub fn operation(&self) -> &'static str {
+impl Diagnostic for Error {
+    fn operation(&self) -> &'static str {
         match self {
             Error::Deadline { operation, .. } | Error::OutOfTurn { operation, .. } => operation,
             Error::Register(_) => "registering memory",
@@ -240,34 +239,37 @@ impl Error {
         }
     }
 
-    /// The remedy in a few words, which the text of the error ends in, where there is one.
-    pub fn remedy(&self) -> Option<Cow<'_, str>> {
+    fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
-            Error::Connect(error) => error.remedy().map(Cow::from),
+            Error::Register(error) => error.remedy(),
+            Error::Connect(error) => error.remedy(),
+            Error::Table(error) => error.remedy(),
+            Error::Handshake { source, .. } => source.remedy(),
+            Error::Pin { source, .. } => source.remedy(),
+            Error::Post { source, .. } => source.remedy(),
             Error::SchemeConfig(error) => error.remedy(),
-            Error::Register(RegisterError::Device { remedy, .. }) => Some(remedy.into()),
             Error::Option { reason, .. } => Some((*reason).into()),
-            Error::Checkpoint(error) => error.remedy().map(Cow::from),
-            Error::Group(error) => error.remedy().map(Cow::from),
+            Error::Checkpoint(error) => error.remedy(),
+            Error::Group(error) => error.remedy(),
             error => Some(error.help()).filter(|text| !text.is_empty()).map(Cow::from),
         }
     }
 
     /// True if the same may succeed later with the same program and the same options: call again after a deadline or a
     /// pinned version, connect again after the loss of a server or an eviction.
-    pub fn is_retryable(&self) -> bool {
+    fn is_retryable(&self) -> bool {
         match self {
             Error::Deadline { .. } | Error::ServerLost { .. } | Error::Evicted { .. } => true,
             Error::Pinned { .. } | Error::Thread { .. } => true,
             Error::Connect(error) => error.is_retryable(),
-            Error::Post { source, .. } => {
-                matches!(source, PostError::Disconnected(_) | PostError::QueueFull { .. })
-            }
-            Error::Group(error) => matches!(error, GroupError::Deadline { .. } | GroupError::Absent { .. }),
+            Error::Post { source, .. } => source.is_retryable(),
+            Error::Group(error) => error.is_retryable(),
             _ => false,
         }
     }
+}
 
+impl Error {
     /// The remedy, where it is the same for all errors of a kind.
     fn help(&self) -> &'static str {
         match self {
@@ -293,9 +295,7 @@ impl Error {
             _ => "",
         }
     }
-}
 
-impl Error {
     /// True if a server is lost to this peer: it is gone, or took the peer for dead. Connecting again may help.
     pub fn is_loss(&self) -> bool {
         matches!(self, Error::ServerLost { .. } | Error::Evicted { .. })
@@ -318,7 +318,7 @@ struct Show<'a>(&'a Bound);
 
 impl std::fmt::Display for Show<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "version {} with all clocks before {}", self.0.version.0, self.0.smallest_clock.0)
+        write!(f, "version {} with all clocks before {}", self.0.version.get(), self.0.smallest_clock.get())
     }
 }
 
@@ -352,7 +352,7 @@ mod tests {
     #[test]
     fn the_text_of_an_error_ends_in_its_remedy() {
         let (operation, waited, none) = ("connecting", Duration::from_secs(4), Bound::NONE);
-        let version = Version(3);
+        let version = Version::new(3);
         let errors = [
             Error::Deadline { operation, waited, needed: none, seen: none },
             Error::Deadline { operation, waited, needed: Bound::version(version), seen: none },
@@ -384,7 +384,7 @@ mod tests {
         assert!(Error::Evicted { shard: 0, why: Eviction::Silent }.is_retryable());
         assert!(!Error::from(ConnectError::NeedsSecret { address }).is_retryable());
         assert!(!Error::NotF32.is_retryable());
-        assert!(!Error::LastVersion { version: Version(1) }.is_retryable());
+        assert!(!Error::LastVersion { version: Version::new(1) }.is_retryable());
     }
 
     #[test]
@@ -396,7 +396,7 @@ mod tests {
             "connecting did not end within 4s: the server accepted the connection but does not answer; see that its \
              owner calls progress or drive, or use a longer timeout"
         );
-        let seen = Bound { version: Version(28), smallest_clock: Clock(2) };
+        let seen = Bound { version: Version::new(28), smallest_clock: Clock::new(2) };
         let stuck = text(Bound::NONE, seen);
         assert!(stuck.contains("the server has version 28 with all clocks before 2 and comes no further; "));
         assert!(

@@ -32,8 +32,8 @@ pub struct PublisherOptions {
 /// let mut publisher = Publisher::new(Shm::new(), &address, table, PublisherOptions::default())?;
 /// let reading = std::thread::spawn(move || {
 ///     let mut reader = Reader::connect(Shm::new(), &address, ReaderOptions::default(), timeout)?;
-///     let fresh = reader.refresh_to(slackline::Version(1), timeout)?;
-///     Ok::<_, slackline::Error>((fresh.version.0, reader.bytes()?.to_vec()))
+///     let fresh = reader.refresh_to(slackline::Version::new(1), timeout)?;
+///     Ok::<_, slackline::Error>((fresh.version.get(), reader.bytes()?.to_vec()))
 /// });
 /// publisher.publish(&[7; 32], timeout)?;
 /// publisher.drive(|publisher| publisher.joined() == 1 && publisher.readers() == 0, timeout)?;
@@ -95,7 +95,7 @@ impl<T: Transport> Publisher<T> {
 
     /// Takes readers in and notices which readers are gone, without waiting. Returns true if anything happened.
     pub fn poll(&mut self, now: Instant) -> bool {
-        let progress = self.shard.poll(now, Clock(0), &mut self.events);
+        let progress = self.shard.poll(now, Clock::new(0), &mut self.events);
         let joined =
             |event: &super::shard::ShardEvent| matches!(event, super::shard::ShardEvent::Joined { .. });
         self.joined += self.events.drain(..).filter(joined).count() as u64;
@@ -185,7 +185,7 @@ impl<T: Transport> Publisher<T> {
             .draft
             .take()
             .ok_or(Error::OutOfTurn { operation: "publish", reason: "call `publish_begin` first" })?;
-        self.shard.frames.commit(frame, version, Clock(0));
+        self.shard.frames.commit(frame, version, Clock::new(0));
         Ok(version)
     }
 

@@ -131,7 +131,7 @@ impl<T: Transport> Reader<T> {
                     copied: false,
                 });
             }
-            let bound = Bound::version(Version(newest.0.saturating_sub(max_staleness)));
+            let bound = Bound::version(Version::new(newest.get().saturating_sub(max_staleness)));
             let fresh = self.copy(bound, deadline - self.runtime.now(), timeout).await?;
             if fresh.behind <= max_staleness {
                 return Ok(fresh);
@@ -331,7 +331,7 @@ impl<T: Transport> Reader<T> {
         let mut retries = 0;
         loop {
             let newest = self.newest(deadline - self.runtime.now())?;
-            let bound = Bound::version(Version(newest.0.saturating_sub(max_staleness)));
+            let bound = Bound::version(Version::new(newest.get().saturating_sub(max_staleness)));
             let Pulled { version, epoch, .. } = self.hold(bound, deadline - self.runtime.now())?;
             if let Some(bytes) = self.held() {
                 bytes.read(into);

@@ -51,7 +51,7 @@ mod tests {
         }
 
         fn smallest_clock(&self) -> Clock {
-            Clock(0)
+            Clock::new(0)
         }
     }
 
@@ -84,7 +84,7 @@ mod tests {
         fn hear_version(&self, version: u64) -> Statistics {
             let statistics = self.hear(|event| match event {
                 ServerEvent::Applied { version: made, statistics } => {
-                    (made.0 == version).then_some(*statistics)
+                    (made.get() == version).then_some(*statistics)
                 }
                 _ => None,
             });
@@ -108,7 +108,7 @@ mod tests {
     }
 
     fn id(worker: u16, clock: u64) -> GradientId {
-        GradientId { worker: WorkerId(worker), clock: Clock(clock) }
+        GradientId { worker: WorkerId(worker), clock: Clock::new(clock) }
     }
 
     struct Scripted<'scope> {
@@ -143,7 +143,7 @@ mod tests {
             let serving = scope.spawn(move || {
                 while !stopped.load(Ordering::Relaxed) {
                     server.poll(now()).unwrap();
-                    told.0.lock().unwrap().committed = server.status().version.0;
+                    told.0.lock().unwrap().committed = server.status().version.get();
                     std::thread::yield_now();
                 }
                 (server.parameters().unwrap(), server.status())
@@ -234,7 +234,7 @@ mod tests {
             let statistics = server.script.hear_version(2);
             assert_eq!(statistics, Statistics { learning_rate: Some(0.5), ..Statistics::default() });
             let step = worker.step(PATIENCE).unwrap();
-            assert_eq!(step.view().version, Version(2));
+            assert_eq!(step.view().version, Version::new(2));
             // 1 - 0.5 * 1, then the momentum alone: 0.5 - 0.5 * 0.5.
             assert_eq!(step.parameters().unwrap(), [0.25; ELEMENTS]);
             drop(step);
@@ -250,7 +250,7 @@ mod tests {
             let server = Scripted::serve(scope, (transport(), address), options(1, SGD));
             let [mut slow, mut fast] = [(); 2].map(|()| server.worker(transport()));
             for worker in [&mut slow, &mut fast] {
-                assert_eq!(worker.step(PATIENCE).unwrap().suspend().version, Version(0));
+                assert_eq!(worker.step(PATIENCE).unwrap().suspend().version, Version::new(0));
             }
             let mut step = slow.resume().unwrap();
             assert!(!step.should_stop().unwrap());
@@ -265,7 +265,7 @@ mod tests {
             step.abandon().unwrap();
             let mut step = slow.step(PATIENCE).unwrap();
             let view = step.view();
-            assert_eq!((view.clock, view.version), (Clock(0), Version(1)));
+            assert_eq!((view.clock, view.version), (Clock::new(0), Version::new(1)));
             assert_eq!(step.worker().statistics().abandoned, 1);
             for _ in 0..3 {
                 assert!(!step.should_stop().unwrap(), "once is enough");
@@ -280,7 +280,7 @@ mod tests {
             }
             step.suspend();
             publish(&mut slow, 0.5);
-            assert_eq!(server.script.hear_gradient(0, 0).0, Version(1));
+            assert_eq!(server.script.hear_gradient(0, 0).0, Version::new(1));
             server.script.apply(&[(0, 0)]);
             server.script.hear_version(3);
             drop((slow, fast));
@@ -317,12 +317,12 @@ mod tests {
             server.script.hear_version(1);
             // It did not ask in time.
             publish(&mut late, 100.0);
-            assert_eq!(server.script.hear_gradient(0, 0).0, Version(0));
+            assert_eq!(server.script.hear_gradient(0, 0).0, Version::new(0));
             server.script.order(ServerAction::Drop { gradient: id(0, 0) });
             late.flush(PATIENCE).unwrap();
             let step = late.step(PATIENCE).unwrap();
             let view = step.view();
-            assert_eq!((view.clock, view.version), (Clock(1), Version(1)));
+            assert_eq!((view.clock, view.version), (Clock::new(1), Version::new(1)));
             assert_eq!(step.parameters().unwrap(), [0.5; ELEMENTS]);
             drop(step);
             drop((late, fast));
@@ -344,8 +344,8 @@ mod tests {
             }
             let told = server.script.0.lock().unwrap().events.iter().fold(Vec::new(), |mut told, event| {
                 match event {
-                    ServerEvent::Seen { version, .. } => told.push(('s', version.0)),
-                    ServerEvent::Arrived { gradient, .. } => told.push(('a', gradient.clock.0)),
+                    ServerEvent::Seen { version, .. } => told.push(('s', version.get())),
+                    ServerEvent::Arrived { gradient, .. } => told.push(('a', gradient.clock.get())),
                     _ => {}
                 }
                 told
@@ -362,7 +362,7 @@ mod tests {
             let server = Scripted::serve(scope, shm(), options(1, SGD));
             let mut worker = server.worker(Shm::new());
             worker.step(PATIENCE).unwrap().suspend();
-            worker.say_held(Version(u64::MAX - 1));
+            worker.say_held(Version::new(u64::MAX - 1));
             let error = loop {
                 match worker.poll(now()) {
                     Ok(_) => std::thread::yield_now(),
@@ -384,7 +384,7 @@ mod tests {
             publish(&mut worker, 1.0);
             worker.step(PATIENCE).unwrap().suspend();
             server.script.hear_gradient(0, 0);
-            worker.say_held(Version(u64::MAX - 1));
+            worker.say_held(Version::new(u64::MAX - 1));
             // Once, so that it does not find out before it flushes.
             let _most_likely_well = worker.poll(now());
             server.script.hear(|event| matches!(event, ServerEvent::Left { .. }).then_some(()));
@@ -395,9 +395,9 @@ mod tests {
                 identity: 0,
                 session: 0,
             };
-            let resume = Some(WorkerProgress { clock: Clock(9), epoch: 1, version: Version(0) });
+            let resume = Some(WorkerProgress { clock: Clock::new(9), epoch: 1, version: Version::new(0) });
             let other = Link::connect(&Shm::new(), &server.address, (role, false), resume, PATIENCE).unwrap();
-            assert_eq!((other.welcome.peer, other.welcome.clock), (0, Clock(9)));
+            assert_eq!((other.welcome.peer, other.welcome.clock), (0, Clock::new(9)));
             let error = worker.flush(PATIENCE).unwrap_err();
             assert!(matches!(error, Error::Evicted { .. } | Error::ServerLost { .. }), "{error}");
             drop(other);
@@ -511,10 +511,12 @@ mod tests {
                 WorkerEvent::Holds { .. } => self.actions.push_back(WorkerAction::Compute),
                 WorkerEvent::Published { .. } => {
                     self.clock += 1;
-                    let bound = Bound::version(Version(1000));
+                    let bound = Bound::version(Version::new(1000));
                     self.actions.push_back(WorkerAction::Refresh { bound });
                 }
-                WorkerEvent::Consumed { clock } if clock.0 == self.clock => self.actions.push_back(REFRESH),
+                WorkerEvent::Consumed { clock } if clock.get() == self.clock => {
+                    self.actions.push_back(REFRESH)
+                }
                 _ => {}
             }
         }
@@ -536,7 +538,7 @@ mod tests {
                 let waits = worker.step(Duration::from_millis(50)).map(drop);
                 assert!(matches!(waits, Err(Error::Deadline { .. })), "{waits:?}");
                 server.script.apply(&[(0, 0)]);
-                assert_eq!(worker.step(PATIENCE).unwrap().view().version, Version(1));
+                assert_eq!(worker.step(PATIENCE).unwrap().view().version, Version::new(1));
                 drop(worker);
                 server.end();
             });

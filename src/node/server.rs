@@ -46,7 +46,7 @@ struct WorkerState {
 impl WorkerState {
     /// Gradients of clocks before `published` that were neither folded in nor dropped.
     fn unconsumed(&self, published: Clock) -> u64 {
-        let open = published.0.saturating_sub(self.consumed.0);
+        let open = published.get().saturating_sub(self.consumed.get());
         let early = self.consumed_early.iter().filter(|clock| **clock < published).count();
         open.saturating_sub(early as u64)
     }
@@ -187,7 +187,7 @@ impl<T: Transport> Server<T> {
         initial: &[f32],
         options: ServerOptions,
     ) -> Result<Self, Error> {
-        let (version, smallest_clock) = (Version(0), Clock(0));
+        let (version, smallest_clock) = (Version::new(0), Clock::new(0));
         let start = Start {
             parameters: initial,
             states: &[],
@@ -350,7 +350,7 @@ impl<T: Transport> Server<T> {
         let present = self.shard.peers.iter().enumerate();
         present.filter_map(|(index, peer)| {
             let peer = peer.as_ref().filter(|peer| peer.follows.is_none())?;
-            let gradients = peer.inbox.published().0.saturating_sub(peer.began.0);
+            let gradients = peer.inbox.published().get().saturating_sub(peer.began.get());
             let slot = peer.inbox.slot_geometry().map_or(0, |slots| slots.payload_bytes());
             Some(PeerStatus {
                 peer: index as u16,
@@ -610,7 +610,7 @@ impl<T: Transport> Server<T> {
                 encoding,
                 optimizer,
                 learning_rate,
-                step: version.0,
+                step: version.get(),
                 parameters,
                 states: stages,
                 chunk_bytes,

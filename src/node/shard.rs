@@ -284,7 +284,7 @@ impl<T: Transport> Shard<T> {
             taken: Taken::new(&Applied::default()),
             refused: 0,
             misbehaved: 0,
-            begun_at: Version(0),
+            begun_at: Version::new(0),
             lost_updates: None,
             decider: None,
         })
@@ -492,8 +492,8 @@ impl<T: Transport> Shard<T> {
             return self.refuse(incoming, identity_taken(identity));
         }
         let clock = match &hello.resume {
-            Some(resume) if resume.clock.0.saturating_sub(clock.0) > WorkerProgress::AHEAD_MAX => {
-                let reason = format!("its clock {} is too far ahead of {}", resume.clock.0, clock.0);
+            Some(resume) if resume.clock.get().saturating_sub(clock.get()) > WorkerProgress::AHEAD_MAX => {
+                let reason = format!("its clock {} is too far ahead of {}", resume.clock.get(), clock.get());
                 return self.refuse(incoming, reason);
             }
             // Clocks name iterations: a worker that waits for this one's would wait for ever for those that it has
@@ -549,7 +549,7 @@ impl<T: Transport> Shard<T> {
                         {
                             decider.follow(shard, from.next);
                         }
-                        tracing::info!(peer, worker, clock = clock.0, "peer joined");
+                        tracing::info!(peer, worker, clock = clock.get(), "peer joined");
                         if let Some(resume) = &hello.resume {
                             self.note_lost(resume);
                         }
@@ -569,8 +569,8 @@ impl<T: Transport> Shard<T> {
         if lost > self.lost_updates.unwrap_or(0) {
             tracing::warn!(
                 updates = lost,
-                seen = resume.version.0,
-                begun_at = self.begun_at.0,
+                seen = resume.version.get(),
+                begun_at = self.begun_at.get(),
                 "updates of the incarnation before this one are lost"
             );
         }

@@ -108,9 +108,9 @@ mod tests {
 
     /// A worker that went after its gradient of `clock` was applied.
     fn pass_through(taken: &mut Taken, identity: u64, clock: u64) {
-        taken.join(identity, Clock(0));
-        taken.take(identity, Clock(clock));
-        taken.apply(identity, Clock(clock));
+        taken.join(identity, Clock::new(0));
+        taken.take(identity, Clock::new(clock));
+        taken.apply(identity, Clock::new(clock));
         taken.leave(identity);
     }
 
@@ -118,13 +118,13 @@ mod tests {
     fn a_worker_begins_after_the_latest_clock_that_was_taken_of_it() {
         let mut taken = Taken::new(&Applied::default());
         pass_through(&mut taken, 3, 8);
-        taken.join(3, Clock(0));
-        taken.take(3, Clock(5));
-        assert_eq!((taken.begin(3), taken.begin(4)), (Clock(9), Clock(0)));
-        assert_eq!(Taken::new(&taken.applied(Clock(8))).begin(3), Clock(9));
+        taken.join(3, Clock::new(0));
+        taken.take(3, Clock::new(5));
+        assert_eq!((taken.begin(3), taken.begin(4)), (Clock::new(9), Clock::new(0)));
+        assert_eq!(Taken::new(&taken.applied(Clock::new(8))).begin(3), Clock::new(9));
         assert_eq!(
-            Taken::new(&taken.applied(Clock(9))).begin(3),
-            Clock(0),
+            Taken::new(&taken.applied(Clock::new(9))).begin(3),
+            Clock::new(0),
             "the smallest clock says as much"
         );
     }
@@ -133,18 +133,21 @@ mod tests {
     fn a_checkpoint_does_not_claim_a_fold_that_has_not_ended() {
         let mut taken = Taken::new(&Applied::default());
         pass_through(&mut taken, 3, 7);
-        taken.join(3, Clock(0));
-        taken.take(3, Clock(8));
-        assert_eq!((taken.begin(3), taken.applied(Clock(0)).workers[&3]), (Clock(9), Clock(8)));
+        taken.join(3, Clock::new(0));
+        taken.take(3, Clock::new(8));
+        assert_eq!(
+            (taken.begin(3), taken.applied(Clock::new(0)).workers[&3]),
+            (Clock::new(9), Clock::new(8))
+        );
     }
 
     #[test]
     fn what_the_smallest_clock_has_passed_is_forgotten() {
         let mut taken = Taken::new(&Applied::default());
         pass_through(&mut taken, 3, 7);
-        taken.join(4, Clock(7));
-        assert_eq!(taken.begin(3), Clock(8));
-        taken.join(4, Clock(8));
+        taken.join(4, Clock::new(7));
+        assert_eq!(taken.begin(3), Clock::new(8));
+        taken.join(4, Clock::new(8));
         assert_eq!(taken.workers.len(), 1);
     }
 
@@ -154,11 +157,11 @@ mod tests {
         for (identity, clock) in [(1, 9), (2, 3), (3, 5)] {
             pass_through(&mut taken, identity, clock);
         }
-        taken.join(9, Clock(0));
+        taken.join(9, Clock::new(0));
         assert_eq!(taken.workers.len(), 3, "two that are gone, and one that is not");
-        assert_eq!([1, 2, 3].map(|identity| taken.begin(identity).0), [10, 4, 6]);
-        assert_eq!(taken.begin(8), Clock(4), "it may be the one that was forgotten");
-        let again = Taken::new(&taken.applied(Clock(0)));
-        assert_eq!([1, 2, 3, 8].map(|identity| again.begin(identity).0), [10, 4, 6, 4]);
+        assert_eq!([1, 2, 3].map(|identity| taken.begin(identity).get()), [10, 4, 6]);
+        assert_eq!(taken.begin(8), Clock::new(4), "it may be the one that was forgotten");
+        let again = Taken::new(&taken.applied(Clock::new(0)));
+        assert_eq!([1, 2, 3, 8].map(|identity| again.begin(identity).get()), [10, 4, 6, 4]);
     }
 }

@@ -110,7 +110,7 @@ pub struct View {
 impl View {
     /// Returns the number of clocks by which the parameters are stale.
     pub fn staleness(&self) -> u64 {
-        self.clock.0.saturating_sub(self.smallest_clock.0)
+        self.clock.get().saturating_sub(self.smallest_clock.get())
     }
 }
 
@@ -165,11 +165,11 @@ impl<T: Transport> Part<T> {
                 link,
                 begin: range.start as usize,
                 bytes: (range.end - range.start) as usize,
-                version: Version(0),
-                smallest_clock: Clock(0),
+                version: Version::new(0),
+                smallest_clock: Clock::new(0),
                 behind: 0,
                 shows,
-                least: Version(0),
+                least: Version::new(0),
                 refreshed: false,
                 published: false,
                 bytes_published: 0,

@@ -77,9 +77,11 @@ impl Decision {
             Decision::Joined { session } => [1, session, 0, 0],
             Decision::Left { session } => [2, session, 0, 0],
             Decision::Share { session, ordinal, weight } => [3, session, ordinal, weight.to_bits().into()],
-            Decision::Apply { version, learning_rate } => [4, version.0, 0, learning_rate.to_bits().into()],
+            Decision::Apply { version, learning_rate } => {
+                [4, version.get(), 0, learning_rate.to_bits().into()]
+            }
             Decision::Drop { session, ordinal } => [5, session, ordinal, 0],
-            Decision::Clock { clock } => [6, clock.0, 0, 0],
+            Decision::Clock { clock } => [6, clock.get(), 0, 0],
         }
     }
 
@@ -90,11 +92,13 @@ impl Decision {
             1 => Decision::Joined { session: name },
             2 => Decision::Left { session: name },
             3 => Decision::Share { session: name, ordinal, weight: number },
-            4 if name <= Latest::VERSION_MAX.0 => {
-                Decision::Apply { version: Version(name), learning_rate: number }
+            4 if name <= Latest::VERSION_MAX.get() => {
+                Decision::Apply { version: Version::new(name), learning_rate: number }
             }
             5 => Decision::Drop { session: name, ordinal },
-            6 if name <= super::WorkerProgress::CLOCK_MAX.0 => Decision::Clock { clock: Clock(name) },
+            6 if name <= super::WorkerProgress::CLOCK_MAX.get() => {
+                Decision::Clock { clock: Clock::new(name) }
+            }
             _ => return None,
         })
     }

@@ -65,7 +65,7 @@ impl Frames {
             control.len() >= layout.bytes() && payload.len() as u64 >= geometry.bytes(),
             "regions too short"
         );
-        let latest = Latest { version: Version(0), frame: 0 };
+        let latest = Latest { version: Version::new(0), frame: 0 };
         let frames = Frames { control, payload, layout, geometry, epoch, latest, checksums: false };
         let constants = [
             MAGIC,
@@ -100,7 +100,7 @@ impl Frames {
         self.latest.version = version;
         let memory = self.control.as_volatile();
         memory.store(ControlLayout::LATEST, self.latest.to_word(), Release);
-        memory.store(ControlLayout::SMALLEST_CLOCK, smallest_clock.0, Release);
+        memory.store(ControlLayout::SMALLEST_CLOCK, smallest_clock.get(), Release);
     }
 
     /// Completes the first version once its payload is in place: before the first peer joins.
@@ -239,7 +239,7 @@ impl Frames {
         self.latest = Latest { version, frame };
         // The frame is whole before it is announced.
         memory.store(ControlLayout::LATEST, self.latest.to_word(), ordering!("latest_release", Release));
-        memory.store(ControlLayout::SMALLEST_CLOCK, smallest_clock.0, Release);
+        memory.store(ControlLayout::SMALLEST_CLOCK, smallest_clock.get(), Release);
         memory.store(ControlLayout::WRITING, 0, Release);
     }
 
@@ -249,8 +249,8 @@ impl Frames {
         let memory = self.control.as_volatile();
         // A single word of a whole frame's header: readers take the old or the new one, both are true.
         let header_at = self.layout.frame_header(self.latest.frame);
-        memory.store(header_at + FrameHeader::SMALLEST_CLOCK, smallest_clock.0, Release);
-        memory.store(ControlLayout::SMALLEST_CLOCK, smallest_clock.0, Release);
+        memory.store(header_at + FrameHeader::SMALLEST_CLOCK, smallest_clock.get(), Release);
+        memory.store(ControlLayout::SMALLEST_CLOCK, smallest_clock.get(), Release);
     }
 
     /// Beats the owner's heart.
@@ -288,7 +288,7 @@ impl Frames {
         line.store(peer_line::INTERRUPT, 0, Relaxed);
         self.set_included(self.latest.frame, peer, clock);
         // A peer that had the line before and finds this clock finds the generation with its next look.
-        line.store(peer_line::CONSUMED, clock.0, Release);
+        line.store(peer_line::CONSUMED, clock.get(), Release);
         line.store(peer_line::STATE, peer_line::STATE_MEMBER, Release);
     }
 
@@ -300,13 +300,13 @@ impl Frames {
     /// Gives a worker its slots back up to (not including) `clock`.
     pub fn set_consumed(&self, peer: u16, clock: Clock) {
         // After this store the worker may overwrite the slot: all reads of it come before.
-        self.peer_line(peer).store(peer_line::CONSUMED, clock.0, ordering!("consumed_release", Release));
+        self.peer_line(peer).store(peer_line::CONSUMED, clock.get(), ordering!("consumed_release", Release));
     }
 
     /// Asks a worker to abandon what it computes on any version before the latest.
     pub fn interrupt(&self, peer: u16) {
         // After the commit of the version that it names, so that a worker which sees the word finds that version.
-        self.peer_line(peer).store(peer_line::INTERRUPT, self.latest.version.0, Release);
+        self.peer_line(peer).store(peer_line::INTERRUPT, self.latest.version.get(), Release);
     }
 
     /// Says that `frame` holds the gradients of `peer` of clocks before this one: of a frame that is being written for
@@ -315,12 +315,12 @@ impl Frames {
     pub fn set_included(&self, frame: u8, peer: u16, clock: Clock) {
         // Of a frame that is being written it lies between the sequence's marks, as the payload does. Of the latest it
         // is a single word, of which a reader takes the old or the new value: both are true.
-        self.control.as_volatile().store(self.layout.included(frame, peer), clock.0, Relaxed);
+        self.control.as_volatile().store(self.layout.included(frame, peer), clock.get(), Relaxed);
     }
 
     /// Returns the clock that [`set_included`](Self::set_included) has stored.
     pub fn included(&self, frame: u8, peer: u16) -> Clock {
-        Clock(self.control.as_volatile().load(self.layout.included(frame, peer), Relaxed))
+        Clock::new(self.control.as_volatile().load(self.layout.included(frame, peer), Relaxed))
     }
 
     fn peer_line(&self, peer: u16) -> crate::mem::VolatileSlice<'_> {
@@ -337,7 +337,7 @@ pub(super) fn pins(word: &crate::mem::VolatileSlice<'_>, frame: u8) -> bool {
 /// CRC-64 over epoch, version, bytes and payload; never 0, which stands for "none".
 pub(super) fn frame_checksum(header: &FrameHeader, payload: &LocalSlice) -> u64 {
     let mut seed = [0; 24];
-    for (bytes, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.version.0, header.bytes]) {
+    for (bytes, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.version.get(), header.bytes]) {
         bytes.copy_from_slice(&word.to_le_bytes());
     }
     let seed = kernel::crc64(crate::mem::VolatileSlice::from_ref(&seed), 0);

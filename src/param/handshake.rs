@@ -3,11 +3,14 @@
 //! A message is a magic word and the layout version, so that peers of different versions can say so to each other,
 //! and a body behind it that only peers of one version decode.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use super::decisions::{DECISIONS_BYTES, DecidedFrom, Followed};
 use super::layout::{ControlLayout, FrameGeometry, LAYOUT_VERSION, MAGIC, SlotGeometry};
 use crate::clock::{Clock, Version};
+use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::RemoteSlice;
 use crate::scheme;
 use crate::table::{ElementType, Table};
@@ -23,9 +26,7 @@ pub enum HandshakeError {
     #[error("its message is not slackline's")]
     Foreign,
     /// The peer has another version of this library.
-    #[error(
-        "it speaks layout version {theirs}, this process version {LAYOUT_VERSION}: run the same slackline on both sides"
-    )]
+    #[error("it speaks layout version {theirs}, this process version {LAYOUT_VERSION}: {}", remedy_of(self))]
     Version {
         /// The layout version that it speaks.
         theirs: u64,
@@ -36,6 +37,19 @@ pub enum HandshakeError {
         /// The fault of the message.
         reason: &'static str,
     },
+}
+
+impl Diagnostic for HandshakeError {
+    fn operation(&self) -> &'static str {
+        "connecting"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            HandshakeError::Version { .. } => Some("run the same slackline on both sides".into()),
+            HandshakeError::Foreign | HandshakeError::Damaged { .. } => None,
+        }
+    }
 }
 
 /// The role that a peer asks for.
@@ -91,7 +105,7 @@ pub struct WorkerProgress {
 impl WorkerProgress {
     /// The last clock, for which no gradient is published: the word that counts chunks has 40 bits for a clock. At
     /// 1,000 clocks a second that is 34 years.
-    pub const CLOCK_MAX: Clock = Clock((1 << 40) - 1);
+    pub const CLOCK_MAX: Clock = Clock::new((1 << 40) - 1);
     /// The most that a worker may be ahead of a shard.
     pub const AHEAD_MAX: u64 = 1 << 32;
 }
@@ -362,7 +376,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let geometry = FrameGeometry { frames: 2, payload_bytes: 400, chunk_bytes: 128 };
     let scheme = "ssp(3)".into();
     let role = PeerRole::Worker { encoding: ElementType::Bf16, scheme, identity: u64::MAX, session: 3 };
-    let resume = WorkerProgress { clock: Clock(5), epoch: 6, version: Version(7) };
+    let resume = WorkerProgress { clock: Clock::new(5), epoch: 6, version: Version::new(7) };
     let plain = PeerHello { role: PeerRole::Reader, push: None, resume: None };
     let full = PeerHello { role, push: Some(PushGrant { layout, geometry }), resume: Some(resume) };
     let role =
@@ -382,7 +396,7 @@ fn welcome_sample() -> Welcome {
         epoch: 7,
         peer: 1,
         generation: 2,
-        clock: Clock(3),
+        clock: Clock::new(3),
         table: Table::flat(100, ElementType::F32).expect("a table"),
         shard: 0,
         shards: 1,
@@ -405,7 +419,7 @@ pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
         let welcome = Welcome { slots: Some(slots), ..welcome.clone() };
         put_together(role, &[4096, 3 * 4096, 4096, 2 * 4096], &welcome.encode())
     };
-    let decided = Some(DecidedFrom { next: 5, version: Version(4), goes_on: false });
+    let decided = Some(DecidedFrom { next: 5, version: Version::new(4), goes_on: false });
     let followed = Welcome { decided, ..welcome.clone() };
     let followed = put_together(5, &[4096, 3 * 4096, 4096, DECISIONS_BYTES as u64], &followed.encode());
     vec![read_by(0), read_by(1), worked_by(2, ElementType::F32), worked_by(3, ElementType::Bf16), followed]
@@ -452,7 +466,7 @@ mod tests {
         assert!(PeerHello::decode(&hello(resume).encode(), &[]).is_ok());
         for resume in [
             WorkerProgress { clock: resume.clock.next(), ..resume },
-            WorkerProgress { clock: Clock(u64::MAX), ..resume },
+            WorkerProgress { clock: Clock::new(u64::MAX), ..resume },
             WorkerProgress { version: resume.version.next(), ..resume },
         ] {
             assert!(PeerHello::decode(&hello(resume).encode(), &[]).is_err(), "{resume:?}");
@@ -466,7 +480,7 @@ mod tests {
         {
             let welcome = Welcome { clock, ..welcome.clone() };
             assert_eq!(Welcome::decode(&welcome.encode(), &PeerRole::Reader, &grants).is_ok(), is_good);
-            assert_eq!(landed_word(clock.0, MAX_CHUNKS).checked_shr(24) == Some(clock.0), is_good);
+            assert_eq!(landed_word(clock.get(), MAX_CHUNKS).checked_shr(24) == Some(clock.get()), is_good);
         }
     }
 

@@ -61,27 +61,27 @@ impl PeerInbox {
             assert!(geometry.is_sound() && region.len() as u64 >= geometry.bytes(), "slots too short");
         }
         // The one word of the page that the owner writes, before the peer knows of it.
-        page.as_volatile().store(inbox::PUBLISHED, clock.0, Relaxed);
+        page.as_volatile().store(inbox::PUBLISHED, clock.get(), Relaxed);
         PeerInbox { page, slots }
     }
 
     /// Gradients of clocks before this one are announced.
     pub fn published(&self) -> Clock {
         // Acquire: the slot's header and payload were written before the announcement.
-        Clock(self.page.as_volatile().load(inbox::PUBLISHED, ordering!("published_acquire", Acquire)))
+        Clock::new(self.page.as_volatile().load(inbox::PUBLISHED, ordering!("published_acquire", Acquire)))
     }
 
     /// Chunks that have landed of the gradient of `clock`, which may not be announced yet.
     pub fn landed(&self, clock: Clock) -> usize {
         // Acquire: the chunks were written before they were counted.
         let landed = self.page.as_volatile().load(inbox::LANDED, ordering!("landed_acquire", Acquire));
-        landed_chunks(landed, clock.0)
+        landed_chunks(landed, clock.get())
     }
 
     /// Returns the newest version that the peer says it holds, if it has said so. The number is unchecked.
     pub fn held(&self) -> Option<Version> {
         let word = self.page.as_volatile().load(inbox::HELD, Relaxed);
-        word.checked_sub(1).map(Version)
+        word.checked_sub(1).map(Version::new)
     }
 
     /// Returns the number of decisions that the follower says it has taken. The number is unchecked.
@@ -159,7 +159,7 @@ impl PeerInbox {
 /// CRC-64 over epoch, clock, bytes and payload; never 0, which stands for "none".
 pub(super) fn slot_checksum(header: &SlotHeader, payload: VolatileSlice<'_>) -> u64 {
     let mut seed = [0; 24];
-    for (bytes, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.clock.0, header.bytes]) {
+    for (bytes, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.clock.get(), header.bytes]) {
         bytes.copy_from_slice(&word.to_le_bytes());
     }
     let seed = kernel::crc64(VolatileSlice::from_ref(&seed), 0);

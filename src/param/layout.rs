@@ -40,19 +40,19 @@ pub struct Latest {
 
 impl Latest {
     /// The largest version that fits the word.
-    pub const VERSION_MAX: Version = Version((1 << 56) - 1);
+    pub const VERSION_MAX: Version = Version::new((1 << 56) - 1);
 
     /// Stands in a page that nothing was pushed to yet.
-    pub const NONE: Latest = Latest { version: Version(0), frame: u8::MAX };
+    pub const NONE: Latest = Latest { version: Version::new(0), frame: u8::MAX };
 
     /// Packs the two into a word.
     pub fn to_word(self) -> u64 {
-        self.version.0 << 8 | u64::from(self.frame)
+        self.version.get() << 8 | u64::from(self.frame)
     }
 
     /// Reads the two from a word.
     pub fn from_word(word: u64) -> Latest {
-        Latest { version: Version(word >> 8), frame: word as u8 }
+        Latest { version: Version::new(word >> 8), frame: word as u8 }
     }
 }
 
@@ -251,7 +251,7 @@ impl SlotGeometry {
 
     /// The slot that the gradient of `clock` goes to.
     pub fn slot_of(&self, clock: Clock) -> usize {
-        (clock.0 % u64::from(self.slots)) as usize
+        (clock.get() % u64::from(self.slots)) as usize
     }
 }
 
@@ -302,12 +302,12 @@ impl FrameHeader {
     pub fn to_words(self) -> [u64; 8] {
         [
             self.sequence,
-            self.version.0,
+            self.version.get(),
             self.epoch,
             self.bytes,
             self.checksum,
-            self.smallest_clock.0,
-            self.included.0,
+            self.smallest_clock.get(),
+            self.included.get(),
             self.landed,
         ]
     }
@@ -316,12 +316,12 @@ impl FrameHeader {
     pub fn from_words(words: [u64; 8]) -> FrameHeader {
         FrameHeader {
             sequence: words[0],
-            version: Version(words[1]),
+            version: Version::new(words[1]),
             epoch: words[2],
             bytes: words[3],
             checksum: words[4],
-            smallest_clock: Clock(words[5]),
-            included: Clock(words[6]),
+            smallest_clock: Clock::new(words[5]),
+            included: Clock::new(words[6]),
             landed: words[7],
         }
     }
@@ -358,15 +358,24 @@ impl SlotHeader {
     pub fn to_words(self) -> [u64; 8] {
         let word = |value: Option<f32>| value.map_or(0, |value| 1 << 32 | u64::from(value.to_bits()));
         let (loss, magnitude) = (word(self.loss), word(self.magnitude));
-        [self.clock.0, self.base.0, self.epoch, self.bytes, self.encoding, self.checksum, loss, magnitude]
+        [
+            self.clock.get(),
+            self.base.get(),
+            self.epoch,
+            self.bytes,
+            self.encoding,
+            self.checksum,
+            loss,
+            magnitude,
+        ]
     }
 
     /// Reads the header from words.
     pub fn from_words(words: [u64; 8]) -> SlotHeader {
         let value = |word: u64| (word >> 32 == 1).then(|| f32::from_bits(word as u32));
         SlotHeader {
-            clock: Clock(words[0]),
-            base: Version(words[1]),
+            clock: Clock::new(words[0]),
+            base: Version::new(words[1]),
             epoch: words[2],
             bytes: words[3],
             encoding: words[4],
@@ -392,23 +401,23 @@ mod tests {
 
     #[test]
     fn headers_and_words_round_trip() {
-        let latest = Latest { version: Version((1 << 56) - 1), frame: 255 };
+        let latest = Latest { version: Version::new((1 << 56) - 1), frame: 255 };
         assert_eq!(Latest::from_word(latest.to_word()), latest);
 
         let frame = FrameHeader {
             sequence: 3,
-            version: Version(9),
+            version: Version::new(9),
             epoch: 77,
             bytes: 4096,
             checksum: 1,
-            smallest_clock: Clock(4),
-            included: Clock(5),
+            smallest_clock: Clock::new(4),
+            included: Clock::new(5),
             landed: 12,
         };
         assert_eq!(FrameHeader::from_words(frame.to_words()), frame);
 
         for loss in [None, Some(0.0), Some(-1.5)] {
-            let slot = SlotHeader { clock: Clock(1), epoch: 5, loss, ..SlotHeader::default() };
+            let slot = SlotHeader { clock: Clock::new(1), epoch: 5, loss, ..SlotHeader::default() };
             assert_eq!(SlotHeader::from_words(slot.to_words()), slot);
             let slot = SlotHeader { magnitude: loss, ..SlotHeader::default() };
             assert_eq!(SlotHeader::from_words(slot.to_words()), slot);

@@ -34,7 +34,7 @@ pub(crate) fn heartbeat(page: &RemoteSlice) -> Result<RemoteSlice, OutOfBounds> 
 
 /// The word in a peer's page that says which version it holds, and what to write there.
 pub(crate) fn held(page: &RemoteSlice, version: Version) -> Result<(RemoteSlice, u64), OutOfBounds> {
-    Ok((page.slice(inbox::HELD as u64, 8)?, version.0.wrapping_add(1)))
+    Ok((page.slice(inbox::HELD as u64, 8)?, version.get().wrapping_add(1)))
 }
 
 /// Offsets of the words of a peer's page, for a simulated peer that breaks the protocol: those at an offset of
@@ -60,7 +60,7 @@ pub(crate) fn newest_frame(control: &VolatileSlice<'_>) -> u8 {
 /// older one is to be abandoned.
 pub(crate) fn load_interrupt(line: &VolatileSlice<'_>) -> Version {
     // Acquire: the version that the word names was committed before.
-    Version(line.load(peer_line::INTERRUPT, Acquire))
+    Version::new(line.load(peer_line::INTERRUPT, Acquire))
 }
 
 /// The reason why an owner no longer takes a peer for a member.
@@ -123,12 +123,12 @@ pub(crate) struct OwnLine {
 pub(crate) fn read_line(line: &VolatileSlice<'_>, generation: u64) -> OwnLine {
     let is_another = line.load_u64(peer_line::GENERATION) != generation;
     OwnLine {
-        consumed: Clock(line.load_u64(peer_line::CONSUMED)),
+        consumed: Clock::new(line.load_u64(peer_line::CONSUMED)),
         // The line of another peer says as much.
         evicted: is_another
             .then_some(Eviction::Replaced)
             .or_else(|| Eviction::of(line.load_u64(peer_line::STATE))),
-        interrupt: Version(line.load_u64(peer_line::INTERRUPT)),
+        interrupt: Version::new(line.load_u64(peer_line::INTERRUPT)),
     }
 }
 
@@ -145,7 +145,7 @@ pub(crate) fn read_status(line: &VolatileSlice<'_>) -> Status {
     let word = |offset: usize| line.load_u64(offset - ControlLayout::STATUS);
     Status {
         latest: Latest::from_word(word(ControlLayout::LATEST)).version,
-        smallest_clock: Clock(word(ControlLayout::SMALLEST_CLOCK)),
+        smallest_clock: Clock::new(word(ControlLayout::SMALLEST_CLOCK)),
         workers: usize::try_from(word(ControlLayout::WORKERS)).unwrap_or(usize::MAX),
     }
 }

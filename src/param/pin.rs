@@ -5,11 +5,13 @@
 //! both sides at least one of the two sees the other: either the reader finds the frame being written and lets go, or
 //! the owner finds the pin and takes another frame.
 
+use std::borrow::Cow;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::layout::{ControlLayout, FrameHeader, LINE, Latest, inbox};
 use super::{FrameSource, Pulled};
 use crate::clock::{Clock, Version};
+use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::{LocalSlice, RemoteSlice, VolatileSlice, fence, pause};
 use crate::scheme::Bound;
 use crate::transport::Endpoint;
@@ -19,11 +21,12 @@ use crate::transport::Endpoint;
 #[non_exhaustive]
 pub enum PinError {
     /// The memory is not mapped into this process.
-    #[error("cannot read in place: this transport does not share the server's memory; pull a copy instead")]
+    #[error("cannot read in place: this transport does not share the server's memory; {}", remedy_of(self))]
     NotMapped,
     /// The frame belongs to another incarnation of its owner.
     #[error(
-        "the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; connect again"
+        "the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; {}",
+        remedy_of(self)
     )]
     Epoch {
         /// The incarnation that this connection belongs to.
@@ -39,6 +42,20 @@ pub enum PinError {
         /// Number of frames.
         frames: u8,
     },
+}
+
+impl Diagnostic for PinError {
+    fn operation(&self) -> &'static str {
+        "reading in place"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            PinError::NotMapped => Some("pull a copy instead".into()),
+            PinError::Epoch { .. } => Some("connect again".into()),
+            PinError::Damaged { .. } => None,
+        }
+    }
 }
 
 /// Attempts in one call: a frame is reused between two loads now and then, but an owner whose memory never makes sense
@@ -144,7 +161,7 @@ impl Pins {
     /// Returns the clock before which the frame that is held has all gradients of `peer`.
     pub(crate) fn included(&self, peer: u16) -> Option<Clock> {
         let (frame, _) = self.held?;
-        Some(Clock(self.control.as_volatile().load(self.source.layout.included(frame, peer), Relaxed)))
+        Some(Clock::new(self.control.as_volatile().load(self.source.layout.included(frame, peer), Relaxed)))
     }
 
     /// Lends the frame that is held, until the result is dropped.

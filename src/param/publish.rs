@@ -49,7 +49,7 @@ pub enum PublishError {
     #[error("no slot is borrowed: borrow one and compute into it first")]
     NoSlot,
     /// The worker has come to the last clock.
-    #[error("clock {} is the last that fits the protocol's words: begin a new job with these parameters", .clock.0)]
+    #[error("clock {} is the last that fits the protocol's words: begin a new job with these parameters", .clock.get())]
     LastClock {
         /// The clock.
         clock: Clock,
@@ -347,7 +347,7 @@ impl Publish {
     }
 
     fn has_credit(&self) -> bool {
-        let in_use = self.clock.0.saturating_sub(self.consumed.0);
+        let in_use = self.clock.get().saturating_sub(self.consumed.get());
         in_use < u64::from(self.geometry.slots) || mutant!("credit")
     }
 
@@ -393,7 +393,7 @@ impl Publish {
             (self.state, self.pending) = (State::Idle, None);
             return Err(PublishError::Evicted { why });
         }
-        self.learn_consumed(Clock(consumed));
+        self.learn_consumed(Clock::new(consumed));
         Ok(())
     }
 
@@ -448,7 +448,7 @@ impl Publish {
                     },
                 ));
                 if chunks > 1 {
-                    let landed = landed_word(header.clock.0, chunk + 1);
+                    let landed = landed_word(header.clock.get(), chunk + 1);
                     let mut request =
                         self.inline(self.page.slice(inbox::LANDED as u64, 8)?, Inline::word(landed));
                     if chunk == 0 {
@@ -465,7 +465,7 @@ impl Publish {
         if is_last {
             let header_at = inbox::slot_header(geometry.slot_of(header.clock)) as u64;
             batch.push(self.inline(self.page.slice(header_at, 64)?, Inline::line(header.to_words())));
-            let announced = Inline::word(header.clock.next().0);
+            let announced = Inline::word(header.clock.next().get());
             let mut announcement = self.inline(self.page.slice(inbox::PUBLISHED as u64, 8)?, announced);
             announcement.flags |= Flags::NOTIFY;
             batch.push(announcement);

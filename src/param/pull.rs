@@ -288,7 +288,7 @@ impl Pull {
             retries: 0,
             gains: 0,
             seen: Bound::NONE,
-            floor: Version(0),
+            floor: Version::new(0),
         })
     }
 
@@ -670,7 +670,9 @@ impl Pull {
             included: match self.included {
                 Included::NotAsked => None,
                 Included::InHeader => Some(header.included),
-                Included::InWords { .. } => Some(Clock(self.scratch.as_volatile().load_u64(INCLUDED_LINE))),
+                Included::InWords { .. } => {
+                    Some(Clock::new(self.scratch.as_volatile().load_u64(INCLUDED_LINE)))
+                }
             },
             behind: header.version.behind(latest.version),
             retries: self.retries,
@@ -701,7 +703,7 @@ impl Pull {
         let word = |offset: usize| line.load_u64(STATUS_LINE + offset - ControlLayout::STATUS);
         (
             Latest::from_word(word(ControlLayout::LATEST)),
-            Clock(word(ControlLayout::SMALLEST_CLOCK)),
+            Clock::new(word(ControlLayout::SMALLEST_CLOCK)),
             Latest::from_word(word(ControlLayout::WRITING)),
         )
     }

@@ -56,8 +56,16 @@ impl Push {
         let header_at = self.control.slice(self.grant.layout.frame_header(frame) as u64, LINE as u64)?;
         let status_at = self.control.slice(ControlLayout::STATUS as u64, LINE as u64)?;
         let offset = self.grant.geometry.stride() * u64::from(frame);
-        let status =
-            [Latest { version: header.version, frame }.to_word(), header.smallest_clock.0, 0, 0, 0, 0, 0, 0];
+        let status = [
+            Latest { version: header.version, frame }.to_word(),
+            header.smallest_clock.get(),
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ];
         let mark_at = header_at.slice(FrameHeader::SEQUENCE as u64, 8)?;
         let inline =
             |remote, data| WorkRequest::unsignalled(PUSH_TAG, Operation::WriteInline { data, remote });

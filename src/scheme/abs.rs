@@ -286,15 +286,15 @@ mod tests {
     fn the_line_is_in_order_whoever_leaves_it() {
         let mut line = Line::default();
         for (version, worker) in [3, 0, 2, 1].into_iter().enumerate() {
-            line.join(WorkerId(worker), Version(version as u64));
+            line.join(WorkerId(worker), Version::new(version as u64));
         }
         line.remove(WorkerId(0));
         line.remove(WorkerId(0));
         line.remove(WorkerId(9));
-        line.join(WorkerId(3), Version(7));
+        line.join(WorkerId(3), Version::new(7));
         let mut seen = Vec::new();
         while let Some((worker, base)) = line.first() {
-            seen.push((worker.0, base.0));
+            seen.push((worker.0, base.get()));
             line.remove(worker);
         }
         assert_eq!(seen, [(2, 2), (1, 3), (3, 7)]);
@@ -302,9 +302,10 @@ mod tests {
     }
 
     fn with(workers: usize, rules: Rules) -> AbsServer {
-        let mut server = AbsServer::new(workers, Clock(0), Version(0), rules);
+        let mut server = AbsServer::new(workers, Clock::new(0), Version::new(0), rules);
         for worker in 0..workers as u16 {
-            let event = ServerEvent::Joined { worker: WorkerId(worker), clock: Clock(0), returns: false };
+            let event =
+                ServerEvent::Joined { worker: WorkerId(worker), clock: Clock::new(0), returns: false };
             server.handle_event(Instant::ORIGIN, event);
         }
         server
@@ -315,8 +316,8 @@ mod tests {
         let rules = Rules { wait_for: WaitFor::LossRatio(2), staleness: Some(6), shrink: Shrink::WithK };
         let mut server = with(8, rules);
         let bound_at = |server: &mut AbsServer| {
-            server.newest = Version(100);
-            (0..=100).find(|behind| server.is_too_stale(Version(100 - behind))).unwrap() - 1
+            server.newest = Version::new(100);
+            (0..=100).find(|behind| server.is_too_stale(Version::new(100 - behind))).unwrap() - 1
         };
         let expected = [(4.0, 2, 6), (2.0, 3, 4), (1.0, 4, 3), (3.0, 4, 3), (f64::NAN, 4, 3), (-1.0, 4, 3)];
         for (loss, k, bound) in expected.into_iter().chain([(1e-9, 8, 2)]) {

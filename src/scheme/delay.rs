@@ -70,7 +70,7 @@ impl DelayServer {
             z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             z ^ (z >> 31)
         };
-        let drawn = mix(mix(mix(0, self.seed), u64::from(gradient.worker.0)), gradient.clock.0);
+        let drawn = mix(mix(mix(0, self.seed), u64::from(gradient.worker.0)), gradient.clock.get());
         // The high half of a product is uniform up to one part in 2^64 / (s + 1).
         ((u128::from(drawn) * (u128::from(self.staleness) + 1)) >> 64) as u64
     }
@@ -203,9 +203,11 @@ mod tests {
     #[test]
     fn delays_are_uniform_and_belong_to_the_seed() {
         let drawn = |seed: u64, staleness: u64| {
-            let server = DelayServer::new(1, Clock(0), Version(0), staleness, seed);
-            let gradient =
-                |index: u64| GradientId { worker: WorkerId((index % 10) as u16), clock: Clock(index / 10) };
+            let server = DelayServer::new(1, Clock::new(0), Version::new(0), staleness, seed);
+            let gradient = |index: u64| GradientId {
+                worker: WorkerId((index % 10) as u16),
+                clock: Clock::new(index / 10),
+            };
             (0..20_000).map(|index| server.delay(gradient(index))).collect::<Vec<_>>()
         };
         assert!(drawn(3, 0).iter().all(|delay| *delay == 0));

@@ -120,13 +120,13 @@ mod tests {
     #[test]
     fn a_worker_that_comes_twice_opens_the_gate_only_once() {
         let mut members = GateMembers::new(2);
-        assert!(members.join(WorkerId(3), Clock(0), false));
-        assert!(!members.join(WorkerId(3), Clock(0), false));
+        assert!(members.join(WorkerId(3), Clock::new(0), false));
+        assert!(!members.join(WorkerId(3), Clock::new(0), false));
         assert!(members.leave(WorkerId(3)).is_some());
         assert!(members.leave(WorkerId(3)).is_none());
-        assert!(members.join(WorkerId(1), Clock(0), true));
+        assert!(members.join(WorkerId(1), Clock::new(0), true));
         assert!(!members.complete());
-        assert!(members.join(WorkerId(0), Clock(0), false));
+        assert!(members.join(WorkerId(0), Clock::new(0), false));
         assert!(members.complete());
         members.leave(WorkerId(0));
         assert!(members.complete());
@@ -136,19 +136,19 @@ mod tests {
     #[test]
     fn a_worker_with_the_id_of_one_that_has_left_is_another_one() {
         let mut members = GateMembers::new(2);
-        members.join(WorkerId(0), Clock(0), false);
+        members.join(WorkerId(0), Clock::new(0), false);
         members.leave(WorkerId(0));
-        members.join(WorkerId(0), Clock(0), false);
+        members.join(WorkerId(0), Clock::new(0), false);
         assert!(members.complete());
     }
 
     #[test]
     fn only_the_next_gradient_of_a_member_arrives() {
         let mut members = GateMembers::new(1);
-        assert!(members.arrive(WorkerId(0), Clock(0)).is_none());
-        members.join(WorkerId(0), Clock(5), false);
-        assert!(members.arrive(WorkerId(0), Clock(6)).is_none());
-        assert!(members.arrive(WorkerId(0), Clock(5)).is_some());
-        assert!(members.arrive(WorkerId(0), Clock(5)).is_none());
+        assert!(members.arrive(WorkerId(0), Clock::new(0)).is_none());
+        members.join(WorkerId(0), Clock::new(5), false);
+        assert!(members.arrive(WorkerId(0), Clock::new(6)).is_none());
+        assert!(members.arrive(WorkerId(0), Clock::new(5)).is_some());
+        assert!(members.arrive(WorkerId(0), Clock::new(5)).is_none());
     }
 }

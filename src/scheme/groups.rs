@@ -114,7 +114,7 @@ impl WorkerScheme for Averager {
     fn handle_event(&mut self, _now: Instant, event: WorkerEvent) {
         match event {
             WorkerEvent::Joined { clock } => {
-                *self = Averager { round: clock.0, turn: Turn::ComputeIsDue };
+                *self = Averager { round: clock.get(), turn: Turn::ComputeIsDue };
             }
             WorkerEvent::Published { .. } if self.turn == Turn::Computing => self.turn = Turn::AverageIsDue,
             WorkerEvent::Interrupted if self.turn == Turn::Computing => self.turn = Turn::ComputeIsDue,

@@ -261,16 +261,16 @@ pub struct Bound {
 impl Bound {
     /// A bound that any version ever published satisfies.
     #[doc(hidden)]
-    pub const NONE: Bound = Bound { smallest_clock: Clock(0), version: Version(0) };
+    pub const NONE: Bound = Bound { smallest_clock: Clock::new(0), version: Version::new(0) };
 
     /// Asks for all gradients of clocks before `clock`.
     pub const fn clock(clock: Clock) -> Bound {
-        Bound { smallest_clock: clock, version: Version(0) }
+        Bound { smallest_clock: clock, version: Version::new(0) }
     }
 
     /// Asks for at least `version`.
     pub const fn version(version: Version) -> Bound {
-        Bound { smallest_clock: Clock(0), version }
+        Bound { smallest_clock: Clock::new(0), version }
     }
 
     /// True if a copy of `version` that holds all clocks before `smallest_clock` satisfies it.

@@ -183,7 +183,7 @@ pub(super) struct SspReader {
 impl SspReader {
     /// Takes the newest copy at every clock: BSP at staleness 0, ASP with none, ESSP over pushed copies.
     pub(super) fn fresh(staleness: Option<u64>) -> SspReader {
-        SspReader { staleness, reuses: false, clock: Clock(0), copy: None, step: TurnStep::Out }
+        SspReader { staleness, reuses: false, clock: Clock::new(0), copy: None, step: TurnStep::Out }
     }
 
     /// Uses its copy as long as that satisfies the bound: SSP.

@@ -40,7 +40,7 @@ impl TurnStep {
 
 /// The version after this one, also at the end of all numbers.
 pub(super) fn after(version: Version) -> Version {
-    Version(version.0.saturating_add(1))
+    Version::new(version.get().saturating_add(1))
 }
 
 /// Computes at most once on each version: after a gradient, and when it is interrupted, it asks for a later one.
@@ -111,8 +111,8 @@ pub(super) struct OwnConsumed {
 impl OwnConsumed {
     pub(super) fn new() -> OwnConsumed {
         OwnConsumed {
-            clock: Clock(0),
-            consumed: Clock(0),
+            clock: Clock::new(0),
+            consumed: Clock::new(0),
             held: None,
             bound: Bound::NONE,
             step: TurnStep::Out,

@@ -28,7 +28,7 @@ pub enum Strength {
 
 /// The bound of a clock.
 fn bound_at(bound: f32, clock: Clock) -> f64 {
-    f64::from(bound) / (clock.0 as f64 + 1.0).sqrt()
+    f64::from(bound) / (clock.get() as f64 + 1.0).sqrt()
 }
 
 /// Magnitudes in the order in which they came, and their sum.
@@ -94,7 +94,7 @@ impl Unseen {
 
     /// Takes a worker in. It holds nothing that could be too old: what it will pull is the newest version.
     pub(super) fn join(&mut self, worker: WorkerId) {
-        self.seen.join_at(worker, Clock(self.newest.0));
+        self.seen.join_at(worker, Clock::new(self.newest.get()));
     }
 
     pub(super) fn leave(&mut self, worker: WorkerId) {
@@ -103,14 +103,14 @@ impl Unseen {
     }
 
     pub(super) fn see(&mut self, worker: WorkerId, version: Version) {
-        self.seen.advance(worker, Clock(version.min(self.newest).0));
+        self.seen.advance(worker, Clock::new(version.min(self.newest).get()));
         self.forget();
     }
 
     fn forget(&mut self) {
         let seen = self.seen.smallest();
         let nobody = self.seen.is_empty();
-        self.folded.forget(|version| nobody || version.0 <= seen.0);
+        self.folded.forget(|version| nobody || version.get() <= seen.get());
     }
 
     /// Returns true if this gradient may be folded in now; if so, the next version is made of it.
@@ -160,7 +160,7 @@ impl VapWorker {
             refreshes: strength == Strength::Strong,
             room: usize::from(slots.max(1)),
             weight: 1.0,
-            clock: Clock(0),
+            clock: Clock::new(0),
             transit: Transit::new(),
             last: 0.0,
             held: None,

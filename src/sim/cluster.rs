@@ -111,7 +111,7 @@ impl Cluster {
             let members = |worker, round| groups.members(worker, round).collect();
             return SimEngine::new(self, None, Some(&members), &mut |_| scheme.worker()).run();
         }
-        let start = Start { workers: self.workers, clock: Clock(0), newest: Version(0) };
+        let start = Start { workers: self.workers, clock: Clock::new(0), newest: Version::new(0) };
         let server = damped(scheme.server(start)?, self.damping, start.newest);
         SimEngine::new(self, Some(server), None, &mut |_| scheme.worker()).run()
     }

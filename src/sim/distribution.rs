@@ -1,5 +1,7 @@
 //! Distributions of random times: of computing, of latency, of what comes between crashes.
 
+use crate::diagnostic::Diagnostic;
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -90,16 +92,22 @@ pub enum DistributionError {
     Trace(#[from] TraceError),
 }
 
-impl DistributionError {
-    /// The remedy in a few words, which the text of the error ends in.
-    pub(super) fn remedy(&self) -> Option<&'static str> {
-        match self {
-            DistributionError::Parameters { remedy, .. } => Some(remedy),
-            DistributionError::Trace(error) => Some(error.help()).filter(|text| !text.is_empty()),
-            error => Some(error.help()),
-        }
+impl Diagnostic for DistributionError {
+    fn operation(&self) -> &'static str {
+        "reading a distribution"
     }
 
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        let remedy = match self {
+            DistributionError::Parameters { remedy, .. } => remedy,
+            DistributionError::Trace(error) => error.help(),
+            error => error.help(),
+        };
+        Some(remedy).filter(|text| !text.is_empty()).map(Cow::from)
+    }
+}
+
+impl DistributionError {
     /// The remedy, where it is the same for all errors of a kind.
     fn help(&self) -> &'static str {
         match self {

@@ -126,7 +126,7 @@ impl<'a> SimEngine<'a> {
             self.step(event)?;
             if let Until::Clocks(enough) = self.cluster.until {
                 let published = &self.record.published;
-                self.is_over |= !published.is_empty() && published.smallest().0 >= enough;
+                self.is_over |= !published.is_empty() && published.smallest().get() >= enough;
             }
         }
         self.measure(true);
@@ -149,7 +149,7 @@ impl<'a> SimEngine<'a> {
         self.drive_server()?;
         let workers = self.workers.len();
         for worker in 0..workers {
-            let clock = Clock(self.workers[worker].clock);
+            let clock = Clock::new(self.workers[worker].clock);
             self.tell_worker(worker, WorkerEvent::Membership { workers })?;
             self.tell_worker(worker, WorkerEvent::Joined { clock })?;
         }
@@ -204,7 +204,7 @@ impl<'a> SimEngine<'a> {
         let clock = self.admit(id, self.workers[id].incarnation);
         let worker = &mut self.workers[id];
         worker.begin(now, clock);
-        self.record.published.join_at(WorkerId(id as u16), Clock(clock));
+        self.record.published.join_at(WorkerId(id as u16), Clock::new(clock));
         if let Some(distribution) = &self.cluster.faults.lifetime {
             // As with computing, an incarnation that took no time might be repeated for ever at one instant.
             let at = now.saturating_add(nanos(worker.lifetime.draw(distribution)).max(1));
@@ -226,7 +226,7 @@ impl<'a> SimEngine<'a> {
         self.gather_all()?;
         self.drive_server()?;
         self.tell_membership(id)?;
-        let (clock, workers) = (Clock(self.workers[id].clock), self.server.members);
+        let (clock, workers) = (Clock::new(self.workers[id].clock), self.server.members);
         self.tell_worker(id, WorkerEvent::Membership { workers })?;
         self.tell_worker(id, WorkerEvent::Joined { clock })
     }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::distribution::DistributionError;
+use crate::diagnostic::Diagnostic;
 use crate::kernel::FoldError;
 use crate::scheme::SchemeConfigError;
 
@@ -60,12 +61,19 @@ pub enum SimError {
     },
 }
 
-impl SimError {
-    /// The remedy in a few words, which the text of the error ends in, where there is one.
-    pub fn remedy(&self) -> Option<Cow<'_, str>> {
+impl Diagnostic for SimError {
+    fn operation(&self) -> &'static str {
+        match self {
+            SimError::Setting { .. } | SimError::Distribution(_) => "checking the settings",
+            SimError::Scheme(error) => error.operation(),
+            SimError::Fold { .. } | SimError::Broken { .. } | SimError::Stuck { .. } => "simulating",
+        }
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
             SimError::Setting { remedy, .. } => Some((*remedy).into()),
-            SimError::Distribution(error) => error.remedy().map(Cow::from),
+            SimError::Distribution(error) => error.remedy(),
             SimError::Scheme(error) => error.remedy(),
             SimError::Fold { .. } | SimError::Broken { .. } | SimError::Stuck { .. } => None,
         }

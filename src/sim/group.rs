@@ -24,7 +24,7 @@ impl ServerScheme for Nobody {
     }
 
     fn smallest_clock(&self) -> Clock {
-        Clock(0)
+        Clock::new(0)
     }
 }
 
@@ -71,7 +71,7 @@ impl<'a> Peers<'a> {
             self.models[id] = model;
         }
         self.rounds[id] = furthest.map_or(self.rounds[id], |other| self.rounds[other]);
-        self.averaged.join_at(WorkerId(id as u16), Clock(self.rounds[id]));
+        self.averaged.join_at(WorkerId(id as u16), Clock::new(self.rounds[id]));
         self.rounds[id]
     }
 
@@ -208,13 +208,13 @@ impl SimEngine<'_> {
         let parts = parts.unwrap_or_default();
         for (id, incarnation) in &ready {
             peers.rounds[*id] = round + 1;
-            peers.averaged.advance(WorkerId(*id as u16), Clock(round + 1));
+            peers.averaged.advance(WorkerId(*id as u16), Clock::new(round + 1));
             let has_part = parts.binary_search(&(*id, *incarnation)).is_ok();
             if let (true, Some(mean), Some(model)) = (has_part, &mean, peers.models.get_mut(*id)) {
                 model.put(std::rc::Rc::clone(mean));
             }
         }
-        let version = peers.averaged.smallest().0;
+        let version = peers.averaged.smallest().get();
         if version > self.server.version {
             (self.server.version, self.server.smallest_clock) = (version, version);
             self.measure(false);

@@ -101,7 +101,7 @@ impl Judge {
         if let Some(transit) = &mut self.transit {
             transit.joined(worker, version);
         }
-        self.consumed.join_at(WorkerId(worker as u16), Clock(clock));
+        self.consumed.join_at(WorkerId(worker as u16), Clock::new(clock));
     }
 
     pub(super) fn left(&mut self, worker: usize) {
@@ -228,7 +228,7 @@ impl Judge {
 
     /// The server has consumed all gradients of a worker of clocks before this one.
     pub(super) fn consumed(&mut self, worker: usize, clock: u64) {
-        self.consumed.advance(WorkerId(worker as u16), Clock(clock));
+        self.consumed.advance(WorkerId(worker as u16), Clock::new(clock));
     }
 
     /// The server says so of its smallest clock.
@@ -237,7 +237,7 @@ impl Judge {
             return Err(format!("the smallest clock moved back from {} to {smallest}", self.smallest));
         }
         self.smallest = smallest;
-        let least = self.consumed.smallest().0;
+        let least = self.consumed.smallest().get();
         if !self.consumed.is_empty() && smallest > least {
             return Err(format!("the smallest clock is said to be {smallest}, and a worker's is {least}"));
         }

@@ -113,7 +113,7 @@ impl SimServer {
 impl SimEngine<'_> {
     /// Takes a worker in and returns the clock it begins at.
     pub(super) fn admit(&mut self, worker: usize, incarnation: u32) -> u64 {
-        let mut clock = self.server.scheme.smallest_clock().0;
+        let mut clock = self.server.scheme.smallest_clock().get();
         if let Some(peers) = &mut self.peers {
             let accounts = &self.server.accounts;
             let blank = self.problem.as_ref().map(|problem| {
@@ -138,7 +138,7 @@ impl SimEngine<'_> {
         self.wires.connect(worker);
         self.tell_server(ServerEvent::Joined {
             worker: WorkerId(worker as u16),
-            clock: Clock(clock),
+            clock: Clock::new(clock),
             returns,
         });
         clock
@@ -197,12 +197,17 @@ impl SimEngine<'_> {
                     return Ok(());
                 }
                 account.arrived = clock + 1;
-                let gradient = GradientId { worker: WorkerId(worker as u16), clock: Clock(clock) };
+                let gradient = GradientId { worker: WorkerId(worker as u16), clock: Clock::new(clock) };
                 let found = account.gradients.iter().find(|gradient| gradient.clock == clock);
                 let Some(Outstanding { base, loss, magnitude, .. }) = found.cloned() else { return Ok(()) };
                 self.record.report.counts.uploads += 1;
                 self.record.report.counts.carry(1, self.bytes);
-                self.tell_server(ServerEvent::Arrived { gradient, base: Version(base), loss, magnitude });
+                self.tell_server(ServerEvent::Arrived {
+                    gradient,
+                    base: Version::new(base),
+                    loss,
+                    magnitude,
+                });
                 self.drive_server()
             }
             Up::Request { number, bound } => {
@@ -219,7 +224,7 @@ impl SimEngine<'_> {
                     transit.saw(worker, version);
                 }
                 let worker = WorkerId(worker as u16);
-                self.tell_server(ServerEvent::Seen { worker, version: Version(version) });
+                self.tell_server(ServerEvent::Seen { worker, version: Version::new(version) });
                 self.drive_server()
             }
         }
@@ -233,10 +238,10 @@ impl SimEngine<'_> {
         if !account.is_in || account.incarnation != incarnation || account.request != number {
             return; // Gone, or it has asked for another since.
         }
-        if bound.smallest_clock.0 > server.smallest_clock {
-            server.by_clock.entry(bound.smallest_clock.0).or_default().push(waiter);
-        } else if bound.version.0 > server.version {
-            server.by_version.entry(bound.version.0).or_default().push(waiter);
+        if bound.smallest_clock.get() > server.smallest_clock {
+            server.by_clock.entry(bound.smallest_clock.get()).or_default().push(waiter);
+        } else if bound.version.get() > server.version {
+            server.by_version.entry(bound.version.get()).or_default().push(waiter);
         } else {
             let copy = server.copy_for(worker as usize);
             self.send_down(worker as usize, self.bytes, Down::Copy { number, copy });
@@ -278,7 +283,7 @@ impl SimEngine<'_> {
                     self.judge.drops(gradient).map_err(|what| self.broken(what))?;
                     self.consume(gradient)?;
                     self.record.report.counts.dropped += 1;
-                    self.record.note(5, u64::from(gradient.worker.0), gradient.clock.0);
+                    self.record.note(5, u64::from(gradient.worker.0), gradient.clock.get());
                 }
                 ServerAction::Interrupt { worker } => {
                     let (worker, version) = (usize::from(worker.0), self.server.version);
@@ -313,7 +318,7 @@ impl SimEngine<'_> {
     }
 
     fn look_at_clock(&mut self) -> Result<(), SimError> {
-        let smallest = self.server.scheme.smallest_clock().0;
+        let smallest = self.server.scheme.smallest_clock().get();
         self.judge.smallest_clock(smallest).map_err(|what| self.broken(what))?;
         self.server.smallest_clock = smallest;
         Ok(())
@@ -336,7 +341,7 @@ impl SimEngine<'_> {
                     .map_err(|what| self.broken(what))?;
             }
             self.record.report.lag.add((self.server.version - gradient.base) as i64);
-            self.record.note(4, u64::from(share.gradient.worker.0), share.gradient.clock.0);
+            self.record.note(4, u64::from(share.gradient.worker.0), share.gradient.clock.get());
             if let Some(loss) = gradient.loss {
                 (losses, measured) = (losses + f64::from(loss), measured + 1);
             }
@@ -356,7 +361,7 @@ impl SimEngine<'_> {
         }
         self.server.version = version;
         self.count_gradients(version, shares.len());
-        self.tell_server(ServerEvent::Applied { version: Version(version), statistics });
+        self.tell_server(ServerEvent::Applied { version: Version::new(version), statistics });
         self.look_at_clock()?;
         self.measure(false);
         self.is_over |= matches!(self.cluster.until, Until::Versions(enough) if version >= enough);
@@ -412,7 +417,8 @@ impl SimEngine<'_> {
         let worker = usize::from(gradient.worker.0);
         let account = self.server.accounts.get_mut(worker).filter(|account| account.is_in);
         let taken = account.and_then(|account| {
-            let named = |next: &Outstanding| next.clock == gradient.clock.0 && next.clock < account.arrived;
+            let named =
+                |next: &Outstanding| next.clock == gradient.clock.get() && next.clock < account.arrived;
             let index = account.gradients.iter().position(named)?;
             let next = account.gradients.remove(index)?;
             let consumed = account.gradients.front().map_or(next.clock + 1, |front| front.clock);

@@ -37,7 +37,7 @@ impl Transit {
     pub(super) fn joined(&mut self, worker: usize, version: u64) {
         self.own[worker].clear();
         self.last[worker] = 0.0;
-        self.seen.join_at(WorkerId(worker as u16), Clock(version));
+        self.seen.join_at(WorkerId(worker as u16), Clock::new(version));
     }
 
     pub(super) fn left(&mut self, worker: usize) {
@@ -45,7 +45,7 @@ impl Transit {
     }
 
     pub(super) fn saw(&mut self, worker: usize, version: u64) {
-        self.seen.advance(WorkerId(worker as u16), Clock(version));
+        self.seen.advance(WorkerId(worker as u16), Clock::new(version));
     }
 
     pub(super) fn published(&mut self, worker: usize, clock: u64, magnitude: Option<f32>, weight: f64) {
@@ -75,7 +75,7 @@ impl Transit {
         if self.strength == Strength::Weak {
             return Ok(());
         }
-        let (seen, nobody) = (self.seen.smallest().0, self.seen.is_empty());
+        let (seen, nobody) = (self.seen.smallest().get(), self.seen.is_empty());
         self.unseen.retain(|(folded, _)| !nobody && *folded > seen);
         let sum: f64 = self.unseen.iter().map(|(_, magnitude)| magnitude).sum();
         let bound = self.bound / (clock as f64 + 1.0).sqrt();

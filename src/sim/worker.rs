@@ -97,7 +97,7 @@ impl SimWorker {
 
     fn offers(&self, bound: Bound) -> bool {
         self.pushed.as_ref().is_some_and(|Held { snapshot, .. }| {
-            bound.is_met_by(Version(snapshot.version), Clock(snapshot.smallest_clock))
+            bound.is_met_by(Version::new(snapshot.version), Clock::new(snapshot.smallest_clock))
         })
     }
 }
@@ -179,7 +179,8 @@ impl SimEngine<'_> {
         worker.own.retain(|(clock, _)| *clock >= copy.consumed);
         worker.copy = Some(copy);
         worker.asked = None;
-        let event = WorkerEvent::Holds { version: Version(version), smallest_clock: Clock(smallest_clock) };
+        let event =
+            WorkerEvent::Holds { version: Version::new(version), smallest_clock: Clock::new(smallest_clock) };
         worker.scheme.handle_event(Instant::from_nanos(self.agenda.now()), event);
         if self.cluster.scheme.needs().reports_reads {
             self.send_up(id, 0, Up::Seen { version });
@@ -304,7 +305,7 @@ impl SimEngine<'_> {
         let worker = &mut self.workers[id];
         worker.clock += 1;
         worker.published += 1;
-        let clock = Clock(worker.clock);
+        let clock = Clock::new(worker.clock);
         self.record.report.gradients += 1;
         self.record.published.advance(WorkerId(id as u16), clock);
         self.tell_worker(id, WorkerEvent::Published { magnitude })
@@ -352,7 +353,7 @@ impl SimEngine<'_> {
                     return Ok(());
                 }
                 worker.credited = clock;
-                self.tell_worker(id, WorkerEvent::Consumed { clock: Clock(clock) })?;
+                self.tell_worker(id, WorkerEvent::Consumed { clock: Clock::new(clock) })?;
                 self.publish(id)
             }
             Down::Interrupt { version } => {

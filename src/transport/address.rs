@@ -1,11 +1,14 @@
 //! The address at which a peer listens.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// The address at which a peer listens. Written as `@name` (shared memory, a name that vanishes with its process),
 /// as a path with a `/` in it (shared memory, a socket file), as `IP:PORT` (TCP; an IPv6 address in brackets), or
@@ -41,12 +44,21 @@ const VERBS: &str = "verbs:";
 
 /// A text that is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{text}` is no address: write @NAME (1 to 100 bytes), a path with a / in it, IP:PORT or \
-         verbs:IP:PORT, several with commas between them"
-)]
+#[error("`{text}` is no address: {}", remedy_of(self))]
 pub struct AddressError {
     text: String,
+}
+
+impl Diagnostic for AddressError {
+    fn operation(&self) -> &'static str {
+        "reading an address"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        let forms = "write @NAME (1 to 100 bytes), a path with a / in it, IP:PORT or verbs:IP:PORT, several with \
+                     commas between them";
+        Some(forms.into())
+    }
 }
 
 impl Address {

@@ -1,8 +1,10 @@
 //! Errors between peers, one narrow type per operation.
 
+use std::borrow::Cow;
 use std::io;
 
 use super::{Address, Refusal};
+use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::MemoryError;
 
 /// Memory could not be registered.
@@ -13,7 +15,7 @@ pub enum RegisterError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// The transport cannot let peers reach memory of this kind.
-    #[error("cannot register private memory for remote access over {transport}: use {use_instead}")]
+    #[error("cannot register private memory for remote access over {transport}: {}", remedy_of(self))]
     NotShareable {
         /// The transport's name.
         transport: &'static str,
@@ -34,12 +36,26 @@ pub enum RegisterError {
     },
 }
 
+impl Diagnostic for RegisterError {
+    fn operation(&self) -> &'static str {
+        "registering memory"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            RegisterError::Memory(error) => return error.remedy(),
+            RegisterError::NotShareable { use_instead, .. } => format!("use {use_instead}").into(),
+            RegisterError::Device { remedy, .. } => remedy.into(),
+        })
+    }
+}
+
 /// A connection could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The address is of a kind that the transport does not speak.
-    #[error("cannot {operation} at {address} over {transport}: it takes {takes}")]
+    #[error("cannot {operation} at {address} over {transport}: {}", remedy_of(self))]
     WrongAddress {
         /// "listen" or "connect".
         operation: &'static str,
@@ -65,7 +81,8 @@ pub enum ConnectError {
     /// The socket belongs to another user.
     #[error(
         "the peer at {address} runs as user {theirs}, this process as user {ours}: shared memory is passed \
-         only between processes of one user; {}", self.help()
+         only between processes of one user; {}",
+        remedy_of(self)
     )]
     AnotherUser {
         /// The address.
@@ -77,7 +94,8 @@ pub enum ConnectError {
     },
     /// Without a secret, the listener could be reached by processes that it must not let in.
     #[error(
-        "cannot listen at {address}: without a secret only loopback addresses are served; {}", self.help()
+        "cannot listen at {address}: without a secret only loopback addresses are served; {}",
+        remedy_of(self)
     )]
     NeedsSecret {
         /// The address.
@@ -127,7 +145,7 @@ pub enum ConnectError {
         source: crate::channel::ChannelError,
     },
     /// The peer went away in the middle of the handshake.
-    #[error("the peer at {address} closed the connection during the handshake; {}", self.help())]
+    #[error("the peer at {address} closed the connection during the handshake; {}", remedy_of(self))]
     Closed {
         /// The address.
         address: Address,
@@ -139,33 +157,43 @@ impl ConnectError {
     pub(crate) fn refused(address: Address, Refusal { is_temporary, reason }: Refusal) -> ConnectError {
         ConnectError::Refused { address, is_temporary, reason }
     }
+}
 
-    /// The remedy, where there is one.
-    pub(crate) fn remedy(&self) -> Option<&str> {
+impl Diagnostic for ConnectError {
+    fn operation(&self) -> &'static str {
         match self {
-            ConnectError::System { remedy, .. } => Some(remedy),
-            error => Some(error.help()).filter(|text| !text.is_empty()),
+            ConnectError::WrongAddress { operation, .. } | ConnectError::System { operation, .. } => {
+                operation
+            }
+            ConnectError::NeedsSecret { .. } => "listen",
+            _ => "connect",
         }
     }
 
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            ConnectError::System { remedy, .. } => (*remedy).into(),
+            ConnectError::WrongAddress { takes, .. } => format!("it takes {takes}").into(),
+            ConnectError::AnotherUser { .. } => "start both as the same user".into(),
+            ConnectError::NeedsSecret { .. } => {
+                "give all processes of the job one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)".into()
+            }
+            ConnectError::Closed { .. } => "look at its log for the reason".into(),
+            ConnectError::Memory { source, .. } => return source.remedy(),
+            #[cfg(not(loom))]
+            ConnectError::Channel { source, .. } => return source.remedy(),
+            ConnectError::Refused { .. } | ConnectError::Protocol { .. } | ConnectError::Offer { .. } => {
+                return None;
+            }
+        })
+    }
+
     /// True if the other side may be there later, or let this one in.
-    pub(crate) fn is_retryable(&self) -> bool {
+    fn is_retryable(&self) -> bool {
         match self {
             ConnectError::System { .. } | ConnectError::Closed { .. } => true,
             ConnectError::Refused { is_temporary, .. } => *is_temporary,
             _ => false,
-        }
-    }
-
-    /// The remedy, where it is the same for all errors of a kind.
-    fn help(&self) -> &'static str {
-        match self {
-            ConnectError::AnotherUser { .. } => "start both as the same user",
-            ConnectError::NeedsSecret { .. } => {
-                "give all processes of the job one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)"
-            }
-            ConnectError::Closed { .. } => "look at its log for the reason",
-            _ => "",
         }
     }
 }
@@ -222,14 +250,22 @@ pub struct Disconnected {
     pub reason: &'static str,
 }
 
+impl Diagnostic for Disconnected {
+    fn operation(&self) -> &'static str {
+        "talking to a peer"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        None
+    }
+}
+
 /// A batch was not posted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
     /// No room for the whole batch: poll completions, then post it again. Not a failure.
-    #[error(
-        "the queue has room for {free} more requests, the batch has {batch}: poll completions and post again"
-    )]
+    #[error("the queue has room for {free} more requests, the batch has {batch}: {}", remedy_of(self))]
     QueueFull {
         /// Requests that would still fit.
         free: usize,
@@ -237,7 +273,7 @@ pub enum PostError {
         batch: usize,
     },
     /// A batch longer than the queue itself can never be posted.
-    #[error("a batch of {batch} requests can never fit a queue of {depth}: cut it")]
+    #[error("a batch of {batch} requests can never fit a queue of {depth}: {}", remedy_of(self))]
     BatchTooLong {
         /// Requests in the batch.
         batch: usize,
@@ -255,6 +291,24 @@ pub enum PostError {
     /// The peer is gone.
     #[error(transparent)]
     Disconnected(#[from] Disconnected),
+}
+
+impl Diagnostic for PostError {
+    fn operation(&self) -> &'static str {
+        "posting requests"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            PostError::QueueFull { .. } => Some("poll completions and post again".into()),
+            PostError::BatchTooLong { .. } => Some("cut it".into()),
+            PostError::Malformed { .. } | PostError::Disconnected(_) => None,
+        }
+    }
+
+    fn is_retryable(&self) -> bool {
+        matches!(self, PostError::Disconnected(_) | PostError::QueueFull { .. })
+    }
 }
 
 /// A request failed. The endpoint is disconnected from then on.
@@ -280,4 +334,14 @@ pub enum CompletionError {
         /// The maker's own code for this error.
         vendor_error: u32,
     },
+}
+
+impl Diagnostic for CompletionError {
+    fn operation(&self) -> &'static str {
+        "reaching a peer's memory"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        None
+    }
 }

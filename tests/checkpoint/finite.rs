@@ -50,7 +50,7 @@ fn a_gradient_that_is_not_finite_is_counted_and_left_out_where_asked_for() {
         match non_finite {
             NonFinite::Allow => {
                 assert_eq!((status.folded, status.dropped, finite), (2, 0, false), "{case}");
-                assert!(status.diverged >= Some(Version(1)), "{case}");
+                assert!(status.diverged >= Some(Version::new(1)), "{case}");
             }
             NonFinite::Drop | NonFinite::Refuse => {
                 let evicted = u64::from(non_finite == NonFinite::Refuse);
@@ -80,13 +80,13 @@ fn a_server_that_has_diverged_writes_no_checkpoint_over_a_good_one() {
     let serving = serve(options);
     let mut worker = worker(&serving.address, SchemeConfig::Asp);
     publish(&mut worker, 1.0, 1.0);
-    let serving = serving.until("a checkpoint", |status| status.checkpointed == Some(Version(1)));
+    let serving = serving.until("a checkpoint", |status| status.checkpointed == Some(Version::new(1)));
     publish(&mut worker, 1.0, f32::INFINITY);
     let serving = serving.until("a failure", |status| status.checkpoints_failed > 0);
     let mut server = serving.stop();
-    assert_eq!(server.status().diverged, Some(Version(2)));
+    assert_eq!(server.status().diverged, Some(Version::new(2)));
     let why = server.finish_checkpoint(PATIENCE).unwrap_err();
     let slackline::Error::Checkpoint(why) = why else { panic!("{why}") };
     assert!(matches!(why, CheckpointError::NotFinite { since: 2, .. }), "{why}");
-    assert_eq!(slackline::Checkpoint::read(&path).unwrap().version(), Version(1));
+    assert_eq!(slackline::Checkpoint::read(&path).unwrap().version(), Version::new(1));
 }

@@ -83,7 +83,7 @@ pub(super) fn worker(address: &Address, scheme: SchemeConfig) -> Worker<Shm> {
 /// A gradient that depends on the parameters and on the clock, up to some clock that all schemes reach.
 pub(super) fn gradient_of(parameters: &[f32], clock: Clock, gradient: &mut [f32]) {
     for (index, (g, p)) in gradient.iter_mut().zip(parameters).enumerate() {
-        *g = p - (index as f32 * 0.07).sin() - clock.0.min(100) as f32 * 0.001;
+        *g = p - (index as f32 * 0.07).sin() - clock.get().min(100) as f32 * 0.001;
     }
 }
 

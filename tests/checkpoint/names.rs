@@ -30,7 +30,7 @@ fn publish(worker: &mut Worker<Shm>, timeout: Duration) -> Result<Clock, Error> 
     let clock = step.view().clock;
     let gradient = step.gradient()?;
     gradient.fill(0.0);
-    gradient[clock.0 as usize] = 1.0;
+    gradient[clock.get() as usize] = 1.0;
     step.publish(None, timeout)?;
     Ok(clock)
 }
@@ -58,10 +58,14 @@ fn a_worker_started_again_begins_after_what_was_applied_of_it() {
         publish_all(&mut fast, 5);
         drop(fast);
         let mut again = connect(&addresses, scheme, Some(0)).unwrap();
-        assert_eq!(publish(&mut again, PATIENCE).unwrap(), Clock(5), "{scheme}");
+        assert_eq!(publish(&mut again, PATIENCE).unwrap(), Clock::new(5), "{scheme}");
         again.flush(PATIENCE).unwrap();
         let other = connect(&addresses, scheme, None).unwrap();
-        assert_eq!(other.clock(), Clock(0), "{scheme}: one of another name begins at the smallest clock");
+        assert_eq!(
+            other.clock(),
+            Clock::new(0),
+            "{scheme}: one of another name begins at the smallest clock"
+        );
         assert_eq!(counts(serving, 7), [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0], "{scheme}");
     }
 }
@@ -113,7 +117,7 @@ fn a_server_that_goes_on_from_a_checkpoint_applies_no_gradient_in_it_again() {
         let addresses = [second.address.clone()];
         let slow = connect(&addresses, scheme, Some(1)).unwrap();
         let fast = connect(&addresses, scheme, Some(0)).unwrap();
-        assert_eq!((slow.clock(), fast.clock()), (Clock(0), Clock(4)), "{scheme}");
+        assert_eq!((slow.clock(), fast.clock()), (Clock::new(0), Clock::new(4)), "{scheme}");
         // A second checkpoint says it, too, though the fast worker published nothing to the server that writes it.
         drop((slow, fast));
         let mut second = second.stop();
@@ -121,7 +125,7 @@ fn a_server_that_goes_on_from_a_checkpoint_applies_no_gradient_in_it_again() {
         drop(second);
         let third = Serving::start(resume(ELEMENTS, &path, options()));
         let fast = connect(std::slice::from_ref(&third.address), scheme, Some(0)).unwrap();
-        assert_eq!(fast.clock(), Clock(4), "{scheme}");
+        assert_eq!(fast.clock(), Clock::new(4), "{scheme}");
         third.stop();
     }
 }

@@ -55,13 +55,13 @@ fn a_waiting_gradient_is_dropped_with_its_worker_and_the_next_makes_it_anew() {
         (server.status().left == 1).then_some(())
     });
     let mut came_back = meanwhile(&mut server, || worker(&address, SchemeConfig::Bsp));
-    assert_eq!(meanwhile(&mut server, || publish(&mut came_back, 10.0)), Clock(0));
-    assert_eq!(meanwhile(&mut server, || publish(&mut stays, 100.0)), Clock(0));
+    assert_eq!(meanwhile(&mut server, || publish(&mut came_back, 10.0)), Clock::new(0));
+    assert_eq!(meanwhile(&mut server, || publish(&mut stays, 100.0)), Clock::new(0));
     meanwhile(&mut server, || {
         came_back.flush(PATIENCE).unwrap();
         stays.flush(PATIENCE).unwrap();
     });
-    assert_eq!((server.status().folded, server.status().version), (2, Version(1)));
+    assert_eq!((server.status().folded, server.status().version), (2, Version::new(1)));
     assert_eq!(server.parameters().unwrap(), [55.0; ELEMENTS]);
 }
 
@@ -88,7 +88,7 @@ fn a_gradient_applied_before_its_worker_left_is_not_counted_for_the_next() {
                 (server.status().left == round + 1).then_some(())
             });
             let status = server.status();
-            assert_eq!(status.folded, status.smallest_clock.0, "{scheme}: each clock once");
+            assert_eq!(status.folded, status.smallest_clock.get(), "{scheme}: each clock once");
             assert_eq!(server.parameters().unwrap(), [status.folded as f32; ELEMENTS], "{scheme}");
         }
     }
@@ -131,7 +131,7 @@ fn a_slot_written_and_never_announced_does_not_reach_the_next_worker() {
     });
     // The next worker at this index announces its first gradient: its own slot is fresh memory.
     let (mut endpoint, next, received) = meanwhile(&mut server, || join(&address, SchemeConfig::Asp));
-    assert_eq!((next.peer, next.clock), (welcome.peer, Clock(0)));
+    assert_eq!((next.peer, next.clock), (welcome.peer, Clock::new(0)));
     assert_ne!(next.generation, welcome.generation);
     let slot = endpoint.map(&received.grants[3].slice(0, 4).unwrap()).unwrap();
     let mut first = [1; 4];
@@ -140,7 +140,9 @@ fn a_slot_written_and_never_announced_does_not_reach_the_next_worker() {
     gradient.as_volatile().write(&[0; ELEMENTS * 4]);
     let scratch = shm.allocate(Publish::SCRATCH_BYTES, Access::LOCAL).unwrap().whole();
     let mut publish = Publish::new(&next, &received.grants, scratch).unwrap().unwrap();
-    publish.start(GradientSource::Memory(gradient.whole()), Version(0), GradientMetadata::default()).unwrap();
+    publish
+        .start(GradientSource::Memory(gradient.whole()), Version::new(0), GradientMetadata::default())
+        .unwrap();
     wait_for("the gradient", || {
         publish.advance(&mut endpoint).unwrap();
         while let Some(completion) = endpoint.poll() {

@@ -33,9 +33,9 @@ fn a_server_that_dies_is_resumed_elsewhere_and_its_workers_go_on_to_the_end() {
                 to_workers.push(to_worker);
                 std::thread::spawn(move || {
                     let mut worker = worker(&address, scheme);
-                    let mut reached = Clock(0);
+                    let mut reached = Clock::new(0);
                     // Without a bound one may be at its end before the others have begun.
-                    while worker.clock() < Clock(150) || worker.statistics().reconnects == 0 {
+                    while worker.clock() < Clock::new(150) || worker.statistics().reconnects == 0 {
                         match train(&mut worker) {
                             Ok(view) => {
                                 assert!(view.clock >= reached, "{scheme}: a clock went back");
@@ -58,7 +58,7 @@ fn a_server_that_dies_is_resumed_elsewhere_and_its_workers_go_on_to_the_end() {
             })
             .collect();
         let first = first.until("a checkpoint and more", |status| {
-            status.checkpointed >= Some(Version(20)) && status.smallest_clock >= Clock(20)
+            status.checkpointed >= Some(Version::new(20)) && status.smallest_clock >= Clock::new(20)
         });
         let died = first.stop();
         let (version, clock) = (died.status().version, died.status().smallest_clock);
@@ -66,14 +66,15 @@ fn a_server_that_dies_is_resumed_elsewhere_and_its_workers_go_on_to_the_end() {
         let second = resume(ELEMENTS, &path, options.clone());
         let (restored, restored_clock) = (second.status().version, second.status().smallest_clock);
         let restored_folded = second.status().folded;
-        assert!(restored >= Version(20) && restored <= version && restored_clock <= clock, "{scheme}");
+        assert!(restored >= Version::new(20) && restored <= version && restored_clock <= clock, "{scheme}");
         let second = Serving::start(second);
         for to_worker in to_workers {
             losses.recv_timeout(PATIENCE).unwrap();
             to_worker.send(second.address.clone()).unwrap();
         }
         // No worker leaves before all have ended: they wait for each other's clocks.
-        let second = second.until("the end", |status| status.smallest_clock >= Clock(150) || status.left > 0);
+        let second =
+            second.until("the end", |status| status.smallest_clock >= Clock::new(150) || status.left > 0);
         for worker in workers {
             let (reconnects, newest) = worker.join().unwrap();
             assert_eq!(reconnects, 1, "{scheme}");
@@ -82,10 +83,10 @@ fn a_server_that_dies_is_resumed_elsewhere_and_its_workers_go_on_to_the_end() {
         let server = second.stop();
         let status = server.status();
         let lost = status.lost_updates.unwrap();
-        assert!(lost <= version.0 - restored.0, "{scheme}: {lost} of {version:?} less {restored:?}");
+        assert!(lost <= version.get() - restored.get(), "{scheme}: {lost} of {version:?} less {restored:?}");
         // It counts on from what the incarnation before had folded in. Under BSP several gradients make one version.
-        let (made, folded) = (status.version.0 - restored.0, status.folded - restored_folded);
-        assert!(restored_folded >= restored.0, "{scheme}: {restored_folded} in {restored:?}");
+        let (made, folded) = (status.version.get() - restored.get(), status.folded - restored_folded);
+        assert!(restored_folded >= restored.get(), "{scheme}: {restored_folded} in {restored:?}");
         assert!(made == folded || scheme == SchemeConfig::Bsp && made < folded, "{scheme}: {status:?}");
         // All workers pull towards the same point.
         let clock = 0.1;
@@ -165,7 +166,7 @@ fn a_worker_reconnects_from_wherever_it_is_reading_copies_or_in_place() {
             std::thread::scope(|scope| {
                 for worker in [&mut worker, &mut other] {
                     scope.spawn(move || {
-                        while worker.clock() < Clock(6) {
+                        while worker.clock() < Clock::new(6) {
                             publish(worker);
                         }
                         worker.flush(PATIENCE).unwrap();
@@ -173,7 +174,7 @@ fn a_worker_reconnects_from_wherever_it_is_reading_copies_or_in_place() {
                 }
             });
             let status = serving.stop().status();
-            assert!(status.version >= Version(4) && status.workers == 2, "{read:?} {from}: {status:?}");
+            assert!(status.version >= Version::new(4) && status.workers == 2, "{read:?} {from}: {status:?}");
         }
     }
 }
@@ -218,12 +219,12 @@ fn a_reconnect_that_fails_is_told_by_every_call_until_one_succeeds() {
     // What it had seen is not forgotten meanwhile.
     let serving = Serving::start(resume(ELEMENTS, &path, options));
     worker.reconnect(std::slice::from_ref(&serving.address), PATIENCE).unwrap();
-    assert_eq!(worker.clock(), Clock(8));
+    assert_eq!(worker.clock(), Clock::new(8));
     train(&mut worker).unwrap();
     worker.flush(PATIENCE).unwrap();
     let status = serving.stop().status();
-    assert_eq!((status.lost_updates, status.version), (Some(3), Version(6)));
-    assert_eq!(status.smallest_clock, Clock(9), "the shard's clock has jumped to its only worker's");
+    assert_eq!((status.lost_updates, status.version), (Some(3), Version::new(6)));
+    assert_eq!(status.smallest_clock, Clock::new(9), "the shard's clock has jumped to its only worker's");
 }
 
 #[test]
@@ -259,7 +260,7 @@ fn a_clock_that_nobody_can_have_reached_is_refused_and_moves_nothing() {
     let address = server.address();
     let role = PeerRole::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 0, session: 0 };
     let mut say = |clock: u64| {
-        let resume = Some(WorkerProgress { clock: Clock(clock), epoch: 1, version: Version(0) });
+        let resume = Some(WorkerProgress { clock: Clock::new(clock), epoch: 1, version: Version::new(0) });
         let message = PeerHello { role: role.clone(), push: None, resume }.encode();
         let mut connecting = Shm::new().connect(&address, Offer { message, grants: Vec::new() }).unwrap();
         let answer = wait_for("an answer", || {
@@ -274,9 +275,9 @@ fn a_clock_that_nobody_can_have_reached_is_refused_and_moves_nothing() {
     for clock in [u64::MAX, (1 << 62) + 1, 1 << 62, (1 << 32) + 1] {
         let (answer, status) = say(clock);
         assert!(matches!(answer, Err(ConnectError::Refused { .. })), "{clock}: {answer:?}");
-        assert_eq!((status.smallest_clock, status.joined), (Clock(0), 0));
+        assert_eq!((status.smallest_clock, status.joined), (Clock::new(0), 0));
     }
     let (answer, status) = say(1 << 32);
     assert!(answer.is_ok(), "{answer:?}");
-    assert_eq!((status.smallest_clock, status.joined), (Clock(1 << 32), 1));
+    assert_eq!((status.smallest_clock, status.joined), (Clock::new(1 << 32), 1));
 }

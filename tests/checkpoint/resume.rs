@@ -39,29 +39,29 @@ fn training_resumed_from_a_checkpoint_is_bit_for_bit_that_without_a_stop() {
         let serving = Serving::start(new(ELEMENTS, options()));
         let mut worker = worker(&serving.address, SchemeConfig::Bsp);
         for clock in 0..10 {
-            assert_eq!(train(&mut worker).unwrap().clock, Clock(clock));
+            assert_eq!(train(&mut worker).unwrap().clock, Clock::new(clock));
         }
         worker.flush(PATIENCE).unwrap();
         let mut server = serving.stop();
-        assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version(10));
-        assert_eq!(server.status().checkpointed, Some(Version(10)));
+        assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version::new(10));
+        assert_eq!(server.status().checkpointed, Some(Version::new(10)));
         let epoch = server.epoch();
         drop(server);
 
         let resumed = resume(ELEMENTS, &path, options());
         assert_ne!(resumed.epoch(), epoch, "another incarnation");
         let status = resumed.status();
-        assert_eq!((status.version, status.smallest_clock), (Version(10), Clock(10)));
+        assert_eq!((status.version, status.smallest_clock), (Version::new(10), Clock::new(10)));
         let serving = Serving::start(resumed);
         worker.reconnect(std::slice::from_ref(&serving.address), PATIENCE).unwrap();
         for clock in 10..25 {
             let view = train(&mut worker).unwrap();
-            assert_eq!((view.clock, view.version), (Clock(clock), Version(clock)));
+            assert_eq!((view.clock, view.version), (Clock::new(clock), Version::new(clock)));
         }
         worker.flush(PATIENCE).unwrap();
         assert_eq!((worker.statistics().clocks, worker.statistics().reconnects), (25, 1));
         let server = serving.stop();
-        assert_eq!((server.status().version, server.status().lost_updates), (Version(25), Some(0)));
+        assert_eq!((server.status().version, server.status().lost_updates), (Version::new(25), Some(0)));
         assert!(bits(&server.parameters().unwrap()) == bits(&expected), "{optimizer:?}");
     }
 }
@@ -80,8 +80,8 @@ fn a_checkpoint_says_what_it_holds_and_is_refused_by_another_job() {
     let mut server = serving.stop();
     server.finish_checkpoint(PATIENCE).unwrap();
     let checkpoint = Checkpoint::read(&path).unwrap();
-    assert_eq!((checkpoint.version(), checkpoint.smallest_clock()), (Version(3), Clock(3)));
-    assert_eq!((checkpoint.clocks(), checkpoint.epoch()), (&[Clock(3)][..], server.epoch()));
+    assert_eq!((checkpoint.version(), checkpoint.smallest_clock()), (Version::new(3), Clock::new(3)));
+    assert_eq!((checkpoint.clocks(), checkpoint.epoch()), (&[Clock::new(3)][..], server.epoch()));
     assert_eq!((checkpoint.table(), checkpoint.shard()), (server.table(), (0, 1)));
     assert_eq!(bits(checkpoint.parameters()), bits(&server.parameters().unwrap()));
     assert_eq!(checkpoint.states().len(), 0);
@@ -110,11 +110,11 @@ fn a_checkpoint_is_written_every_so_many_versions_and_on_request() {
         train(&mut worker).unwrap();
     }
     worker.flush(PATIENCE).unwrap();
-    let serving = serving.until("a third version", |status| status.version == Version(3));
+    let serving = serving.until("a third version", |status| status.version == Version::new(3));
     assert!(!path.exists());
     train(&mut worker).unwrap();
-    let serving = serving.until("a first checkpoint", |status| status.checkpointed == Some(Version(4)));
-    assert_eq!(Checkpoint::read(&path).unwrap().version(), Version(4));
+    let serving = serving.until("a first checkpoint", |status| status.checkpointed == Some(Version::new(4)));
+    assert_eq!(Checkpoint::read(&path).unwrap().version(), Version::new(4));
     train(&mut worker).unwrap();
     worker.flush(PATIENCE).unwrap();
     let mut server = serving.stop();
@@ -123,12 +123,12 @@ fn a_checkpoint_is_written_every_so_many_versions_and_on_request() {
     server.poll(slackline::now()).unwrap();
     server.request_checkpoint().unwrap();
     let serving =
-        Serving::start(server).until("its request", |status| status.checkpointed == Some(Version(5)));
+        Serving::start(server).until("its request", |status| status.checkpointed == Some(Version::new(5)));
     // The request that had to wait may be begun a few versions later, and the next is counted from there.
     for _ in 0..8 {
         train(&mut worker).unwrap();
     }
-    serving.until("the next", |status| status.checkpointed >= Some(Version(9))).stop();
+    serving.until("the next", |status| status.checkpointed >= Some(Version::new(9))).stop();
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_checkpoint_that_cannot_be_written_is_counted_and_stops_nothing() {
     worker.flush(PATIENCE).unwrap();
     let serving = serving.until("failures", |status| status.checkpoints_failed >= 1);
     let mut server = serving.stop();
-    assert_eq!((server.status().version, server.status().checkpointed), (Version(5), None));
+    assert_eq!((server.status().version, server.status().checkpointed), (Version::new(5), None));
     let why = server.checkpoint_failure().expect("the reason is told");
     assert!(matches!(why, CheckpointError::Write { .. }), "{why}");
     assert!(server.checkpoint_failure().is_none(), "once");
@@ -159,7 +159,7 @@ fn a_checkpoint_that_cannot_be_written_is_counted_and_stops_nothing() {
     assert!(matches!(error, Error::Checkpoint(CheckpointError::Write { .. })), "{error}");
     // The folder comes back, and with it the checkpoints.
     std::fs::create_dir(path.parent().unwrap()).unwrap();
-    assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version(5));
+    assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version::new(5));
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn a_checkpoint_is_one_whole_version_though_folds_go_on_beneath_it() {
                 Err(CheckpointError::Missing { .. }) => continue,
                 Err(error) => panic!("{error}"),
             };
-            let version = checkpoint.version().0 as usize;
+            let version = checkpoint.version().get() as usize;
             let (parameter, momentum) = expected[version];
             assert!(checkpoint.parameters().iter().all(|value| *value == parameter), "version {version}");
             assert!(checkpoint.states()[0].iter().all(|value| *value == momentum), "version {version}");
@@ -225,7 +225,7 @@ fn a_checkpoint_is_one_whole_version_though_folds_go_on_beneath_it() {
         training.join().unwrap();
         assert!(seen.is_sorted(), "{seen:?}");
         let mut server = serving.stop();
-        assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version(150));
-        assert_eq!(wait_for("the last", || Checkpoint::read(&path).ok()).version(), Version(150));
+        assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version::new(150));
+        assert_eq!(wait_for("the last", || Checkpoint::read(&path).ok()).version(), Version::new(150));
     }
 }

@@ -46,7 +46,7 @@ fn workers_rejoin_two_shards_in_any_order_though_one_is_at_an_older_clock() {
         let [survivor, mut victim] = start(scheme, 2, folder.path());
         // The addresses of the servers now, as the process that starts them would tell them.
         let addresses = Mutex::new(vec![survivor.address.clone(), victim.address.clone()]);
-        let (is_last, end) = (AtomicBool::new(false), Clock(300));
+        let (is_last, end) = (AtomicBool::new(false), Clock::new(300));
         let (ended, victim) = std::thread::scope(|scope| {
             let train_to_the_end = |which: usize| {
                 let mut worker = connect(&addresses.lock().unwrap().clone(), scheme);
@@ -81,7 +81,7 @@ fn workers_rejoin_two_shards_in_any_order_though_one_is_at_an_older_clock() {
                 server.finish_checkpoint(PATIENCE).unwrap();
                 // Versions, not clocks: those may move as far at once.
                 let begun = server.status().version;
-                let more = |status: &ServerStatus| status.version.0 >= begun.0 + 20;
+                let more = |status: &ServerStatus| status.version.get() >= begun.get() + 20;
                 drop(Serving::start(server).until("more", more).stop());
                 let resumed = take_up(scheme, 2, 1, folder.path());
                 assert!(resumed.status().version <= begun, "{scheme}");
@@ -121,13 +121,17 @@ fn a_worker_alone_takes_a_restored_shard_to_its_own_clock_at_once() {
         wait_for("the loss to be told", || worker.step(PATIENCE).err());
         let victim = Serving::start(take_up(scheme, 1, 1, folder.path()));
         worker.reconnect(&[victim.address.clone(), survivor.address.clone()], PATIENCE).unwrap();
-        assert_eq!(worker.clock(), Clock(10), "{scheme}");
+        assert_eq!(worker.clock(), Clock::new(10), "{scheme}");
         let view = train(&mut worker).unwrap();
-        assert_eq!((view.clock, view.version.0), (Clock(10), 0), "{scheme}");
+        assert_eq!((view.clock, view.version.get()), (Clock::new(10), 0), "{scheme}");
         worker.flush(PATIENCE).unwrap();
         let (kept, restored) = (survivor.stop().status(), victim.stop().status());
-        assert_eq!((kept.version.0, restored.version.0), (11, 1), "{scheme}");
-        assert_eq!((kept.smallest_clock, restored.smallest_clock), (Clock(11), Clock(11)), "{scheme}");
+        assert_eq!((kept.version.get(), restored.version.get()), (11, 1), "{scheme}");
+        assert_eq!(
+            (kept.smallest_clock, restored.smallest_clock),
+            (Clock::new(11), Clock::new(11)),
+            "{scheme}"
+        );
         assert_eq!((kept.lost_updates, restored.lost_updates), (None, Some(10)), "{scheme}");
     }
 }
@@ -151,7 +155,7 @@ fn a_new_worker_finds_one_clock_though_the_shards_stand_at_two() {
         drop(worker);
         let victim = Serving::start(take_up(scheme, 1, 1, folder.path()));
         let mut fresh = connect(&[survivor.address.clone(), victim.address.clone()], scheme);
-        assert_eq!(fresh.clock(), Clock(10), "{scheme}");
+        assert_eq!(fresh.clock(), Clock::new(10), "{scheme}");
         train(&mut fresh).unwrap();
         fresh.flush(PATIENCE).unwrap();
         survivor.stop();

@@ -71,14 +71,14 @@ fn a_waiting_fold_outlives_its_worker_and_leaves_the_next_one_its_credits() {
                 steps.recv_timeout(PATIENCE).unwrap();
             }
         });
-        drive(&mut server, "version 1", |server| server.status().version == Version(1));
+        drive(&mut server, "version 1", |server| server.status().version == Version::new(1));
         let connecting = scope
             .spawn(|| Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).unwrap());
         drive(&mut server, "a reader", |server| server.status().readers == 1);
         let mut reader = connecting.join().unwrap();
-        let pinned = reader.pin(Bound::version(Version(1)), PATIENCE).unwrap();
+        let pinned = reader.pin(Bound::version(Version::new(1)), PATIENCE).unwrap();
         step.send(()).unwrap();
-        drive(&mut server, "version 2", |server| server.status().version == Version(2));
+        drive(&mut server, "version 2", |server| server.status().version == Version::new(2));
         step.send(()).unwrap();
         // The third is announced, and has no frame to go to. Its worker leaves, and another one joins.
         for _ in 0..100 {
@@ -92,18 +92,22 @@ fn a_waiting_fold_outlives_its_worker_and_leaves_the_next_one_its_credits() {
             poll(&mut server);
         });
         // Another index, for the fold still reads the inbox of this one.
-        assert_eq!((next.welcome.peer, server.status().version), (2, Version(2)));
-        assert_eq!(next.welcome.clock, Clock(2), "it is another worker");
+        assert_eq!((next.welcome.peer, server.status().version), (2, Version::new(2)));
+        assert_eq!(next.welcome.clock, Clock::new(2), "it is another worker");
         let role =
             PeerRole::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 7, session: 0 };
         let again = Raw::join(&address, role, || {
             poll(&mut server);
         });
-        assert_eq!(again.welcome.clock, Clock(3), "its gradient of clock 2 is taken");
+        assert_eq!(again.welcome.clock, Clock::new(3), "its gradient of clock 2 is taken");
         drop(pinned);
-        drive(&mut server, "version 3", |server| server.status().version == Version(3));
+        drive(&mut server, "version 3", |server| server.status().version == Version::new(3));
         assert_eq!(server.parameters().unwrap(), [3.0; 4]);
-        assert_eq!(next.consumed(), next.welcome.clock.0, "it has published nothing that could be consumed");
+        assert_eq!(
+            next.consumed(),
+            next.welcome.clock.get(),
+            "it has published nothing that could be consumed"
+        );
     });
 }
 
@@ -128,7 +132,11 @@ impl Zombie {
     fn start(&mut self, value: f32) {
         self.gradient.as_volatile().write(&[value.to_le_bytes(); 4].concat());
         self.publish
-            .start(GradientSource::Memory(self.gradient.whole()), Version(0), GradientMetadata::default())
+            .start(
+                GradientSource::Memory(self.gradient.whole()),
+                Version::new(0),
+                GradientMetadata::default(),
+            )
             .unwrap();
     }
 
@@ -161,15 +169,15 @@ fn with_a_zombie(after: impl FnOnce(&mut Server<Shm>, Zombie, &mut dyn FnMut(&mu
         let mut zombie = Zombie::join(&mut server);
         zombie.start(1.0);
         assert_eq!(zombie.go_on(), Ok(true));
-        drive(&mut server, "version 1", |server| server.status().version == Version(1));
+        drive(&mut server, "version 1", |server| server.status().version == Version::new(1));
         let connecting = scope
             .spawn(|| Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).unwrap());
         drive(&mut server, "a reader", |server| server.status().readers == 1);
         let mut reader = connecting.join().unwrap();
-        let mut pinned = Some(reader.pin(Bound::version(Version(1)), PATIENCE).unwrap());
+        let mut pinned = Some(reader.pin(Bound::version(Version::new(1)), PATIENCE).unwrap());
         zombie.start(2.0);
         assert_eq!(zombie.go_on(), Ok(true));
-        drive(&mut server, "version 2", |server| server.status().version == Version(2));
+        drive(&mut server, "version 2", |server| server.status().version == Version::new(2));
         for value in [4.0, 8.0] {
             zombie.start(value);
             assert_eq!(zombie.go_on(), Ok(true));
@@ -180,7 +188,7 @@ fn with_a_zombie(after: impl FnOnce(&mut Server<Shm>, Zombie, &mut dyn FnMut(&mu
         drive(&mut server, "the eviction", |server| server.status().left == 1);
         let mut unpin = |server: &mut Server<Shm>| {
             pinned.take();
-            drive(server, "version 3", |server| server.status().version == Version(3));
+            drive(server, "version 3", |server| server.status().version == Version::new(3));
         };
         after(&mut server, zombie, &mut unpin);
     });
@@ -209,6 +217,6 @@ fn a_zombie_takes_no_credit_from_the_line_of_its_successor() {
         let next = Raw::resume(&address, worker_role(SchemeConfig::Asp), 9, || poll(server));
         assert_eq!((next.welcome.peer, next.consumed()), (zombie.raw.welcome.peer, 9));
         assert_eq!(zombie.go_on(), Err(PublishError::Evicted { why: Eviction::Replaced }));
-        assert_eq!(zombie.publish.consumed(), Clock(2), "it has learned nothing");
+        assert_eq!(zombie.publish.consumed(), Clock::new(2), "it has learned nothing");
     });
 }

@@ -104,14 +104,14 @@ fn calls_of_a_reader_whose_publisher_makes_nothing_new_end_in_time() {
         let reading = scope.spawn(|| {
             let mut reader =
                 Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).unwrap();
-            let one = Bound::version(Version(1));
-            in_time("refresh_to", || reader.refresh_to(Version(1), SHORT));
+            let one = Bound::version(Version::new(1));
+            in_time("refresh_to", || reader.refresh_to(Version::new(1), SHORT));
             in_time("pin", || reader.pin(one, SHORT).map(drop));
             in_time("pin of a clock", || {
-                reader.pin(Bound { version: Version(0), smallest_clock: Clock(1) }, SHORT).map(drop)
+                reader.pin(Bound { version: Version::new(0), smallest_clock: Clock::new(1) }, SHORT).map(drop)
             });
             // And none of them is in the way of the next.
-            assert_eq!(reader.refresh(0, PATIENCE).unwrap().version, Version(0));
+            assert_eq!(reader.refresh(0, PATIENCE).unwrap().version, Version::new(0));
         });
         publisher.drive(|publisher| publisher.joined() == 1 && publisher.readers() == 0, PATIENCE).unwrap();
         reading.join().unwrap();
@@ -131,10 +131,10 @@ fn calls_of_a_worker_whose_server_stands_still_end_in_time() {
     in_time("step", || worker.step(SHORT).map(drop));
     in_time("step again", || worker.step(SHORT).map(drop));
     in_time("flush", || worker.flush(SHORT));
-    in_time("pin", || worker.pin(0, Bound::version(Version(1)), SHORT).map(drop));
+    in_time("pin", || worker.pin(0, Bound::version(Version::new(1)), SHORT).map(drop));
     std::thread::scope(|scope| {
         let going_on = scope.spawn(|| {
-            assert_eq!(worker.step(PATIENCE).unwrap().view().version, Version(1));
+            assert_eq!(worker.step(PATIENCE).unwrap().view().version, Version::new(1));
             drop(worker);
         });
         drive(&mut server, "the end", |server| server.status().left == 1);
@@ -158,7 +158,7 @@ fn a_bsp_worker_without_its_peers_times_out_and_goes_on_when_they_come() {
                 worker.flush(PATIENCE).unwrap();
             });
             let step = worker.step(PATIENCE).unwrap();
-            assert_eq!(step.view().version, Version(1));
+            assert_eq!(step.view().version, Version::new(1));
             assert_eq!(step.parameters().unwrap(), [2.0; 4]);
             drop(step);
             late.join().unwrap();
@@ -224,12 +224,12 @@ fn a_control_page_that_contradicts_itself_holds_no_peer_past_the_deadline() {
     let page = region(PeerInbox::page_bytes(0), Access::REMOTE_READ | Access::REMOTE_WRITE);
     let frames = Frames::new(control.clone(), payload.clone(), layout, geometry, 7);
     // It says that frame 0 is version 5; the frame says that it is version 0.
-    control.as_volatile().store_u64(64, Latest { version: Version(5), frame: 0 }.to_word());
+    control.as_volatile().store_u64(64, Latest { version: Version::new(5), frame: 0 }.to_word());
     let welcome = Welcome {
         epoch: frames.epoch(),
         peer: 0,
         generation: 0,
-        clock: Clock(0),
+        clock: Clock::new(0),
         table: table(16),
         shard: 0,
         shards: 1,
@@ -245,12 +245,12 @@ fn a_control_page_that_contradicts_itself_holds_no_peer_past_the_deadline() {
             let mut reader =
                 Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE).unwrap();
             in_time("pin", || reader.pin(Bound::NONE, SHORT).map(drop));
-            in_time("refresh_to", || reader.refresh_to(Version(0), SHORT));
+            in_time("refresh_to", || reader.refresh_to(Version::new(0), SHORT));
             // A frame that is not there at all is an error at once.
-            control.as_volatile().store_u64(64, Latest { version: Version(5), frame: 2 }.to_word());
+            control.as_volatile().store_u64(64, Latest { version: Version::new(5), frame: 2 }.to_word());
             let error = reader.pin(Bound::NONE, PATIENCE).err().unwrap();
             assert!(matches!(error, Error::Pin { .. }), "{error}");
-            let error = reader.refresh_to(Version(0), PATIENCE).unwrap_err();
+            let error = reader.refresh_to(Version::new(0), PATIENCE).unwrap_err();
             assert!(matches!(error, Error::Pull { .. }), "{error}");
         });
         let incoming = wait_for("a reader", || listener.poll(slackline::now()));

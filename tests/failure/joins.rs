@@ -26,7 +26,7 @@ fn a_late_joiner_begins_at_the_smallest_clock_and_both_go_on() {
                     train(&mut worker, 1.0).unwrap();
                 }
             });
-            drive(&mut server, "a start", |server| server.status().version >= Version(20));
+            drive(&mut server, "a start", |server| server.status().version >= Version::new(20));
             let before = server.status().smallest_clock;
             let late = scope.spawn(|| {
                 let mut worker = worker(&address, scheme);
@@ -45,7 +45,7 @@ fn a_late_joiner_begins_at_the_smallest_clock_and_both_go_on() {
             });
             drive(&mut server, "both to end", |server| server.status().left == 2);
             let first = late.join().unwrap();
-            assert!(first >= before && first > Clock(0), "{name}: began at {first:?}");
+            assert!(first >= before && first > Clock::new(0), "{name}: began at {first:?}");
         });
     }
 }
@@ -100,7 +100,7 @@ fn a_late_joiner_of_two_shards_that_stand_at_different_clocks_goes_on() {
         let mut early = connecting.join().unwrap();
         train(&mut early, 1.0).unwrap();
         // Only shard 0 applies it before the late one asks to join.
-        while poll(&[0])[0].version == Version(0) {}
+        while poll(&[0])[0].version == Version::new(0) {}
         let late = scope.spawn(move || {
             let mut late = connect();
             for _ in 0..5 {

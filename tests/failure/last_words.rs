@@ -48,7 +48,7 @@ fn drive(server: &mut Server<Tcp>, what: &str, until: impl Fn(&Server<Tcp>) -> b
 fn stop(claim: impl Fn(), meanwhile: impl FnOnce(Server<Tcp>) -> Option<Server<Tcp>>) -> Option<i32> {
     let mut server = server();
     let mut worker = Second::start(claim, &[server.address().to_string()]);
-    drive(&mut server, "the worker to train", |server| server.status().version >= Version(2));
+    drive(&mut server, "the worker to train", |server| server.status().version >= Version::new(2));
     worker.signal(Signal::STOP);
     drive(&mut server, "the eviction", |server| server.status().left == 1);
     let _kept = meanwhile(server);

@@ -35,7 +35,7 @@ fn evicted_and_nothing_applied(what: &str, misbehave: impl FnOnce(&mut Raw, u64)
         });
         misbehave(&mut raw, epoch);
         drive(&mut server, what, |server| server.status().left == 1);
-        assert_eq!((server.status().folded, server.status().version), (0, Version(0)), "{what}");
+        assert_eq!((server.status().folded, server.status().version), (0, Version::new(0)), "{what}");
         go.send(()).unwrap();
         drive(&mut server, "the good worker's end", |server| server.status().left == 2);
         good.join().unwrap();

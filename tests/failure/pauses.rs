@@ -110,7 +110,7 @@ fn reads_on<T: Transport>(transport: impl Fn() -> T, address: &Address, publishe
     let mut read = || {
         readers.each_mut().map(|reader| {
             let newest = reader.refresh(0, PATIENCE).unwrap().version;
-            reader.refresh_to(Version(newest.0 + 3), PATIENCE).unwrap().version
+            reader.refresh_to(Version::new(newest.get() + 3), PATIENCE).unwrap().version
         })
     };
     let before = read();

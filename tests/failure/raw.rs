@@ -64,7 +64,7 @@ impl Raw {
 
     /// As `join`, to begin at `clock` or later.
     pub(super) fn resume(address: &Address, role: PeerRole, clock: u64, meanwhile: impl FnMut()) -> Raw {
-        let resume = Some(WorkerProgress { clock: Clock(clock), epoch: 1, version: Version(0) });
+        let resume = Some(WorkerProgress { clock: Clock::new(clock), epoch: 1, version: Version::new(0) });
         Self::offer(address, PeerHello { role, push: None, resume }, Vec::new(), meanwhile)
     }
 

@@ -18,9 +18,9 @@ const CLOCKS: usize = 3000;
 /// The gradient of clock `c` is 1 in element `c`, and 0 elsewhere.
 fn mark_clocks(words: &[String]) -> ! {
     let mut worker = worker(&words[0].parse().unwrap(), scheme(&words[1]));
-    while worker.clock() < Clock(CLOCKS as u64) {
+    while worker.clock() < Clock::new(CLOCKS as u64) {
         let mut step = worker.step(PATIENCE).unwrap();
-        let clock = step.view().clock.0 as usize;
+        let clock = step.view().clock.get() as usize;
         let gradient = step.gradient().unwrap();
         gradient.fill(0.0);
         gradient[clock] = 1.0;
@@ -43,7 +43,7 @@ fn a_killed_and_restarted_worker_never_has_a_gradient_applied_twice() {
         for incarnation in 1..=5u64 {
             let mut victim = Second::start(claim, &words);
             drive(&mut server, "a part of the job", |server| {
-                server.status().smallest_clock >= Clock(incarnation * 500 + incarnation * 7 % 5)
+                server.status().smallest_clock >= Clock::new(incarnation * 500 + incarnation * 7 % 5)
             });
             victim.kill();
             drive(&mut server, "its death to be noticed", |server| server.status().left == incarnation);
@@ -52,7 +52,7 @@ fn a_killed_and_restarted_worker_never_has_a_gradient_applied_twice() {
         drive(&mut server, "the end", |_| last.borrow_mut().ended().is_some_and(|status| status.success()));
         // A gradient that was published and not applied was made again, for the clock had not moved: none is missing.
         assert_eq!(server.parameters().unwrap(), [1.0; CLOCKS], "{name}");
-        assert_eq!(server.status().version, Version(CLOCKS as u64), "{name}");
+        assert_eq!(server.status().version, Version::new(CLOCKS as u64), "{name}");
     }
 }
 
@@ -64,9 +64,9 @@ fn mark_clocks_of_rank(words: &[String]) -> ! {
     let options = WorkerOptions { identity: Some(0), ..WorkerOptions::new(scheme(&words[1])) };
     let address = words[0].parse().unwrap();
     let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
-    while worker.clock() < Clock(MARKED as u64) {
+    while worker.clock() < Clock::new(MARKED as u64) {
         let mut step = worker.step(PATIENCE).unwrap();
-        let clock = step.view().clock.0 as usize;
+        let clock = step.view().clock.get() as usize;
         let gradient = step.gradient().unwrap();
         gradient.fill(0.0);
         gradient[clock] = 1.0;
@@ -190,24 +190,24 @@ fn a_server_killed_repeatedly_loses_only_work_after_its_last_checkpoint() {
                 })
             })
             .collect();
-        let mut newest = Version(0);
+        let mut newest = Version::new(0);
         for _ in 0..4 {
             // Some progress in each incarnation; what is on the disk is always whole, and never goes back.
             let read = || Checkpoint::read(&path).ok();
             let checkpoint =
-                wait_for("a checkpoint", || read().filter(|read| read.version().0 >= newest.0 + 50));
+                wait_for("a checkpoint", || read().filter(|read| read.version().get() >= newest.get() + 50));
             newest = checkpoint.version();
             server.kill();
             let checkpoint = Checkpoint::read(&path).unwrap();
             assert!(checkpoint.version() >= newest);
             // Two workers: each update is half a step.
-            let expected = checkpoint.version().0 as f32 * 0.5;
+            let expected = checkpoint.version().get() as f32 * 0.5;
             assert_eq!(checkpoint.parameters(), [expected; ELEMENTS]);
             newest = checkpoint.version();
             server = Second::start(claim, &words);
         }
         wait_for("the last incarnation to go on", || {
-            Checkpoint::read(&path).ok().filter(|read| read.version().0 >= newest.0 + 50)
+            Checkpoint::read(&path).ok().filter(|read| read.version().get() >= newest.get() + 50)
         });
         stop.store(true, std::sync::atomic::Ordering::SeqCst);
         for worker in workers {
@@ -256,7 +256,7 @@ fn an_evicted_worker_comes_back_and_goes_on_beside_those_who_stayed() {
                     train(&mut worker, 1.0).unwrap();
                 }
             });
-            drive(&mut server, "a start", |server| server.status().version >= Version(30));
+            drive(&mut server, "a start", |server| server.status().version >= Version::new(30));
             victim.borrow().signal(Signal::STOP);
             drive(&mut server, "the eviction", |server| server.status().left == 1);
             victim.borrow().signal(Signal::CONT);

@@ -45,7 +45,7 @@ fn every_worker_of_a_killed_server_is_told_so_in_time_and_again() {
                             retry(|| Worker::connect(Shm::new(), addresses, options.clone(), PATIENCE));
                         let error = loop {
                             match train(&mut worker, 1.0) {
-                                Ok(clock) if clock.0 == 20 => trained.send(()).unwrap(),
+                                Ok(clock) if clock.get() == 20 => trained.send(()).unwrap(),
                                 Ok(_) => {}
                                 Err(error) => break error,
                             }
@@ -95,15 +95,15 @@ fn a_reader_of_a_dead_publisher_is_told_though_it_has_all_it_asked_for() {
     let mut publisher = Second::start(claim, &[address.to_string()]);
     let connect = || retry(|| Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE));
     let (mut refreshes, mut copies, mut pins) = (connect(), connect(), connect());
-    refreshes.refresh_to(Version(1), PATIENCE).unwrap();
-    copies.refresh_to(Version(1), PATIENCE).unwrap();
-    drop(pins.pin(Bound::version(Version(1)), PATIENCE).unwrap());
+    refreshes.refresh_to(Version::new(1), PATIENCE).unwrap();
+    copies.refresh_to(Version::new(1), PATIENCE).unwrap();
+    drop(pins.pin(Bound::version(Version::new(1)), PATIENCE).unwrap());
     publisher.kill();
     let killed = Instant::now();
     // Each by the call that its user makes: all three find a version that satisfies them, in a dead process's memory.
     let told = [
         wait_for("refresh to say so", || refreshes.refresh(5, NOTICE).err()),
-        wait_for("refresh_to to say so", || copies.refresh_to(Version(1), NOTICE).err()),
+        wait_for("refresh_to to say so", || copies.refresh_to(Version::new(1), NOTICE).err()),
         wait_for("pin to say so", || pins.pin(Bound::NONE, NOTICE).err()),
     ];
     assert!(killed.elapsed() < NOTICE, "told after {:?}", killed.elapsed());
@@ -127,7 +127,7 @@ fn a_restarted_server_is_another_one_and_old_handles_keep_failing() {
             worker.flush(PATIENCE).unwrap();
             worker
         });
-        drive(&mut first, "five versions", |server| server.status().version == Version(5));
+        drive(&mut first, "five versions", |server| server.status().version == Version::new(5));
         (training.join().unwrap(), first)
     });
     drop(first);

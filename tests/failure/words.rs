@@ -68,7 +68,7 @@ impl Hand {
             true => Raw::join_pushed(&address, role, geometry, || poll(server)),
             false => Raw::join(&address, role, || poll(server)),
         };
-        let clock = raw.welcome.clock.0;
+        let clock = raw.welcome.clock.get();
         Hand { raw, clock, base: 0 }
     }
 
@@ -198,7 +198,7 @@ fn a_base_past_the_latest_version_evicts_its_worker_and_moves_no_bound() {
                 poll(&mut server);
                 (server.status().misbehaved == 1).then_some(())
             });
-            assert_eq!(server.status().version, Version(0), "{scheme}");
+            assert_eq!(server.status().version, Version::new(0), "{scheme}");
             go_on(&mut server, &mut [one, other], 20, &format!("{scheme} after a base of {base}"));
             assert_eq!((server.status().workers, server.status().left), (2, 1), "{scheme}");
         }

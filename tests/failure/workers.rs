@@ -67,7 +67,7 @@ fn three_workers(
             scope.spawn(move || survivors.train(which, address, scheme));
         }
         drive(&mut server, "all to train", |server| {
-            server.status().joined == 3 && server.status().version >= Version(30)
+            server.status().joined == 3 && server.status().version >= Version::new(30)
         });
         then(&mut victim, &mut server, &survivors);
         survivors.stop.store(true, SeqCst);
@@ -132,7 +132,7 @@ fn a_worker_that_computes_for_longer_than_the_lease_is_not_evicted() {
             }
             worker.flush(NOTICE).unwrap();
         });
-        drive(&mut server, "two clocks", |server| server.status().version == Version(2));
+        drive(&mut server, "two clocks", |server| server.status().version == Version::new(2));
         assert_eq!(server.status().left, 0);
         drive(&mut server, "the end", |server| server.status().left == 1);
         computing.join().unwrap();
@@ -156,7 +156,9 @@ fn die_in_the_middle_of_a_publish(address: &Address) -> ! {
     gradient.as_volatile().write(&[0x7F; ELEMENTS * 4]);
     let scratch = shm.allocate(Publish::SCRATCH_BYTES, Access::LOCAL).unwrap().whole();
     let mut publish = Publish::new(&raw.welcome, &raw.received.grants, scratch).unwrap().unwrap();
-    publish.start(GradientSource::Memory(gradient.whole()), Version(0), GradientMetadata::default()).unwrap();
+    publish
+        .start(GradientSource::Memory(gradient.whole()), Version::new(0), GradientMetadata::default())
+        .unwrap();
     // A slot, then three batches of eight chunks out of 64.
     for _ in 0..5 {
         assert!(publish.advance(&mut raw.endpoint).unwrap());
@@ -205,7 +207,7 @@ fn nothing_shows_of_a_gradient_whose_worker_died_before_it_was_announced() {
         });
         use std::os::unix::process::ExitStatusExt;
         assert_eq!(victim.wait().signal(), Some(9), "it saw its chunks folded before it died");
-        assert_eq!((server.status().version, server.status().folded), (Version(5), 5));
+        assert_eq!((server.status().version, server.status().folded), (Version::new(5), 5));
 
         let (mut parameters, mut momenta) = (vec![0.0f32; ELEMENTS], vec![0.0f32; ELEMENTS]);
         for clock in 0..5 {

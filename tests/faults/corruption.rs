@@ -127,14 +127,14 @@ fn read(proxy: &Proxy, epoch: u64, begun_to: &AtomicU64, every: u64) -> (u64, u6
             bad += 1;
             continue;
         };
-        let mut last = Version(0);
+        let mut last = Version::new(0);
         while proxy.flipped() < 4 * FLIPS {
             match timed("refresh", TIMEOUT, || reader.refresh(1, TIMEOUT)) {
                 Ok(fresh) => {
                     good += 1;
                     let newest = begun_to.load(SeqCst);
                     assert!(
-                        fresh.version.0 + fresh.behind <= newest,
+                        fresh.version.get() + fresh.behind <= newest,
                         "{fresh:?}, where {newest} is the newest"
                     );
                     assert!(fresh.version >= last && fresh.epoch == epoch, "{fresh:?} after {last:?}");

@@ -156,15 +156,15 @@ impl Watch {
         for (index, value) in step.gradient()?.iter_mut().enumerate() {
             *value = pattern(index);
         }
-        self.furthest.fetch_max(view.clock.0 + 1, SeqCst);
+        self.furthest.fetch_max(view.clock.get() + 1, SeqCst);
         timed("publish", timeout, || step.publish(Some(LOSS), timeout))
     }
 
     /// Two workers weigh a half each, one alone weighs one: a version adds a half or one.
     fn check(&self, view: &View, parameters: &[f32]) {
-        let (unit, version) = (multiple(parameters), view.version.0 as f64);
+        let (unit, version) = (multiple(parameters), view.version.get() as f64);
         let furthest = self.furthest.load(SeqCst);
-        let (clock, smallest) = (view.clock.0, view.smallest_clock.0);
+        let (clock, smallest) = (view.clock.get(), view.smallest_clock.get());
         assert!(smallest <= furthest, "{view:?} where no worker is past {furthest}");
         match self.job.scheme.staleness() {
             Some(bound) => assert!(clock <= smallest + bound, "too stale: {view:?}"),
@@ -172,7 +172,7 @@ impl Watch {
         }
         match self.job.scheme {
             SchemeConfig::Bsp => {
-                assert!(unit == version && smallest == view.version.0, "{unit} is not {view:?}")
+                assert!(unit == version && smallest == view.version.get(), "{unit} is not {view:?}")
             }
             _ => assert!((version / 2.0..=version).contains(&unit), "{unit} is not {view:?}"),
         }

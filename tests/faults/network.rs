@@ -193,10 +193,10 @@ fn a_reader_goes_on_after_a_deadline_that_passed_with_requests_in_flight() {
             let mut reader = Reader::connect(Tcp::new(), &proxy.address(), options, PATIENCE).unwrap();
             proxy.set(Fault::Delay(Duration::from_millis(20)));
             for _ in 0..3 {
-                let late = reader.refresh_to(Version(1), Duration::from_millis(5));
+                let late = reader.refresh_to(Version::new(1), Duration::from_millis(5));
                 assert!(matches!(late, Err(Error::Deadline { .. })), "{late:?}");
             }
-            assert_eq!(reader.refresh_to(Version(0), PATIENCE).unwrap().version, Version(0));
+            assert_eq!(reader.refresh_to(Version::new(0), PATIENCE).unwrap().version, Version::new(0));
         });
         publisher.drive(|publisher| publisher.joined() == 1 && publisher.readers() == 0, PATIENCE).unwrap();
         reading.join().unwrap();

@@ -72,7 +72,7 @@ fn train(address: &Address, secret: &Secret, clocks: &AtomicU64, stop: &AtomicBo
             Err(_) if stop.load(SeqCst) => return,
             Err(error) => panic!("{error}"),
         };
-        assert_eq!(multiple(step.parameters().unwrap()), step.view().version.0 as f64);
+        assert_eq!(multiple(step.parameters().unwrap()), step.view().version.get() as f64);
     }
 }
 

@@ -54,10 +54,10 @@ fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
                 every: Some(1),
             });
             let served = job.serve(table, &[0.0; ELEMENTS], options)?;
-            let resumed = served.resumed_from.map_or("none".into(), |version| version.0.to_string());
+            let resumed = served.resumed_from.map_or("none".into(), |version| version.get().to_string());
             let (first, last) = (served.parameters[0], served.parameters[served.parameters.len() - 1]);
             assert!(served.parameters.iter().all(|value| *value == first), "{first} to {last}");
-            let versions = served.status.version.0;
+            let versions = served.status.version.get();
             let bits = first.to_bits();
             println!(
                 "shard {shard}: {versions} versions to {first:.6}, bits {bits:x}, resumed from {resumed}"
@@ -73,10 +73,10 @@ fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
             let mut worker = job.worker(WorkerOptions::default())?;
             while let Some(mut step) = worker.next_step()? {
                 // Two clocks are published, and no third while the file is there.
-                while step.view().clock.0 == 2 && hold.as_ref().is_some_and(|file| file.exists()) {
+                while step.view().clock.get() == 2 && hold.as_ref().is_some_and(|file| file.exists()) {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                if dies == Some(step.view().clock.0) {
+                if dies == Some(step.view().clock.get()) {
                     std::process::abort();
                 }
                 std::thread::sleep(pause);
@@ -86,7 +86,7 @@ fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
                 }
                 step.publish(None)?;
             }
-            println!("worker {number_of_worker}: {} clocks", worker.clock().0);
+            println!("worker {number_of_worker}: {} clocks", worker.clock().get());
         }
     }
     Ok(())

@@ -69,7 +69,7 @@ pub(crate) fn pulls_are_whole_of_every_size(claim: &str, setup: Setup) {
                     break;
                 }
                 // Small ones are read over and over while the writer works on the next; of large ones each is new.
-                let next = if bytes < 1 << 20 { Version(0) } else { Version(tally.newest.0 + 1) };
+                let next = if bytes < 1 << 20 { Version::new(0) } else { Version::new(tally.newest.0 + 1) };
                 pull_to(next, &mut reader, &mut tally);
             }
         }
@@ -88,7 +88,7 @@ pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, setup: Setup) {
         if tally.is_late() {
             break;
         }
-        let next = Version(tally.newest.0 + 1);
+        let next = Version::new(tally.newest.0 + 1);
         let fresh = reader.refresh_to(next, TIMEOUT).unwrap();
         assert!(fresh.version >= next);
         check_floats(reader.bytes().unwrap(), fresh.version);
@@ -114,7 +114,7 @@ pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, setup: Setup) {
         let step = worker.step(TIMEOUT).unwrap();
         let view = step.view();
         let parameters = step.parameters().unwrap();
-        let whole = parameters.iter().all(|value| *value == view.version.0 as f32);
+        let whole = parameters.iter().all(|value| *value == view.version.get() as f32);
         assert!(whole, "version {:?} is torn", view.version);
         tally.count(4 * parameters.len(), view.version, view.retries);
         step.publish(None, TIMEOUT).unwrap();
@@ -130,7 +130,7 @@ pub(crate) fn without_the_second_look_at_the_header_torn_reads_are_found(claim: 
     reader.set_consistency(Consistency::Mixture);
     let (begun, mut mixtures, mut pulls) = (Instant::now(), 0, 0u64);
     while mixtures < 10 && begun.elapsed() < TIMEOUT {
-        reader.refresh_to(Version(0), TIMEOUT).unwrap();
+        reader.refresh_to(Version::new(0), TIMEOUT).unwrap();
         let bytes = reader.bytes().unwrap();
         let first = u64::from_le_bytes(*bytes.first_chunk().unwrap());
         mixtures += u64::from(!all_are(bytes, first));

@@ -8,7 +8,7 @@ use slackline::{Fresh, Reader, Transport, Version};
 use super::writing::TIMEOUT;
 
 pub(crate) fn pull<T: Transport>(reader: &mut Reader<T>, tally: &mut Tally) {
-    pull_to(Version(0), reader, tally);
+    pull_to(Version::new(0), reader, tally);
 }
 
 /// Pulls what is not older than `least`.
@@ -16,7 +16,7 @@ pub(crate) fn pull_to<T: Transport>(least: Version, reader: &mut Reader<T>, tall
     let Fresh { version, retries, .. } = reader.refresh_to(least, TIMEOUT).unwrap();
     assert!(version >= least);
     let bytes = reader.bytes().unwrap();
-    assert!(all_are(bytes, version.0), "version {version:?} is torn");
+    assert!(all_are(bytes, version.get()), "version {version:?} is torn");
     tally.count(bytes.len(), version, retries);
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn all_are(bytes: &[u8], value: u64) -> bool {
 
 pub(crate) fn check_floats(bytes: &[u8], version: Version) {
     let (words, rest) = bytes.as_chunks::<4>();
-    let value = (version.0 as f32).to_bits();
+    let value = (version.get() as f32).to_bits();
     let differing = words.iter().fold(0, |or, word| or | (u32::from_le_bytes(*word) ^ value));
     assert!(rest.is_empty() && differing == 0, "version {version:?} is torn");
 }
@@ -53,7 +53,7 @@ pub(crate) struct Tally {
 impl Tally {
     pub(crate) fn new(what: impl Into<String>, wanted: u64) -> Tally {
         let now = Instant::now();
-        let (what, newest) = (what.into(), Version(0));
+        let (what, newest) = (what.into(), Version::new(0));
         Tally { what, wanted, pulls: 0, bytes: 0, retries: 0, newest, versions: 0, begun: now, said: now }
     }
 
@@ -72,7 +72,7 @@ impl Tally {
 
     /// Another writer begins at 0 again; within one incarnation versions only grow.
     pub(crate) fn next_writer(&mut self) {
-        self.newest = Version(0);
+        self.newest = Version::new(0);
     }
 
     fn say(&self) {

@@ -166,7 +166,7 @@ impl Spec {
         let mut rested = Instant::now();
         for version in 1u64.. {
             let fill = |memory: VolatileSlice<'_>| self.fill(memory, version, &mut pattern);
-            assert_eq!(publisher.publish_with(TIMEOUT, fill).unwrap(), Version(version));
+            assert_eq!(publisher.publish_with(TIMEOUT, fill).unwrap(), Version::new(version));
             if version.is_multiple_of(64) && !parent.lives() {
                 return;
             }

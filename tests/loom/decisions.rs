@@ -26,7 +26,7 @@ fn a_follower_reads_every_decision_whole_and_in_order() {
             epoch: EPOCH,
             peer: 0,
             generation: 0,
-            clock: Clock(0),
+            clock: Clock::new(0),
             table: Table::flat(4, ElementType::F32).unwrap(),
             shard: 0,
             shards: 2,
@@ -35,7 +35,7 @@ fn a_follower_reads_every_decision_whole_and_in_order() {
             slots: None,
             lease_ns: 1,
             scheme: None,
-            decided: Some(DecidedFrom { next: 0, version: Version(0), goes_on: false }),
+            decided: Some(DecidedFrom { next: 0, version: Version::new(0), goes_on: false }),
         };
         let keyed = [(CONTROL, frames.control()), (FRAMES, frames.region()), (PAGE, &page), (SLOTS, &ring)];
         let grants = keyed.map(|(key, region)| remote(key, region));
@@ -48,7 +48,7 @@ fn a_follower_reads_every_decision_whole_and_in_order() {
             DecisionReader::new(&welcome, &grants, region(DecisionReader::SCRATCH_BYTES).whole())
                 .unwrap()
                 .unwrap();
-        let (inbox, mut decisions) = (PeerInbox::new(page, None, Clock(0)), Decisions::new(ring));
+        let (inbox, mut decisions) = (PeerInbox::new(page, None, Clock::new(0)), Decisions::new(ring));
         let read = Arc::new(AtomicU64::new(0));
         let read_by_follower = Arc::clone(&read);
         let follower = thread::spawn(move || {

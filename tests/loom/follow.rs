@@ -20,18 +20,18 @@ fn a_followed_frame_is_whole() {
     explore(3, |accepted| {
         let (mut frames, source) = shard(2, BYTES);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
-        let frame = frames.begin(Version(1), |_| false).unwrap();
+        let frame = frames.begin(Version::new(1), |_| false).unwrap();
         let follower = thread::spawn(move || {
             let pulled = reader.follow(1, 12)?;
-            Some((pulled.version.0, pulled.smallest_clock, words(&reader.into.whole(), CHUNKS)))
+            Some((pulled.version.get(), pulled.smallest_clock, words(&reader.into.whole(), CHUNKS)))
         });
         let payload = frames.payload(frame);
         fill(&payload, &CHUNKS[..1], 1);
         frames.progress(frame).raise(1);
         fill(&payload, &CHUNKS[1..], 1);
-        frames.commit(frame, Version(1), Clock(5));
+        frames.commit(frame, Version::new(1), Clock::new(5));
         if let Some(pulled) = follower.join().unwrap() {
-            assert_eq!(pulled, (1, Clock(5), [1; 2]), "a frame was taken for whole before it was");
+            assert_eq!(pulled, (1, Clock::new(5), [1; 2]), "a frame was taken for whole before it was");
             accepted.fetch_add(1, Relaxed);
         }
     });
@@ -44,21 +44,21 @@ fn a_frame_that_is_begun_again_is_copied_again() {
     explore(3, |accepted| {
         let (mut frames, source) = shard(2, BYTES);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
-        let frame = frames.begin(Version(1), |_| false).unwrap();
+        let frame = frames.begin(Version::new(1), |_| false).unwrap();
         let payload = frames.payload(frame);
         fill(&payload, &CHUNKS[..1], 100);
         let abandoned = frames.progress(frame);
         abandoned.raise(1);
         let follower = thread::spawn(move || {
-            reader.follow(1, 12).map(|pulled| (pulled.version.0, words(&reader.into.whole(), CHUNKS)))
+            reader.follow(1, 12).map(|pulled| (pulled.version.get(), words(&reader.into.whole(), CHUNKS)))
         });
-        frames.restart(frame, Version(1));
+        frames.restart(frame, Version::new(1));
         fill(&payload, &CHUNKS[..1], 1);
         let progress = frames.progress(frame);
         progress.raise(1);
         fill(&payload, &CHUNKS[1..], 1);
         progress.raise(2);
-        frames.commit(frame, Version(1), Clock(0));
+        frames.commit(frame, Version::new(1), Clock::new(0));
         if let Some((version, words)) = follower.join().unwrap() {
             assert_eq!((version, words), (1, [1; 2]), "chunks of an abandoned attempt were taken");
             accepted.fetch_add(1, Relaxed);
@@ -77,9 +77,9 @@ fn a_frame_that_is_said_to_be_written_has_its_header() {
             reader.follow(1, 4);
             reader.pull.retries()
         });
-        let frame = frames.begin(Version(1), |_| false).unwrap();
+        let frame = frames.begin(Version::new(1), |_| false).unwrap();
         assert_eq!(follower.join().unwrap(), 0, "a frame is followed under the header of an earlier version");
-        frames.commit(frame, Version(1), Clock(0));
+        frames.commit(frame, Version::new(1), Clock::new(0));
         accepted.fetch_add(1, Relaxed);
     });
 }
@@ -90,14 +90,14 @@ fn a_follower_never_goes_back() {
     explore(3, |accepted| {
         let (mut frames, source) = shard(2, BYTES);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
-        let frame = frames.begin(Version(1), |_| false).unwrap();
+        let frame = frames.begin(Version::new(1), |_| false).unwrap();
         fill(&frames.payload(frame), &CHUNKS, 1);
         frames.progress(frame).raise(2);
         let follower = thread::spawn(move || {
             let first = reader.follow(1, 12).map(|pulled| pulled.version);
             first.and_then(|first| Some((first, reader.attempt()?.version)))
         });
-        frames.commit(frame, Version(1), Clock(0));
+        frames.commit(frame, Version::new(1), Clock::new(0));
         if let Some((first, second)) = follower.join().unwrap() {
             assert!(first <= second, "went back: {first:?}, then {second:?}");
             accepted.fetch_add(1, Relaxed);

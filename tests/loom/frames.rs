@@ -10,9 +10,9 @@ use slackline::{Clock, Version};
 use super::world::{Reader, endpoint_to, explore, fill, shard, words};
 
 fn write(frames: &mut Frames, version: u64, words: &[usize]) {
-    let frame = frames.begin(Version(version), |_| false).unwrap();
+    let frame = frames.begin(Version::new(version), |_| false).unwrap();
     fill(&frames.payload(frame), words, version);
-    frames.commit(frame, Version(version), Clock(0));
+    frames.commit(frame, Version::new(version), Clock::new(0));
 }
 
 /// Frame 0 is overwritten while the reader copies it. Without the second header (`second_header`), the fence between
@@ -23,7 +23,7 @@ fn a_pull_is_whole_or_nothing() {
         let (mut frames, source) = shard(2, 16);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
         let reader = thread::spawn(move || {
-            reader.attempt().map(|pulled| (pulled.version.0, words(&reader.into.whole(), [0, 1])))
+            reader.attempt().map(|pulled| (pulled.version.get(), words(&reader.into.whole(), [0, 1])))
         });
         write(&mut frames, 1, &[0, 1]);
         write(&mut frames, 2, &[0, 1]);
@@ -46,13 +46,17 @@ fn a_frame_and_what_it_says_of_a_peers_gradients_agree() {
             reader.attempt().map(|pulled| (pulled.included, words(&reader.into.whole(), [0])))
         });
         for version in 1..=2 {
-            let frame = frames.begin(Version(version), |_| false).unwrap();
+            let frame = frames.begin(Version::new(version), |_| false).unwrap();
             fill(&frames.payload(frame), &[0], version);
-            frames.set_included(frame, 0, Clock(version));
-            frames.commit(frame, Version(version), Clock(0));
+            frames.set_included(frame, 0, Clock::new(version));
+            frames.commit(frame, Version::new(version), Clock::new(0));
         }
         if let Some((included, [word])) = reader.join().unwrap() {
-            assert_eq!(included, Some(Clock(word)), "a frame and its included clock are not of one version");
+            assert_eq!(
+                included,
+                Some(Clock::new(word)),
+                "a frame and its included clock are not of one version"
+            );
             accepted.fetch_add(1, Relaxed);
         }
     });
@@ -65,7 +69,7 @@ fn a_version_that_is_announced_is_whole() {
     explore(3, |accepted| {
         let (mut frames, source) = shard(2, 8);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
-        let reader = thread::spawn(move || reader.attempt().map(|pulled| pulled.version.0));
+        let reader = thread::spawn(move || reader.attempt().map(|pulled| pulled.version.get()));
         write(&mut frames, 1, &[0]);
         let version = reader.join().unwrap();
         assert!(version.is_some(), "the latest version was announced before its frame was whole");

@@ -21,16 +21,16 @@ fn a_pinned_frame_is_never_written() {
         let (mut pins, inbox) = peer(&frames, source);
         let reader = thread::spawn(move || {
             let pinned = pins.pin(Bound::NONE).unwrap().expect("there is a version from the start");
-            let version = pinned.pulled().version.0;
+            let version = pinned.pulled().version.get();
             for word in [0, 8, 0] {
                 assert_eq!(pinned.bytes().load(word, Acquire), version, "a pinned frame was written");
             }
             version
         });
-        for version in [1, 2].map(Version) {
+        for version in [1, 2].map(Version::new) {
             if let Ok(frame) = frames.begin(version, |frame| inbox.pins(frame)) {
-                fill(&frames.payload(frame), &[0, 1], version.0);
-                frames.commit(frame, version, Clock(0));
+                fill(&frames.payload(frame), &[0, 1], version.get());
+                frames.commit(frame, version, Clock::new(0));
             }
         }
         reader.join().unwrap();
@@ -54,14 +54,14 @@ fn a_frame_is_written_after_the_last_read_of_its_reader() {
         let has_pinned = std::sync::Arc::new(AtomicBool::new(false));
         let (reads, pinned) = (Arc::clone(&has_read), std::sync::Arc::clone(&has_pinned));
         let reader = thread::spawn(move || {
-            if pins.hold(Bound::NONE).unwrap().is_some_and(|pulled| pulled.version == Version(0)) {
+            if pins.hold(Bound::NONE).unwrap().is_some_and(|pulled| pulled.version == Version::new(0)) {
                 pinned.store(true, Relaxed);
                 reads.store(1, Relaxed);
                 pins.hold(Bound::NONE).unwrap();
             }
         });
         commit(&mut frames, 1);
-        if frames.begin(Version(2), |frame| inbox.pins(frame)).is_ok() && has_pinned.load(Relaxed) {
+        if frames.begin(Version::new(2), |frame| inbox.pins(frame)).is_ok() && has_pinned.load(Relaxed) {
             assert_eq!(has_read.load(Relaxed), 1, "a frame was written before its reader had read it");
             accepted.fetch_add(1, Relaxed);
         }
@@ -96,12 +96,12 @@ fn peer(frames: &Frames, source: FrameSource) -> (Pins, PeerInbox) {
     let mut endpoint = endpoint_to(frames, Access::REMOTE_READ);
     endpoint.attach(PAGE, page.clone(), Access::REMOTE_WRITE);
     let pins = Pins::new(&endpoint, &source, &remote(PAGE, &page)).unwrap();
-    (pins, PeerInbox::new(page, None, Clock(0)))
+    (pins, PeerInbox::new(page, None, Clock::new(0)))
 }
 
 /// Writes a version, whatever is pinned.
 fn commit(frames: &mut Frames, version: u64) {
-    let frame = frames.begin(Version(version), |_| false).unwrap();
+    let frame = frames.begin(Version::new(version), |_| false).unwrap();
     fill(&frames.payload(frame), &[0], version);
-    frames.commit(frame, Version(version), Clock(0));
+    frames.commit(frame, Version::new(version), Clock::new(0));
 }

@@ -35,13 +35,13 @@ pub(crate) fn pushed<E: Endpoint>(
         let pulled = reader.attempt()?;
         let (included, version) = (pulled.included, pulled.version);
         let what = "a frame and its included clock are not of one version";
-        assert_eq!(included, Some(Clock(version.0)), "{what}");
-        Some((pulled.version.0, words(&reader.into.whole(), [0, 1])))
+        assert_eq!(included, Some(Clock::new(version.get())), "{what}");
+        Some((pulled.version.get(), words(&reader.into.whole(), [0, 1])))
     });
     let grant = PushGrant { layout: source.layout, geometry: source.geometry };
     let mut push = Push::new(source.control, source.frames, grant);
     for (version, payload) in (1..).zip(&payloads) {
-        let (version, included) = (Version(version), Clock(version));
+        let (version, included) = (Version::new(version), Clock::new(version));
         let header = FrameHeader { version, included, epoch: EPOCH, bytes: 16, ..FrameHeader::default() };
         assert!(push.start(&mut endpoint, 0, &header, payload).unwrap());
         push.complete(endpoint.poll().unwrap());

@@ -43,9 +43,9 @@ fn a_chunk_that_has_landed_is_whole() {
                 worker.publish(gradient);
             }
         });
-        for clock in [0, 1].map(Clock) {
+        for clock in [0, 1].map(Clock::new) {
             let payload = inbox.payload(clock).unwrap();
-            let (landed, value) = (inbox.landed(clock), clock.0 + 1);
+            let (landed, value) = (inbox.landed(clock), clock.get() + 1);
             if landed >= 1 {
                 assert_eq!(words(&payload, [0]), [value], "a chunk was read before it had landed");
                 accepted.fetch_add(1, Relaxed);
@@ -78,17 +78,17 @@ pub(crate) fn announced<E: Endpoint + 'static>(
             assert!(read + u64::from(slots) >= count, "a slot was written before the owner had read it");
         }
     });
-    for clock in [0, 1].map(Clock) {
+    for clock in [0, 1].map(Clock::new) {
         await_announcement(&inbox, clock);
         let header = inbox.header(clock, EPOCH).expect("an announced gradient has its header");
         assert_eq!(
             header.base,
-            Version(clock.0),
+            Version::new(clock.get()),
             "the header is not that of the gradient that was announced"
         );
         let words = words(&inbox.payload(clock).unwrap(), [0, 1]);
-        assert_eq!(words, [clock.0 + 1; 2], "the gradient is not the one that was announced");
-        read.store(clock.0 + 1, Relaxed);
+        assert_eq!(words, [clock.get() + 1; 2], "the gradient is not the one that was announced");
+        read.store(clock.get() + 1, Relaxed);
         frames.set_consumed(0, clock.next());
         accepted.fetch_add(1, Relaxed);
     }
@@ -113,7 +113,7 @@ struct Worker<E> {
 
 impl<E: Endpoint> Worker<E> {
     fn publish(&mut self, gradient: LocalSlice) {
-        let base = Version(self.publish.clock().0);
+        let base = Version::new(self.publish.clock().get());
         self.publish.start(GradientSource::Memory(gradient), base, GradientMetadata::default()).unwrap();
         while !self.publish.take() {
             let mut moved = self.publish.advance(&mut self.endpoint).unwrap();
@@ -141,7 +141,7 @@ fn inbox<E: Endpoint>(
         epoch: EPOCH,
         peer: 0,
         generation: 0,
-        clock: Clock(0),
+        clock: Clock::new(0),
         table: Table::flat(elements, ElementType::F32).unwrap(),
         shard: 0,
         shards: 1,
@@ -160,7 +160,7 @@ fn inbox<E: Endpoint>(
         (SLOTS, room.clone(), Access::REMOTE_WRITE),
     ]);
     let publish = Publish::new(&welcome, &grants, region(Publish::SCRATCH_BYTES).whole()).unwrap().unwrap();
-    (frames, Worker { endpoint, publish }, PeerInbox::new(page, Some((room, geometry)), Clock(0)))
+    (frames, Worker { endpoint, publish }, PeerInbox::new(page, Some((room, geometry)), Clock::new(0)))
 }
 
 fn gradient(bytes: usize, at: &[usize], value: u64) -> LocalSlice {

@@ -108,7 +108,7 @@ impl<E: Endpoint> Reader<E> {
 
     /// Follows the frame that will be `version`, for so many steps.
     pub(crate) fn follow(&mut self, version: u64, steps: usize) -> Option<Pulled> {
-        let bound = Bound { version: Version(version), ..Bound::NONE };
+        let bound = Bound { version: Version::new(version), ..Bound::NONE };
         let options = PullOptions { follow: true, ..PullOptions::default() };
         self.pull.start(bound, self.into.whole(), options).unwrap();
         for _ in 0..steps {

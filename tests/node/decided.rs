@@ -99,7 +99,7 @@ fn work<T: Transport>(
                 Err(error) => panic!("{scheme}: worker {index}: {error}"),
             }
         };
-        assert_eq!(step.clock.0, clock as u64);
+        assert_eq!(step.clock.get(), clock as u64);
         std::thread::sleep(Duration::from_micros(300 * index as u64));
         let mut step = worker.resume().unwrap();
         let gradient = step.gradient().unwrap();
@@ -123,7 +123,7 @@ fn all_shards_are_made_of_the_same_gradients<T: Transport>(
 ) {
     let shards = train(transport, address, scheme.parse().unwrap());
     let first = &shards[0];
-    assert!(first.status.version.0 >= 10 && first.status.folded >= 10, "{scheme}: {:?}", first.status);
+    assert!(first.status.version.get() >= 10 && first.status.folded >= 10, "{scheme}: {:?}", first.status);
     for shard in &shards[1..] {
         assert_eq!(shard.parameters, first.parameters, "{scheme}: a version is made of other gradients");
         let told = |status: &ServerStatus| (status.version, status.smallest_clock, status.folded);

@@ -63,7 +63,7 @@ fn a_scheme_from_outside_is_simulated_and_held_to_what_it_promises() {
     // After clock 40 it is BSP for the workers: slower than one that keeps its bound.
     let keeps = jittery(SchemeConfig::Ssp { staleness: 4 }.into()).unwrap();
     assert!(report.end > keeps.end, "{} and {}", report.end, keeps.end);
-    assert_eq!(SCHEME.bound(Clock(39)), 1);
+    assert_eq!(SCHEME.bound(Clock::new(39)), 1);
 }
 
 /// Promises SSP of a bound by one smaller than it keeps.

@@ -83,10 +83,10 @@ fn a_dropped_step_is_begun_again_at_once_under_every_scheme() {
                 let view = dropped.view();
                 drop(dropped);
                 let again = worker.step(TIMEOUT).unwrap_or_else(|e| panic!("{name}: {e}"));
-                assert_eq!((again.view().clock.0, again.view().version), (clock, view.version), "{name}");
+                assert_eq!((again.view().clock.get(), again.view().version), (clock, view.version), "{name}");
                 publish(again).unwrap();
             }
-            assert_eq!((worker.statistics().abandoned, worker.clock().0), (4, 4), "{name}");
+            assert_eq!((worker.statistics().abandoned, worker.clock().get()), (4, 4), "{name}");
         });
         assert!(parameters.iter().all(|value| value.abs() <= 1.0), "{name}: {} was folded", parameters[0]);
     }

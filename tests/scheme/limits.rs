@@ -88,7 +88,7 @@ fn uneven_groups_are_a_partition_and_agreement_grows() {
 #[test]
 fn ds_sync_steps_and_averages_by_turns() {
     let mut worker = config("ds-sync").worker();
-    worker.handle_event(NOW, WorkerEvent::Joined { clock: Clock(5) });
+    worker.handle_event(NOW, WorkerEvent::Joined { clock: Clock::new(5) });
     for round in 5..9 {
         assert_eq!(worker.poll_action(), Some(WorkerAction::Compute));
         assert_eq!(worker.poll_action(), None);
@@ -104,7 +104,7 @@ fn ds_sync_steps_and_averages_by_turns() {
 
 #[test]
 fn damping_divides_by_the_versions_between() {
-    let mut server = damped(SchemeConfig::Asp.server(2).unwrap(), Damping::Inverse, Version(0));
+    let mut server = damped(SchemeConfig::Asp.server(2).unwrap(), Damping::Inverse, Version::new(0));
     let mut shares: Vec<Share> = Vec::new();
     let mut weight = |version: u64, events: &[ServerEvent]| {
         events.iter().for_each(|event| server.handle_event(NOW, *event));
@@ -121,7 +121,7 @@ fn damping_divides_by_the_versions_between() {
 }
 
 fn computed(worker: u16, clock: u64, base: u64, magnitude: f32) -> ServerEvent {
-    let (gradient, base) = (super::gradient(worker, clock), Version(base));
+    let (gradient, base) = (super::gradient(worker, clock), Version::new(base));
     ServerEvent::Arrived { gradient, base, loss: None, magnitude: Some(magnitude) }
 }
 
@@ -133,13 +133,13 @@ fn a_server_knows_the_version_that_its_incarnation_begins_with() {
         for (base, expected) in
             [(4, ServerAction::Drop { gradient: super::gradient(0, 0) }), (5, ServerAction::Apply)]
         {
-            let mut server = config(text).server_at(1, Clock(0), Version(5)).unwrap();
+            let mut server = config(text).server_at(1, Clock::new(0), Version::new(5)).unwrap();
             server.handle_event(NOW, joined(0, 0));
             server.handle_event(NOW, computed(0, 0, base, 1.0));
             assert_eq!(server.poll_action(&mut shares), Some(expected), "{text} on version {base}");
         }
     }
-    let mut server = damped(SchemeConfig::Asp.server(1).unwrap(), Damping::Inverse, Version(5));
+    let mut server = damped(SchemeConfig::Asp.server(1).unwrap(), Damping::Inverse, Version::new(5));
     server.handle_event(NOW, joined(0, 0));
     server.handle_event(NOW, computed(0, 0, 3, 1.0));
     assert_eq!(server.poll_action(&mut shares), Some(ServerAction::Apply));
@@ -148,7 +148,7 @@ fn a_server_knows_the_version_that_its_incarnation_begins_with() {
 
 #[test]
 fn strong_vap_takes_no_base_for_the_newest_version() {
-    let mut server = config("vap(1, strength=strong)").server_at(2, Clock(0), Version(5)).unwrap();
+    let mut server = config("vap(1, strength=strong)").server_at(2, Clock::new(0), Version::new(5)).unwrap();
     let mut shares = Vec::new();
     for event in [joined(0, 0), computed(0, 0, u64::MAX, 1.0), joined(1, 0)] {
         server.handle_event(NOW, event);
@@ -159,7 +159,7 @@ fn strong_vap_takes_no_base_for_the_newest_version() {
     assert_eq!(server.poll_action(&mut shares), None, "the other worker has not seen version 6");
     server.handle_event(
         NOW,
-        ServerEvent::Seen { worker: slackline::internals::clock::WorkerId(1), version: Version(6) },
+        ServerEvent::Seen { worker: slackline::internals::clock::WorkerId(1), version: Version::new(6) },
     );
     assert_eq!(server.poll_action(&mut shares), Some(ServerAction::Apply));
 }
@@ -170,19 +170,22 @@ fn strong_vap_takes_no_base_for_the_newest_version() {
 fn a_strong_vap_worker_that_waits_goes_on_once_its_own_is_consumed() {
     let mut worker = config("vap(1, strength=strong)").worker();
     let newest = Some(WorkerAction::Refresh { bound: slackline::scheme::Bound::NONE });
-    worker.handle_event(NOW, WorkerEvent::Joined { clock: Clock(0) });
+    worker.handle_event(NOW, WorkerEvent::Joined { clock: Clock::new(0) });
     worker.handle_event(NOW, WorkerEvent::Membership { workers: 1 });
     assert_eq!(worker.poll_action(), newest);
-    worker.handle_event(NOW, WorkerEvent::Holds { version: Version(4), smallest_clock: Clock(0) });
+    worker.handle_event(NOW, WorkerEvent::Holds { version: Version::new(4), smallest_clock: Clock::new(0) });
     assert_eq!(worker.poll_action(), Some(WorkerAction::Compute));
     worker.handle_event(NOW, WorkerEvent::Published { magnitude: Some(0.8) });
     for version in [5, 6] {
-        let bound = slackline::scheme::Bound::version(Version(version));
+        let bound = slackline::scheme::Bound::version(Version::new(version));
         assert_eq!(worker.poll_action(), Some(WorkerAction::Refresh { bound }));
         assert_eq!(worker.poll_action(), None);
-        worker.handle_event(NOW, WorkerEvent::Holds { version: Version(version), smallest_clock: Clock(1) });
+        worker.handle_event(
+            NOW,
+            WorkerEvent::Holds { version: Version::new(version), smallest_clock: Clock::new(1) },
+        );
     }
     assert!(worker.poll_action().is_some());
-    worker.handle_event(NOW, WorkerEvent::Consumed { clock: Clock(1) });
+    worker.handle_event(NOW, WorkerEvent::Consumed { clock: Clock::new(1) });
     assert_eq!(worker.poll_action(), newest);
 }

@@ -121,7 +121,7 @@ impl ServerScheme for Wrong {
     }
 
     fn smallest_clock(&self) -> Clock {
-        Clock(self.inner.smallest_clock().0 + self.ahead)
+        Clock::new(self.inner.smallest_clock().get() + self.ahead)
     }
 }
 
@@ -162,7 +162,11 @@ fn a_server_that_folds_what_it_may_not_or_lies_about_its_clock_is_caught() {
         (|shares| shares.reverse(), 0, "out of order"),
         (|shares| shares.extend_from_within(..), 0, "out of order or double"),
         (|shares| shares.iter_mut().for_each(|share| share.weight = f32::NAN), 0, "with weight NaN"),
-        (|shares| shares.iter_mut().for_each(|share| share.gradient.clock.0 += 1), 0, "before it came"),
+        (
+            |shares| shares.iter_mut().for_each(|share| share.gradient.clock = share.gradient.clock.next()),
+            0,
+            "before it came",
+        ),
         (|shares| shares.truncate(3), 0, "is made of 3 gradients, not 4..=4"),
         (|shares| shares.iter_mut().for_each(|share| share.weight *= 0.5), 0, "where each counts 0.25"),
         (|_| {}, 1, "a worker's is"),

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn launch(args: &Args) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])
         .map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))?;
-    let secret = Secret::random().map_err(Failure::failed)?;
+    let secret = Secret::random().map_err(|error| Failure::of(&error))?;
     let rendezvous = MeetingPoint::free(Ipv4Addr::LOCALHOST.into())
         .map_err(|error| Failure::failed(format!("cannot find a free port of 127.0.0.1: {error}")))?
         .to_string();
@@ -64,7 +64,8 @@ fn launch(args: &Args) -> Result<(), Failure> {
         command.env_remove("SLACKLINE_SECRET_FILE").process_group(0);
         let child = command.spawn().map_err(|error| {
             let program = args.program[0].to_string_lossy();
-            Failure::usage(format!("cannot start `{program}`: {error}; check the path and its permissions"))
+            Failure::usage(format!("cannot start `{program}`: {error}"))
+                .help("check the path and its permissions")
         })?;
         processes.0.push((child, None));
     }
@@ -74,10 +75,9 @@ fn launch(args: &Args) -> Result<(), Failure> {
             let ends = !matches!(signal, SIGUSR1 | SIGUSR2);
             if ends && asked.replace(signal).is_some() {
                 // A second signal ends the wait: dropping the processes kills them.
-                return Err(Failure::stopped(
-                    signal,
-                    "asked to end a second time; the processes were killed",
-                ));
+                return Err(
+                    Failure::stopped(signal, "asked to end a second time").help("the processes were killed")
+                );
             }
             processes.signal(signal);
         }
@@ -86,7 +86,7 @@ fn launch(args: &Args) -> Result<(), Failure> {
     let failed: Vec<_> = processes.failures().collect();
     match (failed.is_empty(), asked) {
         (true, _) => Ok(()),
-        (false, None) => Err(Failure::failed(format!("{}; see the output above", failed.join(", ")))),
+        (false, None) => Err(Failure::failed(format!("{}", failed.join(", "))).help("see the output above")),
         (false, Some(signal)) => Err(Failure::stopped(signal, failed.join(", "))),
     }
 }

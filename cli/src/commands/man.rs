@@ -27,11 +27,8 @@ pub(crate) fn run(args: &Args, program: clap::Command) -> ExitCode {
     match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let text = format!(
-                "cannot write the manual pages to {}: {error}; name a folder that can be written to",
-                folder.display()
-            );
-            Failure::failed(text).report()
+            let what = format!("cannot write the manual pages to {}: {error}", folder.display());
+            Failure::failed(what).help("name a folder that can be written to").report()
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use crate::failure::Failure;
+
 /// Whether a node serves its metrics, and where.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 #[group(skip)]
@@ -17,15 +19,14 @@ pub struct Args {
 impl Args {
     /// Returns the address at which the process with this number on its host listens. All processes have one command
     /// line, and so one port, to which each adds its number.
-    pub fn address(&self, local_rank: Option<u32>) -> Result<Option<SocketAddr>, String> {
+    pub(crate) fn address(&self, local_rank: Option<u32>) -> Result<Option<SocketAddr>, Failure> {
         let Some(mut address) = self.metrics else { return Ok(None) };
         // Port 0 is whichever is free.
         if let (Some(local_rank), true) = (local_rank, address.port() != 0) {
             let port = u16::try_from(local_rank).ok().and_then(|rank| address.port().checked_add(rank));
             let too_high = || {
-                format!(
-                    "--metrics {address}: process {local_rank} of this host has no port; choose a lower one"
-                )
+                let what = format!("--metrics {address}: process {local_rank} of this host has no port");
+                Failure::usage(what).help("choose a lower one")
             };
             address.set_port(port.ok_or_else(too_high)?);
         }

@@ -142,8 +142,8 @@ pub struct ServerMetrics {
 impl From<ServerStatus> for ServerMetrics {
     fn from(status: ServerStatus) -> Self {
         ServerMetrics {
-            version: status.version.0,
-            smallest_clock: status.smallest_clock.0,
+            version: status.version.get(),
+            smallest_clock: status.smallest_clock.get(),
             workers: status.workers as u64,
             readers: status.readers as u64,
             joined: status.joined,
@@ -160,7 +160,7 @@ impl From<ServerStatus> for ServerMetrics {
             staleness_bound: status.staleness_bound,
             mean_norm_squared: status.mean_norm_squared,
             variance: status.variance,
-            checkpointed: status.checkpointed.map(|version| version.0),
+            checkpointed: status.checkpointed.map(|version| version.get()),
             checkpoints_failed: status.checkpoints_failed,
             loss: status.loss,
         }

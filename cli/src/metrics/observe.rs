@@ -34,7 +34,7 @@ impl NodeMetrics {
     pub fn of_worker(&mut self, worker: &Worker<impl Transport>, loss: Option<f64>) {
         let before = self.worker.take().and_then(|worker| worker.loss);
         let statistics = WorkerMetrics::from(worker.statistics());
-        let clock = worker.clock().0;
+        let clock = worker.clock().get();
         self.worker = Some(WorkerMetrics { clock, loss: loss.or(before), ..statistics });
         self.peers = worker.links().map(server).collect();
     }
@@ -44,7 +44,7 @@ impl NodeMetrics {
         let (trainer, member) = (work.trainer(), work.trainer().member());
         let statistics = member.statistics();
         self.worker = Some(WorkerMetrics {
-            clock: trainer.clock().0,
+            clock: trainer.clock().get(),
             compute: trainer.compute_time(),
             wait: statistics.wait,
             bytes_published: statistics.bytes,

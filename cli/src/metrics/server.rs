@@ -3,6 +3,8 @@
 //! One thread suffices because it never waits for a client: it polls all of them. (tiny_http, the usual choice, gives
 //! each connection a thread and no deadline, so that slow clients add up.) What a request says is left to `httparse`.
 
+use slackline::Diagnostic;
+use std::borrow::Cow;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -40,18 +42,32 @@ const HELP: &str = "A slackline node. Its metrics, for Prometheus and `slackline
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The address is in use by another socket.
-    #[error("metrics cannot be served at {0}: the address is in use; choose another port for --metrics")]
+    #[error(
+        "metrics cannot be served at {_0}: the address is in use; {}",
+        self.remedy().unwrap_or_default()
+    )]
     InUse(SocketAddr),
     /// Anything else.
-    #[error(
-        "metrics cannot be served at {address}: {error}; choose an address of this machine for --metrics"
-    )]
+    #[error("metrics cannot be served at {address}: {error}; {}", self.remedy().unwrap_or_default())]
     Io {
         /// The address that was asked for.
         address: SocketAddr,
         /// The error of the system.
         error: io::Error,
     },
+}
+
+impl Diagnostic for ServeError {
+    fn operation(&self) -> &'static str {
+        "serving metrics"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            ServeError::Io { .. } => "choose an address of this machine for --metrics".into(),
+            ServeError::InUse(_) => "choose another port for --metrics".into(),
+        })
+    }
 }
 
 /// Serves what a registry holds, until dropped.

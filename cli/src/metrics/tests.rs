@@ -54,7 +54,7 @@ fn every_family_says_what_it_is_before_its_samples() {
     let (mean_norm_squared, variance) = (Some(0.25), Some(2.5));
     let measured = ServerStatus { mean_norm_squared, variance, ..ServerStatus::default() };
     let lost = ServerStatus { voided: 5, non_finite: 6, checkpoints_failed: 7, ..measured };
-    let checkpointed = Some(slackline::Version(8));
+    let checkpointed = Some(slackline::Version::new(8));
     let status = ServerStatus { loss: Some(0.5), waits_for, staleness_bound, checkpointed, ..lost };
     let metrics = NodeMetrics { server: Some(status.into()), ..worker() };
     let text = render(metrics, Duration::ZERO);

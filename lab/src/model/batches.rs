@@ -1,5 +1,7 @@
 //! The examples that each worker takes at each step.
 
+use slackline::Diagnostic;
+use std::borrow::Cow;
 use thiserror::Error;
 
 use crate::data::random::{Purpose, Random};
@@ -9,19 +11,30 @@ use crate::data::random::{Purpose, Random};
 #[allow(missing_docs)] // each message says what its fields hold
 pub enum BatchesError {
     /// There are no workers or the batches are empty.
-    #[error("{workers} workers with batches of {batch} take no examples; use at least 1 of each")]
+    #[error("{workers} workers with batches of {batch} take no examples; {}", self.remedy().unwrap_or_default())]
     Nothing { workers: usize, batch: usize },
 
     /// The worker does not exist.
-    #[error("there is no worker {worker} among {workers}; they are numbered from 0")]
+    #[error("there is no worker {worker} among {workers}; {}", self.remedy().unwrap_or_default())]
     NoSuchWorker { worker: usize, workers: usize },
 
     /// One step needs more examples than there are.
-    #[error(
-        "{workers} workers with batches of {batch} need more than the {rows} examples there are; \
-         use a smaller batch or fewer workers"
-    )]
+    #[error("{workers} workers with batches of {batch} need more than the {rows} examples there are; {}", self.remedy().unwrap_or_default())]
     TooLarge { workers: usize, batch: usize, rows: usize },
+}
+
+impl Diagnostic for BatchesError {
+    fn operation(&self) -> &'static str {
+        "cutting batches"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            BatchesError::Nothing { .. } => "use at least 1 of each".into(),
+            BatchesError::NoSuchWorker { .. } => "they are numbered from 0".into(),
+            BatchesError::TooLarge { .. } => "use a smaller batch or fewer workers".into(),
+        })
+    }
 }
 
 /// The examples that one worker takes, step by step.

@@ -17,6 +17,8 @@ mod tower;
 #[cfg(test)]
 mod tests;
 
+use slackline::Diagnostic;
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -77,22 +79,32 @@ impl FromStr for ModelKind {
 #[allow(missing_docs)] // each message says what its fields hold
 pub enum ModelSpecError {
     /// The kind's name is not one of ours.
-    #[error("`{name}` is not a kind of model; choose softmax or mlp")]
+    #[error("`{name}` is not a kind of model; {}", self.remedy().unwrap_or_default())]
     UnknownKind { name: String },
 
     /// A width is zero, or there is nothing to choose between.
-    #[error(
-        "no model has {columns} columns, {classes} classes and {hidden} hidden units; \
-         it needs at least one column, two classes and, for mlp, one hidden unit"
-    )]
+    #[error("no model has {columns} columns, {classes} classes and {hidden} hidden units; {}", self.remedy().unwrap_or_default())]
     TooSmall { columns: usize, classes: usize, hidden: usize },
 
     /// The parameters would not fit.
-    #[error(
-        "a model of {columns} columns, {classes} classes and {hidden} hidden units has more than the \
-         {limit} parameters that are possible; use fewer columns, classes or hidden units"
-    )]
+    #[error("a model of {columns} columns, {classes} classes and {hidden} hidden units has more than the {limit} parameters that are possible; {}", self.remedy().unwrap_or_default())]
     TooLarge { columns: usize, classes: usize, hidden: usize, limit: usize },
+}
+
+impl Diagnostic for ModelSpecError {
+    fn operation(&self) -> &'static str {
+        "making the model"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            ModelSpecError::UnknownKind { .. } => "choose softmax or mlp".into(),
+            ModelSpecError::TooSmall { .. } => {
+                "it needs at least one column, two classes and, for mlp, one hidden unit".into()
+            }
+            ModelSpecError::TooLarge { .. } => "use fewer columns, classes or hidden units".into(),
+        })
+    }
 }
 
 /// The shape of a model: all there is to know about it but its parameters.

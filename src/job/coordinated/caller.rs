@@ -1,5 +1,6 @@
 //! The caller of a coordinator, and the errors that it is to explain.
 
+use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 use std::process::Command;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use super::super::plan::Role;
 use super::super::rendezvous;
 use super::entries::Members;
+use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::table::TableError;
 
 /// The program that runs a [`Coordinator`](super::Coordinator): it starts processes, tells people how the job gets on,
@@ -69,7 +71,7 @@ pub enum CoordinatorError {
     #[error("{0}")]
     Command(String),
     /// A process cannot be started.
-    #[error("cannot start {role}: {source}; look at the limits on processes and open files (ulimit -u, -n)")]
+    #[error("cannot start {role}: {source}; {}", remedy_of(self))]
     Start {
         /// The role that it was to have.
         role: Role,
@@ -77,7 +79,7 @@ pub enum CoordinatorError {
         source: io::Error,
     },
     /// The others did not come in time.
-    #[error("waited {waited:?} for {what}{missing}; use a longer timeout")]
+    #[error("waited {waited:?} for {what}{missing}; {}", remedy_of(self))]
     Waited {
         /// The length of the wait.
         waited: Duration,
@@ -93,11 +95,7 @@ pub enum CoordinatorError {
     #[error("all workers are lost: {0}")]
     AllLost(String),
     /// A server is lost for good.
-    #[error("lost shard {shard} of {shards}: its server {how}; start the job again{}", if *.resumable {
-        " from its checkpoints"
-    } else {
-        ""
-    })]
+    #[error("lost shard {shard} of {shards}: its server {how}; {}", remedy_of(self))]
     LostServer {
         /// The number of its shard.
         shard: usize,
@@ -117,7 +115,7 @@ pub enum CoordinatorError {
         message: String,
     },
     /// Parameters are NaN or infinite.
-    #[error("parameters are not finite after {version} versions; use a smaller learning rate")]
+    #[error("parameters are not finite after {version} versions; {}", remedy_of(self))]
     Diverged {
         /// The first version with such a parameter.
         version: u64,
@@ -126,11 +124,34 @@ pub enum CoordinatorError {
     #[error("{0}")]
     Checkpoint(String),
     /// The caller wished the job to stop.
-    #[error("stopped: {newest}; start the job again{}", if *.resumable { " from its checkpoints" } else { "" })]
+    #[error("stopped: {newest}; {}", remedy_of(self))]
     Stopped {
         /// The newest checkpoint of each shard.
         newest: String,
         /// There is a checkpoint of each shard.
         resumable: bool,
     },
+}
+
+impl Diagnostic for CoordinatorError {
+    fn operation(&self) -> &'static str {
+        "coordinating the job"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        let remedy = match self {
+            CoordinatorError::Rendezvous(error) => return error.remedy(),
+            CoordinatorError::Table(error) => return error.remedy(),
+            CoordinatorError::Start { .. } => {
+                "look at the limits on processes and open files (ulimit -u, -n)"
+            }
+            CoordinatorError::Waited { .. } => "use a longer timeout",
+            CoordinatorError::Diverged { .. } => "use a smaller learning rate",
+            CoordinatorError::LostServer { resumable: true, .. }
+            | CoordinatorError::Stopped { resumable: true, .. } => "start the job again from its checkpoints",
+            CoordinatorError::LostServer { .. } | CoordinatorError::Stopped { .. } => "start the job again",
+            _ => return None,
+        };
+        Some(remedy.into())
+    }
 }

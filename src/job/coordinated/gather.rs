@@ -105,9 +105,9 @@ impl Gather {
             let fresh = match newest {
                 true => reader.refresh(0, timeout)?,
                 // While workers publish, the newest is whatever a copy begins with.
-                false => reader.refresh_to(Version(0), timeout)?,
+                false => reader.refresh_to(Version::new(0), timeout)?,
             };
-            whole.versions = whole.versions.min(fresh.version.0);
+            whole.versions = whole.versions.min(fresh.version.get());
             whole.parameters.extend(floats(reader.bytes()?));
         }
         self.check(&whole.parameters)?;
@@ -170,8 +170,8 @@ impl Gather {
             }
         };
         let reader = &mut self.readers[at].1;
-        let fresh = reader.refresh_to(Version(1), COPY_WITHIN)?;
-        Ok((fresh.version.0, floats(reader.bytes()?).collect()))
+        let fresh = reader.refresh_to(Version::new(1), COPY_WITHIN)?;
+        Ok((fresh.version.get(), floats(reader.bytes()?).collect()))
     }
 }
 

@@ -85,7 +85,7 @@ impl GroupWork {
     ) -> Result<End, JobError> {
         self.member.report(WorkerReport::default());
         let (mut sum, mut count, mut reported) = (0.0, 0u32, Instant::now());
-        while self.trainer.averages_next() || Some(self.trainer.clock().0) != self.order.clocks {
+        while self.trainer.averages_next() || Some(self.trainer.clock().get()) != self.order.clocks {
             match self.trainer.advance(&mut *compute, self.order.timeout).map_err(late)? {
                 Advance::Stepped { loss } => (sum, count) = (sum + f64::from(loss), count + 1),
                 Advance::Averaged { .. } => {
@@ -125,8 +125,8 @@ impl GroupWork {
     fn report(&self) -> WorkerReport {
         let statistics = self.trainer.member().statistics();
         WorkerReport {
-            clock: self.trainer.clock().0,
-            clocks: self.trainer.clock().0,
+            clock: self.trainer.clock().get(),
+            clocks: self.trainer.clock().get(),
             compute_s: self.trainer.compute_time().as_secs_f64(),
             wait_s: statistics.wait.as_secs_f64(),
             bytes_published: statistics.bytes,

@@ -70,15 +70,15 @@ pub struct ServerReport {
 impl From<ServerStatus> for ServerReport {
     fn from(status: ServerStatus) -> ServerReport {
         ServerReport {
-            version: status.version.0,
+            version: status.version.get(),
             left: status.left,
-            checkpointed: status.checkpointed.map(|version| version.0),
+            checkpointed: status.checkpointed.map(|version| version.get()),
             lost_updates: status.lost_updates,
             folded: status.folded,
             dropped: status.dropped,
             voided: status.voided,
             non_finite: status.non_finite,
-            diverged: status.diverged.map(|version| version.0),
+            diverged: status.diverged.map(|version| version.get()),
             interrupts: status.interrupts,
             gradients: status.gradients,
             waits_for: status.waits_for,
@@ -123,7 +123,7 @@ impl WorkerReport {
     /// The report of a worker at this clock.
     pub fn of(clock: Clock, statistics: &WorkerStatistics) -> WorkerReport {
         WorkerReport {
-            clock: clock.0,
+            clock: clock.get(),
             clocks: statistics.clocks,
             compute_s: statistics.compute.as_secs_f64(),
             wait_s: statistics.wait.as_secs_f64(),

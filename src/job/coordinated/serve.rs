@@ -140,7 +140,7 @@ impl CoordinatedMember {
     fn write_last(&self, server: &mut Server<Mixed>, failed: &mut u64, within: Duration) -> Option<String> {
         let error = match server.finish_checkpoint(within) {
             Ok(version) => {
-                tracing::info!(version = version.0, "the last checkpoint is written");
+                tracing::info!(version = version.get(), "the last checkpoint is written");
                 None
             }
             Err(error) => {
@@ -149,7 +149,7 @@ impl CoordinatedMember {
                 Some(error.to_string())
             }
         };
-        self.say(Message::Closed(server.status().checkpointed.map(|version| version.0)));
+        self.say(Message::Closed(server.status().checkpointed.map(|version| version.get())));
         error
     }
 
@@ -207,8 +207,8 @@ impl CoordinatedMember {
         let (server, origin) = match checkpoint {
             Some(checkpoint) => {
                 let origin = Origin {
-                    version: checkpoint.version().0,
-                    clock: checkpoint.smallest_clock().0,
+                    version: checkpoint.version().get(),
+                    clock: checkpoint.smallest_clock().get(),
                     instead_of: checkpoint.instead_of().map(ToString::to_string),
                 };
                 (Server::resume(transports, &address, table, checkpoint, options)?, Some(origin))

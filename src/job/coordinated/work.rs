@@ -102,7 +102,7 @@ impl ServerWork {
     fn steps(&mut self, compute: Compute<'_>, observe: Observe<'_>) -> Result<Option<End>, Error> {
         let (worker, timeout) = (&mut self.worker, self.order.timeout);
         let (mut sum, mut count, mut reported) = (0.0, 0u32, Instant::now());
-        while self.order.clocks.is_none_or(|clocks| worker.clock().0 < clocks) {
+        while self.order.clocks.is_none_or(|clocks| worker.clock().get() < clocks) {
             let mut step = worker.step(timeout)?;
             match compute(&mut step)? {
                 Some(loss) => {

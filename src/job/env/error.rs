@@ -1,6 +1,9 @@
 //! The reasons why a process cannot tell its rank in a job.
 
+use std::borrow::Cow;
+
 use super::Source;
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// The flags and the environment contradict each other, or do not say enough. The cause is always a mistake in how
 /// the process was started.
@@ -8,7 +11,7 @@ use super::Source;
 #[non_exhaustive]
 pub enum LaunchError {
     /// Only a part of the variables that give a process its rank is set.
-    #[error("{present} needs {missing}; set {missing}, or take {present} away")]
+    #[error("{present} needs {missing}; {}", remedy_of(self))]
     Partial {
         /// The variable that is set, with its value.
         present: String,
@@ -24,7 +27,7 @@ pub enum LaunchError {
         reason: &'static str,
     },
     /// The value is not a whole number where one must be.
-    #[error("{name}={value} is no whole number from 0 to 4294967295; correct it, or take it away")]
+    #[error("{name}={value} is no whole number from 0 to 4294967295; {}", remedy_of(self))]
     Number {
         /// The flag or variable.
         name: &'static str,
@@ -32,13 +35,13 @@ pub enum LaunchError {
         value: String,
     },
     /// The size of a job of no process.
-    #[error("{world} leaves no rank for a process; count all processes of the job, at least 1")]
+    #[error("{world} leaves no rank for a process; {}", remedy_of(self))]
     Empty {
         /// The size, with its name.
         world: String,
     },
     /// Ranks count from 0.
-    #[error("{rank} is not below {world}; ranks count from 0: the last is the size less one")]
+    #[error("{rank} is not below {world}; {}", remedy_of(self))]
     Rank {
         /// The rank, with its name.
         rank: String,
@@ -46,10 +49,7 @@ pub enum LaunchError {
         world: String,
     },
     /// A flag or a variable of ours contradicts the launcher.
-    #[error(
-        "{told} contradicts {launched}, which {launcher} says; leave the flags and SLACKLINE_ variables away under \
-         {launcher}, or take the variables of {launcher} away (env -u NAME)"
-    )]
+    #[error("{told} contradicts {launched}, which {launcher} says; {}", remedy_of(self))]
     Contradiction {
         /// The flag or our own variable, with its value.
         told: String,
@@ -60,8 +60,8 @@ pub enum LaunchError {
     },
     /// Two launchers, neither of which can have started the other.
     #[error(
-        "{one} says rank {} of {}, and {other} says rank {} of {}; take the variables of one of them away \
-         (env -u NAME), or start the job with one launcher", .ranks[0].0, .ranks[0].1, .ranks[1].0, .ranks[1].1
+        "{one} says rank {} of {}, and {other} says rank {} of {}; {}",
+        .ranks[0].0, .ranks[0].1, .ranks[1].0, .ranks[1].1, remedy_of(self)
     )]
     TwoLaunchers {
         /// One.
@@ -72,15 +72,13 @@ pub enum LaunchError {
         ranks: [(u32, u32); 2],
     },
     /// PMIx has no size.
-    #[error("PMIX_RANK={rank} comes without the size of the job; set --world-size or SLACKLINE_WORLD_SIZE")]
+    #[error("PMIX_RANK={rank} comes without the size of the job; {}", remedy_of(self))]
     NoSize {
         /// The rank.
         rank: u32,
     },
     /// The value is not a host and a port.
-    #[error(
-        "{name} {value}: {reason}; give a name or address and a port, such as node1:29400 or [fd00::1]:29400"
-    )]
+    #[error("{name} {value}: {reason}; {}", remedy_of(self))]
     MeetingPoint {
         /// The flag or variable.
         name: &'static str,
@@ -90,9 +88,7 @@ pub enum LaunchError {
         reason: &'static str,
     },
     /// The value is not a list of hosts.
-    #[error(
-        "{name}={value} is no list of hosts; set --rendezvous or SLACKLINE_RENDEZVOUS to HOST:PORT of rank 0"
-    )]
+    #[error("{name}={value} is no list of hosts; {}", remedy_of(self))]
     HostList {
         /// The variable.
         name: &'static str,
@@ -109,4 +105,38 @@ pub enum LaunchError {
         /// The remedy.
         remedy: &'static str,
     },
+}
+
+impl Diagnostic for LaunchError {
+    fn operation(&self) -> &'static str {
+        "reading the environment"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            LaunchError::Partial { present, missing } => {
+                format!("set {missing}, or take {present} away").into()
+            }
+            LaunchError::Unmapped { reason, .. } => (*reason).into(),
+            LaunchError::Number { .. } => "correct it, or take it away".into(),
+            LaunchError::Empty { .. } => "count all processes of the job, at least 1".into(),
+            LaunchError::Rank { .. } => "ranks count from 0: the last is the size less one".into(),
+            LaunchError::Contradiction { launcher, .. } => format!(
+                "leave the flags and SLACKLINE_ variables away under {launcher}, or take the variables of {launcher} \
+                 away (env -u NAME)"
+            )
+            .into(),
+            LaunchError::TwoLaunchers { .. } => {
+                "take the variables of one of them away (env -u NAME), or start the job with one launcher".into()
+            }
+            LaunchError::NoSize { .. } => "set --world-size or SLACKLINE_WORLD_SIZE".into(),
+            LaunchError::MeetingPoint { .. } => {
+                "give a name or address and a port, such as node1:29400 or [fd00::1]:29400".into()
+            }
+            LaunchError::HostList { .. } => {
+                "set --rendezvous or SLACKLINE_RENDEZVOUS to HOST:PORT of rank 0".into()
+            }
+            LaunchError::NowhereToMeet { remedy, .. } => (*remedy).into(),
+        })
+    }
 }

@@ -48,6 +48,8 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 pub use host::Host;
@@ -57,6 +59,7 @@ pub use membership::{MemberEvent, Membership};
 pub(crate) use wire::{fuzz_messages, message_samples};
 
 use crate::channel::ChannelError;
+use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::transport::Address;
 
 /// Longest message of a job, in bytes. The sender cuts a longer one.
@@ -142,9 +145,7 @@ pub struct Member {
 #[non_exhaustive]
 pub enum RendezvousError {
     /// Rank 0 cannot listen.
-    #[error(
-        "cannot listen at {address} for the other ranks: {source}; choose another port, or an address of this host"
-    )]
+    #[error("cannot listen at {address} for the other ranks: {source}; {}", remedy_of(self))]
     Listen {
         /// The address.
         address: std::net::SocketAddr,
@@ -153,15 +154,15 @@ pub enum RendezvousError {
     },
     /// Without a secret, rank 0 would let in any process that connects.
     #[error(
-        "cannot listen at {address}: without a secret only loopback addresses are served; \
-         give all processes one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)"
+        "cannot listen at {address}: without a secret only loopback addresses are served; {}",
+        remedy_of(self)
     )]
     NeedsSecret {
         /// The address.
         address: std::net::SocketAddr,
     },
     /// The meeting point is no address.
-    #[error("the meeting point {address} cannot be found: {source}; write HOST:PORT of rank 0's host")]
+    #[error("the meeting point {address} cannot be found: {source}; {}", remedy_of(self))]
     Resolve {
         /// The address that was given.
         address: String,
@@ -169,11 +170,7 @@ pub enum RendezvousError {
         source: std::io::Error,
     },
     /// Rank 0 did not answer in time, or had no rank for this process until the deadline.
-    #[error("could not join at {address} within {waited:?}: {last}; {}", if *.answered {
-        "start no more processes than the job has ranks"
-    } else {
-        "is rank 0 running, and is this its host and port?"
-    })]
+    #[error("could not join at {address} within {waited:?}: {last}; {}", remedy_of(self))]
     Timeout {
         /// The meeting point.
         address: String,
@@ -201,7 +198,7 @@ pub enum RendezvousError {
         reason: String,
     },
     /// Rank 0 said something that is no message, or out of turn.
-    #[error("rank 0 at {address} broke the protocol: {reason}; run the same slackline everywhere")]
+    #[error("rank 0 at {address} broke the protocol: {reason}; {}", remedy_of(self))]
     Protocol {
         /// The meeting point.
         address: String,
@@ -209,7 +206,7 @@ pub enum RendezvousError {
         reason: &'static str,
     },
     /// The thread that keeps the connection to rank 0 cannot be started.
-    #[error("cannot start the thread that talks to rank 0: {0}; see ulimit -u and ulimit -n")]
+    #[error("cannot start the thread that talks to rank 0: {_0}; {}", remedy_of(self))]
     Thread(std::io::Error),
     /// A text or a message to be sent is too long.
     #[error("{what} is too long to be said: {length}, at most {limit}")]
@@ -221,4 +218,28 @@ pub enum RendezvousError {
         /// The limit.
         limit: usize,
     },
+}
+
+impl Diagnostic for RendezvousError {
+    fn operation(&self) -> &'static str {
+        "joining the job"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(Cow::from(match self {
+            RendezvousError::Listen { .. } => "choose another port, or an address of this host",
+            RendezvousError::NeedsSecret { .. } => {
+                "give all processes one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)"
+            }
+            RendezvousError::Resolve { .. } => "write HOST:PORT of rank 0's host",
+            RendezvousError::Timeout { answered: true, .. } => {
+                "start no more processes than the job has ranks"
+            }
+            RendezvousError::Timeout { .. } => "is rank 0 running, and is this its host and port?",
+            RendezvousError::Channel { source, .. } => return source.remedy(),
+            RendezvousError::Protocol { .. } => "run the same slackline everywhere",
+            RendezvousError::Thread(_) => "see ulimit -u and ulimit -n",
+            _ => return None,
+        }))
+    }
 }

@@ -1,7 +1,10 @@
 //! The reasons why a checkpoint was not written, or cannot be taken up.
 
+use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
+
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// A checkpoint that cannot be written or used. The error says which file it is, what is wrong and what to do about
 /// it.
@@ -9,13 +12,13 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum CheckpointError {
     /// The path ends in no file name.
-    #[error("{}: names no file; {}", file.display(), self.help())]
+    #[error("{}: names no file; {}", file.display(), remedy_of(self))]
     NoName {
         /// The path.
         file: PathBuf,
     },
     /// The operating system would not write it.
-    #[error("{}: the checkpoint cannot be written: {source}; {}", file.display(), self.help())]
+    #[error("{}: the checkpoint cannot be written: {source}; {}", file.display(), remedy_of(self))]
     Write {
         /// The file.
         file: PathBuf,
@@ -25,7 +28,7 @@ pub enum CheckpointError {
     /// The parameters are not finite: the checkpoint would be of no use, and would replace one that is.
     #[error(
         "{}: the checkpoint is not written: the parameters are not finite since version {since}; {}",
-        file.display(), self.help()
+        file.display(), remedy_of(self)
     )]
     NotFinite {
         /// The file.
@@ -36,7 +39,7 @@ pub enum CheckpointError {
     /// The table's description is longer than the format allows.
     #[error(
         "{}: the checkpoint's header would take {bytes} bytes, and safetensors allows {most}; {}",
-        file.display(), self.help()
+        file.display(), remedy_of(self)
     )]
     Header {
         /// The file.
@@ -47,13 +50,13 @@ pub enum CheckpointError {
         most: usize,
     },
     /// There is no such file.
-    #[error("{}: no such checkpoint; {}", file.display(), self.help())]
+    #[error("{}: no such checkpoint; {}", file.display(), remedy_of(self))]
     Missing {
         /// The file.
         file: PathBuf,
     },
     /// The operating system would not open or read it.
-    #[error("{}: cannot be read: {source}; {}", file.display(), self.help())]
+    #[error("{}: cannot be read: {source}; {}", file.display(), remedy_of(self))]
     Unreadable {
         /// The file.
         file: PathBuf,
@@ -61,7 +64,7 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// The file is something else than a checkpoint of ours.
-    #[error("{}: not a checkpoint of a server: {reason}; {}", file.display(), self.help())]
+    #[error("{}: not a checkpoint of a server: {reason}; {}", file.display(), remedy_of(self))]
     Foreign {
         /// The file.
         file: PathBuf,
@@ -70,7 +73,8 @@ pub enum CheckpointError {
     },
     /// The checkpoint has another version of the format.
     #[error(
-        "{}: a checkpoint of format {found}, and this library reads format {supported}; {}", file.display(), self.help()
+        "{}: a checkpoint of format {found}, and this library reads format {supported}; {}",
+        file.display(), remedy_of(self)
     )]
     Format {
         /// The file.
@@ -82,7 +86,8 @@ pub enum CheckpointError {
     },
     /// The file was a checkpoint once, and is damaged.
     #[error(
-        "{}: a damaged checkpoint: {reason}, and no earlier one beside it can be read; {}", file.display(), self.help()
+        "{}: a damaged checkpoint: {reason}, and no earlier one beside it can be read; {}",
+        file.display(), remedy_of(self)
     )]
     Damaged {
         /// The file.
@@ -91,7 +96,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// There is no memory for the checkpoint.
-    #[error("{}: the checkpoint's {bytes} bytes do not fit this machine's memory", file.display())]
+    #[error("{}: the checkpoint's {bytes} bytes do not fit this machine's memory; {}", file.display(), remedy_of(self))]
     Memory {
         /// The file.
         file: PathBuf,
@@ -100,7 +105,8 @@ pub enum CheckpointError {
     },
     /// The file is a good checkpoint of something else.
     #[error(
-        "{}: a checkpoint of another {what}: it holds {found}, the job has {expected}; {}", file.display(), self.help()
+        "{}: a checkpoint of another {what}: it holds {found}, the job has {expected}; {}",
+        file.display(), remedy_of(self)
     )]
     OtherJob {
         /// The file.
@@ -114,15 +120,18 @@ pub enum CheckpointError {
     },
 }
 
-impl CheckpointError {
-    /// The remedy, where there is one.
-    pub(crate) fn remedy(&self) -> Option<&'static str> {
-        Some(self.help()).filter(|text| !text.is_empty())
+impl Diagnostic for CheckpointError {
+    fn operation(&self) -> &'static str {
+        match self {
+            CheckpointError::Write { .. }
+            | CheckpointError::NotFinite { .. }
+            | CheckpointError::Header { .. } => "writing a checkpoint",
+            _ => "reading a checkpoint",
+        }
     }
 
-    /// The remedy, where it is the same for all errors of a kind.
-    fn help(&self) -> &'static str {
-        match self {
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(Cow::from(match self {
             CheckpointError::NoName { .. } => "add a file name, such as shard-0.safetensors",
             CheckpointError::Write { .. } => {
                 "check the folder, its permissions and the space left (the last one stands as it was)"
@@ -136,10 +145,10 @@ impl CheckpointError {
             CheckpointError::Damaged { .. } => {
                 "restore the file from a copy, or start the job from its initial values"
             }
+            CheckpointError::Memory { .. } => "use more servers, on machines of their own",
             CheckpointError::OtherJob { .. } => {
                 "give each server its own file, and the options that the job began with"
             }
-            _ => "",
-        }
+        }))
     }
 }

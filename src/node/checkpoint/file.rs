@@ -252,7 +252,7 @@ pub(super) fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
         Err(error) => error,
     };
     let Ok(Ok(earlier)) = previous(path).map(|previous| read_one(&previous)) else { return Err(error) };
-    tracing::warn!(%error, version = earlier.version().0, "the newest checkpoint is unusable; took the one before");
+    tracing::warn!(%error, version = earlier.version().get(), "the newest checkpoint is unusable; took the one before");
     Ok(Checkpoint { instead_of: Some(Arc::new(error)), ..earlier })
 }
 

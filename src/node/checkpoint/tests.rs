@@ -24,16 +24,16 @@ fn header() -> Header {
         shard: 1,
         shards: 3,
         range: [range.start, range.end],
-        version: Version(77),
-        smallest_clock: Clock(70),
-        clocks: vec![Clock(70), Clock(72)],
+        version: Version::new(77),
+        smallest_clock: Clock::new(70),
+        clocks: vec![Clock::new(70), Clock::new(72)],
         epoch: u64::MAX - 5,
         scheme: "ssp(3)".into(),
         optimizer: Optimizer::AdamW(AdamParameters::new(0.1)),
         folded: 150,
         applied: Applied {
-            workers: BTreeMap::from([(3, Clock(73)), (u64::MAX, Clock(72))]),
-            others: Clock(71),
+            workers: BTreeMap::from([(3, Clock::new(73)), (u64::MAX, Clock::new(72))]),
+            others: Clock::new(71),
         },
         table,
     }
@@ -74,7 +74,7 @@ fn a_checkpoint_is_read_as_it_was_written() {
     let header = header();
     assert_eq!(bits(&checkpoint), tensors(&header));
     assert_eq!((checkpoint.table(), checkpoint.shard()), (&header.table, (1, 3)));
-    assert_eq!((checkpoint.version(), checkpoint.smallest_clock()), (Version(77), Clock(70)));
+    assert_eq!((checkpoint.version(), checkpoint.smallest_clock()), (Version::new(77), Clock::new(70)));
     assert_eq!((checkpoint.clocks(), checkpoint.epoch()), (&header.clocks[..], u64::MAX - 5));
     assert_eq!((checkpoint.scheme(), checkpoint.optimizer()), (&*header.scheme, header.optimizer));
     assert_eq!(checkpoint.folded(), 150);
@@ -96,7 +96,7 @@ fn a_header_from_before_gradients_were_counted_counts_none() {
     let mut value = serde_json::to_value(header()).unwrap();
     assert!(value.as_object_mut().unwrap().remove("folded").is_some());
     let older: Header = serde_json::from_value(value).unwrap();
-    assert_eq!((older.folded, older.version), (0, Version(77)));
+    assert_eq!((older.folded, older.version), (0, Version::new(77)));
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_header_from_before_workers_had_names_says_nothing_of_them() {
     let applied = value.as_object_mut().unwrap().remove("applied").unwrap();
     assert_eq!(applied["workers"]["18446744073709551615"], 72, "a key is a string, which every reader keeps");
     let older: Header = serde_json::from_value(value).unwrap();
-    assert_eq!((older.applied, older.version), (Applied::default(), Version(77)));
+    assert_eq!((older.applied, older.version), (Applied::default(), Version::new(77)));
 }
 
 #[test]
@@ -207,8 +207,8 @@ fn a_header_that_cannot_be_true_is_damaged_though_its_checksum_is_right() {
         Header { range: [0, good.range[1]], ..good.clone() },
         Header { range: [0, huge.bytes()], table: huge, shard: 0, shards: 1, ..good.clone() },
         Header { range: [0, half.bytes()], table: half, shard: 0, shards: 1, ..good.clone() },
-        Header { version: Version(u64::MAX), ..good.clone() },
-        Header { smallest_clock: Clock(u64::MAX), ..good.clone() },
+        Header { version: Version::new(u64::MAX), ..good.clone() },
+        Header { smallest_clock: Clock::new(u64::MAX), ..good.clone() },
         Header { optimizer: Optimizer::Sgd { weight_decay: 0.0 }, ..good.clone() },
     ] {
         // So that there is no earlier one to fall back to.
@@ -230,8 +230,8 @@ fn what_a_killed_process_left_is_replaced_and_nothing_is_written_through_it() {
     assert_eq!(fs::read(&other).unwrap(), b"precious");
     fs::write(&partial, "half a checkpoint").unwrap();
     read(&file).unwrap();
-    write(&file, &Header { version: Version(78), ..header.clone() }, &tensors(&header)).unwrap();
-    assert_eq!(read(&file).unwrap().version(), Version(78));
+    write(&file, &Header { version: Version::new(78), ..header.clone() }, &tensors(&header)).unwrap();
+    assert_eq!(read(&file).unwrap().version(), Version::new(78));
     assert!(!partial.exists());
 }
 
@@ -254,23 +254,23 @@ fn a_write_that_fails_leaves_the_last_checkpoint_as_it_was() {
 fn the_checkpoint_before_is_kept_and_read_when_the_newest_is_unusable() {
     let (folder, file, first) = written();
     let header = header();
-    let newest = || Header { version: Version(78), ..header.clone() };
+    let newest = || Header { version: Version::new(78), ..header.clone() };
     write(&file, &newest(), &tensors(&header)).unwrap();
     let previous = folder.path().join("shard-1.safetensors.previous");
     assert_eq!(fs::read(&previous).unwrap(), first);
     let whole = read(&file).unwrap();
-    assert_eq!((whole.version(), whole.instead_of().is_none()), (Version(78), true));
+    assert_eq!((whole.version(), whole.instead_of().is_none()), (Version::new(78), true));
     let good = fs::read(&file).unwrap();
     for damage in [&good[..good.len() / 2], b"", &[0; 99]] {
         fs::write(&file, damage).unwrap();
         let earlier = read(&file).unwrap();
-        assert_eq!((earlier.version(), earlier.file()), (Version(77), &*previous));
+        assert_eq!((earlier.version(), earlier.file()), (Version::new(77), &*previous));
         let why = earlier.instead_of().unwrap().to_string();
         assert!(why.contains(file.to_str().unwrap()), "{why}");
     }
     // As a process leaves it that ends between the two renames.
     fs::remove_file(&file).unwrap();
-    assert_eq!(read(&file).unwrap().version(), Version(77));
+    assert_eq!(read(&file).unwrap().version(), Version::new(77));
     assert!(Checkpoint::exists(&file));
     // Of two damaged files the newest is told of.
     fs::write(&file, "").unwrap();

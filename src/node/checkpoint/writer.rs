@@ -141,7 +141,7 @@ impl Checkpointer {
     /// Counts a checkpoint that is not written because the parameters are not finite since a version.
     pub(in crate::node) fn refuse(&mut self, version: Version, since: Version) {
         (self.wanted, self.last) = (false, version);
-        let error = CheckpointError::NotFinite { file: self.path.clone(), since: since.0 };
+        let error = CheckpointError::NotFinite { file: self.path.clone(), since: since.get() };
         *self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         self.shared.failed.fetch_add(1, Ordering::Release);
     }
@@ -163,7 +163,7 @@ impl Checkpointer {
 
     /// The newest version that is safely on the disk, of those that this incarnation wrote.
     pub(in crate::node) fn written(&self) -> Option<Version> {
-        self.shared.written.load(Ordering::Acquire).checked_sub(1).map(Version)
+        self.shared.written.load(Ordering::Acquire).checked_sub(1).map(Version::new)
     }
 
     /// Returns the number of checkpoints that could not be written.
@@ -254,15 +254,15 @@ fn serve(
         let (path, shard) = (&options.path, identity.shard.0);
         match file::write(path, &header, &copies) {
             Ok(()) => {
-                shared.written.store(version.0 + 1, Ordering::Release);
+                shared.written.store(version.get() + 1, Ordering::Release);
                 let written = begun.elapsed() - copied;
                 tracing::info!(
-                    shard, version = version.0, clock = smallest_clock.0, path = %path.display(), ?copied, ?written,
+                    shard, version = version.get(), clock = smallest_clock.get(), path = %path.display(), ?copied, ?written,
                     "checkpoint written"
                 );
             }
             Err(error) => {
-                tracing::warn!(shard, version = version.0, %error, "checkpoint failed; serving goes on");
+                tracing::warn!(shard, version = version.get(), %error, "checkpoint failed; serving goes on");
                 *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 shared.failed.fetch_add(1, Ordering::Release);
             }

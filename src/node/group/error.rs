@@ -1,7 +1,9 @@
 //! Errors of groups.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
+use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::transport::Address;
 
 /// An operation of a group's member failed.
@@ -10,8 +12,8 @@ use crate::transport::Address;
 pub enum GroupError {
     /// Not all members connected in time.
     #[error(
-        "members {ranks:?} did not connect within {waited:?}; start them, or look at their logs for why they went{}",
-        .last.as_ref().map(|last| format!(" (the last attempt: {last})")).unwrap_or_default()
+        "members {ranks:?} did not connect within {waited:?}{}; {}",
+        .last.as_ref().map(|last| format!(" (the last attempt: {last})")).unwrap_or_default(), remedy_of(self)
     )]
     Absent {
         /// The ranks of the missing members.
@@ -31,7 +33,8 @@ pub enum GroupError {
     },
     /// The deadline passed. The round is still under way.
     #[error(
-        "round {round} did not end within {waited:?}: members {missing:?} are alive and late; {}", self.help()
+        "round {round} did not end within {waited:?}: members {missing:?} are alive and late; {}",
+        remedy_of(self)
     )]
     Deadline {
         /// The round.
@@ -45,7 +48,8 @@ pub enum GroupError {
     /// This member has left, and some other members do not know it.
     #[error(
         "members {ranks:?} did not hear within {waited:?} that this one leaves; they go on without it all the same, as \
-         soon as they find its connection closed: there is nothing to do"
+         soon as they find its connection closed: {}",
+        remedy_of(self)
     )]
     Unheard {
         /// The ranks of the members that have not heard of it.
@@ -56,14 +60,15 @@ pub enum GroupError {
     /// The others took this member for dead and go on without it.
     #[error(
         "the group has cut off member {rank}: it was silent for longer than the lease (a frozen process, a network \
-         that failed); its parameters are its own from here on, so start it again with the others"
+         that failed); {}",
+        remedy_of(self)
     )]
     CutOff {
         /// This member.
         rank: usize,
     },
     /// Another member takes part in the same round with another group.
-    #[error("member {rank} averages round {round} in another group than this one: {}", self.help())]
+    #[error("member {rank} averages round {round} in another group than this one: {}", remedy_of(self))]
     Disagree {
         /// The rank of that member.
         rank: usize,
@@ -72,18 +77,31 @@ pub enum GroupError {
     },
 }
 
-impl GroupError {
-    /// The remedy, where there is one.
-    pub(crate) fn remedy(&self) -> Option<&'static str> {
-        Some(self.help()).filter(|text| !text.is_empty())
+impl Diagnostic for GroupError {
+    fn operation(&self) -> &'static str {
+        match self {
+            GroupError::Absent { .. } | GroupError::Foreign { .. } => "meeting the group",
+            GroupError::Unheard { .. } => "leaving the group",
+            GroupError::Deadline { .. } | GroupError::CutOff { .. } | GroupError::Disagree { .. } => {
+                "averaging in a group"
+            }
+        }
     }
 
-    /// The remedy, where it is the same for all errors of a kind.
-    fn help(&self) -> &'static str {
-        match self {
-            GroupError::Deadline { .. } => "call again to go on waiting, or abandon the round",
-            GroupError::Disagree { .. } => "give all members of a group the same list",
-            _ => "",
-        }
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            GroupError::Absent { .. } => "start them, or look at their logs for why they went".into(),
+            GroupError::Deadline { .. } => "call again to go on waiting, or abandon the round".into(),
+            GroupError::Unheard { .. } => "there is nothing to do".into(),
+            GroupError::CutOff { .. } => {
+                "its parameters are its own from here on, so start it again with the others".into()
+            }
+            GroupError::Disagree { .. } => "give all members of a group the same list".into(),
+            GroupError::Foreign { .. } => return None,
+        })
+    }
+
+    fn is_retryable(&self) -> bool {
+        matches!(self, GroupError::Deadline { .. } | GroupError::Absent { .. })
     }
 }

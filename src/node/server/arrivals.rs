@@ -125,7 +125,7 @@ impl<T: Transport> Server<T> {
     ) -> Result<SlotHeader, String> {
         // Without this a worker that ignores its credits could have one slot folded under two names.
         let slots = inbox.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
-        if clock.0 >= consumed.0.saturating_add(slots) {
+        if clock.get() >= consumed.get().saturating_add(slots) {
             return Err("it published more than it has slots for".into());
         }
         if clock >= WorkerProgress::CLOCK_MAX {

@@ -18,7 +18,7 @@ impl<T: Transport> Server<T> {
         else {
             if self.status.diverged.is_none() {
                 tracing::warn!(
-                    version = version.0,
+                    version = version.get(),
                     gradients = found.len(),
                     "parameters are not finite any more"
                 );
@@ -27,7 +27,7 @@ impl<T: Transport> Server<T> {
             return Ok(false);
         };
         for gradient in &found {
-            let (worker, clock) = (gradient.worker.0, gradient.clock.0);
+            let (worker, clock) = (gradient.worker.0, gradient.clock.get());
             tracing::warn!(worker, clock, "left out a gradient that is not finite");
             if self.non_finite == NonFinite::Refuse {
                 let why = format!("its gradient of clock {clock} holds a NaN or an infinity");

@@ -152,7 +152,7 @@ impl<T: Transport> Server<T> {
         }
         let Some(following) = &mut self.following else { return Ok(()) };
         following.position = Some(follow.position());
-        tracing::info!(%decider, shard, version = from.version.0, goes_on = from.goes_on, "following");
+        tracing::info!(%decider, shard, version = from.version.get(), goes_on = from.goes_on, "following");
         let (address, shards, checked) = (decider.clone(), welcome.shards, runtime.now());
         following.link = Some(Decided { endpoint, follow, address, shards, checked });
         Ok(())
@@ -214,7 +214,8 @@ impl<T: Transport> Server<T> {
                 Decision::Apply { version, learning_rate } => {
                     let next = self.shard.next_version()?;
                     if version != next {
-                        let reason = format!("shard 0 decides on version {} after {}", version.0, next.0 - 1);
+                        let reason =
+                            format!("shard 0 decides on version {} after {}", version.get(), next.get() - 1);
                         return Err(Error::Shards { reason });
                     }
                     let named = std::mem::take(&mut following.shares);
@@ -246,7 +247,7 @@ impl<T: Transport> Server<T> {
         let departed = self.following.iter().flat_map(|following| &following.departed);
         let departed = departed.map(|gone| (gone.source.session, gone.source.began, gone.arrived, gone.peer));
         let (_, began, arrived, peer) = departed.chain(found).find(|(own, ..)| *own == session)?;
-        let clock = Clock(began.0.saturating_add(ordinal));
+        let clock = Clock::new(began.get().saturating_add(ordinal));
         if clock < arrived {
             return Some(GradientId { worker: WorkerId(peer), clock });
         }
@@ -371,7 +372,7 @@ impl<T: Transport> Server<T> {
 
     pub(super) fn say_dropped(&mut self, gradient: GradientId) {
         if let Some(Some(peer)) = self.shard.peers.get(usize::from(gradient.worker.0)) {
-            let ordinal = gradient.clock.0.saturating_sub(peer.began.0);
+            let ordinal = gradient.clock.get().saturating_sub(peer.began.get());
             let session = peer.session;
             self.say(Decision::Drop { session, ordinal });
         }
@@ -391,7 +392,7 @@ impl<T: Transport> Server<T> {
         self.work.bound = true;
         let Some(decider) = &mut self.shard.decider else { return };
         for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
-            let ordinal = share.gradient.clock.0.saturating_sub(source.began.0);
+            let ordinal = share.gradient.clock.get().saturating_sub(source.began.get());
             decider.say(Decision::Share { session: source.session, ordinal, weight: share.weight });
         }
         let version = self.shard.frames.latest().version.next();

@@ -34,8 +34,8 @@ impl<T: Transport> Server<T> {
         let server = Self::begin(transport, address, table, start, options)?;
         tracing::info!(
             shard = checkpoint.shard().0,
-            version = version.0,
-            clock = smallest_clock.0,
+            version = version.get(),
+            clock = smallest_clock.get(),
             epoch = server.epoch(),
             written_by = checkpoint.epoch(),
             "resumed from a checkpoint"
@@ -178,18 +178,20 @@ mod tests {
                 }
                 worker.flush(PATIENCE).unwrap();
             });
-            assert!(server.drive(|server| server.status().version >= Version(1), PATIENCE).unwrap());
+            assert!(server.drive(|server| server.status().version >= Version::new(1), PATIENCE).unwrap());
             let (latest, current) = (server.shard.frames.latest(), server.current);
             server.writer().unwrap().pretend(true, latest.frame, current);
-            let enough = Version((latest.version.0 + least).min(4));
+            let enough = Version::new((latest.version.get() + least).min(4));
             assert!(server.drive(|server| server.status().version >= enough, PATIENCE).unwrap());
-            server.drive(|server| server.status().version >= Version(4), Duration::from_millis(200)).unwrap();
+            server
+                .drive(|server| server.status().version >= Version::new(4), Duration::from_millis(200))
+                .unwrap();
             let made = latest.version.behind(server.status().version);
             server.writer().unwrap().pretend(false, latest.frame, current);
             // Those that had to wait go on at once.
-            assert!(server.drive(|server| server.status().version >= Version(4), PATIENCE).unwrap());
+            assert!(server.drive(|server| server.status().version >= Version::new(4), PATIENCE).unwrap());
             assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
-            4u64.saturating_sub(latest.version.0).min(made)
+            4u64.saturating_sub(latest.version.get()).min(made)
         })
     }
 
@@ -215,7 +217,7 @@ mod tests {
     #[test]
     fn a_server_makes_the_last_version_and_then_says_that_it_was_the_last() {
         let last = Latest::VERSION_MAX;
-        let mut server = late(Version(last.0 - 1), Clock(0));
+        let mut server = late(Version::new(last.get() - 1), Clock::new(0));
         let address = server.address();
         std::thread::scope(|scope| {
             let working = scope.spawn(move || {
@@ -233,7 +235,7 @@ mod tests {
     #[test]
     fn a_worker_publishes_up_to_the_last_clock_and_the_one_after_is_an_error() {
         let last = WorkerProgress::CLOCK_MAX;
-        let mut server = late(Version(0), Clock(last.0 - 1));
+        let mut server = late(Version::new(0), Clock::new(last.get() - 1));
         let address = server.address();
         std::thread::scope(|scope| {
             let working = scope.spawn(move || {
@@ -262,7 +264,7 @@ mod tests {
     #[test]
     fn a_gradient_past_the_last_clock_evicts_its_worker_and_is_not_applied() {
         let last = WorkerProgress::CLOCK_MAX;
-        let mut server = late(Version(0), last);
+        let mut server = late(Version::new(0), last);
         let (encoding, scheme) = (ElementType::F32, SchemeConfig::Asp);
         let scheme = scheme.to_string();
         let hello = PeerHello {
@@ -281,8 +283,10 @@ mod tests {
             assert!(now() < deadline, "no answer");
         };
         // Its own page: the header of the slot, then the announcement.
-        let header = [last.0, 0, server.epoch(), 16, 0, 0, 0, 0];
-        for (offset, data) in [(64 * (3 + last.0 % 2), Inline::line(header)), (0, Inline::word(last.0 + 1))] {
+        let header = [last.get(), 0, server.epoch(), 16, 0, 0, 0, 0];
+        for (offset, data) in
+            [(64 * (3 + last.get() % 2), Inline::line(header)), (0, Inline::word(last.get() + 1))]
+        {
             let remote = received.grants[2].slice(offset, data.len_bytes()).unwrap();
             let request = WorkRequest::unsignalled(0, Operation::WriteInline { data, remote });
             endpoint.post(&[request]).unwrap();

@@ -111,8 +111,8 @@ impl<T: Transport> Worker<T> {
         for part in &mut self.parts {
             // Shards count for themselves: the gradients that are missing are this worker's last ones in any case.
             let published = part.link.published();
-            let missing = published.0.saturating_sub(part.shows.0);
-            let clocks = self.clock.0.saturating_sub(missing)..self.clock.0;
+            let missing = published.get().saturating_sub(part.shows.get());
+            let clocks = self.clock.get().saturating_sub(missing)..self.clock.get();
             let part_of_table = &mut parameters[part.begin / 4..][..part.bytes / 4];
             if !own.show(clocks, part.begin / 4, part_of_table) {
                 let reason = "keeps a copy for longer than it bounds: leave out `own_step`";
@@ -126,10 +126,13 @@ impl<T: Transport> Worker<T> {
     /// Tells the scheme how far all servers have consumed this worker's gradients.
     pub(super) fn tell_consumed(&mut self, now: Instant) {
         let outstanding = |part: &Part<T>| {
-            part.link.publish.as_ref().map(|publish| publish.clock().0.saturating_sub(publish.consumed().0))
+            part.link
+                .publish
+                .as_ref()
+                .map(|publish| publish.clock().get().saturating_sub(publish.consumed().get()))
         };
         let most = self.parts.iter().filter_map(outstanding).max().unwrap_or_default();
-        let clock = Clock(self.clock.0.saturating_sub(most));
+        let clock = Clock::new(self.clock.get().saturating_sub(most));
         if clock > self.consumed {
             self.consumed = clock;
             self.scheme.handle_event(now, WorkerEvent::Consumed { clock });

@@ -2,6 +2,7 @@
 
 use super::{ReadMode, WorkerOptions};
 use crate::clock::{Clock, Version};
+use crate::diagnostic::Diagnostic;
 use crate::node::Error;
 use crate::node::link::Link;
 use crate::node::runtime::Runtime;
@@ -146,7 +147,7 @@ impl<T: Transport> Joining<'_, T> {
     ) -> Result<Link<T::Endpoint>, Error> {
         let welcome = Link::<T::Endpoint>::ask(self.transport, address, self.left()).await?;
         let seen = reached.shards.get(usize::from(welcome.shard));
-        let (epoch, version) = seen.copied().unwrap_or((welcome.epoch, Version(0)));
+        let (epoch, version) = seen.copied().unwrap_or((welcome.epoch, Version::new(0)));
         self.connect(address, Some(WorkerProgress { clock: reached.clock, epoch, version })).await
     }
 
@@ -175,7 +176,7 @@ impl<T: Transport> Joining<'_, T> {
             else {
                 return Ok(());
             };
-            let target = Clock(latest.0.saturating_add(margin));
+            let target = Clock::new(latest.get().saturating_add(margin));
             if self.left().is_zero() {
                 let operation = "joining all shards at one clock";
                 let (needed, seen) = (Bound::clock(target), Bound::clock(behind));
@@ -190,11 +191,11 @@ impl<T: Transport> Joining<'_, T> {
                 }
                 let (address, epoch) = (links[index].address.clone(), links[index].welcome.epoch);
                 let clock = links[index].welcome.clock;
-                tracing::info!(%address, clock = clock.0, to = target.0, "joining again: the shards differ");
+                tracing::info!(%address, clock = clock.get(), to = target.get(), "joining again: the shards differ");
                 drop(links.remove(index));
                 self.runtime.sleep(LEAVING.min(self.left())).await;
                 // Its versions were told of already, if there was anything to tell.
-                let resume = WorkerProgress { clock: target, epoch, version: Version(0) };
+                let resume = WorkerProgress { clock: target, epoch, version: Version::new(0) };
                 let connect = async || self.connect(&address, Some(resume)).await;
                 links.insert(index, self.retry(may_pass, connect).await?);
             }

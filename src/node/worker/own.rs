@@ -58,7 +58,7 @@ impl OwnGradients {
 
     /// Keeps a part of the gradient of `clock`, from element `first` on.
     pub(super) fn keep(&mut self, clock: Clock, first: usize, part: VolatileSlice<'_>) {
-        let at = self.offset(clock.0) + first * self.encoding.bytes();
+        let at = self.offset(clock.get()) + first * self.encoding.bytes();
         self.memory.as_volatile().subslice(at, part.len()).copy_from(part, Streaming::ByLength);
     }
 

@@ -61,7 +61,7 @@ impl<T: Transport> Worker<T> {
         self.members = 0;
         self.counted = false;
         self.statistics.reconnects += 1;
-        tracing::info!(clock = self.clock.0, "connected again");
+        tracing::info!(clock = self.clock.get(), "connected again");
         Ok(())
     }
 }

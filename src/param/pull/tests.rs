@@ -21,14 +21,14 @@ fn owner_and_pull() -> (Frames, LocalEndpoint, Pull) {
     let [control_slice, frames_slice] = whole;
     let source = FrameSource { control: control_slice, frames: frames_slice, layout, geometry, epoch: 7 };
     let mut frames = Frames::new(control, payload, layout, geometry, 7);
-    frames.set_initial(Version(0), Clock(0));
+    frames.set_initial(Version::new(0), Clock::new(0));
     let pull = Pull::new(source, &region(Pull::SCRATCH_BYTES)).unwrap();
     (frames, endpoint, pull)
 }
 
 fn publish(frames: &mut Frames, version: Version) {
     let frame = frames.begin(version, |_| false).unwrap();
-    frames.commit(frame, version, Clock(0));
+    frames.commit(frame, version, Clock::new(0));
 }
 
 fn turn(pull: &mut Pull, endpoint: &mut LocalEndpoint) {
@@ -41,16 +41,16 @@ fn turn(pull: &mut Pull, endpoint: &mut LocalEndpoint) {
 #[test]
 fn versions_that_do_not_satisfy_the_bound_are_no_gain_to_a_pull() {
     let (mut frames, mut endpoint, mut pull) = owner_and_pull();
-    let bound = Bound { smallest_clock: Clock(1), ..Bound::NONE };
+    let bound = Bound { smallest_clock: Clock::new(1), ..Bound::NONE };
     pull.start(bound, region(64).whole(), PullOptions::default()).unwrap();
     turn(&mut pull, &mut endpoint);
     let gains = pull.gains();
     for version in 1..10 {
-        publish(&mut frames, Version(version));
+        publish(&mut frames, Version::new(version));
         for _ in 0..10 {
             turn(&mut pull, &mut endpoint);
         }
-        assert_eq!((pull.seen().version, pull.gains()), (Version(version), gains));
+        assert_eq!((pull.seen().version, pull.gains()), (Version::new(version), gains));
     }
 }
 
@@ -59,7 +59,7 @@ fn a_pull_that_is_lapped_gains_nothing_and_its_caller_stands_back() {
     let (mut frames, mut endpoint, mut pull) = owner_and_pull();
     pull.start(Bound::NONE, region(64).whole(), PullOptions::default()).unwrap();
     // The owner writes two versions during each copy.
-    let (mut version, mut gains) = (Version(0), None);
+    let (mut version, mut gains) = (Version::new(0), None);
     while pull.retries() < 10 {
         turn(&mut pull, &mut endpoint);
         for _ in 0..2 {

@@ -3,25 +3,26 @@
 use std::borrow::Cow;
 
 use super::{SchemeConfig, text};
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// A scheme cannot be made as asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SchemeConfigError {
     /// No scheme has this name.
-    #[error("no scheme is named {name:?}: {}", self.remedy().unwrap_or_default())]
+    #[error("no scheme is named {name:?}: {}", remedy_of(self))]
     UnknownName {
         /// The name.
         name: String,
     },
     /// A text that is not a name with settings.
-    #[error("cannot read {text:?} as a scheme: {}", self.help())]
+    #[error("cannot read {text:?} as a scheme: {}", remedy_of(self))]
     Malformed {
         /// The text.
         text: String,
     },
     /// A setting was given to a scheme that does not take it.
-    #[error("{scheme} takes no {setting}, and {value} was given: {}", self.remedy().unwrap_or_default())]
+    #[error("{scheme} takes no {setting}, and {value} was given: {}", remedy_of(self))]
     UnknownSetting {
         /// The scheme.
         scheme: &'static str,
@@ -31,7 +32,7 @@ pub enum SchemeConfigError {
         value: String,
     },
     /// A setting was given twice.
-    #[error("{setting} of {scheme} was given twice: {}", self.help())]
+    #[error("{setting} of {scheme} was given twice: {}", remedy_of(self))]
     GivenTwice {
         /// The scheme.
         scheme: &'static str,
@@ -39,7 +40,7 @@ pub enum SchemeConfigError {
         setting: String,
     },
     /// A setting cannot have this value.
-    #[error("{setting} of {scheme} cannot be {value:?}: {}", self.remedy().unwrap_or_default())]
+    #[error("{setting} of {scheme} cannot be {value:?}: {}", remedy_of(self))]
     BadValue {
         /// The scheme.
         scheme: &'static str,
@@ -51,7 +52,7 @@ pub enum SchemeConfigError {
         expected: &'static str,
     },
     /// A setting that does not fit the number of workers.
-    #[error("{setting} of {scheme} cannot be {value} with {workers} workers: {}", self.remedy().unwrap_or_default())]
+    #[error("{setting} of {scheme} cannot be {value} with {workers} workers: {}", remedy_of(self))]
     Workers {
         /// The scheme.
         scheme: &'static str,
@@ -65,7 +66,7 @@ pub enum SchemeConfigError {
         remedy: &'static str,
     },
     /// A server runs a scheme that this process cannot make.
-    #[error("this process knows no scheme named {name:?}: {}", self.help())]
+    #[error("this process knows no scheme named {name:?}: {}", remedy_of(self))]
     Unregistered {
         /// The name.
         name: String,
@@ -79,39 +80,33 @@ pub enum SchemeConfigError {
         reason: String,
     },
     /// A server was asked for, and the scheme has none.
-    #[error("{scheme} has no server, its workers average among themselves: {}", self.help())]
+    #[error("{scheme} has no server, its workers average among themselves: {}", remedy_of(self))]
     NoServer {
         /// The scheme.
         scheme: &'static str,
     },
 }
 
-impl SchemeConfigError {
-    /// The remedy in a few words, which the text of the error ends in.
-    pub fn remedy(&self) -> Option<Cow<'_, str>> {
-        match self {
-            SchemeConfigError::UnknownName { .. } => {
-                Some(format!("use one of {}", SchemeConfig::NAMES.join(", ")).into())
-            }
-            SchemeConfigError::UnknownSetting { scheme, setting, .. } => {
-                Some(text::remedy(scheme, setting).into())
-            }
-            SchemeConfigError::BadValue { expected, .. } => Some(format!("use {expected}").into()),
-            SchemeConfigError::Workers { remedy, .. } => Some(format!("use {remedy}").into()),
-            error => Some(error.help()).filter(|text| !text.is_empty()).map(Cow::from),
-        }
+impl Diagnostic for SchemeConfigError {
+    fn operation(&self) -> &'static str {
+        "making the scheme"
     }
 
-    /// The remedy, where it is the same for all errors of a kind.
-    fn help(&self) -> &'static str {
-        match self {
-            SchemeConfigError::Malformed { .. } => {
-                "write a name, or a name with settings, such as ssp(3) or abs(k=4, staleness=2)"
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            SchemeConfigError::UnknownName { .. } => {
+                format!("use one of {}", SchemeConfig::NAMES.join(", ")).into()
             }
-            SchemeConfigError::GivenTwice { .. } => "give it once",
-            SchemeConfigError::Unregistered { .. } => "add it to the registry in its options",
-            SchemeConfigError::NoServer { .. } => "run it without one",
-            _ => "",
-        }
+            SchemeConfigError::UnknownSetting { scheme, setting, .. } => text::remedy(scheme, setting).into(),
+            SchemeConfigError::BadValue { expected, .. } => format!("use {expected}").into(),
+            SchemeConfigError::Workers { remedy, .. } => format!("use {remedy}").into(),
+            SchemeConfigError::Malformed { .. } => {
+                "write a name, or a name with settings, such as ssp(3) or abs(k=4, staleness=2)".into()
+            }
+            SchemeConfigError::GivenTwice { .. } => "give it once".into(),
+            SchemeConfigError::Unregistered { .. } => "add it to the registry in its options".into(),
+            SchemeConfigError::NoServer { .. } => "run it without one".into(),
+            SchemeConfigError::Custom { .. } => return None,
+        })
     }
 }

@@ -322,7 +322,7 @@ impl SchemeConfig {
     /// An error if [`check`](Self::check) says so, or if the scheme has no server.
     #[doc(hidden)]
     pub fn server(&self, workers: usize) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
-        self.server_at(workers, Clock(0), Version(0))
+        self.server_at(workers, Clock::new(0), Version::new(0))
     }
 
     /// As [`server`](Self::server), for a job that goes on from `clock` and `newest`: the smallest clock begins there,

@@ -135,7 +135,7 @@ impl DbwServer {
 
     fn arrive(&mut self, now: Instant, gradient: GradientId, base: Version) {
         self.answered[usize::from(gradient.worker.0)] = Some(base);
-        let age = self.newest.0.saturating_sub(base.0);
+        let age = self.newest.get().saturating_sub(base.get());
         let index =
             usize::try_from(age).ok().and_then(|age| self.rounds.len().checked_sub(age.saturating_add(1)));
         if let Some(round) = index.and_then(|index| self.rounds.get_mut(index)) {
@@ -174,7 +174,8 @@ impl DbwServer {
         while let Some(answered) = self.answered.get(self.to_interrupt) {
             let worker = WorkerId(self.to_interrupt as u16);
             self.to_interrupt += 1;
-            let has_answered = answered.is_some_and(|answered| answered.0.saturating_add(1) >= self.newest.0);
+            let has_answered =
+                answered.is_some_and(|answered| answered.get().saturating_add(1) >= self.newest.get());
             if self.members.contains(worker) && !has_answered {
                 return Some(ServerAction::Interrupt { worker });
             }

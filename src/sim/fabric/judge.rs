@@ -99,7 +99,7 @@ impl Computed {
     /// Whether this incarnation calls it what the share says.
     pub(super) fn is_named(&self, epoch: u64, share: &Share) -> bool {
         let GradientId { worker, clock } = share.gradient;
-        self.clock == clock.0 && self.base(epoch).is_some_and(|base| base.peer == worker.0)
+        self.clock == clock.get() && self.base(epoch).is_some_and(|base| base.peer == worker.0)
     }
 
     fn of_incarnation(&self, epoch: u64) -> bool {
@@ -377,13 +377,13 @@ impl FabricJudge {
     /// The server of an incarnation has consumed a gradient that it does not fold.
     pub(super) fn dropped(&mut self, epoch: u64, gradient: GradientId) {
         for incarnation in self.incarnations.iter_mut().filter(|one| one.epoch == epoch) {
-            incarnation.dropped.insert((gradient.worker.0, gradient.clock.0));
+            incarnation.dropped.insert((gradient.worker.0, gradient.clock.get()));
         }
     }
 
     pub(super) fn published(&mut self, published: &PublishedVersion<'_>) {
         let checked = self.check_published(published);
-        let checked = checked.and_then(|()| self.check_decided(published.epoch, published.version.0));
+        let checked = checked.and_then(|()| self.check_decided(published.epoch, published.version.get()));
         let checked = checked.and_then(|()| {
             let on_it = |seen: &Seen| seen.held.get(&published.epoch).copied().filter(|_| seen.is_computing);
             let honest = self.workers.iter().enumerate().filter(|(worker, _)| !self.is_liar(*worker));
@@ -391,7 +391,7 @@ impl FabricJudge {
             held.into_iter().try_for_each(|version| self.check_unseen(published.epoch, version))
         });
         if let Err(what) = checked {
-            let version = published.version.0;
+            let version = published.version.get();
             self.fail(format!("version {version} of a server: {what}"));
         }
     }
@@ -407,7 +407,7 @@ impl FabricJudge {
         let liar = self.liar;
         let incarnation = self.incarnations.iter_mut().find(|one| one.epoch == published.epoch);
         let incarnation = incarnation.ok_or("of an unknown incarnation")?;
-        if published.version.0 != incarnation.newest() + 1 {
+        if published.version.get() != incarnation.newest() + 1 {
             return Err(format!("it follows version {}", incarnation.newest()));
         }
         let before = incarnation.versions.last().map_or(&[][..], Vec::as_slice);
@@ -424,10 +424,8 @@ impl FabricJudge {
             ));
         }
         let mut names: Vec<_> = published.shares.iter().map(|share| share.gradient).collect();
-        if let Some(GradientId { clock: Clock(clock), .. }) =
-            names.iter().find(|name| name.clock.0 < incarnation.claimed)
-        {
-            let claimed = incarnation.claimed;
+        if let Some(name) = names.iter().find(|name| name.clock.get() < incarnation.claimed) {
+            let (clock, claimed) = (name.clock.get(), incarnation.claimed);
             return Err(format!(
                 "a gradient of clock {clock} is new in it, and all before {claimed} were said to be in"
             ));
@@ -440,7 +438,7 @@ impl FabricJudge {
             let base = computed.base(published.epoch);
             let base =
                 base.ok_or_else(|| format!("it holds {named}, which was computed for another incarnation"))?;
-            let behind = (published.version.0 - 1).checked_sub(base.version);
+            let behind = (published.version.get() - 1).checked_sub(base.version);
             let behind = behind.ok_or_else(|| format!("{named} was computed on version {}", base.version))?;
             if behind_most(&self.scheme).is_some_and(|most| behind > most) {
                 let scheme = &self.scheme;
@@ -452,34 +450,34 @@ impl FabricJudge {
             // Where no worker waits for another, shards may count a worker's gradients differently.
             let clock = computed.clock;
             let is_it = |name: &GradientId| {
-                name.worker.0 == base.peer && (name.clock.0 == clock || !self.names_agree)
+                name.worker.0 == base.peer && (name.clock.get() == clock || !self.names_agree)
             };
             let index = names.iter().position(is_it);
             let index =
                 index.ok_or_else(|| format!("{named} of clock {clock} was folded as of {names:?}"))?;
             let name = names.swap_remove(index);
-            if let Some(earlier) = incarnation.applied.insert((worker, number), published.version.0) {
+            if let Some(earlier) = incarnation.applied.insert((worker, number), published.version.get()) {
                 return Err(format!("{named} is in it and in version {earlier}, too"));
             }
-            let clock = name.clock.0;
+            let clock = name.clock.get();
             let later = incarnation.names.range((worker, clock + 1)..=(worker, u64::MAX)).next();
             if let (true, Some(((_, later), _))) = (self.needs.folds_all_in_order, later) {
                 return Err(format!("{named} of clock {clock} comes after that of clock {later}"));
             }
-            if let Some(earlier) = incarnation.names.insert((worker, clock), published.version.0) {
+            if let Some(earlier) = incarnation.names.insert((worker, clock), published.version.get()) {
                 return Err(format!(
                     "{named} is in it as clock {clock} of its worker, which is in version {earlier}, too"
                 ));
             }
         }
-        if published.smallest_clock.0 < incarnation.smallest_clock {
+        if published.smallest_clock.get() < incarnation.smallest_clock {
             return Err(format!("its smallest clock went back from {}", incarnation.smallest_clock));
         }
-        incarnation.smallest_clock = published.smallest_clock.0;
-        incarnation.claimed = incarnation.claimed.max(published.smallest_clock.0);
+        incarnation.smallest_clock = published.smallest_clock.get();
+        incarnation.claimed = incarnation.claimed.max(published.smallest_clock.get());
         incarnation.versions.push(bytes);
         let moves = (0..INCARNATION_LANE).map(|lane| f64::from(after[lane]) - f64::from(before[lane]));
-        let clock = published.shares.iter().map(|share| share.gradient.clock.0).max().unwrap_or_default();
+        let clock = published.shares.iter().map(|share| share.gradient.clock.get()).max().unwrap_or_default();
         incarnation.moved.push((moves.fold(0.0, f64::max), clock));
         Ok(())
     }
@@ -577,17 +575,17 @@ impl FabricJudge {
     /// Whether a worker that has this before it has reached the goal. A worker that may be interrupted again and
     /// again has done its part when the others have.
     pub(super) fn is_there(&self, view: &View) -> bool {
-        let reached = if self.needs.interrupts { view.version.0 } else { view.clock.0 };
+        let reached = if self.needs.interrupts { view.version.get() } else { view.clock.get() };
         reached >= self.goal
     }
 
     /// Notes and checks what a worker was told to compute on: of each shard its incarnation, version and bytes.
     pub(super) fn viewed(&mut self, worker: usize, view: &View, copies: &[(u64, u64, &[u8])]) {
         self.views += 1;
-        self.trace.note(view.version.0 << 32 | view.clock.0 << 8 | worker as u64);
+        self.trace.note(view.version.get() << 32 | view.clock.get() << 8 | worker as u64);
         for (epoch, version, bytes) in copies {
             if let Err(what) = self.check_copy(*epoch, *version, bytes) {
-                self.fail(format!("worker {worker} at clock {}: {what}", view.clock.0));
+                self.fail(format!("worker {worker} at clock {}: {what}", view.clock.get()));
             }
             let held = self.workers[worker].held.insert(*epoch, *version);
             // A server that follows may have had a later one than the decider, which asked for the next of its own.
@@ -598,19 +596,19 @@ impl FabricJudge {
                 self.fail(format!("worker {worker} was given version {version} where {least:?} was due"));
             }
             let in_bound = self.check_unseen(*epoch, *version);
-            let in_bound = in_bound.and_then(|()| self.check_transit(worker, view.clock.0));
+            let in_bound = in_bound.and_then(|()| self.check_transit(worker, view.clock.get()));
             if let Err(what) = in_bound.or_else(|what| if self.is_liar(worker) { Ok(()) } else { Err(what) })
             {
-                self.fail(format!("worker {worker} at clock {}: {what}", view.clock.0));
+                self.fail(format!("worker {worker} at clock {}: {what}", view.clock.get()));
             }
             if let Some(incarnation) = self.incarnations.iter_mut().find(|one| one.epoch == *epoch) {
-                incarnation.claimed = incarnation.claimed.max(view.smallest_clock.0);
+                incarnation.claimed = incarnation.claimed.max(view.smallest_clock.get());
             }
         }
         if let Some(bound) = self.needs.staleness
             && view.staleness() > bound
         {
-            let (clock, stale) = (view.clock.0, view.staleness());
+            let (clock, stale) = (view.clock.get(), view.staleness());
             self.fail(format!(
                 "worker {worker} at clock {clock} is {stale} clocks stale under {}",
                 self.scheme

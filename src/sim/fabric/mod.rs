@@ -29,6 +29,8 @@ mod stage;
 mod transport;
 mod values;
 
+use crate::diagnostic::{Diagnostic, remedy_of};
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -99,18 +101,28 @@ pub struct FabricFailure {
 
 impl fmt::Display for FabricFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FabricFailure { seed, options, scheme, what } = self;
-        write!(f, "seed {seed}, {scheme}: {what}\nto see it again: slackline sim --fabric --seed {seed}")?;
-        if let Some(scheme) = options.scheme.as_ref().and_then(AnyScheme::built_in) {
-            write!(f, " --scheme '{scheme}'")?;
+        let FabricFailure { seed, scheme, what, .. } = self;
+        write!(f, "seed {seed}, {scheme}: {what}\n{}", remedy_of(self))
+    }
+}
+
+impl Diagnostic for FabricFailure {
+    fn operation(&self) -> &'static str {
+        "simulating"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        let mut again = format!("to see it again: slackline sim --fabric --seed {}", self.seed);
+        if let Some(scheme) = self.options.scheme.as_ref().and_then(AnyScheme::built_in) {
+            again += &format!(" --scheme '{scheme}'");
         }
-        if options.spare_nodes {
-            write!(f, " --spare-nodes")?;
+        if self.options.spare_nodes {
+            again += " --spare-nodes";
         }
-        if let Some(class) = options.only {
-            write!(f, " --only {class}")?;
+        if let Some(class) = self.options.only {
+            again += &format!(" --only {class}");
         }
-        Ok(())
+        Some(again.into())
     }
 }
 

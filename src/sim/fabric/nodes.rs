@@ -127,7 +127,7 @@ impl Incarnation {
                     Ok(()) => {
                         let version = server.status().version;
                         seen.set(version);
-                        self.judge.borrow_mut().follows(server.epoch(), server.decider(), version.0);
+                        self.judge.borrow_mut().follows(server.epoch(), server.decider(), version.get());
                     }
                     Err(Error::AnotherIncarnation { .. }) => {
                         self.judge.borrow_mut().ended(self.node);
@@ -250,7 +250,7 @@ impl Incarnation {
             };
             // `step` finishes a publish that was not in time.
             if let Some((number, clock)) = published.take()
-                && clock < view.clock.0
+                && clock < view.clock.get()
             {
                 self.judge.borrow_mut().announced(index, number);
             }
@@ -262,12 +262,12 @@ impl Incarnation {
                 Err(_) if self.come_back(index, worker, servers).await => continue,
                 Err(_) => return,
             }
-            let Some(number) = self.judge.borrow_mut().computed(index, view.clock.0, bases) else {
+            let Some(number) = self.judge.borrow_mut().computed(index, view.clock.get(), bases) else {
                 // So many cannot be told apart. It has done its part, unless something goes wrong again and again.
                 if !is_done && !self.judge.borrow().is_liar(index) {
                     self.judge
                         .borrow_mut()
-                        .fail(format!("worker {index} computes for ever at {}", view.clock.0));
+                        .fail(format!("worker {index} computes for ever at {}", view.clock.get()));
                 }
                 return;
             };
@@ -280,11 +280,11 @@ impl Incarnation {
             if let Err(error) = fill(worker) {
                 return self.judge.borrow_mut().fail(format!("worker {index}: {error}"));
             }
-            published = Some((number, view.clock.0));
+            published = Some((number, view.clock.get()));
             let timeout = self.timeout();
             // It falls about as fast as gradients of this size promise, so that the schemes that learn from it
             // choose.
-            let loss = 1e12 / (1.0 + view.clock.0 as f32);
+            let loss = 1e12 / (1.0 + view.clock.get() as f32);
             let publish = async { worker.resume()?.publish_async(Some(loss), timeout).await };
             match self.call("publish", timeout, publish).await {
                 Ok(()) => {
@@ -348,7 +348,8 @@ impl Incarnation {
         worker: &mut Worker<SimTransport>,
         view: &crate::node::View,
     ) -> Vec<Base> {
-        let base = |link: LinkStatus| Base { epoch: link.epoch, version: link.version.0, peer: link.peer };
+        let base =
+            |link: LinkStatus| Base { epoch: link.epoch, version: link.version.get(), peer: link.peer };
         let bases: Vec<_> = worker.links().map(base).collect();
         let bytes = |worker: &mut Worker<SimTransport>| {
             let step = worker.resume()?;
@@ -409,7 +410,7 @@ impl Incarnation {
                             self.judge.borrow_mut().read(
                                 index,
                                 reader.epoch(),
-                                fresh.version.0,
+                                fresh.version.get(),
                                 least,
                                 bytes,
                             );

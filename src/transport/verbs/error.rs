@@ -1,8 +1,10 @@
 //! Errors that keep this process from RDMA, each with its remedy.
 
+use std::borrow::Cow;
 use std::io;
 
 use super::sys::LibraryError;
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// RDMA cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -12,13 +14,10 @@ pub enum OpenError {
     #[error(transparent)]
     Library(#[from] LibraryError),
     /// There is a library and no device.
-    #[error(
-        "this host has no RDMA device; load the driver of its adapter, or make a software one with \
-         `rdma link add rxe0 type rxe netdev eth0`"
-    )]
+    #[error("this host has no RDMA device; {}", remedy_of(self))]
     NoDevice,
     /// No device has this name.
-    #[error("this host has no RDMA device `{name}`; it has {known}: see `slackline doctor`")]
+    #[error("this host has no RDMA device `{name}`; it has {known}: {}", remedy_of(self))]
     UnknownDevice {
         /// The name that was asked for.
         name: String,
@@ -36,7 +35,7 @@ pub enum OpenError {
         remedy: &'static str,
     },
     /// The device has no such port.
-    #[error("the RDMA device {device} has no port {port}; it has ports 1 to {ports}")]
+    #[error("the RDMA device {device} has no port {port}; {}", remedy_of(self))]
     NoPort {
         /// The device.
         device: String,
@@ -93,6 +92,29 @@ pub enum OpenError {
     },
 }
 
+impl Diagnostic for OpenError {
+    fn operation(&self) -> &'static str {
+        "opening an RDMA device"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            OpenError::Library(error) => return error.remedy(),
+            OpenError::NoDevice => {
+                "load the driver of its adapter, or make a software one with `rdma link add rxe0 \
+                                    type rxe netdev eth0`"
+                    .into()
+            }
+            OpenError::UnknownDevice { .. } => "see `slackline doctor`".into(),
+            OpenError::NoPort { ports, .. } => format!("it has ports 1 to {ports}").into(),
+            OpenError::Open { remedy, .. } | OpenError::System { remedy, .. } => (*remedy).into(),
+            OpenError::PortDown { remedy, .. }
+            | OpenError::NoGid { remedy, .. }
+            | OpenError::Setting { remedy, .. } => remedy.into(),
+        })
+    }
+}
+
 impl OpenError {
     /// The device that cannot be used, where it is about one.
     #[doc(hidden)]
@@ -106,6 +128,28 @@ impl OpenError {
             | OpenError::NoGid { device, .. }
             | OpenError::Setting { device, .. }
             | OpenError::System { device, .. } => Some(device),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_against_rdma_ends_in_its_remedy() {
+        let (device, known) = ("rxe0".to_owned(), "mlx5_0".to_owned());
+        let source = io::Error::from_raw_os_error(libc::EPERM);
+        let errors = [
+            OpenError::Library(LibraryError::NotInstalled { reason: "no such file".into() }),
+            OpenError::NoDevice,
+            OpenError::UnknownDevice { name: device.clone(), known },
+            OpenError::NoPort { device: device.clone(), port: 3, ports: 2 },
+            OpenError::Open { device, source, remedy: "ask for the right" },
+        ];
+        for error in errors {
+            let remedy = error.remedy().expect("there is a remedy");
+            assert!(!remedy.is_empty() && error.to_string().ends_with(&*remedy), "{error} / {remedy}");
         }
     }
 }

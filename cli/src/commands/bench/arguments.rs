@@ -245,8 +245,8 @@ impl Args {
     fn secret(&self) -> Result<Option<Secret>, BenchError> {
         if self.listen.is_none() && self.peer.is_none() {
             if self.secret_file.is_some() {
-                let what = "--secret-file is for two hosts: leave it out, or use --listen or --peer";
-                return Err(BenchError::Usage(what.into()));
+                let help = "leave it out, or use --listen or --peer";
+                return Err(BenchError::usage("--secret-file is for two hosts", help));
             }
             return Ok(None);
         }
@@ -254,7 +254,7 @@ impl Args {
             Some(file) => Secret::from_file(file).map(Some),
             None => Secret::from_environment(),
         };
-        secret.map_err(|error| BenchError::Usage(error.to_string()))
+        Ok(secret?)
     }
 
     /// Checks that the options go together, and fills in the defaults.
@@ -262,8 +262,8 @@ impl Args {
         self.device.check(self.transport)?;
         for (option, given) in [("--listen", self.listen.is_some()), ("--peer", self.peer.is_some())] {
             if given && self.transport == TransportName::Shm {
-                let what = "shared memory does not leave its host: use --transport verbs or tcp";
-                return Err(BenchError::Usage(format!("{option}: {what}")));
+                let what = format!("{option}: shared memory does not leave its host");
+                return Err(BenchError::usage(what, "use --transport verbs or tcp"));
             }
         }
         let means =
@@ -271,14 +271,14 @@ impl Args {
         if let Some(address) = self.listen {
             return Ok(Request::Listen { address, transport: self.transport, means, keep: self.keep });
         }
-        let op = self.op.ok_or_else(|| BenchError::Usage("--op is missing: say what to measure".into()))?;
+        let op = self.op.ok_or_else(|| BenchError::usage("--op is missing", "say what to measure"))?;
         if self.transport != TransportName::Shm && (op == Op::PinnedRead || self.borrow) {
-            let what = "only shared memory is read in place: leave --borrow out, or use --transport shm";
-            return Err(BenchError::Usage(what.into()));
+            let help = "leave --borrow out, or use --transport shm";
+            return Err(BenchError::usage("only shared memory is read in place", help));
         }
         if self.transport == TransportName::Shm && self.queue_depth.is_some() {
-            let what = "--queue-depth means nothing over shm, where a request is done when it is posted: leave it out";
-            return Err(BenchError::Usage(what.into()));
+            let what = "--queue-depth means nothing over shm, where a request is done when it is posted";
+            return Err(BenchError::usage(what, "leave it out"));
         }
         let only = |option: &str, given: bool, ops: &[Op]| {
             if !given || ops.contains(&op) {
@@ -286,9 +286,8 @@ impl Args {
             }
             let names: Vec<&str> = ops.iter().map(|op| op.name()).collect();
             let names = names.join(", ");
-            let what =
-                format!("{option} means nothing to `{}`: leave it out, or use --op {names}", op.name());
-            Err(BenchError::Usage(what))
+            let what = format!("{option} means nothing to `{}`, but to --op {names}", op.name());
+            Err(BenchError::usage(what, "leave it out, or use such an --op"))
         };
         only("--workers", self.workers.is_some(), &[Op::Round])?;
         only("--chunk", self.chunk.is_some(), &[Op::Publish, Op::Pull, Op::PinnedRead, Op::Round])?;
@@ -305,12 +304,12 @@ impl Args {
         }
         for bytes in &sizes {
             if op == Op::FetchAdd && *bytes != 8 {
-                let what = format!("--bytes {bytes}: fetch-add works on one word: leave it out, or give 8");
-                return Err(BenchError::Usage(what));
+                let what = format!("--bytes {bytes}: fetch-add works on one word");
+                return Err(BenchError::usage(what, "leave it out, or give 8"));
             }
             if op.is_of_floats() && !bytes.is_multiple_of(4) {
-                let what = format!("--bytes {bytes}: `{}` works on f32: give a multiple of 4", op.name());
-                return Err(BenchError::Usage(what));
+                let what = format!("--bytes {bytes}: `{}` works on f32", op.name());
+                return Err(BenchError::usage(what, "give a multiple of 4"));
             }
         }
         let threads = self.threads.unwrap_or(1);

@@ -42,9 +42,10 @@ impl DeviceArgs {
             ("--inline", self.inline.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
-            Some((option, _)) if transport != TransportName::Verbs => Err(BenchError::Usage(format!(
-                "{option} means something over RDMA alone: leave it out, or use --transport verbs"
-            ))),
+            Some((option, _)) if transport != TransportName::Verbs => Err(BenchError::usage(
+                format!("{option} means something over RDMA alone"),
+                "leave it out, or use --transport verbs",
+            )),
             _ => Ok(()),
         }
     }

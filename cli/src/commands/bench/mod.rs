@@ -19,6 +19,8 @@ mod report;
 mod requests;
 mod round;
 
+use slackline::Diagnostic;
+use std::borrow::Cow;
 use std::process::ExitCode;
 use std::rc::Rc;
 
@@ -36,8 +38,10 @@ use crate::failure::Failure;
 /// A measurement was called wrongly, or failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BenchError {
-    #[error("{0}")]
-    Usage(String),
+    #[error("{what}: {help}")]
+    Usage { what: String, help: &'static str },
+    #[error(transparent)]
+    Secret(#[from] slackline::SecretError),
     #[error(transparent)]
     Node(#[from] slackline::Error),
     #[error(transparent)]
@@ -68,9 +72,40 @@ pub(crate) enum BenchError {
     System { operation: &'static str, source: std::io::Error },
     #[error("the other process failed: {0}")]
     Peer(String),
+    #[error("{_0}; {}", self.remedy().unwrap_or_default())]
+    Unreachable(String),
+}
+
+impl Diagnostic for BenchError {
+    fn operation(&self) -> &'static str {
+        "measuring"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        match self {
+            BenchError::Usage { help, .. } => Some((*help).into()),
+            BenchError::Secret(error) => error.remedy(),
+            BenchError::Node(error) => error.remedy(),
+            BenchError::Open(error) => error.remedy(),
+            BenchError::Register(error) => error.remedy(),
+            BenchError::Connect(error) => error.remedy(),
+            BenchError::Memory(error) => error.remedy(),
+            BenchError::Table(error) => error.remedy(),
+            BenchError::NoAtomics => Some("there is nothing to measure".into()),
+            BenchError::Unreachable(_) => {
+                Some("start `slackline bench --transport ... --listen` there first".into())
+            }
+            BenchError::Disconnected(_) => Some("it says why itself".into()),
+            _ => None,
+        }
+    }
 }
 
 impl BenchError {
+    fn usage(what: impl Into<String>, help: &'static str) -> BenchError {
+        BenchError::Usage { what: what.into(), help }
+    }
+
     fn system(operation: &'static str) -> impl FnOnce(std::io::Error) -> BenchError {
         move |source| BenchError::System { operation, source }
     }
@@ -91,12 +126,8 @@ fn finish(result: Result<(), BenchError>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let failure = match &error {
-                // Its remedy follows a colon.
-                BenchError::Usage(text) => Failure::usage(match text.rsplit_once(": ") {
-                    Some((what, remedy)) => format!("{what}; {remedy}"),
-                    None => text.clone(),
-                }),
-                error => Failure::failed(error),
+                BenchError::Usage { .. } | BenchError::Secret(_) => Failure::refused(&error),
+                error => Failure::of(error),
             };
             failure.report()
         }

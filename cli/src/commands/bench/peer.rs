@@ -57,7 +57,9 @@ pub(super) enum Role {
 
 impl Task {
     pub(super) fn address(&self) -> Result<&Address, BenchError> {
-        self.address.as_ref().ok_or_else(|| BenchError::Usage("this task needs an address".into()))
+        self.address.as_ref().ok_or_else(|| {
+            BenchError::usage("this task needs an address", "run the same slackline on both sides")
+        })
     }
 
     /// Gives it to the process on the other host if there is one, else to a new one on this.
@@ -217,8 +219,9 @@ pub(super) fn serve(args: PeerArgs) -> Result<(), BenchError> {
     parent_gone
         .map_err(std::io::Error::from)
         .map_err(BenchError::system("die with the process that started this"))?;
-    let task: Task = serde_json::from_str(&args.task)
-        .map_err(|error| BenchError::Usage(format!("bench-peer is for `bench` alone: {error}")))?;
+    let task: Task = serde_json::from_str(&args.task).map_err(|error| {
+        BenchError::usage(format!("cannot read the task: {error}"), "bench-peer is for `bench` alone")
+    })?;
     // Before it is pinned: its thread only waits.
     let client = Client::parent(task.device.clone());
     if let Some(core) = task.core {

@@ -101,11 +101,8 @@ impl Remote {
     }
 
     fn dial(address: SocketAddr, means: &Means) -> Result<Remote, BenchError> {
-        let failed = |error: &ChannelError| {
-            BenchError::Peer(format!(
-                "cannot reach {address}: {error}; start `slackline bench --transport ... --listen` there first"
-            ))
-        };
+        let failed =
+            |error: &ChannelError| BenchError::Unreachable(format!("cannot reach {address}: {error}"));
         let terms = terms(means.secret.as_ref());
         let mut channel = Channel::connect(address, &terms).map_err(|error| failed(&error))?;
         let begun = Instant::now();
@@ -166,10 +163,8 @@ fn require_secret(address: SocketAddr, means: &Means, option: &str) -> Result<()
     if address.ip().to_canonical().is_loopback() || means.secret.is_some() {
         return Ok(());
     }
-    Err(BenchError::Usage(format!(
-        "{option} {address}: beyond loopback both sides must know a secret: give both the same --secret-file (mode \
-         0600), or SLACKLINE_SECRET_FILE"
-    )))
+    let what = format!("{option} {address}: beyond loopback both sides must know a secret");
+    Err(BenchError::usage(what, "give both the same --secret-file (mode 0600), or SLACKLINE_SECRET_FILE"))
 }
 
 /// The line to the process that measures, as the side that listens has it.

@@ -108,7 +108,7 @@ pub(super) fn serve_server<C: Carrier>(task: &Task, client: &Client) -> Result<(
     client.say(&server.address())?;
     let over = |server: &Server<C>| server.status().left >= u64::from(workers) || client.is_done();
     while !server.drive(over, TIMEOUT)? {}
-    let versions = server.status().version.0;
+    let versions = server.status().version.get();
     drop(server);
     if client.is_done() || folds == 0 {
         return Ok(());

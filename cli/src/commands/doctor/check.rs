@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use slackline::Diagnostic;
 
 use crate::commands::bench::{duration, rate, size};
 use crate::failure;
@@ -33,9 +34,9 @@ impl Problem {
     }
 }
 
-impl<E: std::error::Error> From<E> for Problem {
+impl<E: Diagnostic> From<E> for Problem {
     fn from(error: E) -> Problem {
-        let (error, help) = failure::split(&error.to_string());
+        let (error, help) = failure::explained(&error);
         let otherwise = "look at the kernel's log (dmesg), and at what RUST_LOG=debug makes this command say";
         Problem { error, help: help.unwrap_or_else(|| otherwise.into()) }
     }

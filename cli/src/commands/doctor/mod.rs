@@ -94,7 +94,7 @@ fn examine(args: &Args) -> Result<(), Failure> {
     match missing(&report, required) {
         None => Ok(()),
         Some((what, problem)) => {
-            Err(Failure::failed(format!("{what} does not work: {}; {}", problem.error, problem.help)))
+            Err(Failure::failed(format!("{what} does not work: {}", problem.error)).help(&problem.help))
         }
     }
 }

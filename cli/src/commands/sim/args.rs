@@ -202,7 +202,9 @@ impl Args {
     pub(super) fn config_of(&self, text: &str) -> Result<SchemeConfig, Failure> {
         // Before memory is reserved for each.
         if !(1..=usize::from(u16::MAX)).contains(&self.workers) {
-            return Err(Failure::usage(format!("--workers cannot be {}; use 1 to 65535", self.workers)));
+            return Err(
+                Failure::usage(format!("--workers cannot be {}", self.workers)).help("use 1 to 65535")
+            );
         }
         self.settings.config_for(text, self.workers)
     }

@@ -19,20 +19,21 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         (None, Some((setting, _))) => {
             let what = "the scheme is drawn from the seed";
             let option = scheme_args::option_of(setting);
-            return Err(Failure::usage(format!("--{option}: {what}; add --scheme, or leave it out")));
+            return Err(Failure::usage(format!("--{option}: {what}")).help("add --scheme, or leave it out"));
         }
         (None, None) => None,
         (Some(text), _) => Some(args.settings.config_for(text, fabric::WORKERS_MAX)?),
     };
     if let Some(scheme) = scheme.filter(|scheme| !scheme.has_server()) {
         return Err(Failure::usage(format!(
-            "--scheme {scheme}: the fabric runs servers and workers, and this scheme has no server; choose another"
-        )));
+            "--scheme {scheme}: the fabric runs servers and workers, and this scheme has no server"
+        ))
+        .help("choose another"));
     }
     let scheme = scheme.map(Into::into);
     let options = FabricOptions { scheme, spare_nodes: args.spare_nodes, only: args.only };
     let Some(count) = args.seeds else {
-        let report = fabric::run(args.seed, &options).map_err(broken)?;
+        let report = fabric::run(args.seed, &options).map_err(|failure| Failure::of(&failure))?;
         let mut text = format!("seed {}, {}: every promise was kept\n\n", report.seed, report.scheme);
         let mut line = |name: &str, what: String| {
             let _ = writeln!(text, "{name:<12}{what}");
@@ -51,7 +52,8 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         return give_text(args, &text, &json).map(|()| ExitCode::SUCCESS);
     };
     let end = args.seed.checked_add(count).filter(|_| count > 0).ok_or_else(|| {
-        Failure::usage(format!("--seeds {count}: there are not so many from {}; use 1 or more", args.seed))
+        Failure::usage(format!("--seeds {count}: there are not so many from {}", args.seed))
+            .help("use 1 or more")
     })?;
     let progress = Progress::new("seeds", count as usize);
     let done = AtomicU64::new(0);
@@ -59,7 +61,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         progress.show(done.fetch_add(1, Ordering::Relaxed) as usize + 1);
     });
     drop(progress);
-    let summary = summary.map_err(broken)?;
+    let summary = summary.map_err(|failure| Failure::of(&failure))?;
     let text = format!(
         "{} seeds from {}: every promise was kept\n\n{} events, {} versions, {} views compared, {} errors as \
          they may be\ntrace {:016x}\n",
@@ -76,11 +78,4 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
         "views": summary.views, "errors": summary.errors, "trace_hash": format!("{:016x}", summary.trace_hash),
     });
     give_text(args, &text, &json).map(|()| ExitCode::SUCCESS)
-}
-
-/// A broken promise, with the command that shows it again.
-fn broken(failure: fabric::FabricFailure) -> Failure {
-    let text = failure.to_string();
-    // The library tells the command on a line of its own.
-    Failure::failed(text.replace("\nto see it again: ", "; to see it again: "))
 }

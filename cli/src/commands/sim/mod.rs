@@ -64,7 +64,10 @@ fn compare(args: &Args, schemes: &str) -> Result<(), Failure> {
     if let Some((setting, value)) = args.settings.given().first() {
         let option = scheme_args::option_of(setting);
         return Err(Failure::usage(format!(
-            "--{option} {value}: of several schemes each has its own settings; write them in brackets{}",
+            "--{option} {value}: of several schemes each has its own settings"
+        ))
+        .help(format!(
+            "write them in brackets{}",
             example(&schemes, setting, value)
                 .map_or(String::new(), |list| format!(", such as --compare '{list}'"))
         )));
@@ -72,7 +75,7 @@ fn compare(args: &Args, schemes: &str) -> Result<(), Failure> {
     let schemes: Vec<SchemeConfig> =
         schemes.iter().map(|text| args.config_of(text)).collect::<Result<_, _>>()?;
     if schemes.is_empty() {
-        return Err(Failure::usage("--compare names no scheme; write some, such as bsp,ssp(3)"));
+        return Err(Failure::usage("--compare names no scheme").help("write some, such as bsp,ssp(3)"));
     }
     let until = setup::until(args, &schemes);
     // Everything that is wrong is told before anything is run.
@@ -113,10 +116,10 @@ fn check_outputs(args: &Args) -> Result<(), Failure> {
         path.map_or(Ok(()), |path| output::check(option, path))?;
     }
     match (json, &args.plot) {
-        (Some(json), Some(plot)) if output::same_file(json, plot) => Err(Failure::usage(format!(
-            "--plot {}: --json names the same file; choose another name",
-            plot.display()
-        ))),
+        (Some(json), Some(plot)) if output::same_file(json, plot) => {
+            Err(Failure::usage(format!("--plot {}: --json names the same file", plot.display()))
+                .help("choose another name"))
+        }
         _ => Ok(()),
     }
 }

@@ -17,7 +17,9 @@ use crate::scheme_args;
 pub(super) fn run(args: &Args, name: &str) -> Result<ExitCode, Failure> {
     if let Some((setting, _)) = args.settings.given().first() {
         let option = scheme_args::option_of(setting);
-        return Err(Failure::usage(format!("--{option}: each result has its own schemes; leave it out")));
+        return Err(
+            Failure::usage(format!("--{option}: each result has its own schemes")).help("leave it out")
+        );
     }
     if name == "list" {
         super::print(&list())?;
@@ -27,20 +29,18 @@ pub(super) fn run(args: &Args, name: &str) -> Result<ExitCode, Failure> {
         RECIPES.iter().filter(|recipe| name == "all" || recipe.name == name).collect();
     if recipes.is_empty() {
         let names: Vec<_> = RECIPES.iter().map(|recipe| recipe.name).collect();
-        return Err(Failure::usage(format!(
-            "--reproduce knows no {name:?}; use one of {}, or all",
-            names.join(", ")
-        )));
+        return Err(Failure::usage(format!("--reproduce knows no {name:?}"))
+            .help(format!("use one of {}, or all", names.join(", "))));
     }
     if let (Some(docs), "all") = (&args.docs, name) {
         check_docs(docs)?;
     } else if args.docs.is_some() {
-        return Err(Failure::usage("--docs writes one page of all; use it with --reproduce all"));
+        return Err(Failure::usage("--docs writes one page of all").help("use it with --reproduce all"));
     }
     if args.plot.is_some() && recipes.len() > 1 {
-        return Err(Failure::usage(
-            "--plot is one file; name one result, or use --docs FOLDER for all plots",
-        ));
+        return Err(
+            Failure::usage("--plot is one file").help("name one result, or use --docs FOLDER for all plots")
+        );
     }
     let mut done = Vec::with_capacity(recipes.len());
     for recipe in recipes {
@@ -69,7 +69,8 @@ fn check_docs(docs: &Path) -> Result<(), Failure> {
     output::check("--docs", &docs.join(PAGE))?;
     let plots = docs.join(PLOTS);
     fs::create_dir_all(&plots).map_err(|error| {
-        Failure::usage(format!("--docs {}: {error}; name a folder that can be written to", plots.display()))
+        Failure::usage(format!("--docs {}: {error}", plots.display()))
+            .help("name a folder that can be written to")
     })
 }
 

@@ -76,10 +76,10 @@ fn factors(args: &Args) -> Result<Vec<f64>, Failure> {
         let wrong = |what: String| Failure::usage(format!("--factor {written}={}: {what}", given.factor));
         let chosen = factors.get_mut(given.workers.clone()).ok_or_else(|| {
             let (last, most) = (given.workers.end - 1, args.workers.saturating_sub(1));
-            wrong(format!("there is no worker {last}; workers are numbered 0 to {most}"))
+            wrong(format!("there is no worker {last}")).help(format!("workers are numbered 0 to {most}"))
         })?;
         if chosen.iter().any(Option::is_some) {
-            return Err(wrong("a worker was given a factor before; give one per worker".into()));
+            return Err(wrong("a worker was given a factor before".into()).help("give one per worker"));
         }
         chosen.fill(Some(given.factor));
     }
@@ -89,17 +89,17 @@ fn factors(args: &Args) -> Result<Vec<f64>, Failure> {
 fn problem(args: &Args) -> Result<Option<Box<dyn Problem>>, Failure> {
     let (batch, seed) = (args.batch.unwrap_or(BATCH_DEFAULT), args.seed);
     if batch == 0 {
-        return Err(Failure::usage("--batch cannot be 0; use 1 or more examples"));
+        return Err(Failure::usage("--batch cannot be 0").help("use 1 or more examples"));
     }
     if args.hidden.is_some() && args.problem != ProblemName::Mlp {
-        return Err(Failure::usage(
-            "--hidden: only mlp has hidden units; leave it out, or use --problem mlp",
-        ));
+        return Err(
+            Failure::usage("--hidden: only mlp has hidden units").help("leave it out, or use --problem mlp")
+        );
     }
     let digits = |kind| {
         let hidden = args.hidden.unwrap_or(HIDDEN_DEFAULT);
         let digits = Digits::new(kind, hidden, args.workers, batch, seed);
-        Ok::<_, Failure>(Box::new(digits.map_err(|error| Failure::usage(format!("--batch: {error}")))?))
+        Ok::<_, Failure>(Box::new(digits.map_err(|error| Failure::refused(&error).at("--batch"))?))
     };
     Ok(Some(match args.problem {
         ProblemName::None => return Ok(None),
@@ -129,10 +129,9 @@ fn learning_rate(optimizer: OptimizerName, problem: ProblemName) -> f32 {
 
 /// Turns an error of the simulator into a failure that names the option.
 pub(super) fn failure(error: &sim::SimError) -> Failure {
-    let text = error.to_string();
     match error {
         sim::SimError::Broken { .. } | sim::SimError::Stuck { .. } | sim::SimError::Fold { .. } => {
-            Failure::failed(text)
+            Failure::of(error)
         }
         sim::SimError::Scheme(error) => scheme_args::refused(error),
         sim::SimError::Setting { setting, value, remedy } => {
@@ -142,20 +141,20 @@ pub(super) fn failure(error: &sim::SimError) -> Failure {
                 "a factor of a worker's times" => "--factor",
                 "the time of a change" | "the workers of a change" | "the factor of a change" => "--change",
                 "the worker of a crash" => {
-                    return Failure::usage(format!("--crash: there is no worker {value}; {remedy}"));
+                    return Failure::usage(format!("--crash: there is no worker {value}")).help(remedy);
                 }
                 "the time of a crash" => "--crash",
                 "the time of a partition" | "the workers of a partition" => "--cut",
-                "until" => return Failure::usage(format!("the end cannot be {value}; {remedy}")),
+                "until" => {
+                    return Failure::usage(format!("the end cannot be {value}")).help(remedy);
+                }
                 other => {
-                    return Failure::usage(format!(
-                        "--{} cannot be {value}; {remedy}",
-                        other.replace('_', "-")
-                    ));
+                    return Failure::usage(format!("--{} cannot be {value}", other.replace('_', "-")))
+                        .help(remedy);
                 }
             };
-            Failure::usage(format!("{option}: {setting} cannot be {value}; {remedy}"))
+            Failure::usage(format!("{option}: {setting} cannot be {value}")).help(remedy)
         }
-        _ => Failure::usage(scheme_args::with_help(&text, error.remedy().as_deref())),
+        _ => Failure::refused(error),
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let axes: Vec<Axis> = args.sweep.iter().map(|text| axis(text)).collect::<Result<_, _>>()?;
     let count = axes.iter().try_fold(1usize, |count, axis| count.checked_mul(axis.values.len()));
     let count = count.filter(|count| *count <= RUNS_MAX).ok_or_else(|| {
-        Failure::usage(format!("--sweep asks for more than {RUNS_MAX} runs; give fewer values"))
+        Failure::usage(format!("--sweep asks for more than {RUNS_MAX} runs")).help("give fewer values")
     })?;
     let given = given(std::env::args_os().skip(2));
     let mut points = Vec::with_capacity(count);
@@ -100,7 +100,8 @@ fn row(axes: &[Axis], values: &[String], args: &Args, report: &ClusterReport) ->
 
 fn axis(text: &str) -> Result<Axis, Failure> {
     let wrong = |what: &str| {
-        Failure::usage(format!("--sweep {text}: {what}; write OPTION=VALUE,VALUE, such as workers=4,8"))
+        Failure::usage(format!("--sweep {text}: {what}"))
+            .help("write OPTION=VALUE,VALUE, such as workers=4,8")
     };
     let (option, values) = text.split_once('=').ok_or_else(|| wrong("there is no ="))?;
     let option = option.trim().trim_start_matches("--").to_owned();
@@ -154,8 +155,7 @@ fn told(axes: &[Axis], values: &[String], error: &clap::Error) -> Failure {
     let lines: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let what = lines.join(" ");
     let what = what.strip_prefix("error: ").unwrap_or(&what);
-    Failure::usage(format!("{what}; see slackline sim --help for what each option takes"))
-        .at(point(axes, values))
+    Failure::usage(what).help("see slackline sim --help for what each option takes").at(point(axes, values))
 }
 
 #[cfg(test)]

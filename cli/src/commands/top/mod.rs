@@ -92,7 +92,7 @@ fn show(args: &Args) -> Result<(), Failure> {
     if !live {
         return once(args, interval);
     }
-    let failed = |error| Failure::failed(format!("the terminal: {error}; use --once"));
+    let failed = |error| Failure::failed(format!("the terminal: {error}")).help("use --once");
     let screen = Screen::open().map_err(failed)?;
     let mut before: Vec<Answer> = Vec::new();
     let mut last;
@@ -125,7 +125,7 @@ fn once(args: &Args, interval: Duration) -> Result<(), Failure> {
         return Ok(());
     }
     let all = if rows.len() == 1 { "the node did not answer" } else { "none of the nodes answered" };
-    Err(Failure::failed(format!("{all}; do they run, with --metrics, and is that where they listen?")))
+    Err(Failure::failed(all).help("do they run, with --metrics, and is that where they listen?"))
 }
 
 /// Prints JSON, until the process that reads it closes the pipe.

@@ -200,9 +200,10 @@ impl Args {
     pub(super) fn servers(&self) -> Result<usize, Failure> {
         match (self.servers, self.has_servers()?) {
             (Some(servers), false) => Err(Failure::usage(format!(
-                "--servers {servers}: {} has none, its workers average among themselves; leave --servers out",
+                "--servers {servers}: {} has none, its workers average among themselves",
                 self.scheme
-            ))),
+            ))
+            .help("leave --servers out")),
             (None, false) => Ok(0),
             (servers, true) => Ok(servers.unwrap_or(1)),
         }

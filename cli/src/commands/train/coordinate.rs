@@ -68,7 +68,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
     let wanted = checkpoint_requests()?;
     let stop = plan.checkpoint.is_some().then(Stop::listen).transpose()?;
     let (sender, events) = mpsc::sync_channel(256);
-    let address = plan.metrics.address(Some(0)).map_err(Failure::usage)?;
+    let address = plan.metrics.address(Some(0))?;
     let node = NodeMetrics { role: metrics::Role::Coordinator, ..NodeMetrics::default() };
     let (registry, _served) = serve_metrics(address, node)?;
     let metrics = registry.map(Measure::new);
@@ -141,9 +141,10 @@ fn bring_home(plan: &Plan, job: &mut Coordinator<Run<'_>>) -> Result<Gathered, F
         if Instant::now() >= deadline {
             let who = if plan.servers == 0 { "workers" } else { "servers" };
             return Err(Failure::failed(format!(
-                "waited {:?} for the {who} to hand over the parameters; use a longer --timeout",
+                "waited {:?} for the {who} to hand over the parameters",
                 plan.timeout
-            )));
+            ))
+            .help("use a longer --timeout"));
         }
         job.turn()?;
     }
@@ -171,14 +172,15 @@ impl Caller for Run<'_> {
             CoordinatorError::Command(cause) => Failure::usage(cause),
             CoordinatorError::Diverged { version } => self.plan.diverged(version),
             CoordinatorError::Waited { waited, what, missing } => {
-                Failure::failed(format!("waited {waited:?} for {what}{missing}; use a longer --timeout"))
+                Failure::failed(format!("waited {waited:?} for {what}{missing}"))
+                    .help("use a longer --timeout")
             }
             CoordinatorError::LostServer { shard, shards, how, resumable } => {
                 let remedy = match resumable {
                     true => "start the run again with --resume to go on from its checkpoints",
                     false => "start the run again, with --load if there is a saved model to go on from",
                 };
-                Failure::failed(format!("lost shard {shard} of {shards}: its server {how}; {remedy}"))
+                Failure::failed(format!("lost shard {shard} of {shards}: its server {how}")).help(remedy)
             }
             CoordinatorError::Stopped { newest, resumable } => {
                 let signal = self.stop.as_ref().and_then(Stop::asked).unwrap_or_default();
@@ -187,9 +189,9 @@ impl Caller for Run<'_> {
                     false => "start the run again without --resume",
                 };
                 let name = stop::name(signal);
-                Failure::stopped(signal, format!("stopped by {name}: {newest}; {remedy}"))
+                Failure::stopped(signal, format!("stopped by {name}: {newest}")).help(remedy)
             }
-            error => Failure::failed(error),
+            error => Failure::of(&error),
         }
     }
 
@@ -201,7 +203,8 @@ impl Caller for Run<'_> {
         let own = std::env::current_exe().map_err(|error| {
             format!("cannot start {role}: {error}; look at the limits on open files (ulimit -n)")
         })?;
-        let metrics = plan.metrics.address(Some(plan.job.metrics_offset(plan.servers, role)))?;
+        let metrics = plan.metrics.address(Some(plan.job.metrics_offset(plan.servers, role)));
+        let metrics = metrics.map_err(|failure| failure.text())?;
         let (name, rank) = match role {
             Role::Server(rank) => ("serve", rank),
             Role::Worker(rank) => ("work", rank),

@@ -62,10 +62,9 @@ impl Evaluator {
                 interval = at_most.max(10 * begun.elapsed());
             }
         };
-        std::thread::Builder::new()
-            .name("evaluate".into())
-            .spawn(body)
-            .map_err(|error| Failure::failed(format!("cannot start a thread: {error}; see ulimit -u")))?;
+        std::thread::Builder::new().name("evaluate".into()).spawn(body).map_err(|error| {
+            Failure::failed(format!("cannot start a thread: {error}")).help("see ulimit -u")
+        })?;
         Ok(Evaluator { commands })
     }
 

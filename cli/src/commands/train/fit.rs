@@ -18,42 +18,29 @@ pub(super) fn check(
     let name = scheme.name();
     let plain = matches!(optimizer, Optimizer::Sgd { .. });
     if scheme.local_steps() > 1 && !plain {
-        return Err(Failure::usage(format!(
-            "--local-steps {}: steps on a worker's own copy are those of plain SGD, and the server's are to be the \
-             same; use --optimizer sgd",
-            scheme.local_steps()
-        )));
+        return Err(Failure::usage(format!("--local-steps {}: steps on a worker's own copy are those of plain SGD, and the server's are to be the same", scheme.local_steps())).help("use --optimizer sgd"));
     }
     if args.read_my_writes && !plain {
-        return Err(Failure::usage(
-            "--read-my-writes: what a gradient does to the parameters is known to its worker for plain SGD alone; \
-             use --optimizer sgd, or leave it out",
-        ));
+        return Err(Failure::usage("--read-my-writes: what a gradient does to the parameters is known to its worker for plain SGD alone").help("use --optimizer sgd, or leave it out"));
     }
     if args.read_my_writes && !scheme.folds_all_in_order() {
-        return Err(Failure::usage(format!(
-            "--read-my-writes: under {name} what a worker wrote is not always folded in, or not in order or \
-             with this weight; leave it out, or use bsp, asp, ssp, essp, bap or vap"
-        )));
+        return Err(Failure::usage(format!("--read-my-writes: under {name} what a worker wrote is not always folded in, or not in order or with this weight")).help("leave it out, or use bsp, asp, ssp, essp, bap or vap"));
     }
     let damped = Damping::from(args.settings.damping) != Damping::None;
     if args.read_my_writes && damped {
-        return Err(Failure::usage(
-            "--read-my-writes: with --damping the server folds in less of a gradient than its worker has taken off; \
-             leave out one of the two",
-        ));
+        return Err(Failure::usage("--read-my-writes: with --damping the server folds in less of a gradient than its worker has taken off").help("leave out one of the two"));
     }
     let sleeps = args.idle == Idle::Sleep;
     if scheme.has_server() {
         if sleeps && args.transport != Transport::Verbs {
-            return Err(Failure::usage(
-                "--idle sleep: only RDMA wakes a server that sleeps; use --transport verbs, or leave it out",
-            ));
+            return Err(Failure::usage("--idle sleep: only RDMA wakes a server that sleeps")
+                .help("use --transport verbs, or leave it out"));
         }
         return Ok(());
     }
     let alone = |option: &str, why: &str| {
-        Err(Failure::usage(format!("{option}: {name} has no server, {why}; leave {option} out")))
+        Err(Failure::usage(format!("{option}: {name} has no server, {why}"))
+            .help(format!("leave {option} out")))
     };
     if args.checkpoint.is_some() {
         return alone("--checkpoint", "and a worker that is lost does not come back to its group");

@@ -36,7 +36,7 @@ impl JobArgs {
             Some(file) => Secret::from_file(file).map(Some),
             None => Secret::from_environment(),
         };
-        secret.map_err(Failure::usage)
+        secret.map_err(|error| Failure::refused(&error))
     }
 }
 
@@ -105,7 +105,7 @@ fn run(args: &MemberArgs, role: Role) -> ExitCode {
     };
     let part = meeting_point(&args.job).and_then(|(address, placement)| {
         let local_rank = placement.as_ref().and_then(|placement| placement.local_rank);
-        let metrics = args.metrics.address(local_rank).map_err(Failure::usage)?;
+        let metrics = args.metrics.address(local_rank)?;
         let rank = placement.map(|placement| placement.rank);
         Ok(Part { role, role_rank: args.role_rank, address, rank, metrics, timeout, quiet: args.child })
     });
@@ -117,27 +117,25 @@ fn run(args: &MemberArgs, role: Role) -> ExitCode {
 
 /// Returns the meeting point, and the placement of this process if a launcher tells it.
 fn meeting_point(args: &JobArgs) -> Result<(String, Option<Placement>), Failure> {
-    let told = args.rank.flags().meeting_point(env::environment()).map_err(Failure::usage)?;
+    let told =
+        args.rank.flags().meeting_point(env::environment()).map_err(|error| Failure::refused(&error))?;
     // A process that is told where to meet needs no rank.
     let placement = match env::placement(&args.rank.flags(), env::environment()) {
         Err(_) if told.is_some() => None,
-        placement => placement.map_err(Failure::usage)?,
+        placement => placement.map_err(|error| Failure::refused(&error))?,
     };
     let placement = placement.filter(|placement| placement.world > 1);
     if let Some(told) = told {
         return Ok((told.to_string(), placement));
     }
     if placement.as_ref().is_some_and(|placement| placement.rank == 0) {
-        return Err(Failure::usage(
-            "this is rank 0, which the others meet; run `slackline train --coordinate` as rank 0",
-        ));
+        return Err(Failure::usage("this is rank 0, which the others meet")
+            .help("run `slackline train --coordinate` as rank 0"));
     }
     let meeting_point = placement.as_ref().and_then(|placement| placement.meeting_point.clone());
     let meeting_point = meeting_point.ok_or_else(|| {
-        Failure::usage(
-            "nothing says where to meet; \
-             use --rendezvous HOST:PORT of `slackline train`, or start all with one launcher",
-        )
+        Failure::usage("nothing says where to meet")
+            .help("use --rendezvous HOST:PORT of `slackline train`, or start all with one launcher")
     })?;
     Ok((meeting_point.to_string(), placement))
 }
@@ -158,6 +156,6 @@ pub(super) fn serve_metrics(
 ) -> Result<(Option<Registry>, Option<MetricsServer>), Failure> {
     let Some(address) = address else { return Ok((None, None)) };
     let registry = Registry::new(node);
-    let server = MetricsServer::start(address, registry.clone()).map_err(Failure::failed)?;
+    let server = MetricsServer::start(address, registry.clone()).map_err(|error| Failure::of(&error))?;
     Ok((Some(registry), Some(server)))
 }

@@ -39,54 +39,57 @@ pub(super) enum Part {
 
 /// Finds out which part this process has.
 pub(super) fn part(args: &Args) -> Result<Part, Failure> {
-    let told = args.job.rank.flags().meeting_point(env::environment()).map_err(Failure::usage)?;
+    let told =
+        args.job.rank.flags().meeting_point(env::environment()).map_err(|error| Failure::refused(&error))?;
     if args.coordinate {
         // Ranks do not matter: the process that was told to coordinate does.
-        let placed = || env::placement(&args.job.rank.flags(), env::environment()).map_err(Failure::usage);
+        let placed = || {
+            env::placement(&args.job.rank.flags(), env::environment())
+                .map_err(|error| Failure::refused(&error))
+        };
         let meeting_point = match told {
             Some(told) => Some(told),
             None => placed()?.and_then(|placement| placement.meeting_point),
         };
         let meeting_point = meeting_point.ok_or_else(|| {
-            Failure::usage(
-                "--coordinate needs a meeting point; add --rendezvous HOST:PORT, an address of this host",
-            )
+            Failure::usage("--coordinate needs a meeting point")
+                .help("add --rendezvous HOST:PORT, an address of this host")
         })?;
         return coordinate(args, &meeting_point, Starts::None);
     }
-    let placement = env::placement(&args.job.rank.flags(), env::environment()).map_err(Failure::usage)?;
+    let placement = env::placement(&args.job.rank.flags(), env::environment())
+        .map_err(|error| Failure::refused(&error))?;
     let Some(placement) = placement.filter(|placement| placement.world > 1) else {
         if told.is_some() {
-            return Err(Failure::usage(
-                "--rendezvous: without a rank nothing says which part this process has; add --rank and --world-size, \
-                 or --coordinate to be met by `slackline serve` and `slackline work`",
-            ));
+            return Err(Failure::usage("--rendezvous: without a rank nothing says which part this process has").help("add --rank and --world-size, or --coordinate to be met by `slackline serve` and `slackline work`"));
         }
         // No other process needs to know where these processes meet, nor their secret, unless a file with one was
         // given.
         let secret = match args.job.secret_file {
             Some(_) => args.job.secret()?,
-            None => Some(Secret::random().map_err(Failure::failed)?),
+            None => Some(Secret::random().map_err(|error| Failure::of(&error))?),
         };
         let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         return Ok(Part::Coordinate(Job { listen, secret, starts: Starts::All }));
     };
     let (rank, world, servers) = (placement.rank, placement.world, args.servers()? as u64);
     let meeting_point = placement.meeting_point.ok_or_else(|| {
-        Failure::usage("nothing says where to meet; add --rendezvous HOST:PORT, the same for all ranks")
+        Failure::usage("nothing says where to meet")
+            .help("add --rendezvous HOST:PORT, the same for all ranks")
     })?;
     if let Some(launched) = placement.servers.filter(|launched| u64::from(*launched) != servers) {
         return Err(Failure::usage(format!(
-            "{} started {launched} servers, and this run has {servers}; use --servers {launched}",
+            "{} started {launched} servers, and this run has {servers}",
             placement.source
-        )));
+        ))
+        .help(format!("use --servers {launched}")));
     }
     let workers = u64::from(world).checked_sub(servers).filter(|workers| *workers > 0).ok_or_else(|| {
         Failure::usage(format!(
-            "{} started {world} processes, and {servers} servers leave no worker; start at least {}",
-            placement.source,
-            servers + 1
+            "{} started {world} processes, and {servers} servers leave no worker",
+            placement.source
         ))
+        .help(format!("start at least {}", servers + 1))
     })?;
     tracing::info!(rank, world, source = %placement.source, %meeting_point, "placed by a launcher");
     if rank == 0 {
@@ -102,7 +105,7 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
         role_rank: Some(role_rank),
         address: meeting_point.to_string(),
         rank: Some(rank),
-        metrics: args.metrics.address(placement.local_rank).map_err(Failure::usage)?,
+        metrics: args.metrics.address(placement.local_rank)?,
         timeout: super::plan::timeout(args.timeout)?,
         quiet: false,
     }))
@@ -110,7 +113,8 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
 
 fn coordinate(args: &Args, meeting_point: &MeetingPoint, starts: Starts) -> Result<Part, Failure> {
     let unusable = |what: String| {
-        Failure::usage(format!("cannot be met at {meeting_point}: {what}; name an address of this host"))
+        Failure::usage(format!("cannot be met at {meeting_point}: {what}"))
+            .help("name an address of this host")
     };
     let mut addresses =
         meeting_point.to_string().to_socket_addrs().map_err(|error| unusable(error.to_string()))?;
@@ -128,10 +132,10 @@ impl Job {
     pub(super) fn workers(&self, args: &Args) -> Result<usize, Failure> {
         match (self.starts, args.workers) {
             (Starts::First { workers, .. }, Some(told)) if workers != told => Err(Failure::usage(format!(
-                "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes; \
-                 leave --workers out",
+                "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes",
                 args.servers()?
-            ))),
+            ))
+            .help("leave --workers out")),
             (Starts::First { workers, .. }, _) => Ok(workers),
             (Starts::All | Starts::None, told) => Ok(told.unwrap_or(2)),
         }

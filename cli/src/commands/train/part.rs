@@ -74,7 +74,7 @@ impl Part {
         let node = NodeMetrics { role: node, rank: rank.unwrap_or_default(), ..NodeMetrics::default() };
         let (registry, _served) = serve_metrics(metrics, node)?;
         let options = MemberOptions { role, role_rank, rank, secret, checkpoint, timeout };
-        let member = CoordinatedMember::join(&address, options).map_err(Failure::failed)?;
+        let member = CoordinatedMember::join(&address, options).map_err(|error| Failure::of(&error))?;
         if !quiet {
             let role_rank = member.role_rank();
             eprintln!("joined the job at {address} as {role} {role_rank}; waiting for it to begin");
@@ -137,7 +137,7 @@ impl Taken {
         self.end_with_the_job()?;
         Ok(work.run(
             &mut |step| {
-                let clock = step.view().clock.0;
+                let clock = step.view().clock.get();
                 let loss = if is_plain {
                     Some(computer.gradient(clock, step.parameters()?, &mut gradient))
                 } else {
@@ -184,7 +184,7 @@ impl Taken {
     fn give_up(&self, error: &Trouble) -> ExitCode {
         let own = words(error);
         self.be_the_end();
-        let end = self.member.give_up(own.clone());
+        let end = self.member.give_up(own.text());
         if self.quiet {
             return ExitCode::FAILURE;
         }
@@ -193,7 +193,7 @@ impl Taken {
             Some(End::Told(why) | End::Refused(why)) if error.downcast_ref().is_some_and(is_loss) => {
                 Failure::failed(why).report()
             }
-            _ => Failure::failed(own).report(),
+            _ => own.report(),
         }
     }
 
@@ -221,16 +221,17 @@ fn tell(end: End, quiet: bool) -> i32 {
 }
 
 /// An error in the words of this command's options.
-fn words(error: &Trouble) -> String {
+fn words(error: &Trouble) -> Failure {
     match error.downcast_ref() {
         Some(JobError::Wait(WaitError::Deadline { what, waited })) => {
-            format!("waited {waited:?} for {what}; use a longer --timeout")
+            Failure::failed(format!("waited {waited:?} for {what}")).help("use a longer --timeout")
         }
-        Some(JobError::Late { round, waited, workers }) => format!(
-            "round {round} did not end within {waited:?}: workers {workers:?} are alive and late; use a longer \
-             --timeout"
-        ),
-        _ => error.to_string(),
+        Some(JobError::Late { round, waited, workers }) => Failure::failed(format!(
+            "round {round} did not end within {waited:?}: workers {workers:?} are alive and late"
+        ))
+        .help("use a longer --timeout"),
+        Some(error) => Failure::of(error),
+        None => Failure::failed(error),
     }
 }
 
@@ -242,7 +243,7 @@ mod tests {
     fn who_waits_too_long_for_the_others_is_told_of_an_option() {
         let late = JobError::Late { round: 3, waited: Duration::from_secs(2), workers: vec![1] };
         assert_eq!(
-            words(&late.into()),
+            words(&late.into()).text(),
             "round 3 did not end within 2s: workers [1] are alive and late; use a longer --timeout"
         );
     }

@@ -115,9 +115,8 @@ impl Plan {
         let default_rate = learning_rate(args.optimizer);
         let learning_rate = args.learning_rate.unwrap_or(default_rate);
         if !learning_rate.is_finite() || learning_rate <= 0.0 {
-            return Err(Failure::usage(format!(
-                "--learning-rate cannot be {learning_rate}; use a number above 0, such as {default_rate}"
-            )));
+            return Err(Failure::usage(format!("--learning-rate cannot be {learning_rate}"))
+                .help(format!("use a number above 0, such as {default_rate}")));
         }
         let encoding = match args.encoding {
             Encoding::F32 => ElementType::F32,
@@ -130,21 +129,21 @@ impl Plan {
         check_outputs(&args)?;
         let checkpoint = checkpoint(&args, servers, job.is_local())?;
         if args.hidden.is_some() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
-            return Err(Failure::usage(
-                "softmax has no hidden units; leave --hidden out, or use --model mlp",
-            ));
+            return Err(
+                Failure::usage("softmax has no hidden units").help("leave --hidden out, or use --model mlp")
+            );
         }
 
         let split = match &args.data {
-            Some(path) => data::load(path).map_err(|error| Failure::usage(format!("--data {error}")))?,
+            Some(path) => data::load(path).map_err(|error| Failure::refused(&error).after("--data"))?,
             None => data::digits(),
         };
         let rows = split.train.rows();
         let batches = Batches::new(args.seed, 0, workers, rows, args.batch)
-            .map_err(|error| Failure::usage(format!("--batch: {error}")))?;
+            .map_err(|error| Failure::refused(&error).at("--batch"))?;
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
         let jitter = args.jitter.as_deref().map(str::parse::<Distribution>).transpose();
-        let jitter = jitter.map_err(|error| refused("--jitter", &error))?;
+        let jitter = jitter.map_err(|error| Failure::refused(&error).at("--jitter"))?;
         let target = target(args.target_accuracy)?;
         // Under these schemes no worker has a fixed part to do: one that ended after its own steps would keep the
         // others waiting.
@@ -153,7 +152,7 @@ impl Plan {
         let gradients = together.then(|| (steps * workers as u64).div_ceil(local_steps));
         let (spec, loaded) = spec(&args, &split)?;
         let table = table(&spec)?;
-        table.shards(servers.max(1)).map_err(|error| refused("--servers", &error))?;
+        table.shards(servers.max(1)).map_err(|error| Failure::refused(&error).at("--servers"))?;
         probe_memory(&spec)?;
         let initial = loaded.unwrap_or_else(|| spec.initialise(args.seed)).into();
         let plan = Plan {
@@ -209,13 +208,13 @@ impl Plan {
         let fewer =
             if self.own_step.is_some() { "less staleness, or fewer workers" } else { "fewer workers" };
         Err(Failure::failed(format!(
-            "{} with {} workers needs about {}, and {} of memory are available; \
-             use {fewer}, hidden units or columns",
+            "{} with {} workers needs about {}, and {} of memory are available",
             self.spec,
             self.workers,
             gigabytes(needed),
             gigabytes(u128::from(available))
-        )))
+        ))
+        .help(format!("use {fewer}, hidden units or columns")))
     }
 
     /// Returns the job that the library is to conduct.
@@ -281,10 +280,8 @@ impl Plan {
     /// The end of a run whose parameters are not finite any more.
     pub(super) fn diverged(&self, version: u64) -> Failure {
         let rate = self.learning_rate;
-        Failure::failed(format!(
-            "the run diverged: parameters are not finite after {version} versions; use a smaller --learning-rate than \
-             {rate}"
-        ))
+        Failure::failed(format!("the run diverged: parameters are not finite after {version} versions"))
+            .help(format!("use a smaller --learning-rate than {rate}"))
     }
 
     /// Returns the name of the data that the run trains on, for people.
@@ -298,21 +295,12 @@ impl Plan {
     }
 }
 
-/// An error of the library, which says what is wrong and then what to do.
-fn refused(option: &str, error: &impl std::fmt::Display) -> Failure {
-    let text = error.to_string();
-    match text.rsplit_once(": ") {
-        Some((wrong, remedy)) => Failure::usage(format!("{option}: {wrong}; {remedy}")),
-        None => Failure::usage(format!("{option}: {text}")),
-    }
-}
-
 fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
     if (1..=most).contains(&value) {
         return Ok(());
     }
     let range = if most >= u32::MAX as usize { "1 or more".into() } else { format!("1 to {most}") };
-    Err(Failure::usage(format!("{option} cannot be {value}; use {range}")))
+    Err(Failure::usage(format!("{option} cannot be {value}")).help(format!("use {range}")))
 }
 
 /// Returns where checkpoints go, if any are written. Checkpoints of an earlier run are taken up or left alone, never
@@ -321,16 +309,15 @@ fn checkpoint(args: &Args, servers: usize, local: bool) -> Result<Option<Checkpo
     let Some(folder) = &args.checkpoint else { return Ok(None) };
     let wrong = |what: String| Failure::usage(format!("--checkpoint {}: {what}", folder.display()));
     if args.checkpoint_every == 0 {
-        return Err(Failure::usage("--checkpoint-every cannot be 0; use 1 or more versions"));
+        return Err(Failure::usage("--checkpoint-every cannot be 0").help("use 1 or more versions"));
     }
     if args.resume && local && !folder.is_dir() {
-        return Err(Failure::failed(format!(
-            "--resume: there is no folder {}; {NO_RESUME}",
-            folder.display()
-        )));
+        return Err(
+            Failure::failed(format!("--resume: there is no folder {}", folder.display())).help(NO_RESUME)
+        );
     }
     std::fs::create_dir_all(folder)
-        .map_err(|error| wrong(format!("{error}; name a folder that can be made and written to")))?;
+        .map_err(|error| wrong(format!("{error}")).help("name a folder that can be made and written to"))?;
     let folder = folder.canonicalize().map_err(|error| wrong(error.to_string()))?;
     let resume = if args.resume { Resume::Required } else { Resume::Never };
     let config = CheckpointOrder::new(folder, args.checkpoint_every, resume);
@@ -349,21 +336,24 @@ fn checkpoint(args: &Args, servers: usize, local: bool) -> Result<Option<Checkpo
             found => found.join(", "),
         };
         return Err(Failure::failed(format!(
-            "--resume: {} with --servers {servers} needs {}, and holds {found}; use the number of servers that wrote \
-             the checkpoints (the number after `of`), or {NO_RESUME}",
+            "--resume: {} with --servers {servers} needs {}, and holds {found}",
             folder.display(),
             missing.join(", ")
+        ))
+        .help(format!(
+            "use the number of servers that wrote the checkpoints (the number after `of`), or {NO_RESUME}"
         )));
     }
     if let Some(file) = there.into_iter().next().filter(|_| !args.resume) {
         let name = name(file);
-        return Err(wrong(format!("an earlier run left {name} there; add --resume, or name another folder")));
+        return Err(
+            wrong(format!("an earlier run left {name} there")).help("add --resume, or name another folder")
+        );
     }
     for file in files().take(1) {
-        CheckpointOptions::new(file).try_folder().map_err(|error| {
-            let text = error.to_string();
-            Failure::usage(format!("--checkpoint {text}"))
-        })?;
+        CheckpointOptions::new(file)
+            .try_folder()
+            .map_err(|error| Failure::refused(&error).after("--checkpoint"))?;
     }
     Ok(Some(config))
 }
@@ -384,22 +374,26 @@ fn found(folder: &Path) -> Vec<String> {
 /// A time that a person may have to wait.
 pub(super) fn timeout(seconds: f64) -> Result<Duration, Failure> {
     let usable = Some(seconds).filter(|seconds| (0.001..=1e6).contains(seconds)).map(Duration::from_secs_f64);
-    usable
-        .ok_or_else(|| Failure::usage(format!("--timeout cannot be {seconds}; use 0.001 to 1000000 seconds")))
+    usable.ok_or_else(|| {
+        Failure::usage(format!("--timeout cannot be {seconds}")).help("use 0.001 to 1000000 seconds")
+    })
 }
 
 /// Returns the longest time for which a process may be silent. A few heartbeats must fit into it.
 fn lease(seconds: f64) -> Result<Duration, Failure> {
     let usable =
         Some(seconds).filter(|seconds| (0.1..=86_400.0).contains(seconds)).map(Duration::from_secs_f64);
-    usable.ok_or_else(|| Failure::usage(format!("--lease cannot be {seconds}; use 0.1 to 86400 seconds")))
+    usable.ok_or_else(|| {
+        Failure::usage(format!("--lease cannot be {seconds}")).help("use 0.1 to 86400 seconds")
+    })
 }
 
 fn target(accuracy: Option<f32>) -> Result<Option<f32>, Failure> {
     match accuracy {
-        Some(accuracy) if !(accuracy > 0.0 && accuracy <= 1.0) => Err(Failure::usage(format!(
-            "--target-accuracy cannot be {accuracy}; use a part of the test examples above 0 and up to 1, such as 0.95"
-        ))),
+        Some(accuracy) if !(accuracy > 0.0 && accuracy <= 1.0) => {
+            Err(Failure::usage(format!("--target-accuracy cannot be {accuracy}"))
+                .help("use a part of the test examples above 0 and up to 1, such as 0.95"))
+        }
         accuracy => Ok(accuracy),
     }
 }
@@ -409,14 +403,17 @@ fn factors(args: &Args, workers: usize) -> Result<Vec<f64>, Failure> {
     for &(worker, factor) in &args.straggler {
         let last = workers - 1;
         let wrong = |why: String| Failure::usage(format!("--straggler {worker}={factor}: {why}"));
-        let given = factors
-            .get_mut(worker)
-            .ok_or_else(|| wrong(format!("there is no worker {worker}; workers are numbered 0 to {last}")))?;
+        let given = factors.get_mut(worker).ok_or_else(|| {
+            wrong(format!("there is no worker {worker}")).help(format!("workers are numbered 0 to {last}"))
+        })?;
         if !(1.0..=FACTOR_MAX).contains(&factor) {
-            return Err(wrong(format!("a factor cannot be {factor}; use 1 (full speed) to {FACTOR_MAX}")));
+            return Err(wrong(format!("a factor cannot be {factor}"))
+                .help(format!("use 1 (full speed) to {FACTOR_MAX}")));
         }
         if given.replace(factor).is_some() {
-            return Err(wrong(format!("worker {worker} was given a factor before; give one per worker")));
+            return Err(
+                wrong(format!("worker {worker} was given a factor before")).help("give one per worker")
+            );
         }
     }
     Ok(factors.into_iter().map(|factor| factor.unwrap_or(1.0)).collect())
@@ -456,14 +453,14 @@ fn check_outputs(args: &Args) -> Result<(), Failure> {
 /// The shape of the model, and its parameters where they come from a file.
 fn spec(args: &Args, split: &Split) -> Result<(ModelSpec, Option<Vec<f32>>), Failure> {
     let (columns, classes) = (split.train.columns, split.train.classes);
-    let of_file = |error| Failure::usage(format!("--load {error}"));
+    let of_file = |error| Failure::refused(&error).after("--load");
     let loaded = args.load.as_ref().map(model::load).transpose().map_err(of_file)?;
     let found = loaded.as_ref().map(|(spec, _)| spec);
     let asked = args.model.map(ModelKind::from).or_else(|| args.hidden.map(|_| ModelKind::Mlp));
     let kind = asked.or(found.map(ModelSpec::kind)).unwrap_or(ModelKind::Mlp);
     let hidden = found.map(ModelSpec::hidden).filter(|hidden| *hidden > 0).unwrap_or(HIDDEN_DEFAULT);
-    let spec =
-        ModelSpec::new(kind, columns, classes, args.hidden.unwrap_or(hidden)).map_err(Failure::usage)?;
+    let spec = ModelSpec::new(kind, columns, classes, args.hidden.unwrap_or(hidden))
+        .map_err(|error| Failure::refused(&error))?;
     match (loaded, &args.load) {
         (Some((found, _)), Some(path)) if found != spec => {
             let (file, expected) = (path.clone(), spec);
@@ -479,7 +476,7 @@ fn table(spec: &ModelSpec) -> Result<Table, Failure> {
         let shape: Vec<u64> = tensor.shape.iter().map(|side| *side as u64).collect();
         table = table.tensor(tensor.name, &shape, ElementType::F32);
     }
-    table.build().map_err(Failure::usage)
+    table.build().map_err(|error| Failure::refused(&error))
 }
 
 /// A limit on this process (ulimit -v) shows here, before an allocation that cannot fail politely.
@@ -488,9 +485,10 @@ fn probe_memory(spec: &ModelSpec) -> Result<(), Failure> {
     let mut probe: Vec<f32> = Vec::new();
     probe.try_reserve_exact(3 * parameters).map_err(|_| {
         Failure::failed(format!(
-            "the system refuses {} of memory for {spec}; raise the limit (ulimit -v) or use a smaller model",
+            "the system refuses {} of memory for {spec}",
             gigabytes(3 * 4 * parameters as u128)
         ))
+        .help("raise the limit (ulimit -v) or use a smaller model")
     })
 }
 

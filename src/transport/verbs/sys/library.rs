@@ -1,10 +1,12 @@
 //! The exported functions of libibverbs, found at run time by name and version.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use super::bindings::*;
 use super::inline;
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// The name that every distribution has given the library since rdma-core began.
 const SONAME: &CStr = c"libibverbs.so.1";
@@ -14,22 +16,36 @@ const SONAME: &CStr = c"libibverbs.so.1";
 #[non_exhaustive]
 pub enum LibraryError {
     /// It cannot be opened.
-    #[error(
-        "cannot open libibverbs.so.1: {reason}; install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or \
-         rdma-core and libibverbs (Fedora, RHEL, SUSE)"
-    )]
+    #[error("cannot open libibverbs.so.1: {reason}; {}", remedy_of(self))]
     NotInstalled {
         /// The message of the loader.
         reason: String,
     },
     /// It lacks a function that has been there for many years.
-    #[error("libibverbs.so.1 has no {symbol} of version {version}; install rdma-core 32 or later")]
+    #[error("libibverbs.so.1 has no {symbol} of version {version}; {}", remedy_of(self))]
     TooOld {
         /// The function.
         symbol: &'static str,
         /// Its version.
         version: &'static str,
     },
+}
+
+impl Diagnostic for LibraryError {
+    fn operation(&self) -> &'static str {
+        "opening libibverbs"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            LibraryError::NotInstalled { .. } => {
+                "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or \
+                                                  rdma-core and libibverbs (Fedora, RHEL, SUSE)"
+                    .into()
+            }
+            LibraryError::TooOld { .. } => "install rdma-core 32 or later".into(),
+        })
+    }
 }
 
 /// Declares the table of functions and how it is filled: `name: "symbol" @ "version" as type`.

@@ -1,0 +1,31 @@
+//! What the errors of this library say to programs.
+#![forbid(unsafe_code)]
+
+use std::borrow::Cow;
+
+/// What an error says to programs; its text says the same to people. All public errors of this library implement it.
+///
+/// ```
+/// use slackline::{Diagnostic, ElementType, Table};
+/// let error = Table::flat(0, ElementType::F32).unwrap_err();
+/// assert_eq!(error.operation(), "laying out the table");
+/// assert_eq!(error.remedy().as_deref(), Some("give it at least one tensor with at least one element"));
+/// assert!(!error.is_retryable());
+/// ```
+pub trait Diagnostic: std::error::Error {
+    /// The operation that failed, in a few words.
+    fn operation(&self) -> &'static str;
+
+    /// The remedy in a few words, which the text of the error ends in, where there is one.
+    fn remedy(&self) -> Option<Cow<'_, str>>;
+
+    /// True if the same may succeed later with the same program and the same options.
+    fn is_retryable(&self) -> bool {
+        false
+    }
+}
+
+/// The remedy of an error, for the format string of its own text.
+pub(crate) fn remedy_of(error: &impl Diagnostic) -> Cow<'_, str> {
+    error.remedy().unwrap_or_default()
+}
