@@ -12,6 +12,7 @@ mod tests {
     use crate::clock::{Clock, Version, WorkerId};
     use crate::kernel::Optimizer;
     use crate::node::link::Link;
+    use crate::node::runtime::complete;
     use crate::node::{Error, Server, ServerOptions, ServerStatus, Worker, WorkerOptions, now};
     use crate::param::{PeerRole, WorkerProgress};
     use crate::scheme::{
@@ -396,7 +397,9 @@ mod tests {
                 session: 0,
             };
             let resume = Some(WorkerProgress { clock: Clock::new(9), epoch: 1, version: Version::new(0) });
-            let other = Link::connect(&Shm::new(), &server.address, (role, false), resume, PATIENCE).unwrap();
+            let transport = Shm::new();
+            let connect = Link::connect(&transport, &server.address, (role, false), resume, PATIENCE);
+            let other = complete(connect).unwrap();
             assert_eq!((other.welcome.peer, other.welcome.clock), (0, Clock::new(9)));
             let error = worker.flush(PATIENCE).unwrap_err();
             assert!(matches!(error, Error::Evicted { .. } | Error::ServerLost { .. }), "{error}");
@@ -411,7 +414,8 @@ mod tests {
             let generations = [(); 2].map(|()| {
                 let server = Scripted::serve(scope, shm(), options(1, SGD));
                 let join = |()| {
-                    Link::connect(&Shm::new(), &server.address, (PeerRole::Reader, false), None, PATIENCE)
+                    let (transport, role) = (Shm::new(), (PeerRole::Reader, false));
+                    complete(Link::connect(&transport, &server.address, role, None, PATIENCE))
                 };
                 let links = [(); 2].map(join).map(Result::unwrap);
                 let generations = links.each_ref().map(|link| link.welcome.generation);

@@ -145,6 +145,7 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::kernel::Optimizer;
+    use crate::node::now;
     use crate::node::taken::Applied;
     use crate::node::{CheckpointOptions, Worker, WorkerOptions};
     use crate::param::{Latest, PeerHello, PeerRole, PublishError, WorkerProgress};
