@@ -5,7 +5,7 @@ use std::task::Poll;
 use super::Error;
 use super::heartbeat::Heartbeat;
 use super::runtime::Runtime;
-use super::wait::{Turn, wait};
+use super::wait::{WaitTurn, wait};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
@@ -185,8 +185,8 @@ impl<E: Endpoint> Link<E> {
     ) -> Result<(E, Received, Welcome), Error> {
         let mut connecting = transport.connect(address, offer)?;
         let connected = wait(runtime, deadline, |now| match connecting.poll(now) {
-            Poll::Ready(connected) => Ok(Turn::Done(connected?)),
-            Poll::Pending => Ok(Turn::Idle),
+            Poll::Ready(connected) => Ok(WaitTurn::Done(connected?)),
+            Poll::Pending => Ok(WaitTurn::Idle),
         });
         let Some((endpoint, received)) = connected.await? else {
             if !connecting.is_accepted() {
@@ -551,11 +551,11 @@ impl<E: Endpoint> Link<E> {
             let failed = |source| Error::Pin { shard, source };
             let pins = self.pins.as_mut().ok_or(failed(PinError::NotMapped))?;
             if let Some(pulled) = pins.hold(bound).map_err(failed)? {
-                return Ok(Turn::Done(pulled));
+                return Ok(WaitTurn::Done(pulled));
             }
             self.look_around(now)?;
             self.advance()?;
-            Ok(Turn::Idle)
+            Ok(WaitTurn::Idle)
         });
         let held = held.await?;
         let (operation, seen) = ("pinning a version", self.line.seen);

@@ -3,7 +3,7 @@
 use super::Error;
 use super::runtime::complete;
 use super::shard::{Shard, ShardConfig, ShardOptions};
-use super::wait::{Turn, wait};
+use super::wait::{WaitTurn, wait};
 use crate::clock::{Clock, Version};
 use crate::mem::{Streaming, VolatileSlice};
 use crate::param::Pinned;
@@ -117,8 +117,8 @@ impl<T: Transport> Publisher<T> {
         let ended = wait(&runtime, deadline, |now| {
             let progress = self.poll(now);
             Ok(match until(self) {
-                true => Turn::Done(()),
-                false if progress => Turn::Progress,
+                true => WaitTurn::Done(()),
+                false if progress => WaitTurn::Progress,
                 false => self.shard.sleep(false, deadline - now),
             })
         });
@@ -195,8 +195,8 @@ impl<T: Transport> Publisher<T> {
             self.poll(now);
             let peers = &self.shard.peers;
             Ok(match self.shard.frames.begin(version, |frame| Shard::<T>::is_pinned(peers, frame)) {
-                Ok(frame) => Turn::Done(frame),
-                Err(Pinned) => Turn::Idle,
+                Ok(frame) => WaitTurn::Done(frame),
+                Err(Pinned) => WaitTurn::Idle,
             })
         });
         free.await?.ok_or(Error::Pinned { version, waited: timeout })

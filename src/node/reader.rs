@@ -3,7 +3,7 @@
 use super::Error;
 use super::link::Link;
 use super::runtime::{Runtime, complete};
-use super::wait::{Turn, retry, wait};
+use super::wait::{WaitTurn, retry, wait};
 use super::worker::private;
 use crate::clock::Version;
 use crate::mem::{Buffer, LocalSlice, VolatileSlice};
@@ -218,12 +218,12 @@ impl<T: Transport> Reader<T> {
         let pulled = wait(&runtime, deadline, |now| {
             let (pulled, progress) = self.pull_once(into, bound, &mut has_begun)?;
             if let Some(pulled) = pulled {
-                return Ok(Turn::Done(pulled));
+                return Ok(WaitTurn::Done(pulled));
             }
             self.link.look_around(now)?;
             match self.link.pull.is_lapped() {
-                true if !progress => Ok(Turn::Lapped),
-                _ => Ok(Turn::of(progress)),
+                true if !progress => Ok(WaitTurn::Lapped),
+                _ => Ok(WaitTurn::of(progress)),
             }
         });
         let pulled = pulled.await?;
@@ -264,10 +264,10 @@ impl<T: Transport> Reader<T> {
             self.link.probe()?;
             self.link.advance()?;
             if self.link.answers() >= needed {
-                return Ok(Turn::Done(self.link.line.seen.version));
+                return Ok(WaitTurn::Done(self.link.line.seen.version));
             }
             self.link.look_around(now)?;
-            Ok(Turn::Idle)
+            Ok(WaitTurn::Idle)
         });
         let newest = newest.await?;
         let (operation, needed, seen) = ("asking for the version", Bound::NONE, self.link.line.seen);

@@ -12,7 +12,7 @@ use self::joining::{Joining, PreparedPeer};
 use super::Error;
 use super::runtime::Runtime;
 use super::taken::{Applied, Taken};
-use super::wait::Turn;
+use super::wait::WaitTurn;
 use crate::clock::{Clock, Version};
 use crate::mem::Access;
 use crate::param::{
@@ -357,18 +357,18 @@ impl<T: Transport> Shard<T> {
 
     /// The end of a turn that got nowhere: sleeps for `at_most` where peers wake this thread. An owner does not sleep
     /// while it has work under way whose end no peer announces (`is_busy`).
-    pub(super) fn sleep<R>(&mut self, is_busy: bool, at_most: Duration) -> Turn<R> {
+    pub(super) fn sleep<R>(&mut self, is_busy: bool, at_most: Duration) -> WaitTurn<R> {
         let is_pushing = |peer: &ShardPeer<T::Endpoint>| {
             peer.wants_push || peer.push.as_ref().is_some_and(|push| push.source().is_some())
         };
         let is_busy = is_busy || !self.joining.is_empty();
         if !self.is_notified || is_busy || self.peers.iter().flatten().any(is_pushing) {
-            return Turn::Idle;
+            return WaitTurn::Idle;
         }
         // Connections and heartbeats are looked at that often, whatever happens in between.
         let look = (self.beaten + self.look_every()).saturating_since(self.runtime.now());
         self.listener.wait(at_most.min(look));
-        Turn::Slept
+        WaitTurn::Slept
     }
 
     fn look_every(&self) -> Duration {

@@ -159,7 +159,7 @@ pub(super) async fn retry<R>(
 }
 
 /// The outcome of one turn of a wait.
-pub(super) enum Turn<R> {
+pub(super) enum WaitTurn<R> {
     /// The wait is over.
     Done(R),
     /// The node got somewhere.
@@ -172,10 +172,10 @@ pub(super) enum Turn<R> {
     Lapped,
 }
 
-impl<R> Turn<R> {
+impl<R> WaitTurn<R> {
     /// The outcome of a turn that did not end the wait.
-    pub(super) fn of(progress: bool) -> Turn<R> {
-        if progress { Turn::Progress } else { Turn::Idle }
+    pub(super) fn of(progress: bool) -> WaitTurn<R> {
+        if progress { WaitTurn::Progress } else { WaitTurn::Idle }
     }
 }
 
@@ -184,26 +184,26 @@ impl<R> Turn<R> {
 pub(super) async fn wait<R>(
     runtime: &Runtime,
     deadline: Instant,
-    mut turn: impl FnMut(Instant) -> Result<Turn<R>, Error>,
+    mut turn: impl FnMut(Instant) -> Result<WaitTurn<R>, Error>,
 ) -> Result<Option<R>, Error> {
     let mut backoff = Backoff::new();
     loop {
         let now = runtime.now();
         let turn = turn(now)?;
-        if let Turn::Done(result) = turn {
+        if let WaitTurn::Done(result) = turn {
             return Ok(Some(result));
         }
         if now >= deadline {
             return Ok(None);
         }
         match turn {
-            Turn::Done(_) | Turn::Progress => {
+            WaitTurn::Done(_) | WaitTurn::Progress => {
                 backoff.reset();
                 runtime.breathe().await;
             }
-            Turn::Idle => runtime.stand_back(&mut backoff).await,
-            Turn::Lapped => runtime.hurry(&mut backoff).await,
-            Turn::Slept => {}
+            WaitTurn::Idle => runtime.stand_back(&mut backoff).await,
+            WaitTurn::Lapped => runtime.hurry(&mut backoff).await,
+            WaitTurn::Slept => {}
         }
     }
 }

@@ -13,7 +13,7 @@ pub use step::Step;
 use super::link::Link;
 use super::runtime::{Runtime, complete};
 use super::shard::random_word;
-use super::wait::{Turn, wait};
+use super::wait::{WaitTurn, wait};
 use super::{Error, LinkStatus, WorkerStatistics};
 use crate::clock::{Clock, Version};
 use crate::kernel::largest_magnitude;
@@ -508,11 +508,11 @@ impl<T: Transport> Worker<T> {
         let ended = wait(&runtime, begun + timeout, |now| {
             let progress = self.poll(now)?;
             Ok(if until(self) {
-                Turn::Done(())
+                WaitTurn::Done(())
             } else if !progress && self.parts.iter().any(|part| part.link.pull.is_lapped()) {
-                Turn::Lapped
+                WaitTurn::Lapped
             } else {
-                Turn::of(progress)
+                WaitTurn::of(progress)
             })
         });
         let result = match ended.await {

@@ -8,7 +8,7 @@ use super::{GroupError, GroupMember, GroupOptions};
 use crate::mem::Access;
 use crate::node::Error;
 use crate::node::runtime::{Runtime, complete};
-use crate::node::wait::{Turn, wait};
+use crate::node::wait::{WaitTurn, wait};
 use crate::node::worker::private;
 use crate::param::{GroupHello, GroupInbox, GroupLayout, GroupOutbox, MAX_MEMBERS};
 use crate::time::{Duration, Instant, Silence};
@@ -150,8 +150,8 @@ impl<T: Transport> GroupListener<T> {
             dials.retain(|dial| self.peers[dial.rank].is_none());
             let is_complete = self.absent().next().is_none();
             Ok(match is_complete && (now >= deadline || claims.iter().all(Option::is_none)) {
-                true => Turn::Done(()),
-                false => Turn::Idle,
+                true => WaitTurn::Done(()),
+                false => WaitTurn::Idle,
             })
         });
         match complete(met)? {

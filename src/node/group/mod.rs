@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use super::Error;
 use super::runtime::{Runtime, complete};
-use super::wait::{Turn, wait};
+use super::wait::{WaitTurn, wait};
 use crate::mem::Buffer;
 use crate::param::{GroupHello, Ranks};
 use crate::scheme::Groups;
@@ -238,7 +238,7 @@ impl<T: Transport> GroupMember<T> {
         let runtime = self.runtime.clone();
         let averaged = wait(&runtime, runtime.now() + timeout, |now| {
             let progress = self.poll(now)?;
-            Ok(self.take().map_or(Turn::of(progress), Turn::Done))
+            Ok(self.take().map_or(WaitTurn::of(progress), WaitTurn::Done))
         });
         match complete(averaged)? {
             Some(averaged) => Ok(averaged),
@@ -340,8 +340,8 @@ impl<T: Transport> GroupMember<T> {
         let told = wait(&runtime, runtime.now() + timeout, |now| {
             let progress = self.poll(now)?;
             Ok(match self.peers.iter().flatten().all(GroupPeer::has_all) {
-                true => Turn::Done(()),
-                false => Turn::of(progress),
+                true => WaitTurn::Done(()),
+                false => WaitTurn::of(progress),
             })
         });
         match complete(told)? {

@@ -3,7 +3,7 @@
 use super::Server;
 use crate::node::Error;
 use crate::node::runtime::complete;
-use crate::node::wait::{Turn, wait};
+use crate::node::wait::{WaitTurn, wait};
 use crate::time::{Duration, Instant};
 use crate::transport::Transport;
 
@@ -24,15 +24,15 @@ impl<T: Transport> Server<T> {
         let ended = wait(&runtime, deadline, |now| {
             let progress = self.poll(now)?;
             Ok(match until(self) {
-                true => Turn::Done(()),
-                false if progress => Turn::Progress,
+                true => WaitTurn::Done(()),
+                false if progress => WaitTurn::Progress,
                 false => self.sleep(now, deadline),
             })
         });
         Ok(ended.await?.is_some())
     }
 
-    fn sleep<R>(&mut self, now: Instant, deadline: Instant) -> Turn<R> {
+    fn sleep<R>(&mut self, now: Instant, deadline: Instant) -> WaitTurn<R> {
         let until = self.scheme.poll_timeout().map_or(deadline, |timer| timer.min(deadline));
         // The chunks of a gradient that is being folded come in without a word, and so does the end of what holds up a
         // fold that counts.

@@ -5,7 +5,7 @@ use crate::clock::Version;
 use crate::node::Error;
 use crate::node::checkpoint::{Checkpoint, CheckpointError, CheckpointWrite, Checkpointer};
 use crate::node::runtime::complete;
-use crate::node::wait::{Turn, wait};
+use crate::node::wait::{WaitTurn, wait};
 use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
@@ -68,7 +68,7 @@ impl<T: Transport> Server<T> {
             // Asked first: one that ends between the two questions has then been written, or has failed.
             let idle = writer.is_idle();
             if let Some(written) = writer.written().filter(|written| *written >= newest) {
-                return Ok(Turn::Done(written));
+                return Ok(WaitTurn::Done(written));
             }
             // One that was under way already may be of an older version: only the end of one's own is the end.
             if idle && !std::mem::replace(&mut requested, true) {
@@ -80,7 +80,7 @@ impl<T: Transport> Server<T> {
                 };
                 return Err(writer.failure().map_or(panicked, Error::from));
             }
-            Ok(Turn::of(progress))
+            Ok(WaitTurn::of(progress))
         });
         if let Some(written) = complete(written)? {
             return Ok(written);
