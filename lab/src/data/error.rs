@@ -29,11 +29,17 @@ pub enum DataError {
     Empty { file: PathBuf },
 
     /// The file is larger than the loader reads.
-    #[error("{}: {bytes} bytes, and at most {limit} can be read; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: {bytes} bytes, and at most {limit} can be read; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     FileTooLarge { file: PathBuf, bytes: u64, limit: u64 },
 
     /// The table, written out in full, is larger than the loader holds.
-    #[error("{}: {rows} examples of {columns} values are more than the {limit} values that can be held; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: {rows} examples of {columns} values are more than the {limit} values that can be held; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     TooManyValues { file: PathBuf, rows: usize, columns: usize, limit: usize },
 
     /// It is gzip-compressed, as MNIST is when downloaded.
@@ -41,11 +47,17 @@ pub enum DataError {
     Compressed { file: PathBuf },
 
     /// The bytes are of no known kind.
-    #[error("{}:{line}: not text, and not an IDX images file either; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}:{line}: not text, and not an IDX images file either; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     NotText { file: PathBuf, line: usize },
 
     /// It is text of another kind.
-    #[error("{}: neither CSV nor LIBSVM: no line has a comma or an index:value pair; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: neither CSV nor LIBSVM: no line has a comma or an index:value pair; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     UnknownText { file: PathBuf },
 
     /// Something that should be a number is not.
@@ -53,11 +65,17 @@ pub enum DataError {
     BadNumber { file: PathBuf, line: usize, value: String },
 
     /// A number that no feature can have.
-    #[error("{}:{line}: `{value}` is not a finite number in single precision; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}:{line}: `{value}` is not a finite number in single precision; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     NotFinite { file: PathBuf, line: usize, value: String },
 
     /// A line of another width.
-    #[error("{}:{line}: {found} values where line {first_line} has {expected}; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}:{line}: {found} values where line {first_line} has {expected}; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     WrongColumns { file: PathBuf, line: usize, found: usize, first_line: usize, expected: usize },
 
     /// There is a label and nothing to tell it from.
@@ -65,11 +83,17 @@ pub enum DataError {
     NoFeatures { file: PathBuf, line: usize },
 
     /// A label that is negative, has a fraction or is too large to be exact.
-    #[error("{}:{line}: label `{value}` is not a whole number from 0 up; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}:{line}: label `{value}` is not a whole number from 0 up; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     BadLabel { file: PathBuf, line: usize, value: String },
 
     /// Not `index:value`.
-    #[error("{}:{line}: `{value}` is not of the form index:value; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}:{line}: `{value}` is not of the form index:value; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     BadPair { file: PathBuf, line: usize, value: String },
 
     /// A LIBSVM index that is 0, or not above the one before it.
@@ -81,19 +105,32 @@ pub enum DataError {
     OneClass { file: PathBuf, label: u64 },
 
     /// An IDX file, but not one of images.
-    #[error("{}: an IDX file of type 0x{kind:02x} with {dimensions} dimensions, where images have unsigned bytes (0x08) and 2 to 4 dimensions; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: an IDX file of type 0x{kind:02x} with {dimensions} dimensions, where images have unsigned bytes \
+         (0x08) and 2 to 4 dimensions; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     NotImages { file: PathBuf, kind: u8, dimensions: u8 },
 
     /// The file that should hold the labels is not an IDX labels file.
-    #[error("{}: not an IDX labels file (unsigned bytes in one dimension); {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: not an IDX labels file (unsigned bytes in one dimension); {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     NotLabels { file: PathBuf },
 
     /// An IDX header that does not agree with the file's size, mostly from a download cut short.
-    #[error("{}: {found} bytes where its header promises {promised}; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: {found} bytes where its header promises {promised}; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     WrongSize { file: PathBuf, promised: u128, found: usize },
 
     /// No labels file beside the images file.
-    #[error("{}: no labels file beside it (looked for {}); {}", file.display(), tried.join(", "), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: no labels file beside it (looked for {}); {}",
+        file.display(), tried.join(", "), self.remedy().unwrap_or_default()
+    )]
     LabelsMissing { file: PathBuf, tried: Vec<String> },
 
     /// The images file is named so that nothing follows for the labels file.
@@ -101,11 +138,17 @@ pub enum DataError {
     ImagesName { file: PathBuf },
 
     /// As many labels as images are needed.
-    #[error("{}: {labels} labels for the {images} images of {}; {}", file.display(), images_file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: {labels} labels for the {images} images of {}; {}",
+        file.display(), images_file.display(), self.remedy().unwrap_or_default()
+    )]
     LabelCount { file: PathBuf, labels: usize, images_file: PathBuf, images: usize },
 
     /// The test part does not fit the training part.
-    #[error("{}: {found} values an image where {} has {expected}; {}", file.display(), train_file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: {found} values an image where {} has {expected}; {}",
+        file.display(), train_file.display(), self.remedy().unwrap_or_default()
+    )]
     TestColumns { file: PathBuf, found: usize, train_file: PathBuf, expected: usize },
 }
 
@@ -126,17 +169,27 @@ impl Diagnostic for DataError {
             DataError::UnknownText { .. } => "separate the values by commas, with the label last".into(),
             DataError::BadNumber { .. } => "every value must be one".into(),
             DataError::NotFinite { .. } => "remove the line or replace the value".into(),
-            DataError::WrongColumns { .. } => "every line needs the same number of values with the label last".into(),
+            DataError::WrongColumns { .. } => {
+                "every line needs the same number of values with the label last".into()
+            }
             DataError::NoFeatures { .. } => "an example needs at least one value besides its label".into(),
-            DataError::BadLabel { .. } => "number the classes, for example 0 and 1 instead of -1 and +1".into(),
+            DataError::BadLabel { .. } => {
+                "number the classes, for example 0 and 1 instead of -1 and +1".into()
+            }
             DataError::BadPair { .. } => "write for example 3:0.5".into(),
             DataError::BadIndex { .. } => "indices start at 1 and ascend along the line".into(),
-            DataError::OneClass { .. } => "at least two classes are needed, so check that the label is where the format has it (last in CSV, first in LIBSVM)".into(),
+            DataError::OneClass { .. } => {
+                "at least two classes are needed, so check that the label is where the \
+                 format has it (last in CSV, first in LIBSVM)"
+                    .into()
+            }
             DataError::NotImages { .. } => "name the images file, as in train-images-idx3-ubyte".into(),
             DataError::NotLabels { .. } => "fetch it again".into(),
             DataError::WrongSize { .. } => "fetch it again".into(),
             DataError::LabelsMissing { .. } => "put it there under one of these names".into(),
-            DataError::ImagesName { .. } => "name the pair like train-images-idx3-ubyte and train-labels-idx1-ubyte".into(),
+            DataError::ImagesName { .. } => "name the pair like train-images-idx3-ubyte and \
+                 train-labels-idx1-ubyte"
+                .into(),
             DataError::LabelCount { .. } => "use the two files of one pair".into(),
             DataError::TestColumns { .. } => "use the test files of the same data set".into(),
             DataError::Compressed { file } => format!("unpack it first: gunzip {}", file.display()).into(),

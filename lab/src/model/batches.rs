@@ -19,7 +19,10 @@ pub enum BatchesError {
     NoSuchWorker { worker: usize, workers: usize },
 
     /// One step needs more examples than there are.
-    #[error("{workers} workers with batches of {batch} need more than the {rows} examples there are; {}", self.remedy().unwrap_or_default())]
+    #[error(
+        "{workers} workers with batches of {batch} need more than the {rows} examples there are; {}",
+        self.remedy().unwrap_or_default()
+    )]
     TooLarge { workers: usize, batch: usize, rows: usize },
 }
 

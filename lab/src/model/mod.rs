@@ -83,11 +83,18 @@ pub enum ModelSpecError {
     UnknownKind { name: String },
 
     /// A width is zero, or there is nothing to choose between.
-    #[error("no model has {columns} columns, {classes} classes and {hidden} hidden units; {}", self.remedy().unwrap_or_default())]
+    #[error(
+        "no model has {columns} columns, {classes} classes and {hidden} hidden units; {}",
+        self.remedy().unwrap_or_default()
+    )]
     TooSmall { columns: usize, classes: usize, hidden: usize },
 
     /// The parameters would not fit.
-    #[error("a model of {columns} columns, {classes} classes and {hidden} hidden units has more than the {limit} parameters that are possible; {}", self.remedy().unwrap_or_default())]
+    #[error(
+        "a model of {columns} columns, {classes} classes and {hidden} hidden units has more than the {limit} \
+         parameters that are possible; {}",
+        self.remedy().unwrap_or_default()
+    )]
     TooLarge { columns: usize, classes: usize, hidden: usize, limit: usize },
 }
 

@@ -257,7 +257,8 @@ fn serve(
                 shared.written.store(version.get() + 1, Ordering::Release);
                 let written = begun.elapsed() - copied;
                 tracing::info!(
-                    shard, version = version.get(), clock = smallest_clock.get(), path = %path.display(), ?copied, ?written,
+                    shard, version = version.get(), clock = smallest_clock.get(), path = %path.display(), ?copied,
+                    ?written,
                     "checkpoint written"
                 );
             }

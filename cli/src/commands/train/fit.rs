@@ -17,18 +17,24 @@ pub(super) fn check(
 ) -> Result<(), Failure> {
     let name = scheme.name();
     let plain = matches!(optimizer, Optimizer::Sgd { .. });
+    let refuse = |what: String, help| Err(Failure::usage(what).help(help));
     if scheme.local_steps() > 1 && !plain {
-        return Err(Failure::usage(format!("--local-steps {}: steps on a worker's own copy are those of plain SGD, and the server's are to be the same", scheme.local_steps())).help("use --optimizer sgd"));
+        let why = "steps on a worker's own copy are those of plain SGD, and the server's are to be the same";
+        return refuse(format!("--local-steps {}: {why}", scheme.local_steps()), "use --optimizer sgd");
     }
     if args.read_my_writes && !plain {
-        return Err(Failure::usage("--read-my-writes: what a gradient does to the parameters is known to its worker for plain SGD alone").help("use --optimizer sgd, or leave it out"));
+        let why = "what a gradient does to the parameters is known to its worker for plain SGD alone";
+        return refuse(format!("--read-my-writes: {why}"), "use --optimizer sgd, or leave it out");
     }
     if args.read_my_writes && !scheme.folds_all_in_order() {
-        return Err(Failure::usage(format!("--read-my-writes: under {name} what a worker wrote is not always folded in, or not in order or with this weight")).help("leave it out, or use bsp, asp, ssp, essp, bap or vap"));
+        let why = "what a worker wrote is not always folded in, or not in order or with this weight";
+        let help = "leave it out, or use bsp, asp, ssp, essp, bap or vap";
+        return refuse(format!("--read-my-writes: under {name} {why}"), help);
     }
     let damped = Damping::from(args.settings.damping) != Damping::None;
     if args.read_my_writes && damped {
-        return Err(Failure::usage("--read-my-writes: with --damping the server folds in less of a gradient than its worker has taken off").help("leave out one of the two"));
+        let why = "with --damping the server folds in less of a gradient than its worker has taken off";
+        return refuse(format!("--read-my-writes: {why}"), "leave out one of the two");
     }
     let sleeps = args.idle == Idle::Sleep;
     if scheme.has_server() {

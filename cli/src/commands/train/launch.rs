@@ -61,7 +61,10 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
         .map_err(|error| Failure::refused(&error))?;
     let Some(placement) = placement.filter(|placement| placement.world > 1) else {
         if told.is_some() {
-            return Err(Failure::usage("--rendezvous: without a rank nothing says which part this process has").help("add --rank and --world-size, or --coordinate to be met by `slackline serve` and `slackline work`"));
+            let what = "--rendezvous: without a rank nothing says which part this process has";
+            let help =
+                "add --rank and --world-size, or --coordinate to be met by `slackline serve` and `work`";
+            return Err(Failure::usage(what).help(help));
         }
         // No other process needs to know where these processes meet, nor their secret, unless a file with one was
         // given.

@@ -35,7 +35,10 @@ pub enum ModelFileError {
     Unreadable { file: PathBuf, source: std::io::Error },
 
     /// The file is larger than any model.
-    #[error("{}: {bytes} bytes, and no model has more than {limit}; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: {bytes} bytes, and no model has more than {limit}; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     FileTooLarge { file: PathBuf, bytes: u64, limit: u64 },
 
     /// The header is longer than the file, or the tensors end elsewhere than the file.
@@ -47,15 +50,24 @@ pub enum ModelFileError {
     NotSafetensors { file: PathBuf, source: SafeTensorError },
 
     /// A safetensors file that another program wrote.
-    #[error("{}: a safetensors file without the `slackline` metadata; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: a safetensors file without the `slackline` metadata; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     Foreign { file: PathBuf },
 
     /// The metadata entry is not what this program writes.
-    #[error("{}: its `slackline` metadata cannot be read: {source}; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: its `slackline` metadata cannot be read: {source}; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     BadHeader { file: PathBuf, source: serde_json::Error },
 
     /// A version from the future.
-    #[error("{}: of version {found}, and this program reads version {supported}; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: of version {found}, and this program reads version {supported}; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     Version { file: PathBuf, found: u32, supported: u32 },
 
     /// The metadata describe no possible model.
@@ -71,11 +83,17 @@ pub enum ModelFileError {
     WrongType { file: PathBuf, name: &'static str, found: Dtype },
 
     /// A part of the model has another shape than the metadata say.
-    #[error("{}: tensor `{name}` has the shape {found:?} where {expected:?} follows from the metadata; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: tensor `{name}` has the shape {found:?} where {expected:?} follows from the metadata; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     WrongShape { file: PathBuf, name: &'static str, found: Vec<usize>, expected: Vec<usize> },
 
     /// A diverged run was saved.
-    #[error("{}: tensor `{name}` holds a value that is not finite; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}: tensor `{name}` holds a value that is not finite; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     NotFinite { file: PathBuf, name: &'static str },
 
     /// A good model file, but of another model.
@@ -102,11 +120,21 @@ impl Diagnostic for ModelFileError {
             ModelFileError::BadHeader { .. } => "train and save the model again".into(),
             ModelFileError::Version { .. } => "use the program that saved it".into(),
             ModelFileError::BadShape { .. } => "the file was changed, train and save the model again".into(),
-            ModelFileError::MissingTensor { .. } => "the file was changed, train and save the model again".into(),
+            ModelFileError::MissingTensor { .. } => {
+                "the file was changed, train and save the model again".into()
+            }
             ModelFileError::WrongType { .. } => "convert it to F32".into(),
-            ModelFileError::WrongShape { .. } => "the file was changed, train and save the model again".into(),
-            ModelFileError::NotFinite { .. } => "the run diverged, train again with a smaller learning rate".into(),
-            ModelFileError::OtherModel { .. } => "use the --model and --hidden that it was saved with (or leave them out), and data of the same shape".into(),
+            ModelFileError::WrongShape { .. } => {
+                "the file was changed, train and save the model again".into()
+            }
+            ModelFileError::NotFinite { .. } => {
+                "the run diverged, train again with a smaller learning rate".into()
+            }
+            ModelFileError::OtherModel { .. } => {
+                "use the --model and --hidden that it was saved with (or leave \
+                 them out), and data of the same shape"
+                    .into()
+            }
         })
     }
 }
