@@ -86,7 +86,7 @@ fn launch(args: &Args) -> Result<(), Failure> {
     let failed: Vec<_> = processes.failures().collect();
     match (failed.is_empty(), asked) {
         (true, _) => Ok(()),
-        (false, None) => Err(Failure::failed(format!("{}", failed.join(", "))).help("see the output above")),
+        (false, None) => Err(Failure::failed(failed.join(", ")).help("see the output above")),
         (false, Some(signal)) => Err(Failure::stopped(signal, failed.join(", "))),
     }
 }
