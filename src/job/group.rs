@@ -29,7 +29,7 @@ impl Job {
             GroupMember::listen(self.member.transports.open(), &address, rank, workers, elements, options)?;
         self.member.announce(flatten(listener.address()));
         let addresses = self.reach(MemberRole::Worker, workers, self.plan.timeout);
-        let addresses = addresses.map_err(|error| self.told_instead(error))?;
+        let addresses = addresses.map_err(|error| self.cause(error))?;
         listener.connect(&addresses, self.plan.timeout).map_err(|error| self.cause(error))
     }
 }

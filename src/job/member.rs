@@ -39,6 +39,20 @@ pub trait Conversation: Send + 'static {
         let _ = now;
         None
     }
+
+    /// Gives the message that this worker has run all its clocks and all its gradients are applied, unless rank 0
+    /// knows that.
+    fn finished(&mut self) -> Option<Vec<u8>>;
+
+    /// Gives the message that this member gives up, and why.
+    fn failed(&mut self, why: String) -> Vec<u8>;
+
+    /// Gives the message by which transports this worker is connected to all members of a role, in order of their
+    /// ranks, if rank 0 asks for that.
+    fn connected(&mut self, role: MemberRole, choices: Vec<TransportChoice>) -> Option<Vec<u8>> {
+        let _ = (role, choices);
+        None
+    }
 }
 
 /// A wait for the job has failed.
@@ -161,6 +175,16 @@ impl<C: Conversation> JobMember<C> {
     /// Sends a message to rank 0.
     pub fn send(&self, message: Vec<u8>) {
         self.shared.tell(|state| state.outgoing.push(message));
+    }
+
+    /// Sends the message that the conversation gives, if any.
+    pub(super) fn tell(&self, message: impl FnOnce(&mut C) -> Option<Vec<u8>>) {
+        self.shared.tell(|state| state.outgoing.extend(message(&mut state.conversation)));
+    }
+
+    /// Tells rank 0 why this process gives up.
+    pub(super) fn fail(&self, why: String) {
+        self.tell(|conversation| Some(conversation.failed(why)));
     }
 
     /// Tells all members the addresses at which this process listens.

@@ -21,13 +21,14 @@ mod local;
 pub mod member;
 mod messages;
 mod plan;
+mod reconnect;
 pub mod rendezvous;
 mod server;
 pub mod transports;
 mod worker;
 
 use std::net::ToSocketAddrs;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 pub use error::JobError;
 pub use group::{Advance, GroupTrainer};
@@ -51,10 +52,8 @@ pub struct Job {
     rank: u32,
     workers: u32,
     // Declared before the coordinator: this member leaves before rank 0 waits for the others to leave.
-    member: JobMember<EndOnly>,
+    member: Arc<JobMember<EndOnly>>,
     coordinator: Option<CoordinatorThread>,
-    /// This worker has told rank 0 that it has finished.
-    finished: AtomicBool,
 }
 
 impl Drop for Job {
@@ -104,10 +103,11 @@ impl Job {
             rank: Some(rank),
             ..Introduction::new(member_role, Host::own())
         };
-        let member = JobMember::join(&meeting_point, introduction, secret, EndOnly, plan.timeout)?;
+        let conversation = EndOnly::default();
+        let member = JobMember::join(&meeting_point, introduction, secret, conversation, plan.timeout)?;
         member.send(encode(&FromMember::Plan(plan.clone(), world)));
         tracing::info!(rank, world, %role, meeting_point, "joined the job");
-        Ok(Job { plan, role, rank, workers, member, coordinator, finished: AtomicBool::new(false) })
+        Ok(Job { plan, role, rank, workers, member: Arc::new(member), coordinator })
     }
 
     /// The part of this process.

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::member::End;
-use super::messages::{FromMember, encode};
 use super::transports::flatten;
 use super::{Job, JobError, MemberRole, Resume, Role};
 use crate::clock::Version;
@@ -142,7 +141,7 @@ impl Job {
 
     /// Tells rank 0 why this process gives up.
     pub(super) fn fail(&self, error: &JobError) {
-        self.member.send(encode(&FromMember::Failed(error.to_string())));
+        self.member.fail(error.to_string());
         self.member.flush(LAST_WORDS);
         self.wait_for_the_others();
     }

@@ -56,7 +56,7 @@ impl<C: Caller> Coordinator<C> {
     pub fn open(plan: Coordination, mut caller: C) -> Result<Coordinator<C>, C::Error> {
         let transports = Transports::new(plan.secret.clone(), Some(plan.listen.ip()), 0);
         let opened = (|| {
-            if plan.worker.transport == Some(TransportKind::Verbs) {
+            if plan.worker.plan.transport == Some(TransportKind::Verbs) {
                 transports.rdma().map_err(CoordinatorError::NoRdma)?;
             }
             let shards = match &plan.server {
@@ -293,15 +293,8 @@ impl<C: Caller> Coordinator<C> {
     }
 
     fn work_order(&self, worker: usize) -> Order {
-        let (servers, workers) = (self.plan.servers(), self.plan.workers());
-        let program = self.plan.programs[worker].clone();
-        Order::Work(Box::new(super::WorkerOrder {
-            servers,
-            workers,
-            worker,
-            program,
-            ..self.plan.worker.clone()
-        }))
+        let (workers, program) = (self.plan.workers(), self.plan.programs[worker].clone());
+        Order::Work(Box::new(super::WorkerOrder { workers, worker, program, ..self.plan.worker.clone() }))
     }
 
     /// Learns where this process reaches a server.
@@ -319,7 +312,7 @@ impl<C: Caller> Coordinator<C> {
 
     /// Chooses the way over which this process reads a member's memory: RDMA only if nothing else is allowed.
     fn choose(&self, member: &Member) -> Result<TransportChoice, PathError> {
-        let require = self.plan.worker.transport;
+        let require = self.plan.worker.plan.transport;
         let rdma = || match require {
             Some(TransportKind::Verbs) => self.transports.rdma(),
             _ => Err("a coordinator takes it only where it is required".into()),

@@ -79,7 +79,7 @@ pub struct Coordination {
 impl Coordination {
     /// The number of servers.
     pub fn servers(&self) -> usize {
-        if self.server.is_some() { self.worker.servers } else { 0 }
+        if self.server.is_some() { self.worker.plan.servers as usize } else { 0 }
     }
 
     /// The number of workers.

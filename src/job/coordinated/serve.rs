@@ -123,10 +123,10 @@ impl CoordinatedMember {
     fn follow(&self, server: &mut Server<Mixed>, order: &ServerOrder) -> Result<bool, JobError> {
         let require = <[TransportKind; 1]>::try_from(&order.listen[..]).ok().map(|[one]| one);
         let shards = usize::from(order.shard.1);
-        let Ok((addresses, _)) = self.reach(MemberRole::Server, shards, require, FOLLOW_TRY) else {
+        let Ok(choices) = self.member.reach(MemberRole::Server, shards, require, FOLLOW_TRY) else {
             return Ok(true);
         };
-        match server.follow(&addresses[0], FOLLOW_TRY) {
+        match server.follow(&choices[0].address, FOLLOW_TRY) {
             Err(Error::AnotherIncarnation { .. }) => return Ok(false),
             Err(error @ Error::Shards { .. }) => return Err(error.into()),
             // It may still be about to listen, or be gone.

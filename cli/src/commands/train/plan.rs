@@ -8,7 +8,7 @@ use slackline::internals::job::coordinated::{
     CheckpointOrder, Coordination, GroupOrder, ServerOrder, WorkerOrder,
 };
 use slackline::{
-    Checkpoint, CheckpointOptions, ElementType, Optimizer, Resume, Table, TransportKind, scheme,
+    Checkpoint, CheckpointOptions, ElementType, JobPlan, Optimizer, Resume, Table, TransportKind, scheme,
     sim::Distribution,
 };
 use slackline_lab::data::{self, Split};
@@ -248,19 +248,19 @@ impl Plan {
             lease: self.lease,
             run,
         });
+        let plan = JobPlan::servers(self.servers as u32).timeout(self.timeout);
+        let plan = self.require.into_iter().fold(plan, JobPlan::transport);
+        let clocks = self.gradients.is_none().then_some(self.steps);
+        let plan = clocks.into_iter().fold(plan, JobPlan::clocks).reconnect(self.checkpoint.is_some());
         let worker = WorkerOrder {
-            servers: self.servers,
+            plan,
             workers: self.workers,
             worker: 0,
-            transport: self.require,
-            reconnect: self.checkpoint.is_some(),
             scheme: self.scheme,
             encoding: self.encoding,
             checksums: self.checksums,
-            clocks: self.gradients.is_none().then_some(self.steps),
             learning_rate: self.learning_rate,
             own_step: self.own_step,
-            timeout: self.timeout,
             group,
             program: String::new(),
         };
