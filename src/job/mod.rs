@@ -21,11 +21,12 @@ mod local;
 pub mod member;
 mod messages;
 mod plan;
-mod reconnect;
 pub mod rendezvous;
 mod server;
+mod server_loop;
 pub mod transports;
 mod worker;
+mod worker_loop;
 
 use std::net::ToSocketAddrs;
 use std::sync::Arc;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::member::{Conversation, End, WaitError};
 use super::messages::EndOnly;
-use super::reconnect::{ATTEMPT, LoopStep, WorkerLoop, is_passing};
 use super::rendezvous::MemberRole;
+use super::worker_loop::{ATTEMPT, LoopStep, WorkerLoop, is_passing};
 use super::{Job, JobError, Role};
 use crate::clock::Clock;
 use crate::node::{View, Worker, WorkerOptions, WorkerStatistics};
@@ -77,8 +77,8 @@ impl Job {
     /// it is in, the weight of the others' gradients does not change.
     ///
     /// # Errors
-    /// [`JobError::Failed`] if the job failed, [`JobError::Lost`] if rank 0 is gone. [`Error::ServerLost`] if a server
-    /// is lost: [`reconnect`](Self::reconnect), and train on from the worker's clock, since a server that comes back
+    /// [`JobError::Failed`] if the job failed, [`JobError::Lost`] if rank 0 is gone. [`JobError::Node`] if a server is
+    /// lost: [`reconnect`](Self::reconnect), and train on from the worker's clock, since a server that comes back
     /// waits for all workers and may lack this one's last gradients.
     #[doc(hidden)]
     pub fn finish(&self, worker: &mut Worker<Mixed>, timeout: Duration) -> Result<bool, JobError> {

@@ -174,7 +174,7 @@ impl<C: Caller> Coordinator<C> {
 
     /// The caller wishes the end: servers write their last checkpoints first.
     pub(super) fn stopped(&mut self) -> C::Error {
-        self.close(self.plan.timeout.min(LAST_CHECKPOINT_WITHIN));
+        self.close(self.plan.timeout().min(LAST_CHECKPOINT_WITHIN));
         let disks: Vec<_> = (0..self.servers.len()).map(|shard| self.newest_on_disk(shard)).collect();
         let (newest, resumable) = (disks.join(", "), self.can_resume());
         self.caller.explain(CoordinatorError::Stopped { newest, resumable })

@@ -288,7 +288,7 @@ impl<C: Caller> Coordinator<C> {
         let is_in = |entry: &&WorkerEntry| !matches!(entry.state, State::Lost { .. });
         order.workers =
             if returns { self.workers.iter().filter(is_in).count().max(1) } else { plan.workers() };
-        order.shard = (shard as u16, plan.servers() as u16);
+        order.shard = shard as u16;
         Order::Serve(Box::new(order))
     }
 

@@ -22,7 +22,7 @@ impl<C: Caller> Coordinator<C> {
     pub(super) fn reap(&mut self) -> Result<(), C::Error> {
         for shard in 0..self.servers.len() {
             let entry = &mut self.servers[shard];
-            if entry.gone.is_some_and(|since| since.elapsed() > self.plan.timeout) {
+            if entry.gone.is_some_and(|since| since.elapsed() > self.plan.timeout()) {
                 return Err(self.lost_server(shard, Some("did not come back in time")));
             }
             if entry.member.is_none()

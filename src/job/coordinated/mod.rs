@@ -66,8 +66,6 @@ pub struct Coordination {
     pub programs: Vec<String>,
     /// The initial values of the whole table, one for each element, in the order of its tensors.
     pub initial: Arc<[f32]>,
-    /// The longest wait for processes to join, for a lost server to come back and for last checkpoints.
-    pub timeout: Duration,
     /// The number of times that each process which the coordinator started is started again.
     pub restarts: u32,
     /// A checkpoint that cannot be written ends the job.
@@ -80,6 +78,11 @@ impl Coordination {
     /// The number of servers.
     pub fn servers(&self) -> usize {
         if self.server.is_some() { self.worker.plan.servers as usize } else { 0 }
+    }
+
+    /// The longest wait for processes to join, for a lost server to come back and for last checkpoints.
+    pub fn timeout(&self) -> Duration {
+        self.worker.plan.timeout
     }
 
     /// The number of workers.

@@ -41,12 +41,14 @@ pub(super) enum Order {
 /// The order of a server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerOrder {
+    /// The plan of the job.
+    pub plan: JobPlan,
     /// The transports over which it is reached.
     pub listen: Vec<TransportKind>,
     /// The table, of which it holds one shard.
     pub table: Table,
-    /// The number of its shard and the number of shards, which the coordinator fills in.
-    pub shard: (u16, u16),
+    /// The number of its shard, which the coordinator fills in.
+    pub shard: u16,
     /// The scheme.
     pub scheme: scheme::SchemeConfig,
     /// The effect of a gradient's staleness on its weight.
@@ -86,6 +88,13 @@ pub struct CheckpointOrder {
     pub every: u64,
     /// Whether a server begins with the checkpoint that it finds.
     pub resume: Resume,
+}
+
+impl ServerOrder {
+    /// The number of its shard, and the number of shards.
+    pub(super) fn place(&self) -> (u16, u16) {
+        (self.shard, self.plan.servers as u16)
+    }
 }
 
 impl CheckpointOrder {

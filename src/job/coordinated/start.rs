@@ -56,14 +56,14 @@ impl<C: Caller> Coordinator<C> {
     }
 
     fn wait_for(&mut self, what: &'static str, until: impl Fn(&Self) -> bool) -> Result<(), C::Error> {
-        let deadline = Instant::now() + self.plan.timeout;
+        let deadline = Instant::now() + self.plan.timeout();
         if self.plan.awaits_others && !until(self) {
             let line = format!("waiting at {} for {what}{}", self.hub.address(), self.missing());
             self.caller.tell(&line);
         }
         while !until(self) {
             if Instant::now() >= deadline {
-                let (waited, missing) = (self.plan.timeout, self.missing());
+                let (waited, missing) = (self.plan.timeout(), self.missing());
                 return Err(self.caller.explain(CoordinatorError::Waited { waited, what, missing }));
             }
             self.turn()?;

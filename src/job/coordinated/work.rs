@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::super::JobError;
 use super::super::member::End;
-use super::super::reconnect::WorkerLoop;
+use super::super::worker_loop::WorkerLoop;
 use super::WorkerOrder;
 use super::member::{CoordinatedMember, Talk};
 use super::reports::WorkerReport;
