@@ -22,6 +22,7 @@ pub mod member;
 mod messages;
 mod plan;
 pub mod rendezvous;
+mod roster;
 mod server;
 mod server_loop;
 pub mod transports;
@@ -30,6 +31,7 @@ mod worker_loop;
 
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
+use std::time::Instant;
 
 pub use error::JobError;
 pub use group::{Advance, GroupTrainer};
@@ -39,12 +41,12 @@ pub use server::Served;
 pub use worker::{JobStep, JobWorker, Published};
 
 pub use crate::channel::{Secret, SecretError};
-use coordinator::CoordinatorThread;
+use coordinator::{Attendance, CoordinatorThread};
 use env::Placement;
 use member::JobMember;
 use messages::{EndOnly, FromMember, encode};
 pub use rendezvous::MemberRole;
-use rendezvous::{Host, Hub, HubOptions, Introduction};
+use rendezvous::{Host, Introduction};
 
 /// One process's part in a job. Dropping it leaves the job; at rank 0 it ends the job.
 pub struct Job {
@@ -148,11 +150,7 @@ fn listen(
     let resolve = |source| rendezvous::RendezvousError::Resolve { address: meeting_point.to_owned(), source };
     let address = meeting_point.to_socket_addrs().map_err(resolve)?.next();
     let none = || resolve(std::io::Error::other("it has no address"));
-    let ranks = vec![
-        (MemberRole::Server, plan.servers),
-        (MemberRole::Worker, world - plan.servers),
-        (MemberRole::Reader, 0),
-    ];
-    let hub = Hub::listen(address.ok_or_else(none)?, HubOptions { secret, ranks })?;
-    CoordinatorThread::start(hub, plan.clone(), world)
+    let attendance = Attendance::new(plan.clone(), world, Instant::now());
+    let hub = attendance.listen(address.ok_or_else(none)?, secret)?;
+    CoordinatorThread::start(hub, attendance)
 }

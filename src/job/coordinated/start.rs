@@ -47,12 +47,13 @@ impl<C: Caller> Coordinator<C> {
 
     /// Counts the workers that were started and are in the middle of a handshake.
     fn joining(&self) -> usize {
-        let joining = |entry: &&WorkerEntry| match self.plan.server {
+        let joining = |(who, entry): &(Role, &WorkerEntry)| match self.plan.server {
             // There all say that they have joined once the last one is there.
-            None => entry.member.is_none(),
+            None => self.roster.member(*who).is_none(),
             Some(_) => entry.state == State::Starting,
         };
-        self.workers.iter().filter(|entry| entry.process.is_some()).filter(joining).count()
+        let workers = (0..).map(Role::Worker).zip(&self.workers);
+        workers.filter(|(_, entry)| entry.process.is_some()).filter(joining).count()
     }
 
     fn wait_for(&mut self, what: &'static str, until: impl Fn(&Self) -> bool) -> Result<(), C::Error> {
