@@ -10,7 +10,7 @@ use super::error::JobError;
 use super::messages::{FromCoordinator, FromMember, encode};
 use super::plan::{JobPlan, Role};
 use super::rendezvous::{self, Hub, HubEvent, MemberId, RendezvousError};
-use super::roster::{Presence, Roster};
+use super::roster::{RankState, Roster};
 use crate::channel::Secret;
 
 /// The longest time between two looks at the deadlines.
@@ -173,7 +173,7 @@ impl Attendance {
 
     /// True while a process has never joined.
     fn is_awaited(&self) -> bool {
-        self.roster.all().any(|(_, presence)| matches!(presence, Presence::Absent { lost: false, .. }))
+        self.roster.all().any(|(_, state)| matches!(state, RankState::Absent { lost: false, .. }))
     }
 
     /// The end of the job, if `now` is its end.
@@ -184,12 +184,12 @@ impl Attendance {
         let finished = self.finished.iter().filter(|finished| **finished).count();
         // The processes that have something to do and are not here, how long, and whether they were here before.
         let absent = || {
-            self.roster.all().filter_map(|(role, presence)| match (role, presence) {
+            self.roster.all().filter_map(|(role, state)| match (role, state) {
                 (Role::Worker(worker), _) if self.finished[worker as usize] => None,
-                (_, Presence::Absent { since, lost }) => {
+                (_, RankState::Absent { since, lost }) => {
                     Some((role, now.saturating_duration_since(since), lost))
                 }
-                (_, Presence::Here(_)) => None,
+                (_, RankState::Here(_)) => None,
             })
         };
         let is_worker = |role: &Role| matches!(role, Role::Worker(_));

@@ -16,6 +16,9 @@ use crate::transport::{Address, TransportKind};
 /// The time between two questions for a message that is due. A message that is sent wakes the thread.
 const TURN: Duration = Duration::from_millis(50);
 
+/// The longest time that the last message of a process may take, and the answer to it.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// The reason why a membership has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
@@ -192,10 +195,10 @@ impl<C: Conversation> JobMember<C> {
         self.shared.tell(|state| state.announcement = Some(addresses));
     }
 
-    /// Waits until all messages are handed to the connection, at most `timeout`.
-    pub fn flush(&self, timeout: Duration) {
+    /// Waits a moment until all messages are handed to the connection.
+    pub fn flush(&self) {
         // A rank 0 that is gone hears nothing more.
-        let _gone = self.wait_for(timeout, "the connection", |state| {
+        let _gone = self.wait_for(LAST_WORDS, "the connection", |state| {
             (state.outgoing.is_empty() && !state.sending).then_some(())
         });
     }

@@ -9,7 +9,7 @@ use crate::channel::Secret;
 
 /// The presence of the process of one role rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Presence {
+pub(super) enum RankState {
     /// The process is not here since then: it has not joined yet, or it was lost.
     Absent { since: Instant, lost: bool },
     /// A member.
@@ -18,14 +18,14 @@ pub(super) enum Presence {
 
 /// The processes of a job, of which each has a role of its own.
 pub(super) struct Roster {
-    servers: Vec<Presence>,
-    workers: Vec<Presence>,
+    servers: Vec<RankState>,
+    workers: Vec<RankState>,
 }
 
 impl Roster {
     /// The roster of a job that no process has joined.
     pub(super) fn new(servers: usize, workers: usize, now: Instant) -> Roster {
-        let absent = Presence::Absent { since: now, lost: false };
+        let absent = RankState::Absent { since: now, lost: false };
         Roster { servers: vec![absent; servers], workers: vec![absent; workers] }
     }
 
@@ -45,14 +45,14 @@ impl Roster {
         let role = match &event {
             HubEvent::Joined(member) => {
                 let role = role(member)?;
-                *self.presence_mut(role)? = Presence::Here(member.id);
+                *self.state_mut(role)? = RankState::Here(member.id);
                 role
             }
             HubEvent::Announced(member) => self.role(member.id)?,
             HubEvent::Said(id, _) => self.role(*id)?,
             HubEvent::Left { member, .. } => {
                 let role = self.role(member.id)?;
-                *self.presence_mut(role)? = Presence::Absent { since: now, lost: true };
+                *self.state_mut(role)? = RankState::Absent { since: now, lost: true };
                 role
             }
         };
@@ -72,20 +72,20 @@ impl Roster {
     /// Counts a process that is here among those that were lost: its connection is about to end, and it has nothing
     /// more to say.
     pub(super) fn forget(&mut self, role: Role, now: Instant) {
-        if let Some(presence) = self.presence_mut(role) {
-            *presence = Presence::Absent { since: now, lost: true };
+        if let Some(state) = self.state_mut(role) {
+            *state = RankState::Absent { since: now, lost: true };
         }
     }
 
     /// The presence of a process. One that the job does not have was never here.
-    pub(super) fn presence(&self, role: Role) -> Option<Presence> {
+    fn state(&self, role: Role) -> Option<RankState> {
         match role {
             Role::Server(shard) => self.servers.get(shard as usize).copied(),
             Role::Worker(worker) => self.workers.get(worker as usize).copied(),
         }
     }
 
-    fn presence_mut(&mut self, role: Role) -> Option<&mut Presence> {
+    fn state_mut(&mut self, role: Role) -> Option<&mut RankState> {
         match role {
             Role::Server(shard) => self.servers.get_mut(shard as usize),
             Role::Worker(worker) => self.workers.get_mut(worker as usize),
@@ -93,31 +93,31 @@ impl Roster {
     }
 
     /// The presence of all processes, servers first.
-    pub(super) fn all(&self) -> impl Iterator<Item = (Role, Presence)> {
+    pub(super) fn all(&self) -> impl Iterator<Item = (Role, RankState)> {
         let servers = (0..).map(Role::Server).zip(self.servers.iter().copied());
         servers.chain((0..).map(Role::Worker).zip(self.workers.iter().copied()))
     }
 
     /// The processes that are here, servers first.
     pub(super) fn here(&self) -> impl Iterator<Item = (Role, MemberId)> {
-        self.all().filter_map(|(role, presence)| match presence {
-            Presence::Here(member) => Some((role, member)),
-            Presence::Absent { .. } => None,
+        self.all().filter_map(|(role, state)| match state {
+            RankState::Here(member) => Some((role, member)),
+            RankState::Absent { .. } => None,
         })
     }
 
     /// The process of this role, if it is here.
     pub(super) fn member(&self, role: Role) -> Option<MemberId> {
-        match self.presence(role) {
-            Some(Presence::Here(member)) => Some(member),
+        match self.state(role) {
+            Some(RankState::Here(member)) => Some(member),
             _ => None,
         }
     }
 
     /// The time since which a process is lost, if it was here before.
     pub(super) fn lost_since(&self, role: Role) -> Option<Instant> {
-        match self.presence(role) {
-            Some(Presence::Absent { since, lost: true }) => Some(since),
+        match self.state(role) {
+            Some(RankState::Absent { since, lost: true }) => Some(since),
             _ => None,
         }
     }

@@ -11,9 +11,6 @@ use crate::node::{self, Checkpoint, Server, ServerOptions, ServerStatus};
 use crate::table::Table;
 use crate::transport::mixed::Mixed;
 
-/// The longest time that the last message of a process may take.
-const LAST_WORDS: Duration = Duration::from_secs(2);
-
 /// The result of a server.
 #[derive(Clone, Debug)]
 pub struct Served {
@@ -106,7 +103,7 @@ impl Job {
     /// Tells rank 0 why this process gives up.
     pub(super) fn fail(&self, error: &JobError) {
         self.member.fail(error.to_string());
-        self.member.flush(LAST_WORDS);
+        self.member.flush();
         self.wait_for_the_others();
     }
 

@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use super::member::{Conversation, End, WaitError};
 use super::messages::EndOnly;
-use super::rendezvous::MemberRole;
 use super::worker_loop::{ATTEMPT, LoopStep, WorkerLoop, is_passing};
 use super::{Job, JobError, Role};
 use crate::clock::Clock;
 use crate::node::{View, Worker, WorkerOptions, WorkerStatistics};
-use crate::transport::Address;
 use crate::transport::mixed::Mixed;
 
 /// A worker of a job, which connects again to servers that come back if the plan says so.
@@ -111,17 +109,6 @@ impl Job {
     #[doc(hidden)]
     pub fn check(&self) -> Result<(), JobError> {
         self.member.end().map_or(Ok(()), End::into_result)
-    }
-
-    /// The addresses of all `count` members of a role, once all of them are up.
-    pub(super) fn reach(
-        &self,
-        role: MemberRole,
-        count: usize,
-        timeout: Duration,
-    ) -> Result<Vec<Address>, JobError> {
-        let choices = self.member.reach(role, count, self.plan.transport, timeout)?;
-        Ok(choices.into_iter().map(|choice| choice.address).collect())
     }
 
     /// The cause of an error, for which rank 0 is given a moment: a server that is gone or silent may be so because the

@@ -86,18 +86,18 @@ pub(super) struct WorkerLoop<C: Conversation> {
     member: Arc<JobMember<C>>,
     plan: JobPlan,
     pub(super) worker: Worker<Mixed>,
-    loss: Loss,
+    loss: ServerLoss,
 }
 
 /// The loss of a server that the next step has to recover from.
 #[derive(Debug)]
-struct Loss {
+struct ServerLoss {
     /// Servers that are lost may come back.
     reconnect: bool,
     error: Option<Error>,
 }
 
-impl Loss {
+impl ServerLoss {
     /// Keeps the loss of a server that may come back: the result is `None` then. Any other error is passed on.
     fn keep<R>(&mut self, result: Result<R, Error>) -> Result<Option<R>, Error> {
         match result {
@@ -113,7 +113,7 @@ impl Loss {
 impl<C: Conversation> WorkerLoop<C> {
     /// The loop of a worker that is connected.
     pub(super) fn new(member: Arc<JobMember<C>>, plan: JobPlan, worker: Worker<Mixed>) -> WorkerLoop<C> {
-        let loss = Loss { reconnect: plan.reconnect, error: None };
+        let loss = ServerLoss { reconnect: plan.reconnect, error: None };
         WorkerLoop { member, plan, worker, loss }
     }
 
@@ -175,7 +175,7 @@ impl<C: Conversation> WorkerLoop<C> {
 pub(super) struct LoopStep<'a> {
     pub(super) step: Step<'a, Mixed>,
     timeout: Duration,
-    loss: &'a mut Loss,
+    loss: &'a mut ServerLoss,
 }
 
 impl LoopStep<'_> {
@@ -195,5 +195,29 @@ impl LoopStep<'_> {
     pub(super) fn fail(self, error: Error) -> Result<(), Error> {
         drop(self.step);
         self.loss.keep(Err::<(), _>(error)).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::Disconnected;
+
+    #[test]
+    fn a_lost_server_is_waited_for_only_where_the_plan_says_so() {
+        let lost = || Error::ServerLost {
+            shard: 0,
+            shards: 1,
+            address: Address::random(),
+            source: Disconnected { reason: "killed" },
+        };
+        let mut waits = ServerLoss { reconnect: true, error: None };
+        assert!(matches!(waits.keep(Ok(7)), Ok(Some(7))));
+        assert!(matches!(waits.keep(Err::<u8, _>(lost())), Ok(None)));
+        assert!(waits.error.as_ref().is_some_and(Error::is_loss));
+        let other = Error::InFlight { what: "gradient" };
+        assert!(waits.keep(Err::<u8, _>(other)).is_err(), "it is no loss");
+        let mut ends = ServerLoss { reconnect: false, error: None };
+        assert!(ends.keep(Err::<u8, _>(lost())).is_err() && ends.error.is_none());
     }
 }

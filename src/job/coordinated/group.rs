@@ -14,9 +14,8 @@ use super::orders::Message;
 use super::reports::{PathTaken, WorkerReport};
 use super::work::REPORT_EVERY;
 use crate::kernel;
-use crate::node::{Error, GroupError, GroupMember, GroupOptions, Publisher, PublisherOptions, ShardOptions};
+use crate::node::{Error, GroupError, GroupOptions, Publisher, PublisherOptions, ShardOptions};
 use crate::table::ElementType;
-use crate::transport::Address;
 use crate::transport::mixed::Mixed;
 
 /// The time for which a worker that has finished attends to its readers at once.
@@ -47,24 +46,18 @@ impl CoordinatedMember {
         let timeout = order.plan.timeout;
         let elements = group.table.shards(1).map_err(Error::from)?[0].end as usize / 4;
         let initial = self.values(elements, timeout)?;
-        let options = GroupOptions { checksums: order.checksums, run: group.run, lease: group.lease };
         let transports = &self.member.transports;
-        let listen_at = || transports.listen_at(&group.listen).map_err(JobError::NoRdma);
-        let (rank, workers) = (order.worker, order.workers);
-        // Before the transports are opened: it opens the device, where RDMA is taken.
-        let address = listen_at()?;
-        let listener = GroupMember::listen(transports.open(), &address, rank, workers, elements, options)?;
+        let address = transports.listen_at(&group.listen).map_err(JobError::NoRdma)?;
         let memory = ShardOptions { checksums: order.checksums, ..ShardOptions::default() };
         let options = PublisherOptions { memory };
-        let mut publisher = Publisher::new(transports.open(), &listen_at()?, group.table, options)?;
+        let mut publisher = Publisher::new(transports.open(), &address, group.table, options)?;
         publish(&mut publisher, &initial, timeout)?;
-        self.member.announce(flatten(listener.address()));
-        let choices = self.member.reach(MemberRole::Worker, workers, order.plan.transport, timeout)?;
-        let addresses: Vec<Address> = choices.iter().map(|choice| choice.address.clone()).collect();
-        let mut paths = PathTaken::of(MemberRole::Worker, choices);
-        paths.retain(|taken| taken.worker != Some(rank as u32));
-        let mut member = listener.connect(&addresses, timeout)?;
+        let options = GroupOptions { checksums: order.checksums, run: group.run, lease: group.lease };
+        let (mut member, choices) =
+            self.member.meet(&order.plan, &group.listen, order.workers, elements, options)?;
         member.parameters_mut()?.copy_from_slice(&initial);
+        let mut paths = PathTaken::of(MemberRole::Worker, choices);
+        paths.retain(|taken| taken.worker != Some(self.role_rank()));
         self.say(Message::Publishes(flatten(publisher.address())));
         self.say(Message::Joined(paths.clone()));
         let trainer = GroupTrainer::new(member, order.scheme, group.optimizer, order.learning_rate)?;

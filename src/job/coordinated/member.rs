@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::super::JobError;
 use super::super::choose::TransportChoice;
-use super::super::member::{Conversation, End, JobMember};
+use super::super::member::{Conversation, End, JobMember, LAST_WORDS};
 use super::super::rendezvous::{self, Host, Introduction, MemberRole};
 use super::orders::{Body, Message, Order, json, read};
 use super::reports::{PathTaken, WorkerReport};
@@ -17,9 +17,6 @@ use crate::channel::Secret;
 
 /// The time between two reports of a worker.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
-
-/// The longest time in which last words are to be heard.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The longest time between two looks at a membership that may last for days.
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -205,7 +202,7 @@ impl CoordinatedMember {
 
     /// Waits a moment until everything that was said is on its way.
     pub fn flush(&self) {
-        self.member.flush(LAST_WORDS);
+        self.member.flush();
     }
 
     /// Tells the coordinator something.

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A [`Coordinator`] keeps the meeting point, starts processes or waits for them, starts lost ones again, has servers
-//! keep checkpoints, and names the first cause of a failure. A [`Gather`] reads the parameters meanwhile. `slackline
+//! keep checkpoints, and names the first cause of a failure. The membership, the roster, the choice of transports and
+//! the loops of servers and workers are those of every job. A [`Gather`] reads the parameters meanwhile. `slackline
 //! train` is such a coordinator, `slackline serve` and `slackline work` are such members.
 
 mod caller;

@@ -92,7 +92,7 @@ pub struct CheckpointOrder {
 
 impl ServerOrder {
     /// The number of its shard, and the number of shards.
-    pub(super) fn place(&self) -> (u16, u16) {
+    pub(super) fn shard_numbers(&self) -> (u16, u16) {
         (self.shard, self.plan.servers as u16)
     }
 }

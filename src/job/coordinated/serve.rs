@@ -137,7 +137,7 @@ impl CoordinatedMember {
 
     /// The values of the order's shard, which the coordinator sends once.
     fn initial_values(&self, order: &ServerOrder) -> Result<Vec<f32>, JobError> {
-        let (shard, shards) = order.place();
+        let (shard, shards) = order.shard_numbers();
         let ranges = order.table.shards(usize::from(shards)).map_err(Error::from)?;
         let range = ranges.get(usize::from(shard));
         let range = range.ok_or(JobError::Order("the coordinator names a shard that is not there"))?;
@@ -146,13 +146,13 @@ impl CoordinatedMember {
 
     /// Begins a server, and tells where it is and from which checkpoint it goes on.
     fn start_server(&self, order: &ServerOrder, values: &[f32]) -> Result<Server<Mixed>, JobError> {
-        let (shard, shards) = order.place();
+        let (shard, shards) = order.shard_numbers();
         let file = order.checkpoint.as_ref().map(|checkpoint| (checkpoint, checkpoint.file(shard, shards)));
         let options = ServerOptions {
             optimizer: order.optimizer,
             threads: order.threads,
             damping: order.damping,
-            shard: order.place(),
+            shard: order.shard_numbers(),
             memory: ShardOptions {
                 peers: order.peers,
                 lease: order.lease,
