@@ -1,5 +1,6 @@
 //! Rank 0's thread: it keeps the meeting point and decides when the job is over.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -8,7 +9,9 @@ use std::time::{Duration, Instant};
 use super::error::JobError;
 use super::messages::{FromCoordinator, FromMember, encode};
 use super::plan::{JobPlan, Role};
-use super::rendezvous::{self, Hub, HubEvent, Member, MemberId, MemberRole};
+use super::rendezvous::{self, Hub, HubEvent, MemberId, RendezvousError};
+use super::roster::{RankState, Roster};
+use crate::channel::Secret;
 
 /// The longest time between two looks at the deadlines.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -23,9 +26,8 @@ pub(super) struct CoordinatorThread {
 }
 
 impl CoordinatorThread {
-    pub(super) fn start(hub: Hub, plan: JobPlan, world: u32) -> Result<CoordinatorThread, JobError> {
+    pub(super) fn start(hub: Hub, attendance: Attendance) -> Result<CoordinatorThread, JobError> {
         let abandoned = Arc::new(AtomicBool::new(false));
-        let attendance = Attendance::new(plan, world, Instant::now());
         let flag = Arc::clone(&abandoned);
         let thread = std::thread::Builder::new()
             .name("slackline-hub".into())
@@ -95,23 +97,13 @@ fn run(mut hub: Hub, mut attendance: Attendance, abandoned: &AtomicBool) {
     hub.close(&message, LAST_WORDS);
 }
 
-/// The presence of one process.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Presence {
-    /// The process is not here since then: it has not joined yet, or it was lost.
-    Absent { since: Instant, lost: bool },
-    /// A member.
-    Here(MemberId),
-    /// A worker that has run all its clocks.
-    Finished,
-}
-
 /// The processes of a job, and what follows from their presence.
-struct Attendance {
+pub(super) struct Attendance {
     plan: JobPlan,
     world: u32,
-    servers: Vec<Presence>,
-    workers: Vec<Presence>,
+    roster: Roster,
+    /// The workers that have run all their clocks.
+    finished: Vec<bool>,
     /// The last failure that each worker told.
     causes: Vec<Option<String>>,
     /// The first failure that ends the job.
@@ -119,41 +111,28 @@ struct Attendance {
 }
 
 impl Attendance {
-    fn new(plan: JobPlan, world: u32, now: Instant) -> Attendance {
-        let absent = Presence::Absent { since: now, lost: false };
-        let servers = vec![absent; plan.servers as usize];
-        let workers = vec![absent; world.saturating_sub(plan.servers) as usize];
-        let causes = vec![None; workers.len()];
-        Attendance { plan, world, servers, workers, causes, failure: None }
+    pub(super) fn new(plan: JobPlan, world: u32, now: Instant) -> Attendance {
+        let workers = world.saturating_sub(plan.servers) as usize;
+        let roster = Roster::new(plan.servers as usize, workers, now);
+        let (finished, causes) = (vec![false; workers], vec![None; workers]);
+        Attendance { plan, world, roster, finished, causes, failure: None }
     }
 
-    fn presence(&mut self, member: &Member) -> Option<&mut Presence> {
-        let role_rank = member.role_rank as usize;
-        match member.role {
-            MemberRole::Server => self.servers.get_mut(role_rank),
-            MemberRole::Worker => self.workers.get_mut(role_rank),
-            MemberRole::Reader => None,
-        }
+    /// Opens the meeting point of these processes.
+    pub(super) fn listen(&self, address: SocketAddr, secret: Option<Secret>) -> Result<Hub, RendezvousError> {
+        self.roster.listen(address, secret)
     }
 
     fn take(&mut self, event: HubEvent, now: Instant) {
-        match event {
-            HubEvent::Joined(member) => {
-                if let Some(presence) = self.presence(&member) {
-                    *presence = Presence::Here(member.id);
-                }
-            }
-            HubEvent::Said(member, message) => self.receive(member, &message),
-            HubEvent::Left { member, reason } => {
-                let plan_reconnects = self.plan.reconnect;
-                let Some(presence) = self.presence(&member) else { return };
-                if *presence != Presence::Here(member.id) {
-                    return;
-                }
-                *presence = Presence::Absent { since: now, lost: true };
-                let who = role_of(&member);
+        let Some((who, event)) = self.roster.take(event, now) else { return };
+        match (who, event) {
+            // It runs its clocks again.
+            (Role::Worker(worker), HubEvent::Joined(_)) => self.finished[worker as usize] = false,
+            (Role::Worker(worker), _) if self.finished[worker as usize] => {}
+            (_, HubEvent::Said(_, message)) => self.receive(who, &message),
+            (_, HubEvent::Left { member, reason }) => {
                 tracing::warn!(%who, reason, "lost");
-                if member.role == MemberRole::Server && !plan_reconnects {
+                if matches!(who, Role::Server(_)) && !self.plan.reconnect {
                     self.fail(format!(
                         "{who} on {} is lost ({reason}); start the job again, or keep checkpoints and let workers \
                          reconnect",
@@ -161,39 +140,27 @@ impl Attendance {
                     ));
                 }
             }
-            HubEvent::Announced(_) => {}
+            (_, HubEvent::Joined(_) | HubEvent::Announced(_)) => {}
         }
     }
 
-    fn receive(&mut self, from: MemberId, message: &[u8]) {
-        let message = postcard::from_bytes(message);
-        let find = |all: &[Presence]| all.iter().position(|presence| *presence == Presence::Here(from));
-        let worker = find(&self.workers);
-        let who = match (find(&self.servers), worker) {
-            (Some(shard), _) => Role::Server(shard as u32),
-            (None, Some(worker)) => Role::Worker(worker as u32),
-            (None, None) => return,
-        };
-        match message {
-            Ok(FromMember::Plan(plan, world)) if plan.agrees_with(&self.plan) && world == self.world => {}
-            Ok(FromMember::Plan(plan, world)) => self.fail(format!(
+    fn receive(&mut self, who: Role, message: &[u8]) {
+        match (postcard::from_bytes(message), who) {
+            (Ok(FromMember::Plan(plan, world)), _)
+                if plan.agrees_with(&self.plan) && world == self.world => {}
+            (Ok(FromMember::Plan(plan, world)), _) => self.fail(format!(
                 "{who} was started with another plan than rank 0 ({world} processes and {plan:?} instead of {} and \
                  {:?}); start the same program with the same arguments everywhere",
                 self.world, self.plan
             )),
-            Ok(FromMember::Finished) => {
-                if let Some(worker) = worker {
-                    self.workers[worker] = Presence::Finished;
-                }
+            (Ok(FromMember::Finished), Role::Worker(worker)) => self.finished[worker as usize] = true,
+            (Ok(FromMember::Finished), Role::Server(_)) => {}
+            (Ok(FromMember::Failed(why)), Role::Server(_)) => self.fail(format!("{who}: {why}")),
+            (Ok(FromMember::Failed(why)), Role::Worker(worker)) => {
+                tracing::warn!(%who, why, "failed");
+                self.causes[worker as usize] = Some(why);
             }
-            Ok(FromMember::Failed(why)) => match worker {
-                None => self.fail(format!("{who}: {why}")),
-                Some(worker) => {
-                    tracing::warn!(%who, why, "failed");
-                    self.causes[worker] = Some(why);
-                }
-            },
-            Err(error) => self.fail(format!(
+            (Err(error), _) => self.fail(format!(
                 "{who} sent a message that this version does not understand ({error}); run the same slackline \
                  everywhere"
             )),
@@ -206,8 +173,7 @@ impl Attendance {
 
     /// True while a process has never joined.
     fn is_awaited(&self) -> bool {
-        let never = |presence: &Presence| matches!(presence, Presence::Absent { lost: false, .. });
-        self.servers.iter().chain(&self.workers).any(never)
+        self.roster.all().any(|(_, state)| matches!(state, RankState::Absent { lost: false, .. }))
     }
 
     /// The end of the job, if `now` is its end.
@@ -215,24 +181,27 @@ impl Attendance {
         if let Some(why) = &self.failure {
             return Some(FromCoordinator::Abort(why.clone()));
         }
-        let is_lost = |presence: &&Presence| matches!(presence, Presence::Absent { lost: true, .. });
-        let lost = self.workers.iter().filter(is_lost).count();
-        let finished = self.workers.iter().filter(|presence| **presence == Presence::Finished).count();
+        let finished = self.finished.iter().filter(|finished| **finished).count();
+        // The processes that have something to do and are not here, how long, and whether they were here before.
+        let absent = || {
+            self.roster.all().filter_map(|(role, state)| match (role, state) {
+                (Role::Worker(worker), _) if self.finished[worker as usize] => None,
+                (_, RankState::Absent { since, lost }) => {
+                    Some((role, now.saturating_duration_since(since), lost))
+                }
+                (_, RankState::Here(_)) => None,
+            })
+        };
+        let is_worker = |role: &Role| matches!(role, Role::Worker(_));
+        let lost = absent().filter(|(role, _, lost)| is_worker(role) && *lost).count();
         // Workers that were lost do not hold up those that have finished.
-        if finished > 0 && finished + lost == self.workers.len() {
+        if finished > 0 && finished + lost == self.finished.len() {
             return Some(FromCoordinator::Over);
         }
-        let waited = |presence: &Presence| match presence {
-            Presence::Absent { since, lost } => Some((now.saturating_duration_since(*since), *lost)),
-            Presence::Here(_) | Presence::Finished => None,
-        };
-        let all_lost = lost == self.workers.len();
+        let all_lost = lost == self.finished.len();
         // The time without any worker begins when the last one is lost.
-        let latest = self.workers.iter().filter_map(waited).map(|(time, _)| time).min();
-        let servers = (0..).map(Role::Server).zip(&self.servers);
-        let workers = (0..).map(Role::Worker).zip(&self.workers);
-        for (role, presence) in servers.chain(workers) {
-            let Some((waited, was_lost)) = waited(presence) else { continue };
+        let latest = absent().filter(|(role, ..)| is_worker(role)).map(|(_, time, _)| time).min();
+        for (role, waited, was_lost) in absent() {
             // The others go on without a worker that was lost, and take it back when it comes.
             let (waited, cause) = match role {
                 Role::Server(_) => (waited, None),
@@ -259,16 +228,9 @@ impl Attendance {
     }
 }
 
-fn role_of(member: &Member) -> Role {
-    match member.role {
-        MemberRole::Server => Role::Server(member.role_rank),
-        MemberRole::Worker | MemberRole::Reader => Role::Worker(member.role_rank),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::rendezvous::Host;
+    use super::super::rendezvous::{Host, Member, MemberRole};
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_secs(10);

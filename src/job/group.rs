@@ -2,13 +2,16 @@
 
 use std::time::{Duration, Instant};
 
+use super::choose::TransportChoice;
+use super::member::{Conversation, JobMember};
 use super::transports::flatten;
-use super::{Job, JobError, LocalOptimizer, MemberRole};
+use super::{Job, JobError, JobPlan, LocalOptimizer, MemberRole};
 use crate::clock::Clock;
 use crate::kernel::Optimizer;
 use crate::node::{Error, GroupMember, GroupOptions, now};
 use crate::scheme::{Groups, SchemeConfig, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::transport::mixed::Mixed;
+use crate::transport::{Address, TransportKind};
 
 impl Job {
     /// Meets all workers of a job without a server (`JobPlan::servers(0)`), each with `elements` parameters, within the
@@ -23,14 +26,31 @@ impl Job {
         if self.plan.servers > 0 {
             return Err(JobError::HasServers { servers: self.plan.servers });
         }
-        let address = self.member.transports.listen_at(&self.plan.transports()).map_err(JobError::NoRdma)?;
-        let (rank, workers) = (self.rank as usize, self.workers());
-        let listener =
-            GroupMember::listen(self.member.transports.open(), &address, rank, workers, elements, options)?;
-        self.member.announce(flatten(listener.address()));
-        let addresses = self.reach(MemberRole::Worker, workers, self.plan.timeout);
-        let addresses = addresses.map_err(|error| self.told_instead(error))?;
-        listener.connect(&addresses, self.plan.timeout).map_err(|error| self.cause(error))
+        let kinds = self.plan.transports();
+        let met = self.member.meet(&self.plan, &kinds, self.workers(), elements, options);
+        met.map(|(member, _choices)| member).map_err(|error| self.cause(error))
+    }
+}
+
+impl<C: Conversation> JobMember<C> {
+    /// Meets all workers of a job without a server, each of which is reached over `kinds`, within the plan's timeout.
+    /// Beside the member come the transports that were chosen, in order of the workers.
+    pub(super) fn meet(
+        &self,
+        plan: &JobPlan,
+        kinds: &[TransportKind],
+        workers: usize,
+        elements: usize,
+        options: GroupOptions,
+    ) -> Result<(GroupMember<Mixed>, Vec<TransportChoice>), JobError> {
+        // Before the transports are opened: it opens the device, where RDMA is taken.
+        let address = self.transports.listen_at(kinds).map_err(JobError::NoRdma)?;
+        let (transports, rank) = (self.transports.open(), self.role_rank as usize);
+        let listener = GroupMember::listen(transports, &address, rank, workers, elements, options)?;
+        self.announce(flatten(listener.address()));
+        let choices = self.reach(MemberRole::Worker, workers, plan.transport, plan.timeout)?;
+        let addresses: Vec<Address> = choices.iter().map(|choice| choice.address.clone()).collect();
+        Ok((listener.connect(&addresses, plan.timeout)?, choices))
     }
 }
 

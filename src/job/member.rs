@@ -16,6 +16,9 @@ use crate::transport::{Address, TransportKind};
 /// The time between two questions for a message that is due. A message that is sent wakes the thread.
 const TURN: Duration = Duration::from_millis(50);
 
+/// The longest time that the last message of a process may take, and the answer to it.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// The reason why a membership has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
@@ -37,6 +40,20 @@ pub trait Conversation: Send + 'static {
     /// Gives the message that is due at `now`, if any; asked twenty times a second.
     fn due(&mut self, now: Instant) -> Option<Vec<u8>> {
         let _ = now;
+        None
+    }
+
+    /// Gives the message that this worker has run all its clocks and all its gradients are applied, unless rank 0
+    /// knows that.
+    fn finished(&mut self) -> Option<Vec<u8>>;
+
+    /// Gives the message that this member gives up, and why.
+    fn failed(&mut self, why: String) -> Vec<u8>;
+
+    /// Gives the message by which transports this worker is connected to all members of a role, in order of their
+    /// ranks, if rank 0 asks for that.
+    fn connected(&mut self, role: MemberRole, choices: Vec<TransportChoice>) -> Option<Vec<u8>> {
+        let _ = (role, choices);
         None
     }
 }
@@ -163,15 +180,25 @@ impl<C: Conversation> JobMember<C> {
         self.shared.tell(|state| state.outgoing.push(message));
     }
 
+    /// Sends the message that the conversation gives, if any.
+    pub(super) fn tell(&self, message: impl FnOnce(&mut C) -> Option<Vec<u8>>) {
+        self.shared.tell(|state| state.outgoing.extend(message(&mut state.conversation)));
+    }
+
+    /// Tells rank 0 why this process gives up.
+    pub(super) fn fail(&self, why: String) {
+        self.tell(|conversation| Some(conversation.failed(why)));
+    }
+
     /// Tells all members the addresses at which this process listens.
     pub fn announce(&self, addresses: Vec<Address>) {
         self.shared.tell(|state| state.announcement = Some(addresses));
     }
 
-    /// Waits until all messages are handed to the connection, at most `timeout`.
-    pub fn flush(&self, timeout: Duration) {
+    /// Waits a moment until all messages are handed to the connection.
+    pub fn flush(&self) {
         // A rank 0 that is gone hears nothing more.
-        let _gone = self.wait_for(timeout, "the connection", |state| {
+        let _gone = self.wait_for(LAST_WORDS, "the connection", |state| {
             (state.outgoing.is_empty() && !state.sending).then_some(())
         });
     }

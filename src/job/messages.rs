@@ -31,7 +31,11 @@ pub(super) fn encode(message: &impl Serialize) -> Vec<u8> {
 }
 
 /// The conversation of a member whose only news is the end of the job.
-pub(super) struct EndOnly;
+#[derive(Default)]
+pub(super) struct EndOnly {
+    /// This worker has told rank 0 that it has finished.
+    finished: bool,
+}
 
 impl Conversation for EndOnly {
     fn receive(&mut self, message: Vec<u8>) -> Option<End> {
@@ -43,5 +47,13 @@ impl Conversation for EndOnly {
                  everywhere"
             )),
         })
+    }
+    fn finished(&mut self) -> Option<Vec<u8>> {
+        let told = std::mem::replace(&mut self.finished, true);
+        (!told).then(|| encode(&FromMember::Finished))
+    }
+
+    fn failed(&mut self, why: String) -> Vec<u8> {
+        encode(&FromMember::Failed(why))
     }
 }

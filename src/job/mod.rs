@@ -22,12 +22,16 @@ pub mod member;
 mod messages;
 mod plan;
 pub mod rendezvous;
+mod roster;
 mod server;
+mod server_loop;
 pub mod transports;
 mod worker;
+mod worker_loop;
 
 use std::net::ToSocketAddrs;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::Instant;
 
 pub use error::JobError;
 pub use group::{Advance, GroupTrainer};
@@ -37,12 +41,12 @@ pub use server::Served;
 pub use worker::{JobStep, JobWorker, Published};
 
 pub use crate::channel::{Secret, SecretError};
-use coordinator::CoordinatorThread;
+use coordinator::{Attendance, CoordinatorThread};
 use env::Placement;
 use member::JobMember;
 use messages::{EndOnly, FromMember, encode};
 pub use rendezvous::MemberRole;
-use rendezvous::{Host, Hub, HubOptions, Introduction};
+use rendezvous::{Host, Introduction};
 
 /// One process's part in a job. Dropping it leaves the job; at rank 0 it ends the job.
 pub struct Job {
@@ -51,10 +55,8 @@ pub struct Job {
     rank: u32,
     workers: u32,
     // Declared before the coordinator: this member leaves before rank 0 waits for the others to leave.
-    member: JobMember<EndOnly>,
+    member: Arc<JobMember<EndOnly>>,
     coordinator: Option<CoordinatorThread>,
-    /// This worker has told rank 0 that it has finished.
-    finished: AtomicBool,
 }
 
 impl Drop for Job {
@@ -104,10 +106,11 @@ impl Job {
             rank: Some(rank),
             ..Introduction::new(member_role, Host::own())
         };
-        let member = JobMember::join(&meeting_point, introduction, secret, EndOnly, plan.timeout)?;
+        let conversation = EndOnly::default();
+        let member = JobMember::join(&meeting_point, introduction, secret, conversation, plan.timeout)?;
         member.send(encode(&FromMember::Plan(plan.clone(), world)));
         tracing::info!(rank, world, %role, meeting_point, "joined the job");
-        Ok(Job { plan, role, rank, workers, member, coordinator, finished: AtomicBool::new(false) })
+        Ok(Job { plan, role, rank, workers, member: Arc::new(member), coordinator })
     }
 
     /// The part of this process.
@@ -147,11 +150,7 @@ fn listen(
     let resolve = |source| rendezvous::RendezvousError::Resolve { address: meeting_point.to_owned(), source };
     let address = meeting_point.to_socket_addrs().map_err(resolve)?.next();
     let none = || resolve(std::io::Error::other("it has no address"));
-    let ranks = vec![
-        (MemberRole::Server, plan.servers),
-        (MemberRole::Worker, world - plan.servers),
-        (MemberRole::Reader, 0),
-    ];
-    let hub = Hub::listen(address.ok_or_else(none)?, HubOptions { secret, ranks })?;
-    CoordinatorThread::start(hub, plan.clone(), world)
+    let attendance = Attendance::new(plan.clone(), world, Instant::now());
+    let hub = attendance.listen(address.ok_or_else(none)?, secret)?;
+    CoordinatorThread::start(hub, attendance)
 }

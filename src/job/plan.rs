@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::transport::TransportKind;
 
@@ -24,10 +24,16 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct JobPlan {
     pub(super) servers: u32,
     pub(super) clocks: Option<u64>,
+    #[serde(deserialize_with = "at_most_a_year")]
     pub(super) timeout: Duration,
     pub(super) transport: Option<TransportKind>,
     pub(super) reconnect: bool,
     pub(super) resume: Resume,
+}
+
+/// Reads a timeout of another process: a deadline that is too far off for the clock cannot be computed.
+fn at_most_a_year<'a, D: Deserializer<'a>>(timeout: D) -> Result<Duration, D::Error> {
+    Ok(Duration::deserialize(timeout)?.min(YEAR))
 }
 
 /// The beginning of a server that keeps checkpoints.
@@ -126,5 +132,17 @@ impl std::fmt::Display for Role {
             Role::Server(shard) => write!(f, "the server of shard {shard}"),
             Role::Worker(worker) => write!(f, "worker {worker}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_from_another_process_is_cut_to_a_year() {
+        let endless = JobPlan { timeout: Duration::MAX, ..JobPlan::servers(1) };
+        let bytes = postcard::to_allocvec(&endless).unwrap();
+        assert_eq!(postcard::from_bytes::<JobPlan>(&bytes).unwrap().timeout, YEAR);
     }
 }

@@ -1,25 +1,15 @@
 //! The servers of a job.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::member::End;
-use super::messages::{FromMember, encode};
+use super::server_loop::resume_from;
 use super::transports::flatten;
 use super::{Job, JobError, MemberRole, Resume, Role};
 use crate::clock::Version;
 use crate::node::{self, Checkpoint, Server, ServerOptions, ServerStatus};
 use crate::table::Table;
 use crate::transport::mixed::Mixed;
-
-/// The longest time for which a server waits for one event before it looks whether the job is over.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// The longest time that one attempt to reach the server that decides may take.
-const FOLLOW_TRY: Duration = Duration::from_millis(500);
-
-/// The longest time that the last message of a process may take.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The result of a server.
 #[derive(Clone, Debug)]
@@ -89,21 +79,12 @@ impl Job {
             if let Some(end) = self.member.end() {
                 break end;
             }
-            let time = deadline.saturating_duration_since(Instant::now());
-            if time.is_zero() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 return Ok(false);
             }
-            if !server.is_following() {
-                self.follow(server, time)?;
-            }
-            let left = server.status().left;
-            match server.drive(|server| server.status().left != left, time.min(LOOK_EVERY)) {
-                // The job is over, or that server comes back, or rank 0 tells that it is lost.
-                Err(node::Error::ServerLost { .. } | node::Error::Evicted { .. }) if server.follows() => {}
-                driven => {
-                    driven.map_err(JobError::from).inspect_err(|error| self.fail(error))?;
-                }
-            }
+            let driven = self.member.drive(&self.plan, server, |_server| false, left);
+            driven.inspect_err(|error| self.fail(error))?;
         };
         let written = match server.keeps_checkpoints() {
             true => server.finish_checkpoint(self.plan.timeout).map(|_version| ()),
@@ -119,31 +100,10 @@ impl Job {
         Ok(true)
     }
 
-    /// Connects a server to the one that decides for it, if that one is up within a moment.
-    fn follow(&self, server: &mut Server<Mixed>, left: Duration) -> Result<(), JobError> {
-        let attempt = left.min(FOLLOW_TRY);
-        let Ok(addresses) = self.reach(MemberRole::Server, self.plan.servers as usize, attempt) else {
-            return Ok(());
-        };
-        match server.follow(&addresses[0], attempt) {
-            Err(error @ (node::Error::AnotherIncarnation { .. } | node::Error::Shards { .. })) => {
-                let error = JobError::from(error);
-                self.fail(&error);
-                Err(error)
-            }
-            // It may still be about to listen, or be gone.
-            Err(error) => {
-                tracing::debug!(%error, "not following yet");
-                Ok(())
-            }
-            Ok(()) => Ok(()),
-        }
-    }
-
     /// Tells rank 0 why this process gives up.
     pub(super) fn fail(&self, error: &JobError) {
-        self.member.send(encode(&FromMember::Failed(error.to_string())));
-        self.member.flush(LAST_WORDS);
+        self.member.fail(error.to_string());
+        self.member.flush();
         self.wait_for_the_others();
     }
 
@@ -161,7 +121,6 @@ impl Job {
         initial: &[f32],
         options: ServerOptions,
     ) -> Result<(Server<Mixed>, Option<Version>), JobError> {
-        let address = self.member.transports.listen_at(&self.plan.transports()).map_err(JobError::NoRdma)?;
         let shards = table.shards(self.plan.servers as usize).map_err(node::Error::from)?;
         // A range of a shard counts four bytes for each element.
         let own = shards[shard as usize].start as usize / 4..shards[shard as usize].end as usize / 4;
@@ -174,40 +133,21 @@ impl Job {
             shard: (shard as u16, self.plan.servers as u16),
             ..options
         };
-        let file = options.checkpoint.as_ref().map(|checkpoint| checkpoint.path.clone());
-        let transports = self.member.transports.open();
         // A process that replaces one that was lost goes on where that one was.
         let resume = match self.plan.resume {
             Resume::Never if self.member.generation > 0 => Resume::IfThere,
             resume => resume,
         };
-        match file.map(|file| resume_from(&file, resume)).transpose()?.flatten() {
-            Some(checkpoint) => {
-                // Workers that are lost for good never join: those that are here are all that it can wait for.
-                options.workers = self.member.count(MemberRole::Worker).clamp(1, self.workers());
-                let version = checkpoint.version();
-                tracing::info!(version = version.get(), "goes on from its checkpoint");
-                let server = Server::resume(transports, &address, table, checkpoint, options)?;
-                Ok((server, Some(version)))
-            }
-            None => Ok((Server::new(transports, &address, table, &initial[own], options)?, None)),
+        let file = options.checkpoint.as_ref().map(|checkpoint| checkpoint.path.as_path());
+        let checkpoint = file.map(|file| resume_from(file, resume)).transpose()?.flatten();
+        let version = checkpoint.as_ref().map(Checkpoint::version);
+        if let Some(version) = version {
+            // Workers that are lost for good never join: those that are here are all that it can wait for.
+            options.workers = self.member.count(MemberRole::Worker).clamp(1, self.workers());
+            tracing::info!(version = version.get(), "goes on from its checkpoint");
         }
-    }
-}
-
-/// The checkpoint to begin with, if any.
-pub(super) fn resume_from(file: &Path, resume: Resume) -> Result<Option<Checkpoint>, JobError> {
-    let (name, exists) = (file.display(), Checkpoint::exists(file));
-    match resume {
-        Resume::Never if exists => Err(JobError::Resume(format!(
-            "an earlier run left {name}; resume from it, or name another folder"
-        ))),
-        Resume::Required if !exists => Err(JobError::Resume(format!(
-            "there is no checkpoint {name} to go on from; use the folder and the number of servers of the run that \
-             wrote it, or do not resume"
-        ))),
-        Resume::Never | Resume::IfThere | Resume::Required => {
-            Ok(exists.then(|| Checkpoint::read(file)).transpose().map_err(node::Error::from)?)
-        }
+        let kinds = self.plan.transports();
+        let server = self.member.make_server(&kinds, table, &initial[own], checkpoint, options)?;
+        Ok((server, version))
     }
 }

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::rendezvous::{HubEvent, MemberRole};
+use super::super::plan::Role;
+use super::super::rendezvous::{HubEvent, MemberId};
 use super::LAST_CHECKPOINT_WITHIN;
 use super::caller::{Caller, CoordinatorError};
 use super::coordinator::Coordinator;
@@ -36,11 +37,24 @@ impl<C: Caller> Coordinator<C> {
         if !self.keeps_checkpoints() {
             return self.caller.warn("asked for a checkpoint, and the servers of this job keep none");
         }
-        let order = json(&Order::Checkpoint);
-        for member in self.servers.iter().filter_map(|entry| entry.member) {
-            self.hub.say(member, &order);
-        }
+        self.order_servers(&Order::Checkpoint);
         self.caller.tell("checkpoints are written, as was asked for");
+    }
+
+    /// The servers that are here and have not written their last checkpoint.
+    fn open_servers(&self) -> impl Iterator<Item = (usize, MemberId)> {
+        self.roster.here().filter_map(|(role, member)| match role {
+            Role::Server(shard) if !self.servers[shard as usize].disk.closed => {
+                Some((shard as usize, member))
+            }
+            _ => None,
+        })
+    }
+
+    fn order_servers(&mut self, order: &Order) {
+        let order = json(order);
+        let members: Vec<MemberId> = self.open_servers().map(|(_, member)| member).collect();
+        members.into_iter().for_each(|member| self.hub.say(member, &order));
     }
 
     /// A server says what it begins with.
@@ -120,22 +134,16 @@ impl<C: Caller> Coordinator<C> {
         if !self.keeps_checkpoints() {
             return;
         }
-        let order = json(&Order::Close);
-        for member in
-            self.servers.iter().filter(|server| !server.disk.closed).filter_map(|server| server.member)
-        {
-            self.hub.say(member, &order);
-        }
+        self.order_servers(&Order::Close);
         let deadline = Instant::now() + within;
-        let open =
-            |run: &Self| run.servers.iter().position(|server| server.member.is_some() && !server.disk.closed);
-        while open(self).is_some() && Instant::now() < deadline {
+        while self.open_servers().next().is_some() && Instant::now() < deadline {
             self.hub.wait(LOOK_EVERY);
-            while let Some(event) = self.hub.poll() {
-                self.hear_closing(event);
+            while let Some((who, event)) = self.roster.poll(&mut self.hub) {
+                self.hear_closing(who, event);
             }
         }
-        if let Some(shard) = open(self) {
+        let first = self.open_servers().next();
+        if let Some((shard, _)) = first {
             let wrote = self.newest_on_disk(shard);
             let error = format!("the last checkpoint was not written within {within:?}; {wrote}");
             self.hear_failure(shard, 1, &error);
@@ -143,30 +151,23 @@ impl<C: Caller> Coordinator<C> {
     }
 
     /// Takes an event while only servers are listened to.
-    fn hear_closing(&mut self, event: HubEvent) {
+    fn hear_closing(&mut self, who: Role, event: HubEvent) {
+        let Role::Server(shard) = who else { return };
+        let shard = shard as usize;
         match event {
-            HubEvent::Said(id, message) => {
-                let shard = self.servers.iter().position(|server| server.member == Some(id));
-                match (shard, read(&message)) {
-                    (Some(shard), Ok(Body::Json(Message::CheckpointFailed { count, error }))) => {
-                        self.hear_failure(shard, count, &error);
-                    }
-                    (Some(shard), Ok(Body::Json(Message::Closed(newest)))) => self.hear_close(shard, newest),
-                    (Some(shard), Ok(Body::Json(Message::Failed { message }))) => {
-                        self.servers[shard].member = None;
-                        self.hear_failure(shard, 1, &message);
-                    }
-                    _ => {}
+            HubEvent::Said(_, message) => match read(&message) {
+                Ok(Body::Json(Message::CheckpointFailed { count, error })) => {
+                    self.hear_failure(shard, count, &error);
                 }
-            }
-            HubEvent::Left { member, reason } if member.role == MemberRole::Server => {
-                let shard = member.role_rank as usize;
-                if self.servers[shard].member == Some(member.id) {
-                    self.servers[shard].member = None;
-                    if !self.servers[shard].disk.closed {
-                        self.hear_failure(shard, 1, &format!("gone before its last checkpoint: {reason}"));
-                    }
+                Ok(Body::Json(Message::Closed(newest))) => self.hear_close(shard, newest),
+                Ok(Body::Json(Message::Failed { message })) => {
+                    self.roster.forget(who, Instant::now());
+                    self.hear_failure(shard, 1, &message);
                 }
+                _ => {}
+            },
+            HubEvent::Left { reason, .. } if !self.servers[shard].disk.closed => {
+                self.hear_failure(shard, 1, &format!("gone before its last checkpoint: {reason}"));
             }
             _ => {}
         }
@@ -174,7 +175,7 @@ impl<C: Caller> Coordinator<C> {
 
     /// The caller wishes the end: servers write their last checkpoints first.
     pub(super) fn stopped(&mut self) -> C::Error {
-        self.close(self.plan.timeout.min(LAST_CHECKPOINT_WITHIN));
+        self.close(self.plan.timeout().min(LAST_CHECKPOINT_WITHIN));
         let disks: Vec<_> = (0..self.servers.len()).map(|shard| self.newest_on_disk(shard)).collect();
         let (newest, resumable) = (disks.join(", "), self.can_resume());
         self.caller.explain(CoordinatorError::Stopped { newest, resumable })

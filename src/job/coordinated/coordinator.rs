@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::super::choose::{PathError, TransportChoice, choose};
 use super::super::plan::{Resume, Role};
-use super::super::rendezvous::{Host, Hub, HubEvent, HubOptions, Member, MemberId, MemberRole};
+use super::super::rendezvous::{Host, Hub, HubEvent, Member, MemberId};
+use super::super::roster::Roster;
 use super::super::transports::Transports;
 use super::caller::{Caller, CoordinatorError, Wish};
 use super::causes::Loss;
@@ -38,6 +39,7 @@ pub struct Coordinator<C: Caller> {
     pub(super) plan: Coordination,
     pub(super) caller: C,
     pub(super) hub: Hub,
+    pub(super) roster: Roster,
     pub(super) addresses: Addresses,
     transports: Transports,
     shards: Vec<std::ops::Range<u64>>,
@@ -55,28 +57,24 @@ impl<C: Caller> Coordinator<C> {
     /// shards.
     pub fn open(plan: Coordination, mut caller: C) -> Result<Coordinator<C>, C::Error> {
         let transports = Transports::new(plan.secret.clone(), Some(plan.listen.ip()), 0);
+        let (servers, workers) = (plan.servers(), plan.workers());
+        let roster = Roster::new(servers, workers, Instant::now());
         let opened = (|| {
-            if plan.worker.transport == Some(TransportKind::Verbs) {
+            if plan.worker.plan.transport == Some(TransportKind::Verbs) {
                 transports.rdma().map_err(CoordinatorError::NoRdma)?;
             }
             let shards = match &plan.server {
                 Some(order) => order.table.shards(plan.servers())?,
                 None => Vec::new(),
             };
-            let ranks = vec![
-                (MemberRole::Server, plan.servers() as u32),
-                (MemberRole::Worker, plan.workers() as u32),
-                (MemberRole::Reader, 0),
-            ];
-            let options = HubOptions { secret: plan.secret.clone(), ranks };
-            Ok((Hub::listen(plan.listen, options)?, shards))
+            Ok((roster.listen(plan.listen, plan.secret.clone())?, shards))
         })();
         let (hub, shards) = opened.map_err(|error| caller.explain(error))?;
-        let (servers, workers) = (plan.servers(), plan.workers());
         Ok(Coordinator {
             plan,
             caller,
             hub,
+            roster,
             addresses: Arc::default(),
             transports,
             shards,
@@ -88,7 +86,7 @@ impl<C: Caller> Coordinator<C> {
 
     /// The caller, and the members as they are now.
     pub fn parts(&mut self) -> (&mut C, Members<'_>) {
-        (&mut self.caller, Members { servers: &self.servers, workers: &self.workers })
+        (&mut self.caller, Members { roster: &self.roster, servers: &self.servers, workers: &self.workers })
     }
 
     /// The addresses at which the parameters are read, which change when a server comes back.
@@ -177,15 +175,15 @@ impl<C: Caller> Coordinator<C> {
         self.tell_values();
         self.hub.wait(TICK);
         // Asked first: a signal that stops this process may have reached its servers as well, which are then not lost.
-        let members = Members { servers: &self.servers, workers: &self.workers };
+        let members = Members { roster: &self.roster, servers: &self.servers, workers: &self.workers };
         match self.caller.turn(&members)? {
             Wish::GoOn => {}
             Wish::Enough => self.is_enough = true,
             Wish::Checkpoint => self.ask_for_checkpoints(),
             Wish::Stop => return Err(self.stopped()),
         }
-        while let Some(event) = self.hub.poll() {
-            self.meet(event)?;
+        while let Some((who, event)) = self.roster.poll(&mut self.hub) {
+            self.meet(who, event)?;
         }
         self.reap()
     }
@@ -193,79 +191,70 @@ impl<C: Caller> Coordinator<C> {
     /// Tells servers (workers, where there are none) their initial values, as fast as they take them.
     fn tell_values(&mut self) {
         let initial = &self.plan.initial;
-        for (entry, range) in self.servers.iter_mut().zip(&self.shards) {
-            let own = &initial[range.start as usize / 4..range.end as usize / 4];
-            tell(&mut self.hub, entry.member, own, &mut entry.told);
-        }
-        for entry in self.workers.iter_mut().filter(|_| self.plan.server.is_none()) {
-            tell(&mut self.hub, entry.member, initial, &mut entry.told);
+        for (role, member) in self.roster.here() {
+            match role {
+                Role::Server(shard) => {
+                    let range = &self.shards[shard as usize];
+                    let own = &initial[range.start as usize / 4..range.end as usize / 4];
+                    tell(&mut self.hub, member, own, &mut self.servers[shard as usize].told);
+                }
+                Role::Worker(worker) if self.plan.server.is_none() => {
+                    tell(&mut self.hub, member, initial, &mut self.workers[worker as usize].told);
+                }
+                Role::Worker(_) => {}
+            }
         }
     }
 
-    pub(super) fn meet(&mut self, event: HubEvent) -> Result<(), C::Error> {
-        match event {
+    pub(super) fn meet(&mut self, who: Role, event: HubEvent) -> Result<(), C::Error> {
+        match (who, event) {
             // A group that has lost a member goes on without it, for good.
-            HubEvent::Joined(member) if member.generation > 0 && self.plan.server.is_none() => {
+            (_, HubEvent::Joined(member)) if member.generation > 0 && self.plan.server.is_none() => {
                 let why = "the group of this job has begun and takes no member in, nor back; wait for the next job, \
                            and start all its workers together";
                 self.hub.say(member.id, &json(&Order::Refuse(why.into())));
                 self.hub.dismiss(member.id);
+                self.roster.forget(who, Instant::now());
             }
-            HubEvent::Joined(member) => self.welcome(&member),
-            HubEvent::Announced(member) => {
-                if let Role::Server(shard) = role(&member) {
-                    self.learn_address(shard as usize, &member);
+            (_, HubEvent::Joined(member)) => self.welcome(who, &member),
+            (Role::Server(shard), HubEvent::Announced(member)) => self.learn_address(shard as usize, &member),
+            (Role::Worker(_), HubEvent::Announced(_)) => {}
+            (_, HubEvent::Said(id, message)) => match (who, read(&message)) {
+                (_, Ok(Body::Json(message))) => self.said(who, id, message)?,
+                (Role::Server(shard), _) => {
+                    return Err(self.lost_server(shard as usize, Some("said something that is no message")));
                 }
-            }
-            HubEvent::Said(id, message) => {
-                let member = self.hub.members().find(|member| member.id == id).map(role);
-                match (member, read(&message)) {
-                    (None, _) => {}
-                    (Some(who), Ok(Body::Json(message))) => self.said(who, id, message)?,
-                    (Some(Role::Server(shard)), _) => {
-                        return Err(
-                            self.lost_server(shard as usize, Some("said something that is no message"))
-                        );
-                    }
-                    (Some(Role::Worker(worker)), _) => {
-                        let worker = worker as usize;
-                        let lost = &mut self.workers[worker].lost;
-                        lost.get_or_insert(Loss::ended("said something that is no message"));
-                        self.let_go(worker);
-                    }
-                }
-            }
-            HubEvent::Left { member, reason } => match role(&member) {
-                Role::Server(shard) if self.servers[shard as usize].member == Some(member.id) => {
-                    self.servers[shard as usize].member = None;
-                    self.lose_server(shard as usize, &reason)?;
-                }
-                Role::Worker(worker) if self.workers[worker as usize].member == Some(member.id) => {
+                (Role::Worker(worker), _) => {
                     let worker = worker as usize;
-                    self.workers[worker].member = None;
-                    if self.workers[worker].address.take().is_some() {
-                        self.tell_addresses();
-                    }
-                    self.close_worker(worker, &reason);
+                    let lost = &mut self.workers[worker].lost;
+                    lost.get_or_insert(Loss::ended("said something that is no message"));
+                    self.let_go(worker);
                 }
-                Role::Server(_) | Role::Worker(_) => {}
             },
+            (Role::Server(shard), HubEvent::Left { reason, .. }) => {
+                self.lose_server(shard as usize, &reason)?;
+            }
+            (Role::Worker(worker), HubEvent::Left { reason, .. }) => {
+                let worker = worker as usize;
+                if self.workers[worker].address.take().is_some() {
+                    self.tell_addresses();
+                }
+                self.close_worker(worker, &reason);
+            }
         }
         Ok(())
     }
 
     /// Tells a member that has joined its order.
-    fn welcome(&mut self, member: &Member) {
+    fn welcome(&mut self, who: Role, member: &Member) {
         let returns = member.generation > 0;
-        let order = match role(member) {
+        let order = match who {
             Role::Server(shard) => {
-                let entry = &mut self.servers[shard as usize];
-                (entry.member, entry.told, entry.gone) = (Some(member.id), 0, None);
+                self.servers[shard as usize].told = 0;
                 self.serve_order(shard as usize, returns)
             }
             Role::Worker(worker) => {
-                let entry = &mut self.workers[worker as usize];
-                (entry.member, entry.heard) = (Some(member.id), entry.heard + 1);
+                self.workers[worker as usize].heard += 1;
                 if returns {
                     self.take_back(worker as usize);
                 }
@@ -288,20 +277,13 @@ impl<C: Caller> Coordinator<C> {
         let is_in = |entry: &&WorkerEntry| !matches!(entry.state, State::Lost { .. });
         order.workers =
             if returns { self.workers.iter().filter(is_in).count().max(1) } else { plan.workers() };
-        order.shard = (shard as u16, plan.servers() as u16);
+        order.shard = shard as u16;
         Order::Serve(Box::new(order))
     }
 
     fn work_order(&self, worker: usize) -> Order {
-        let (servers, workers) = (self.plan.servers(), self.plan.workers());
-        let program = self.plan.programs[worker].clone();
-        Order::Work(Box::new(super::WorkerOrder {
-            servers,
-            workers,
-            worker,
-            program,
-            ..self.plan.worker.clone()
-        }))
+        let (workers, program) = (self.plan.workers(), self.plan.programs[worker].clone());
+        Order::Work(Box::new(super::WorkerOrder { workers, worker, program, ..self.plan.worker.clone() }))
     }
 
     /// Learns where this process reaches a server.
@@ -319,7 +301,7 @@ impl<C: Caller> Coordinator<C> {
 
     /// Chooses the way over which this process reads a member's memory: RDMA only if nothing else is allowed.
     fn choose(&self, member: &Member) -> Result<TransportChoice, PathError> {
-        let require = self.plan.worker.transport;
+        let require = self.plan.worker.plan.transport;
         let rdma = || match require {
             Some(TransportKind::Verbs) => self.transports.rdma(),
             _ => Err("a coordinator takes it only where it is required".into()),
@@ -422,19 +404,10 @@ impl<C: Caller> Coordinator<C> {
 }
 
 /// Tells a member more of its initial values.
-fn tell(hub: &mut Hub, member: Option<MemberId>, all: &[f32], told: &mut usize) {
-    let Some(member) = member else { return };
+fn tell(hub: &mut Hub, member: MemberId, all: &[f32], told: &mut usize) {
     while *told < all.len() && hub.backlog(member) < ON_THE_WAY {
         let piece = &all[*told..all.len().min(*told + VALUES_PER_MESSAGE)];
         hub.say(member, &values(piece));
         *told += piece.len();
-    }
-}
-
-/// The part of a member. Readers have no ranks in this job.
-pub(super) fn role(member: &Member) -> Role {
-    match member.role {
-        MemberRole::Server => Role::Server(member.role_rank),
-        MemberRole::Worker | MemberRole::Reader => Role::Worker(member.role_rank),
     }
 }

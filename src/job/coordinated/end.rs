@@ -50,7 +50,8 @@ impl<C: Caller> Coordinator<C> {
     /// Ends all processes in good order: workers before their servers.
     pub fn leave(mut self) {
         let leave = json(&Order::Leave);
-        let workers: Vec<_> = self.workers.iter().filter_map(|entry| entry.member).collect();
+        let workers = self.roster.here().filter(|(role, _)| matches!(role, Role::Worker(_)));
+        let workers: Vec<MemberId> = workers.map(|(_, member)| member).collect();
         self.dismiss(&workers, &leave);
         self.workers.iter_mut().filter_map(|entry| entry.process.as_mut()).for_each(|p| drop(p.wait()));
         let Coordinator { hub, mut servers, .. } = self;

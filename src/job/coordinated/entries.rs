@@ -1,9 +1,7 @@
 //! The coordinator's knowledge of each of its members.
 
-use std::time::Instant;
-
 use super::super::plan::Role;
-use super::super::rendezvous::MemberId;
+use super::super::roster::Roster;
 use super::WorkerOutcome;
 use super::causes::Loss;
 use super::checkpoints::Disk;
@@ -28,7 +26,6 @@ pub(super) enum State {
 pub(super) struct WorkerEntry {
     /// Its process, if the coordinator started it.
     pub(super) process: Option<Process>,
-    pub(super) member: Option<MemberId>,
     /// Initial values that were told to it, where there are no servers.
     pub(super) told: usize,
     /// The address of its own parameters, where there are no servers.
@@ -70,7 +67,6 @@ impl WorkerEntry {
 #[derive(Default)]
 pub(super) struct ServerEntry {
     pub(super) process: Option<Process>,
-    pub(super) member: Option<MemberId>,
     /// Initial values that were told to it.
     pub(super) told: usize,
     pub(super) address: Option<Address>,
@@ -78,13 +74,12 @@ pub(super) struct ServerEntry {
     pub(super) restarts: u32,
     pub(super) lost_updates: Option<u64>,
     pub(super) disk: Disk,
-    /// The time since which it is gone, if it may come back.
-    pub(super) gone: Option<Instant>,
 }
 
 /// The members of a job as its coordinator knows them.
 #[derive(Clone, Copy)]
 pub struct Members<'a> {
+    pub(super) roster: &'a Roster,
     pub(super) servers: &'a [ServerEntry],
     pub(super) workers: &'a [WorkerEntry],
 }
@@ -141,20 +136,21 @@ impl<'a> Members<'a> {
 
     /// All members, servers first.
     pub fn peers(&self) -> impl Iterator<Item = Peer> + use<'a> {
-        let presence = |member: Option<MemberId>, up: bool| match (member, up) {
+        let roster = self.roster;
+        let presence = move |role, up: bool| match (roster.member(role), up) {
             (Some(_), true) => Presence::Up,
             (Some(_), false) => Presence::Joining,
             (None, _) => Presence::Absent,
         };
         let server = move |(shard, entry): (u32, &ServerEntry)| Peer {
             role: Role::Server(shard),
-            presence: presence(entry.member, entry.address.is_some()),
+            presence: presence(Role::Server(shard), entry.address.is_some()),
             transport: entry.address.as_ref().map_or(TransportKind::Shm, first_transport),
             bytes_told: 4 * entry.told as u64,
         };
         let worker = move |(worker, entry): (u32, &WorkerEntry)| Peer {
             role: Role::Worker(worker),
-            presence: presence(entry.member, matches!(entry.state, State::Running | State::Finished)),
+            presence: presence(Role::Worker(worker), matches!(entry.state, State::Running | State::Finished)),
             transport: TransportKind::Tcp,
             bytes_told: 4 * entry.told as u64,
         };

@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 
 use super::super::JobError;
 use super::super::group::{Advance, GroupTrainer};
-use super::super::member::End;
+use super::super::member::{Conversation, End};
 use super::super::rendezvous::MemberRole;
 use super::super::transports::flatten;
 use super::WorkerOrder;
-use super::member::CoordinatedMember;
+use super::member::{CoordinatedMember, Talk};
 use super::orders::Message;
 use super::reports::{PathTaken, WorkerReport};
 use super::work::REPORT_EVERY;
 use crate::kernel;
-use crate::node::{Error, GroupError, GroupMember, GroupOptions, Publisher, PublisherOptions, ShardOptions};
+use crate::node::{Error, GroupError, GroupOptions, Publisher, PublisherOptions, ShardOptions};
 use crate::table::ElementType;
 use crate::transport::mixed::Mixed;
 
@@ -43,25 +43,21 @@ impl CoordinatedMember {
         let Some(group) = order.group.clone() else {
             return Err(JobError::Order("the coordinator does not name the members to average with"));
         };
-        let timeout = order.timeout;
+        let timeout = order.plan.timeout;
         let elements = group.table.shards(1).map_err(Error::from)?[0].end as usize / 4;
         let initial = self.values(elements, timeout)?;
-        let options = GroupOptions { checksums: order.checksums, run: group.run, lease: group.lease };
         let transports = &self.member.transports;
-        let listen_at = || transports.listen_at(&group.listen).map_err(JobError::NoRdma);
-        let (rank, workers) = (order.worker, order.workers);
-        // Before the transports are opened: it opens the device, where RDMA is taken.
-        let address = listen_at()?;
-        let listener = GroupMember::listen(transports.open(), &address, rank, workers, elements, options)?;
+        let address = transports.listen_at(&group.listen).map_err(JobError::NoRdma)?;
         let memory = ShardOptions { checksums: order.checksums, ..ShardOptions::default() };
         let options = PublisherOptions { memory };
-        let mut publisher = Publisher::new(transports.open(), &listen_at()?, group.table, options)?;
+        let mut publisher = Publisher::new(transports.open(), &address, group.table, options)?;
         publish(&mut publisher, &initial, timeout)?;
-        self.member.announce(flatten(listener.address()));
-        let (addresses, mut paths) = self.reach(MemberRole::Worker, workers, order.transport, timeout)?;
-        paths.retain(|taken| taken.worker != Some(rank as u32));
-        let mut member = listener.connect(&addresses, timeout)?;
+        let options = GroupOptions { checksums: order.checksums, run: group.run, lease: group.lease };
+        let (mut member, choices) =
+            self.member.meet(&order.plan, &group.listen, order.workers, elements, options)?;
         member.parameters_mut()?.copy_from_slice(&initial);
+        let mut paths = PathTaken::of(MemberRole::Worker, choices);
+        paths.retain(|taken| taken.worker != Some(self.role_rank()));
         self.say(Message::Publishes(flatten(publisher.address())));
         self.say(Message::Joined(paths.clone()));
         let trainer = GroupTrainer::new(member, order.scheme, group.optimizer, order.learning_rate)?;
@@ -85,12 +81,12 @@ impl GroupWork {
     ) -> Result<End, JobError> {
         self.member.report(WorkerReport::default());
         let (mut sum, mut count, mut reported) = (0.0, 0u32, Instant::now());
-        while self.trainer.averages_next() || Some(self.trainer.clock().get()) != self.order.clocks {
-            match self.trainer.advance(&mut *compute, self.order.timeout).map_err(late)? {
+        while self.trainer.averages_next() || Some(self.trainer.clock().get()) != self.order.plan.clocks {
+            match self.trainer.advance(&mut *compute, self.order.plan.timeout).map_err(late)? {
                 Advance::Stepped { loss } => (sum, count) = (sum + f64::from(loss), count + 1),
                 Advance::Averaged { .. } => {
                     let parameters = self.trainer.member().parameters()?;
-                    publish(&mut self.publisher, parameters, self.order.timeout)?;
+                    publish(&mut self.publisher, parameters, self.order.plan.timeout)?;
                 }
             }
             if count > 0 && reported.elapsed() >= REPORT_EVERY {
@@ -103,7 +99,8 @@ impl GroupWork {
                 }
             }
         }
-        self.member.finish(self.report());
+        self.member.report(self.report());
+        self.member.member.tell(Talk::finished);
         loop {
             self.publisher.drive(|_| false, ATTEND)?;
             if let Some(end) = self.member.end() {

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use super::super::plan::Role;
-use super::super::rendezvous::{HubEvent, MemberRole};
+use super::super::rendezvous::HubEvent;
 use super::caller::{Caller, CoordinatorError};
 use super::causes::{Loss, causes, could_not_join, sentence, split};
 use super::child::Process;
-use super::coordinator::{Coordinator, LAST_WORDS, role};
+use super::coordinator::{Coordinator, LAST_WORDS};
 use super::entries::{State, WorkerEntry};
 use super::orders::{Order, json};
 
@@ -21,22 +21,18 @@ impl<C: Caller> Coordinator<C> {
     /// Notices children that ended before they joined, or whose connection outlives them.
     pub(super) fn reap(&mut self) -> Result<(), C::Error> {
         for shard in 0..self.servers.len() {
-            let entry = &mut self.servers[shard];
-            if entry.gone.is_some_and(|since| since.elapsed() > self.plan.timeout) {
+            let who = Role::Server(shard as u32);
+            if self.roster.lost_since(who).is_some_and(|since| since.elapsed() > self.plan.timeout()) {
                 return Err(self.lost_server(shard, Some("did not come back in time")));
             }
-            if entry.member.is_none()
-                && entry.process.as_mut().is_some_and(|process| process.ended().is_some())
-            {
+            if self.roster.member(who).is_none() && has_ended(&mut self.servers[shard].process) {
                 return Err(self.lost_server(shard, None));
             }
         }
         for worker in 0..self.workers.len() {
+            let is_here = self.roster.member(Role::Worker(worker as u32)).is_some();
             let entry = &mut self.workers[worker];
-            if entry.is_open()
-                && entry.member.is_none()
-                && entry.process.as_mut().is_some_and(|process| process.ended().is_some())
-            {
+            if entry.is_open() && !is_here && has_ended(&mut entry.process) {
                 self.close_worker(worker, "ended");
             }
         }
@@ -49,7 +45,7 @@ impl<C: Caller> Coordinator<C> {
         if let Some(process) = &mut entry.process {
             process.kill();
         }
-        if let Some(member) = entry.member {
+        if let Some(member) = self.roster.member(Role::Worker(worker as u32)) {
             self.hub.dismiss(member);
         }
     }
@@ -112,7 +108,7 @@ impl<C: Caller> Coordinator<C> {
             return Err(self.lost_server(shard, Some(reason)));
         }
         let how = entry.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
-        (entry.address, entry.gone) = (None, Some(Instant::now()));
+        entry.address = None;
         entry.restarts += 1;
         let server = Role::Server(shard as u32);
         if !own {
@@ -141,7 +137,7 @@ impl<C: Caller> Coordinator<C> {
                 let why = format!("was silent for {} s", SILENT_FOR.as_secs());
                 entry.lost = Some(Loss::Ended(why));
                 // A process that is started again after it was stopped reads this first.
-                if let Some(member) = entry.member {
+                if let Some(member) = self.roster.member(Role::Worker(worker as u32)) {
                     let why = format!(
                         "worker {worker} was evicted: it was silent for longer than {} s; start it again to rejoin",
                         SILENT_FOR.as_secs()
@@ -234,17 +230,20 @@ impl<C: Caller> Coordinator<C> {
         let deadline = Instant::now() + time;
         while !until(self) && Instant::now() < deadline {
             self.hub.wait(LOOK_EVERY);
-            while let Some(event) = self.hub.poll() {
-                match &event {
-                    HubEvent::Left { member, .. } if member.role == MemberRole::Server => {
-                        let Role::Server(shard) = role(member) else { continue };
-                        self.servers[shard as usize].member = None;
+            while let Some((who, event)) = self.roster.poll(&mut self.hub) {
+                match (who, &event) {
+                    (Role::Server(shard), HubEvent::Left { .. }) => {
                         return Err(self.lost_server(shard as usize, None));
                     }
-                    _ => self.meet(event)?,
+                    _ => self.meet(who, event)?,
                 }
             }
         }
         Ok(())
     }
+}
+
+/// True if the coordinator started a process that has ended.
+fn has_ended(process: &mut Option<Process>) -> bool {
+    process.as_mut().is_some_and(|process| process.ended().is_some())
 }

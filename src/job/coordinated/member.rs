@@ -7,19 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::super::JobError;
-use super::super::member::{Conversation, End, JobMember};
+use super::super::choose::TransportChoice;
+use super::super::member::{Conversation, End, JobMember, LAST_WORDS};
 use super::super::rendezvous::{self, Host, Introduction, MemberRole};
 use super::orders::{Body, Message, Order, json, read};
 use super::reports::{PathTaken, WorkerReport};
 use super::{ServerOrder, WorkerOrder};
 use crate::channel::Secret;
-use crate::transport::{Address, TransportKind};
 
 /// The time between two reports of a worker.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
-
-/// The longest time in which last words are to be heard.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The longest time between two looks at a membership that may last for days.
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -89,6 +86,18 @@ impl Conversation for Talk {
         self.reported = now;
         Some(message)
     }
+
+    fn finished(&mut self) -> Option<Vec<u8>> {
+        self.report.take().map(|report| json(&Message::Finished(report)))
+    }
+
+    fn failed(&mut self, message: String) -> Vec<u8> {
+        json(&Message::Failed { message })
+    }
+
+    fn connected(&mut self, role: MemberRole, choices: Vec<TransportChoice>) -> Option<Vec<u8>> {
+        Some(json(&Message::Joined(PathTaken::of(role, choices))))
+    }
 }
 
 impl CoordinatedMember {
@@ -148,28 +157,6 @@ impl CoordinatedMember {
         Ok(self.member.wait(timeout, "the initial values", all)?)
     }
 
-    /// Waits until all `count` members of a role can be reached, and chooses the transport to each, in order of their
-    /// ranks within the role.
-    pub(super) fn reach(
-        &self,
-        role: MemberRole,
-        count: usize,
-        require: Option<TransportKind>,
-        timeout: Duration,
-    ) -> Result<(Vec<Address>, Vec<PathTaken>), JobError> {
-        let choices = self.member.reach(role, count, require, timeout)?;
-        let (mut addresses, mut taken) = (Vec::new(), Vec::new());
-        for (role_rank, choice) in (0..).zip(choices) {
-            let (server, worker) = match role {
-                MemberRole::Server => (Some(role_rank), None),
-                MemberRole::Worker | MemberRole::Reader => (None, Some(role_rank)),
-            };
-            addresses.push(choice.address);
-            taken.push(PathTaken { server, worker, path: choice.kind, reason: choice.reason });
-        }
-        Ok((addresses, taken))
-    }
-
     /// Returns true if a checkpoint was asked for since the last look.
     pub(super) fn wants_checkpoint(&self) -> bool {
         self.wanted.swap(false, Ordering::Relaxed)
@@ -185,20 +172,23 @@ impl CoordinatedMember {
         self.member.end()
     }
 
+    /// Waits until the membership ends, however long the job takes.
+    pub(super) fn wait_for_the_end(&self) -> End {
+        loop {
+            if let Some(end) = self.member.wait_for_the_end(DAY) {
+                return end;
+            }
+        }
+    }
+
     /// Calls `then` in a thread of its own once the job is over, has failed or has lost its coordinator. A worker in
     /// the middle of a computation may end its process there: servers drop what was not announced.
     ///
     /// # Errors
     /// The system has no room for another thread.
     pub fn when_over(&self, then: impl FnOnce(End) + Send + 'static) -> Result<(), JobError> {
-        let member = Arc::clone(&self.member);
-        let wait = move || {
-            loop {
-                if let Some(end) = member.wait_for_the_end(DAY) {
-                    return then(end);
-                }
-            }
-        };
+        let member = self.clone();
+        let wait = move || then(member.wait_for_the_end());
         let thread = std::thread::Builder::new().name("slackline-end".into()).spawn(wait);
         thread.map(|_detached| ()).map_err(|source| rendezvous::RendezvousError::Thread(source).into())
     }
@@ -206,13 +196,13 @@ impl CoordinatedMember {
     /// Tells the coordinator why this process gives up, and waits a moment for the answer, which ends the membership:
     /// a peer that is lost may be gone because the job has failed, and the coordinator knows why.
     pub fn give_up(&self, why: String) -> Option<End> {
-        self.say(Message::Failed { message: why });
+        self.member.fail(why);
         self.member.wait_for_the_end(LAST_WORDS)
     }
 
     /// Waits a moment until everything that was said is on its way.
     pub fn flush(&self) {
-        self.member.flush(LAST_WORDS);
+        self.member.flush();
     }
 
     /// Tells the coordinator something.
@@ -220,14 +210,8 @@ impl CoordinatedMember {
         self.member.send(json(&message));
     }
 
-    /// Replaces the report that is sent ten times a second.
+    /// Replaces the report that is sent ten times a second, and once more when this worker has finished.
     pub(super) fn report(&self, report: WorkerReport) {
         self.member.with(|talk| talk.report = Some(report));
-    }
-
-    /// Sends the last report.
-    pub(super) fn finish(&self, report: WorkerReport) {
-        self.member.with(|talk| talk.report = None);
-        self.say(Message::Finished(report));
     }
 }

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A [`Coordinator`] keeps the meeting point, starts processes or waits for them, starts lost ones again, has servers
-//! keep checkpoints, and names the first cause of a failure. A [`Gather`] reads the parameters meanwhile. `slackline
+//! keep checkpoints, and names the first cause of a failure. The membership, the roster, the choice of transports and
+//! the loops of servers and workers are those of every job. A [`Gather`] reads the parameters meanwhile. `slackline
 //! train` is such a coordinator, `slackline serve` and `slackline work` are such members.
 
 mod caller;
@@ -66,8 +67,6 @@ pub struct Coordination {
     pub programs: Vec<String>,
     /// The initial values of the whole table, one for each element, in the order of its tensors.
     pub initial: Arc<[f32]>,
-    /// The longest wait for processes to join, for a lost server to come back and for last checkpoints.
-    pub timeout: Duration,
     /// The number of times that each process which the coordinator started is started again.
     pub restarts: u32,
     /// A checkpoint that cannot be written ends the job.
@@ -79,7 +78,12 @@ pub struct Coordination {
 impl Coordination {
     /// The number of servers.
     pub fn servers(&self) -> usize {
-        if self.server.is_some() { self.worker.servers } else { 0 }
+        if self.server.is_some() { self.worker.plan.servers as usize } else { 0 }
+    }
+
+    /// The longest wait for processes to join, for a lost server to come back and for last checkpoints.
+    pub fn timeout(&self) -> Duration {
+        self.worker.plan.timeout
     }
 
     /// The number of workers.

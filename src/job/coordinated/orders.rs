@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::super::plan::Resume;
+use super::super::plan::{JobPlan, Resume};
 use super::super::rendezvous::MAX_MESSAGE_BYTES;
 use super::reports::{Origin, PathTaken, ServerReport, WorkerReport};
 use crate::kernel::Optimizer;
@@ -41,12 +41,14 @@ pub(super) enum Order {
 /// The order of a server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerOrder {
+    /// The plan of the job.
+    pub plan: JobPlan,
     /// The transports over which it is reached.
     pub listen: Vec<TransportKind>,
     /// The table, of which it holds one shard.
     pub table: Table,
-    /// The number of its shard and the number of shards, which the coordinator fills in.
-    pub shard: (u16, u16),
+    /// The number of its shard, which the coordinator fills in.
+    pub shard: u16,
     /// The scheme.
     pub scheme: scheme::SchemeConfig,
     /// The effect of a gradient's staleness on its weight.
@@ -88,6 +90,13 @@ pub struct CheckpointOrder {
     pub resume: Resume,
 }
 
+impl ServerOrder {
+    /// The number of its shard, and the number of shards.
+    pub(super) fn shard_numbers(&self) -> (u16, u16) {
+        (self.shard, self.plan.servers as u16)
+    }
+}
+
 impl CheckpointOrder {
     /// Checkpoints in this folder.
     pub fn new(folder: PathBuf, every: u64, resume: Resume) -> CheckpointOrder {
@@ -108,30 +117,23 @@ impl CheckpointOrder {
 /// The order of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkerOrder {
-    /// The number of servers; 0 if workers average among themselves.
-    pub servers: usize,
+    /// The plan of the job. Without a server, workers average among themselves; without a number of clocks, they go on
+    /// until the job is over.
+    pub plan: JobPlan,
     /// The number of workers.
     pub workers: usize,
     /// The number of this worker, which the coordinator fills in.
     pub worker: usize,
-    /// The one transport that must be used.
-    pub transport: Option<TransportKind>,
-    /// Wait for a server that is lost, and connect again.
-    pub reconnect: bool,
     /// The scheme.
     pub scheme: scheme::SchemeConfig,
     /// The encoding of its gradients.
     pub encoding: ElementType,
     /// Gradients and parameters carry checksums.
     pub checksums: bool,
-    /// Clocks after which it has finished; `None` if it goes on until the job is over.
-    pub clocks: Option<u64>,
     /// Step size: of the server, for steps on a worker's own copy, or of its own optimiser.
     pub learning_rate: f32,
     /// The effect of one gradient of its own on the parameters, where it is to see that at once.
     pub own_step: Option<f32>,
-    /// The longest wait.
-    pub timeout: Duration,
     /// The further order of a worker in a job without a server; its initial values follow.
     pub group: Option<GroupOrder>,
     /// The caller's own order for this worker, as text; the coordinator fills it in.

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::super::choose::TransportChoice;
+use super::super::rendezvous::MemberRole;
 use crate::clock::Clock;
 use crate::node::{ServerStatus, WorkerStatistics};
 use crate::transport::TransportKind;
@@ -30,6 +32,20 @@ pub struct PathTaken {
     pub path: TransportKind,
     /// The reason for it and against each cheaper one, for people.
     pub reason: String,
+}
+
+impl PathTaken {
+    /// The ways to all members of a role, in order of their ranks.
+    pub(super) fn of(role: MemberRole, choices: Vec<TransportChoice>) -> Vec<PathTaken> {
+        let taken = |(role_rank, choice): (u32, TransportChoice)| {
+            let (server, worker) = match role {
+                MemberRole::Server => (Some(role_rank), None),
+                MemberRole::Worker | MemberRole::Reader => (None, Some(role_rank)),
+            };
+            PathTaken { server, worker, path: choice.kind, reason: choice.reason }
+        };
+        (0..).zip(choices).map(taken).collect()
+    }
 }
 
 /// The counters of a server, sent ten times a second.

@@ -1,10 +1,9 @@
 //! A server of a coordinated job.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::super::member::End;
-use super::super::rendezvous::MemberRole;
-use super::super::server::resume_from;
+use super::super::server_loop::resume_from;
 use super::super::transports::flatten;
 use super::super::{JobError, Resume};
 use super::member::CoordinatedMember;
@@ -12,17 +11,10 @@ use super::orders::Message;
 use super::reports::{Origin, ServerReport};
 use super::{LAST_CHECKPOINT_WITHIN, ServerOrder};
 use crate::node::{CheckpointOptions, Error, Idle, Server, ServerOptions, ServerStatus, ShardOptions};
-use crate::transport::TransportKind;
 use crate::transport::mixed::Mixed;
 
 /// The time between two reports of a server.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
-
-/// The longest time for which a server waits for one event before it looks whether the job is over.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// The longest time that one attempt to reach the server that decides may take.
-const FOLLOW_TRY: Duration = Duration::from_millis(500);
 
 /// The end of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,30 +59,27 @@ impl CoordinatedMember {
                 closed = true;
                 self.write_last(&mut server, &mut failed, self.timeout);
             }
-            let mut waited = Duration::ZERO;
-            while waited < REPORT_EVERY && self.end().is_none() && !stop() {
+            let deadline = Instant::now() + REPORT_EVERY;
+            while Instant::now() < deadline && self.end().is_none() && !stop() {
                 let has_all = |status: &ServerStatus| gradients.is_some_and(|all| status.folded >= all);
                 let until = |server: &Server<Mixed>| {
                     let status = server.status();
                     status.left != before.left || has_all(&status)
                 };
-                if !server.is_following() && !self.follow(&mut server, &order)? {
-                    // The one that decides is another incarnation, which none of these versions belong to.
-                    drop(server);
-                    if let Some(checkpoint) = &mut order.checkpoint {
-                        checkpoint.resume = Resume::IfThere;
-                    }
-                    server = self.start_server(&order, &values)?;
-                    break;
-                }
-                match server.drive(until, LOOK_EVERY) {
+                match self.member.drive(&order.plan, &mut server, until, order.plan.timeout) {
                     Ok(true) => break,
                     Ok(false) => {}
-                    // The coordinator decides what becomes of a job that has lost a server.
-                    Err(Error::ServerLost { .. } | Error::Evicted { .. }) if server.follows() => {}
-                    Err(error) => return Err(error.into()),
+                    Err(JobError::Node(Error::AnotherIncarnation { .. })) => {
+                        // None of these versions belong to the incarnation that decides now.
+                        drop(server);
+                        if let Some(checkpoint) = &mut order.checkpoint {
+                            checkpoint.resume = Resume::IfThere;
+                        }
+                        server = self.start_server(&order, &values)?;
+                        break;
+                    }
+                    Err(error) => return Err(error),
                 }
-                waited += LOOK_EVERY;
             }
             let status = server.status();
             if gradients.is_some_and(|all| status.folded >= all) {
@@ -116,24 +105,6 @@ impl CoordinatedMember {
         }
         self.flush();
         Ok(ServeEnd { end, checkpoint_error })
-    }
-
-    /// Connects a server to the one that decides for all shards, if that one is up within a moment. False if that is
-    /// another incarnation than the one that it followed before.
-    fn follow(&self, server: &mut Server<Mixed>, order: &ServerOrder) -> Result<bool, JobError> {
-        let require = <[TransportKind; 1]>::try_from(&order.listen[..]).ok().map(|[one]| one);
-        let shards = usize::from(order.shard.1);
-        let Ok((addresses, _)) = self.reach(MemberRole::Server, shards, require, FOLLOW_TRY) else {
-            return Ok(true);
-        };
-        match server.follow(&addresses[0], FOLLOW_TRY) {
-            Err(Error::AnotherIncarnation { .. }) => return Ok(false),
-            Err(error @ Error::Shards { .. }) => return Err(error.into()),
-            // It may still be about to listen, or be gone.
-            Err(error) => tracing::debug!(%error, "not following yet"),
-            Ok(()) => {}
-        }
-        Ok(true)
     }
 
     /// Writes the last checkpoint and tells the coordinator of it. The error, if it could not be written.
@@ -166,7 +137,7 @@ impl CoordinatedMember {
 
     /// The values of the order's shard, which the coordinator sends once.
     fn initial_values(&self, order: &ServerOrder) -> Result<Vec<f32>, JobError> {
-        let (shard, shards) = order.shard;
+        let (shard, shards) = order.shard_numbers();
         let ranges = order.table.shards(usize::from(shards)).map_err(Error::from)?;
         let range = ranges.get(usize::from(shard));
         let range = range.ok_or(JobError::Order("the coordinator names a shard that is not there"))?;
@@ -175,13 +146,13 @@ impl CoordinatedMember {
 
     /// Begins a server, and tells where it is and from which checkpoint it goes on.
     fn start_server(&self, order: &ServerOrder, values: &[f32]) -> Result<Server<Mixed>, JobError> {
-        let (shard, shards) = order.shard;
+        let (shard, shards) = order.shard_numbers();
         let file = order.checkpoint.as_ref().map(|checkpoint| (checkpoint, checkpoint.file(shard, shards)));
         let options = ServerOptions {
             optimizer: order.optimizer,
             threads: order.threads,
             damping: order.damping,
-            shard: order.shard,
+            shard: order.shard_numbers(),
             memory: ShardOptions {
                 peers: order.peers,
                 lease: order.lease,
@@ -201,20 +172,13 @@ impl CoordinatedMember {
             Some((checkpoint, file)) => resume_from(file, checkpoint.resume)?,
             None => None,
         };
-        let address = self.member.transports.listen_at(&order.listen).map_err(JobError::NoRdma)?;
-        let transports = self.member.transports.open();
+        let origin = checkpoint.as_ref().map(|checkpoint| Origin {
+            version: checkpoint.version().get(),
+            clock: checkpoint.smallest_clock().get(),
+            instead_of: checkpoint.instead_of().map(ToString::to_string),
+        });
         let table = order.table.clone();
-        let (server, origin) = match checkpoint {
-            Some(checkpoint) => {
-                let origin = Origin {
-                    version: checkpoint.version().get(),
-                    clock: checkpoint.smallest_clock().get(),
-                    instead_of: checkpoint.instead_of().map(ToString::to_string),
-                };
-                (Server::resume(transports, &address, table, checkpoint, options)?, Some(origin))
-            }
-            None => (Server::new(transports, &address, table, values, options)?, None),
-        };
+        let server = self.member.make_server(&order.listen, table, values, checkpoint, options)?;
         if order.checkpoint.is_some() {
             self.say(Message::Began(origin));
         }

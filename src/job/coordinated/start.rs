@@ -47,23 +47,24 @@ impl<C: Caller> Coordinator<C> {
 
     /// Counts the workers that were started and are in the middle of a handshake.
     fn joining(&self) -> usize {
-        let joining = |entry: &&WorkerEntry| match self.plan.server {
+        let joining = |(who, entry): &(Role, &WorkerEntry)| match self.plan.server {
             // There all say that they have joined once the last one is there.
-            None => entry.member.is_none(),
+            None => self.roster.member(*who).is_none(),
             Some(_) => entry.state == State::Starting,
         };
-        self.workers.iter().filter(|entry| entry.process.is_some()).filter(joining).count()
+        let workers = (0..).map(Role::Worker).zip(&self.workers);
+        workers.filter(|(_, entry)| entry.process.is_some()).filter(joining).count()
     }
 
     fn wait_for(&mut self, what: &'static str, until: impl Fn(&Self) -> bool) -> Result<(), C::Error> {
-        let deadline = Instant::now() + self.plan.timeout;
+        let deadline = Instant::now() + self.plan.timeout();
         if self.plan.awaits_others && !until(self) {
             let line = format!("waiting at {} for {what}{}", self.hub.address(), self.missing());
             self.caller.tell(&line);
         }
         while !until(self) {
             if Instant::now() >= deadline {
-                let (waited, missing) = (self.plan.timeout, self.missing());
+                let (waited, missing) = (self.plan.timeout(), self.missing());
                 return Err(self.caller.explain(CoordinatorError::Waited { waited, what, missing }));
             }
             self.turn()?;

@@ -1,22 +1,16 @@
 //! A worker of a coordinated job with servers.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::JobError;
 use super::super::member::End;
-use super::super::rendezvous::MemberRole;
+use super::super::worker_loop::WorkerLoop;
 use super::WorkerOrder;
-use super::member::CoordinatedMember;
-use super::orders::Message;
+use super::member::{CoordinatedMember, Talk};
 use super::reports::WorkerReport;
-use crate::node::{Error, Step, Worker, WorkerOptions, now};
+use crate::node::{Error, Step, Worker, WorkerOptions};
 use crate::transport::mixed::Mixed;
-
-/// The longest time that one attempt to connect to servers that came back may take.
-const ATTEMPT: Duration = Duration::from_secs(2);
-
-/// The time between two looks of a finished worker at its connections.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The time between two updates of a worker's report.
 pub(super) const REPORT_EVERY: Duration = Duration::from_millis(50);
@@ -24,8 +18,7 @@ pub(super) const REPORT_EVERY: Duration = Duration::from_millis(50);
 /// The work of a worker of a coordinated job with servers.
 pub struct ServerWork {
     member: CoordinatedMember,
-    order: WorkerOrder,
-    worker: Worker<Mixed>,
+    work: WorkerLoop<Talk>,
 }
 
 /// The computation of one clock: it encodes or borrows the gradient of the step and returns the loss, or `None` to
@@ -41,8 +34,6 @@ impl CoordinatedMember {
     /// # Errors
     /// The servers do not come up within the timeout of `order`, or no transport reaches one.
     pub fn connect(&self, order: WorkerOrder) -> Result<ServerWork, JobError> {
-        let (addresses, taken) =
-            self.reach(MemberRole::Server, order.servers, order.transport, order.timeout)?;
         let options = WorkerOptions {
             encoding: order.encoding,
             checksums: order.checksums,
@@ -51,9 +42,9 @@ impl CoordinatedMember {
             identity: u32::try_from(order.worker).ok(),
             ..WorkerOptions::new(order.scheme)
         };
-        let worker = Worker::connect(self.member.transports.open(), &addresses, options, order.timeout)?;
-        self.say(Message::Joined(taken));
-        Ok(ServerWork { member: self.clone(), order, worker })
+        let worker = self.member.connect(&order.plan, options)?;
+        let work = WorkerLoop::new(Arc::clone(&self.member), order.plan, worker);
+        Ok(ServerWork { member: self.clone(), work })
     }
 }
 
@@ -71,98 +62,48 @@ impl ServerWork {
     pub fn run(&mut self, compute: Compute<'_>, observe: Observe<'_>) -> Result<End, JobError> {
         self.member.report(WorkerReport::default());
         loop {
-            // A server that came back with a checkpoint may lack this worker's last gradients: the others wait for
-            // them.
             if let Some(end) = self.train(compute, observe)? {
                 return Ok(end);
             }
-            self.member.finish(WorkerReport::of(self.worker.clock(), self.worker.statistics()));
-            if let Some(end) = self.attend()? {
-                return Ok(end);
+            self.member.report(self.report());
+            match self.work.attend() {
+                Ok(Some(end)) => return Ok(end),
+                Ok(None) => {}
+                // The coordinator decides what becomes of a job that has lost a server.
+                Err(_) => return Ok(self.member.wait_for_the_end()),
             }
         }
     }
 
-    /// Trains until all clocks are done, through the loss of servers if they may come back, or until the job is over.
+    /// Trains until all clocks are done, or until the job is over.
     fn train(&mut self, compute: Compute<'_>, observe: Observe<'_>) -> Result<Option<End>, JobError> {
-        loop {
-            match self.steps(compute, observe) {
-                Ok(end) => return Ok(end),
-                Err(error) if self.order.reconnect && error.is_loss() => {
-                    tracing::warn!(%error, "connecting again");
-                    self.reconnect(error)?;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    /// The clock of the worker says which step it is at: it may begin late, and after a loss it goes on where the
-    /// servers are.
-    fn steps(&mut self, compute: Compute<'_>, observe: Observe<'_>) -> Result<Option<End>, Error> {
-        let (worker, timeout) = (&mut self.worker, self.order.timeout);
         let (mut sum, mut count, mut reported) = (0.0, 0u32, Instant::now());
-        while self.order.clocks.is_none_or(|clocks| worker.clock().get() < clocks) {
-            let mut step = worker.step(timeout)?;
-            match compute(&mut step)? {
-                Some(loss) => {
-                    step.publish(Some(loss), timeout)?;
-                    (sum, count) = (sum + f64::from(loss), count + 1);
+        while self.work.begin()? {
+            let mut step = self.work.step()?;
+            match compute(&mut step.step) {
+                Ok(Some(loss)) => {
+                    if step.publish(Some(loss))? {
+                        (sum, count) = (sum + f64::from(loss), count + 1);
+                    }
                 }
-                None => step.abandon()?,
+                Ok(None) => step.abandon()?,
+                Err(error) => step.fail(error)?,
             }
             // Cheap next to a step, but there may be thousands of steps between two reports.
             if reported.elapsed() >= REPORT_EVERY {
                 let loss = (count > 0).then(|| sum / f64::from(count));
-                let report = WorkerReport::of(worker.clock(), worker.statistics());
-                self.member.report(WorkerReport { loss, ..report });
-                observe(worker, loss);
+                self.member.report(WorkerReport { loss, ..self.report() });
+                observe(&self.work.worker, loss);
                 (sum, count, reported) = (0.0, 0, Instant::now());
                 if let Some(end) = self.member.end() {
                     return Ok(Some(end));
                 }
             }
         }
-        worker.flush(timeout).map(|()| None)
+        Ok(None)
     }
 
-    /// Stays in until the job is over, or a server is lost and has come back (`None`): it waits for all workers that
-    /// are in, also for one that has finished.
-    fn attend(&mut self) -> Result<Option<End>, JobError> {
-        loop {
-            if let Some(end) = self.member.member.wait_for_the_end(LOOK_EVERY) {
-                return Ok(Some(end));
-            }
-            match self.worker.poll(now()) {
-                Ok(_) => {}
-                Err(error) if self.order.reconnect => return self.reconnect(error).map(|()| None),
-                // The coordinator decides what becomes of a job that has lost a server.
-                Err(_) => loop {
-                    if let Some(end) = self.member.member.wait_for_the_end(self.order.timeout) {
-                        return Ok(Some(end));
-                    }
-                },
-            }
-        }
-    }
-
-    /// Connects again once all servers are up, wherever they are by then.
-    fn reconnect(&mut self, lost: Error) -> Result<(), JobError> {
-        let deadline = Instant::now() + self.order.timeout;
-        let mut last = lost;
-        while Instant::now() < deadline {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let WorkerOrder { servers, transport, .. } = self.order;
-            let (addresses, taken) = self.member.reach(MemberRole::Server, servers, transport, left)?;
-            // What is told of a server that has just died may not have been corrected yet.
-            match self.worker.reconnect(&addresses, left.min(ATTEMPT)) {
-                Ok(()) => {
-                    self.member.say(Message::Joined(taken));
-                    return Ok(());
-                }
-                Err(error) => last = error,
-            }
-        }
-        Err(last.into())
+    fn report(&self) -> WorkerReport {
+        WorkerReport::of(self.work.worker.clock(), self.work.worker.statistics())
     }
 }

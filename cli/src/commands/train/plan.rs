@@ -8,7 +8,7 @@ use slackline::internals::job::coordinated::{
     CheckpointOrder, Coordination, GroupOrder, ServerOrder, WorkerOrder,
 };
 use slackline::{
-    Checkpoint, CheckpointOptions, ElementType, Optimizer, Resume, Table, TransportKind, scheme,
+    Checkpoint, CheckpointOptions, ElementType, JobPlan, Optimizer, Resume, Table, TransportKind, scheme,
     sim::Distribution,
 };
 use slackline_lab::data::{self, Split};
@@ -220,10 +220,15 @@ impl Plan {
     /// Returns the job that the library is to conduct.
     pub(super) fn coordination(&self) -> Coordination {
         let listen = self.job.listen_over(self.require);
+        let plan = JobPlan::servers(self.servers as u32).timeout(self.timeout);
+        let plan = self.require.into_iter().fold(plan, JobPlan::transport);
+        let clocks = self.gradients.is_none().then_some(self.steps);
+        let plan = clocks.into_iter().fold(plan, JobPlan::clocks).reconnect(self.checkpoint.is_some());
         let server = (self.servers > 0).then(|| ServerOrder {
+            plan: plan.clone(),
             listen: listen.clone(),
             table: self.table.clone(),
-            shard: (0, self.servers as u16),
+            shard: 0,
             scheme: self.scheme,
             damping: self.damping,
             workers: self.workers,
@@ -248,18 +253,14 @@ impl Plan {
             run,
         });
         let worker = WorkerOrder {
-            servers: self.servers,
+            plan,
             workers: self.workers,
             worker: 0,
-            transport: self.require,
-            reconnect: self.checkpoint.is_some(),
             scheme: self.scheme,
             encoding: self.encoding,
             checksums: self.checksums,
-            clocks: self.gradients.is_none().then_some(self.steps),
             learning_rate: self.learning_rate,
             own_step: self.own_step,
-            timeout: self.timeout,
             group,
             program: String::new(),
         };
@@ -270,7 +271,6 @@ impl Plan {
             worker,
             programs: (0..self.workers).map(|worker| Program::of(self, worker).to_text()).collect(),
             initial: Arc::clone(&self.initial),
-            timeout: self.timeout,
             restarts: self.restarts,
             strict_checkpoints: self.strict_checkpoints,
             awaits_others: !self.job.is_local(),

@@ -1,0 +1,97 @@
+//! The server loop of every job: a server begins with its checkpoint or with initial values, follows the server that
+//! decides for it, and works until the job is over.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::JobError;
+use super::member::{Conversation, JobMember};
+use super::plan::{JobPlan, Resume};
+use super::rendezvous::MemberRole;
+use crate::node::{Checkpoint, Error, Server, ServerOptions};
+use crate::table::Table;
+use crate::transport::TransportKind;
+use crate::transport::mixed::Mixed;
+
+/// The longest time for which a server waits for one event before its process looks whether the job is over.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// The longest time that one attempt to reach the server that decides may take.
+const FOLLOW_TRY: Duration = Duration::from_millis(500);
+
+/// The checkpoint to begin with, if any.
+pub(super) fn resume_from(file: &Path, resume: Resume) -> Result<Option<Checkpoint>, JobError> {
+    let (name, exists) = (file.display(), Checkpoint::exists(file));
+    match resume {
+        Resume::Never if exists => Err(JobError::Resume(format!(
+            "an earlier run left {name}; resume from it, or name another folder"
+        ))),
+        Resume::Required if !exists => Err(JobError::Resume(format!(
+            "there is no checkpoint {name} to go on from; use the folder and the number of servers of the run that \
+             wrote it, or do not resume"
+        ))),
+        Resume::Never | Resume::IfThere | Resume::Required => {
+            Ok(exists.then(|| Checkpoint::read(file)).transpose().map_err(Error::from)?)
+        }
+    }
+}
+
+impl<C: Conversation> JobMember<C> {
+    /// Makes the server of one shard, which is reached over `kinds` and begins with the checkpoint, or else with the
+    /// values of its shard.
+    pub(super) fn make_server(
+        &self,
+        kinds: &[TransportKind],
+        table: Table,
+        values: &[f32],
+        checkpoint: Option<Checkpoint>,
+        options: ServerOptions,
+    ) -> Result<Server<Mixed>, JobError> {
+        // Before the transports are opened: it opens the device, where RDMA is taken.
+        let address = self.transports.listen_at(kinds).map_err(JobError::NoRdma)?;
+        let transports = self.transports.open();
+        Ok(match checkpoint {
+            Some(checkpoint) => Server::resume(transports, &address, table, checkpoint, options)?,
+            None => Server::new(transports, &address, table, values, options)?,
+        })
+    }
+
+    /// Lets a server work for a moment, at most `time`, once it is connected to the one that decides for it. True if
+    /// `until` says so.
+    ///
+    /// # Errors
+    /// The server cannot go on; the one that decides for it is another incarnation than before.
+    pub(super) fn drive(
+        &self,
+        plan: &JobPlan,
+        server: &mut Server<Mixed>,
+        until: impl Fn(&Server<Mixed>) -> bool,
+        time: Duration,
+    ) -> Result<bool, JobError> {
+        if !server.is_following() {
+            self.follow(plan, server, time.min(FOLLOW_TRY))?;
+        }
+        match server.drive(until, time.min(LOOK_EVERY)) {
+            // The job is over, or that server comes back, or rank 0 decides what becomes of a job that has lost it.
+            Err(Error::ServerLost { .. } | Error::Evicted { .. }) if server.follows() => Ok(false),
+            driven => Ok(driven?),
+        }
+    }
+
+    /// Connects a server to the one that decides for it, if that one is up within the time.
+    fn follow(&self, plan: &JobPlan, server: &mut Server<Mixed>, time: Duration) -> Result<(), JobError> {
+        let servers = plan.servers as usize;
+        let Ok(choices) = self.reach(MemberRole::Server, servers, plan.transport, time) else {
+            return Ok(());
+        };
+        match server.follow(&choices[0].address, time) {
+            Err(error @ (Error::AnotherIncarnation { .. } | Error::Shards { .. })) => Err(error.into()),
+            // It may still be about to listen, or be gone.
+            Err(error) => {
+                tracing::debug!(%error, "not following yet");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The worker loop of every job: it connects to the servers, and connects again to servers that come back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::JobError;
+use super::member::{Conversation, End, JobMember};
+use super::plan::JobPlan;
+use super::rendezvous::MemberRole;
+use crate::node::{Error, Step, Worker, WorkerOptions, now};
+use crate::transport::Address;
+use crate::transport::mixed::Mixed;
+
+/// The longest time that one attempt to connect to the servers may take: a server may be about to announce a new
+/// address.
+pub(super) const ATTEMPT: Duration = Duration::from_secs(2);
+
+/// The longest time for which a worker that has finished does not look after its connections.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// True if the error may pass once a server is replaced, or comes of the end of the job.
+pub(super) fn is_passing(error: &Error) -> bool {
+    error.is_loss() || matches!(error, Error::Deadline { .. } | Error::Connect(_))
+}
+
+impl<C: Conversation> JobMember<C> {
+    /// Connects a worker to the servers once all of them are up, at most the plan's timeout.
+    pub(super) fn connect(&self, plan: &JobPlan, options: WorkerOptions) -> Result<Worker<Mixed>, JobError> {
+        self.with_servers(plan, |addresses, left| {
+            Worker::connect(self.transports.open(), addresses, options.clone(), left)
+        })
+    }
+
+    /// Connects a worker again once all servers are up, wherever they are by then, at most the plan's timeout.
+    pub(super) fn reconnect(&self, plan: &JobPlan, worker: &mut Worker<Mixed>) -> Result<(), JobError> {
+        self.with_servers(plan, |addresses, left| worker.reconnect(addresses, left))
+    }
+
+    /// Waits until all servers are up and connects to them by `connect`, which is given their addresses and the time
+    /// that is left. Tries again while servers may still be replaced.
+    fn with_servers<R>(
+        &self,
+        plan: &JobPlan,
+        mut connect: impl FnMut(&[Address], Duration) -> Result<R, Error>,
+    ) -> Result<R, JobError> {
+        let deadline = Instant::now() + plan.timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let choices = self.reach(MemberRole::Server, plan.servers as usize, plan.transport, left)?;
+            let addresses: Vec<Address> = choices.iter().map(|choice| choice.address.clone()).collect();
+            // The address of a server that has just died may not have been replaced yet.
+            let attempt = if plan.reconnect { left.min(ATTEMPT) } else { left };
+            match connect(&addresses, attempt) {
+                Ok(connected) => {
+                    self.tell(|conversation| conversation.connected(MemberRole::Server, choices));
+                    return Ok(connected);
+                }
+                Err(error) if plan.reconnect && is_passing(&error) && Instant::now() < deadline => {
+                    tracing::debug!(%error, "connecting again");
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Says that this worker has finished, and looks after its connections until the membership ends, at most
+    /// `timeout`.
+    pub(super) fn attend(&self, worker: &mut Worker<Mixed>, timeout: Duration) -> Result<Option<End>, Error> {
+        self.tell(C::finished);
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Some(end) = self.wait_for_the_end(left.min(LOOK_EVERY)) {
+                return Ok(Some(end));
+            }
+            worker.poll(now())?;
+            if left.is_zero() {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// A worker that connects again to servers that come back, if the plan says so.
+pub(super) struct WorkerLoop<C: Conversation> {
+    member: Arc<JobMember<C>>,
+    plan: JobPlan,
+    pub(super) worker: Worker<Mixed>,
+    loss: ServerLoss,
+}
+
+/// The loss of a server that the next step has to recover from.
+#[derive(Debug)]
+struct ServerLoss {
+    /// Servers that are lost may come back.
+    reconnect: bool,
+    error: Option<Error>,
+}
+
+impl ServerLoss {
+    /// Keeps the loss of a server that may come back: the result is `None` then. Any other error is passed on.
+    fn keep<R>(&mut self, result: Result<R, Error>) -> Result<Option<R>, Error> {
+        match result {
+            Err(error) if self.reconnect && error.is_loss() => {
+                self.error = Some(error);
+                Ok(None)
+            }
+            result => result.map(Some),
+        }
+    }
+}
+
+impl<C: Conversation> WorkerLoop<C> {
+    /// The loop of a worker that is connected.
+    pub(super) fn new(member: Arc<JobMember<C>>, plan: JobPlan, worker: Worker<Mixed>) -> WorkerLoop<C> {
+        let loss = ServerLoss { reconnect: plan.reconnect, error: None };
+        WorkerLoop { member, plan, worker, loss }
+    }
+
+    /// Connects again if a server was lost, and then waits as the scheme says for parameters and begins the next clock
+    /// on them: [`step`](Self::step) lends it. False once all clocks of the plan are done and all gradients applied.
+    pub(super) fn begin(&mut self) -> Result<bool, JobError> {
+        loop {
+            self.recover()?;
+            let timeout = self.plan.timeout;
+            // The clock of the worker says which step it is at: it may begin late, and after a loss it goes on where
+            // the servers are.
+            let is_done = self.plan.clocks.is_some_and(|clocks| self.worker.clock().get() >= clocks);
+            let begun = match is_done {
+                true => self.worker.flush(timeout),
+                false => self.worker.step(timeout).map(Step::suspend).map(|_view| ()),
+            };
+            if self.loss.keep(begun)?.is_some() {
+                return Ok(!is_done);
+            }
+        }
+    }
+
+    /// The step that [`begin`](Self::begin) has begun.
+    pub(super) fn step(&mut self) -> Result<LoopStep<'_>, Error> {
+        Ok(LoopStep { step: self.worker.resume()?, timeout: self.plan.timeout, loss: &mut self.loss })
+    }
+
+    /// Says that this worker has finished and stays until the membership ends: while it is in, the others' gradients
+    /// keep their weight. `None` if a server was lost that may come back, which waits for all workers and may lack this
+    /// one's last gradients: begin again.
+    pub(super) fn attend(&mut self) -> Result<Option<End>, Error> {
+        loop {
+            let attended = self.member.attend(&mut self.worker, self.plan.timeout);
+            match self.loss.keep(attended)? {
+                Some(None) => {}
+                Some(end) => return Ok(end),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Connects again if a server was lost.
+    pub(super) fn recover(&mut self) -> Result<(), JobError> {
+        if let Some(error) = &self.loss.error {
+            tracing::warn!(%error, "connecting again");
+            self.member.reconnect(&self.plan, &mut self.worker)?;
+            self.loss.error = None;
+        }
+        Ok(())
+    }
+
+    /// True if a server was lost and this worker is not connected again.
+    pub(super) fn is_lost(&self) -> bool {
+        self.loss.error.is_some()
+    }
+}
+
+/// One clock of a worker whose servers may be lost and come back.
+pub(super) struct LoopStep<'a> {
+    pub(super) step: Step<'a, Mixed>,
+    timeout: Duration,
+    loss: &'a mut ServerLoss,
+}
+
+impl LoopStep<'_> {
+    /// Publishes the gradient: false if a server was lost meanwhile that may come back.
+    pub(super) fn publish(self, loss: Option<f32>) -> Result<bool, Error> {
+        let published = self.step.publish(loss, self.timeout);
+        Ok(self.loss.keep(published)?.is_some())
+    }
+
+    /// Abandons the clock, which is begun again.
+    pub(super) fn abandon(self) -> Result<(), Error> {
+        let abandoned = self.step.abandon();
+        self.loss.keep(abandoned).map(drop)
+    }
+
+    /// Ends the clock with an error of its computation, unless that is the loss of a server that may come back.
+    pub(super) fn fail(self, error: Error) -> Result<(), Error> {
+        drop(self.step);
+        self.loss.keep(Err::<(), _>(error)).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::Disconnected;
+
+    #[test]
+    fn a_lost_server_is_waited_for_only_where_the_plan_says_so() {
+        let lost = || Error::ServerLost {
+            shard: 0,
+            shards: 1,
+            address: Address::random(),
+            source: Disconnected { reason: "killed" },
+        };
+        let mut waits = ServerLoss { reconnect: true, error: None };
+        assert!(matches!(waits.keep(Ok(7)), Ok(Some(7))));
+        assert!(matches!(waits.keep(Err::<u8, _>(lost())), Ok(None)));
+        assert!(waits.error.as_ref().is_some_and(Error::is_loss));
+        let other = Error::InFlight { what: "gradient" };
+        assert!(waits.keep(Err::<u8, _>(other)).is_err(), "it is no loss");
+        let mut ends = ServerLoss { reconnect: false, error: None };
+        assert!(ends.keep(Err::<u8, _>(lost())).is_err() && ends.error.is_none());
+    }
+}
