@@ -199,8 +199,9 @@ pub(super) struct Shard<T: Transport> {
     greeted: Instant,
     /// True if peers wake the thread that waits at the listener.
     is_notified: bool,
-    /// Indices and sessions of peers that left, while their inboxes are still read.
-    pub(super) withheld: Vec<(u16, u64)>,
+    /// Indices of peers that left, while their inboxes may still be read. A peer that has announced nothing may join again
+    /// in its session, which is then named.
+    pub(super) withheld: Vec<(u16, Option<u64>)>,
     /// The clocks up to which gradients of each worker were taken, by identity.
     pub(super) taken: Taken,
     pub(super) refused: u64,
@@ -587,12 +588,11 @@ impl<T: Transport> Shard<T> {
     /// The index of a peer and what its slots are like; or why it is not let in. So many others come before it.
     fn check(&self, hello: &PeerHello, before: usize) -> Result<(u16, Option<SlotGeometry>), Refusal> {
         let session = match hello.role {
-            PeerRole::Worker { session, .. } => session,
-            _ => 0,
+            PeerRole::Worker { session, .. } => Some(session),
+            _ => None,
         };
         let is_free = |(index, peer): &(u16, &Option<_>)| {
-            // What a worker has announced in this very session, it does not want to be read when it joins again.
-            let is_withheld = |(kept, of): &(u16, u64)| kept == index && *of != session;
+            let is_withheld = |(kept, of): &(u16, _)| kept == index && (of.is_none() || *of != session);
             peer.is_none() && (!self.withheld.iter().any(is_withheld) || mutant!("withheld"))
         };
         let mut free = (0..).zip(&self.peers).filter(is_free).map(|(index, _)| index);

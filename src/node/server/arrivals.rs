@@ -54,7 +54,7 @@ impl<T: Transport> Server<T> {
                         // inboxes hold their memory. One in hope is thrown away.
                         if self.work.bound {
                             // Its line says no more of its slots to a process that takes itself for this worker.
-                            self.shard.withheld.push((peer, session));
+                            self.shard.withheld.push((peer, None));
                         } else {
                             self.abandon();
                         }

@@ -318,7 +318,10 @@ impl<T: Transport> Server<T> {
         };
         self.shard.withheld.retain(|(peer, _)| is_folding(*peer));
         let kept = self.following.iter().flat_map(|following| &following.departed);
-        self.shard.withheld.extend(kept.map(|departed| (departed.peer, departed.source.session)));
+        self.shard.withheld.extend(kept.map(|departed| {
+            let GradientSource { began, session, .. } = departed.source;
+            (departed.peer, (departed.arrived == began).then_some(session))
+        }));
     }
 
     /// Returns the source of the gradients of a worker, which may have left.
