@@ -361,8 +361,8 @@ impl<T: Transport> Server<T> {
         })
     }
 
-    /// The newest version: its number, its smallest clock, the gradients that it was made of, with their weights, and its
-    /// parameters.
+    /// The newest version: its number, its smallest clock, the gradients that it was made of, with their weights, and
+    /// its parameters.
     #[cfg(feature = "sim")]
     pub(crate) fn newest(&self) -> (Version, Clock, &[Share], LocalSlice) {
         let latest = self.shard.frames.latest();

@@ -199,8 +199,8 @@ pub(super) struct Shard<T: Transport> {
     greeted: Instant,
     /// True if peers wake the thread that waits at the listener.
     is_notified: bool,
-    /// Indices of peers that left, while their inboxes may still be read. A peer that has announced nothing may join again
-    /// in its session, which is then named.
+    /// Indices of peers that left, while their inboxes may still be read. A peer that has announced nothing may join
+    /// again in its session, which is then named.
     pub(super) withheld: Vec<(u16, Option<u64>)>,
     /// The clocks up to which gradients of each worker were taken, by identity.
     pub(super) taken: Taken,
@@ -592,7 +592,8 @@ impl<T: Transport> Shard<T> {
             _ => None,
         };
         let is_free = |(index, peer): &(u16, &Option<_>)| {
-            let is_withheld = |(kept, of): &(u16, _)| kept == index && (of.is_none() || *of != session);
+            let is_withheld =
+                |(kept, of): &(u16, Option<u64>)| kept == index && (of.is_none() || *of != session);
             peer.is_none() && (!self.withheld.iter().any(is_withheld) || mutant!("withheld"))
         };
         let mut free = (0..).zip(&self.peers).filter(is_free).map(|(index, _)| index);

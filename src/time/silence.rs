@@ -35,8 +35,8 @@ pub struct Silence {
 }
 
 impl Silence {
-    /// A peer whose heartbeat word was `beat` when it was let in, and which has `allowance` to finish joining. Its lease
-    /// begins at its first beat, or once the allowance has passed.
+    /// A peer whose heartbeat word was `beat` when it was let in, and which has `allowance` to finish joining. Its
+    /// lease begins at its first beat, or once the allowance has passed.
     pub const fn newcomer(beat: u64, allowance: Duration) -> Silence {
         Silence { beat, silent: Duration::ZERO, looked: None, allowance }
     }

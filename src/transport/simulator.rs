@@ -1,5 +1,5 @@
-//! The simulator that a transport may belong to: it replaces the clock, the waiting and the heartbeats of all nodes that
-//! run over that transport.
+//! The simulator that a transport may belong to: it replaces the clock, the waiting and the heartbeats of all nodes
+//! that run over that transport.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
