@@ -175,7 +175,7 @@ fn follow(claim: &str, threads: usize, pulls: u64) {
         if tally.is_late() {
             break;
         }
-        let next = Version::new(tally.newest.0 + 1);
+        let next = Version::new(tally.newest.get() + 1);
         let fresh = reader.refresh_to(next, TIMEOUT).unwrap();
         assert!(fresh.version >= next);
         check_floats(reader.bytes().unwrap(), fresh.version);

@@ -170,7 +170,7 @@ fn a_run_that_ends_by_its_gradients_counts_them_in_all_its_lives() {
     assert_eq!(folded(&json), 2 * versions(&json), "{said}");
     assert!((3520..3520 + 400).contains(&folded(&json)), "{json}: {said}");
     // There is nothing left to do: it ends at the version that the last checkpoint has, or soon after.
-    let kept = Checkpoint::read(Path::new(folder).join("shard-0-of-1.safetensors")).unwrap().version().0;
+    let kept = Checkpoint::read(Path::new(folder).join("shard-0-of-1.safetensors")).unwrap().version().get();
     let (again, said) = end(Run::of(&[&job[..], &["--resume"]].concat()));
     assert!((kept..kept + 200).contains(&versions(&again)), "from {kept}: {again}: {said}");
     assert!(accuracy(&again) >= 0.9, "{again}");
@@ -184,7 +184,7 @@ fn a_signal_to_the_run_or_to_a_server_writes_a_checkpoint_and_ends_nobody() {
     run.wait_for("epoch");
     let version = |shard: u32| {
         let file = folder.path().join(format!("shard-{shard}-of-2.safetensors"));
-        Checkpoint::read(file).map_or(0, |checkpoint| checkpoint.version().0)
+        Checkpoint::read(file).map_or(0, |checkpoint| checkpoint.version().get())
     };
     let newer = |shard: u32, than: u64| {
         let deadline = Instant::now() + Duration::from_secs(30);

@@ -103,8 +103,8 @@ fn a_reader_hands_out_no_damaged_version_and_no_damaged_number() {
             });
             while !stop.load(SeqCst) {
                 let next = publisher.version().next();
-                begun_to.store(next.0, SeqCst);
-                publisher.publish(&vec![next.0 as u8; bytes as usize], PATIENCE).unwrap();
+                begun_to.store(next.get(), SeqCst);
+                publisher.publish(&vec![next.get() as u8; bytes as usize], PATIENCE).unwrap();
                 publisher.drive(|_| stop.load(SeqCst), Duration::from_millis(2)).unwrap();
             }
             reading.join().unwrap();
@@ -140,7 +140,7 @@ fn read(proxy: &Proxy, epoch: u64, begun_to: &AtomicU64, every: u64) -> (u64, u6
                     assert!(fresh.version >= last && fresh.epoch == epoch, "{fresh:?} after {last:?}");
                     last = fresh.version;
                     let held = reader.bytes().unwrap();
-                    assert!(held.iter().all(|byte| *byte == last.0 as u8), "a wrong byte in {fresh:?}");
+                    assert!(held.iter().all(|byte| *byte == last.get() as u8), "a wrong byte in {fresh:?}");
                 }
                 Err(Error::Deadline { .. }) => bad += 1,
                 Err(_) => {

@@ -69,7 +69,8 @@ pub(crate) fn pulls_are_whole_of_every_size(claim: &str, setup: Setup) {
                     break;
                 }
                 // Small ones are read over and over while the writer works on the next; of large ones each is new.
-                let next = if bytes < 1 << 20 { Version::new(0) } else { Version::new(tally.newest.0 + 1) };
+                let next =
+                    if bytes < 1 << 20 { Version::new(0) } else { Version::new(tally.newest.get() + 1) };
                 pull_to(next, &mut reader, &mut tally);
             }
         }
@@ -88,7 +89,7 @@ pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, setup: Setup) {
         if tally.is_late() {
             break;
         }
-        let next = Version::new(tally.newest.0 + 1);
+        let next = Version::new(tally.newest.get() + 1);
         let fresh = reader.refresh_to(next, TIMEOUT).unwrap();
         assert!(fresh.version >= next);
         check_floats(reader.bytes().unwrap(), fresh.version);
